@@ -401,7 +401,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _own_certificate(error: Exception, settings: ConsoleConfig | None) -> str:
     """What can be said of the operator's own certificate where a page refuses one."""
     files = CertificateFiles.of(settings) if settings else None
-    return f"; {describe_certificate(files)}" if files and isinstance(error, PageUnreachable) and error.is_refusal else ""
+    return (
+        f"; {describe_certificate(files)}" if files and isinstance(error, PageUnreachable) and error.is_refusal else ""
+    )
 
 
 def _file(arguments: argparse.Namespace) -> Path | None:

@@ -215,7 +215,9 @@ def engine_session(key: str = "", certificates: Certificates | None = None) -> a
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         connector=aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=IDLE_SECONDS, ssl=True if certificates is None else certificates.shared_client_context()
+            limit=0,
+            keepalive_timeout=IDLE_SECONDS,
+            ssl=True if certificates is None else certificates.shared_client_context(),
         ),
         cookie_jar=aiohttp.DummyCookieJar(),  # what an engine tells one client is not for the next
         headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
-from prfaas.transport.net.tls import FAULTS, CertificateFiles, make_contexts, certificate_shown
+from prfaas.transport.net.tls import FAULTS, CertificateFiles, certificate_shown, make_contexts
 
 SOON_SECONDS = 14 * 86400.0
 _REMEDIES: dict[int, tuple[Subject, str]] = {  # by X509_V_ERR_*, as FAULTS

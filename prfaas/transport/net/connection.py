@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
 from prfaas.transport.congestion.rate_estimator import LinkLimit, limit_of
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness
-from prfaas.transport.net.sockets import read_tcp_info
-from prfaas.transport.net.sockets import SEND_SECONDS, PlainStream, make_socket
-from prfaas.transport.net.tcp_info import Growth, TcpInfo
+from prfaas.transport.net.sockets import SEND_SECONDS, Growth, PlainStream, TcpInfo, make_socket, read_tcp_info
 from prfaas.transport.net.tls import Certificates, TlsStream
 from prfaas.transport.protocol.wire import HEADER_BYTES, Header, State, next_state
 from prfaas.units import join_address

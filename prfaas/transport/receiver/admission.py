@@ -77,7 +77,9 @@ class Admission:
     """Of one receiving end. No lock of its own: `arrivals.Arrivals` holds its lock around every call, of `Pieces` too."""
 
     def __init__(self, *, max_pieces: int = MAX_PIECES) -> None:
-        self._transfers, self._opening_bytes, self._pieces = map(FairQuota, (MAX_TRANSFERS, MAX_OPENING_BYTES, max_pieces))
+        self._transfers, self._opening_bytes, self._pieces = map(
+            FairQuota, (MAX_TRANSFERS, MAX_OPENING_BYTES, max_pieces)
+        )
         self._strays, self._strays_until = FairQuota(MAX_STRAYS), 0.0  # monotonic seconds
 
     def objection(self, request: OpenRequest) -> str:

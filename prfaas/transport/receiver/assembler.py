@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.ranges import Area, Ranges, Slab
 
 MAX_ATTEMPTS_PER_CHUNK = 3

@@ -39,7 +39,7 @@ from prfaas.transport.receiver.api import (
 )
 from prfaas.transport.receiver.limits import ReceiveLimits
 from prfaas.transport.receiver.reader import FrameQuota, Reader
-from prfaas.transport.receiver.reverse_dial import ReverseDialer, InletConfig, ReverseDialState
+from prfaas.transport.receiver.reverse_dial import InletConfig, ReverseDialer, ReverseDialState
 from prfaas.transport.receiver.table import AcceptFunction, Arrivals
 from prfaas.transport.receiver.transfer import say
 from prfaas.types import FailureReason

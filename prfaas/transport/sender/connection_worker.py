@@ -15,7 +15,7 @@ from prfaas.transport.codec import fp8
 from prfaas.transport.codec.packing import CODECS, TRIAL_BYTES, Packer, PackFormat, PackingCost, pack_formats
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness, StallDetector
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection, ConnectionStats, TcpHistory
-from prfaas.transport.net.tcp_info import TcpInfo
+from prfaas.transport.net.sockets import TcpInfo
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Done, Ending
 from prfaas.transport.protocol.wire import NO_TRANSFER, FrameType, Header, chunk_checksum, chunk_header, packed_header

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Have
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Have, ObjectSizes
 from prfaas.transport.ranges import Area, Ranges, Slab
 from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
 from prfaas.transport.sender.api import SendRequest

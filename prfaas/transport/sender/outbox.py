@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from prfaas.errors import LocalProtocolError
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Done, Ending
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import Done, Ending, ObjectSizes
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.api import TransferStats

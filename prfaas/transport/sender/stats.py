@@ -24,7 +24,7 @@ from prfaas.transport.congestion.rate_estimator import (
     RoundTrip,
     RoundTripTracker,
 )
-from prfaas.transport.net.tcp_info import Growth, TcpInfo
+from prfaas.transport.net.sockets import Growth, TcpInfo
 from prfaas.transport.sender.chunker import ChunkSize
 from prfaas.transport.sender.connection_worker import ConnectionWorker
 from prfaas.transport.sender.outbox import Outbox

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgpack
 
 from prfaas import grants
-from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Open, decode_ending, encode_open
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import MAX_BODY_BYTES, ObjectSizes, Open, decode_ending, encode_open
 from prfaas.transport.protocol.wire import FrameType
 from tests.integration.agent.running import Agents
 from tests.integration.transport.raw_peers import RawSender

@@ -88,7 +88,9 @@ async def test_managers_share_a_record_over_mutual_tls(door: TlsProxy, deploymen
     await until_usable(deployment.client(follower), chain_of(161), {"n1": 160})
 
 
-async def test_a_certificate_of_another_authority_on_either_side_opens_no_record(door: TlsProxy, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_authority_on_either_side_opens_no_record(
+    door: TlsProxy, tmp_path: Path
+) -> None:
     (tmp_path / "foreign").mkdir()
     foreign, ours = Authority(tmp_path / "foreign").issue("manager"), Authority(tmp_path).issue("manager")
     deceived = Issued(foreign.authority, ours.certificate, ours.key, ours.revocations, ours.serial, ours.expires_at)

@@ -15,8 +15,7 @@ from prfaas.transport.net.handshake import Identity
 from prfaas.transport.net.sockets import make_socket
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Ending, Open
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import Ending, ObjectSizes, Open
 from prfaas.transport.protocol.wire import FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Slab
 from tests.integration.transport.ends import KEY

@@ -17,8 +17,7 @@ import pytest
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.net.connection import Connection
-from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, Ending, decode_ending
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, Ending, ObjectSizes, decode_ending
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.admission import FAIR_PIECES, MAX_STRAYS, MAX_TRANSFERS, STRAYS_SECONDS

@@ -21,8 +21,11 @@ from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import Identity
 from prfaas.transport.protocol.messages import (
     MAX_BODY_BYTES,
+    MAX_OBJECTS,
+    MAX_RUNS,
     Ending,
     Hello,
+    ObjectSizes,
     Open,
     decode_ending,
     encode_ending,
@@ -30,7 +33,6 @@ from prfaas.transport.protocol.messages import (
     encode_open,
     encode_refusal,
 )
-from prfaas.transport.protocol.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
 from prfaas.transport.protocol.wire import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,

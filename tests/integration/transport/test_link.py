@@ -15,11 +15,10 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.net.sockets import read_tcp_info
 from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.sockets import read_tcp_info
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Have
-from prfaas.transport.protocol.object_sizes import MAX_OBJECTS
+from prfaas.transport.protocol.messages import MAX_OBJECTS, Have
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected

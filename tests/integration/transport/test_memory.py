@@ -19,8 +19,15 @@ from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import SEND_BUFFER_BYTES
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, MAX_SLABS, Done, Have, Open
-from prfaas.transport.protocol.object_sizes import MAX_OBJECTS, ObjectSizes
+from prfaas.transport.protocol.messages import (
+    MAX_MESSAGE_CHARACTERS,
+    MAX_OBJECTS,
+    MAX_SLABS,
+    Done,
+    Have,
+    ObjectSizes,
+    Open,
+)
 from prfaas.transport.protocol.wire import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,

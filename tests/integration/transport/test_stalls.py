@@ -12,8 +12,7 @@ from prometheus_client import REGISTRY
 
 from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, STALL_SECONDS
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
-from prfaas.transport.protocol.messages import Done, Have, Open, encode_done, encode_have, encode_open
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import Done, Have, ObjectSizes, Open, encode_done, encode_have, encode_open
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Area, Ranges, Slab
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES

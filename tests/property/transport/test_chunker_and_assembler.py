@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.ranges import Area, Ranges, Slab
 from prfaas.transport.receiver.assembler import Assembler
 from prfaas.transport.sender.chunker import Chunk, Chunker

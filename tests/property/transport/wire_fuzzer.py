@@ -27,7 +27,7 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.transport.net import handshake
     from prfaas.transport.net.connection import Connection
     from prfaas.transport.protocol import messages
-    from prfaas.transport.protocol.object_sizes import ObjectSizes
+    from prfaas.transport.protocol.messages import ObjectSizes
     from prfaas.transport.protocol.wire import (
         HEADER_BYTES,
         FrameType,

@@ -13,7 +13,7 @@ from prfaas.agent.transfer.plan import encode_probe
 from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
 from prfaas.types import AgentName
 from tests.unit.cachepool.layouts import hybrid

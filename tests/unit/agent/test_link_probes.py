@@ -15,7 +15,7 @@ from prfaas.agent.transfer.plan import encode_link_probe
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.receiver.api import Accepted, OpenRequest
 from prfaas.types import AgentName, TransferId
 

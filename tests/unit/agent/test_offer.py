@@ -17,7 +17,7 @@ from prfaas.cachepool.prefix import prefix_groups
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.types import AgentName, GroupBlocks, Prefix, TransferId
 from tests.unit.cachepool.layouts import hybrid

@@ -34,8 +34,7 @@ from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
-from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, ObjectSizes
 from prfaas.transport.receiver.api import (
     Accepted,
     OpenRequest,

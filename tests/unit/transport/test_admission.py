@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.protocol.object_sizes import MAX_RUNS, ObjectSizes
+from prfaas.transport.protocol.messages import MAX_RUNS, ObjectSizes
 from prfaas.transport.ranges import Area, Slab
 from prfaas.transport.receiver.admission import (
     FAIR_PIECES,

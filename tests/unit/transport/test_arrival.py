@@ -10,8 +10,7 @@ import pytest
 
 from prfaas.transport.events import EventQueue
 from prfaas.transport.net.connection import Connection
-from prfaas.transport.protocol.messages import MAX_SLABS
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import MAX_SLABS, ObjectSizes
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.admission import Admission
 from prfaas.transport.receiver.api import OpenRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CHANGED, Assembler
 

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness
 from prfaas.transport.net.connection import RECENT_SECONDS, ConnectionStats, TcpHistory
-from prfaas.transport.net.tcp_info import TcpInfo
+from prfaas.transport.net.sockets import TcpInfo
 
 NOTHING = TcpInfo(0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
-def _state(info: TcpInfo, *, recent: TcpHistory, pulse: ConnectionLiveness | None = None, now: float) -> ConnectionStats:
+def _state(
+    info: TcpInfo, *, recent: TcpHistory, pulse: ConnectionLiveness | None = None, now: float
+) -> ConnectionStats:
     its = pulse or ConnectionLiveness()
     return ConnectionStats.of(("a:1", "b:2"), info, recent=recent, pulse=its, unacknowledged_bytes=0, now=now)
 

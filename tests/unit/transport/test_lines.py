@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, LASTING_SECONDS, MOVING_SECONDS, STALL_SECONDS
-from prfaas.transport.net.tcp_info import TcpInfo
+from prfaas.transport.net.sockets import TcpInfo
 from prfaas.transport.sender.connection_worker import ConnectionWorker, ConnectionWorkers
 from tests.unit.transport.lines import two_lines
 

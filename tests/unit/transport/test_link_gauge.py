@@ -11,7 +11,7 @@ import pytest
 from prfaas.transport.codec.packing import PackFormat
 from prfaas.transport.congestion.rate_estimator import CongestionReason
 from prfaas.transport.net.connection import TcpHistory
-from prfaas.transport.net.tcp_info import TcpInfo
+from prfaas.transport.net.sockets import TcpInfo
 from prfaas.transport.sender.connection_worker import ConnectionWorker
 from prfaas.transport.sender.outbox import Outbox
 from prfaas.transport.sender.stats import LinkMonitor, LinkStats

@@ -14,15 +14,16 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import (
     MAX_MESSAGE_CHARACTERS,
+    MAX_OBJECTS,
     MAX_SLABS,
     Challenge,
     Done,
     Ending,
     Have,
     Hello,
+    ObjectSizes,
     Open,
 )
-from prfaas.transport.protocol.object_sizes import MAX_OBJECTS, ObjectSizes
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Area, Ranges, Slab
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.transport.protocol.object_sizes import MAX_OBJECTS, MAX_RUNS, ObjectSizes
+from prfaas.transport.protocol.messages import MAX_OBJECTS, MAX_RUNS, ObjectSizes
 from prfaas.transport.ranges import Ranges, Slab
 
 sizes = st.lists(st.integers(1, 9), max_size=30)

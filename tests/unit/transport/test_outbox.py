@@ -6,8 +6,7 @@ import tracemalloc
 
 import pytest
 
-from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Done, Ending, Have, decode_open
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Done, Ending, Have, ObjectSizes, decode_open
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest

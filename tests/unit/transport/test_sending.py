@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Have, decode_open
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Have, ObjectSizes, decode_open
 from prfaas.transport.protocol.wire import HEADER_BYTES, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.sender.api import SendRequest

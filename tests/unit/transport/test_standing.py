@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.protocol.messages import Have
-from prfaas.transport.protocol.object_sizes import ObjectSizes
+from prfaas.transport.protocol.messages import Have, ObjectSizes
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.sender.outbound_transfer import MAX_GAPS, PeerState
 

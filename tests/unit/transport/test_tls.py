@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
-from prfaas.transport.net.tls import CertificateFiles, make_contexts, describe_error
+from prfaas.transport.net.tls import CertificateFiles, describe_error, make_contexts
 
 
 def _contexts(its: Issued, authority: Authority) -> tuple[ssl.SSLContext, ssl.SSLContext]:
