@@ -1,17 +1,17 @@
-"""Every error that a caller can act on.
+"""Exceptions of this package, one class for each way that a caller reacts.
 
 PrfaasError
 ├── ConfigError          a setting is unknown, malformed or out of range: stop the start
 ├── MissingExtraError    a command needs an optional dependency that is not installed
 ├── LayoutError          two layouts differ, or one cannot be described: refuse the registration
-├── GrantError           a transfer without a valid grant: refuse it
-├── IndexRefusal         an announcement or a query that the index cannot place: refuse it, count the reason
-├── RecordUnreachable    Redis does not answer, or takes nothing more: go on from memory, say that it is stale
+├── GrantError           a transfer has no valid grant: refuse it
+├── IndexRefusal         the index cannot place an announcement or a query: refuse it, count the reason
+├── RecordUnreachable    Redis does not answer or accepts no writes: continue from memory, report stale data
 ├── Fenced               another manager writes this cluster's record: stop writing, tell agents where to go
-├── ManagerUnreachable   no manager answers in time: decide without it
-├── PageUnreachable      a page over HTTP does not answer in time: say so, ask the next
+├── ManagerUnreachable   no manager answers in time: decide without one
+├── PageUnreachable      an HTTP page does not answer in time: report it, ask the next server
 ├── AgentUnreachable     the agent's socket does not answer: stop the engine's start
-├── LocalProtocolError   we broke a protocol: our bug
+├── LocalProtocolError   our own code broke a protocol: a bug
 └── RemoteProtocolError  the peer broke a protocol: close the connection, count the reason
 """
 
@@ -23,19 +23,19 @@ class PrfaasError(Exception):
 
 
 class ConfigError(PrfaasError):
-    """A setting is unknown, malformed or out of range; the message names the key and the accepted form."""
+    """A setting is unknown, malformed or out of range. The message names the key and the accepted form."""
 
 
 class MissingExtraError(PrfaasError):
-    """An optional dependency is absent; the message names the extra to install."""
+    """An optional dependency is absent. The message names the extra to install."""
 
 
 class LayoutError(PrfaasError):
-    """Two layouts differ, or a KV cache cannot be described; the message names what differs."""
+    """Two layouts differ, or a KV cache cannot be described. The message names the difference."""
 
 
 class GrantError(PrfaasError):
-    """A grant is forged, expired or for somebody else; `reason` is a closed word for logs and metrics."""
+    """A grant is forged, expired or for another agent. `reason` is a word of a closed set."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class GrantError(PrfaasError):
 
 
 class IndexRefusal(PrfaasError):
-    """An announcement or a query that the index cannot place; `reason` is a closed word for logs and metrics."""
+    """The index cannot place an announcement or a query. `reason` is a word of a closed set."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -51,11 +51,11 @@ class IndexRefusal(PrfaasError):
 
 
 class RecordUnreachable(PrfaasError):
-    """The durable record (Redis) does not answer or takes nothing more."""
+    """The durable record (Redis) does not answer or accepts no writes."""
 
 
 class Fenced(PrfaasError):
-    """Another manager writes this cluster's record; `writer` is its address, "" when it is not known."""
+    """Another manager writes this cluster's record. `writer` is that manager's address, "" if unknown."""
 
     def __init__(self, message: str, *, writer: str = "") -> None:
         super().__init__(message)
@@ -67,8 +67,10 @@ class ManagerUnreachable(PrfaasError):
 
 
 class PageUnreachable(PrfaasError):
-    """Nobody serves a page over HTTP within the deadline; the message names the page. `is_refusal`: it hung up, as those do
-    that refuse a certificate."""
+    """An HTTP page does not answer within the deadline. The message names the page.
+
+    `is_refusal` is true when the server hung up, as servers do that reject a certificate.
+    """
 
     def __init__(self, message: str, *, is_refusal: bool = False) -> None:
         super().__init__(message)
@@ -76,15 +78,15 @@ class PageUnreachable(PrfaasError):
 
 
 class AgentUnreachable(PrfaasError):
-    """Nobody answers at the agent's Unix socket."""
+    """No process answers at the agent's Unix socket."""
 
 
 class LocalProtocolError(PrfaasError):
-    """We were about to break a protocol."""
+    """Our own code was about to break a protocol."""
 
 
 class RemoteProtocolError(PrfaasError):
-    """The peer broke a protocol; `reason` is a closed word for logs and metrics."""
+    """The peer broke a protocol. `reason` is a word of a closed set."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
-"""The grant: a signed permission for one transfer, copy or probe between two named agents.
+"""Grants: signed permissions for one transfer, copy or probe between two named agents.
 
-Whoever decides the route signs it; both agents hold the same secret and refuse a transfer without it.
+The process that decides the route signs the grant. Both agents hold the same secret and refuse transfers without a grant.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from prfaas.errors import ConfigError, GrantError
 from prfaas.hashing import NO_HASH
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, TransferId
 
-TRANSFER_VERSION = 1  # says no kind: agents of earlier versions take it
-VERSION = 2  # of any other kind
-MAX_GRANT_BYTES = 2048  # a grant of two 255-byte names is under 900 bytes
+TRANSFER_VERSION = 1  # Without `kind`, so that agents of earlier versions accept transfers.
+VERSION = 2  # For copies and probes.
+MAX_GRANT_BYTES = 2048  # A grant with two names of 255 bytes has under 900 bytes.
 _MAC_BYTES = 32
-
-
 MIN_SECRET_BYTES = 32
 
 
@@ -54,28 +52,28 @@ def derive_key(secret: bytes, purpose: str) -> bytes:
 
 
 GrantKind = Literal[
-    "transfer",  # of a request's KV, which the engine that claims it names by the same hashes
-    "copy",  # of a prefix that a manager has chosen
-    "probe",  # of bytes that nobody keeps
+    "transfer",  # KV of a request; the claiming engine must name the same hashes.
+    "copy",  # A prefix that a manager has chosen.
+    "probe",  # Bytes that are measured and discarded.
 ]
 GrantEnd = Literal["source", "destination"]
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What one transfer may do. `num_tokens` and `prompt_hash` cover what is transferred: the prompt but its last token."""
+    """Permission for one transfer. `num_tokens` and `prompt_hash` cover the prompt without the last token."""
 
     transfer_id: TransferId
     source: AgentName
     destination: AgentName
-    destination_address: str  # host:port of the destination's wire
+    destination_address: str  # host:port where the destination receives KV.
     prompt_hash: BlockHash
     num_tokens: int
     max_bytes: int
     tenant: str
-    expires_at: float  # seconds since the epoch
+    expires_at: float  # Unix time in seconds.
     kind: GrantKind = "transfer"
-    prefix_hash: BlockHash = NO_HASH  # of a copy: `hashing.prefix_hash` of what is copied
+    prefix_hash: BlockHash = NO_HASH  # Copies only: `hashing.prefix_hash` of the copied prefix.
 
 
 _FIELDS: dict[str, type] = {
@@ -93,7 +91,7 @@ _FIELDS_OF = {TRANSFER_VERSION: _FIELDS, VERSION: _FIELDS | {"kind": str, "prefi
 
 
 def sign(grant: Grant, key: bytes) -> bytes:
-    """Return the grant as bytes: msgpack body followed by its HMAC-SHA256."""
+    """Return the grant as a msgpack body followed by an HMAC-SHA256."""
     version = TRANSFER_VERSION if grant.kind == "transfer" else VERSION
     body: bytes = msgpack.packb({"v": version} | {name: vars(grant)[name] for name in _FIELDS_OF[version]})
     return body + hmac.digest(key, body, hashlib.sha256)
@@ -121,10 +119,10 @@ def verify(token: bytes, key: bytes, *, kind: GrantKind, now: float) -> Grant:
 def verify_end(
     token: bytes, key: bytes, *, kind: GrantKind, end: GrantEnd, agent: AgentName, transfer_id: TransferId, now: float
 ) -> Grant:
-    """Return the grant inside `token`, by which `agent` is to be this end of this transfer.
+    """Return the grant inside `token` if it allows `agent` to be this end of this transfer.
 
     Raises:
-        GrantError: as `verify`, or it lets another agent, or is of another transfer.
+        GrantError: as `verify`, or the grant names another agent or transfer.
     """
     grant = verify(token, key, kind=kind, now=now)
     allowed, what = (grant.source, "send") if end == "source" else (grant.destination, "receive")
@@ -134,7 +132,7 @@ def verify_end(
 
 
 def unverified(token: bytes) -> Grant:
-    """What `token` claims, for an engine, which holds no secret: its agent verifies the same bytes before it acts.
+    """Return the claims of `token` without a check, for engines, which hold no secret. The agent verifies the same bytes.
 
     Raises:
         GrantError: it is malformed or of another version.

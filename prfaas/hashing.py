@@ -1,10 +1,10 @@
-"""The block hash: a chain of 128-bit hashes over every 16 tokens, rooted in model and tenant.
+"""Block hashes: a chain of 128-bit hashes over every 16 tokens, rooted in model and tenant.
 
     H(root) = SHA-256("prfaas/1", model identity, tenant salt)[:16]
     H(i)    = SHA-256(H(i-1), extra keys of unit i, token ids of unit i)[:16]
 
-Token ids are little-endian u32. Extra keys are the engine's (LoRA, media, cache salt, prompt embeddings); a request
-whose extras cannot be hashed has no hashes at all. 128 bits because at 1e9 blocks 64 bits collide with 2.7 % probability.
+Token ids are little-endian u32. Extra keys are the engine's: LoRA, media, cache salt, prompt embeddings. A request with
+extras that cannot be hashed has no hashes. With 1e9 blocks, 64 bits would collide with 2.7 % probability.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NO_HASH = BlockHash(bytes(HASH_BYTES))
 
 
 def root_hash(model: str, tenant_salt: bytes = b"") -> BlockHash:
-    """Return the parent of every first unit of this model and tenant."""
+    """Return the parent of the first unit of every prompt of this model and tenant."""
     name = model.encode()
     return _digest(b"prfaas/1", len(name).to_bytes(4, "little"), name, tenant_salt)
 
 
 def prefix_hash(prefix: Prefix) -> BlockHash:
-    """Return one hash of the model and of all units of a prefix; its end has a hash of its own."""
+    """Return one hash of the model and all units of a prefix. The end of the prefix has its own hash."""
     name = prefix.model.encode()
     return _digest(b"prfaas/prefix/1", len(name).to_bytes(4, "little"), name, prefix.units)
 
@@ -38,7 +38,7 @@ def _digest(*parts: bytes) -> BlockHash:
 
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian u32.
+    """Return token ids as little-endian u32.
 
     Raises:
         OverflowError: a token id is negative or needs more than 32 bits.
@@ -48,7 +48,7 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
 
 
 class HashChain:
-    """The hashes of one prompt: `units[i]` covers tokens [0, 16·(i+1)), and `at` any length."""
+    """Hashes of one prompt. `units[i]` covers tokens [0, 16·(i+1)); `at` hashes any length."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class HashChain:
         *,
         extra_keys: Mapping[int, bytes] | None = None,
     ) -> None:
-        """`extra_keys[i]` is mixed into unit i (for instance the content hash of an image that begins there)."""
+        """Hash `token_ids`. `extra_keys[i]` is mixed into unit i, such as the content hash of an image that begins there."""
         self.root = root
         self.num_tokens = len(token_ids)
         self._packed = token_bytes(token_ids)
@@ -72,7 +72,7 @@ class HashChain:
             yield parent
 
     def _plain_units(self, parent: BlockHash) -> Iterator[BlockHash]:
-        """`_units` where no unit has extra keys, at a third of its time: long prompts have thousands of units."""
+        """Yield the unit hashes without extra keys, three times as fast as `_units`. Long prompts have thousands of units."""
         digest, packed, no_extra = hashlib.sha256, self._packed, (0).to_bytes(4, "little")
         for start in range(0, self.num_tokens // HASH_UNIT_TOKENS * _UNIT_BYTES, _UNIT_BYTES):
             parent = BlockHash(digest(parent + no_extra + packed[start : start + _UNIT_BYTES]).digest()[:HASH_BYTES])
@@ -84,7 +84,7 @@ class HashChain:
         return _digest(parent, len(extra).to_bytes(4, "little"), extra, self._packed[start : start + num_tokens * 4])
 
     def at(self, num_tokens: int) -> BlockHash:
-        """Return the hash of exactly the first `num_tokens` tokens; the root when it is 0.
+        """Return the hash of exactly the first `num_tokens` tokens, or the root for 0.
 
         Raises:
             ValueError: the prompt is shorter than that.
@@ -96,7 +96,7 @@ class HashChain:
         return self._unit(parent, full, tail) if tail else parent
 
     def blocks(self, block_tokens: int, *, first_block: int, num_tokens: int) -> tuple[BlockHash, ...]:
-        """Return one hash per block of `block_tokens` from `first_block` up to `num_tokens`; a partial last block is NO_HASH.
+        """Return one hash per block from `first_block` up to `num_tokens`. A partial last block is NO_HASH.
 
         Raises:
             ValueError: `block_tokens` is not a multiple of 16.

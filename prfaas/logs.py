@@ -1,4 +1,4 @@
-"""Structured logs: an event name with fields, as JSON lines, or as text when a person watches.
+"""Structured logs: an event name with fields, as JSON lines, or as text on a terminal.
 
 logs.setup("agent")                                   # once, in the command
 log = logs.get("agent.sending")                       # per module
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
-_CLIENTS_FAULTS = ("aiohttp.http_exceptions", "aiohttp.web_protocol")
+_CLIENT_FAULT_MODULES = ("aiohttp.http_exceptions", "aiohttp.web_protocol")
 Level = Literal["debug", "info", "warning", "error"]
 
 
 class _Event:
-    """The message of a log record; as text for whatever handler the host process has."""
+    """Message of a log record. `str` gives text for any handler of the host process."""
 
     def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class _Event:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it; bytes (ids, hashes) as hex."""
+    """Return `value` in a form that JSON can hold. Bytes become hex."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -49,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass
 class Line:
-    """The fields of one unit of work, gathered until its line is written."""
+    """Fields of one unit of work, collected until the log line is written."""
 
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class Line:
 
 
 class Log:
-    """A named logger whose bound fields stand on every line."""
+    """Named logger with bound fields on every line."""
 
     def __init__(self, name: str, fields: Mapping[str, Any] | None = None) -> None:
         self._logger = logging.getLogger(name)
@@ -82,12 +82,12 @@ class Log:
         self._write(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        """An error line with the traceback of the exception in flight."""
+        """Write an error line with the traceback of the current exception."""
         self._write(logging.ERROR, event, fields, trace=True)
 
     @contextmanager
     def work(self, name: str, **fields: Any) -> Iterator[Line]:
-        """Write exactly one line when the block ends: `name.complete`, or `name.failed` and raise on."""
+        """Write one line when the block ends: `name.complete`, or `name.failed` before the exception goes on."""
         line = Line(dict(fields))
         start = time.monotonic()
         try:
@@ -110,14 +110,14 @@ def get(name: str) -> Log:
 
 
 def _split(record: logging.LogRecord) -> tuple[str, Mapping[str, Any]]:
-    """Event name and fields; a line of a foreign library is an event without fields."""
+    """Return event name and fields. A line of another library is an event without fields."""
     if isinstance(record.msg, _Event):
         return record.msg.name, record.msg.fields
     return record.getMessage(), {}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (UTC), level, component, logger, event, then the fields."""
+    """Formatter for one JSON object per line: time (UTC), level, component, logger, event, fields."""
 
     def __init__(self, component: str) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class JsonLines(logging.Formatter):
 
 
 class TerminalLines(logging.Formatter):
-    """One short line for people: time, level, event, fields."""
+    """Formatter for one short line: time, level, event, fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = _split(record)
@@ -147,22 +147,21 @@ class TerminalLines(logging.Formatter):
         return f"{moment} {record.levelname:7} {event:28} {words}".rstrip() + trace
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """False for what aiohttp says, at length, of requests that are not HTTP (whoever sent them was told) and of clients that
-    have left."""
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Return False for aiohttp's tracebacks about malformed requests and clients that disconnected."""
     error = record.exc_info[1] if record.exc_info and record.name == "aiohttp.server" else None
-    return not (isinstance(error, ConnectionResetError) or type(error).__module__ in _CLIENTS_FAULTS)
+    return not (isinstance(error, ConnectionResetError) or type(error).__module__ in _CLIENT_FAULT_MODULES)
 
 
 def setup(component: str, *, level: Level = "info", stream: TextIO | None = None, logger: str = "") -> None:
-    """Send all logs of this process to `stream` (stderr): text on a terminal, JSON lines otherwise.
+    """Send all logs of this process to `stream` (default stderr): text on a terminal, else JSON lines.
 
-    Inside a process that is not ours, `logger="prfaas"` leaves the other libraries' logs as they are.
+    Inside a host process, `logger="prfaas"` leaves the logs of other libraries unchanged.
     """
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
     handler.setFormatter(TerminalLines() if target.isatty() else JsonLines(component))
-    handler.addFilter(_is_ours)
+    handler.addFilter(_is_relevant)
     root = logging.getLogger(logger)
     for old in list(root.handlers):
         root.removeHandler(old)

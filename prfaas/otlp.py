@@ -1,7 +1,7 @@
-"""Spans as OpenTelemetry's SDK makes them, sent to a collector as OTLP's JSON over HTTP (extra `tracing`).
+"""Export of OpenTelemetry spans to a collector as OTLP JSON over HTTP (extra `tracing`).
 
-The SDK's own exporters speak protobuf, and the messages that they import are overwritten by those that Envoy's package
-(xds-protos, of the extra `gateway`) brings under the same names; OTLP's JSON needs no messages.
+The SDK's own exporters use protobuf messages. Envoy's package xds-protos (extra `gateway`) overwrites those messages
+under the same names. OTLP JSON needs none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import prfaas
 from prfaas import logs
 from prfaas.tracing import Attribute, Kind
 
-EXPORT_SECONDS = 2.0  # a collector that takes longer loses the batch; an end of the process waits no longer for it
+EXPORT_SECONDS = 2.0  # A slower collector loses the batch. The end of the process waits no longer than this.
 SPANS_PATH = "/v1/traces"
 _KINDS: dict[Kind, SpanKind] = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 # Numbers of OTLP's enumerations Span.SpanKind and Status.StatusCode.
@@ -32,15 +32,15 @@ _log = logs.get("tracing")
 
 
 class OtlpSpan:
-    """One span of the SDK's."""
+    """Span backed by the OpenTelemetry SDK."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
     @property
     def traceparent(self) -> str:
-        its = self._span.get_span_context()
-        return f"00-{its.trace_id:032x}-{its.span_id:016x}-{its.trace_flags:02x}"
+        context = self._span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def note(self, **attributes: Attribute) -> None:
         self._span.set_attributes(_named(attributes))
@@ -55,13 +55,13 @@ class OtlpSpan:
 
 
 class OtlpTracer:
-    """Sends batches from a thread of the SDK's; what is left at the end of the process is sent then.
+    """Tracer that sends batches from a thread of the SDK, and the rest at the end of the process.
 
-    The SDK's own variables count: OTEL_TRACES_SAMPLER, OTEL_BSP_SCHEDULE_DELAY, OTEL_RESOURCE_ATTRIBUTES.
+    The SDK's environment variables apply: OTEL_TRACES_SAMPLER, OTEL_BSP_SCHEDULE_DELAY, OTEL_RESOURCE_ATTRIBUTES.
     """
 
     def __init__(self, component: str, endpoint: str, *, instance: str) -> None:
-        """`endpoint`: http://host:4318, without a path."""
+        """Create a tracer for `endpoint`, such as http://host:4318 without a path."""
         names = {
             "service.name": f"prfaas-{component}",
             "service.instance.id": instance,
@@ -80,7 +80,7 @@ class OtlpTracer:
 
 
 class JsonExporter(SpanExporter):
-    """Posts each batch once; what the collector does not take is lost, and said so in the log."""
+    """Exporter that posts each batch once. Failed batches are lost and logged."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -92,12 +92,12 @@ class JsonExporter(SpanExporter):
             with urllib.request.urlopen(request, timeout=EXPORT_SECONDS):
                 return SpanExportResult.SUCCESS
         except (OSError, urllib.error.URLError) as error:
-            _log.warning("spans.not_taken", url=self._url, num_spans=len(spans), error=str(error))
+            _log.warning("tracing.export_failed", url=self._url, num_spans=len(spans), error=str(error))
             return SpanExportResult.FAILURE
 
 
 def export_request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
-    """OTLP's ExportTraceServiceRequest in its JSON form, of spans of one process."""
+    """Return the OTLP ExportTraceServiceRequest in JSON form for spans of one process."""
     scope = {"name": "prfaas", "version": prfaas.__version__}
     resource = {"attributes": _pairs(spans[0].resource.attributes)} if spans else {}
     scopes = [{"scope": scope, "spans": list(map(_span, spans))}]
@@ -105,9 +105,9 @@ def export_request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
 
 
 def _span(span: ReadableSpan) -> dict[str, Any]:
-    """Ids are hex, 64-bit integers are text: OTLP's own rules for JSON."""
+    """Return a span as OTLP JSON: ids are hex, 64-bit integers are text."""
     context, status = span.context, span.status
-    assert context is not None, "the SDK's spans have one"
+    assert context is not None, "every SDK span has a context"
     failed = {"code": _ERROR_NUMBER, "message": status.description or ""} if not status.is_ok else {}
     return {
         "traceId": f"{context.trace_id:032x}",

@@ -1,4 +1,4 @@
-"""What a node announces of its pool: every change of a prefix block, in order."""
+"""Pool events: every change of a prefix block of a node, in order."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import ClassVar, Literal
 from prfaas.types import BlockHash
 
 Tier = Literal["gpu", "memory", "ssd"]
-POOL_TIERS: frozenset[Tier] = frozenset(
-    {"memory", "ssd"}
-)  # what a transfer can be served from; "gpu" is the engine's own
+# Transfers can be served from these tiers. The tier "gpu" belongs to the engine alone.
+POOL_TIERS: frozenset[Tier] = frozenset({"memory", "ssd"})
 
 
 @dataclass(frozen=True)
 class BlockStored:
     """A block became a prefix block.
 
-    `block_hash` covers the first `num_tokens` tokens of its chain. `parent` is the hash one block of the same group earlier
-    (the root for the first one); of a linear state it is the hash of the last full 16-token unit at or before `num_tokens`.
+    `block_hash` covers the first `num_tokens` tokens of the chain. `parent` is the hash of the previous block of
+    the group, or the root. For a linear state it is the hash of the last full 16-token unit at or before `num_tokens`.
     """
 
-    layout: bytes  # fingerprint, which includes the shard
+    layout: bytes  # Fingerprint, which covers the shard.
     group: int
     block_hash: BlockHash
     parent: BlockHash
@@ -33,7 +32,7 @@ class BlockStored:
 
 @dataclass(frozen=True)
 class BlockRemoved:
-    """A prefix block is gone from this tier."""
+    """A prefix block left this tier."""
 
     layout: bytes
     group: int
@@ -47,7 +46,7 @@ PoolEvent = BlockStored | BlockRemoved
 
 @dataclass(frozen=True)
 class BlocksStored:
-    """Consecutive blocks of one chain became prefix blocks; `parent` and `num_tokens` are the first one's."""
+    """Consecutive blocks of one chain became prefix blocks. `parent` and `num_tokens` describe the first block."""
 
     layout: bytes
     group: int
@@ -62,7 +61,7 @@ class BlocksStored:
         return len(self.hashes)
 
     def each(self) -> Iterator[BlockStored]:
-        """Yield the same, block by block."""
+        """Yield one event per block."""
         parent = self.parent
         for position, block_hash in enumerate(self.hashes):
             tokens = self.num_tokens + position * self.block_tokens
@@ -72,7 +71,7 @@ class BlocksStored:
 
 @dataclass(frozen=True)
 class BlocksRemoved:
-    """Consecutive blocks of one chain are gone from this tier, in this order."""
+    """Consecutive blocks of one chain left this tier, in this order."""
 
     layout: bytes
     group: int
@@ -84,7 +83,7 @@ class BlocksRemoved:
         return len(self.hashes)
 
     def each(self) -> Iterator[BlockRemoved]:
-        """Yield the same, block by block."""
+        """Yield one event per block."""
         return (BlockRemoved(self.layout, self.group, block_hash, self.tier) for block_hash in self.hashes)
 
 

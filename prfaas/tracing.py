@@ -1,4 +1,4 @@
-"""Spans of a request across processes, as W3 trace context carries them; none are made until `use` says who takes them."""
+"""Spans of a request across processes, with W3C trace context. No spans are made before `use` sets a tracer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol
 
-HEADER = "traceparent"  # of an HTTP request and of a gRPC call
+HEADER = "traceparent"  # Used in HTTP requests and gRPC calls.
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
-# What the setting `traces_endpoint` of each component says.
+# Documentation of the setting `traces_endpoint` of each component.
 SETTING_DOC = (
-    "Where the spans of requests are sent (OTLP over HTTP, such as http://10.0.0.9:4318); when empty none are made. Needs the "
-    "extra `tracing`."
+    "OTLP collector for the spans of requests (HTTP, such as http://10.0.0.9:4318). Empty: no spans. Needs the extra "
+    "`tracing`."
 )
 
 Kind = Literal["server", "client", "internal"]
@@ -22,32 +22,32 @@ Attribute = str | int | float | bool | None
 
 
 class Span(Protocol):
-    """One piece of work. `traceparent` is what the next process is told; empty where nobody takes spans."""
+    """One unit of work. `traceparent` is passed to the next process; empty without a tracer."""
 
     @property
     def traceparent(self) -> str: ...
 
     def note(self, **attributes: Attribute) -> None:
-        """Add what is known by now; None is left out."""
+        """Add attributes. None is left out."""
 
     def event(self, name: str) -> None:
-        """Mark this moment."""
+        """Record an event at this moment."""
 
     def end(self, failure: str = "") -> None:
-        """The work is done, or has failed for a reason."""
+        """End the span, with the failure if there was one."""
 
 
 class Tracer(Protocol):
-    """Who takes spans (`otlp.py`)."""
+    """Receiver of spans. `otlp.py` has the implementation."""
 
     def begin(
         self, name: str, *, kind: Kind, parent: str, is_remote: bool, attributes: Mapping[str, Attribute]
     ) -> Span:
-        """Return a span that has begun; `parent` is a traceparent, of another process where `is_remote`, or empty."""
+        """Start a span. `parent` is a traceparent or empty; `is_remote` says that another process made it."""
 
 
 class NoSpan:
-    """What is made while nobody takes spans."""
+    """Span that does nothing, used without a tracer."""
 
     traceparent = ""
 
@@ -67,48 +67,48 @@ _current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
 
 
 def use(tracer: Tracer | None) -> None:
-    """Give every span of this process to `tracer`; None: make none."""
+    """Send every span of this process to `tracer`. None turns spans off."""
     global _tracer
     _tracer = tracer
 
 
 def is_traceparent(text: object) -> bool:
-    """Return whether this is a W3 traceparent of version 00, with ids that are not zero."""
+    """Return whether this is a W3C traceparent of version 00 with ids other than zero."""
     return isinstance(text, str) and _TRACEPARENT.fullmatch(text) is not None
 
 
 def root(name: str, *, parent: str = "", **attributes: Attribute) -> Span:
-    """Return the first span of this deployment for a request, below the client's own one where it named one."""
+    """Start the first span of a request in this deployment, below the client's span if there is one."""
     return _begin(name, "server", parent if is_traceparent(parent) else "", is_remote=True, attributes=attributes)
 
 
 def continued(name: str, parent: str, *, kind: Kind = "server", **attributes: Attribute) -> Span:
-    """Return a span below the one that another process named; none where it named none."""
+    """Start a span below the parent of another process. Without a parent, return a span that does nothing."""
     if not is_traceparent(parent):
         return NO_SPAN
     return _begin(name, kind, parent, is_remote=True, attributes=attributes)
 
 
 def child(name: str, *, kind: Kind = "internal", **attributes: Attribute) -> Span:
-    """Return a span below the current one; none where there is none."""
+    """Start a span below the current one. Without a current span, return one that does nothing."""
     parent = current().traceparent
     return _begin(name, kind, parent, is_remote=False, attributes=attributes) if parent else NO_SPAN
 
 
 def current() -> Span:
-    """Return the span of the `within` that runs here, its tasks included."""
+    """Return the current span of this task."""
     return _current.get()
 
 
 def headers() -> dict[str, str]:
-    """What a call to another process says of the current span."""
+    """Return the headers that carry the current span to another process."""
     traceparent = current().traceparent
     return {HEADER: traceparent} if traceparent else {}
 
 
 @contextmanager
 def within(span: Span) -> Iterator[Span]:
-    """Make `span` the current one; it ends with the block, and an exception is its failure."""
+    """Make `span` the current one and end it with the block. An exception becomes the failure."""
     if span is NO_SPAN and _current.get() is NO_SPAN:
         yield span
         return

@@ -1,4 +1,4 @@
-"""Plain data that crosses packages: ids, shards, the block lists of a transfer, prefixes that are copied."""
+"""Plain data shared by packages: ids, shards, block lists of a transfer, prefixes and commands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NewType
 
-TransferId = NewType("TransferId", bytes)  # 16 random bytes, chosen by whoever signs the grant
-BlockHash = NewType("BlockHash", bytes)  # 16 bytes, see hashing.py
-InstanceId = NewType("InstanceId", str)  # one scheduler of one engine
-AgentName = NewType("AgentName", str)  # one node
+TransferId = NewType("TransferId", bytes)  # 16 random bytes, chosen by the signer of the grant.
+BlockHash = NewType("BlockHash", bytes)  # 16 bytes; hashing.py defines them.
+InstanceId = NewType("InstanceId", str)
+AgentName = NewType("AgentName", str)
 ClusterName = NewType("ClusterName", str)
 
 TRANSFER_ID_BYTES = 16
@@ -18,21 +18,21 @@ GroupKind = Literal["full_attention", "sliding_window", "linear_state"]
 InstanceRole = Literal["prefill", "decode", "both"]
 ClusterKind = Literal["prfaas", "pd"]
 
-# Why a transfer ended without its data: on the wire, to the engine, in logs, as a metric's label.
+# Reason for which a transfer failed: on the wire, to the engine, in logs, as a metric label.
 FailureReason = Literal[
-    "grant_refused",  # forged, expired, or not for this agent
-    "no_layout",  # no worker of this instance has registered
-    "no_memory",  # no slots left for transfer blocks
-    "unreachable",  # the other agent does not answer
-    "layout_mismatch",  # the two sides lay their KV out differently
-    "evicted",  # a block that was to be held is gone
-    "prompt_mismatch",  # an engine's prompt is not the one that was granted
-    "incomplete",  # the sender's request ended before all its layers came
-    "cancelled",  # either side gave up
-    "deadline",  # it did not end in time
-    "checksum",  # a chunk arrived changed, again and again
-    "protocol",  # the other agent broke the protocol
-    "shutdown",  # an agent stopped
+    "grant_refused",  # The grant is forged, expired, or for another agent.
+    "no_layout",  # No worker of this instance has registered.
+    "no_memory",  # No slots are left for transfer blocks.
+    "unreachable",  # The other agent does not answer.
+    "layout_mismatch",  # The two engines store their KV differently.
+    "evicted",  # A block that should have been held is gone.
+    "prompt_mismatch",  # An engine's prompt is not the granted one.
+    "incomplete",  # The sender's request ended before all layers were sent.
+    "cancelled",  # Either side gave up.
+    "deadline",  # The transfer did not end in time.
+    "checksum",  # A chunk arrived corrupted repeatedly.
+    "protocol",  # The other agent broke the protocol.
+    "shutdown",  # An agent stopped.
 ]
 
 
@@ -46,12 +46,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class GroupBlocks:
-    """The blocks of one KV group that a transfer or a query speaks of.
+    """Blocks of one KV group in a transfer or a query.
 
-    `hashes[i]` names block `first_block + i` of the request; `hashing.NO_HASH` marks a block that is not
-    full and so is no prefix block. A linear state is one block whose hash covers exactly the transferred tokens.
-    `parent` is the hash of the block before the first one (the root when there is none); of a linear state it is the
-    hash of the last full 16-token unit at or before its length.
+    `hashes[i]` names block `first_block + i` of the request. `hashing.NO_HASH` marks a partial block,
+    which cannot be a prefix block. A linear state is one block whose hash covers exactly the transferred tokens.
+    `parent` is the hash of the block before the first one, or the root. For a linear state it is the hash
+    of the last full 16-token unit at or before its length.
     """
 
     group: int
@@ -64,23 +64,23 @@ class GroupBlocks:
         return len(self.hashes)
 
 
-# How a commanded copy, or an order for a pool, ended; `pinned`: a soft pin of what is pinned would be less than that.
+# Outcome of a prefix copy or a pool command. `pinned`: the prefix is pinned already, so a soft pin changes nothing.
 CopyOutcome = Literal["completed", "pinned"] | FailureReason
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first `num_tokens` tokens of a prompt. `units` are the hashes of its full 16-token units, joined."""
+    """First `num_tokens` tokens of a prompt. `units` joins the hashes of the full 16-token units."""
 
     model: str
     units: bytes
     num_tokens: int
-    end_hash: BlockHash  # of exactly num_tokens tokens
+    end_hash: BlockHash  # Hash of exactly `num_tokens` tokens.
 
 
 @dataclass(frozen=True)
 class CopyCommand:
-    """A manager wants this node to send what the grant's destination lacks of a prefix."""
+    """Manager's command to send the blocks of a prefix that the grant's destination lacks."""
 
     transfer_id: TransferId
     grant: bytes
@@ -89,16 +89,16 @@ class CopyCommand:
 
 
 PoolOrder = Literal[
-    "pin",  # never leaves, until it is unpinned
-    "soft_pin",  # leaves when nothing else can
+    "pin",  # Keep until unpinned.
+    "soft_pin",  # Evict only when nothing else can be evicted.
     "unpin",
-    "remove",  # leaves now, as far as nobody uses it
+    "remove",  # Evict now, except blocks in use.
 ]
 
 
 @dataclass(frozen=True)
 class PoolCommand:
-    """An operator wants this node to keep, or not to keep, the prefix that ends with a hash."""
+    """Operator's command to keep or to remove the prefix that ends with a hash."""
 
     command_id: TransferId
     end_hash: BlockHash
@@ -107,23 +107,23 @@ class PoolCommand:
 
 @dataclass(frozen=True)
 class ProbeCommand:
-    """A manager wants this node to find out what the link to the grant's destination carries."""
+    """Manager's command to measure the link to the grant's destination."""
 
     transfer_id: TransferId
     grant: bytes
 
 
 TransferPhase = Literal[
-    "queue",  # of the sending engine: from its request until the first layer is there
-    "prefill",  # from the first layer until the last forward pass has ended
-    "wire",  # from then until the receiver has acknowledged everything
-    "load",  # from everything in the receiver's memory until its engine has read it
+    "queue",  # Sending engine: from the request to the first layer.
+    "prefill",  # From the first layer to the end of the last forward pass.
+    "wire",  # From there until the receiver has acknowledged everything.
+    "load",  # Receiver: from complete in memory until the engine has read it.
 ]
 
 
 @dataclass(frozen=True)
 class TransferTiming:
-    """Seconds of the phases of one transfer that one of its two agents has seen: the sender three, the receiver one."""
+    """Seconds of a transfer's phases as one agent saw them: three at the sender, one at the receiver."""
 
     transfer_id: TransferId
     seconds: Mapping[TransferPhase, float]
@@ -131,7 +131,10 @@ class TransferTiming:
 
 @dataclass(frozen=True)
 class CopyEnd:
-    """How a command ended. Bytes are payload; of a `PoolCommand` moved is what left the pool, held what it is about."""
+    """Outcome of a command. Bytes are payload.
+
+    For a `PoolCommand`, `moved_bytes` left the pool and `held_bytes` are the bytes that the command concerns.
+    """
 
     transfer_id: TransferId
     outcome: CopyOutcome

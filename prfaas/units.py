@@ -1,7 +1,7 @@
-"""The forms in which people write values: each kind's accepted form, its reading and its writing.
+"""Text forms of setting values: sizes, times, rates, counts, addresses.
 
-`KINDS[kind].parse(text)` gives a value in base units (bytes, seconds, bytes per second), and `show` writes it back:
-`parse(show(value)) == value` for every value that `parse` can give.
+`KINDS[kind].parse(text)` returns a value in base units (bytes, seconds, bytes per second).
+`show` is the inverse: `parse(show(value)) == value`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KindName = Literal[
 
 @dataclass(frozen=True)
 class Kind:
-    """One form: `parse` raises ValueError for a text that is not of the `accepted` form."""
+    """One form of values. `parse` raises ValueError for a text that is not in the `accepted` form."""
 
     accepted: str
     parse: Callable[[str], Any]
@@ -76,7 +76,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_rate(text: str) -> float:
-    """Return bytes per second from "10Gbps" or "1GB/s"; a bare number is refused, since bits and bytes are both common."""
+    """Return bytes per second from "10Gbps" or "1GB/s". A bare number is refused: bits and bytes are both common."""
     return float(_quantity(text, RATE_UNITS))
 
 
@@ -105,7 +105,7 @@ def parse_weight(text: str) -> float:
 
 
 def parse_flag(text: str) -> bool:
-    """True or False from "true", "yes", "on" and their opposites."""
+    """Return True or False from "true", "yes", "on" and their opposites."""
     if text.strip().lower() not in FLAG_WORDS:
         raise ValueError("neither true nor false")
     return FLAG_WORDS[text.strip().lower()]
@@ -127,12 +127,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return the inverse of `split_address`."""
+    """Return host:port, the form that `split_address` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host, by name or address, is this machine alone."""
+    """Return whether a host name or address means this machine only."""
     if host == "localhost":
         return True
     try:
@@ -142,7 +142,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_public(host: str) -> bool:
-    """Whether an address is beyond private networks; all addresses together are. A name is not: only its look-up tells."""
+    """Return whether an address is outside private networks. A wildcard address is; a host name counts as private."""
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -173,7 +173,7 @@ def _parse_path(text: str) -> Path:
 
 
 def _show_in_largest(value: float, units: Mapping[str, int | Fraction]) -> str:
-    """`value` in the largest unit in which it is a whole number, in the smallest one otherwise."""
+    """Return `value` in the largest unit that gives a whole number, else in the smallest unit."""
     exact = Fraction(repr(value))
     for unit, size in sorted(units.items(), key=lambda item: (-item[1], -len(item[0]))):
         if exact and not exact % size:
@@ -183,26 +183,26 @@ def _show_in_largest(value: float, units: Mapping[str, int | Fraction]) -> str:
 
 
 def show_bytes(value: int) -> str:
-    """Return the inverse of `parse_bytes`, in the largest unit that divides it."""
+    """Return the text that `parse_bytes` reads back, in the largest unit that divides it."""
     return _show_in_largest(value, BYTE_UNITS)
 
 
 def show_seconds(value: float) -> str:
-    """Return the inverse of `parse_seconds`."""
+    """Return the text that `parse_seconds` reads back."""
     if Fraction(repr(value)) % SECOND_UNITS["us"]:
         return f"{value!r}s"
     return _show_in_largest(value, {unit: size for unit, size in SECOND_UNITS.items() if unit}) if value else "0s"
 
 
 def show_rate(value: float) -> str:
-    """Return the inverse of `parse_rate`, in bits per second where that is exact."""
+    """Return the text that `parse_rate` reads back, in bits per second where that is exact."""
     if Fraction(repr(value)) % BIT_RATE_UNITS["bps"]:
         return f"{value!r}B/s"
     return _show_in_largest(value, BIT_RATE_UNITS)
 
 
 def show_tokens(value: int) -> str:
-    """Return the inverse of `parse_tokens`."""
+    """Return the text that `parse_tokens` reads back."""
     return _show_in_largest(value, TOKEN_UNITS)
 
 
