@@ -13,7 +13,7 @@ from benchmarks.colocate.workload import Figures, Workload
 from prfaas.colocate.processes.sides import Side
 from prfaas.colocate.processes.supervisor import ExecutorSettings, Supervisor
 from prfaas.model.cost.colocation import Colocation
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def settings_of(setting: Setting, shared: Colocation | None, itl_slo_seconds: float) -> ExecutorSettings:

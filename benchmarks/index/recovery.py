@@ -21,7 +21,7 @@ from prfaas.rpc.tasks import end
 from prfaas.types import AgentName
 from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, kill, match_request, stored
 from tests.integration.manager.replicated import Replicated
-from tests.waiting import until
+from tests.support.waiting import until
 
 LAYOUT = hybrid_layout()
 NODE = "n1"

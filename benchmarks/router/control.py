@@ -16,7 +16,7 @@ import aiohttp
 
 from tests.integration.control import shifted_mix
 from tests.integration.control.site import MODEL, Outcome, Site, ask, client, fresh_prompt, running_site
-from tests.waiting import until
+from tests.support.waiting import until
 from tools.demo.client import get_text
 from tools.link import LinkShape
 

@@ -13,7 +13,7 @@ from prfaas.hashing import HashChain, root_hash
 from tests.conformance.scheduled_engine import BLOCK_TOKENS, ScheduledEngine
 from tests.integration.connector.nodes import Nodes
 from tests.integration.connector.vllm_caches import KDA, attention, caches_of, config_of
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 from tools.stack import AgentProcess
 

@@ -24,7 +24,7 @@ from tests.conformance.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_T
 from tests.conformance.site import SHAPES, Site
 from tests.integration.connector.nodes import Nodes, prompt_of, running_nodes
 from tests.integration.connector.vllm_caches import caches_of, config_of
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 from tools.tiny_models import make_model
 

@@ -19,7 +19,7 @@ from tests.conformance.scheduled_engine import ScheduledEngine
 from tests.conformance.site import Site
 from tests.integration.connector.nodes import running_nodes
 from tests.integration.connector.random_requests import KINDS, PATIENT, PATIENT_AGENTS, REUSE, random_prompt
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 from tools.tiny_models import make_model
 
 pytestmark = pytest.mark.vllm

@@ -25,7 +25,7 @@ from tests.conformance.site import SHAPES
 from tests.e2e.pair import Pair, counts, outcome, random_prompt, running_pair
 from tests.integration.connector.nodes import prompt_of
 from tests.integration.connector.vllm_caches import caches_of, config_of
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import REQUEST_SECONDS, get_json, get_text
 from tools.stack import AgentProcess, EngineProcess
 

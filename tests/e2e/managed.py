@@ -11,7 +11,7 @@ from typing import Any
 
 from prfaas.cachepool.layout import Layout
 from tests.e2e.pair import FLAGS, PATIENT
-from tests.redis_of import kill_redis_of
+from tests.support.embedded_redis import kill_embedded_redis
 from tools.demo.client import Answer, complete, get_json, prompt_tokens
 from tools.free_ports import free_address
 from tools.link import Relay
@@ -49,7 +49,7 @@ class Deployment:
         self.manager = self.children.kill_and_restart(self.manager)
 
     def kill_redis(self) -> None:
-        kill_redis_of(self.manager.process.pid)
+        kill_embedded_redis(self.manager.process.pid)
 
     def kill_agent(self, name: str) -> None:
         agent = self.agents[name]

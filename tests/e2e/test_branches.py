@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.pair import Pair, counts, outcome, random_prompt
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import prefilled_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.managed import Deployment, prompt_of, running_deployment
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_text
 
 pytestmark = [pytest.mark.vllm]

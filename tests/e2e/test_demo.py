@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 MARK = "PRFAAS_DEMO_TEST_MARK"

@@ -12,7 +12,7 @@ import pytest
 
 from prfaas.types import AgentName
 from tests.e2e.pair import CHUNK_TOKENS, Pair, counts, outcome, random_prompt
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
 pytestmark = [

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.managed import FAMILY, Deployment, prompt_of, running_deployment
 from tests.e2e.pair import CHUNK_TOKENS, EXACT, PAIRS, held_bytes, resumes_at
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json, prefilled_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -16,7 +16,7 @@ from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_door
 from prfaas.types import ClusterKind, InstanceRole
 from tests.e2e.pair import CHUNK_TOKENS, MAX_MODEL_LEN, Pair, post, random_prompt
-from tests.waiting import until, wait_until
+from tests.support.waiting import until, wait_until
 from tools.demo.client import prefilled_tokens, transfers
 
 pytestmark = [

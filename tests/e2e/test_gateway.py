@@ -18,7 +18,7 @@ from prfaas.router.sidecar.server import open_sidecar
 from tests.e2e.pair import CHUNK_TOKENS, NUM_OUTPUT_TOKENS, Pair, random_prompt
 from tests.e2e.test_front_door import cluster
 from tests.integration.router.gateway import start_envoy
-from tests.waiting import until
+from tests.support.waiting import until
 from tools.demo.client import Answer, complete, is_answering, transfers
 from tools.free_ports import free_address
 from tools.processes import Children

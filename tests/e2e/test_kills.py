@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.e2e.managed import Deployment, prompt_of, running_deployment
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
 pytestmark = [pytest.mark.vllm]

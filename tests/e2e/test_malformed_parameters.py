@@ -13,7 +13,7 @@ import pytest
 from prfaas import grants
 from prfaas.connector.metadata import Outcome
 from tests.e2e.pair import CHUNK_TOKENS, Pair, counts, outcome, post, random_prompt
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.vllm,

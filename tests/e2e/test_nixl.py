@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.pair import CHUNK_TOKENS, PATIENT, flags, random_prompt
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import Answer, complete, get_json, get_text, prefilled_tokens, transfers
 from tools.free_ports import HOST, free_address
 from tools.processes import Children

@@ -16,8 +16,8 @@ import pytest
 
 from tests.e2e.four import FourEngines, four_engines
 from tests.e2e.managed import prompt_of
+from tests.support.waiting import wait_until
 from tests.unit.scheduler.endpoint_picker.conformance import DATA
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm]
 POLICIES = ("prfaas", "ppd", "llm-d prefix decider", "always-disagg")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.managed import Deployment, prompt_of, running_deployment
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import Answer, get_json, prefilled_tokens
 
 pytestmark = [pytest.mark.vllm]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.pair import CHUNK_TOKENS, Pair, counts, outcome, random_prompt
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import prefilled_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.parametrize("pair", ["llama"], indirect=True)]

@@ -19,7 +19,7 @@ from prfaas.rpc.translate import prefix_message
 from prfaas.types import Prefix
 from tests.e2e.pair import CHUNK_TOKENS, EXACT, Pair, held_bytes, random_prompt, resumes_at
 from tests.e2e.vandal import Vandal
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import prefilled_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.pair import CHUNK_TOKENS, EXACT, Pair, counts, outcome, random_prompt
 from tests.e2e.vandal import Vandal
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import Answer, prefilled_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.e2e.pair import CHUNK_TOKENS, Pair, counts, outcome, random_prompt, running_pair
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json, prefilled_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.soak, pytest.mark.timeout(1500)]  # two starts

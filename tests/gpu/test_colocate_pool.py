@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.integration.colocate.pool_user import OTHERS, OURS, Executor, tokens_of
-from tests.waiting import until
+from tests.support.waiting import until
 from tools.processes import Children
 from tools.stack import Stack
 

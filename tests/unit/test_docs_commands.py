@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import markdown
 import pytest
 
-from tests.docs_shell import LANGUAGES, PAGES, Block, blocks_of, commands_of, mentioned, shell_blocks
+from tests.support.docs_blocks import LANGUAGES, PAGES, Block, blocks_of, commands_of, mentioned, shell_blocks
 from tools.reference_tables import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

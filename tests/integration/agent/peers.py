@@ -14,7 +14,7 @@ from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, Se
 from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, TransferId
 from tests.integration.agent.running import Agents, RunningAgent
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20
 

@@ -23,7 +23,7 @@ from prfaas.cachepool.prefix import prefix_groups
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import GroupBlocks, Prefix, Shard, TransferId
 from tests.integration.agent.running import RunningAgent
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 MODEL = "tiny"
 ROOT = root_hash(MODEL)

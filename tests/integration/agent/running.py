@@ -24,7 +24,7 @@ from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 

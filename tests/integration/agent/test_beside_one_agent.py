@@ -36,7 +36,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.errors import LayoutError
 from prfaas.types import AgentName, TransferId
 from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, blocks, chain_of, layout
-from tests.waiting import PATIENCE_SECONDS, until, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, until, wait_until
 from tools.demo.client import get_json
 
 

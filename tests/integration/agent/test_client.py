@@ -18,7 +18,7 @@ from prfaas.agent.engine.protocol import Attached, Lookup, Message, MessageBuffe
 from prfaas.errors import AgentUnreachable
 from prfaas.types import BlockHash, TransferId
 from tests.integration.agent.running import layout
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 ATTACHED = Attached("west", num_slots=0, slot_bytes=0, header_bytes=0)
 

@@ -28,7 +28,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.types import GroupBlocks, TransferId
 from tests.integration.agent.running import Agents, RunningAgent
 from tests.property.cachepool.cut_models import Attention, Cut, Group, State, blocks, layouts
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.link import Relay
 

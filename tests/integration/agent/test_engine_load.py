@@ -17,7 +17,7 @@ from prfaas.console.authority import Authority
 from prfaas.index.membership import EngineLoad
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import InstanceId
-from tests.waiting import until
+from tests.support.waiting import until
 
 PAGE = "vllm:num_requests_running 3.0\nvllm:num_requests_waiting 2.0\nvllm:kv_cache_usage_perc 0.5\n"
 

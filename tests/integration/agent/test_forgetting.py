@@ -23,7 +23,7 @@ from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
 from tests.integration.agent.running import MODEL, NUM_TOKENS, Agents, Engine, blocks, chain_of, layout
 from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
 NUM_BLOCKS = 8  # of a chain: six full ones, a tail, a state

@@ -12,7 +12,7 @@ from prfaas.transport.protocol.messages import MAX_BODY_BYTES, ObjectSizes, Open
 from prfaas.transport.protocol.wire import FrameType
 from tests.integration.agent.running import Agents
 from tests.integration.transport.raw_peers import RawSender
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 from tools.demo.client import get_json
 
 MIB = 1 << 20

@@ -29,7 +29,7 @@ from tests.integration.agent.running import (
     chain_of,
     layout,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
 

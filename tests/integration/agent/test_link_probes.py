@@ -26,7 +26,7 @@ from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
 from prfaas.types import AgentName, ClusterName, CopyEnd, ProbeCommand, TransferId
 from tests.integration.agent.peers import MIB, Peer
 from tests.integration.agent.running import Agents, RunningAgent, blocks, chain_of, layout
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 
 

@@ -13,7 +13,7 @@ from prfaas.hashing import HashChain
 from prfaas.types import TransferId
 from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout
 from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 
 BLOCKS_PER_CHAIN = 8  # six full blocks, a tail, a state

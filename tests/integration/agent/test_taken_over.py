@@ -28,7 +28,7 @@ from tests.integration.agent.running import (
     chain_of,
     layout,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 OURS, VICTIMS = chain_of(), chain_of(first=5000)
 NUM_PREFIX_BLOCKS = NUM_TOKENS // 32 + 1  # whole ones, and the state

@@ -36,7 +36,7 @@ from tests.integration.agent.running import (
     chain_of,
     layout,
 )
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.link import Relay

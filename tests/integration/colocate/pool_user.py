@@ -11,7 +11,7 @@ from prfaas.colocate.model import cache
 from prfaas.colocate.model.cache import CacheShape
 from prfaas.colocate.model.shape import TINY
 from prfaas.colocate.pool import Answers, Pool, PoolSettings
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 SHAPE = CacheShape(num_blocks=33, block_tokens=16, num_state_slots=9)
 POISON = 1e30

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from prfaas.colocate.processes.board import Word
 from prfaas.colocate.processes.sides import Side
 from prfaas.colocate.processes.supervisor import Supervisor
-from tests import standstill
-from tests.waiting import until
+from tests.support import paused_process
+from tests.support.waiting import until
 
 Request = tuple[tuple[int, ...], int]
 Answers = asyncio.Task[list[list[int]]]
@@ -36,10 +36,10 @@ class Hold:
     def stop(self, side: Side) -> None:
         """Return once the side stands still."""
         pid = self._stopped[side] = pid_of(self._executor, side)
-        standstill.stop(pid)
+        paused_process.stop(pid)
 
     def resume(self, side: str) -> None:
-        standstill.go_on(self._stopped.pop(side))
+        paused_process.go_on(self._stopped.pop(side))
 
 
 def ask(executor: Supervisor, requests: Sequence[Request]) -> Answers:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.integration.colocate.site import MODEL, THRESHOLD_TOKENS, Site, post, running_site, sequential
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import Answer, complete, get_json, transfers
 
 pytestmark = pytest.mark.timeout(240)

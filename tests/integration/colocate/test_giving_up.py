@@ -26,7 +26,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
 from prfaas.units import split_address
 from tests.integration.colocate.states import Hold, pid_of
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.processes import Children

@@ -11,8 +11,8 @@ import torch
 
 from prfaas.colocate.front import Blocks
 from tests.integration.colocate.pool_user import OTHERS, OURS, POISON, Executor, tokens_of
-from tests.standstill import standing_still
-from tests.waiting import until
+from tests.support.paused_process import paused
+from tests.support.waiting import until
 from tools.processes import Children
 from tools.stack import AgentProcess, Stack
 
@@ -60,7 +60,7 @@ async def test_what_a_dead_decode_had_lent_is_not_kept(executor: Executor, agent
     tokens = tokens_of(3)
     visit = await executor.pool.open(tokens, {})
     executor.pool.begin(1, visit)
-    with standing_still(agent.child.process.pid):
+    with paused(agent.child.process.pid):
         executor.pool.leave(1, tokens, OURS)
         await until(visit.sent.done, what="its turn")
         executor.pool.decode_lost(lambda _: False)

@@ -22,7 +22,7 @@ from prfaas.colocate.processes.sides import SIDES
 from prfaas.colocate.processes.supervisor import ExecutorSettings, Supervisor
 from prfaas.colocate.sequential import generate
 from tests.integration.colocate.states import STATES, Hold, pid_of
-from tests.waiting import until
+from tests.support.waiting import until
 
 # One executor for all tests: a start takes seconds, because both sides load torch.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]

@@ -19,8 +19,8 @@ from prometheus_client import REGISTRY
 from prfaas.colocate import server
 from prfaas.colocate.config import ColocateConfig
 from prfaas.console.authority import Authority
-from tests.standstill import standing_still
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.paused_process import paused
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 # One server for all tests: a start takes seconds, because both sides load torch.
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
@@ -189,7 +189,7 @@ async def test_the_request_of_a_client_that_goes_ends(http: aiohttp.ClientSessio
     """Decode stands still meanwhile, so that the answer cannot end by itself."""
     before = num_cancelled()
     decode = (await status_of(http))["pids"]["decode"]
-    with standing_still(decode):
+    with paused(decode):
         asking = asyncio.ensure_future(complete(http, prompt="xyz", max_tokens=500, stream=stream))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not (await status_of(http))["live_requests"]:

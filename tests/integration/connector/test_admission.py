@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
-from tests.standstill import standing_still
-from tests.waiting import wait_until
+from tests.support.paused_process import paused
+from tests.support.waiting import wait_until
 
 PROMPT = prompt_of(1)
 
@@ -95,7 +95,7 @@ def test_a_prefix_of_this_node_gets_no_blocks_before_its_data(nodes: Nodes) -> N
     engine.finish(first, leaves=True)
     again = engine.submit("again", PROMPT, {})
     wait_until(lambda: engine.scheduler.poll(0.01) and engine.scheduler._num_offered_tokens("again"), what="an answer")
-    with standing_still(nodes.west.child.process.pid):
+    with paused(nodes.west.child.process.pid):
         assert engine.scheduler.num_external_tokens("again", 0) is None
     assert engine.await_answer(again) == 288
     engine.finish(again)

@@ -23,8 +23,8 @@ from prfaas.connector.worker.worker import Loaded, WorkerSide
 from prfaas.errors import LayoutError
 from tests.integration.connector.fake_engine import SHAPES, memory_of
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
-from tests.standstill import standing_still
-from tests.waiting import wait_until
+from tests.support.paused_process import paused
+from tests.support.waiting import wait_until
 from tools.demo.client import is_answering
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> 
     grant = nodes.grant(prompt)
     parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
     prefiller.await_answer(prefilling)
-    with standing_still(nodes.east.child.process.pid):
+    with paused(nodes.east.child.process.pid):
         _fill(prefiller.worker._client.ring)
         prefiller.prefill(prefilling, chunk_tokens=100)
         prefiller.end(prefilling)
@@ -57,7 +57,7 @@ def test_an_idle_engine_whose_agent_died_with_a_full_ring_takes_no_more_steps(mo
     prefilling = sending(prefiller, prompt, mortal_nodes.grant(prompt))
     prefiller.await_answer(prefilling)
     agent = mortal_nodes.east.child.process
-    with standing_still(agent.pid):
+    with paused(agent.pid):
         _fill(prefiller.worker._client.ring)
         prefiller.prefill(prefilling, chunk_tokens=100)
         prefiller.end(prefilling)

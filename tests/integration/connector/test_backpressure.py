@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.connector.fake_engine import SHAPES, FakeEngine, Running
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.link import Relay
 
 NUM_REQUESTS = 8  # more than the transfer blocks serve

@@ -9,7 +9,7 @@ import pytest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from prfaas.connector import settings
-from tests.docs_shell import commands_of, shell_blocks
+from tests.support.docs_blocks import commands_of, shell_blocks
 
 pytestmark = pytest.mark.vllm
 PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.common.cli_args")  # in vLLM 0.32, and from 0.33 on

@@ -17,7 +17,7 @@ from prfaas.connector.settings import ADMISSIONS
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.integration.connector.nodes import Nodes, running_nodes
 from tests.integration.connector.random_requests import KINDS, PATIENT, PATIENT_AGENTS, REUSE, random_prompt
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 GRANT_SECONDS = 5.0  # with which a transfer ends that waited for a killed agent, and that nobody claims any more
 AT_ONCE = 3  # requests in each engine

@@ -25,8 +25,8 @@ from tests.integration.connector.nodes import (
     running_nodes,
     sending,
 )
-from tests.standstill import standing_still
-from tests.waiting import wait_until
+from tests.support.paused_process import paused
+from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
 Leg = Callable[[FakeEngine, Sequence[int], str], Running]
@@ -266,7 +266,7 @@ def test_an_agent_that_dies_costs_a_local_recompute(mortal_nodes: Nodes) -> None
 def test_an_agent_that_is_slow_is_not_waited_for(nodes: Nodes) -> None:
     prefiller = nodes.start(nodes.east, SHAPES["dense"], open_wait_seconds=0.02)
     prompt = prompt_of(13)
-    with standing_still(nodes.east.child.process.pid):
+    with paused(nodes.east.child.process.pid):
         prefilling = sending(prefiller, prompt, nodes.grant(prompt))
         assert prefiller.await_answer(prefilling) == 0
     assert prefiller.outcomes() == {"send agent_slow": 1}
@@ -291,7 +291,7 @@ def test_after_a_question_that_an_agent_leaves_unanswered_nobody_waits_until_it_
         engine.finish(its)
         return num_slow() == before
 
-    with standing_still(nodes.east.child.process.pid):
+    with paused(nodes.east.child.process.pid):
         first = sent()
         assert engine.await_answer(first) == 0
         second = sent()

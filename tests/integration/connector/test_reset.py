@@ -7,8 +7,8 @@ import pytest
 from prfaas.hashing import HashChain, root_hash
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
-from tests.standstill import standing_still
-from tests.waiting import wait_until
+from tests.support.paused_process import paused
+from tests.support.waiting import wait_until
 
 REUSES = {"reuse": True, "reuse_min_tokens": 16}
 
@@ -88,7 +88,7 @@ def test_blocks_that_a_finished_request_was_about_to_leave_are_freed(nodes: Node
 def test_an_agent_that_hangs_or_is_gone_has_not_forgotten_and_the_next_attempt_succeeds(mortal_nodes: Nodes) -> None:
     engine = mortal_nodes.start(mortal_nodes.west, SHAPES["dense"], **REUSES, reset_wait_seconds=1.0)
     _turn(engine, prompt_of(6, 320), "before")
-    with standing_still(mortal_nodes.west.child.process.pid):
+    with paused(mortal_nodes.west.child.process.pid):
         assert not engine.scheduler.reset(mortal_nodes.model)
     wait_until(lambda: engine.scheduler.reset(mortal_nodes.model), what="the agent that goes on")
     assert engine.await_answer(engine.submit("after", prompt_of(6, 380), {})) == 0

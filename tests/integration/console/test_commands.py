@@ -19,7 +19,7 @@ from tests.integration.manager.deployment import Deployment, match_request
 from tests.integration.manager.site import Site
 from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.integration.router.paced_engine import PacedEngine
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 from tools.reference_tables import COMPONENTS
 

@@ -25,7 +25,7 @@ from tests.integration.console.patient import Patient
 from tests.integration.console.terminal import Ran, run_here
 from tests.integration.manager.deployment import Deployment
 from tests.integration.router.paced_engine import MODEL, PacedEngine
-from tests.waiting import POLL_SECONDS, until
+from tests.support.waiting import POLL_SECONDS, until
 from tools.free_ports import free_address
 
 

@@ -14,7 +14,7 @@ import pytest
 from prfaas.console.authority import DAY, Authority
 from prfaas.console.pages import read_json
 from prfaas.errors import PageUnreachable
-from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName
 from tests.integration.console.terminal import Ran, run, run_here
 from tests.integration.manager.deployment import SECRET, Deployment
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 class Site:

@@ -15,7 +15,7 @@ from typing import Any
 from prfaas.types import InstanceRole
 from tests.integration.console.terminal import run
 from tests.integration.control.site import CLUSTERS, UNSHAPED, Outcome, Site, ask, client, fresh_prompt
-from tests.waiting import until
+from tests.support.waiting import until
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.link import Relay

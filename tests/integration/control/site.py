@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.types import ClusterKind, InstanceRole
-from tests.redis_of import kill_redis_of
+from tests.support.embedded_redis import kill_embedded_redis
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.link import LinkShape, Relay
@@ -152,7 +152,7 @@ class Site:
         self.manager = self.children.kill_and_restart(self.manager)
 
     def kill_redis(self) -> None:
-        kill_redis_of(self.manager.process.pid)
+        kill_embedded_redis(self.manager.process.pid)
 
     def kill_agent(self, name: str) -> None:
         its = self.agents[name]

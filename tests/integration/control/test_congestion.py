@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.control.site import Outcome, Site, ask, client, fresh_prompt, running_site
-from tests.waiting import until
+from tests.support.waiting import until
 from tools.demo.client import get_text
 from tools.link import LinkShape
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.control.site import Outcome, Site, ask, client, fresh_prompt, running_site
-from tests.waiting import until, wait_until
+from tests.support.waiting import until, wait_until
 
 T = 256
 NUM_CLIENTS = 6

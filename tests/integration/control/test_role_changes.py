@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.control.shifted_mix import NUM_CLIENTS, ROLES, load, num_changes, plan_of, running_cluster
 from tests.integration.control.site import Site
-from tests.waiting import until
+from tests.support.waiting import until
 from tools.demo.client import get_json
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.control.doubled import Doubled, load, until_more
-from tests.waiting import until
+from tests.support.waiting import until
 from tools.demo.client import get_json
 from tools.processes import Child, Children
 from tools.stack import Stack

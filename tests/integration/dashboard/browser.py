@@ -19,7 +19,7 @@ pytest.importorskip("axe_playwright_python", reason="needs axe-core (pip install
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import ConsoleMessage, Page, Playwright, async_playwright
 
-from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 UNANSWERED = "net::ERR_"  # Chromium's own words about a connection that nobody took

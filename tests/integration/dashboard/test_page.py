@@ -21,7 +21,7 @@ from prfaas.types import AgentName, InstanceId
 from tests.integration.dashboard.browser import Window, chromium, until_true
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored
 from tests.integration.manager.test_routing import route_request
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.dashboard.browser import Window, chromium, until_true
 from tests.integration.manager.deployment import Deployment
-from tests.waiting import until
+from tests.support.waiting import until
 
 FILE = """
 model: internal-1t-hybrid

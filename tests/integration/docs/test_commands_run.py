@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_shell import Block, blocks_of, shell_blocks
 from tests.integration.console.terminal import run_here
+from tests.support.docs_blocks import Block, blocks_of, shell_blocks
 from tools.free_ports import free_address
 from tools.reference_tables import ROOT
 

@@ -19,7 +19,7 @@ from prfaas.index.query import Query
 from prfaas.pool_events import PoolEvent
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName, ClusterName, InstanceId, Shard
-from tests.waiting import until
+from tests.support.waiting import until
 
 kv_events = pytest.importorskip("vllm.distributed.kv_events")
 

@@ -23,7 +23,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, Shard
-from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 from tools.free_ports import free_address
 
 SECRET = bytes(range(32))

@@ -8,7 +8,7 @@ from pathlib import Path
 import redis
 
 from prfaas.manager.record.embedded_redis import find_server
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.free_ports import free_address
 
 SENTINEL = """

@@ -17,7 +17,7 @@ from prfaas.types import Prefix
 from tests.integration.agent.prefixes import Hand, three_groups
 from tests.integration.agent.running import Agents, RunningAgent
 from tests.integration.manager.deployment import SECRET, Deployment, match_request
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 class Site:

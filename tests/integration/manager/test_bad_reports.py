@@ -27,7 +27,7 @@ from tests.integration.manager.deployment import (
     removed,
     stored,
 )
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 LAYOUT = hybrid_layout()
 CHAIN = chain_of(640)

@@ -19,7 +19,7 @@ from prfaas.manager.record.replication import Replication
 from prfaas.manager.state.world import World, leaving_record, node_record, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import hybrid_layout
-from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 
 EAST = ClusterName("east")
 FORGET_SECONDS = 1800.0

@@ -12,7 +12,7 @@ from prfaas.errors import ConfigError, RecordUnreachable
 from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.record.embedded_redis import EmbeddedRedis, find_server
 from tests.integration.manager.deployment import kill
-from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 
 RUDE = """#!{python}
 import pathlib, socket, sys

@@ -14,7 +14,7 @@ from prfaas.errors import IndexRefusal
 from tests.integration.agent.prefixes import BLOCK_TOKENS, MODEL, chain_of
 from tests.integration.manager.deployment import match_request
 from tests.integration.manager.site import Site
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 kv_events = pytest.importorskip("vllm.distributed.kv_events")
 

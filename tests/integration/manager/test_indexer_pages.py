@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 
 from prfaas.manager.daemon import Manager
 from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, stored
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 CHAIN = chain_of(640)
 TOKENS = [position % 50_000 for position in range(640)]

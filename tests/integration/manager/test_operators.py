@@ -14,7 +14,7 @@ from prfaas.manager.operations.operations import Action
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from tests.integration.manager.deployment import Deployment
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 Call = Callable[[ManagerClient], Awaitable[object]]
 HASH = bytes(HASH_BYTES)

@@ -19,7 +19,7 @@ from prfaas.solve.files.deployment_file import read_deployment
 from prfaas.types import AgentName
 from tests.integration.manager.deployment import Deployment, chain_of
 from tests.integration.manager.test_routing import route_request
-from tests.waiting import until
+from tests.support.waiting import until
 
 FILE = """
 model: internal-1t-hybrid

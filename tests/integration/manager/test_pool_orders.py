@@ -12,7 +12,7 @@ from prfaas.types import Prefix
 from tests.integration.agent.prefixes import Hand, chain_of, prefix_of
 from tests.integration.manager.deployment import Deployment
 from tests.integration.manager.site import Site
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 
 LENGTH = 64  # two attention blocks, two of the window, a state: a third of what memory holds

@@ -25,7 +25,7 @@ from tests.integration.manager.deployment import (
     stored,
     until_usable,
 )
-from tests.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 from tools.free_ports import free_address
 
 LAYOUT = hybrid_layout()

@@ -20,7 +20,7 @@ from prfaas.scheduler.rebalance import Limits
 from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
 from tests.integration.manager.deployment import MODEL, Deployment, match_request
 from tests.integration.manager.site import Site, running_site
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 HOT = chain_of(400)
 RARE = [chain_of(400, seed=number) for number in range(1, 6)]

@@ -11,7 +11,7 @@ from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.types import ClusterName
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
 

@@ -11,7 +11,7 @@ from prfaas.index.store.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.types import ClusterName
 from tests.integration.manager.deployment import Deployment
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 EAST = ClusterName("east")
 FULL = bytes(150 << 10)  # a batch of full segments

@@ -18,7 +18,7 @@ from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.net.tls_proxy import TlsProxy
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.integration.security.listening import is_taken
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.free_ports import free_address
 
 LAYOUT = hybrid_layout()

@@ -28,7 +28,7 @@ from tests.integration.manager.deployment import (
     until_usable,
     usable,
 )
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
 SHORT_EXPIRY_SECONDS = 1.0

@@ -14,7 +14,7 @@ from prfaas.manager.daemon import Manager
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import ClusterKind, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import Deployment
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 def roles(manager: Manager) -> dict[str, str]:

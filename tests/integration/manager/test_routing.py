@@ -17,7 +17,7 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName
 from tests.integration.manager.deployment import MODEL, SECRET, Deployment, chain_of, hybrid_layout, stored
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
 LINK = LinkFigures(AgentName("decode"), 0.0, 0.0, 0.08, 0.08, 0, 0.0, num_connections=8)

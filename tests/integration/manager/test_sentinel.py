@@ -14,7 +14,7 @@ from prfaas.errors import RecordUnreachable
 from prfaas.index.store.redis_store import RedisStore
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.integration.manager.replicated import Replicated
-from tests.waiting import until
+from tests.support.waiting import until
 
 LAYOUT = hybrid_layout()
 

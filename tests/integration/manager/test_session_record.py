@@ -9,7 +9,7 @@ from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.state.sessions import MAX_WAITING, PER_WRITE, Session, SessionRecord
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 async def test_no_more_sessions_wait_for_redis_than_allowed_and_they_go_in_parts(tmp_path: Path) -> None:

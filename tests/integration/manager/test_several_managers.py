@@ -13,7 +13,7 @@ from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable, usable
 from tests.integration.manager.test_routing import route_request
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
 EAST = ClusterName("east")

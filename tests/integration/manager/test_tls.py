@@ -23,7 +23,7 @@ from prfaas.rpc.reporter import Reporter
 from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.deployment import SECRET, Deployment
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 def _tls(authority: Authority, name: str) -> CertificateFiles:

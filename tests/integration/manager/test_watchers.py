@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from prfaas.manager.dashboard.feed import MAX_WATCHERS
 from tests.integration.manager.deployment import Deployment
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def _num_watchers() -> float | None:

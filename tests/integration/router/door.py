@@ -15,7 +15,7 @@ from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import OpenPicker, open_door
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.paced_engine import MODEL, PacedEngine, streamed
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 SECRET = b"s" * 32
 OPERATOR_KEY = "key-of-operators"

@@ -21,7 +21,7 @@ from prfaas.router.sidecar.server import open_sidecar
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.door import SECRET, Door, router_config
 from tests.integration.router.paced_engine import PacedEngine
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 from tools.processes import Child, Children
 

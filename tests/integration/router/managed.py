@@ -21,7 +21,7 @@ from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, Instan
 from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout
 from tests.integration.router.door import Door, operators_beside
 from tests.integration.router.paced_engine import MODEL, PacedEngine
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 T = 100
 PROMPT = list(range(1, 2 * T + 1))

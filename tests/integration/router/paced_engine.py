@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.waiting import until
+from tests.support.waiting import until
 
 MODEL = "m"
 CHAT_BEGINS = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'

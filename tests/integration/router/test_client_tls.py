@@ -22,7 +22,7 @@ from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.console.terminal import run_here
 from tests.integration.router.door import SECRET, STREAMED, Door, operators_beside, router_config
 from tests.integration.router.paced_engine import PacedEngine
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture

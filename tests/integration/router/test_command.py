@@ -15,7 +15,7 @@ import yaml
 
 from tests.integration.router.door import SHORT, STREAMED
 from tests.integration.router.paced_engine import MODEL, PacedEngine
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
 
 ABSENT = "import sys; sys.modules.update(torch=None, vllm=None, numpy=None)"

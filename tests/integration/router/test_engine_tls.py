@@ -20,7 +20,7 @@ from prfaas.router.sidecar.server import open_sidecar
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.router.door import SECRET, Door, router_config
 from tests.integration.router.paced_engine import MODEL, PacedEngine
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def _certificates(issued: Issued) -> Certificates:

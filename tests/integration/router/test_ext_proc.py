@@ -35,8 +35,8 @@ from prfaas.router.routing.serve import Answering
 from prfaas.router.server import open_door
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.door import LONG, SECRET, SHORT, Door, T, make_door, router_config
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.scheduler.endpoint_picker.conformance import cases
-from tests.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 
 DUPLEX = pb.ProtocolConfiguration(request_body_mode=4, response_body_mode=4)

@@ -13,7 +13,7 @@ from prfaas.router.engines.legs import SENT_KEY
 from prfaas.router.openai.request import error_body
 from tests.integration.router.door import LONG, SHORT, STREAMED, STREAMED_CHAT, Door, make_door
 from tests.integration.router.paced_engine import PacedEngine
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture

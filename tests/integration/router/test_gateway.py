@@ -14,7 +14,7 @@ from tests.integration.router.door import LONG, SHORT, STREAMED
 from tests.integration.router.gateway import Gateway, make_gateway
 from tests.integration.router.openai_client import assert_serves_an_openai_client
 from tests.integration.router.paced_engine import MODEL
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture

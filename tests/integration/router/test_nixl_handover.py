@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.router.door import LONG, SHORT, STREAMED, STREAMED_CHAT, Door, make_door
 from tests.integration.router.paced_engine import MODEL
-from tests.waiting import until
+from tests.support.waiting import until
 
 KEPT = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_host": "h", "remote_port": 1}
 

@@ -25,8 +25,8 @@ from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout, stored
 from tests.integration.router.door import Door
 from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.scheduler.endpoint_picker.conformance import DATA
-from tests.waiting import PATIENCE_SECONDS, until
 
 TURN_ONE = list(range(1, 161))
 TURN_TWO = [*TURN_ONE, *range(201, 241)]

@@ -20,8 +20,8 @@ from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, na
 from prfaas.router.sidecar.server import open_sidecar
 from tests.integration.router.door import STREAMED
 from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.support.waiting import until
 from tests.unit.scheduler.endpoint_picker.conformance import cases
-from tests.waiting import until
 from tools.demo.client import is_answering
 from tools.free_ports import free_address
 

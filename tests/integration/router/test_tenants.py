@@ -16,7 +16,7 @@ from tests.integration.manager.deployment import hybrid_layout, stored
 from tests.integration.router.door import LONG, SHORT, Door, make_door
 from tests.integration.router.managed import PROMPT, Managed, make_managed
 from tests.integration.router.paced_engine import MODEL
-from tests.waiting import until
+from tests.support.waiting import until
 
 KEYS = "key-alice alice\nkey-bob bob\nkey-ann ann\nkey-none\n"
 TENANTS = (TenantConfig(tenant="acme", clients=("bob", "ann")),)

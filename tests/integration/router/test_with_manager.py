@@ -21,7 +21,7 @@ from tests.integration.manager.deployment import SECRET, hybrid_layout, stored
 from tests.integration.router.door import Door
 from tests.integration.router.managed import PROMPT, SETTINGS, Managed, T, make_managed
 from tests.integration.router.paced_engine import MODEL
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 DECIDED = ("route", "reason", "decode", "prefill", "decided_by", "num_prompt_tokens", "num_cached_tokens")
 

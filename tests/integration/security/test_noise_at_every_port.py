@@ -36,7 +36,7 @@ from prfaas.types import BlockHash, GroupBlocks, TransferId
 from tests.integration.agent.running import layout
 from tests.integration.security import noise
 from tests.integration.security.listening import is_taken, listening_of
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import is_answering
 from tools.free_ports import free_address
 from tools.processes import Child, Children

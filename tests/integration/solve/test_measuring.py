@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.cli.profile import main
 from prfaas.solve.files.profile_file import read_profile
-from tests.waiting import POLL_SECONDS
+from tests.support.waiting import POLL_SECONDS
 
 PREFILL_SECONDS, TOKEN_SECONDS = 0.02, 2e-5
 STEP_SECONDS, STEP_SECONDS_EACH = 0.01, 0.005

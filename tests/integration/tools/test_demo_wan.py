@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.demo.client import get_text
 from tools.free_ports import free_address
 from tools.reference_tables import ROOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.processes import Children
 
 CLEANS_UP_AFTER_ITS_PARENT = """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.waiting import POLL_SECONDS
+from tests.support.waiting import POLL_SECONDS
 
 READ: dict[str, Callable[[Any], Any]] = {"stringValue": str, "intValue": int, "doubleValue": float, "boolValue": bool}
 FAILED = 2  # OTLP's STATUS_CODE_ERROR

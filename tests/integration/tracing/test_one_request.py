@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.control.site import MODEL, Site, fresh_prompt, running_site
 from tests.integration.tracing.collector import Collector, TakenSpan, running_collector
-from tests.waiting import until
+from tests.support.waiting import until
 from tools.demo.client import get_text
 
 T = 256

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.integration.transport.ends import Far, Near, make_far, make_near
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tools.free_ports import free_address
 
 

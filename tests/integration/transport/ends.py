@@ -15,7 +15,7 @@ from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveEvent, R
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendProgress, SendRequest
 from prfaas.transport.sender.link import Link, LinkConfig
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 KEY = b"k" * 32
 GIVES_UP_SECONDS = (

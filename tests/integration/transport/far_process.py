@@ -13,7 +13,7 @@ import xxhash
 
 from prfaas.transport.receiver.api import ReceiveCompleted
 from tests.integration.transport.ends import Far, make_far
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def start(address: str) -> subprocess.Popen[str]:

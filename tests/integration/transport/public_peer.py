@@ -8,7 +8,7 @@ import socket
 import sys
 
 from tests.integration.transport.ends import make_far
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 if __name__ == "__main__":
     far = make_far(insecure_plaintext=json.loads(sys.argv[2]))

@@ -19,7 +19,7 @@ from prfaas.transport.protocol.messages import Ending, ObjectSizes, Open
 from prfaas.transport.protocol.wire import FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Slab
 from tests.integration.transport.ends import KEY
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 class RawSender:

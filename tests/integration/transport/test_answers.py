@@ -13,7 +13,7 @@ from prfaas.transport.protocol.wire import FrameType
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.transfer import MAX_UNSAID, Answer, Answers, have_later
 from tests.integration.transport.ends import fill_up
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 ID = bytes(range(16))
 ERROR = encode_ending(FrameType.ERROR, ID, Ending("cancelled", "no longer wanted"))

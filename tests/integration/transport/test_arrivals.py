@@ -26,7 +26,7 @@ from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
 from prfaas.transport.receiver.table import CALL_RATIO, CALLED_CONNECTIONS, MAX_REMEMBERED, Arrivals, ChunkOutcome
 from prfaas.transport.receiver.transfer import MAX_REMEMBERED_MESSAGE_BYTES
 from prfaas.transport.sender.outbound_transfer import MAX_CANCELS
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 GAVE_UP = Ending("cancelled", "never opened")
 

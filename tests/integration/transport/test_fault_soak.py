@@ -36,7 +36,7 @@ from tests.integration.transport.soaking import (
     shape_for,
     told,
 )
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import LinkShape, Relay
 from tools.wan import Wan, WanShape, obstacle
 

@@ -35,7 +35,7 @@ from tests.integration.transport.ends import (
     send,
 )
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
 from tools.link import Filter, LinkShape, Relay
 

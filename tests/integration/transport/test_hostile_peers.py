@@ -62,7 +62,7 @@ from tests.integration.transport.ends import (
     send,
 )
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
 
 NOISY_SIZES = (1000, 500, 500)

@@ -13,7 +13,7 @@ from prfaas.transport.receiver.limits import TELL_RATIO
 from prfaas.transport.sender.api import SendFailed
 from prfaas.transport.sender.stats import PACE_STEP_RATIO
 from tests.integration.transport.ends import Far, Near, make_far, send
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
 
 MIB = 1 << 20

@@ -27,7 +27,7 @@ from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed,
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.link import LinkShape, Relay
 

@@ -44,7 +44,7 @@ from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed,
 from prfaas.transport.sender.outbound_transfer import MAX_CANCELS, PeerState
 from tests.integration.transport.ends import Far, Near, fill_up, resident_bytes, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20
 # What is kept of a HAVE of every second of two million objects, and how much there is while it is taken apart.

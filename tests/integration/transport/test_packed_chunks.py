@@ -13,8 +13,8 @@ from prfaas.transport.receiver.api import ReceiveCompleted
 from prfaas.transport.sender.api import SendCompleted
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.integration.transport.raw_peers import RawSender
+from tests.support.waiting import wait_until
 from tests.unit.transport.test_packing import bf16
-from tests.waiting import wait_until
 
 FLOATS = bf16(1 << 16) * 2  # 256 KiB
 

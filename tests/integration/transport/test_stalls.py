@@ -22,8 +22,8 @@ from prfaas.transport.sender.outbound_transfer import SLOW_BYTES_PER_SECOND
 from tests.integration.transport import far_process
 from tests.integration.transport.ends import Far, Near, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
-from tests.standstill import standing_still
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.paused_process import paused
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Filter, Relay
 
 MIB = 1 << 20
@@ -104,7 +104,7 @@ def test_a_receiver_that_is_suspended_for_a_while_loses_no_connection(near_to: C
         near = near_to(relay.address)
         transfer_id = send(near, objects, ready=False)
         wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)
-        with standing_still(far.pid):
+        with paused(far.pid):
             _ready(near, transfer_id, objects, range(2))
             wait_until(lambda: near.link.snapshot().unacknowledged_bytes == 2 * 64 << 10)
             threading.Event().wait(STALL_SECONDS + GRACE_SECONDS + 1)  # the fault itself: some wait, some are idle

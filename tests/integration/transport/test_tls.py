@@ -26,7 +26,7 @@ from prfaas.transport.sender.api import SendCompleted, SendFailed
 from prfaas.transport.sender.link import Link
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, make_near, objects_of, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Filter, Relay
 
 SIZES = (1 << 20, 3 << 20, 77, 1 << 16)

@@ -14,7 +14,7 @@ import xxhash
 
 from prfaas.transport.receiver.api import ReceiveCompleted
 from tests.integration.transport.ends import KEY, Far
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 HEADER = struct.Struct("<4sBBHI16sIQQ")
 HELLO, CHALLENGE, PROOF, WELCOME, OPEN, HAVE, CHUNK, ACK, DONE, ERROR, END = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15

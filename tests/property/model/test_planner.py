@@ -19,7 +19,7 @@ from prfaas.model.cost.workload import Workload
 from prfaas.model.planning.deployment import Deployment
 from prfaas.model.planning.planner import best_plan
 from prfaas.model.planning.single_pd import SinglePd
-from tests.planner_inputs import profile, small_deployment, workload
+from tests.support.planner_inputs import profile, small_deployment, workload
 
 EPSILON = 1e-9
 

@@ -24,7 +24,7 @@ from prfaas.transport.protocol.messages import Hello, decode_open
 from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, BlockHash, CopyCommand, CopyEnd, Prefix, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 KEY = b"g" * 32
 CHAIN = HashChain(root_hash("m"), range(96))

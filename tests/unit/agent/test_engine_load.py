@@ -10,7 +10,7 @@ from prfaas.agent.config import EngineConfig
 from prfaas.agent.report import EngineLoads, load_from_page
 from prfaas.index.membership import EngineLoad
 from prfaas.types import InstanceId
-from tests.waiting import until
+from tests.support.waiting import until
 
 PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prfaas.cachepool.arena import PAGE_BYTES
 from prfaas.connector.worker.copy_cuda import Extents
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 SLOT = 1024  # four a page
 EACH = 8  # slots of an extent of two pages

@@ -12,7 +12,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.planner import links_with, probed_within, remembered_seconds
 from prfaas.model.planning.deployment import Link
 from prfaas.model.planning.planner import best_plan
-from tests.planner_inputs import case_study
+from tests.support.planner_inputs import case_study
 
 
 def test_what_was_not_measured_is_as_wide_as_its_cluster_s_egress_where_no_links_are_listed() -> None:

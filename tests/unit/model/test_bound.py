@@ -13,7 +13,7 @@ from prfaas.model.planning.advantage import judge
 from prfaas.model.planning.deployment import Deployment, Link, PdCluster, PrfaasCluster
 from prfaas.model.planning.planner import best_plan
 from prfaas.solve.files.trace_spec import parse_spec
-from tests.planner_inputs import case_study, profile, small_deployment, with_links_as_wide
+from tests.support.planner_inputs import case_study, profile, small_deployment, with_links_as_wide
 
 
 def bounds(deployment: Deployment, traffic: Workload) -> tuple[LoadModel, Bound, Bound]:

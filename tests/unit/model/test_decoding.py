@@ -9,7 +9,7 @@ from prfaas.model.cost.decoding import DecodeCapacity, decode_capacity
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.cost.workload import LaterTurns
 from prfaas.model.planning.deployment import Deployment, Objectives
-from tests.planner_inputs import PAPER_LENGTHS, profile, small_deployment, workload
+from tests.support.planner_inputs import PAPER_LENGTHS, profile, small_deployment, workload
 
 TRAFFIC = workload(PAPER_LENGTHS)
 

@@ -5,7 +5,7 @@ import pytest
 
 from prfaas.model.cost.curve import NEW_TOKENS, ONE, CachedTokens, OfNewTokens, polynomial, through
 from prfaas.model.cost.lengths import Empirical, LogNormal, Mixture, expectation, mean_tokens
-from tests.planner_inputs import PAPER_LENGTHS
+from tests.support.planner_inputs import PAPER_LENGTHS
 
 
 def sampled(lengths: LogNormal, count: int) -> np.ndarray:

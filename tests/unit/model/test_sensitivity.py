@@ -8,7 +8,7 @@ from prfaas.model.cost.lengths import Empirical, Mixture, mean_tokens
 from prfaas.model.cost.workload import LaterTurns, with_context
 from prfaas.model.planning.planner import best_plan
 from prfaas.model.planning.sensitivity import _changes, longer, sensitivity
-from tests.planner_inputs import PAPER_LENGTHS, case_study, with_links_as_wide
+from tests.support.planner_inputs import PAPER_LENGTHS, case_study, with_links_as_wide
 
 
 def changes(egress: float = 12.5e9) -> dict[str, tuple[float, float]]:

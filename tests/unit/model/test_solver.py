@@ -13,7 +13,14 @@ from prfaas.model.cost.workload import LaterTurns, Workload
 from prfaas.model.planning.deployment import Deployment
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
-from tests.planner_inputs import PAPER_LENGTHS, case_study, profile, small_deployment, with_links_as_wide, workload
+from tests.support.planner_inputs import (
+    PAPER_LENGTHS,
+    case_study,
+    profile,
+    small_deployment,
+    with_links_as_wide,
+    workload,
+)
 
 # Every token of a short range, so that brute force is quick.
 SHORT = workload(Empirical([17, 30, 30, 41, 55, 80, 80, 80, 123, 200, 377, 390]))

@@ -8,7 +8,7 @@ import pytest
 from prfaas.model.capacity import ttft
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.planning.planner import best_plan, homogeneous, naive
-from tests.planner_inputs import case_study, profile, small_deployment, workload
+from tests.support.planner_inputs import case_study, profile, small_deployment, workload
 
 
 def test_table_6_s_times_to_first_token() -> None:

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.base_protocol import BaseProtocol
 
 from prfaas.router.engines.legs import MAX_HELD_BYTES, beginning, streamed_error
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 ERROR = b'{"error": {"message": "no KV", "type": "InternalServerError", "param": null, "code": 500}}'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from prfaas import metrics
 from prfaas.rpc.tasks import end, lasting
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def _num_ended(name: str) -> float:

@@ -12,7 +12,7 @@ from prfaas.solve.report import plots
 from prfaas.solve.report.manager_settings import manager_settings
 from prfaas.solve.report.screen import render
 from prfaas.solve.study import Study, study
-from tests.planner_inputs import case_study
+from tests.support.planner_inputs import case_study
 
 
 def quick(deployment: Deployment, workload: Workload) -> Study:

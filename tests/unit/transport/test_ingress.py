@@ -14,7 +14,7 @@ from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import CAPABILITIES
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.receiver.limits import BUSY_SECONDS, TELL_RATIO, ReceiveLimits
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 LIMIT = 8e6
 STEP = 0.1  # seconds between two looks

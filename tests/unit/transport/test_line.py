@@ -14,8 +14,8 @@ from prfaas.transport.protocol.messages import decode_ending, encode_refusal
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.receiver.transfer import say
 from prfaas.transport.sender.connection_worker import ConnectionWorker
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.transport.lines import Site
-from tests.waiting import PATIENCE_SECONDS
 
 NOT_SENT = Header(FrameType.ACK, 0, offset=5).encode()
 

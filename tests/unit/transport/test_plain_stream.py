@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prfaas.transport.net.sockets import RECEIVE_STEP_BYTES, PlainStream
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 FEW_BYTES = 1000
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def stop(pid: int) -> None:
@@ -17,20 +17,20 @@ def stop(pid: int) -> None:
     wait_until(lambda: _states(pid) == {"T"}, what=f"the standstill of process {pid}")
 
 
-def go_on(pid: int) -> None:
+def resume(pid: int) -> None:
     """Let it run again, if it still is."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
-def standing_still(pid: int) -> Iterator[None]:
+def paused(pid: int) -> Iterator[None]:
     """The process runs nothing meanwhile."""
     try:
         stop(pid)
         yield
     finally:
-        go_on(pid)
+        resume(pid)
 
 
 def _states(pid: int) -> set[str]:

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 
-def kill_redis_of(manager_pid: int) -> None:
+def kill_embedded_redis(manager_pid: int) -> None:
     """kill -9 it; nothing where it is gone already."""
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # another process that has just ended
