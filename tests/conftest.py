@@ -1,4 +1,4 @@
-"""What all tests share: which of them can run here, how long each package's may take, which get a second try."""
+"""Shared test setup: skips for missing hardware, time budgets per folder, and second tries."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-# gRPC looks at this when it is imported. Its handlers of forks run in children that are about to become other programs,
-# and end them now and then ("epoll_wait error: Bad file descriptor"); no child of ours uses gRPC before its exec.
+# gRPC reads this when it is imported. Its fork handlers run in children before exec and sometimes end them
+# ("epoll_wait error: Bad file descriptor"). No child process uses gRPC before its exec.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# An example's time says more of the machine's other work than of the code; `timeout` bounds the whole test. The same
-# examples in every run, so that a change breaks what it breaks; `make soak` draws new ones, and many.
+# The time of one example depends on other work of the machine; `timeout` bounds the whole test.
+# Each run draws the same examples, so that failures are reproducible. `make soak` draws many new ones.
 hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("seeded")
 
-# Seconds for all tests of a folder of tests/ on 2 cores that other work keeps busy too; make check as a whole has 1800.
-# Those of unit take 80 s alone and have been seen to take 290 beside other work; those with processes vary as much.
+# Seconds for all tests of a folder on 2 cores that are also used by other work. An idle machine needs about a third.
 BUDGET_SECONDS = {"unit": 600, "property": 240, "integration": 1300, "e2e": 1600, "conformance": 240}
 WITH_ENGINES = frozenset(("conformance", "e2e"))
 
-# Of thousands of tests with processes and sockets one may lose a race against a busy machine. It is tried once more and
-# named at the end; more than a few in one run are no accident, and the run fails.
+# A test with processes and sockets may lose a race on a busy machine. It gets a second try and is named at the end.
+# More than a few second tries in one run fail the run.
 WITH_PROCESSES = WITH_ENGINES | {"integration"}
 MAX_SECOND_TRIES = 3
 
 _spent_seconds: dict[str, float] = defaultdict(float)
-_tried_again: list[pytest.TestReport] = []
+_second_tries: list[pytest.TestReport] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,8 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _loggers_as_they_were() -> Iterator[None]:
-    """A command or connector that ran in this process wrote its logs to this test's standard error, which is closed then."""
+def _restored_loggers() -> Iterator[None]:
+    """Restore the loggers. A command that ran in this process has redirected them to the test's standard error."""
     loggers = [logging.getLogger(name) for name in ("", "prfaas")]
     before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
@@ -65,7 +64,7 @@ def _loggers_as_they_were() -> Iterator[None]:
 
 
 class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Of two workers one runs all tests with real engines, which need the processor; the other one file after another."""
+    """Scheduling in which one worker runs all tests with real engines, since these need the processor."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
@@ -84,11 +83,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _spent_seconds[_folder(report.nodeid)] += report.duration
     outcome: str = report.outcome
     if outcome == "rerun":
-        _tried_again.append(report)
+        _second_tries.append(report)
 
 
 def _largest(terminalreporter: pytest.TerminalReporter) -> dict[str, float]:
-    """What tests record under names that begin with "largest": over all of them, by name."""
+    """Return the largest value of each recorded property whose name begins with "largest"."""
     found: dict[str, float] = {}
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
@@ -105,22 +104,22 @@ def _over_budget() -> list[str]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for name, value in _largest(terminalreporter).items():
         terminalreporter.write_line(f"{name}: {value:.2g}")
-    for report in _tried_again:
+    for report in _second_tries:
         terminalreporter.write_line(f"SECOND TRY {report.nodeid}", yellow=True)
         terminalreporter.write_line(report.longreprtext)
-    if len(_tried_again) > MAX_SECOND_TRIES:
+    if len(_second_tries) > MAX_SECOND_TRIES:
         terminalreporter.write_line(f"more than {MAX_SECOND_TRIES} tests needed a second try", red=True)
     for line in _over_budget() if _is_budgeted(config) else []:
         terminalreporter.write_line(f"OVER BUDGET {line} (tests/conftest.py states the budgets)", red=True)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    is_bad = len(_tried_again) > MAX_SECOND_TRIES or (_is_budgeted(session.config) and _over_budget())
+    is_bad = len(_second_tries) > MAX_SECOND_TRIES or (_is_budgeted(session.config) and _over_budget())
     if exitstatus == pytest.ExitCode.OK and is_bad:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _is_budgeted(config: pytest.Config) -> bool:
-    """Soak tests may take long; a worker sees but a part."""
+    """Return whether time budgets apply. Soak runs have none, and an xdist worker sees only a part of the tests."""
     is_soak = "not soak" not in config.getoption("markexpr") or config.getoption("--hypothesis-profile") == "soak"
     return not is_soak and not hasattr(config, "workerinput")

@@ -1,4 +1,4 @@
-"""The code blocks of README and docs/, and the commands in them, as a shell would read them."""
+"""Code blocks of README and docs/, and their shell commands as words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEPARATORS = frozenset("\n;&|")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block; `text` without the indentation of the list that it stands in."""
+    """One fenced block. `text` has no indentation."""
 
     page: Path
     language: str
@@ -28,7 +28,7 @@ class Block:
 
     @property
     def name(self) -> str:
-        """The page, and the first line that says something."""
+        """Return the page and the first line with a command."""
         lines = (line for line in self.text.splitlines() if line.strip() and not line.startswith("#"))
         return f"{self.page.stem}: {next(lines, '')[:70]}"
 
@@ -44,7 +44,9 @@ def shell_blocks() -> list[Block]:
 
 
 def commands_of(text: str) -> Iterator[list[str]]:
-    """Each simple command of a script as words; variables before it and redirections away; no quotation holds " # ".
+    """Yield each simple command of a script as words, without variables before it and without redirections.
+
+    A quotation must not contain " # ".
 
     Raises:
         ValueError: a quotation does not end.
@@ -81,5 +83,5 @@ def _command(words: list[str]) -> Iterator[list[str]]:
 
 
 def mentioned(page: Path) -> Iterator[str]:
-    """What a page writes as code within its sentences and tables."""
+    """Yield the inline code of a page, outside fenced blocks."""
     yield from _INLINE.findall(_FENCE.sub("", page.read_text()))

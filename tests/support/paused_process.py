@@ -1,4 +1,4 @@
-"""Processes that run nothing for a while, which a signal alone does not promise: it takes effect when each thread next runs."""
+"""Paused processes. SIGSTOP takes effect only when each thread next runs, so `stop` waits for all threads."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tests.support.waiting import wait_until
 
 
 def stop(pid: int) -> None:
-    """Return once all threads of the process stand still."""
+    """Stop a process and wait until all of its threads are stopped."""
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: _states(pid) == {"T"}, what=f"the standstill of process {pid}")
+    wait_until(lambda: _states(pid) == {"T"}, what=f"the stop of process {pid}")
 
 
 def resume(pid: int) -> None:
-    """Let it run again, if it still is."""
+    """Let a process run again, if it still exists."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """The process runs nothing meanwhile."""
+    """Keep a process stopped within the block."""
     try:
         stop(pid)
         yield
@@ -34,9 +34,9 @@ def paused(pid: int) -> Iterator[None]:
 
 
 def _states(pid: int) -> set[str]:
-    """Of its threads, in the letters of proc(5); none where one has just ended."""
+    """Return the thread states in the letters of proc(5), or nothing if a thread has just ended."""
     try:
-        stats = [(its / "stat").read_text() for its in Path(f"/proc/{pid}/task").iterdir()]
+        stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return set()
     return {stat.rpartition(")")[2].split()[0] for stat in stats}

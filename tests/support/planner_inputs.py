@@ -17,7 +17,7 @@ PAPER_LENGTHS = LogNormal(9.90, 1.00, 128, 131_072)
 
 
 def case_study() -> tuple[Deployment, Workload]:
-    """The deployment and the traffic of the paper's section 4."""
+    """Return the deployment and the traffic of the paper's section 4."""
     deployment, written = read_deployment(catalog.deployment_path(catalog.CASE_STUDY))
     return deployment, parse_spec(written.trace)
 
@@ -27,7 +27,7 @@ def workload(lengths: Lengths, *, output_tokens: float = 1024) -> Workload:
 
 
 def profile(constant: float, linear: float, quadratic: float = 0.0, *, scale: float = 1.0) -> Profile:
-    """Prefill of constant + linear l + quadratic l² seconds; decode of 25 ms at a batch of 20."""
+    """Return a profile with a prefill of constant + linear l + quadratic l² seconds; decode of 25 ms at a batch of 20."""
     prefill = PrefillProfile(polynomial(constant, linear, quadratic).times(scale), 1, 1e9)
     return Profile("test", "test", prefill, DecodeProfile(0.015, 0.0005), "test")
 
@@ -35,13 +35,13 @@ def profile(constant: float, linear: float, quadratic: float = 0.0, *, scale: fl
 def small_deployment(
     remote: Profile, local: Profile, *, num_prfaas: int = 2, num_pd: int = 4, egress: float = 12.5e9
 ) -> Deployment:
-    """One PrfaaS cluster before one PD cluster."""
+    """Return a deployment of one PrfaaS cluster and one PD cluster."""
     model = case_study()[0].model
     prfaas = PrfaasCluster("remote", remote, num_prfaas, egress)
     return Deployment("prfaas-pd", model, (prfaas,), (PdCluster("local", local, num_pd),))
 
 
 def with_links_as_wide(deployment: Deployment, egress: float) -> Deployment:
-    """The same deployment behind another egress."""
+    """Return the deployment with another egress."""
     clusters = tuple(replace(cluster, egress_bytes_per_second=egress) for cluster in deployment.prfaas)
     return replace(deployment, prfaas=clusters)

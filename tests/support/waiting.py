@@ -1,7 +1,4 @@
-"""Waits for a fact with a deadline, in place of a sleep.
-
-The deadline costs nothing where the fact comes, so it is one that the slowest machine keeps.
-"""
+"""Waits for a condition with a deadline, instead of sleeps. The deadline suits the slowest machine."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ PATIENCE_SECONDS = 60.0
 def wait_until(
     fact: Callable[[], object], *, seconds: float = PATIENCE_SECONDS, what: str = "the awaited fact"
 ) -> None:
-    """Return as soon as `fact()` is true; AssertionError after `seconds`."""
+    """Return as soon as `fact()` is true. Raise AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not fact():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
@@ -26,7 +23,7 @@ def wait_until(
 async def until(
     fact: Callable[[], object], *, seconds: float = PATIENCE_SECONDS, what: str = "the awaited fact"
 ) -> None:
-    """The same without blocking the event loop."""
+    """Wait like `wait_until` without blocking the event loop."""
     deadline = time.monotonic() + seconds
     while not fact():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
