@@ -11,7 +11,7 @@ from typing import Any
 from prfaas.hashing import HashChain
 from prfaas.index.query import Query
 from prfaas.rpc.tasks import end
-from prfaas.scheduler.rebalance import Limits
+from prfaas.scheduler.rebalance import RebalanceLimits
 from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
 from tests.integration.agent.running import Agents
 from tests.integration.manager.deployment import MODEL, SECRET, Deployment, match_request
@@ -89,7 +89,7 @@ def _holders(site: Site, chain: HashChain) -> set[str]:
 
 def _figures(site: Site, seconds: float, started: float, joined: float) -> dict[str, Any]:
     received = {name: _received(site, name) for name in site.agents}
-    now, burst = time.monotonic(), Limits(0.0, 0.0).burst_seconds
+    now, burst = time.monotonic(), RebalanceLimits(0.0, 0.0).burst_seconds
     return {
         "num_agents": len(site.agents),
         "seconds_to_4_holders": round(seconds, 2),

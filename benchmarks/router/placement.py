@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.cachepool.trace import BLOCK_TOKENS, Request, generate
-from prfaas.scheduler.placement import choose
+from prfaas.scheduler.placement import choose_instance
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 from prfaas.types import AgentName, ClusterName, InstanceId
 
@@ -81,7 +81,7 @@ def _chosen(nodes: Sequence[_Node], request: Request, seed: int) -> _Node:
         for node, name, agent in names
     ]
     cached = {agent: node.held(request) * BLOCK_TOKENS for node, _, agent in names}
-    chosen = choose(states, RequestFacts(request.input_tokens, cached_tokens=cached, seed=seed))
+    chosen = choose_instance(states, RequestFacts(request.input_tokens, cached_tokens=cached, seed=seed))
     assert chosen is not None, "every node is healthy"
     return nodes[int(chosen.instance)]
 

@@ -17,9 +17,9 @@ import prfaas
 from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
-from prfaas.ppd.drawing import draw
-from prfaas.ppd.workloads import FIRST_TURNS, NUM_TURNS, REQUEST_RATES, SECOND_TURNS, Cell, by_requests
-from prfaas.scheduler.ppd import PpdTable, Run, build_table, read_measured, to_measured
+from prfaas.ppd.table_text import draw
+from prfaas.ppd.workloads import FIRST_TURNS, NUM_TURNS, REQUEST_RATES, SECOND_TURNS, TableCell, by_requests
+from prfaas.scheduler.ppd import PpdRun, PpdTable, build_table, read_measured, to_measured
 
 T = TypeVar("T")
 
@@ -142,8 +142,10 @@ def _weighted(table: PpdTable, flags: argparse.Namespace) -> PpdTable:
 
 def _build(flags: argparse.Namespace) -> int:
     _check_can_be_written(flags.out)
-    measuring = extras.load("prfaas.ppd.measuring", extra="router")
-    cells = [Cell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps]
+    measuring = extras.load("prfaas.ppd.measurement", extra="router")
+    cells = [
+        TableCell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps
+    ]
     pd, local = asyncio.run(_runs(measuring, flags, cells))
     weights = {"ttft_weight": 1.0 if flags.w_ttft is None else flags.w_ttft}
     try:
@@ -166,7 +168,7 @@ def _simulate(flags: argparse.Namespace) -> int:
     return 0
 
 
-async def _runs(measuring: Any, flags: argparse.Namespace, cells: list[Cell]) -> tuple[list[Run], list[Run]]:
+async def _runs(measuring: Any, flags: argparse.Namespace, cells: list[TableCell]) -> tuple[list[PpdRun], list[PpdRun]]:
     """Return each cell on both front doors, one after the other, so that neither is beside the other's load; without the cells
     that a door answered otherwise than it should.
     """
@@ -175,7 +177,7 @@ async def _runs(measuring: Any, flags: argparse.Namespace, cells: list[Cell]) ->
         for url, route in ((flags.pd, "remote"), (flags.local, "local"))
     ]
     effort = measuring.Effort(seconds=flags.seconds, seed=flags.seed)
-    runs: tuple[list[Run], list[Run]] = ([], [])
+    runs: tuple[list[PpdRun], list[PpdRun]] = ([], [])
     async with measuring.aiohttp.ClientSession(connector=measuring.aiohttp.TCPConnector(limit=0)) as session:
         for number, cell in enumerate(cells, 1):
             line = f"{number}/{len(cells)} {cell.context} {cell.workload} {cell.qps:g} QPS"

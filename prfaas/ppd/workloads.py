@@ -27,7 +27,7 @@ SECOND_TURNS: dict[WorkloadType, tuple[int, int]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell of the table."""
 
     context: ContextClass

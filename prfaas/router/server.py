@@ -17,16 +17,16 @@ from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
 from prfaas.router.engines.discovery import Discovery
 from prfaas.router.engines.fleet import Fleet
-from prfaas.router.engines.legs import Legs
-from prfaas.router.ext_proc.endpoint_choice import Choosing
-from prfaas.router.http.admission import Admission, Operators, Quotas, read_clients, read_key
+from prfaas.router.engines.legs import LegClient
+from prfaas.router.ext_proc.endpoint_choice import EndpointChooser
+from prfaas.router.http.admission import OperatorKeys, Quotas, RequestAdmission, read_clients, read_key
 from prfaas.router.http.app import Router, make_app
-from prfaas.router.http.proxy import Passing
+from prfaas.router.http.proxy import Proxy
 from prfaas.router.openai.tokenizer import Tokenizer
-from prfaas.router.routing.decide import Deciding
-from prfaas.router.routing.manager_client import ManagerLink
-from prfaas.router.routing.record import Records
-from prfaas.router.routing.serve import Answering
+from prfaas.router.routing.decide import DecisionMaker
+from prfaas.router.routing.manager_client import DecisionClient
+from prfaas.router.routing.record import RequestRecords
+from prfaas.router.routing.serve import RequestHandler
 from prfaas.rpc.tasks import end, lasting
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy
@@ -37,7 +37,7 @@ IDLE_SECONDS = 4.0  # vLLM closes idle connections after 5 s; a request must not
 CERTIFICATE_LOOK_SECONDS = 5.0
 DRAIN_SECONDS = 10.0  # answers under way when the router is told to stop
 MAX_CLIENT_STRANGERS = 1024  # TLS handshakes under way with clients, who may be anybody
-OpenPicker = Callable[[RouterConfig, Choosing], contextlib.AbstractAsyncContextManager[str]]
+OpenPicker = Callable[[RouterConfig, EndpointChooser], contextlib.AbstractAsyncContextManager[str]]
 _log = logs.get("router")
 
 
@@ -47,7 +47,7 @@ async def serve(config: RouterConfig, secret: bytes, *, picker: OpenPicker | Non
     Raises:
         ConfigError: the address cannot be bound.
     """
-    async with open_door(config, secret, picker=picker) as address:
+    async with open_router(config, secret, picker=picker) as address:
         _log.info("router.started", listen=address, threshold_tokens=config.threshold_tokens)
         try:
             await asyncio.Event().wait()
@@ -56,7 +56,7 @@ async def serve(config: RouterConfig, secret: bytes, *, picker: OpenPicker | Non
 
 
 @contextlib.asynccontextmanager
-async def open_door(config: RouterConfig, secret: bytes, *, picker: OpenPicker | None = None) -> AsyncIterator[str]:
+async def open_router(config: RouterConfig, secret: bytes, *, picker: OpenPicker | None = None) -> AsyncIterator[str]:
     """The host:port where the front door answers as long as the block runs.
 
     Raises:
@@ -66,7 +66,7 @@ async def open_door(config: RouterConfig, secret: bytes, *, picker: OpenPicker |
         if picker is not None:
             _log.info("picker.started", listen=await stack.enter_async_context(picker(config, choosing)))
         app = make_app(router, max_body_bytes=config.max_body_bytes)
-        yield await stack.enter_async_context(listening(app, config.listen, door=_client_door(config)))
+        yield await stack.enter_async_context(serve_app(app, config.listen, door=_client_door(config)))
 
 
 def _client_door(config: RouterConfig) -> TlsProxy | None:
@@ -87,7 +87,7 @@ def _client_door(config: RouterConfig) -> TlsProxy | None:
 
 
 @contextlib.asynccontextmanager
-async def listening(
+async def serve_app(
     app: web.Application, listen: str, *, setting: str = "listen", door: TlsProxy | None = None
 ) -> AsyncIterator[str]:
     """The host:port where an app answers as long as the block runs; `setting` is the address's, for messages.
@@ -133,20 +133,20 @@ async def _bind(runner: web.AppRunner, listen: str, setting: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[tuple[Router, Choosing]]:
+async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[tuple[Router, EndpointChooser]]:
     """A router, and its answers to gateways, whose fleet is kept up to date as long as the block runs."""
     keys = read_clients(config.api_keys_file, setting="api_keys_file")
     quotas = Quotas(config.quotas_by_client(), config.default_quota(), time.monotonic)
     operator_keys = read_clients(config.operator_keys_file, setting="operator_keys_file")
     lets_in_some = bool(keys) or config.client_tls_authority is not None
-    operators = Operators(operator_keys, clients_are_known=lets_in_some)
+    operators = OperatorKeys(operator_keys, clients_are_known=lets_in_some)
     tenants = config.client_tenants()
-    admission = Admission(keys, max_requests=config.max_requests, quotas=quotas, tenants=tenants)
+    admission = RequestAdmission(keys, max_requests=config.max_requests, quotas=quotas, tenants=tenants)
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")
     certificates = config.certificates(speaks=()) if config.engine_tls == "deployment" else None
-    async with engine_session(engine_key, certificates) as session, following(certificates):
+    async with engine_session(engine_key, certificates) as session, follow_certificates(certificates):
         fleet = Fleet(config, session)
-        manager = ManagerLink(config, secret, fleet) if config.managers else None
+        manager = DecisionClient(config, secret, fleet) if config.managers else None
         watches = [lasting(fleet.probe_forever, name="fleet probe", ended=metrics.ROUTER_TASKS_ENDED)]
         if config.discovery.looks:
             discovery = Discovery(
@@ -156,15 +156,15 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
         if manager is not None:
             watches.append(lasting(manager.watch_forever, name="manager watch", ended=metrics.ROUTER_TASKS_ENDED))
             watches.append(lasting(manager.report_forever, name="manager report", ended=metrics.ROUTER_TASKS_ENDED))
-        answering = Answering(
+        answering = RequestHandler(
             fleet=fleet,
-            deciding=Deciding(config, secret, fleet, manager),
-            legs=Legs(session, prefill_seconds=config.transfer_deadline),
+            deciding=DecisionMaker(config, secret, fleet, manager),
+            legs=LegClient(session, prefill_seconds=config.transfer_deadline),
             tokenizer=Tokenizer(session),
             pd_protocol=config.pd_protocol,
         )
-        records = Records()
-        passing = Passing(fleet.any_decode, session)
+        records = RequestRecords()
+        passing = Proxy(fleet.any_decode, session)
         try:
             router = Router(
                 config,
@@ -176,7 +176,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
                 records=records,
                 report=manager.ended if manager is not None else lambda record: None,
             )
-            yield router, Choosing(fleet, answering, admission, records)
+            yield router, EndpointChooser(fleet, answering, admission, records)
         finally:
             await end(watches)
             if manager is not None:
@@ -190,7 +190,7 @@ def _dialling(config: RouterConfig) -> Callable[[], ssl.SSLContext] | None:
 
 
 @contextlib.asynccontextmanager
-async def following(certificates: Certificates | None) -> AsyncIterator[None]:
+async def follow_certificates(certificates: Certificates | None) -> AsyncIterator[None]:
     """Have the engines' connections take new files as long as the block runs."""
     watches = []
     if certificates is not None:

@@ -18,7 +18,7 @@ PartitionReason = Literal[
 
 
 @dataclass(frozen=True)
-class Load:
+class StepLoad:
     """What the two sides have to do in the next step."""
 
     decode_batch: int
@@ -41,7 +41,7 @@ OVERALLOCATED = Partition(1.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Policy:
+class SharingPolicy:
     """`itl_slo_seconds` bounds one decode step; a smaller decode share is taken after `dwell_steps` steps that allow it."""
 
     itl_slo_seconds: float
@@ -57,7 +57,7 @@ class Sharing:
     relaxed_steps: int = 0
 
 
-def target(load: Load, profile: ShareTable, itl_slo_seconds: float) -> tuple[Partition, PartitionReason]:
+def target_partition(load: StepLoad, profile: ShareTable, itl_slo_seconds: float) -> tuple[Partition, PartitionReason]:
     """Return the partition for a load that stays as it is; when no share meets the SLO, the fastest one."""
     if load.decode_batch == 0:
         return (Partition(0.0, 1.0), "decode_idle") if load.prefill_busy else (OVERALLOCATED, "both_idle")
@@ -73,9 +73,9 @@ def target(load: Load, profile: ShareTable, itl_slo_seconds: float) -> tuple[Par
     return Partition(fastest, 1 - fastest), "slo_unreachable"
 
 
-def next_sharing(sharing: Sharing, load: Load, profile: ShareTable, *, policy: Policy) -> Sharing:
+def next_sharing(sharing: Sharing, load: StepLoad, profile: ShareTable, *, policy: SharingPolicy) -> Sharing:
     """Return the partition for the next step; called between steps and nowhere else."""
-    wanted, reason = target(load, profile, policy.itl_slo_seconds)
+    wanted, reason = target_partition(load, profile, policy.itl_slo_seconds)
     held = sharing.partition
     if wanted == held or not _relaxes(held, wanted) or not _meets(held, load, profile, policy.itl_slo_seconds):
         return Sharing(wanted, reason)
@@ -89,6 +89,6 @@ def _relaxes(held: Partition, wanted: Partition) -> bool:
     return held.is_split and (wanted == OVERALLOCATED or (wanted.is_split and wanted.decode_share < held.decode_share))
 
 
-def _meets(held: Partition, load: Load, profile: ShareTable, itl_slo_seconds: float) -> bool:
+def _meets(held: Partition, load: StepLoad, profile: ShareTable, itl_slo_seconds: float) -> bool:
     per_share, _ = profile.at(load.decode_batch)
     return held.decode_share in profile.shares and per_share[profile.shares.index(held.decode_share)] <= itl_slo_seconds

@@ -9,7 +9,7 @@ from typing import Literal
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 
 # Why a conversation leaves its node: its KV is full, it has many more requests than another, or it is not there.
-Leaving = Literal["full", "slow", "gone"]
+LeaveReason = Literal["full", "slow", "gone"]
 REQUEST_TOKENS = 4096  # the work that a request under way stands for: about what prompts of 8K tokens leave uncached
 LOAD_SLACK = 32  # requests beyond the least loaded instance's: with more it is full, whatever it holds
 # What the conversation's own node is taken to hold while nothing is known of caches:
@@ -19,12 +19,12 @@ KV_FULL_RATIO = 0.98  # with more a request waits for blocks, or another is pree
 KV_WAIT_TOKENS = 16 * REQUEST_TOKENS  # the work that this wait stands for where an engine is about to be full
 
 
-def tie(one: InstanceState, request: RequestFacts) -> int:
+def tie_break(one: InstanceState, request: RequestFacts) -> int:
     """What orders instances that are equally good for a request: by chance, so that a crowd of requests spreads."""
     return zlib.crc32(f"{request.seed} {one.instance}".encode()) if request.seed else 0
 
 
-def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
+def choose_instance(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
     """Return the instance with the fewest tokens to compute: the prompt's uncached ones, those of the requests under way, and
     what the wait for KV blocks costs; one that is full, by its KV or beside the others, is left out while one is not.
 
@@ -38,15 +38,15 @@ def choose(candidates: Iterable[InstanceState], request: RequestFacts) -> Instan
         ahead = one.num_requests * REQUEST_TOKENS - cached
         if one.kv_usage_ratio > KV_AMPLE_RATIO:
             ahead += _kv_wait_tokens(one.kv_usage_ratio)
-        return ahead, not is_own, tie(one, request), one.instance
+        return ahead, not is_own, tie_break(one, request), one.instance
 
     return min(_brisk(_roomy(_usable(candidates, request))), key=cost, default=None)
 
 
-def session_node(candidates: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState] | Leaving:
+def session_node(candidates: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState] | LeaveReason:
     """The instances of the conversation's own node that take its next turn, whatever work is ahead there; or why none."""
     left = _usable(candidates, request)
-    stages: tuple[tuple[Leaving, list[InstanceState]], ...] = (
+    stages: tuple[tuple[LeaveReason, list[InstanceState]], ...] = (
         ("gone", left),
         ("full", roomy := _roomy(left)),
         ("slow", _brisk(roomy)),

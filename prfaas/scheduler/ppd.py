@@ -185,7 +185,7 @@ def _measured(entry: Mapping[str, Any]) -> PpdEntry:
 
 
 @dataclass(frozen=True)
-class Run:
+class PpdRun:
     """Turn-2 averages of one workload at one rate, all turns prefilled one way."""
 
     context_class: ContextClass
@@ -199,7 +199,7 @@ class Run:
 MIN_SUCCESS_RATIO = 0.95  # below it a run has failed and its averages say nothing
 
 
-def build_table(pd: Iterable[Run], ppd: Iterable[Run], *, ttft_weight: float, tpot_weight: float) -> PpdTable:
+def build_table(pd: Iterable[PpdRun], ppd: Iterable[PpdRun], *, ttft_weight: float, tpot_weight: float) -> PpdTable:
     """Phase 1 of Algorithm 1: the table out of runs with x = 0 (`pd`) and x = 1 (`ppd`); a cell needs both.
 
     A cell whose P→D failed is local; one whose local prefill failed is left out, unless P→D failed too.
@@ -221,7 +221,7 @@ def build_table(pd: Iterable[Run], ppd: Iterable[Run], *, ttft_weight: float, tp
 
 
 @dataclass(frozen=True)
-class Turn:
+class LaterTurn:
     """A later turn as the table sees it: new tokens, cached ones on the decode node, output limit (0: none named)."""
 
     num_input_tokens: int
@@ -229,7 +229,7 @@ class Turn:
     num_output_tokens: int = 0
 
 
-def prefills_locally(table: PpdTable, turn: Turn, *, qps: float, mode: PpdMode) -> bool:
+def prefills_locally(table: PpdTable, turn: LaterTurn, *, qps: float, mode: PpdMode) -> bool:
     """Return whether the decode node that holds the KV prefills a later turn itself (x* = 1)."""
     if mode == "authors" and turn.num_input_tokens < BYPASS_TOKENS:
         return True
@@ -249,13 +249,13 @@ _UNKNOWN = (None, None)
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedTurn:
     """One later turn as it was answered: `qps` and `turn` are those of its decision, `at` seconds on one clock.
 
     `tpot_seconds` None: not known. A turn that failed counts as one whose first token took `FAILED_SECONDS`.
     """
 
-    turn: Turn
+    turn: LaterTurn
     qps: float
     was_local: bool
     ttft_seconds: float
@@ -269,16 +269,16 @@ class PpdRefresh:
     def __init__(self, table: PpdTable, *, window_seconds: float) -> None:
         self._table = table
         self._window_seconds = window_seconds
-        self._served: dict[tuple[_Cell, bool], deque[Served]] = {}
+        self._served: dict[tuple[_Cell, bool], deque[ServedTurn]] = {}
 
-    def note(self, served: Served) -> None:
+    def note(self, served: ServedTurn) -> None:
         """Take one turn; of cells that the table lacks there is nothing to compare it with."""
         entry = self._entry(served)
         if entry is not None:
             cell = (entry.context_class, entry.workload_type, entry.qps)
             self._served.setdefault((cell, served.was_local), deque(maxlen=MAX_TURNS)).append(served)
 
-    def _entry(self, served: Served) -> PpdEntry | None:
+    def _entry(self, served: ServedTurn) -> PpdEntry | None:
         turn = served.turn
         workload = workload_type(turn.num_input_tokens, turn.num_output_tokens or DEFAULT_OUTPUT_TOKENS)
         return self._table.find(context_class(turn.num_cached_tokens), workload, served.qps)
@@ -289,7 +289,7 @@ class PpdRefresh:
         return replace(self._table, entries=tuple(_renewed(entry, fresh) for entry in self._table.entries))
 
 
-def _averages(turns: Iterable[Served], since: float) -> tuple[float | None, float | None]:
+def _averages(turns: Iterable[ServedTurn], since: float) -> tuple[float | None, float | None]:
     """Mean TTFT and TPOT in seconds, each when enough turns have it."""
     late = [turn for turn in turns if turn.at > since]
     tpots = [its.tpot_seconds for its in late if its.tpot_seconds is not None]

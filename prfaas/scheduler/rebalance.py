@@ -28,7 +28,7 @@ class HotPrefix:
 
 
 @dataclass(frozen=True)
-class Move:
+class PlannedCopy:
     """Copy a prefix."""
 
     key: PrefixKey
@@ -38,18 +38,18 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Cast:
+class Participants:
     """Who is there. Only `senders` may be told to send; `leaving` nodes receive nothing; over `full_links` nothing goes."""
 
     clusters: Mapping[AgentName, ClusterName]
     senders: frozenset[AgentName]
     leaving: frozenset[AgentName] = frozenset()
     full_links: frozenset[tuple[ClusterName, ClusterName]] = frozenset()
-    under_way: tuple[Move, ...] = ()
+    under_way: tuple[PlannedCopy, ...] = ()
 
 
 @dataclass(frozen=True)
-class Limits:
+class RebalanceLimits:
     """How eager rebalancing may be. A budget holds at most `burst_seconds` of its rate."""
 
     egress_bytes_per_second: float
@@ -62,33 +62,33 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Budget:
+class ByteBudget:
     """Bytes that may move, as of `at`."""
 
     num_bytes: float
     at: float
 
-    def filled(self, rate: float, burst_seconds: float, now: float) -> Budget:
-        return Budget(min(rate * burst_seconds, self.num_bytes + rate * max(0.0, now - self.at)), now)
+    def filled(self, rate: float, burst_seconds: float, now: float) -> ByteBudget:
+        return ByteBudget(min(rate * burst_seconds, self.num_bytes + rate * max(0.0, now - self.at)), now)
 
 
 @dataclass(frozen=True)
-class Rebalance:
+class RebalanceState:
     """What one step leaves for the next. Times are seconds on a clock that only goes forward."""
 
     wanted: Mapping[PrefixKey, int] = field(default_factory=dict)
     ordered_at: Mapping[tuple[PrefixKey, AgentName], float] = field(default_factory=dict)
-    egress: Mapping[ClusterName, Budget] = field(default_factory=dict)
-    intake: Mapping[AgentName, Budget] = field(default_factory=dict)
+    egress: Mapping[ClusterName, ByteBudget] = field(default_factory=dict)
+    intake: Mapping[AgentName, ByteBudget] = field(default_factory=dict)
 
 
 def step(
-    state: Rebalance, prefixes: Sequence[HotPrefix], cast: Cast, *, now: float, limits: Limits
-) -> tuple[Rebalance, list[Move]]:
+    state: RebalanceState, prefixes: Sequence[HotPrefix], cast: Participants, *, now: float, limits: RebalanceLimits
+) -> tuple[RebalanceState, list[PlannedCopy]]:
     """The copies to order now, hottest prefix first and one for each prefix and node; and the state for the next step."""
     state = _refilled(state, cast, now=now, limits=limits)
     state = replace(state, wanted=_wanted(state.wanted, prefixes, limits))
-    moves: list[Move] = []
+    moves: list[PlannedCopy] = []
     for prefix in sorted(prefixes, key=lambda its: (-its.hits_per_second, its.key)):
         move = _move(state, prefix, cast, [*cast.under_way, *moves])
         if move is not None:
@@ -97,8 +97,8 @@ def step(
     return state, moves
 
 
-def _refilled(state: Rebalance, cast: Cast, *, now: float, limits: Limits) -> Rebalance:
-    empty, burst = Budget(0.0, now), limits.burst_seconds
+def _refilled(state: RebalanceState, cast: Participants, *, now: float, limits: RebalanceLimits) -> RebalanceState:
+    empty, burst = ByteBudget(0.0, now), limits.burst_seconds
     clusters = {*cast.clusters.values()}
     return replace(
         state,
@@ -114,7 +114,9 @@ def _refilled(state: Rebalance, cast: Cast, *, now: float, limits: Limits) -> Re
     )
 
 
-def _wanted(before: Mapping[PrefixKey, int], prefixes: Sequence[HotPrefix], limits: Limits) -> dict[PrefixKey, int]:
+def _wanted(
+    before: Mapping[PrefixKey, int], prefixes: Sequence[HotPrefix], limits: RebalanceLimits
+) -> dict[PrefixKey, int]:
     """Return how many holders each prefix should have: up at once, down with hysteresis."""
     wanted = {}
     for prefix in prefixes:
@@ -125,7 +127,9 @@ def _wanted(before: Mapping[PrefixKey, int], prefixes: Sequence[HotPrefix], limi
     return wanted
 
 
-def _move(state: Rebalance, prefix: HotPrefix, cast: Cast, moving: Sequence[Move]) -> Move | None:
+def _move(
+    state: RebalanceState, prefix: HotPrefix, cast: Participants, moving: Sequence[PlannedCopy]
+) -> PlannedCopy | None:
     """Return the next copy of one prefix, or None when it has holders enough or none can be made now."""
     coming = {its.destination for its in moving if its.key == prefix.key}
     if len(prefix.holders - cast.leaving) + len(coming) >= state.wanted[prefix.key]:
@@ -141,15 +145,17 @@ def _move(state: Rebalance, prefix: HotPrefix, cast: Cast, moving: Sequence[Move
     if not pairs:
         return None
     source, destination = min(pairs, key=lambda pair: _preference(state, pair, cast, moving))
-    return Move(prefix.key, source, destination, prefix.num_bytes)
+    return PlannedCopy(prefix.key, source, destination, prefix.num_bytes)
 
 
-def _may_receive(state: Rebalance, prefix: HotPrefix, node: AgentName) -> bool:
+def _may_receive(state: RebalanceState, prefix: HotPrefix, node: AgentName) -> bool:
     intake = state.intake.get(node)
     return (prefix.key, node) not in state.ordered_at and intake is not None and prefix.num_bytes <= intake.num_bytes
 
 
-def _may_send(state: Rebalance, prefix: HotPrefix, source: AgentName, destination: AgentName, cast: Cast) -> bool:
+def _may_send(
+    state: RebalanceState, prefix: HotPrefix, source: AgentName, destination: AgentName, cast: Participants
+) -> bool:
     clusters = cast.clusters
     if source not in clusters or destination not in clusters:
         return False
@@ -158,7 +164,7 @@ def _may_send(state: Rebalance, prefix: HotPrefix, source: AgentName, destinatio
 
 
 def _preference(
-    state: Rebalance, pair: tuple[AgentName, AgentName], cast: Cast, moving: Sequence[Move]
+    state: RebalanceState, pair: tuple[AgentName, AgentName], cast: Participants, moving: Sequence[PlannedCopy]
 ) -> tuple[bool, float, int, AgentName, AgentName]:
     """Within a cluster first; to whom has received least of late; from whom sends least."""
     source, destination = pair
@@ -167,7 +173,7 @@ def _preference(
     return is_far, -state.intake[destination].num_bytes, num_sending, destination, source
 
 
-def _charged(state: Rebalance, move: Move, cast: Cast, *, now: float) -> Rebalance:
+def _charged(state: RebalanceState, move: PlannedCopy, cast: Participants, *, now: float) -> RebalanceState:
     cluster = cast.clusters[move.source]
     egress, intake = state.egress[cluster], state.intake[move.destination]
     return replace(

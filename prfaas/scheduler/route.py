@@ -1,9 +1,4 @@
-"""The route of one request: `Snapshot + RequestFacts → Decision(reason)`, pure.
-
-The policies meet in one order: (1) the decode instance, by usable prefix, conversation and load; (2) more uncached
-tokens than t, and the remote path pays: a PrfaaS cluster prefills; (3) what stays is prefilled within the PD cluster as
-its policy says (`within.py`): by the decode instance, by a PD-P instance, or by PPD's table.
-"""
+"""Whether a prefix is fetched from another node before it is extended: PrfaaS, section 3.4.2, abundant bandwidth (pure)."""
 
 from __future__ import annotations
 
@@ -11,18 +6,50 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prfaas.scheduler.fetch import Fetch, fetch_to
-from prfaas.scheduler.pick import pick_decode
-from prfaas.scheduler.placement import choose, session_node
+from prfaas.scheduler.endpoint_picker.adapter import pick_decode
+from prfaas.scheduler.pd_prefill import PdReason, choose_pd_prefill, stays_on_session_node
+from prfaas.scheduler.placement import choose_instance, session_node
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site
-from prfaas.scheduler.within import WithinReason, keeps_session_nodes, within
-from prfaas.types import InstanceId
+from prfaas.types import AgentName, InstanceId
+
+
+@dataclass(frozen=True)
+class PrefixFetch:
+    """Copy the first `num_tokens` tokens of the prompt, which `source` holds and `destination` does not."""
+
+    source: AgentName
+    destination: AgentName
+    num_tokens: int
+
+
+def find_fetch(snapshot: Snapshot, request: RequestFacts, site: InstanceState) -> PrefixFetch | None:
+    """Return the longest prefix that another node holds, where it is worth bringing to the instance that computes the rest.
+
+    It is when it spares at least `fetch_tokens` tokens, and comes from the same cluster or over a link that is up and
+    abundant. Among nodes that hold as much: one of the same cluster, then the first by name.
+    """
+    clusters = {instance.agent: instance.cluster for instance in snapshot.instances}
+    best: PrefixFetch | None = None
+    best_rank = (0, False, "")
+    for source, num_tokens in request.cached_tokens.items():
+        gain = num_tokens - request.cached_at(site.agent)
+        if not snapshot.fetch_tokens or gain < snapshot.fetch_tokens or source not in clusters:
+            continue
+        link = (clusters[source], site.cluster)
+        is_near = link[0] == link[1]
+        if not is_near and (link in snapshot.links_down or not snapshot.path(*link).is_abundant):
+            continue
+        rank = (-num_tokens, not is_near, source)
+        if best is None or rank < best_rank:
+            best, best_rank = PrefixFetch(source, site.agent, num_tokens), rank
+    return best
+
 
 Route = Literal["local", "remote", "refused"]
 PrfaasReason = Literal["long", "cached_elsewhere"]
 StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "congested"]
-Reason = PrfaasReason | StayReason | WithinReason | Literal["fetched", "not_transferable", "no_decode_instance"]
+Reason = PrfaasReason | StayReason | PdReason | Literal["fetched", "not_transferable", "no_decode_instance"]
 NO_LAYOUT = "no node has registered a layout of its model, so nothing counted as cached"
 EXPLANATIONS: dict[Reason, str] = {
     "short": "its uncached tokens do not exceed the threshold, so the decode instance prefills it",
@@ -71,10 +98,10 @@ class Decision:
     reason: Reason
     decode: InstanceId | None = None
     prefill: InstanceId | None = None
-    fetch: Fetch | None = None
+    fetch: PrefixFetch | None = None
 
 
-def explained(decision: Decision, facts: RequestFacts) -> str:
+def explain(decision: Decision, facts: RequestFacts) -> str:
     """Why, in words."""
     words = EXPLANATIONS[decision.reason]
     return words if facts.caches_known else f"{words}; {NO_LAYOUT}"
@@ -90,7 +117,7 @@ def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
     offload = _offload(snapshot, request, decode)
     if isinstance(offload, Decision):
         return offload
-    prefill, reason = within(snapshot, request, decode)
+    prefill, reason = choose_pd_prefill(snapshot, request, decode)
     if prefill is not None:
         return Decision("remote", reason, decode.instance, prefill.instance)
     stays = Decision("local", offload if offload and reason == "short" else reason, decode.instance)
@@ -103,8 +130,8 @@ def _decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
     if snapshot.local_policy == "endpoint_picker":
         return pick_decode(snapshot, request)
     candidates = [instance for instance in snapshot.instances if instance.decodes]
-    own = session_node(candidates, request) if keeps_session_nodes(snapshot, request) else []
-    return choose(own if isinstance(own, list) and own else candidates, request)
+    own = session_node(candidates, request) if stays_on_session_node(snapshot, request) else []
+    return choose_instance(own if isinstance(own, list) and own else candidates, request)
 
 
 def _offload(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> Decision | StayReason | None:
@@ -139,14 +166,14 @@ def _over_a_path(
     refusals: list[StayReason | None] = []
     left = list(reachable)
     while left:
-        prefill = choose(left, request)
+        prefill = choose_instance(left, request)
         assert prefill is not None, "excluded and dead instances were left out before"
         verdict = _verdict(snapshot, request, decode, prefill)
         if verdict == "long" or verdict == "cached_elsewhere":
-            fetch = fetch_to(snapshot, request, prefill)
+            fetch = find_fetch(snapshot, request, prefill)
             return Decision("remote", verdict, decode.instance, prefill.instance, fetch)
         if verdict == "fetched":
-            return Decision("local", verdict, decode.instance, fetch=fetch_to(snapshot, request, decode))
+            return Decision("local", verdict, decode.instance, fetch=find_fetch(snapshot, request, decode))
         refusals.append(verdict)
         left = [one for one in left if one.cluster != prefill.cluster]
     return refusals[0]
@@ -166,7 +193,7 @@ def _verdict(
     uncached = request.uncached_at(decode.agent)
     if site == "pd":
         return "congested" if uncached > snapshot.threshold_tokens else None
-    if site == "prfaas_holds" and fetch_to(snapshot, request, decode) is not None:
+    if site == "prfaas_holds" and find_fetch(snapshot, request, decode) is not None:
         return "fetched"
     if path.cost is not None and not path.cost.pays(uncached):
         return "link_too_slow"

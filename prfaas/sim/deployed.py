@@ -11,7 +11,7 @@ from prfaas.model.cost.decoding import decode_capacity
 from prfaas.model.cost.workload import Workload
 from prfaas.model.planning.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
-from prfaas.scheduler.colocation import Policy
+from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.config.instances import InstanceSettings
 from prfaas.sim.model.blueprint import FollowUp, Node, Rules, Watch, Wires
@@ -98,7 +98,7 @@ def _nodes(deployment: Deployment, workload: Workload, plan: Plan, settings: Ins
             role: InstanceRole = "prefill" if index < num_prefill else "decode"
             sharing = None
             if settings.interference is not None:
-                role, policy = "both", Policy(1.0 / deployment.objectives.decode_tokens_per_second)
+                role, policy = "both", SharingPolicy(1.0 / deployment.objectives.decode_tokens_per_second)
                 sharing = SharingSpec(policy, settings.interference, workload.output.mean_context_tokens)
             yield Node(_state(pd.name, "pd", index, role), decode, settings.cache_blocks, sharing)
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.types import ClusterKind, InstanceRole
 from tests.e2e.pair import CHUNK_TOKENS, MAX_MODEL_LEN, Pair, post, random_prompt
 from tests.support.waiting import until, wait_until
@@ -47,7 +47,7 @@ async def _door(pair: Pair, **settings: Any) -> AsyncIterator[str]:
     its: dict[str, Any] = {"listen": "127.0.0.1:0", "secret_file": "-", "threshold_tokens": T, "probe_interval": 0.2}
     config = RouterConfig(clusters=clusters, **(its | settings))
     secret = (pair.east.socket.parent / "secret").read_bytes()
-    async with open_door(config, secret) as address:
+    async with open_router(config, secret) as address:
         yield f"http://{address}"
 
 

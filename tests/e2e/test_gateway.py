@@ -12,7 +12,7 @@ import pytest
 
 from prfaas.router.config import RouterConfig
 from prfaas.router.ext_proc.server import open_picker
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from tests.e2e.pair import CHUNK_TOKENS, NUM_OUTPUT_TOKENS, Pair, random_prompt
@@ -51,7 +51,7 @@ async def _gateway(pair: Pair, directory: Path) -> AsyncIterator[str]:
             ),
         )
         secret = (pair.east.socket.parent / "secret").read_bytes()
-        await stack.enter_async_context(open_door(config, secret, picker=open_picker))
+        await stack.enter_async_context(open_router(config, secret, picker=open_picker))
         start_envoy(stack.enter_context(Children(directory)), directory, front=front, picker=picker)
         async with asyncio.timeout(60):
             while not await asyncio.to_thread(is_answering, f"http://{front}/v1/models"):  # noqa: ASYNC110 - asked over HTTP

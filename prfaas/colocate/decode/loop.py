@@ -16,7 +16,7 @@ from prfaas.colocate.processes.board import FULL_SHARE, Board, Word
 from prfaas.colocate.processes.messages import Kind, push_request, read_request
 from prfaas.colocate.processes.ring import RingReader, RingWriter
 from prfaas.model.cost.colocation import ShareTable
-from prfaas.scheduler.colocation import Load, Policy, Sharing, next_sharing, target
+from prfaas.scheduler.colocation import Sharing, SharingPolicy, StepLoad, next_sharing, target_partition
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Adaptation:
     """What the adaptive resource manager needs; without it both sides always use everything."""
 
     profile: ShareTable
-    policy: Policy
+    policy: SharingPolicy
 
 
 @dataclass(frozen=True)
@@ -197,11 +197,11 @@ class DecodeLoop:
         profile, policy = self._adaptation.profile, self._adaptation.policy
         busy = bool(self._board[Word.PREFILL_BUSY])
         before = self._sharing.partition
-        self._sharing = next_sharing(self._sharing, Load(batch, busy), profile, policy=policy)
+        self._sharing = next_sharing(self._sharing, StepLoad(batch, busy), profile, policy=policy)
         partition = self._sharing.partition
         if partition != before:
             self._board.add(Word.SHARE_CHANGES)
-        beside = partition if busy else target(Load(batch, True), profile, policy.itl_slo_seconds)[0]
+        beside = partition if busy else target_partition(StepLoad(batch, True), profile, policy.itl_slo_seconds)[0]
         self._board[Word.DECODE_SHARE] = round(partition.decode_share * FULL_SHARE)
         self._board[Word.PREFILL_SHARE] = round(beside.prefill_share * FULL_SHARE)
         return partition.decode_share

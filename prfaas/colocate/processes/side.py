@@ -14,7 +14,7 @@ from prfaas.colocate.prefill.loop import PrefillLoop
 from prfaas.colocate.processes.board import Board
 from prfaas.colocate.processes.ring import RingReader, RingWriter, clear_wakeups
 from prfaas.colocate.processes.setup import SideFds, SideSetup, receive_peer_rings, receive_setup
-from prfaas.scheduler.colocation import Policy
+from prfaas.scheduler.colocation import SharingPolicy
 
 IDLE_MILLISECONDS = 1000
 
@@ -51,7 +51,7 @@ def build_loop(setup: SideSetup, fds: SideFds, control: socket.socket) -> Prefil
     book = DecodeBook(setup.cache, max_rows=setup.max_rows, hands_over=setup.hands_over)
     adaptation = None
     if setup.profile is not None:
-        adaptation = Adaptation(setup.profile, Policy(setup.itl_slo_seconds, setup.dwell_steps))
+        adaptation = Adaptation(setup.profile, SharingPolicy(setup.itl_slo_seconds, setup.dwell_steps))
     return DecodeLoop(book, runner, board, front=front, peer=peer, peer_rings=next_peer, adaptation=adaptation)
 
 

@@ -15,7 +15,16 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.operations.copies import Copies, CopyOrder, Purpose
 from prfaas.manager.state.popularity import Popularity
 from prfaas.manager.state.world import World
-from prfaas.scheduler.rebalance import Cast, HotPrefix, Limits, Move, PrefixKey, Rebalance, drain_order, step
+from prfaas.scheduler.rebalance import (
+    HotPrefix,
+    Participants,
+    PlannedCopy,
+    PrefixKey,
+    RebalanceLimits,
+    RebalanceState,
+    drain_order,
+    step,
+)
 from prfaas.types import AgentName, ClusterName, CopyEnd, Prefix
 
 STEP_SECONDS = 0.5
@@ -45,9 +54,9 @@ class Rebalancing:
         self._copies = copies
         self._writes = writes
         self._clock = clock
-        self._state = Rebalance()
+        self._state = RebalanceState()
         self.popularity = Popularity()
-        self._limits = Limits(
+        self._limits = RebalanceLimits(
             egress_bytes_per_second=config.rebalance_bytes_per_second,
             intake_bytes_per_second=config.rebalance_node_bytes_per_second,
             hits_per_holder_per_second=1 / config.rebalance_hit_seconds,
@@ -118,21 +127,21 @@ class Rebalancing:
         answer = self._world.index.match(query)
         return (node.node for node in answer.nodes if node.usable_tokens == prefix.num_tokens)
 
-    def _cast(self, members: dict[AgentName, Member]) -> Cast:
+    def _cast(self, members: dict[AgentName, Member]) -> Participants:
         clusters = {name: its.node.cluster for name, its in members.items()}
-        return Cast(
+        return Participants(
             clusters,
             senders=frozenset(name for name, cluster in clusters.items() if self._writes(cluster)),
             leaving=self._world.leaving,
             full_links=frozenset(_full_links(members)),
             under_way=tuple(
-                Move(_key(order.prefix), order.source.name, order.destination.name, order.max_bytes)
+                PlannedCopy(_key(order.prefix), order.source.name, order.destination.name, order.max_bytes)
                 for order in self._copies.orders()
             ),
         )
 
     def _order(
-        self, prefix: Prefix, move: Move, members: dict[AgentName, Member], purpose: Purpose
+        self, prefix: Prefix, move: PlannedCopy, members: dict[AgentName, Member], purpose: Purpose
     ) -> asyncio.Future[CopyEnd]:
         return self._copies.order(
             CopyOrder(
@@ -164,7 +173,7 @@ class Rebalancing:
         chosen = drain_order(await self._looked_at(hottest, members), name)
         heirs = self._heirs(node, members)
         orders = [
-            self._order(prefixes[its.key], Move(its.key, name, heir, its.num_bytes), members, "drain")
+            self._order(prefixes[its.key], PlannedCopy(its.key, name, heir, its.num_bytes), members, "drain")
             for number, its in enumerate(chosen)
             if (able := [heir for heir in heirs if heir in its.nodes])
             for heir in [able[number % len(able)]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prfaas.scheduler.route import Decision, explained
+from prfaas.scheduler.route import Decision, explain
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 
 MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a deployment of fifty instances
@@ -29,7 +29,7 @@ class Decided:
         """All of it, for people and for a replay."""
         return {
             "at": self.at,
-            "explanation": explained(self.decision, self.facts),
+            "explanation": explain(self.decision, self.facts),
             "decision": asdict(self.decision),
             "facts": self.facts.to_dict(),
             "snapshot": self.snapshot.to_dict(),

@@ -15,9 +15,9 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.routing.decision_log import Decided
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.endpoint_picker.config import load
-from prfaas.scheduler.ppd import FAILED_SECONDS, PpdMode, PpdRefresh, PpdTable, Served, read_measured, to_measured
+from prfaas.scheduler.pd_prefill import later_turn
+from prfaas.scheduler.ppd import FAILED_SECONDS, PpdMode, PpdRefresh, PpdTable, ServedTurn, read_measured, to_measured
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
-from prfaas.scheduler.within import turn_of
 
 REFRESH_SECONDS = 5.0
 _WAS_LOCAL = {"ppd_table_local": True, "ppd_table_pd": False}  # by the reason of the decision
@@ -53,8 +53,8 @@ class LiveTable:
         )
         is_tpot = not failed and 0 < its.tpot_seconds < MAX_SECONDS
         self._refresh.note(
-            Served(
-                turn_of(decided.facts, decode),
+            ServedTurn(
+                later_turn(decided.facts, decode),
                 decided.snapshot.requests_per_second,
                 was_local=was_local,
                 ttft_seconds=FAILED_SECONDS if failed else its.ttft_seconds,

@@ -13,13 +13,13 @@ import msgspec
 
 from prfaas import logs, metrics
 from prfaas.router.config import ClusterConfig, RouterConfig
-from prfaas.scheduler.placement import choose
+from prfaas.scheduler.placement import choose_instance
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, RequestFacts, Snapshot, WithoutPrefill
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
 
 @dataclass
-class Breaker:
+class CircuitBreaker:
     """Times are seconds on a clock that only goes forward. `limit` failures on end open it; 0: nothing does."""
 
     limit: int = 0
@@ -84,7 +84,7 @@ class Instance:
     base_models: frozenset[str] = field(default_factory=frozenset)  # without the adapters
     identity: str = ""  # the first served name, by which connectors name the weights
     renders: bool = True  # as far as known, it turns chats into token ids just as it would answer them
-    breaker: Breaker = field(default_factory=Breaker)
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     @property
     def url(self) -> str:
@@ -134,7 +134,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class PolicyAlone:
+class StandalonePolicy:
     """What a router goes by that decides alone: its own settings, or what managers said last."""
 
     local_policy: LocalPolicy
@@ -147,7 +147,7 @@ class Fleet:
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
         self.threshold_tokens = config.threshold_tokens
         self.counts_all = config.local_policy != "decode"
-        self.policy_alone = PolicyAlone(config.local_policy, config.without_prefill)
+        self.policy_alone = StandalonePolicy(config.local_policy, config.without_prefill)
         self.resting: frozenset[InstanceId] = frozenset()  # get nothing new, as managers say
         self._config = config
         self._session = session
@@ -175,7 +175,7 @@ class Fleet:
             before.address = address
             return before
         its = self._config
-        return Instance(address, breaker=Breaker(its.breaker_failures, its.breaker_seconds))
+        return Instance(address, breaker=CircuitBreaker(its.breaker_failures, its.breaker_seconds))
 
     def snapshot(
         self, model: str | None = None, *, excluded: Collection[InstanceId] = (), is_alone: bool = False
@@ -213,7 +213,7 @@ class Fleet:
 
     def any_decode(self, model: str | None = None) -> Instance | None:
         """Return a decode instance for a request whose tokens do not matter; None when nobody is ready."""
-        chosen = choose((state for state in self.snapshot(model).instances if state.decodes), RequestFacts(0))
+        chosen = choose_instance((state for state in self.snapshot(model).instances if state.decodes), RequestFacts(0))
         return self._instances[chosen.instance] if chosen else None
 
     async def probe_forever(self) -> None:

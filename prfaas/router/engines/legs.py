@@ -29,7 +29,7 @@ class _Event(msgspec.Struct):
     error: _Error
 
 
-async def beginning(response: aiohttp.ClientResponse) -> bytes:
+async def read_first_event(response: aiohttp.ClientResponse) -> bytes:
     """The first bytes of an answer; of a stream up to the first event that says something, or as many as an error has."""
     first = await response.content.readany()
     while response.content_type == "text/event-stream" and len(first) < MAX_HELD_BYTES:
@@ -92,7 +92,7 @@ class LegFailed(Exception):
 
 
 @dataclass
-class OpenAnswer:
+class EngineResponse:
     """An engine's answer whose first bytes have come; `close` ends it, also within the engines."""
 
     response: aiohttp.ClientResponse
@@ -135,7 +135,7 @@ class OpenAnswer:
             prefilling.exception()
 
 
-class Legs:
+class LegClient:
     """Sends requests to engines. `prefill_seconds`: when a prefill leg that has not ended has failed."""
 
     def __init__(self, session: aiohttp.ClientSession, *, prefill_seconds: float) -> None:
@@ -145,7 +145,7 @@ class Legs:
 
     async def decode(
         self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str], *, num_tokens: int = 0
-    ) -> OpenAnswer:
+    ) -> EngineResponse:
         """Return the decode leg, once its first bytes are there; the caller closes it.
 
         Raises:
@@ -154,17 +154,19 @@ class Legs:
         with contextlib.ExitStack() as under_way:
             under_way.enter_context(instance.busy(num_tokens))
             try:
-                response = await self._session.post(f"{instance.url}{path}", data=in_pieces(body), headers=headers)
+                response = await self._session.post(
+                    f"{instance.url}{path}", data=request_payload(body), headers=headers
+                )
                 under_way.callback(response.close)
                 if response.status >= 500:
                     raise await _engine_error("decode", response)
-                first = await beginning(response)
+                first = await read_first_event(response)
                 if (failed := streamed_error(first)) is not None:
                     raise _leg_failed("decode", EngineError(*failed))
             except BaseException as error:
                 raise _translated("decode", instance, error) from error
             instance.breaker.succeeded()
-            return OpenAnswer(response, first, under_way.pop_all())
+            return EngineResponse(response, first, under_way.pop_all())
 
     async def prefill(
         self,
@@ -184,7 +186,7 @@ class Legs:
             try:
                 async with asyncio.timeout(self._prefill_seconds):
                     async with self._session.post(
-                        f"{instance.url}{path}", data=in_pieces(body), headers=headers
+                        f"{instance.url}{path}", data=request_payload(body), headers=headers
                     ) as response:
                         if response.status != 200:
                             raise await _engine_error("prefill", response)
@@ -213,7 +215,7 @@ class Legs:
             raise LegFailed("prefill", "prefill_without_transfer", message)
         return kept
 
-    async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[OpenAnswer]) -> OpenAnswer:
+    async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[EngineResponse]) -> EngineResponse:
         """Return the decode leg's answer, unless the prefill leg fails before its first byte; whoever fails ends the other.
 
         Raises:
@@ -232,7 +234,7 @@ class Legs:
         return answer
 
 
-def in_pieces(body: bytes) -> bytes | io.BytesIO:
+def request_payload(body: bytes) -> bytes | io.BytesIO:
     """Return a body as aiohttp takes it: beyond a mebibyte it warns of what would be written in one go."""
     return io.BytesIO(body) if len(body) > AT_ONCE_BYTES else body
 
@@ -283,7 +285,7 @@ def _is_the_requests_own(failure: LegFailed) -> bool:
     return failure.answer is not None and failure.answer.status < 500
 
 
-async def _close_when_open(decode: asyncio.Task[OpenAnswer]) -> None:
+async def _close_when_open(decode: asyncio.Task[EngineResponse]) -> None:
     """Cancel a decode leg; close its answer when it came all the same."""
     decode.cancel()
     with contextlib.suppress(asyncio.CancelledError, LegFailed):

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from prfaas.router.engines.fleet import Fleet, Instance
-from prfaas.router.http.admission import Admission, Client
+from prfaas.router.http.admission import Client, RequestAdmission
 from prfaas.router.http.proxy import check_path
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER, SESSION_HEADER, session_of
-from prfaas.router.openai.request import BYTES_PER_TOKEN, PATHS, parse, passed_on
-from prfaas.router.routing.decide import Plan
-from prfaas.router.routing.record import Record, Records
-from prfaas.router.routing.serve import Answering, NobodyReady
-from prfaas.scheduler.placement import choose
+from prfaas.router.openai.request import BYTES_PER_TOKEN, PATHS, parse, prepare_forwarded
+from prfaas.router.routing.decide import RoutePlan
+from prfaas.router.routing.record import RequestRecord, RequestRecords
+from prfaas.router.routing.serve import NoEngineReady, RequestHandler
+from prfaas.scheduler.placement import choose_instance
 from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import InstanceId
@@ -28,7 +28,7 @@ _ENDPOINTS = {path: endpoint for endpoint, path in PATHS.items()}
 
 
 @dataclass(frozen=True)
-class Asked:
+class GatewayRequest:
     """A request as the gateway shows it. `subset`: the host:ports that may decode; None: all."""
 
     path: str
@@ -38,7 +38,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class EndpointChoice:
     """Headers for the request, and the instances that are busy with it until it ends.
 
     `body`: what takes the place of the client's, where a salt is in it.
@@ -59,15 +59,15 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Choosing:
+class EndpointChooser:
     """What a choice needs."""
 
     fleet: Fleet
-    answering: Answering
-    admission: Admission
-    records: Records
+    answering: RequestHandler
+    admission: RequestAdmission
+    records: RequestRecords
 
-    def admit(self, headers: Mapping[str, str], record: Record) -> Client:
+    def admit(self, headers: Mapping[str, str], record: RequestRecord) -> Client:
         """Whose request it is; it is among the records from now on.
 
         Raises:
@@ -78,7 +78,7 @@ class Choosing:
         self.records.add(record)
         return client
 
-    async def choose(self, asked: Asked, client: Client, record: Record) -> Chosen:
+    async def choose(self, asked: GatewayRequest, client: Client, record: RequestRecord) -> EndpointChoice:
         """Return where a client's request goes; its record is told of the plan.
 
         Raises:
@@ -91,7 +91,7 @@ class Choosing:
         if endpoint is None:
             record.path = path
             check_path(path)
-            body = passed_on(asked.body, tenant=client.tenant)
+            body = prepare_forwarded(asked.body, tenant=client.tenant)
             chosen = _salted(self._any(asked, record, body.model), asked, body.raw)
             self.admission.charge(client, len(asked.body) // BYTES_PER_TOKEN)
             return chosen
@@ -113,23 +113,23 @@ class Choosing:
         decode = (its for its in self.fleet if replace(its.state(), healthy=True).decodes)
         return frozenset(its.address.name for its in decode if host_port(its.url) not in subset)
 
-    def _any(self, asked: Asked, record: Record, model: str | None) -> Chosen:
+    def _any(self, asked: GatewayRequest, record: RequestRecord, model: str | None) -> EndpointChoice:
         """Return a decode instance for a request that needs no decision; one that serves `model`, where some do."""
         outside = self._outside(asked.subset)
         ready = (instance for instance in self.fleet.snapshot(model).instances if instance.decodes and instance.healthy)
-        chosen = choose((its for its in ready if its.instance not in outside), RequestFacts(0))
+        chosen = choose_instance((its for its in ready if its.instance not in outside), RequestFacts(0))
         if chosen is None:
-            raise NobodyReady("no engine is ready")
+            raise NoEngineReady("no engine is ready")
         instance = self.fleet[chosen.instance]
         headers = {"x-request-id": record.request_id, DESTINATION: host_port(instance.url)}
-        return Chosen(headers, (instance,))
+        return EndpointChoice(headers, (instance,))
 
-    def _planned(self, plan: Plan, record: Record) -> Chosen:
+    def _planned(self, plan: RoutePlan, record: RequestRecord) -> EndpointChoice:
         decision = plan.decision
         if decision.decode is None:
-            raise NobodyReady(f"{decision.reason}: {EXPLANATIONS[decision.reason]}")
+            raise NoEngineReady(f"{decision.reason}: {EXPLANATIONS[decision.reason]}")
         if any(name is not None and name not in self.fleet for name in (decision.decode, decision.prefill)):
-            raise NobodyReady("the instance that was chosen has just left")
+            raise NoEngineReady("the instance that was chosen has just left")
         decode = self.fleet[decision.decode]
         headers = {"x-request-id": record.request_id, DESTINATION: host_port(decode.url)}
         instances = [decode]
@@ -137,10 +137,10 @@ class Choosing:
             prefill = self.fleet[decision.prefill]
             headers |= {PREFILL_HEADER: host_port(prefill.url), GRANT_HEADER: plan.grant}
             instances.append(prefill)
-        return Chosen(headers, tuple(instances), plan.facts.num_prompt_tokens)
+        return EndpointChoice(headers, tuple(instances), plan.facts.num_prompt_tokens)
 
 
-def _salted(chosen: Chosen, asked: Asked, body: bytes) -> Chosen:
+def _salted(chosen: EndpointChoice, asked: GatewayRequest, body: bytes) -> EndpointChoice:
     """Return the choice with the body that goes in place of the client's, where it is another one."""
     if body == asked.body:
         return chosen

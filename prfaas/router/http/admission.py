@@ -73,14 +73,14 @@ class Quota:
 
 
 @dataclass(frozen=True)
-class Spent:
+class QuotaExceeded:
     """A quota that is used up, and when there is some of it again."""
 
     limit: Limit
     wait_seconds: float
 
 
-class Bucket:
+class TokenBucket:
     """What is left of a limit; `now` never goes back."""
 
     def __init__(self, per_minute: int, now: float) -> None:
@@ -108,9 +108,9 @@ class Quotas:
         self._by_client = by_client
         self._default = default
         self._clock = clock
-        self._buckets: dict[str, dict[Limit, Bucket]] = {}
+        self._buckets: dict[str, dict[Limit, TokenBucket]] = {}
 
-    def admit(self, client: str) -> Spent | None:
+    def admit(self, client: str) -> QuotaExceeded | None:
         """Take one request, or say what is used up."""
         buckets = self._of(client)
         if not buckets:
@@ -119,7 +119,7 @@ class Quotas:
         waits = {limit: bucket.wait_seconds(_LEAST[limit], now) for limit, bucket in buckets.items()}
         limit = max(waits, key=lambda its: waits[its])
         if waits[limit] > 0:
-            return Spent(limit, waits[limit])
+            return QuotaExceeded(limit, waits[limit])
         if "requests" in buckets:
             buckets["requests"].take(1.0, now)
         return None
@@ -130,13 +130,13 @@ class Quotas:
         if bucket is not None:
             bucket.take(num_tokens, self._clock())
 
-    def _of(self, client: str) -> dict[Limit, Bucket]:
+    def _of(self, client: str) -> dict[Limit, TokenBucket]:
         """Return a client's buckets, of what is limited; clients are named by the router's own files, so there are few."""
         buckets = self._buckets.get(client)
         if buckets is None:
             its, now = self._by_client.get(client, self._default), self._clock()
             limits: dict[Limit, int] = {"requests": its.requests_per_minute, "tokens": its.tokens_per_minute}
-            buckets = {name: Bucket(per_minute, now) for name, per_minute in limits.items() if per_minute}
+            buckets = {name: TokenBucket(per_minute, now) for name, per_minute in limits.items() if per_minute}
             self._buckets[client] = buckets
         return buckets
 
@@ -152,7 +152,7 @@ class Client:
     tenant: str
 
 
-class NotLetIn(Exception):
+class AdmissionRefused(Exception):
     """A request that is turned away; `status` is 401, or 429 with when to come again."""
 
     def __init__(self, status: int, message: str, *, retry_after_seconds: float = 1.0) -> None:
@@ -161,7 +161,7 @@ class NotLetIn(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-class Operators:
+class OperatorKeys:
     """Who may see the router's own pages: those with a key of theirs; everybody where anybody may be a client."""
 
     def __init__(self, keys: Iterable[str], *, clients_are_known: bool) -> None:
@@ -173,7 +173,7 @@ class Operators:
         return self._everybody or _digest(_key_in(authorization or "")) in self._known
 
 
-class Admission:
+class RequestAdmission:
     """Keys of the clients, their quotas, and places for their requests. Without keys anybody may come."""
 
     def __init__(self, keys: Mapping[str, str], *, max_requests: int, quotas: Quotas, tenants: Tenants) -> None:
@@ -202,7 +202,7 @@ class Admission:
             message = (
                 f"{client.name} has used up its {spent.limit} of this minute; come again in {spent.wait_seconds:.0f} s"
             )
-            raise NotLetIn(429, message, retry_after_seconds=spent.wait_seconds)
+            raise AdmissionRefused(429, message, retry_after_seconds=spent.wait_seconds)
         return client
 
     def charge(self, client: Client, num_tokens: int) -> None:
@@ -219,7 +219,7 @@ class Admission:
             return self._everybody
         client = self._clients.get(_digest(_key_in(given)))
         if client is None:
-            raise NotLetIn(401, "no valid API key: send it as Authorization: Bearer <key>")
+            raise AdmissionRefused(401, "no valid API key: send it as Authorization: Bearer <key>")
         return client
 
     @contextlib.contextmanager
@@ -230,7 +230,7 @@ class Admission:
             NotLetIn: as many as may be are under way.
         """
         if self._num_requests >= self._max_requests:
-            raise NotLetIn(429, f"{self._num_requests} requests are under way; come again")
+            raise AdmissionRefused(429, f"{self._num_requests} requests are under way; come again")
         self._num_requests += 1
         try:
             yield

@@ -15,20 +15,20 @@ from prfaas import metrics, tracing
 from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegFailed
-from prfaas.router.http.admission import Admission, Client, NotLetIn, Operators
-from prfaas.router.http.proxy import Passing, PathRefused, check_path
+from prfaas.router.http.admission import AdmissionRefused, Client, OperatorKeys, RequestAdmission
+from prfaas.router.http.proxy import PathRefused, Proxy, check_path
 from prfaas.router.openai.headers import SESSION_HEADER, request_id_of, session_of
 from prfaas.router.openai.request import BYTES_PER_TOKEN, BadRequest, Endpoint, error_body, parse
-from prfaas.router.routing.record import Record, Records
-from prfaas.router.routing.serve import Answering, NobodyReady
+from prfaas.router.routing.record import RequestRecord, RequestRecords
+from prfaas.router.routing.serve import NoEngineReady, RequestHandler
 
 REFUSALS = (
     BadRequest,
     PathRefused,
     web.RequestPayloadError,
     web.HTTPRequestEntityTooLarge,
-    NobodyReady,
-    NotLetIn,
+    NoEngineReady,
+    AdmissionRefused,
     LegFailed,
 )
 
@@ -50,11 +50,11 @@ def refused(error: Exception, *, max_body_bytes: int) -> web.Response:
             return error_response(400, f"the body cannot be read: {error}", kind="invalid_request_error")
         case web.HTTPRequestEntityTooLarge():
             return error_response(413, f"the body exceeds {max_body_bytes} bytes", kind="invalid_request_error")
-        case NotLetIn(status=429):
+        case AdmissionRefused(status=429):
             response = error_response(429, str(error), kind="rate_limit_error")
             response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
             return response
-        case NotLetIn():
+        case AdmissionRefused():
             return error_response(error.status, str(error), kind="authentication_error")
         case LegFailed():
             return _failed(error)
@@ -81,12 +81,12 @@ class Router:
         config: RouterConfig,
         fleet: Fleet,
         *,
-        answering: Answering,
-        passing: Passing,
-        admission: Admission,
-        operators: Operators,
-        records: Records,
-        report: Callable[[Record], None],
+        answering: RequestHandler,
+        passing: Proxy,
+        admission: RequestAdmission,
+        operators: OperatorKeys,
+        records: RequestRecords,
+        report: Callable[[RequestRecord], None],
     ) -> None:
         """`report` hears of every request that has ended."""
         self._config = config
@@ -105,7 +105,7 @@ class Router:
         return await self._complete(request, "chat")
 
     async def _complete(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-        record = Record(request_id_of(request.headers.get("x-request-id")))
+        record = RequestRecord(request_id_of(request.headers.get("x-request-id")))
         parent = request.headers.get(tracing.HEADER, "")
         with tracing.within(tracing.root("router.request", parent=parent, request_id=record.request_id)) as span:
             try:
@@ -114,7 +114,7 @@ class Router:
                 if span.traceparent:
                     span.note(**record.attributes())
 
-    async def _in_time(self, answer: Awaitable[web.StreamResponse], record: Record) -> web.StreamResponse:
+    async def _in_time(self, answer: Awaitable[web.StreamResponse], record: RequestRecord) -> web.StreamResponse:
         try:
             async with asyncio.timeout(self._config.request_timeout):
                 return await answer
@@ -131,11 +131,11 @@ class Router:
             # Not before the answer has left: what only we read costs the client nothing.
             asyncio.get_running_loop().call_soon(self._tell, record)
 
-    def _tell(self, record: Record) -> None:
+    def _tell(self, record: RequestRecord) -> None:
         record.tell()
         self._report(record)
 
-    async def _answer(self, request: web.Request, endpoint: Endpoint, record: Record) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, endpoint: Endpoint, record: RequestRecord) -> web.StreamResponse:
         try:
             client = self._admission.admit(request.headers.get("Authorization"))
             record.client = client.name
@@ -152,7 +152,7 @@ class Router:
         return response
 
     @contextlib.contextmanager
-    def _charged(self, client: Client, estimated_tokens: int, record: Record) -> Iterator[None]:
+    def _charged(self, client: Client, estimated_tokens: int, record: RequestRecord) -> Iterator[None]:
         """Around an answer: the prompt counts as estimated until it is known what both were."""
         self._admission.charge(client, estimated_tokens)
         try:
@@ -176,10 +176,10 @@ class Router:
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """Return a path that needs no decision goes to a decode instance as it is."""
-        record = Record(request_id_of(request.headers.get("x-request-id")), path=request.path)
+        record = RequestRecord(request_id_of(request.headers.get("x-request-id")), path=request.path)
         return await self._in_time(self._pass_on(request, record), record)
 
-    async def _pass_on(self, request: web.Request, record: Record) -> web.StreamResponse:
+    async def _pass_on(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
         response: web.StreamResponse
         try:
             client = self._admission.admit(request.headers.get("Authorization"))

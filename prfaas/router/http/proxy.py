@@ -12,9 +12,9 @@ import aiohttp
 from aiohttp import web
 
 from prfaas.router.engines.fleet import Instance
-from prfaas.router.engines.legs import NOT_CONNECTED, LegFailed, in_pieces
-from prfaas.router.openai.request import REFUSED_FIELDS, passed_on
-from prfaas.router.routing.serve import NobodyReady
+from prfaas.router.engines.legs import NOT_CONNECTED, LegFailed, request_payload
+from prfaas.router.openai.request import REFUSED_FIELDS, prepare_forwarded
+from prfaas.router.routing.serve import NoEngineReady
 
 # vLLM's paths under /v1 that change an engine for everybody.
 _OPERATORS: Final = frozenset(("v1/load_lora_adapter", "v1/unload_lora_adapter"))
@@ -39,7 +39,7 @@ def check_path(path: str) -> None:
 
 
 @dataclass(frozen=True)
-class Passing:
+class Proxy:
     """What passing on needs."""
 
     choose: Callable[[str | None], Instance | None]  # by the model that the request names
@@ -57,12 +57,12 @@ class Passing:
             NobodyReady: there is no healthy decode instance.
             LegFailed: the engine broke off before its first byte.
         """
-        body = passed_on(await request.read(), tenant=tenant, refused=self.refused)
+        body = prepare_forwarded(await request.read(), tenant=tenant, refused=self.refused)
         tried: set[Instance] = set()
         while True:
             instance = self.choose(body.model)
             if instance is None or instance in tried:
-                raise NobodyReady("no engine is ready")
+                raise NoEngineReady("no engine is ready")
             tried.add(instance)
             try:
                 return await self._send(request, instance, body.raw, headers)
@@ -78,7 +78,7 @@ class Passing:
         url = f"{instance.url}{request.rel_url}"
         with instance.busy():
             sending = self.session.request(
-                request.method, url, data=in_pieces(body) or None, headers=headers, allow_redirects=False
+                request.method, url, data=request_payload(body) or None, headers=headers, allow_redirects=False
             )
             async with sending as upstream:
                 content_type = upstream.headers.get("Content-Type", "application/octet-stream")

@@ -51,7 +51,7 @@ _WITHOUT = frozenset(
 
 
 @dataclass(eq=False)
-class Form:
+class PromptForm:
     """All requests that differ in their messages alone."""
 
     base: array[int] | None = None  # the stand-in's tokens
@@ -73,21 +73,21 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierTurn:
     """The turn before: its tokens, and the messages since."""
 
     token_ids: Sequence[int]
     new_messages: list[Any]
 
 
-class Turns:
+class ConversationCache:
     """Token ids of conversations by all of their messages, the least recently asked for leaving first."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._by_digest: OrderedDict[bytes, array[int]] = OrderedDict()
-        self._forms: OrderedDict[bytes, Form] = OrderedDict()
+        self._forms: OrderedDict[bytes, PromptForm] = OrderedDict()
 
     def conversation(self, body: dict[str, Any]) -> Conversation | None:
         """The conversation of a chat; None where its prompt does not end with the template's own opening of an answer."""
@@ -105,14 +105,14 @@ class Turns:
             sizes.append(len(text))
         return Conversation(self._form(form_digest.digest()), body["messages"], digests, sizes)
 
-    def _form(self, digest: bytes) -> Form:
-        form = self._forms.setdefault(digest, Form())
+    def _form(self, digest: bytes) -> PromptForm:
+        form = self._forms.setdefault(digest, PromptForm())
         self._forms.move_to_end(digest)
         if len(self._forms) > MAX_FORMS:
             self._forms.popitem(last=False)
         return form
 
-    def earlier(self, conversation: Conversation) -> Earlier | None:
+    def earlier(self, conversation: Conversation) -> EarlierTurn | None:
         """Return the longest earlier turn that is known, when little has been added to it and additions are believed."""
         if not conversation.form.additive:
             return None
@@ -121,7 +121,7 @@ class Turns:
             if found is not None:
                 self._by_digest.move_to_end(conversation.digests[last - 1])
                 is_short = sum(conversation.sizes[last:]) <= MAX_NEW_RATIO * sum(conversation.sizes)
-                return Earlier(found, conversation.messages[last:]) if is_short else None
+                return EarlierTurn(found, conversation.messages[last:]) if is_short else None
         return None
 
     def remember(self, conversation: Conversation, token_ids: Sequence[int]) -> None:
@@ -139,7 +139,7 @@ class Turns:
 class Conversation:
     """A chat's messages; `digests[i]` names its form and its first i + 1 messages, `sizes[i]` is the bytes of one."""
 
-    form: Form
+    form: PromptForm
     messages: list[Any]
     digests: list[bytes]
     sizes: list[int]
@@ -149,7 +149,7 @@ def _bytes(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def added(form: Form, earlier: Earlier, stood_in: Sequence[int]) -> list[int] | None:
+def extend_turn(form: PromptForm, earlier: EarlierTurn, stood_in: Sequence[int]) -> list[int] | None:
     """The whole conversation's tokens from the stand-in's with all that is new; None when the template does not just add."""
     base = form.base
     if base is None or array("I", stood_in[: len(base)]) != base:
@@ -157,7 +157,7 @@ def added(form: Form, earlier: Earlier, stood_in: Sequence[int]) -> list[int] | 
     return [*earlier.token_ids, *stood_in[len(base) :]]
 
 
-def compare(form: Form, guess: Sequence[int] | None, whole: Sequence[int]) -> None:
+def record_comparison(form: PromptForm, guess: Sequence[int] | None, whole: Sequence[int]) -> None:
     """Learn from a whole that was tokenised beside its guess."""
     if guess is None or list(guess) != list(whole):
         form.additive = False

@@ -130,7 +130,7 @@ class ParsedRequest:
 
     def local_body(self, promised_tokens: int) -> bytes:
         """For an engine that prefills and decodes; `promised_tokens` of the prompt should be cached there."""
-        return spliced(self.raw, {PROMISED_PARAM: promised_tokens}) if promised_tokens else self.raw
+        return with_transfer_params(self.raw, {PROMISED_PARAM: promised_tokens}) if promised_tokens else self.raw
 
     def prefill_body(self, token_ids: list[int], grant: str, *, promised_tokens: int, trace: str = "") -> bytes:
         """Return the prefill leg: a completion of all tokens but the last, of which one token is computed and ignored."""
@@ -152,7 +152,7 @@ class ParsedRequest:
         if self.endpoint == "chat" and rendered:
             return _spliced(self.raw, PARAMS_FIELD, _with_tokens(params, "prompt_token_ids", token_ids))
         if self.endpoint == "chat" or self.token_ids is not None:
-            return spliced(self.raw, params)
+            return with_transfer_params(self.raw, params)
         others = {name: value for name, value in self.body.items() if name != "prompt"}
         return _with_tokens(others | {PARAMS_FIELD: params}, "prompt", token_ids)
 
@@ -188,14 +188,14 @@ def parse_object(raw: bytes, *, refused: Sequence[str] = REFUSED_FIELDS) -> dict
     return body
 
 
-class PassedOn(NamedTuple):
+class ForwardedBody(NamedTuple):
     """A body that needs no decision, as an engine gets it, and the model that it names."""
 
     raw: bytes
     model: str | None = None
 
 
-def passed_on(raw: bytes, *, tenant: str = "", refused: Sequence[str] = REFUSED_FIELDS) -> PassedOn:
+def prepare_forwarded(raw: bytes, *, tenant: str = "", refused: Sequence[str] = REFUSED_FIELDS) -> ForwardedBody:
     """Any body, as an engine gets it: salted where it is a JSON object and the client has a tenant.
 
     Raises:
@@ -205,15 +205,15 @@ def passed_on(raw: bytes, *, tenant: str = "", refused: Sequence[str] = REFUSED_
     try:
         body = json.loads(raw)  # as engines do: a byte-order mark, UTF-16 and UTF-32 are JSON to them
     except ValueError:
-        return PassedOn(raw)
+        return ForwardedBody(raw)
     except RecursionError as error:
         raise BadRequest(f"the body is too deep: {error}") from error
     if not isinstance(body, dict):
-        return PassedOn(raw)
+        return ForwardedBody(raw)
     _check_fields(body, refused)
     model = body.get("model")
     salted = _dumps(body | {SALT_FIELD: tenant}) if tenant else raw
-    return PassedOn(salted, model if isinstance(model, str) else None)
+    return ForwardedBody(salted, model if isinstance(model, str) else None)
 
 
 def _check_fields(body: dict[str, Any], refused: Sequence[str]) -> None:
@@ -230,7 +230,7 @@ def error_body(message: str, *, kind: str, code: int) -> bytes:
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
 
 
-def spliced(raw: bytes, params: dict[str, Any]) -> bytes:
+def with_transfer_params(raw: bytes, params: dict[str, Any]) -> bytes:
     """`raw` with kv_transfer_params as its last field, which counts should the client have sent a null one."""
     return _spliced(raw, PARAMS_FIELD, _dumps(params))
 
@@ -272,3 +272,21 @@ def _is_text(message: Any) -> bool:
     if isinstance(content, list):
         return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
     return content is None or isinstance(content, str)
+
+
+RESPONSES_PATH = "/v1/responses"
+_NOTHING_YET = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+
+
+def nixl_prefill_body(path: str, body: dict[str, Any]) -> bytes:
+    """Return the client's request for one token, not streamed, whose KV is kept for another engine."""
+    fields = {name: value for name, value in body.items() if name != "stream_options"}
+    limit = "max_output_tokens" if path == RESPONSES_PATH else "max_tokens"
+    limits = {name: 1 for name in ("max_completion_tokens", "min_tokens") if name in body}
+    keeps = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(_NOTHING_YET)
+    return json.dumps(fields | limits | {limit: 1, "stream": False, "kv_transfer_params": keeps}).encode()
+
+
+def nixl_decode_body(raw: bytes, kept: dict[str, Any]) -> bytes:
+    """Return the client's own request, with what the prefill engine said of the KV that it keeps."""
+    return with_transfer_params(raw, kept)

@@ -11,8 +11,16 @@ import msgspec
 
 from prfaas import metrics
 from prfaas.router.engines.fleet import Instance
-from prfaas.router.engines.legs import in_pieces
-from prfaas.router.openai.conversation import STAND_IN, Conversation, Earlier, Form, Turns, added, compare
+from prfaas.router.engines.legs import request_payload
+from prfaas.router.openai.conversation import (
+    STAND_IN,
+    Conversation,
+    ConversationCache,
+    EarlierTurn,
+    PromptForm,
+    extend_turn,
+    record_comparison,
+)
 from prfaas.router.openai.request import MAX_TOKEN_ID, PATHS, ParsedRequest
 
 TOKENIZE_SECONDS = 10.0  # 220 KB take 0.1 s; beyond this the engine is not going to answer in time for a decision
@@ -21,7 +29,7 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TokenizedPrompt:
     """Token ids; `rendered` when they are the engine's own rendering of this very request."""
 
     token_ids: list[int]
@@ -44,12 +52,12 @@ class Tokenizer:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._turns = Turns()
+        self._turns = ConversationCache()
 
-    async def prompt(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
+    async def prompt(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
         """Return the prompt's token ids; None when the engine does not say, so that it judges the request itself."""
         if request.token_ids is not None:
-            return Prompt(request.token_ids)
+            return TokenizedPrompt(request.token_ids)
         try:
             async with asyncio.timeout(TOKENIZE_SECONDS):
                 conversation = self._turns.conversation(request.body) if request.endpoint == "chat" else None
@@ -59,12 +67,14 @@ class Tokenizer:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
             return None
 
-    async def _turn(self, instance: Instance, request: ParsedRequest, conversation: Conversation) -> Prompt | None:
+    async def _turn(
+        self, instance: Instance, request: ParsedRequest, conversation: Conversation
+    ) -> TokenizedPrompt | None:
         """Return a chat, of which only the new messages are tokenised where that is known to give the same."""
         form, earlier = conversation.form, self._turns.earlier(conversation)
         guess = await self._guess(instance, request, form=form, earlier=earlier) if earlier is not None else None
         if guess is not None and not form.is_due:
-            how, prompt = "added", Prompt(guess)
+            how, prompt = "extend_turn", TokenizedPrompt(guess)
         else:
             how, whole = "whole", await self._whole(instance, request)
             if whole is None:
@@ -72,13 +82,13 @@ class Tokenizer:
             prompt = whole
             if earlier is not None:
                 how = "compared"
-                compare(form, guess, prompt.token_ids)
+                record_comparison(form, guess, prompt.token_ids)
         metrics.TOKENISED_CHATS.labels(how=how).inc()
         self._turns.remember(conversation, prompt.token_ids)
         return prompt
 
     async def _guess(
-        self, instance: Instance, request: ParsedRequest, *, form: Form, earlier: Earlier
+        self, instance: Instance, request: ParsedRequest, *, form: PromptForm, earlier: EarlierTurn
     ) -> list[int] | None:
         form.num_asked += 1
         if form.base is None:
@@ -87,28 +97,28 @@ class Tokenizer:
             if not form.additive:
                 return None
         stood_in = await self._whole(instance, request.saying([*STAND_IN, *earlier.new_messages]))
-        return added(form, earlier, stood_in.token_ids) if stood_in is not None else None
+        return extend_turn(form, earlier, stood_in.token_ids) if stood_in is not None else None
 
-    async def _whole(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
+    async def _whole(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
         if request.endpoint == "chat" and instance.renders:
             rendered = await self._render(instance, request)
             if rendered is not None or instance.renders:
                 return rendered
         return await self._tokenize(instance, request)
 
-    async def _render(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
+    async def _render(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
         url = f"{instance.url}{PATHS['chat']}/render"
         headers = {"Content-Type": "application/json"}
-        async with self._session.post(url, data=in_pieces(request.raw), headers=headers) as response:
+        async with self._session.post(url, data=request_payload(request.raw), headers=headers) as response:
             if response.status in _RENDER_ABSENT:
                 instance.renders = False
             if response.status != 200:
                 return None
-            return Prompt(_RENDERED.decode(await response.read()).token_ids, rendered=True)
+            return TokenizedPrompt(_RENDERED.decode(await response.read()).token_ids, rendered=True)
 
-    async def _tokenize(self, instance: Instance, request: ParsedRequest) -> Prompt | None:
+    async def _tokenize(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
         body = request.tokenize_body()
         if body is None:
             return None
         async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
-            return Prompt(_TOKENIZED.decode(await response.read()).tokens) if response.status == 200 else None
+            return TokenizedPrompt(_TOKENIZED.decode(await response.read()).tokens) if response.status == 200 else None

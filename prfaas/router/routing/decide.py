@@ -13,7 +13,7 @@ from prfaas import grants, tracing
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet, Instance
-from prfaas.router.openai.tokenizer import Prompt
+from prfaas.router.openai.tokenizer import TokenizedPrompt
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.types import AgentName, TransferId
@@ -23,7 +23,7 @@ MAX_SESSIONS = 100_000  # about 20 MB; the longest unused goes first
 
 
 @dataclass(frozen=True)
-class Ask:
+class RoutingRequest:
     """One request as decisions see it: `prompt` None when its tokens do not matter. `tenant` salts its hashes.
 
     `request_id` is the managers' name for it, however often it is decided.
@@ -31,14 +31,14 @@ class Ask:
 
     facts: RequestFacts
     model: str | None
-    prompt: Prompt | None = None
+    prompt: TokenizedPrompt | None = None
     session: str = ""
     tenant: str = ""
     request_id: bytes = field(default_factory=partial(secrets.token_bytes, REQUEST_ID_BYTES))
 
 
 @dataclass(frozen=True)
-class Ruling:
+class ManagerDecision:
     """A decision of the manager's; `grant` is signed by it, for a remote route."""
 
     decision: Decision
@@ -52,12 +52,12 @@ class Ruling:
 class Manager(Protocol):
     """Who knows what is cached where (`manager_link.py`)."""
 
-    async def route(self, model: str, chain: HashChain, ask: Ask) -> Ruling | None:
+    async def route(self, model: str, chain: HashChain, ask: RoutingRequest) -> ManagerDecision | None:
         """Return the manager's ruling, or None when there is none in time."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoutePlan:
     """What to do with one request. `transfer_id` and `grant` belong to a remote route."""
 
     decision: Decision
@@ -80,7 +80,7 @@ class Plan:
         """Return whether both legs are to be sent."""
         return self.decision.route == "remote" and not self.fell_back
 
-    def fallen_back(self) -> Plan:
+    def fallen_back(self) -> RoutePlan:
         """Return the same decode instance without the prefill leg."""
         return replace(self, fell_back=True)
 
@@ -101,7 +101,7 @@ class Plan:
         }
 
 
-class Deciding:
+class DecisionMaker:
     """Makes plans."""
 
     def __init__(self, config: RouterConfig, secret: bytes, fleet: Fleet, manager: Manager | None) -> None:
@@ -111,7 +111,7 @@ class Deciding:
         self._manager = manager
         self._sessions: OrderedDict[tuple[str, str], AgentName] = OrderedDict()  # by tenant and name
 
-    async def plan(self, ask: Ask) -> Plan:
+    async def plan(self, ask: RoutingRequest) -> RoutePlan:
         """Return the plan for one request; prompts that were not worth tokenising never reach the manager."""
         with tracing.within(tracing.child("router.decide", num_prompt_tokens=ask.facts.num_prompt_tokens)) as span:
             plan = await self._plan(replace(ask, facts=self._with_session(ask)))
@@ -120,22 +120,24 @@ class Deciding:
             self._remember((ask.tenant, ask.session), self._fleet[plan.decision.decode].address.agent)
         return plan
 
-    async def _plan(self, ask: Ask) -> Plan:
+    async def _plan(self, ask: RoutingRequest) -> RoutePlan:
         snapshot = self._fleet.snapshot(ask.model, excluded=ask.facts.excluded)
         own = route(snapshot, ask.facts)
         if ask.prompt is None or own.decode is None or ask.facts.obstacle is not None:
-            return Plan(own, ask.facts, snapshot)
+            return RoutePlan(own, ask.facts, snapshot)
         chain = _chain(self._fleet[own.decode].identity, ask.prompt, ask.tenant)
         if self._manager is not None:
             ruling = await self._manager.route(self._fleet[own.decode].identity, chain, ask)
             if ruling is not None:
                 known = replace(ask.facts, num_cached_tokens=ruling.cached_tokens, caches_known=ruling.caches_known)
                 grant = grants.to_text(ruling.grant) if ruling.grant else ""
-                return Plan(ruling.decision, known, snapshot, "manager", ruling.decision_id, ruling.transfer_id, grant)
+                return RoutePlan(
+                    ruling.decision, known, snapshot, "manager", ruling.decision_id, ruling.transfer_id, grant
+                )
             # Instances may have left meanwhile.
             snapshot = self._fleet.snapshot(ask.model, excluded=ask.facts.excluded, is_alone=True)
             own = route(snapshot, ask.facts)
-        plan = Plan(own, ask.facts, snapshot, is_alone=self._manager is not None)
+        plan = RoutePlan(own, ask.facts, snapshot, is_alone=self._manager is not None)
         if own.route != "remote" or own.prefill is None or own.decode is None:
             return plan
         transfer_id = TransferId(secrets.token_bytes(16))
@@ -143,7 +145,7 @@ class Deciding:
         grant = self._grant(transfer_id, chain, prefill=prefill, decode=decode, tenant=ask.tenant)
         return replace(plan, transfer_id=transfer_id, grant=grant)
 
-    def _with_session(self, ask: Ask) -> RequestFacts:
+    def _with_session(self, ask: RoutingRequest) -> RequestFacts:
         agent = self._sessions.get((ask.tenant, ask.session)) if ask.session else None
         return replace(ask.facts, session_agent=agent) if agent is not None else ask.facts
 
@@ -170,6 +172,6 @@ class Deciding:
         return grants.to_text(grants.sign(grant, self._grant_key))
 
 
-def _chain(model: str, prompt: Prompt, tenant: str) -> HashChain:
+def _chain(model: str, prompt: TokenizedPrompt, tenant: str) -> HashChain:
     """Return the hashes of what is transferred: all tokens but the last."""
     return HashChain(root_hash(model, tenant.encode()), prompt.token_ids[:-1])

@@ -10,9 +10,9 @@ from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
-from prfaas.router.engines.fleet import Fleet, InstanceAddress, PolicyAlone, kind_of, role_of
-from prfaas.router.routing.decide import Ask, Plan, Ruling
-from prfaas.router.routing.record import Record
+from prfaas.router.engines.fleet import Fleet, InstanceAddress, StandalonePolicy, kind_of, role_of
+from prfaas.router.routing.decide import ManagerDecision, RoutePlan, RoutingRequest
+from prfaas.router.routing.record import RequestRecord
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
@@ -26,7 +26,7 @@ MAX_ROUNDS = 2  # a second question states the hashes that the first answer aske
 _log = logs.get("router.manager")
 
 
-class ManagerLink:
+class DecisionClient:
     """Questions to the managers, and their state kept in the fleet."""
 
     def __init__(self, config: RouterConfig, secret: bytes, fleet: Fleet) -> None:
@@ -40,7 +40,7 @@ class ManagerLink:
             tls=CertificateFiles.of(config),
         )
         self._tells_in_flight = False
-        self._ended: deque[Record] = deque(maxlen=MAX_UNREPORTED)
+        self._ended: deque[RequestRecord] = deque(maxlen=MAX_UNREPORTED)
 
     async def watch_forever(self) -> None:
         """Keep the fleet what the managers say; while none answers it stays as it was."""
@@ -52,7 +52,7 @@ class ManagerLink:
                 _log.error("manager.refuses", error=str(error))
             await asyncio.sleep(REFUSED_SECONDS)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """Have the manager told how a request was answered."""
         if record.plan is not None:
             self._ended.append(record)
@@ -73,7 +73,7 @@ class ManagerLink:
     def _take(self, state: pb.StateSnapshot) -> None:
         self._fleet.threshold_tokens = state.threshold_tokens
         self._fleet.counts_all = state.local_policy not in ("", "decode")
-        self._fleet.policy_alone = PolicyAlone(
+        self._fleet.policy_alone = StandalonePolicy(
             "pd" if state.local_policy == "pd" else "decode", "refuse" if state.without_prefill == "refuse" else "local"
         )
         self._tells_in_flight = state.local_policy == "endpoint_picker"
@@ -86,7 +86,7 @@ class ManagerLink:
             self._fleet.update(addresses)
             _log.info("fleet.changed", manager=state.manager, instances=[address.name for address in addresses])
 
-    async def route(self, model: str, chain: HashChain, ask: Ask) -> Ruling | None:
+    async def route(self, model: str, chain: HashChain, ask: RoutingRequest) -> ManagerDecision | None:
         """Return where a request runs; None when no manager answers in time or knows the model: the router decides itself."""
         request = pb.RouteRequest(
             model=model,
@@ -143,12 +143,12 @@ class ManagerLink:
         except IndexRefusal:
             return "refused"
 
-    def _ruling(self, request_id: bytes, answer: pb.RouteResponse, fetched_tokens: int) -> Ruling | None:
+    def _ruling(self, request_id: bytes, answer: pb.RouteResponse, fetched_tokens: int) -> ManagerDecision | None:
         remote = answer.route == "remote"
         if answer.reason not in EXPLANATIONS:
             return None  # a newer manager's word
         if answer.route == "refused":
-            return Ruling(Decision("refused", answer.reason), 0, decision_id=request_id.hex())
+            return ManagerDecision(Decision("refused", answer.reason), 0, decision_id=request_id.hex())
         decision = Decision(
             "remote" if remote else "local",
             answer.reason,
@@ -158,7 +158,7 @@ class ManagerLink:
         if any(name is not None and name not in self._fleet for name in (decision.decode, decision.prefill)):
             return None  # it knows instances that its last state did not name yet
         transfer_id = TransferId(answer.transfer_id) if remote else None
-        return Ruling(
+        return ManagerDecision(
             decision,
             max(answer.cached_tokens, fetched_tokens),
             caches_known=not answer.layout_unknown,
@@ -171,7 +171,7 @@ class ManagerLink:
         await self._client.close()
 
 
-def _answered(record: Record, plan: Plan) -> pb.ReportRequestsRequest.Answered:
+def _answered(record: RequestRecord, plan: RoutePlan) -> pb.ReportRequestsRequest.Answered:
     return pb.ReportRequestsRequest.Answered(
         decision_id=bytes.fromhex(plan.decision_id),
         route=plan.decision.route,

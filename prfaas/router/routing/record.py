@@ -10,8 +10,8 @@ from typing import Any
 
 from prfaas import logs, metrics
 from prfaas.router.engines.legs import LegFailed
-from prfaas.router.routing.decide import Plan
-from prfaas.scheduler.route import explained
+from prfaas.router.routing.decide import RoutePlan
+from prfaas.scheduler.route import explain
 
 MAX_RECORDS = 1024
 _COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # in an answer's usage; in its texts quotes are escaped
@@ -21,13 +21,13 @@ _log = logs.get("router")
 
 
 @dataclass
-class Record:
+class RequestRecord:
     """One request. `plan` is the last one made for it; `failures` are the legs that failed before a first byte."""
 
     request_id: str
     path: str = ""  # of one that needs no decision and is passed on
     client: str = ""  # whose request it is, once he is let in
-    plan: Plan | None = None
+    plan: RoutePlan | None = None
     failures: list[LegFailed] = field(default_factory=list)
     status: int = 0
     ttft_seconds: float | None = None
@@ -84,7 +84,7 @@ class Record:
         )
         return self._counts.get(b"prompt", counted) + self._counts.get(b"completion", self._num_events)
 
-    def decided(self, plan: Plan) -> None:
+    def decided(self, plan: RoutePlan) -> None:
         """The route is known, for the first time or after a failure."""
         self.plan = plan
         if self.decide_seconds is None:
@@ -173,8 +173,8 @@ class Record:
             "facts": self.plan.facts.to_dict(),
         }
 
-    def _words(self, plan: Plan) -> str:
-        words = [f"{plan.decision.route}: {explained(plan.decision, plan.facts)}"]
+    def _words(self, plan: RoutePlan) -> str:
+        words = [f"{plan.decision.route}: {explain(plan.decision, plan.facts)}"]
         if plan.is_alone:
             words.append("no manager answered in time, so the router decided without knowing what is cached")
         if plan.facts.obstacle is not None:
@@ -186,18 +186,18 @@ class Record:
         return "; ".join(words)
 
 
-class Records:
+class RequestRecords:
     """The last `MAX_RECORDS` requests. Clients choose ids: one of another client's takes nobody's place."""
 
     def __init__(self) -> None:
-        self._by_client: OrderedDict[tuple[str, str], Record] = OrderedDict()  # and id
+        self._by_client: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()  # and id
 
-    def add(self, record: Record) -> None:
+    def add(self, record: RequestRecord) -> None:
         self._by_client.pop((record.client, record.request_id), None)
         self._by_client[record.client, record.request_id] = record
         if len(self._by_client) > MAX_RECORDS:
             self._by_client.popitem(last=False)
 
-    def of(self, request_id: str) -> list[Record]:
+    def of(self, request_id: str) -> list[RequestRecord]:
         """Return the requests of this id, one of each client that used it, newest first."""
         return [its for (_, name), its in reversed(self._by_client.items()) if name == request_id]

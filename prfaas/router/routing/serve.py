@@ -13,12 +13,11 @@ from aiohttp import web
 from prfaas import logs, tracing
 from prfaas.router.config import PdProtocol
 from prfaas.router.engines.fleet import Fleet, Instance
-from prfaas.router.engines.legs import UNREACHABLE, Leg, LegFailed, Legs, OpenAnswer
-from prfaas.router.openai.request import PATHS, ParsedRequest
-from prfaas.router.openai.tokenizer import Prompt, Tokenizer
-from prfaas.router.routing.decide import Ask, Deciding, Plan
-from prfaas.router.routing.nixl import decode_body, prefill_body
-from prfaas.router.routing.record import Record
+from prfaas.router.engines.legs import UNREACHABLE, EngineResponse, Leg, LegClient, LegFailed
+from prfaas.router.openai.request import PATHS, ParsedRequest, nixl_decode_body, nixl_prefill_body
+from prfaas.router.openai.tokenizer import TokenizedPrompt, Tokenizer
+from prfaas.router.routing.decide import DecisionMaker, RoutePlan, RoutingRequest
+from prfaas.router.routing.record import RequestRecord
 from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import InstanceId
@@ -27,22 +26,22 @@ MAX_TRIES = 4  # decode legs of one request
 _log = logs.get("router")
 
 
-class NobodyReady(Exception):
+class NoEngineReady(Exception):
     """No engine can answer."""
 
 
 @dataclass(frozen=True)
-class Answering:
+class RequestHandler:
     """What an answer needs."""
 
     fleet: Fleet
-    deciding: Deciding
-    legs: Legs
+    deciding: DecisionMaker
+    legs: LegClient
     tokenizer: Tokenizer
     pd_protocol: PdProtocol = "prfaas"
 
     async def answer(
-        self, request: web.Request, parsed: ParsedRequest, record: Record, *, session: str
+        self, request: web.Request, parsed: ParsedRequest, record: RequestRecord, *, session: str
     ) -> web.StreamResponse:
         """Return the response, sent.
 
@@ -53,11 +52,11 @@ class Answering:
         ask = await self.ask(parsed, session)
         opened = await self._open(ask, parsed, record)
         try:
-            return await pass_answer_on(request, opened, record)
+            return await stream_response(request, opened, record)
         finally:
             await opened.close()
 
-    async def ask(self, parsed: ParsedRequest, session: str) -> Ask:
+    async def ask(self, parsed: ParsedRequest, session: str) -> RoutingRequest:
         """What decides the route; the prompt is tokenised only when it could exceed the threshold."""
         facts = RequestFacts(
             parsed.max_prompt_tokens,
@@ -68,21 +67,23 @@ class Answering:
             seed=secrets.randbits(32),
         )
         if facts.obstacle is not None or not self.fleet.must_count(facts.num_prompt_tokens):
-            return Ask(facts, parsed.model, session=session, tenant=parsed.tenant)
+            return RoutingRequest(facts, parsed.model, session=session, tenant=parsed.tenant)
         prompt = await self._prompt(parsed)
         if prompt is None:
-            return Ask(replace(facts, obstacle="not_tokenised"), parsed.model, session=session, tenant=parsed.tenant)
+            return RoutingRequest(
+                replace(facts, obstacle="not_tokenised"), parsed.model, session=session, tenant=parsed.tenant
+            )
         counted = replace(facts, num_prompt_tokens=len(prompt.token_ids), counted=True)
-        return Ask(counted, parsed.model, prompt, session, parsed.tenant)
+        return RoutingRequest(counted, parsed.model, prompt, session, parsed.tenant)
 
-    async def _prompt(self, parsed: ParsedRequest) -> Prompt | None:
+    async def _prompt(self, parsed: ParsedRequest) -> TokenizedPrompt | None:
         instance = self.fleet.any_decode(parsed.model)
         if instance is None:
-            raise NobodyReady("no engine is ready")
+            raise NoEngineReady("no engine is ready")
         with tracing.within(tracing.child("router.tokenize", instance=instance.address.name)):
             return await self.tokenizer.prompt(instance, parsed)
 
-    async def _open(self, ask: Ask, parsed: ParsedRequest, record: Record) -> OpenAnswer:
+    async def _open(self, ask: RoutingRequest, parsed: ParsedRequest, record: RequestRecord) -> EngineResponse:
         """Return the first answer that has its first bytes."""
         plan = await self.deciding.plan(ask)
         while True:
@@ -95,7 +96,7 @@ class Answering:
                     raise
                 ask, plan = await self._next(failure, ask, plan)
 
-    async def _next(self, failure: LegFailed, ask: Ask, plan: Plan) -> tuple[Ask, Plan]:
+    async def _next(self, failure: LegFailed, ask: RoutingRequest, plan: RoutePlan) -> tuple[RoutingRequest, RoutePlan]:
         """What to try after a failure: the same decode instance without a transfer, or another one.
 
         Raises:
@@ -110,9 +111,11 @@ class Answering:
             raise failure
         return ask, again
 
-    async def _try(self, plan: Plan, ask: Ask, parsed: ParsedRequest, record: Record) -> OpenAnswer:
+    async def _try(
+        self, plan: RoutePlan, ask: RoutingRequest, parsed: ParsedRequest, record: RequestRecord
+    ) -> EngineResponse:
         if plan.decision.decode is None:
-            raise NobodyReady(f"{plan.decision.reason}: {EXPLANATIONS[plan.decision.reason]}")
+            raise NoEngineReady(f"{plan.decision.reason}: {EXPLANATIONS[plan.decision.reason]}")
         decode, path = self._instance("decode", plan.decision.decode), PATHS[parsed.endpoint]
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
         if not plan.is_remote or plan.decision.prefill is None or ask.prompt is None:
@@ -121,30 +124,35 @@ class Answering:
         if self.pd_protocol == "nixl" and prefill.address.cluster == decode.address.cluster:
             kept = await self._keep(prefill, ask, parsed, headers)
             record.prefilled()
-            return await self._one_leg(decode, ask, decode_body(parsed.raw, kept), path, headers)
+            return await self._one_leg(decode, ask, nixl_decode_body(parsed.raw, kept), path, headers)
         first = asyncio.create_task(self._prefill(prefill, plan, prompt, parsed, headers))
         first.add_done_callback(lambda _: record.prefilled())
         return await self.legs.both(first, asyncio.create_task(self._decode(decode, plan, prompt, parsed, headers)))
 
     async def _keep(
-        self, instance: Instance, ask: Ask, parsed: ParsedRequest, headers: dict[str, str]
+        self, instance: Instance, ask: RoutingRequest, parsed: ParsedRequest, headers: dict[str, str]
     ) -> dict[str, Any]:
         """What a prefill instance of the decode instance's own cluster says of the KV that it has computed and keeps."""
         path, num_tokens = PATHS[parsed.endpoint], ask.facts.num_prompt_tokens
         with _leg("router.prefill", instance):
-            body, headers = prefill_body(path, parsed.body), headers | tracing.headers()
+            body, headers = nixl_prefill_body(path, parsed.body), headers | tracing.headers()
             return await self.legs.prefill_and_keep(instance, body, headers, path=path, num_tokens=num_tokens)
 
     async def _one_leg(
-        self, instance: Instance, ask: Ask, body: bytes, path: str, headers: dict[str, str]
-    ) -> OpenAnswer:
+        self, instance: Instance, ask: RoutingRequest, body: bytes, path: str, headers: dict[str, str]
+    ) -> EngineResponse:
         """Return a decode leg with no prefill leg beside it."""
         with _leg("router.decode", instance):
             num_tokens = ask.facts.num_prompt_tokens
             return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=num_tokens)
 
     async def _prefill(
-        self, instance: Instance, plan: Plan, prompt: Prompt, parsed: ParsedRequest, headers: dict[str, str]
+        self,
+        instance: Instance,
+        plan: RoutePlan,
+        prompt: TokenizedPrompt,
+        parsed: ParsedRequest,
+        headers: dict[str, str],
     ) -> dict[str, Any]:
         with _leg("router.prefill", instance) as leg:
             its, promised_tokens = prompt.token_ids, plan.promised_tokens
@@ -152,8 +160,13 @@ class Answering:
             return await self.legs.prefill(instance, body, headers | tracing.headers(), num_tokens=len(its))
 
     async def _decode(
-        self, instance: Instance, plan: Plan, prompt: Prompt, parsed: ParsedRequest, headers: dict[str, str]
-    ) -> OpenAnswer:
+        self,
+        instance: Instance,
+        plan: RoutePlan,
+        prompt: TokenizedPrompt,
+        parsed: ParsedRequest,
+        headers: dict[str, str],
+    ) -> EngineResponse:
         with _leg("router.decode", instance) as leg:
             its, path = prompt.token_ids, PATHS[parsed.endpoint]
             body = parsed.decode_body(its, plan.grant, rendered=prompt.rendered, trace=leg.traceparent)
@@ -174,7 +187,7 @@ def _leg(name: str, instance: Instance) -> AbstractContextManager[tracing.Span]:
     return tracing.within(tracing.child(name, kind="client", instance=instance.address.name))
 
 
-async def pass_answer_on(request: web.Request, opened: OpenAnswer, record: Record) -> web.StreamResponse:
+async def stream_response(request: web.Request, opened: EngineResponse, record: RequestRecord) -> web.StreamResponse:
     """Send the answer as it comes; a failure after its first byte breaks the connection, so that half an answer is
     never taken for a whole one.
     """

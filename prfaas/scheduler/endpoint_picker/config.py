@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from prfaas.errors import ConfigError
-from prfaas.scheduler.endpoint_picker.filters import FILTERS
 from prfaas.scheduler.endpoint_picker.parameters import (
     DisaggHandler,
     MaxScore,
@@ -17,8 +16,8 @@ from prfaas.scheduler.endpoint_picker.parameters import (
     PrefixDecider,
     read,
 )
-from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, Profile, Rules
-from prfaas.scheduler.endpoint_picker.scorers import SCORERS
+from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, Rules, SchedulingProfile
+from prfaas.scheduler.endpoint_picker.plugins import FILTERS, SCORERS
 from prfaas.scheduler.endpoint_picker.yaml_lines import Fault, line_of, on_line, read_yaml
 
 _RULES: dict[str, Rules] = {
@@ -212,12 +211,12 @@ def _parameters(kind: str, given: Any) -> Any:
     return read(known[kind], given)
 
 
-def _profiles(given: Any, plugins: Mapping[str, _Plugin]) -> dict[str, Profile]:
+def _profiles(given: Any, plugins: Mapping[str, _Plugin]) -> dict[str, SchedulingProfile]:
     """Return the profiles; without any, one of all filters and scorers."""
     if not given:
         used = [(plugin, 1.0) for plugin in plugins.values() if plugin.kind in (*FILTERS, *SCORERS, *_PICKERS)]
         return {"default": _profile("default", used)}
-    profiles: dict[str, Profile] = {}
+    profiles: dict[str, SchedulingProfile] = {}
     for item in given:
         with on_line(line_of(item, "name")):
             name = item.get("name")
@@ -237,7 +236,7 @@ def _referenced(item: Mapping[str, Any], plugins: Mapping[str, _Plugin], profile
         return plugins[reference], float(item.get("weight", 1.0))
 
 
-def _profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> Profile:
+def _profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> SchedulingProfile:
     pickers = [plugin for plugin, _ in used if plugin.kind in _PICKERS]
     if len(pickers) > 1:
         raise ValueError(f"schedulingProfiles: {name}: two pickers")
@@ -246,10 +245,10 @@ def _profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> Profile:
             raise ValueError(f"schedulingProfiles: {name}: {plugin.name} is no filter, scorer or picker")
     filters = tuple((FILTERS[its.kind][1], its.parameters) for its, _ in used if its.kind in FILTERS)
     scorers = tuple((SCORERS[its.kind][1], its.parameters, weight) for its, weight in used if its.kind in SCORERS)
-    return Profile(name, filters, scorers, pickers[0].parameters.maxNumOfEndpoints if pickers else 1)
+    return SchedulingProfile(name, filters, scorers, pickers[0].parameters.maxNumOfEndpoints if pickers else 1)
 
 
-def _handler(plugins: Mapping[str, _Plugin], profiles: Mapping[str, Profile]) -> _Plugin:
+def _handler(plugins: Mapping[str, _Plugin], profiles: Mapping[str, SchedulingProfile]) -> _Plugin:
     """Return the one profile handler; a single profile does without."""
     handlers = [plugin for plugin in plugins.values() if plugin.kind in _HANDLERS]
     if len(handlers) > 1:
@@ -261,7 +260,7 @@ def _handler(plugins: Mapping[str, _Plugin], profiles: Mapping[str, Profile]) ->
     return handlers[0] if handlers else _Plugin("single-profile-handler", "single-profile-handler", NoParameters())
 
 
-def _stages(its: PdHandler | DisaggHandler, profiles: Mapping[str, Profile]) -> tuple[str, str | None, str]:
+def _stages(its: PdHandler | DisaggHandler, profiles: Mapping[str, SchedulingProfile]) -> tuple[str, str | None, str]:
     """Decode profile, prefill profile (None when there is none), and the decider's name."""
     nested = its if isinstance(its, DisaggHandler) else DisaggHandler()
     decode = nested.profiles.get("decode", its.decodeProfile)

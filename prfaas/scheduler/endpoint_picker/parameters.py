@@ -66,7 +66,7 @@ class PrefixCacheAffinity:
 
 
 @dataclass(frozen=True)
-class PrefixCache:
+class PrefixCacheScoring:
     """`prefix-cache-scorer`. The fields after the first two tuned a producer of its own in older releases."""
 
     matchLengthWeight: float = 0.0

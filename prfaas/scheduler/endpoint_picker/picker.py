@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prfaas.scheduler.endpoint_picker.endpoint import Endpoint, PickRequest
-from prfaas.scheduler.endpoint_picker.filters import Filter
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider
-from prfaas.scheduler.endpoint_picker.scorers import Scorer
+from prfaas.scheduler.endpoint_picker.plugins import Endpoint, Filter, PickRequest, Scorer
 
 Rules = Literal["seed", "current"]  # of v1alpha1 under inference.networking.x-k8s.io, and under llm-d.ai
 PickReason = Literal[
@@ -26,7 +24,7 @@ PickReason = Literal[
 
 
 @dataclass(frozen=True)
-class Profile:
+class SchedulingProfile:
     """Filters in order, scorers with their weights, and how many of the best are named."""
 
     name: str
@@ -89,7 +87,7 @@ class Decider:
 class EndpointPicker:
     """A configuration that has been read (`config.py`)."""
 
-    profiles: Mapping[str, Profile]
+    profiles: Mapping[str, SchedulingProfile]
     decode_profile: str
     prefill_profile: str | None  # None: nothing is ever split
     decider: Decider | None

@@ -14,7 +14,7 @@ import numpy as np
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import ShareTable
-from prfaas.scheduler.colocation import OVERALLOCATED, Load, Partition, Policy, Sharing, next_sharing
+from prfaas.scheduler.colocation import OVERALLOCATED, Partition, Sharing, SharingPolicy, StepLoad, next_sharing
 from prfaas.sim.kernel.meter import Gaps, Meter
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.engine import Callbacks, DecodeBatch, InstanceSpec, Prefill, give_up_latest
@@ -178,7 +178,7 @@ def share_table(spec: InstanceSpec, interference: Speeds, *, context_tokens: flo
 class SharingSpec:
     """How a device is shared: the speeds, the manager's policy, and the context length of its offline profile."""
 
-    policy: Policy
+    policy: SharingPolicy
     interference: Speeds = field(default_factory=Interference)
     context_tokens: float = 8192.0
 
@@ -331,7 +331,7 @@ class SharedInstance:
     def _share(self) -> None:
         """Ask for the partition, and let the prompt go on at its speed."""
         self._move()
-        load = Load(self._batch.num, self._current is not None)
+        load = StepLoad(self._batch.num, self._current is not None)
         self._sharing = next_sharing(self._sharing, load, self._profile, policy=self._policy)
         self.reasons[self._sharing.reason] = self.reasons.get(self._sharing.reason, 0) + 1
         self._speed = self._interference.prefill_speed(self._sharing.partition)

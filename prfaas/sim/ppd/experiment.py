@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
-from prfaas.scheduler.ppd import ContextClass, PpdTable, Run, WorkloadType, build_table
+from prfaas.scheduler.ppd import ContextClass, PpdRun, PpdTable, WorkloadType, build_table
 from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.model.request import Request
 from prfaas.sim.ppd.deployments import LaterTurns, twin
@@ -89,10 +89,10 @@ def workload(context: ContextClass, kind: WorkloadType) -> tuple[Turn, Turn]:
 _CLEAN = Effort(harness=TURN_HARNESS)  # a front door that strays nowhere
 
 
-def _turn_2(cell: tuple[str, ContextClass, WorkloadType, float]) -> Run:
+def _turn_2(cell: tuple[str, ContextClass, WorkloadType, float]) -> PpdRun:
     configuration, context, kind, qps = cell
     later = measure(configuration, workload(context, kind), qps=qps, effort=_CLEAN)[1]
-    return Run(context, kind, qps, later.ttft_seconds, later.tpot_seconds, later.success_ratio)
+    return PpdRun(context, kind, qps, later.ttft_seconds, later.tpot_seconds, later.success_ratio)
 
 
 def ppd_table(

@@ -10,7 +10,7 @@ import numpy as np
 
 from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import PrefillProfile
-from prfaas.scheduler.colocation import Policy
+from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
 from prfaas.sim.model.blueprint import Node, Rules, Wires
 from prfaas.sim.model.colocated import Interference, SharingSpec
@@ -78,7 +78,11 @@ class Setting:
 def _shared(setting: Setting) -> list[Node]:
     spec = Group(setting.model, _NUM_GPUS).engine()
     return [
-        Node(_state("rapid", "both"), spec, sharing=SharingSpec(Policy(setting.itl_slo_seconds), setting.interference))
+        Node(
+            _state("rapid", "both"),
+            spec,
+            sharing=SharingSpec(SharingPolicy(setting.itl_slo_seconds), setting.interference),
+        )
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.profile import file
 from prfaas.colocate.profile.measure import Plan, measure
-from prfaas.scheduler.colocation import Load, target
+from prfaas.scheduler.colocation import StepLoad, target_partition
 from prfaas.solve.files.profile_file import read_colocation
 
 PLAN = Plan(batches=(1, 4), shares=(0.5,), context_tokens=40, num_prefill_tokens=256, append_tokens=32, steps=4)
@@ -24,4 +24,4 @@ def test_a_measured_profile_names_every_share_and_both_kinds_of_prefill(tmp_path
     assert [(time.share, time.num_tokens) for time in its.prefill] == [(0.5, 256), (1.0, 256)]
     assert [time.num_tokens for time in measured.prefill] == [64, 128, 256]
     assert {(one.num_new_tokens, one.num_cached_tokens) for one in its.interference} == {(256, 0), (32, 256)}
-    assert target(Load(4, True), its.decode, 1e9)[1] == "overallocated"
+    assert target_partition(StepLoad(4, True), its.decode, 1e9)[1] == "overallocated"

@@ -10,7 +10,7 @@ from prfaas.colocate.device.runner import Row, Step
 from prfaas.colocate.prefill.queue import Prompt
 from prfaas.colocate.processes.board import Word
 from prfaas.model.cost.colocation import ShareTable
-from prfaas.scheduler.colocation import Policy
+from prfaas.scheduler.colocation import SharingPolicy
 from tests.integration.colocate.two_sides import TwoSides
 from tests.unit.colocate.tiny import CACHE, tiny_model
 
@@ -50,7 +50,7 @@ class Unfinished:
 def two_prompts(table: ShareTable) -> tuple[TwoSides, SlowPrefill]:
     """Return a second prompt is under way while the first request decodes: one decode step before, two beside, one after."""
     device = SlowPrefill(CpuRunner(tiny_model(), max_rows=4, max_blocks=CACHE.num_blocks))
-    sides = TwoSides(tiny_model(), CACHE, adaptation=Adaptation(table, Policy(0.04, 3)), runner=device)
+    sides = TwoSides(tiny_model(), CACHE, adaptation=Adaptation(table, SharingPolicy(0.04, 3)), runner=device)
     sides.front.submit((1, 2, 3), 20, stop_token=None, on_token=lambda *_: None)
     for who in ("decode", "prefill", "prefill", "decode"):
         sides.turn(who)

@@ -16,7 +16,7 @@ from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
 from prfaas.index.query import Query
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.scheduler.rebalance import Limits
+from prfaas.scheduler.rebalance import RebalanceLimits
 from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
 from tests.integration.manager.deployment import MODEL, Deployment, match_request
 from tests.integration.manager.site import Site, running_site
@@ -27,7 +27,7 @@ RARE = [chain_of(400, seed=number) for number in range(1, 6)]
 LENGTH = 320
 PREFIX_BYTES = sizes(10, 2, 1)
 HOT_SHARE = 100  # the hot prefix is asked for so many times as often as each of the others
-BURST_SECONDS = Limits(0.0, 0.0).burst_seconds
+BURST_SECONDS = RebalanceLimits(0.0, 0.0).burst_seconds
 
 
 class _Asking:

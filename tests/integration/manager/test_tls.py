@@ -16,7 +16,7 @@ from prfaas.console.authority import Authority
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.index.membership import Node
 from prfaas.router.config import RouterConfig
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
@@ -107,7 +107,7 @@ async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_s
     running = deployment.run(reporting.reporter)
     await until(lambda: reporting.reporter.status.manager == manager.address, what="the agent at the manager")
     config = RouterConfig(listen="127.0.0.1:0", secret_file="-", managers=(manager.address,), **_settings(door))
-    async with open_door(config, SECRET) as address, aiohttp.ClientSession() as session:
+    async with open_router(config, SECRET) as address, aiohttp.ClientSession() as session:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while "n1/0" not in await _instances(session, address):  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.02)

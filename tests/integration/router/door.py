@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
-from prfaas.router.server import OpenPicker, open_door
+from prfaas.router.server import OpenPicker, open_router
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.paced_engine import MODEL, PacedEngine, streamed
 from tests.support.waiting import PATIENCE_SECONDS
@@ -93,7 +93,7 @@ async def make_door(
     clusters = (_cluster("west", "pd", [*prefilling, *decoding]),) if one_cluster else apart
     operator, of_operators = operators_beside(settings.get("api_keys_file"))
     config = router_config(clusters=clusters, **settings, **of_operators)
-    async with aiohttp.ClientSession() as session, open_door(config, SECRET, picker=picker) as address:
+    async with aiohttp.ClientSession() as session, open_router(config, SECRET, picker=picker) as address:
         door = Door(f"http://{address}", easts, wests, session, operator=operator)
         names = [f"east_{n}" for n in range(num_easts)] + [f"west_{n}" for n in range(num_wests)]
         await door.until_health(**dict.fromkeys(names, True))

@@ -15,7 +15,7 @@ import aiohttp
 
 from prfaas.router.config import ClusterConfig, InstanceConfig
 from prfaas.router.ext_proc.server import open_picker
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.types import ClusterKind, InstanceRole
@@ -55,7 +55,7 @@ async def make_gateway(
             _cluster("west", "pd", "both", f"http://{sidecar}"),
         )
         config = router_config(clusters=clusters, ext_proc_listen=picker, **settings)
-        router = await stack.enter_async_context(open_door(config, SECRET, picker=open_picker))
+        router = await stack.enter_async_context(open_router(config, SECRET, picker=open_picker))
         children = stack.enter_context(Children(directory))
         started = start_envoy(children, directory, front=front, picker=picker, body_mode=body_mode)
         session = await stack.enter_async_context(aiohttp.ClientSession())

@@ -15,7 +15,7 @@ from prfaas.cachepool.layout import Layout
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.daemon import Manager
 from prfaas.router.config import RouterConfig
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout
@@ -73,7 +73,7 @@ async def make_managed(
         )
         operator, of_operators = operators_beside(settings.get("api_keys_file"))
         config = RouterConfig(**SETTINGS, managers=(manager.address,), **settings, **of_operators)
-        async with open_door(config, router_secret) as address, aiohttp.ClientSession() as session:
+        async with open_router(config, router_secret) as address, aiohttp.ClientSession() as session:
             door = Door(f"http://{address}", easts, wests, session, operator=operator)
             yield Managed(door, manager, deployment, reporters, reports)
     for engine in (*easts, *wests):

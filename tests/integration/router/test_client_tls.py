@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 
 from prfaas.console.authority import Authority, Issued
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.console.terminal import run_here
 from tests.integration.router.door import SECRET, STREAMED, Door, operators_beside, router_config
@@ -57,7 +57,7 @@ def _config(engine: PacedEngine, **settings: Any) -> RouterConfig:
 
 @contextlib.asynccontextmanager
 async def _door(engine: PacedEngine, tls: ssl.SSLContext, **settings: Any) -> AsyncIterator[Door]:
-    async with open_door(_config(engine, **settings), SECRET) as address:
+    async with open_router(_config(engine, **settings), SECRET) as address:
         connector = aiohttp.TCPConnector(ssl=tls, force_close=True)  # a handshake each
         async with aiohttp.ClientSession(connector=connector) as session:
             yield Door(f"https://{address}", [], [engine], session)
@@ -82,7 +82,7 @@ async def test_a_router_that_ends_refuses_connections_while_it_answers_whom_it_h
     shown, engine.hangs = _files(authority.issue("router"), "certificate", "key"), True
     connector = aiohttp.TCPConnector(ssl=_client(authority))
     async with aiohttp.ClientSession(connector=connector) as session, contextlib.AsyncExitStack() as stack:
-        address = await stack.enter_async_context(open_door(_config(engine, **shown), SECRET))
+        address = await stack.enter_async_context(open_router(_config(engine, **shown), SECRET))
         door = Door(f"https://{address}", [], [engine], session)
         await door.until_health(west_0=True)
         asked = asyncio.create_task(door.post({"prompt": "x"}))

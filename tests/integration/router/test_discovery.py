@@ -16,7 +16,7 @@ from prfaas.errors import ConfigError
 from prfaas.router.config import DiscoveryConfig
 from prfaas.router.engines.discovery import Discovery
 from prfaas.router.engines.fleet import InstanceAddress
-from prfaas.router.server import listening
+from prfaas.router.server import serve_app
 from tools.processes import Children
 from tools.stack import Stack
 
@@ -63,7 +63,7 @@ async def serving(pages: Mapping[str, Any], *, token: str = "") -> AsyncIterator
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
-    async with listening(app, "127.0.0.1:0") as address:
+    async with serve_app(app, "127.0.0.1:0") as address:
         yield address
 
 

@@ -14,7 +14,7 @@ from prfaas.console.authority import Authority, Issued
 from prfaas.errors import ConfigError
 from prfaas.router.config import ClusterConfig, InstanceConfig
 from prfaas.router.openai.headers import PREFILL_HEADER
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.transport.net.tls import CertificateFiles, Certificates
@@ -37,7 +37,7 @@ async def _door(engine: PacedEngine, issued: Issued, *, engine_tls: str) -> Asyn
         tls_certificate=issued.certificate,
         tls_key=issued.key,
     )
-    async with aiohttp.ClientSession() as session, open_door(config, SECRET) as address:
+    async with aiohttp.ClientSession() as session, open_router(config, SECRET) as address:
         yield Door(f"http://{address}", [], [engine], session)
 
 

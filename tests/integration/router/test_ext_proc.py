@@ -21,18 +21,17 @@ from prometheus_client import REGISTRY
 from prfaas.errors import ConfigError
 from prfaas.router.config import ClusterConfig, InstanceConfig, QuotaConfig
 from prfaas.router.engines.fleet import Fleet
-from prfaas.router.engines.legs import Legs
-from prfaas.router.ext_proc.endpoint_choice import DESTINATION, SUBSET, Choosing, host_port
-from prfaas.router.ext_proc.exchange import Exchange
+from prfaas.router.engines.legs import LegClient
+from prfaas.router.ext_proc.endpoint_choice import DESTINATION, SUBSET, EndpointChooser, host_port
 from prfaas.router.ext_proc.messages import CHUNK_BYTES
-from prfaas.router.ext_proc.server import SERVICE, open_picker
-from prfaas.router.http.admission import Admission, Quota, Quotas, Tenants
+from prfaas.router.ext_proc.server import SERVICE, Exchange, open_picker
+from prfaas.router.http.admission import Quota, Quotas, RequestAdmission, Tenants
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER
 from prfaas.router.openai.tokenizer import Tokenizer
-from prfaas.router.routing.decide import Deciding
-from prfaas.router.routing.record import Records
-from prfaas.router.routing.serve import Answering
-from prfaas.router.server import open_door
+from prfaas.router.routing.decide import DecisionMaker
+from prfaas.router.routing.record import RequestRecords
+from prfaas.router.routing.serve import RequestHandler
+from prfaas.router.server import open_router
 from prfaas.types import ClusterKind, InstanceRole
 from tests.integration.router.door import LONG, SECRET, SHORT, Door, T, make_door, router_config
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -316,7 +315,7 @@ async def test_the_prefill_engine_is_named_as_llm_d_names_it(case: dict[str, Any
 
 
 @contextlib.asynccontextmanager
-async def _choosing_from(prefill: str | None) -> AsyncIterator[Choosing]:
+async def _choosing_from(prefill: str | None) -> AsyncIterator[EndpointChooser]:
     """One engine that decodes and, where `prefill` is the host:port of one, another that prefills for it."""
     roles: tuple[tuple[str, ClusterKind, InstanceRole], ...] = (("10.0.0.9:8000", "pd", "decode"),)
     if prefill:
@@ -326,10 +325,15 @@ async def _choosing_from(prefill: str | None) -> AsyncIterator[Choosing]:
         fleet = Fleet(config, session)
         for instance in fleet:
             instance.healthy = True
-        deciding, legs = Deciding(config, SECRET, fleet, None), Legs(session, prefill_seconds=PATIENCE_SECONDS)
+        deciding, legs = (
+            DecisionMaker(config, SECRET, fleet, None),
+            LegClient(session, prefill_seconds=PATIENCE_SECONDS),
+        )
         quotas = Quotas({}, Quota(), time.monotonic)
-        admission = Admission({}, max_requests=1, quotas=quotas, tenants=Tenants({}))
-        yield Choosing(fleet, Answering(fleet, deciding, legs, Tokenizer(session)), admission, Records())
+        admission = RequestAdmission({}, max_requests=1, quotas=quotas, tenants=Tenants({}))
+        yield EndpointChooser(
+            fleet, RequestHandler(fleet, deciding, legs, Tokenizer(session)), admission, RequestRecords()
+        )
 
 
 def _cluster(address: str, kind: ClusterKind, role: InstanceRole) -> ClusterConfig:
@@ -337,7 +341,7 @@ def _cluster(address: str, kind: ClusterKind, role: InstanceRole) -> ClusterConf
     return ClusterConfig(name=kind, kind=kind, instances=(engine,))
 
 
-async def _placed(choosing: Choosing, headers: Any) -> Any:
+async def _placed(choosing: EndpointChooser, headers: Any) -> Any:
     """Return the first answer to a prompt of token ids that is to be prefilled elsewhere where that can be."""
 
     async def asked() -> AsyncIterator[Any]:
@@ -366,5 +370,5 @@ async def test_a_missing_certificate_file_stops_the_start(tmp_path: Path) -> Non
     files = {f"tls_{name}": tmp_path / name for name in ("authority", "certificate", "key")}
     config = router_config(ext_proc_listen="127.0.0.1:0", **files)
     with pytest.raises(ConfigError, match=str(tmp_path / "certificate")):
-        async with open_door(config, SECRET, picker=open_picker):
+        async with open_router(config, SECRET, picker=open_picker):
             raise AssertionError("it listens")

@@ -12,9 +12,9 @@ import pytest
 from prfaas.hashing import HashChain
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.engines.fleet import Fleet, Instance, InstanceAddress
-from prfaas.router.engines.legs import LegFailed, Legs
-from prfaas.router.openai.tokenizer import Prompt
-from prfaas.router.routing.decide import Ask, Deciding, Ruling
+from prfaas.router.engines.legs import LegClient, LegFailed
+from prfaas.router.openai.tokenizer import TokenizedPrompt
+from prfaas.router.routing.decide import DecisionMaker, ManagerDecision, RoutingRequest
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import AgentName, ClusterName, InstanceId
 
@@ -71,7 +71,7 @@ def switched_off() -> Iterator[str]:
 
 async def test_a_host_that_is_switched_off_is_unreachable(session: aiohttp.ClientSession, switched_off: str) -> None:
     fleet = _fleet(session, "x", url=switched_off)
-    legs = Legs(session, prefill_seconds=60.0)
+    legs = LegClient(session, prefill_seconds=60.0)
     (instance,) = fleet
     for leg in (legs.decode(instance, "/v1/completions", b"{}", {}), legs.prefill(instance, b"{}", {})):
         instance.healthy = True
@@ -86,7 +86,7 @@ class _Leaving:
     def __init__(self, fleet: Fleet, stays: Instance) -> None:
         self._fleet, self._stays = fleet, stays
 
-    async def route(self, model: str, chain: HashChain, ask: Ask) -> Ruling | None:
+    async def route(self, model: str, chain: HashChain, ask: RoutingRequest) -> ManagerDecision | None:
         self._fleet.update([self._stays.address])
         return None
 
@@ -97,8 +97,8 @@ async def test_an_instance_that_leaves_while_the_manager_is_asked_is_not_chosen(
 ) -> None:
     fleet = _fleet(session, "x", "y")
     manager = _Leaving(fleet, fleet[InstanceId(stays)])
-    deciding = Deciding(_config("x", "y"), b"s" * 32, fleet, manager)
-    ask = Ask(RequestFacts(20_000), None, Prompt(list(range(20_000))), session="s")
+    deciding = DecisionMaker(_config("x", "y"), b"s" * 32, fleet, manager)
+    ask = RoutingRequest(RequestFacts(20_000), None, TokenizedPrompt(list(range(20_000))), session="s")
     assert (await deciding.plan(ask)).decision.decode == stays
 
 

@@ -19,7 +19,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.daemon import Manager
 from prfaas.router.config import RouterConfig
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout, stored
@@ -76,7 +76,7 @@ async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> As
             manager_timeout=PATIENCE_SECONDS,  # on a busy machine too the manager decides, not the router
             managers=(manager.address,),
         )
-        async with open_door(config, SECRET) as address, aiohttp.ClientSession() as session:
+        async with open_router(config, SECRET) as address, aiohttp.ClientSession() as session:
             door = Door(f"http://{address}", [prefilling], decoding, session)
             await door.until_health(**{"west-p_0": True}, **{f"west-d{n}_0": True for n in range(num_decodes)})
             yield Pair(door, reporters[1], deployment, manager)

@@ -14,7 +14,7 @@ import pytest
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import RouterConfig
-from prfaas.router.server import open_door
+from prfaas.router.server import open_router
 from prfaas.scheduler.route import NO_LAYOUT, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.manager.deployment import SECRET, hybrid_layout, stored
@@ -134,7 +134,7 @@ async def test_two_routers_at_two_managers_decide_alike(tmp_path: Path) -> None:
         await until(lambda: second.world.index.num_blocks() == 11, what="the blocks at the second manager")
         await until(lambda: len(second.world.live()) == 2, what="the nodes at the second manager")
         config = RouterConfig(**SETTINGS, managers=(second.address,))
-        async with open_door(config, SECRET) as address:
+        async with open_router(config, SECRET) as address:
             doors = managed.door, replace(managed.door, url=f"http://{address}")
             for door in doors:
                 await door.until_health(**{"east_0": True, "west-0_0": True})

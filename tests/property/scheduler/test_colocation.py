@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import (
     OVERALLOCATED,
-    Load,
     Partition,
-    Policy,
     Sharing,
+    SharingPolicy,
+    StepLoad,
     next_sharing,
-    target,
+    target_partition,
 )
 
 SLO = 0.05
@@ -31,14 +31,14 @@ def profiles(draw: st.DrawFn) -> ShareTable:
     return ShareTable(shares, batches, seconds, tuple(draw(SECONDS) for _ in batches))
 
 
-LOADS = st.builds(Load, st.integers(0, 200), st.booleans())
+LOADS = st.builds(StepLoad, st.integers(0, 200), st.booleans())
 
 
 @given(profiles(), LOADS)
 def test_it_overallocates_whenever_the_profile_allows_else_takes_the_least_share_that_meets_the_slo(
-    profile: ShareTable, load: Load
+    profile: ShareTable, load: StepLoad
 ) -> None:
-    partition, reason = target(load, profile, SLO)
+    partition, reason = target_partition(load, profile, SLO)
     if load.decode_batch == 0 or not load.prefill_busy:
         return
     per_share, overallocated = profile.at(load.decode_batch)
@@ -56,17 +56,17 @@ def test_it_overallocates_whenever_the_profile_allows_else_takes_the_least_share
 @given(profiles(), st.integers(1, 200))
 def test_an_idle_side_leaves_its_share_to_the_other(profile: ShareTable, batch: int) -> None:
     held = Sharing(Partition(profile.shares[0], 1 - profile.shares[0]), "least_share")
-    policy = Policy(SLO)
-    assert next_sharing(held, Load(batch, False), profile, policy=policy).partition == Partition(1.0, 0.0)
-    assert next_sharing(held, Load(0, True), profile, policy=policy).partition == Partition(0.0, 1.0)
+    policy = SharingPolicy(SLO)
+    assert next_sharing(held, StepLoad(batch, False), profile, policy=policy).partition == Partition(1.0, 0.0)
+    assert next_sharing(held, StepLoad(0, True), profile, policy=policy).partition == Partition(0.0, 1.0)
 
 
 @given(profiles(), st.lists(LOADS, max_size=80), st.integers(1, 10))
-def test_decode_never_waits_for_a_share_that_it_needs(profile: ShareTable, loads: list[Load], dwell: int) -> None:
+def test_decode_never_waits_for_a_share_that_it_needs(profile: ShareTable, loads: list[StepLoad], dwell: int) -> None:
     sharing = Sharing()
     for load in loads:
-        sharing = next_sharing(sharing, load, profile, policy=Policy(SLO, dwell))
-        wanted, _ = target(load, profile, SLO)
+        sharing = next_sharing(sharing, load, profile, policy=SharingPolicy(SLO, dwell))
+        wanted, _ = target_partition(load, profile, SLO)
         if sharing.partition != wanted:
             seconds = profile.at(load.decode_batch)[0][profile.shares.index(sharing.partition.decode_share)]
             assert sharing.reason == "held" and seconds <= SLO
@@ -74,14 +74,14 @@ def test_decode_never_waits_for_a_share_that_it_needs(profile: ShareTable, loads
 
 @given(profiles(), LOADS, st.lists(LOADS, max_size=20), st.integers(1, 10))
 def test_under_a_steady_load_the_target_is_reached_within_the_dwell_time_and_kept(
-    profile: ShareTable, load: Load, before: list[Load], dwell: int
+    profile: ShareTable, load: StepLoad, before: list[StepLoad], dwell: int
 ) -> None:
-    policy, sharing = Policy(SLO, dwell), Sharing()
+    policy, sharing = SharingPolicy(SLO, dwell), Sharing()
     for earlier in before:
         sharing = next_sharing(sharing, earlier, profile, policy=policy)
     for _ in range(dwell):
         sharing = next_sharing(sharing, load, profile, policy=policy)
-    assert sharing.partition == target(load, profile, SLO)[0]
+    assert sharing.partition == target_partition(load, profile, SLO)[0]
 
 
 @given(profiles(), st.lists(st.integers(1, 200), max_size=200), st.integers(2, 10))
@@ -92,12 +92,12 @@ def test_flips_are_bounded_by_the_dwell_time(profile: ShareTable, batches: list[
     columns = [sorted(column) for column in zip(*rows, strict=True)]
     seconds = tuple(zip(*columns, strict=True))
     worst = ShareTable(profile.shares, profile.batches, seconds, tuple(sorted(profile.overallocated_seconds)))
-    policy, sharing, levels = Policy(SLO, dwell), Sharing(), []
+    policy, sharing, levels = SharingPolicy(SLO, dwell), Sharing(), []
     for batch in batches:
-        sharing = next_sharing(sharing, Load(batch, True), worst, policy=policy)
+        sharing = next_sharing(sharing, StepLoad(batch, True), worst, policy=policy)
         partition = sharing.partition
         levels.append(0.0 if partition == OVERALLOCATED else partition.decode_share)
     moves = [b - a for a, b in pairwise(levels) if a != b]
-    reachable = all(target(Load(batch, True), worst, SLO)[1] != "slo_unreachable" for batch in batches)
+    reachable = all(target_partition(StepLoad(batch, True), worst, SLO)[1] != "slo_unreachable" for batch in batches)
     if reachable:
         assert sum(move < 0 for move in moves) <= len(batches) / dwell

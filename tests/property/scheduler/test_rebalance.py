@@ -9,10 +9,20 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.scheduler.rebalance import Cast, HotPrefix, Limits, Move, PrefixKey, Rebalance, step
+from prfaas.scheduler.rebalance import (
+    HotPrefix,
+    Participants,
+    PlannedCopy,
+    PrefixKey,
+    RebalanceLimits,
+    RebalanceState,
+    step,
+)
 from prfaas.types import AgentName, BlockHash, ClusterName
 
-LIMITS = Limits(1000.0, 400.0, hits_per_holder_per_second=1.0, max_holders=4, repeat_seconds=60.0, burst_seconds=5.0)
+LIMITS = RebalanceLimits(
+    1000.0, 400.0, hits_per_holder_per_second=1.0, max_holders=4, repeat_seconds=60.0, burst_seconds=5.0
+)
 KEYS: list[PrefixKey] = [("m", BlockHash(bytes([number]) * 16)) for number in range(4)]
 
 
@@ -21,11 +31,11 @@ class _World:
     """Nodes that hold prefixes, evict them at random, come and go; copies take some steps."""
 
     chance: random.Random
-    state: Rebalance = field(default_factory=Rebalance)
+    state: RebalanceState = field(default_factory=RebalanceState)
     clusters: dict[AgentName, ClusterName] = field(default_factory=dict)
     holders: dict[PrefixKey, set[AgentName]] = field(default_factory=lambda: defaultdict(set))
-    under_way: list[tuple[float, Move]] = field(default_factory=list)
-    ordered: list[tuple[float, Move]] = field(default_factory=list)
+    under_way: list[tuple[float, PlannedCopy]] = field(default_factory=list)
+    ordered: list[tuple[float, PlannedCopy]] = field(default_factory=list)
     joined: dict[AgentName, float] = field(default_factory=dict)
 
     def join(self, now: float) -> None:
@@ -46,7 +56,7 @@ class _World:
                 self.under_way.remove((due, move))
                 self.holders[move.key].add(move.destination)
 
-    def step(self, now: float) -> list[Move]:
+    def step(self, now: float) -> list[PlannedCopy]:
         prefixes = [
             HotPrefix(
                 key,
@@ -60,7 +70,7 @@ class _World:
         moving = tuple(move for _, move in self.under_way)
         full = frozenset({(ClusterName("east"), ClusterName("west"))} if self.chance.random() < 0.5 else ())
         leaving = frozenset(name for name in self.clusters if self.chance.random() < 0.1)
-        cast = Cast(dict(self.clusters), frozenset(self.clusters), leaving, full, moving)
+        cast = Participants(dict(self.clusters), frozenset(self.clusters), leaving, full, moving)
         self.state, moves = step(self.state, prefixes, cast, now=now, limits=LIMITS)
         for move in moves:
             assert move.source in self.holders[move.key] and move.destination not in self.holders[move.key]
@@ -122,8 +132,8 @@ def test_a_node_that_has_just_joined_has_had_no_more_than_its_time_allows(seed: 
 def test_at_a_rate_that_only_wavers_copies_end_once_the_wanted_holders_are_there(seed: int, rate: float) -> None:
     chance = random.Random(seed)
     names = [AgentName(f"n{number}") for number in range(6)]
-    cast = Cast(dict.fromkeys(names, ClusterName("east")), frozenset(names))
-    holders, state = {names[0]}, Rebalance()
+    cast = Participants(dict.fromkeys(names, ClusterName("east")), frozenset(names))
+    holders, state = {names[0]}, RebalanceState()
     for number in range(400):
         wavering = rate * chance.uniform(0.75, 1.25)
         prefix = HotPrefix(KEYS[0], wavering, 100, frozenset(names), frozenset(holders))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.ppd import main
-from prfaas.ppd.drawing import draw
+from prfaas.ppd.table_text import draw
 from prfaas.ppd.workloads import REQUEST_RATES, by_requests
 from prfaas.scheduler.ppd import PpdEntry, PpdTable, read_measured, to_measured
 from tests.unit.scheduler.endpoint_picker.conformance import DATA

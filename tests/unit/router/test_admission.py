@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.http.admission import Operators
+from prfaas.router.http.admission import OperatorKeys
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,6 @@ from prfaas.router.http.admission import Operators
 def test_operators_pages_are_open_only_where_nobody_needs_a_key(
     keys: tuple[str, ...], clients_are_known: bool, seen_by: set[str | None]
 ) -> None:
-    operators = Operators(keys, clients_are_known=clients_are_known)
+    operators = OperatorKeys(keys, clients_are_known=clients_are_known)
     given = (None, "", "o", "Bearer ", "Bearer o", "bearer o", "Bearer p", "Bearer wrong")
     assert {its for its in given if operators.may_see(its)} == seen_by

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp.base_protocol import BaseProtocol
 
-from prfaas.router.engines.legs import MAX_HELD_BYTES, beginning, streamed_error
+from prfaas.router.engines.legs import MAX_HELD_BYTES, read_first_event, streamed_error
 from tests.support.waiting import PATIENCE_SECONDS
 
 ERROR = b'{"error": {"message": "no KV", "type": "InternalServerError", "param": null, "code": 500}}'
@@ -59,4 +59,4 @@ async def _beginning_of(said: bytes) -> bytes:
     content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), limit=1 << 16)
     content.feed_data(said)
     answer = cast(Any, SimpleNamespace(content=content, content_type="text/event-stream"))
-    return await asyncio.wait_for(beginning(answer), PATIENCE_SECONDS)
+    return await asyncio.wait_for(read_first_event(answer), PATIENCE_SECONDS)

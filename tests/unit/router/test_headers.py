@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.http.admission import Admission, NotLetIn, Quota, Quotas, Tenants
+from prfaas.router.http.admission import AdmissionRefused, Quota, Quotas, RequestAdmission, Tenants
 from prfaas.router.openai.headers import MAX_SESSION_CHARS, request_id_of, session_of
 
 NO_TEXT = b"caf\xe9".decode("utf-8", "surrogateescape")  # as a server gives bytes that are no UTF-8
@@ -29,7 +29,7 @@ def test_an_id_that_logs_cannot_carry_is_replaced() -> None:
 
 def test_a_key_of_any_bytes_is_told_that_it_is_none() -> None:
     quotas = Quotas({}, Quota(), lambda: 0.0)
-    admission = Admission({"key": "a"}, max_requests=1, quotas=quotas, tenants=Tenants({}))
-    with pytest.raises(NotLetIn) as refused:
+    admission = RequestAdmission({"key": "a"}, max_requests=1, quotas=quotas, tenants=Tenants({}))
+    with pytest.raises(AdmissionRefused) as refused:
         admission.admit(f"Bearer {NO_TEXT}")
     assert refused.value.status == 401

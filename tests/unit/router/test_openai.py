@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.router.openai.request import BadRequest, Endpoint, ParsedRequest, parse, passed_on
+from prfaas.router.openai.request import BadRequest, Endpoint, ParsedRequest, parse, prepare_forwarded
 from prfaas.scheduler.snapshot import Obstacle
 
 TOKENS = [5, 6, 7, 8]
@@ -171,7 +171,7 @@ def test_a_tenants_request_is_salted_in_whatever_goes_to_an_engine(sent: bytes) 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 def test_what_is_passed_on_is_salted_in_any_encoding(encoding: str) -> None:
-    assert json.loads(passed_on('{"input": "é"}'.encode(encoding), tenant="acme").raw) == {
+    assert json.loads(prepare_forwarded('{"input": "é"}'.encode(encoding), tenant="acme").raw) == {
         "input": "é",
         "cache_salt": "acme",
     }
@@ -181,14 +181,14 @@ def test_what_is_passed_on_is_salted_in_any_encoding(encoding: str) -> None:
         '{"vllm_xargs": {"kv_transfer_params": ["x"]}}',
     ):
         with pytest.raises(BadRequest):
-            passed_on(salted.encode(encoding), tenant="acme")
+            prepare_forwarded(salted.encode(encoding), tenant="acme")
 
 
 @pytest.mark.parametrize("sent", [b"", b"--form", b"[1]", b'"text"'])
 def test_what_no_salt_can_be_put_in_is_passed_on_as_it_is(sent: bytes) -> None:
-    assert passed_on(sent, tenant="acme") == (sent, None)
+    assert prepare_forwarded(sent, tenant="acme") == (sent, None)
 
 
 @pytest.mark.parametrize(("sent", "model"), [('{"model": "m"}', "m"), ("{}", None), ('{"model": ["m"]}', None)])
 def test_what_is_passed_on_says_which_model_it_names(sent: str, model: str | None) -> None:
-    assert passed_on(sent.encode()) == (sent.encode(), model)
+    assert prepare_forwarded(sent.encode()) == (sent.encode(), model)

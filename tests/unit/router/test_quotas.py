@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.http.admission import Quota, Quotas, Spent
+from prfaas.router.http.admission import Quota, QuotaExceeded, Quotas
 
 
-def told(spent: Spent | None) -> tuple[str, float] | None:
+def told(spent: QuotaExceeded | None) -> tuple[str, float] | None:
     """What is used up, and the wait in seconds to a tenth."""
     return None if spent is None else (spent.limit, round(spent.wait_seconds, 1))
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.routing.record import Record
+from prfaas.router.routing.record import RequestRecord
 
 EVENT = b'data: {"choices": []}\n\n'
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def streamed(*chunks: bytes) -> Record:
-    record = Record("r")
+def streamed(*chunks: bytes) -> RequestRecord:
+    record = RequestRecord("r")
     for chunk in chunks:
         record.streamed(chunk)
     return record
@@ -29,7 +29,7 @@ def test_without_usage_or_in_one_piece_there_is_none() -> None:
     assert streamed(EVENT, EVENT, DONE).tpot_seconds == 0
     whole = streamed(EVENT * 5 + USAGE + DONE)
     assert (whole.tpot_seconds, whole.is_streamed) == (0, False)
-    assert (Record("r").tpot_seconds, Record("r").is_streamed) == (0, False)
+    assert (RequestRecord("r").tpot_seconds, RequestRecord("r").is_streamed) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_without_usage_or_in_one_piece_there_is_none() -> None:
 def test_a_clients_tokens_are_those_of_the_usage_else_estimated_and_one_an_event(
     pieces: list[bytes], num_tokens: int
 ) -> None:
-    record = Record("r")
+    record = RequestRecord("r")
     if pieces:
         record.answered(200)
     for piece in pieces:

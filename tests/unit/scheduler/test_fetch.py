@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.scheduler.fetch import Fetch, fetch_to
-from prfaas.scheduler.route import Decision, route
+from prfaas.scheduler.route import Decision, PrefixFetch, find_fetch, route
 from prfaas.scheduler.snapshot import InstanceState, PathState, RequestFacts, Snapshot
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
@@ -33,8 +32,8 @@ def _facts(num_prompt_tokens: int, **cached: int) -> RequestFacts:
     return RequestFacts(num_prompt_tokens, cached_tokens={AgentName(f"node-{name}"): n for name, n in cached.items()})
 
 
-def _fetch(source: InstanceState, destination: InstanceState, num_tokens: int) -> Fetch:
-    return Fetch(source.agent, destination.agent, num_tokens)
+def _fetch(source: InstanceState, destination: InstanceState, num_tokens: int) -> PrefixFetch:
+    return PrefixFetch(source.agent, destination.agent, num_tokens)
 
 
 def test_what_the_prfaas_side_holds_is_fetched_and_the_short_rest_is_computed_where_it_is_decoded() -> None:
@@ -65,14 +64,14 @@ def test_scarce_links_small_gains_and_dead_links_fetch_nothing(snapshot: Snapsho
 
 def test_the_longest_is_fetched_and_among_equals_the_nearest() -> None:
     snapshot = replace(ABUNDANT, instances=(PREFILL, DECODE, OTHER))
-    assert fetch_to(snapshot, _facts(3000, prefill=2500, other=2000), DECODE) == _fetch(PREFILL, DECODE, 2500)
-    assert fetch_to(snapshot, _facts(3000, prefill=2500, other=2500), DECODE) == _fetch(OTHER, DECODE, 2500)
-    assert fetch_to(snapshot, _facts(3000, decode=2500, other=2500), DECODE) is None
+    assert find_fetch(snapshot, _facts(3000, prefill=2500, other=2000), DECODE) == _fetch(PREFILL, DECODE, 2500)
+    assert find_fetch(snapshot, _facts(3000, prefill=2500, other=2500), DECODE) == _fetch(OTHER, DECODE, 2500)
+    assert find_fetch(snapshot, _facts(3000, decode=2500, other=2500), DECODE) is None
 
 
 def test_a_node_of_which_nothing_else_is_known_is_no_source() -> None:
     facts = replace(_facts(3000), cached_tokens={AgentName("stranger"): 2500})
-    assert fetch_to(ABUNDANT, facts, DECODE) is None
+    assert find_fetch(ABUNDANT, facts, DECODE) is None
 
 
 def test_a_short_request_waits_for_no_fetch() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from prfaas.scheduler.placement import KV_AMPLE_RATIO, KV_FULL_RATIO, REQUEST_TOKENS, choose
+from prfaas.scheduler.placement import KV_AMPLE_RATIO, KV_FULL_RATIO, REQUEST_TOKENS, choose_instance
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 from tests.unit.scheduler.deployment import T, instance
 
@@ -31,7 +31,7 @@ requests = st.builds(
 
 
 def _chosen(fleet: list[InstanceState], request: RequestFacts) -> InstanceState:
-    chosen = choose(fleet, request)
+    chosen = choose_instance(fleet, request)
     assert chosen is not None
     return chosen
 
@@ -85,5 +85,5 @@ def test_a_prefix_on_a_nearly_full_engine_has_to_be_worth_the_wait(
     """The first holds what so many requests are worth; the second is empty."""
     held = {FIRST.agent: num_requests_ahead * REQUEST_TOKENS + 1}
     request = RequestFacts(50 * REQUEST_TOKENS, cached_tokens=held)
-    chosen = choose([replace(FIRST, kv_usage_ratio=ratio), SECOND], request)
+    chosen = choose_instance([replace(FIRST, kv_usage_ratio=ratio), SECOND], request)
     assert chosen is not None and chosen.instance == taken

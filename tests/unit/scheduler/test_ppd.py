@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from prfaas.ppd.workloads import SECOND_TURNS
 from prfaas.scheduler.ppd import (
     BYPASS_TOKENS,
+    LaterTurn,
     PpdEntry,
+    PpdRun,
     PpdTable,
-    Run,
-    Turn,
     build_table,
     context_class,
     prefills_locally,
@@ -31,15 +31,15 @@ AUTHORS: dict[str, Any] = json.loads((DATA / "ppd-table-2P2D.json").read_text())
 TABLE = read_measured(AUTHORS)
 
 
-def _runs(config: str) -> list[Run]:
+def _runs(config: str) -> list[PpdRun]:
     lines = (DATA / "ppd-grid-2P2D.csv").read_text().splitlines()[1:]
     return [_run(row) for row in csv.DictReader(lines) if row["config"] == config]
 
 
-def _run(row: dict[str, Any]) -> Run:
+def _run(row: dict[str, Any]) -> PpdRun:
     context, _, workload = row["workload"].partition("_")
     ttft, tpot = float(row["turn2_avg_ttft_ms"]) / 1000, float(row["turn2_avg_tpot_ms"]) / 1000
-    return Run(context, workload, float(row["qps"]), ttft, tpot, float(row["success_rate"]) / 100)
+    return PpdRun(context, workload, float(row["qps"]), ttft, tpot, float(row["success_rate"]) / 100)
 
 
 def test_the_scores_and_choices_equal_the_authors_in_all_180_cells() -> None:
@@ -64,7 +64,7 @@ def test_the_table_built_from_the_measured_grid_equals_the_authors() -> None:
 )
 def test_every_workload_of_the_grid_is_decided_as_the_authors_engine_does(entry: dict[str, Any]) -> None:
     num_input, num_output = SECOND_TURNS[entry["workload_type"]]
-    turn = Turn(num_input, {"small": 256, "large": 2048}[entry["context_class"]], num_output)
+    turn = LaterTurn(num_input, {"small": 256, "large": 2048}[entry["context_class"]], num_output)
     paper = prefills_locally(TABLE, turn, qps=entry["qps"], mode="paper")
     authors = prefills_locally(TABLE, turn, qps=entry["qps"], mode="authors")
     if entry["workload_type"] != "tiny":  # its ratio, 0.5, makes it a small balanced one for their own rule
@@ -102,7 +102,7 @@ def test_context_and_rate_go_to_the_nearest_measured_cell() -> None:
 
 
 def test_a_row_that_is_missing_or_whose_pd_failed_is_local_and_few_new_tokens_stay_in_the_authors_mode() -> None:
-    turn = Turn(1024, 2048, 32)
+    turn = LaterTurn(1024, 2048, 32)
     against = replace(TABLE, ttft_weight=0.0, tpot_weight=1000.0)
     assert not prefills_locally(against, turn, qps=20, mode="paper")
     failed = tuple(replace(entry, pd_ttft_seconds=0.0) for entry in TABLE.entries)
@@ -116,7 +116,7 @@ def test_a_row_that_is_missing_or_whose_pd_failed_is_local_and_few_new_tokens_st
 
 
 def test_a_cell_that_failed_one_way_is_not_averaged() -> None:
-    good = Run("small", "tiny", 1.0, 0.1, 0.01, 1.0)
+    good = PpdRun("small", "tiny", 1.0, 0.1, 0.01, 1.0)
     bad = replace(good, success_ratio=0.5)
     weights = {"ttft_weight": 1.0, "tpot_weight": 1.0}
     assert build_table([bad], [good], **weights).entries[0].pd_failed

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.scheduler.ppd import MIN_TURNS, PpdEntry, PpdRefresh, PpdTable, Served, Turn, prefills_locally
+from prfaas.scheduler.ppd import MIN_TURNS, LaterTurn, PpdEntry, PpdRefresh, PpdTable, ServedTurn, prefills_locally
 
 ENTRY = PpdEntry("large", "big_paste", 2.0, 0.2, 0.1, 0.01, 0.01)
 TABLE = PpdTable((ENTRY,))
-TURN = Turn(512, 2048, 64)  # of that cell
+TURN = LaterTurn(512, 2048, 64)  # of that cell
 WINDOW_SECONDS = 600.0
 
 
-def refreshed(num: int, *, was_local: bool = True, ttft: float = 0.4, at: float = 1.0, turn: Turn = TURN) -> PpdRefresh:
+def refreshed(
+    num: int, *, was_local: bool = True, ttft: float = 0.4, at: float = 1.0, turn: LaterTurn = TURN
+) -> PpdRefresh:
     refresh = PpdRefresh(TABLE, window_seconds=WINDOW_SECONDS)
     for _ in range(num):
-        refresh.note(Served(turn, 2.1, was_local=was_local, ttft_seconds=ttft, tpot_seconds=0.02, at=at))
+        refresh.note(ServedTurn(turn, 2.1, was_local=was_local, ttft_seconds=ttft, tpot_seconds=0.02, at=at))
     return refresh
 
 
@@ -41,9 +43,9 @@ def test_turns_that_are_too_old_count_no_more() -> None:
 def test_the_latest_turns_are_averaged() -> None:
     refresh = refreshed(400, ttft=9.0)
     for _ in range(200):
-        refresh.note(Served(TURN, 2.0, was_local=True, ttft_seconds=0.3, tpot_seconds=0.01, at=2.0))
+        refresh.note(ServedTurn(TURN, 2.0, was_local=True, ttft_seconds=0.3, tpot_seconds=0.01, at=2.0))
     assert refresh.table(3.0).entries[0].ppd_ttft_seconds == pytest.approx(0.3)
 
 
 def test_a_cell_that_was_never_measured_stays_absent() -> None:
-    assert refreshed(MIN_TURNS, turn=Turn(16, 100, 32)).table(2.0) == TABLE
+    assert refreshed(MIN_TURNS, turn=LaterTurn(16, 100, 32)).table(2.0) == TABLE

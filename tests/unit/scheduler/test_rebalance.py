@@ -6,34 +6,46 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.scheduler.rebalance import Budget, Cast, HotPrefix, Limits, Move, PrefixKey, Rebalance, drain_order, step
+from prfaas.scheduler.rebalance import (
+    ByteBudget,
+    HotPrefix,
+    Participants,
+    PlannedCopy,
+    PrefixKey,
+    RebalanceLimits,
+    RebalanceState,
+    drain_order,
+    step,
+)
 from prfaas.types import AgentName, BlockHash, ClusterName
 
 KEY: PrefixKey = ("m", BlockHash(b"k" * 16))
 A, B, C, FAR = (AgentName(name) for name in ("a", "b", "c", "far"))
 EAST, WEST = ClusterName("east"), ClusterName("west")
-LIMITS = Limits(1000.0, 1000.0)
-CAST = Cast({A: EAST, B: EAST, C: EAST, FAR: WEST}, frozenset({A, B, C, FAR}))
+LIMITS = RebalanceLimits(1000.0, 1000.0)
+CAST = Participants({A: EAST, B: EAST, C: EAST, FAR: WEST}, frozenset({A, B, C, FAR}))
 HOT = HotPrefix(KEY, 4.0, 100, frozenset({A, B, C, FAR}), frozenset({A}))
-FULL = Rebalance(
-    egress={EAST: Budget(1000.0, 0.0), WEST: Budget(1000.0, 0.0)},
-    intake={name: Budget(1000.0, 0.0) for name in (A, B, C, FAR)},
+FULL = RebalanceState(
+    egress={EAST: ByteBudget(1000.0, 0.0), WEST: ByteBudget(1000.0, 0.0)},
+    intake={name: ByteBudget(1000.0, 0.0) for name in (A, B, C, FAR)},
 )
 
 
-def _moves(state: Rebalance = FULL, prefix: HotPrefix = HOT, cast: Cast = CAST, *, now: float = 0.0) -> list[Move]:
+def _moves(
+    state: RebalanceState = FULL, prefix: HotPrefix = HOT, cast: Participants = CAST, *, now: float = 0.0
+) -> list[PlannedCopy]:
     return step(state, [prefix], cast, now=now, limits=LIMITS)[1]
 
 
 def test_a_prefix_goes_to_one_further_node_at_a_time_within_its_cluster_first() -> None:
-    assert _moves() == [Move(KEY, A, B, 100)]
-    assert _moves(prefix=replace(HOT, holders=frozenset({A, B}))) == [Move(KEY, A, C, 100)]
-    assert _moves(prefix=replace(HOT, holders=frozenset({A, B, C}))) == [Move(KEY, A, FAR, 100)]
+    assert _moves() == [PlannedCopy(KEY, A, B, 100)]
+    assert _moves(prefix=replace(HOT, holders=frozenset({A, B}))) == [PlannedCopy(KEY, A, C, 100)]
+    assert _moves(prefix=replace(HOT, holders=frozenset({A, B, C}))) == [PlannedCopy(KEY, A, FAR, 100)]
 
 
 def test_the_node_that_has_received_least_is_next() -> None:
-    tired = replace(FULL, intake={**FULL.intake, B: Budget(200.0, 0.0)})
-    assert _moves(tired) == [Move(KEY, A, C, 100)]
+    tired = replace(FULL, intake={**FULL.intake, B: ByteBudget(200.0, 0.0)})
+    assert _moves(tired) == [PlannedCopy(KEY, A, C, 100)]
 
 
 @pytest.mark.parametrize(
@@ -53,19 +65,19 @@ def test_the_node_that_has_received_least_is_next() -> None:
         (
             "those under way are enough",
             replace(HOT, hits_per_second=2.0),
-            replace(CAST, under_way=(Move(KEY, A, B, 100),)),
+            replace(CAST, under_way=(PlannedCopy(KEY, A, B, 100),)),
         ),
     ],
 )
-def test_nothing_is_copied_when(why: str, prefix: HotPrefix, cast: Cast) -> None:
+def test_nothing_is_copied_when(why: str, prefix: HotPrefix, cast: Participants) -> None:
     assert _moves(prefix=prefix, cast=cast) == [], why
 
 
 def test_budgets_start_empty_and_fill_with_time() -> None:
-    state, moves = step(Rebalance(), [HOT], CAST, now=10.0, limits=LIMITS)
+    state, moves = step(RebalanceState(), [HOT], CAST, now=10.0, limits=LIMITS)
     assert moves == []
     assert _moves(state, now=10.05) == []
-    assert _moves(state, now=10.125) == [Move(KEY, A, B, 100)]
+    assert _moves(state, now=10.125) == [PlannedCopy(KEY, A, B, 100)]
 
 
 def test_a_holder_that_leaves_is_replaced_and_may_still_send() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
-from prfaas.scheduler.colocation import Policy
+from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.sim.kernel.meter import Gaps
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.colocated import Interference, SharedInstance, SharingSpec
@@ -28,7 +28,7 @@ class Bench:
         self.timeline, self.gaps = Timeline(), Gaps()
         self.ended: list[Request] = []
         callbacks = Callbacks(lambda *_: None, lambda _: None, self.ended.append)
-        sharing = SharingSpec(Policy(itl_slo_seconds), TOGETHER)
+        sharing = SharingSpec(SharingPolicy(itl_slo_seconds), TOGETHER)
         self.instance = SharedInstance(self.timeline, spec, callbacks, self.gaps, sharing=sharing)
 
     def ask(self, moment: float, prompt: int, output: int) -> Request:

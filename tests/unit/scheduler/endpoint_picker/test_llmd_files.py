@@ -11,8 +11,8 @@ import yaml
 
 from prfaas.errors import ConfigError
 from prfaas.scheduler.endpoint_picker.config import load
-from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
 from prfaas.scheduler.endpoint_picker.picker import EndpointPicker
+from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint, PickRequest
 
 OLD, CURRENT, NEXT = "inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1", "llm-d.ai/v1"
 TOKENS = {"modelName": "org/model", "vllm": {"url": "http://localhost:8000"}}

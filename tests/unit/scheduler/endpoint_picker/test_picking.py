@@ -9,11 +9,9 @@ import yaml
 
 from prfaas.errors import ConfigError
 from prfaas.scheduler.endpoint_picker.config import load
-from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
-from prfaas.scheduler.endpoint_picker.filters import FILTERS
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider, read
 from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, Rules
-from prfaas.scheduler.endpoint_picker.scorers import SCORERS
+from prfaas.scheduler.endpoint_picker.plugins import FILTERS, ROLE_LABEL, SCORERS, Endpoint, PickRequest
 from tests.unit.scheduler.endpoint_picker.conformance import CASES, DATA, NOT_OFFERED, cases
 
 MINIMAL = (DATA / "llmd-minimal.yaml").read_text()

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
-from prfaas.scheduler.endpoint_picker.filters import FILTERS
 from prfaas.scheduler.endpoint_picker.parameters import read
-from prfaas.scheduler.endpoint_picker.picker import Profile, max_score
-from prfaas.scheduler.endpoint_picker.scorers import SCORERS
+from prfaas.scheduler.endpoint_picker.picker import SchedulingProfile, max_score
+from prfaas.scheduler.endpoint_picker.plugins import FILTERS, ROLE_LABEL, SCORERS, Endpoint, PickRequest
 from tests.unit.scheduler.endpoint_picker.conformance import PODS, cases
 
 ANY = PickRequest()
@@ -164,10 +162,10 @@ def test_lora_scorer(case: dict[str, Any]) -> None:
 def test_profile(case: dict[str, Any]) -> None:
     if "raw_scores" in case["given"]:
         raw = case["given"]["raw_scores"]
-        profile = Profile("", scorers=((lambda endpoints, request, its: raw, None, case["given"]["weight"]),))
+        profile = SchedulingProfile("", scorers=((lambda endpoints, request, its: raw, None, case["given"]["weight"]),))
         assert profile.scores([Endpoint(str(n)) for n in raw], ANY) == case["expect"]["weighted"]
     else:
-        nobody = Profile("", filters=((lambda endpoints, request, its: [], None),))
+        nobody = SchedulingProfile("", filters=((lambda endpoints, request, its: [], None),))
         assert nobody.run([Endpoint("a")], ANY) == []
 
 

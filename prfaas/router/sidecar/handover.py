@@ -9,10 +9,9 @@ from typing import Any
 
 from prfaas import logs, metrics
 from prfaas.router.engines.fleet import Instance
-from prfaas.router.engines.legs import LegFailed, Legs, OpenAnswer
-from prfaas.router.openai.request import PATHS, ParsedRequest
+from prfaas.router.engines.legs import EngineResponse, LegClient, LegFailed
+from prfaas.router.openai.request import PATHS, ParsedRequest, nixl_decode_body, nixl_prefill_body
 from prfaas.router.openai.tokenizer import Tokenizer
-from prfaas.router.routing.nixl import decode_body, prefill_body
 from prfaas.router.sidecar.config import SidecarConfig
 
 _RETRIED = (502, 503, 504)
@@ -21,7 +20,7 @@ _log = logs.get("sidecar")
 
 
 @dataclass(frozen=True)
-class Asked:
+class SidecarRequest:
     """A client's request: its path, its bytes and what they say, the headers of both legs, the gateway's grant."""
 
     path: str
@@ -37,10 +36,10 @@ class Handover:
 
     config: SidecarConfig
     engine: Instance
-    legs: Legs
+    legs: LegClient
     tokenizer: Tokenizer
 
-    async def open(self, asked: Asked, prefill: Instance) -> OpenAnswer:
+    async def open(self, asked: SidecarRequest, prefill: Instance) -> EngineResponse:
         """Return the decode engine's answer, once its first bytes are there.
 
         Raises:
@@ -58,17 +57,17 @@ class Handover:
         metrics.SIDECAR_REQUESTS.labels(outcome="disaggregated").inc()
         return answer
 
-    async def local(self, asked: Asked) -> OpenAnswer:
+    async def local(self, asked: SidecarRequest) -> EngineResponse:
         """Return the decode engine alone."""
         return await self.legs.decode(self.engine, asked.path, asked.raw, asked.headers)
 
-    async def _in_turn(self, asked: Asked, prefill: Instance) -> OpenAnswer:
+    async def _in_turn(self, asked: SidecarRequest, prefill: Instance) -> EngineResponse:
         kept = await self._prefilled(asked, prefill)
-        return await self.legs.decode(self.engine, asked.path, decode_body(asked.raw, kept), asked.headers)
+        return await self.legs.decode(self.engine, asked.path, nixl_decode_body(asked.raw, kept), asked.headers)
 
-    async def _prefilled(self, asked: Asked, prefill: Instance) -> dict[str, Any]:
+    async def _prefilled(self, asked: SidecarRequest, prefill: Instance) -> dict[str, Any]:
         """What the prefill engine says of the KV that it keeps."""
-        body = prefill_body(asked.path, asked.body)
+        body = nixl_prefill_body(asked.path, asked.body)
         tries = 1 + self.config.prefill_retries
         while True:
             tries -= 1
@@ -78,7 +77,7 @@ class Handover:
                 if not tries or failure.answer is None or failure.answer.status not in _RETRIED:
                     raise
 
-    async def _at_once(self, asked: Asked, prefill: Instance) -> OpenAnswer:
+    async def _at_once(self, asked: SidecarRequest, prefill: Instance) -> EngineResponse:
         """Both legs over one list of token ids, under the gateway's grant."""
         endpoint = _ENDPOINTS.get(asked.path)
         if not asked.grant or endpoint is None:

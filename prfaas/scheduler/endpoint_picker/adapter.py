@@ -6,9 +6,9 @@ from base64 import b64encode
 from collections.abc import Iterable
 
 from prfaas.scheduler.endpoint_picker.config import load
-from prfaas.scheduler.endpoint_picker.endpoint import ROLE_LABEL, Endpoint, PickRequest
 from prfaas.scheduler.endpoint_picker.picker import EndpointPicker, PickReason
-from prfaas.scheduler.placement import tie
+from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint, PickRequest
+from prfaas.scheduler.placement import tie_break
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import InstanceRole
 
@@ -46,7 +46,7 @@ def _picker(snapshot: Snapshot) -> EndpointPicker:
 def _usable(instances: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
     """In an order of each request's own: of equal scores the picker takes the first."""
     usable = (instance for instance in instances if instance.healthy and instance.instance not in request.excluded)
-    return sorted(usable, key=lambda one: tie(one, request))
+    return sorted(usable, key=lambda one: tie_break(one, request))
 
 
 def _named(candidates: Iterable[InstanceState], endpoint: Endpoint) -> InstanceState:

@@ -14,8 +14,8 @@ from statistics import fmean
 
 import aiohttp
 
-from prfaas.ppd.workloads import NUM_TURNS, Cell
-from prfaas.scheduler.ppd import MIN_SUCCESS_RATIO, Run
+from prfaas.ppd.workloads import NUM_TURNS, TableCell
+from prfaas.scheduler.ppd import MIN_SUCCESS_RATIO, PpdRun
 from prfaas.scheduler.route import Route
 
 # Of a front door of ours: what names a conversation, how a request went, and why.
@@ -24,7 +24,7 @@ REASON_HEADER, FALLBACK_HEADER = "x-prfaas-reason", "x-prfaas-fallback"
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class MeasuredEndpoint:
     """An OpenAI server. Prompts are token ids below `vocabulary`; they say nothing, and answers are as long as asked for.
 
     A front door of ours is to answer second turns by `later_route`; what else answers does not say how it does.
@@ -38,7 +38,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Effort:
+class MeasurementEffort:
     """Conversations begin for `seconds`, at least `min_conversations` of them."""
 
     seconds: float = 10.0
@@ -56,10 +56,10 @@ class _Turn:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CellMeasurement:
     """A run over the conversations whose second turns went as they should, and the reasons of the others."""
 
-    run: Run
+    run: PpdRun
     num_conversations: int
     strayed: Counter[str]
 
@@ -73,7 +73,9 @@ class _TurnFailed(Exception):
     """A turn ended in an error, early, or not in time."""
 
 
-async def measure(session: aiohttp.ClientSession, endpoint: Endpoint, cell: Cell, effort: Effort) -> Measured:
+async def measure(
+    session: aiohttp.ClientSession, endpoint: MeasuredEndpoint, cell: TableCell, effort: MeasurementEffort
+) -> CellMeasurement:
     """Averages over the second turns that succeeded; 0 where none did.
 
     Arrivals follow the seed and the cell. Prompts are new each time: nothing of them is cached, by the other way or before.
@@ -92,11 +94,11 @@ async def measure(session: aiohttp.ClientSession, endpoint: Endpoint, cell: Cell
     num_others = len(starts) - strayed.total()
     ttft = fmean(turn.ttft_seconds for turn in turns) if turns else 0.0
     tpot = fmean(turn.tpot_seconds for turn in turns) if turns else 0.0
-    run = Run(cell.context, cell.workload, cell.qps, ttft, tpot, len(turns) / max(1, num_others))
-    return Measured(run, len(starts), strayed)
+    run = PpdRun(cell.context, cell.workload, cell.qps, ttft, tpot, len(turns) / max(1, num_others))
+    return CellMeasurement(run, len(starts), strayed)
 
 
-def _arrivals(source: random.Random, per_second: float, effort: Effort) -> list[float]:
+def _arrivals(source: random.Random, per_second: float, effort: MeasurementEffort) -> list[float]:
     """Poisson arrivals, in seconds from now."""
     starts = [0.0]
     while starts[-1] < effort.seconds or len(starts) < effort.min_conversations:
@@ -105,7 +107,7 @@ def _arrivals(source: random.Random, per_second: float, effort: Effort) -> list[
 
 
 async def _conversation(
-    session: aiohttp.ClientSession, endpoint: Endpoint, cell: Cell, *, prompt: list[int], at: float
+    session: aiohttp.ClientSession, endpoint: MeasuredEndpoint, cell: TableCell, *, prompt: list[int], at: float
 ) -> _Turn | None:
     """The second turn; None where one of the two failed. Both name their conversation, so that the second finds its KV."""
     name = f"ppd-{secrets.token_hex(8)}"
@@ -120,7 +122,7 @@ async def _conversation(
 
 
 async def _ask(
-    session: aiohttp.ClientSession, endpoint: Endpoint, prompt: list[int], num_tokens: int, *, name: str
+    session: aiohttp.ClientSession, endpoint: MeasuredEndpoint, prompt: list[int], num_tokens: int, *, name: str
 ) -> _Turn:
     body = {
         "model": endpoint.model,
