@@ -186,7 +186,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
 def _dialling(config: RouterConfig) -> Callable[[], ssl.SSLContext] | None:
     """How agents' encrypted pages are asked; None: they are plain."""
     certificates = config.certificates(speaks=())
-    return certificates.dialling if certificates is not None else None
+    return certificates.client_context if certificates is not None else None
 
 
 @contextlib.asynccontextmanager
