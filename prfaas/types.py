@@ -14,7 +14,6 @@ ClusterName = NewType("ClusterName", str)
 
 TRANSFER_ID_BYTES = 16
 
-GroupKind = Literal["full_attention", "sliding_window", "linear_state"]
 InstanceRole = Literal["prefill", "decode", "both"]
 ClusterKind = Literal["prfaas", "pd"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from prfaas.cachepool.layout import Layout
+from prfaas.kv.layout import Layout
 from tools.demo.client import is_answering
 from tools.free_ports import free_address
 from tools.processes import Child, Children

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from prfaas.cachepool.layout import LayerSlice
 from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks, pages_of, slots_tensor
+from prfaas.kv.parts import LayerSlice
 
 NUM_LAYERS, NUM_BLOCKS, BLOCK_BYTES = 16, 512, 64 << 10  # a chunk of 8K tokens in blocks of 16, 4 KiB a token and layer
 NUM_COPIED = 512

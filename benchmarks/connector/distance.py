@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.connector.nixl_peer import NixlFailed
 from benchmarks.connector.sites import FAMILY, PROMPT_TOKENS, Sites
 from benchmarks.connector.timeline import timeline
-from prfaas.cachepool.layout import Layout
+from prfaas.kv.layout import Layout
 from tools.stack import attached_layout
 from tools.wan import PAYLOAD_RATIO, WanShape
 
@@ -98,8 +98,8 @@ def _beyond(values: Sequence[float], local: Sequence[float]) -> list[float]:
 
 def payload_bytes(layout: Layout, num_tokens: int) -> int:
     """What a transfer of a prompt of full attention and states carries."""
-    linear = sum(group.block_bytes for group in layout.groups if group.kind == "linear_state")
-    full = (group for group in layout.groups if group.kind == "full_attention")
+    linear = sum(group.block_bytes for group in layout.groups if group.is_state)
+    full = (group for group in layout.groups if group.keeps_all_tokens)
     return linear + sum(its.block_bytes * -(-num_tokens // its.block_tokens) for its in full)
 
 

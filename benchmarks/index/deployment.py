@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.index.membership import Engine, Node
 from prfaas.index.query import Query
 from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Announcement, Checkpoint, Holding, Segment
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.types import AgentName, BlockHash, ClusterName, InstanceId, Shard
 
 MODEL = "bench"

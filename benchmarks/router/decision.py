@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.index.deployment import BLOCKS_PER_PROMPT, MODEL, announcements, holders, layout, prompt
-from prfaas.cachepool.layout import Layout
 from prfaas.index.membership import Engine, Node
+from prfaas.kv.layout import Layout
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.router import Routing

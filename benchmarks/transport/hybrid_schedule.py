@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from prfaas.model.kv.geometry import Geometry, KVGroup
+from prfaas.model.kv.geometry import Geometry, GroupBytes
 
 PROMPT_TOKENS, CHUNK_TOKENS = 16384, 4096
 LINK_SHARE = 0.9  # of the link that the prompt's bytes take over the time of its prefill
@@ -38,14 +38,14 @@ def schedule(geometry: Geometry, *, bytes_per_second: float, states_at_end: bool
     return sorted(found, key=lambda its: its.at_seconds)
 
 
-def _kept(group: KVGroup, is_last_chunk: bool) -> int:
+def _kept(group: GroupBytes, is_last_chunk: bool) -> int:
     """Return tokens of a chunk that travel: a window's only with the last one."""
     if group.window_tokens is None:
         return CHUNK_TOKENS
     return min(group.window_tokens, PROMPT_TOKENS) if is_last_chunk else 0
 
 
-def _layers_in_order(geometry: Geometry) -> list[KVGroup]:
+def _layers_in_order(geometry: Geometry) -> list[GroupBytes]:
     """Return a group for each layer, kinds spread evenly over the depth as hybrids do."""
     placed = [
         ((number + 0.5) / group.num_layers, order, group)

@@ -43,10 +43,10 @@ from prfaas.agent.transfer.receive import InboundTransfers, Reply
 from prfaas.agent.transfer.send import OutboundTransfers
 from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import LayoutError
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolChange
 from prfaas.transport.codec import fp8
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for

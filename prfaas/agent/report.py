@@ -9,7 +9,6 @@ import http.client
 import re
 import ssl
 import time
-import typing
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,10 +18,11 @@ from typing import Any
 from prfaas import logs
 from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.engine.protocol import Promised
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, RemoteProtocolError
 from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
+from prfaas.kv.kinds import KINDS
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolChange
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.congestion.rate_estimator import LOSS_SEGMENTS
@@ -34,7 +34,6 @@ from prfaas.types import (
     ClusterName,
     CopyCommand,
     CopyEnd,
-    GroupKind,
     InstanceId,
     InstanceRole,
     PoolCommand,
@@ -304,7 +303,7 @@ def _is_of_a_group(its: object) -> bool:
     """Whether that is [kind of KV group, tokens]."""
     if not isinstance(its, list) or len(its) != 2:
         return False
-    return its[0] in typing.get_args(GroupKind) and isinstance(its[1], int) and _is_of_tokens(its[1])
+    return its[0] in KINDS and isinstance(its[1], int) and _is_of_tokens(its[1])
 
 
 def _is_of_tokens(number: int) -> bool:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from prfaas.cachepool.layout import Layout
+from prfaas.kv.layout import Layout
 
 PAGE_BYTES = mmap.PAGESIZE
 SLOT_ALIGNMENT_BYTES = 64  # a cache line

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from prfaas.cachepool.block_run import Run
-from prfaas.types import GroupKind
 
 EvictionPolicy = Literal["lru", "lfu", "cost"]
 ALL = ""  # the view of every candidate
@@ -19,9 +18,8 @@ _DOUBLE_COST_TOKENS = 32_768
 class BlockFacts(NamedTuple):
     """What a policy may know of one prefix block. `last_used` is a count of uses of the whole pool, not a time."""
 
-    kind: GroupKind
-    block_tokens: int
-    num_tokens: int  # length of the chain up to the block's end
+    saved_tokens: int  # Tokens that need no prefill because of this block.
+    num_tokens: int  # Length of the chain up to the block's end.
     num_bytes: int
     last_used: int
     num_uses: int
@@ -45,8 +43,7 @@ def cost(facts: BlockFacts, floor: float) -> float:
 
     A linear state saves the prefill of its whole prefix, an attention block that of its own tokens.
     """
-    saved = facts.num_tokens if facts.kind == "linear_state" else facts.block_tokens
-    return floor + facts.num_uses * saved * (1 + facts.num_tokens / _DOUBLE_COST_TOKENS) / facts.num_bytes
+    return floor + facts.num_uses * facts.saved_tokens * (1 + facts.num_tokens / _DOUBLE_COST_TOKENS) / facts.num_bytes
 
 
 POLICIES: dict[EvictionPolicy, SortKey] = {"lru": lru, "lfu": lfu, "cost": cost}

@@ -22,8 +22,8 @@ import xxhash
 
 from prfaas.cachepool.arena import PAGE_BYTES, neighbours, punch_hole
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import LayoutError
+from prfaas.kv.layout import Layout
 from prfaas.types import BlockHash
 
 RECORD_BYTES = 128  # a divisor of a page, so that a record never lies on two

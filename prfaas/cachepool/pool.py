@@ -12,10 +12,10 @@ from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
 from prfaas.cachepool.block_run import BlockIdentity, Run
 from prfaas.cachepool.capacity import NO_LIMITS, Account, Room, Shares
 from prfaas.cachepool.eviction import ALL, POLICIES, EvictionPolicy
-from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.removal import Cut
 from prfaas.cachepool.slots import LeaseId, Leases, Slots
 from prfaas.hashing import NO_HASH
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange, Tier
 from prfaas.types import BlockHash
 

@@ -83,7 +83,8 @@ class Slots:
         self.soft_pinned: set[int] = set()
         self.barred: set[int] = set()  # in use, and until they are free nobody finds what they hold or get
         self._awaited: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)  # absent → how many hang on it
-        self._first_attention = next((i for i, group in enumerate(groups) if group.kind == "full_attention"), None)
+        self._is_state = tuple(group.is_state for group in groups)
+        self._first_attention = next((i for i, group in enumerate(groups) if group.keeps_all_tokens), None)
 
     @property
     def num_backed(self) -> int:
@@ -97,7 +98,7 @@ class Slots:
 
     def is_state(self, group: int) -> bool:
         """Whether its blocks are linear states."""
-        return self.arena.layout.groups[group].kind == "linear_state"
+        return self._is_state[group]
 
     def num_fresh(self, num_slots: int) -> int:
         """How many of the next `num_slots` slots would need new pages."""
@@ -159,10 +160,9 @@ class Slots:
     # Chains
 
     def chain_parent(self, group: int, block_hash: BlockHash, before: BlockHash) -> ChainKey | None:
-        """The block that this one hangs on: the one before it, for a linear state the attention block that ends with it."""
-        if not self.is_state(group):
-            return (group, before) if before != block_hash else None
-        return None if self._first_attention is None else (self._first_attention, block_hash)
+        """Return the block that must not leave before this one."""
+        rules = self.arena.layout.groups[group].rules
+        return rules.chain_parent(group, block_hash, before, attention_group=self._first_attention)
 
     def run_with(self, key: ChainKey | None) -> Run | None:
         """The run that holds this block."""
@@ -333,9 +333,10 @@ class Slots:
     def tail_facts(self, run: Run) -> BlockFacts:
         """What an eviction policy may know of a run's last block."""
         last_used, num_uses = run.tail_uses()
-        kind, num_tokens = self.arena.layout.groups[run.group].kind, run.tokens_at(len(run) - 1)
+        group, num_tokens = self.arena.layout.groups[run.group], run.tokens_at(len(run) - 1)
+        saved_tokens = group.rules.saved_tokens(group, num_tokens)
         num_bytes = self.arena.stride_bytes
-        return BlockFacts(kind, run.block_tokens, num_tokens, num_bytes, last_used=last_used, num_uses=num_uses)
+        return BlockFacts(saved_tokens, num_tokens, num_bytes, last_used=last_used, num_uses=num_uses)
 
     # Our own bookkeeping, checked
 
@@ -381,8 +382,7 @@ class Slots:
         assert not kept.keys() & {(run.group, key) for run in runs for key in run.hashes}, "a stored block is awaited"
         kept |= {(run.group, run.hashes[at]): num for run in runs for at, num in run.children.items()}
         assert counted == kept, "counts of children differ from the chains"
-        kinds = [group.kind for group in self.arena.layout.groups]
-        states = {(run.group, run.parent, run.hashes[0]) for run in runs if kinds[run.group] == "linear_state"}
+        states = {(run.group, run.parent, run.hashes[0]) for run in runs if self.is_state(run.group)}
         listed = {(g, unit, key) for g, table in enumerate(self.states) for unit, keys in table.items() for key in keys}
         assert states == listed, "states are not found under their last unit"
 

@@ -22,12 +22,12 @@ from prfaas import logs, metrics
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.file_arena import Buffer, FileArena, saved_layouts
-from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.rate_budget import Bandwidth
 from prfaas.cachepool.removal import Cut
 from prfaas.cachepool.slots import LeaseId, Slots
 from prfaas.errors import ConfigError
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange
 from prfaas.types import BlockHash
 

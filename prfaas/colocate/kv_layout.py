@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.colocate.model.cache import Cache
-from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.block_map import BlockMap
 from prfaas.connector.worker.copy_host import LayerBlocks, pages_of
 from prfaas.hashing import HASH_UNIT_TOKENS
-from prfaas.types import GroupKind, Shard
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
+from prfaas.types import Shard
 
 Named = tuple[str, torch.Tensor, str]  # a layer's name, its cache [block, ...] and the names of its axes
 
@@ -36,15 +38,15 @@ def describe(cache: Cache, *, model: str, weights: str) -> tuple[Layout, dict[st
 
 def block_map(layout: Layout) -> BlockMap:
     """How `tables` places a request's blocks."""
-    return BlockMap(tuple(EngineGroup(group.kind, group.block_tokens) for group in layout.groups))
+    return BlockMap(tuple(group.without_layers for group in layout.groups))
 
 
 def tables(layout: Layout, blocks: Sequence[int], slot: int) -> list[Sequence[int]]:
     """Return a request's block ids by KV group."""
-    return [blocks if group.kind == "full_attention" else (slot,) for group in layout.groups]
+    return [blocks if group.keeps_all_tokens else (slot,) for group in layout.groups]
 
 
-def _groups(cache: Cache) -> Iterator[tuple[GroupKind, int, list[Named]]]:
+def _groups(cache: Cache) -> Iterator[tuple[str, int, list[Named]]]:
     """Kind, tokens per block and layers of each group that has any."""
     attention = [
         (f"full.{layer}.{half}", cache.kv[layer, place], "token,head,dim")

@@ -8,61 +8,15 @@ is one block. It stands at entry 0, or at the entry of the last token if the eng
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
-from prfaas.types import GroupBlocks, GroupKind
+from prfaas.hashing import HashChain
+from prfaas.kv.group import KVGroup, has_states
+from prfaas.types import GroupBlocks
 
 NULL_BLOCK = 0  # Block id of positions that hold nothing.
-
-
-@dataclass(frozen=True)
-class EngineGroup:
-    """KV group as the engine's scheduler sees it. With `kept_states` a state stands at its position, not at entry 0."""
-
-    kind: GroupKind
-    block_tokens: int
-    window_tokens: int | None = None
-    kept_states: bool = False
-
-    def first_block(self, num_tokens: int) -> int:
-        """Return the first block that the token after `num_tokens` still attends to."""
-        if self.kind != "sliding_window" or self.window_tokens is None:
-            return 0
-        return max(0, num_tokens - self.window_tokens + 1) // self.block_tokens
-
-    def end_block(self, num_tokens: int, *, computed_tokens: int) -> int:
-        """Return the end of the blocks that are final once `computed_tokens` are computed: full blocks, or the tail."""
-        if computed_tokens >= num_tokens:
-            return -(-num_tokens // self.block_tokens)
-        return computed_tokens // self.block_tokens
-
-    def state_entry(self, num_tokens: int) -> int:
-        """Return the position in the block table of the state after `num_tokens`."""
-        return (num_tokens - 1) // self.block_tokens if self.kept_states else 0
-
-    @property
-    def num_checkpoint_blocks(self) -> int:
-        """Largest number of blocks of this group in a checkpoint."""
-        if self.kind == "sliding_window" and self.window_tokens is not None:
-            return -(-(self.window_tokens - 1) // self.block_tokens)
-        return int(self.kind == "linear_state")
-
-    def blocks(self, chain: HashChain, index: int, num_tokens: int, *, exact_tail: bool) -> GroupBlocks:
-        """Return the block list of a transfer of the first `num_tokens` tokens.
-
-        With `exact_tail` the hash of a partial last block is exact as well.
-        """
-        if self.kind == "linear_state":
-            parent = chain.at(num_tokens // HASH_UNIT_TOKENS * HASH_UNIT_TOKENS)
-            return GroupBlocks(index, 0, (chain.at(num_tokens),), parent)
-        first = self.first_block(num_tokens)
-        hashes = chain.blocks(self.block_tokens, first_block=first, num_tokens=num_tokens)
-        if exact_tail and num_tokens % self.block_tokens:
-            hashes = (*hashes[:-1], chain.at(num_tokens))
-        return GroupBlocks(index, first, hashes, chain.at(first * self.block_tokens))
 
 
 @dataclass(frozen=True)
@@ -78,7 +32,7 @@ class BlockSpan:
 class BlockMap:
     """Transferable groups of an engine, in the order of its layout."""
 
-    groups: tuple[EngineGroup, ...]
+    groups: tuple[KVGroup, ...]
 
     @cached_property
     def step_tokens(self) -> int:
@@ -91,10 +45,10 @@ class BlockMap:
 
         0 means no checkpoints: the engine overwrites its states at the next step.
         """
-        if any(group.kind == "linear_state" and not group.kept_states for group in self.groups):
+        if any(group.is_state and not group.kept_states for group in self.groups):
             return 0
-        num_blocks = sum(group.num_checkpoint_blocks for group in self.groups)
-        full = (group for group in self.groups if group.kind == "full_attention")
+        num_blocks = sum(group.rules.num_checkpoint_blocks(group) for group in self.groups)
+        full = (group for group in self.groups if group.keeps_all_tokens)
         per_step = sum(self.step_tokens // group.block_tokens for group in full)
         return self.step_tokens * -(-num_blocks // max(1, per_step))
 
@@ -104,15 +58,14 @@ class BlockMap:
         A step keeps only the state that it ends with, but the windows of any boundary that it passes.
         """
         boundary = computed_tokens // self.step_tokens * self.step_tokens
-        has_states = any(group.kind == "linear_state" for group in self.groups)
-        is_there = boundary == computed_tokens if has_states else boundary > before_tokens
+        is_there = boundary == computed_tokens if has_states(self.groups) else boundary > before_tokens
         return boundary if is_there and boundary else None
 
     def checkpoint_groups(self, chain: HashChain, boundary: int) -> tuple[GroupBlocks, ...]:
         """Return the block lists of a checkpoint: states and windows. Full attention is stored at the request's end."""
-        lists = (group.blocks(chain, index, boundary, exact_tail=False) for index, group in enumerate(self.groups))
+        lists = self._block_lists(chain, boundary, exact_tail=False)
         return tuple(
-            replace(blocks, hashes=()) if group.kind == "full_attention" else blocks
+            replace(blocks, hashes=()) if group.keeps_all_tokens else blocks
             for blocks, group in zip(lists, self.groups, strict=True)
         )
 
@@ -125,9 +78,9 @@ class BlockMap:
         """
         spans = []
         for index, group in enumerate(self.groups):
-            if group.kind == "full_attention":
+            if group.keeps_all_tokens:
                 continue
-            if group.kind == "linear_state":
+            if group.is_state:
                 entry, num_blocks = group.state_entry(boundary), 1
                 found = [states.get(index, NULL_BLOCK)] if states else list(tables[index][entry : entry + 1])
             else:
@@ -143,10 +96,11 @@ class BlockMap:
 
         With recurrent states a prompt resumes at their exact length, so the partial last block is exact as well.
         """
-        exact = any(group.kind == "linear_state" for group in self.groups)
-        return tuple(
-            group.blocks(chain, index, num_tokens, exact_tail=exact) for index, group in enumerate(self.groups)
-        )
+        return tuple(self._block_lists(chain, num_tokens, exact_tail=has_states(self.groups)))
+
+    def _block_lists(self, chain: HashChain, num_tokens: int, *, exact_tail: bool) -> Iterator[GroupBlocks]:
+        for index, group in enumerate(self.groups):
+            yield group.rules.blocks(group, index, chain, num_tokens, exact_tail=exact_tail)
 
     def filled(
         self, tables: Sequence[Sequence[int]], num_tokens: int, *, saved_tokens: int, computed_tokens: int
@@ -158,13 +112,13 @@ class BlockMap:
         spans = []
         for index, group in enumerate(self.groups):
             table = tables[index]
-            if group.kind == "linear_state":
+            if group.is_state:
                 if saved_tokens < num_tokens <= computed_tokens:
                     spans.append(BlockSpan(index, 0, (table[group.state_entry(num_tokens)],)))
                 continue
             first = group.first_block(num_tokens)
-            start = max(first, group.end_block(num_tokens, computed_tokens=saved_tokens))
-            end = group.end_block(num_tokens, computed_tokens=computed_tokens)
+            start = max(first, _end_block(group, num_tokens, computed_tokens=saved_tokens))
+            end = _end_block(group, num_tokens, computed_tokens=computed_tokens)
             spans += _without_nulls(index, start - first, table[start:end])
         return tuple(spans)
 
@@ -173,14 +127,21 @@ class BlockMap:
         spans = []
         for index, group in enumerate(self.groups):
             table = tables[index]
-            if group.kind == "linear_state":
+            if group.is_state:
                 spans.append(BlockSpan(index, 0, (table[group.state_entry(num_tokens)],)))
                 continue
             first = group.first_block(num_tokens)
             start = max(first, local_tokens // group.block_tokens)
-            end = group.end_block(num_tokens, computed_tokens=num_tokens)
+            end = _end_block(group, num_tokens, computed_tokens=num_tokens)
             spans += _without_nulls(index, start - first, table[start:end])
         return tuple(spans)
+
+
+def _end_block(group: KVGroup, num_tokens: int, *, computed_tokens: int) -> int:
+    """Return the end of the blocks that are final (full, or the tail) once `computed_tokens` are computed."""
+    if computed_tokens >= num_tokens:
+        return -(-num_tokens // group.block_tokens)
+    return computed_tokens // group.block_tokens
 
 
 def _without_nulls(group: int, first: int, block_ids: Sequence[int]) -> list[BlockSpan]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
 from prfaas.index.memory.ancestry import Ancestry
 from prfaas.index.memory.sharded_dict import SpreadSet
@@ -27,6 +26,7 @@ from prfaas.index.segments import (
     digest_of_hashes,
     grid_tokens,
 )
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolChange, PoolEvent, Tier
 from prfaas.types import BlockHash
 
@@ -168,7 +168,7 @@ class Inventory:
         if layout is None or not 0 <= holding.group < len(layout.groups):
             raise IndexRefusal("unknown_layout", f"no layout {holding.layout.hex()} with a group {holding.group}")
         group = layout.groups[holding.group]
-        return 0 if group.kind == "linear_state" else group.block_tokens
+        return 0 if group.is_state else group.block_tokens
 
     def _store(self, event: BlockStored, fresh: _Fresh) -> list[Announcement]:
         holding, block_tokens = self._place(event)
@@ -197,7 +197,7 @@ class Inventory:
         layout = self._layouts[holding.layout]
         grid = grid_tokens(layout)
         ancestry = self._ancestry.get(grid)
-        is_state = layout.groups[holding.group].kind == "linear_state"
+        is_state = layout.groups[holding.group].is_state
         if not is_state or ancestry is None or event.num_tokens % grid or event.block_hash not in ancestry:
             return None
         return ancestry.head(event.block_hash)

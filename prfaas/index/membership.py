@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
+from prfaas.kv.layout import Layout
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
 

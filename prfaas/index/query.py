@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
-from prfaas.index.memory.usable import CutReason, Usable
+from prfaas.kv.match import CutReason, PrefixMatch
 from prfaas.types import AgentName, BlockHash, ClusterName
 
 
@@ -93,4 +93,4 @@ class Answer:
     nodes: tuple[NodeMatch, ...]
     clusters: tuple[ClusterMatch, ...]
     odd_lengths: tuple[int, ...] = ()
-    world: Usable | None = None
+    world: PrefixMatch | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prfaas.cachepool.layout import Layout
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import Tier
 from prfaas.types import BlockHash
 
@@ -85,7 +85,7 @@ class Digest:
 
 def grid_tokens(layout: Layout) -> int:
     """Tokens of the blocks at whose ends a layout's linear states are marked: of its first full-attention group, or 0."""
-    return next((group.block_tokens for group in layout.groups if group.kind == "full_attention"), 0)
+    return next((group.block_tokens for group in layout.groups if group.keeps_all_tokens), 0)
 
 
 def digest_of_node(digests: Mapping[Holding, Digest]) -> Digest:

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from dataclasses import dataclass, replace
 
 from prfaas import logs
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
 from prfaas.index.inventory import Change, Inventory
 from prfaas.index.membership import Figures, Node
 from prfaas.index.segments import digest_of_node
+from prfaas.kv.layout import Layout
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb

@@ -7,12 +7,12 @@ from typing import get_args
 
 import msgpack
 
-from prfaas.cachepool.layout import Layout
-from prfaas.cachepool.prefix import is_well_formed
 from prfaas.errors import IndexRefusal, LayoutError
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
 from prfaas.index.query import Answer, Query
 from prfaas.index.segments import Announcement, Checkpoint, Digest, Holding, Segment
+from prfaas.kv.layout import Layout
+from prfaas.kv.prefix import is_well_formed
 from prfaas.pool_events import POOL_TIERS, Tier
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import (

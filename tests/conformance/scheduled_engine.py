@@ -37,10 +37,11 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from prfaas.connector.block_map import NULL_BLOCK, EngineGroup
+from prfaas.connector.block_map import NULL_BLOCK
 from prfaas.connector.vllm.connector import PrfaasConnector
 from prfaas.connector.vllm.kv_layout import Rank, block_map, describe
 from prfaas.connector.worker.copy_host import LayerBlocks
+from prfaas.kv.group import KVGroup
 from prfaas.types import Shard
 from tests.integration.connector.fake_engine import content
 
@@ -138,7 +139,7 @@ class ScheduledEngine:
         self._num_sampled: Counter[str] = Counter()
         self._modules = modules
         self._kv = kv
-        self._groups: tuple[EngineGroup, ...] = block_map(kv).groups
+        self._groups: tuple[KVGroup, ...] = block_map(kv).groups
         self._layers: dict[str, LayerBlocks] = describe(kv, caches, Rank("", Shard(), NUM_HEADS), packing="")[1]
         self._requests: dict[str, Request] = {}
         align, hashed = resolve_kv_cache_block_sizes(kv, config)
@@ -245,7 +246,7 @@ class ScheduledEngine:
     def evict_states(self) -> None:
         """Have vLLM's own prefix cache lose all states, and keep all attention."""
         pool = self.scheduler.kv_cache_manager.block_pool
-        linear = {index for index, its in enumerate(self._groups) if its.kind == "linear_state"}
+        linear = {index for index, its in enumerate(self._groups) if its.is_state}
         cached = [block for block in pool.blocks if block.block_hash is not None]
         states = {its.block_id for its in cached if get_group_id(its.block_hash) in linear}
         assert states, "vLLM's cache holds no state"
@@ -318,7 +319,7 @@ class ScheduledEngine:
             elif request_id in cached.resumed_req_ids:
                 self.told.resumed_again_at[request_id] = before
         for name, layer in self._layers.items():
-            is_linear = self._groups[layer.group].kind == "linear_state"
+            is_linear = self._groups[layer.group].is_state
             is_reported = not is_linear and self.worker.has_connector_metadata()
             if is_reported:
                 self.worker.wait_for_layer_load(name)
@@ -331,7 +332,7 @@ class ScheduledEngine:
     def _compute(self, name: str, layer: LayerBlocks, work: Sequence[tuple[str, int, int]]) -> None:
         """`work`: each request, and from where to where it computes. One may attend to blocks that another of the same step
         fills: a layer writes the keys and values of all of them before that. States it reads before it writes any."""
-        is_linear = self._groups[layer.group].kind == "linear_state"
+        is_linear = self._groups[layer.group].is_state
         wrong = [(its, before, position) for its, before, _ in work for position in self._wrong(layer, its, before)]
         for request_id, before, after in work:
             for position, end in _changed(self._groups[layer.group], before, after):
@@ -386,18 +387,18 @@ class ScheduledEngine:
         return END_TOKEN if number == self._lengths.get(request.request_id) else ANSWER_TOKEN
 
 
-def _changed(group: EngineGroup, before: int, after: int) -> list[tuple[int, int]]:
+def _changed(group: KVGroup, before: int, after: int) -> list[tuple[int, int]]:
     """(position, tokens up to the block's last one afterwards) of what computing tokens [before, after) writes."""
-    if group.kind == "linear_state":
+    if group.is_state:
         return [(group.state_entry(after), after)]
     positions = range(before // group.block_tokens, -(-after // group.block_tokens))
     return [(position, min(after, (position + 1) * group.block_tokens)) for position in positions]
 
 
-def _held(group: EngineGroup, num_tokens: int) -> list[tuple[int, int]]:
+def _held(group: KVGroup, num_tokens: int) -> list[tuple[int, int]]:
     """(position, tokens up to the block's last one) of what the token after `num_tokens` reads."""
     if not num_tokens:
         return []
-    if group.kind == "linear_state":
+    if group.is_state:
         return [(group.state_entry(num_tokens), num_tokens)]
     return _changed(group, group.first_block(num_tokens) * group.block_tokens, num_tokens)

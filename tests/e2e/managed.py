@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.cachepool.layout import Layout
+from prfaas.kv.layout import Layout
 from tests.e2e.pair import FLAGS, PATIENT
 from tests.support.embedded_redis import kill_embedded_redis
 from tools.demo.client import Answer, complete, get_json, prompt_tokens

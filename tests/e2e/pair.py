@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from prfaas import grants
-from prfaas.cachepool.layout import Layout
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.layout import Layout
 from prfaas.types import AgentName, TransferId
 from tools.demo.client import REQUEST_SECONDS, Answer, complete, get_json, is_answering, prompt_tokens, transfers
 from tools.processes import Child, Children
@@ -189,7 +189,7 @@ def outcome(direction: str, word: str) -> str:
 
 def resumes_at(layout: Layout, num_tokens: int) -> int:
     """Where a prompt that begins with `num_tokens` held ones is resumed: at a state, or else at a block's end."""
-    if any(group.kind == "linear_state" for group in layout.groups):
+    if any(group.is_state for group in layout.groups):
         return num_tokens
     block_tokens = max(group.block_tokens for group in layout.groups)
     return num_tokens // block_tokens * block_tokens
@@ -199,7 +199,7 @@ def held_bytes(layout: Layout, held: int, num_tokens: int) -> int:
     """What resuming after `num_tokens` reads of the full blocks of the first `held` tokens."""
     total = 0
     for group in layout.groups:
-        if group.kind != "linear_state":
+        if not group.is_state:
             window = group.window_tokens or num_tokens + 1
             first = max(0, num_tokens - window + 1) // group.block_tokens
             total += group.block_bytes * max(0, held // group.block_tokens - first)

@@ -115,7 +115,7 @@ def _needed_bytes(pair: Pair, num_tokens: int) -> int:
         first = 0
         if group.window_tokens is not None:
             first = (num_tokens - group.window_tokens + 1) // group.block_tokens
-        states = group.kind == "linear_state"
+        states = group.is_state
         needed += group.block_bytes * (1 if states else -(-num_tokens // group.block_tokens) - first)
     return needed
 
@@ -158,7 +158,7 @@ def test_only_what_neither_prefix_cache_holds_is_computed_and_loaded(pair: Pair)
     assert pair.through_both(prompt) == pair.alone(prompt)
     loaded = counts(pair.decode)['prfaas_connector_copied_bytes_total{direction="receive"}'] - before
     block, states = (
-        sum(group.block_bytes for group in pair.layout().groups if linear == (group.kind == "linear_state"))
+        sum(group.block_bytes for group in pair.layout().groups if linear == (group.is_state))
         for linear in (False, True)
     )
     assert loaded == block + states  # one block of 256 tokens

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import LookedUp, Lookup, Receive, ReceiveReady, Release
-from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.block_map import BlockMap
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
 from tests.e2e.pair import Pair
@@ -36,7 +36,7 @@ class Vandal:
     def slots_of(self, prompt: list[int]) -> list[list[int]]:
         """By group, where the agent holds the blocks of a prompt, once they have come from the east."""
         grant, token = self.pair.signed(prompt)
-        shapes = (EngineGroup(group.kind, group.block_tokens, group.window_tokens) for group in self._layout.groups)
+        shapes = (group.without_layers for group in self._layout.groups)
         chain = self.pair.chain(prompt)
         groups = BlockMap(tuple(shapes)).transfer_groups(chain, grant.num_tokens)
         self._scheduler.post(Receive(grant.transfer_id, token, chain.at(grant.num_tokens), groups))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from prfaas.cachepool.layout import LayerSlice
 from prfaas.connector.worker.copy_cuda import CudaCopier
 from prfaas.connector.worker.copy_host import LayerBlocks, pages_of, slots_tensor
+from prfaas.kv.parts import LayerSlice
 
 pytestmark = pytest.mark.gpu
 NUM_BLOCKS, NUM_SLOTS = 64, 48

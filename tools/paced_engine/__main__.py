@@ -7,8 +7,8 @@ import asyncio
 
 from aiohttp import web
 
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import AgentUnreachable
+from prfaas.kv.layout import Layout
 from prfaas.units import split_address
 from tools.paced_engine.kv import layout_of
 from tools.paced_engine.pool import PoolClient

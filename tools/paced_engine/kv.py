@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.types import BlockHash, GroupBlocks, Shard
 
 BLOCK_TOKENS = 32

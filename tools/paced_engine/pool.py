@@ -20,9 +20,9 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import PrfaasError
 from prfaas.hashing import HashChain
+from prfaas.kv.layout import Layout
 from prfaas.types import GroupBlocks, TransferId
 from tools.paced_engine.kv import NUM_LAYERS, block_content, groups_of
 

@@ -24,8 +24,8 @@ from prfaas.agent.engine.protocol import (
     encode,
 )
 from prfaas.agent.engine.ring import RingWriter
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import AgentUnreachable, LayoutError, PrfaasError, RemoteProtocolError
+from prfaas.kv.layout import Layout
 
 ATTACH_TIMEOUT_SECONDS = 10.0
 REATTACH_TIMEOUT_SECONDS = 10.0  # of an agent that has taken the connection; it may ask its peers about the layout

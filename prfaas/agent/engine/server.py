@@ -27,8 +27,8 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.agent.engine.ring import RingReader, create_ring
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout, difference
 from prfaas.errors import ConfigError, LayoutError, RemoteProtocolError
+from prfaas.kv.layout import Layout, difference
 
 P = ParamSpec("P")
 

@@ -8,8 +8,9 @@ from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.hashing import HASH_UNIT_TOKENS
-from prfaas.index.memory.usable import GroupShape, Held, Rules, usable_prefix
-from prfaas.types import BlockHash, GroupKind
+from prfaas.kv.kinds import KINDS
+from prfaas.kv.match import HeldBlocks, MatchRules, match_prefix
+from prfaas.types import BlockHash
 
 
 class LocalHoldings:
@@ -81,42 +82,40 @@ class _Reach:
     def __init__(self, node: LocalHoldings, path: list[BlockHash]) -> None:
         self._node = node
         groups = node.arena.layout.groups
-        self.rules = Rules([GroupShape(g.kind, g.block_tokens, g.window_tokens or 0) for g in groups])
+        self.rules = MatchRules(groups)
         self._blocks = tuple(_bitmap(node, index, path) for index in range(len(groups)))
 
     def usable_tokens(self, limit_tokens: int) -> int:
         """Of a model without states."""
-        held = Held(self._blocks, (0,) * len(self._blocks))
-        return usable_prefix(self.rules, held, limit_tokens).usable_tokens
+        held = HeldBlocks(self._blocks, (0,) * len(self._blocks))
+        return match_prefix(self.rules, held, limit_tokens).usable_tokens
 
     def serves_state(self, length: int, block_hash: BlockHash) -> bool:
         """Whether the state after `length` tokens is here, and all else that belongs to it."""
         has = (self._node.has(index, block_hash) for index in range(len(self._blocks)))
-        held = Held(self._blocks, tuple(map(int, has)), [length])
-        return usable_prefix(self.rules, held, length).usable_tokens == length
+        held = HeldBlocks(self._blocks, tuple(map(int, has)), [length])
+        return match_prefix(self.rules, held, length).usable_tokens == length
 
 
-def tokens_by_kind(node: LocalHoldings, path: list[BlockHash], limit_tokens: int) -> dict[GroupKind, int]:
+def tokens_by_kind(node: LocalHoldings, path: list[BlockHash], limit_tokens: int) -> dict[str, int]:
     """By kind of KV group, how much of a prompt one rank's groups of that kind could serve if they were the only ones."""
     groups = node.arena.layout.groups
-    found: dict[GroupKind, int] = {}
+    found: dict[str, int] = {}
     for kind in dict.fromkeys(group.kind for group in groups):
         places = tuple(index for index, group in enumerate(groups) if group.kind == kind)
-        if kind == "linear_state":
+        if KINDS[kind].is_state:
             found[kind] = next((length for length, _ in _states(node, places, path, limit_tokens)), 0)
             continue
-        rules = Rules(
-            [GroupShape(kind, groups[index].block_tokens, groups[index].window_tokens or 0) for index in places]
-        )
+        rules = MatchRules([groups[index] for index in places])
         blocks = tuple(_bitmap(node, index, path) for index in places)
-        usable = usable_prefix(rules, Held(blocks, (0,) * len(places)), limit_tokens)
+        usable = match_prefix(rules, HeldBlocks(blocks, (0,) * len(places)), limit_tokens)
         found[kind] = limit_tokens if usable.reason == "complete" else usable.usable_tokens
     return found
 
 
 def _bitmap(node: LocalHoldings, group: int, path: list[BlockHash]) -> int:
     """Bit j is set when block j of the prompt is held."""
-    if node.arena.layout.groups[group].kind == "linear_state":
+    if node.arena.layout.groups[group].is_state:
         return 0
     step = node.arena.layout.groups[group].block_tokens // HASH_UNIT_TOKENS
     held = node.have(group, path[step::step])

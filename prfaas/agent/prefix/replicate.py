@@ -24,11 +24,11 @@ from prfaas.agent.transfer.placement import Placement, place_held
 from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, TransferPlan, make_plan
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.prefix import is_well_formed, prefix_groups
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH, prefix_hash
+from prfaas.kv.prefix import is_well_formed, prefix_groups
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, CopyCommand, CopyEnd, GroupBlocks, Prefix, TransferId

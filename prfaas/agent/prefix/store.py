@@ -29,11 +29,11 @@ from prfaas.agent.transfer.layer_progress import LayerProgress
 from prfaas.agent.transfer.placement import Placement, place, place_held
 from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import Ssd
 from prfaas.errors import RemoteProtocolError
 from prfaas.hashing import HASH_BYTES
+from prfaas.kv.layout import Layout
 from prfaas.types import BlockHash, TransferId
 
 _log = logs.get("agent.keeping")

@@ -19,12 +19,12 @@ from prfaas.agent.transfer.placement import Placement
 from prfaas.agent.transfer.plan import OpenBody, TransferPlan, make_plan
 from prfaas.agent.transfer.repack import RepackJob, agree
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout
-from prfaas.cachepool.prefix import is_well_formed, prefix_groups
-from prfaas.cachepool.repack import Side
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import prefix_hash
+from prfaas.kv.layout import Layout
+from prfaas.kv.prefix import is_well_formed, prefix_groups
+from prfaas.kv.repack import Side
 from prfaas.transport.protocol.messages import Ending
 from prfaas.transport.receiver.admission import EndedTransfers
 from prfaas.transport.receiver.api import OpenRequest, TransferStats

@@ -12,8 +12,8 @@ from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.plan import OpenBody, encode_probe, probed_layout, read_layout
 from prfaas.agent.transfer.repack import obstacle
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout, difference, fingerprint_of
 from prfaas.cachepool.pool import Pool
+from prfaas.kv.layout import Layout, difference, fingerprint_of
 from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest

@@ -14,10 +14,12 @@ import msgpack
 
 from prfaas.agent.engine.protocol import pack_groups, unpack_groups
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.cachepool.layout import FINGERPRINT_BYTES, MAX_LAYERS, KVGroup, LayerSlice, Layout
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.grants import MAX_GRANT_BYTES, GrantKind
 from prfaas.hashing import HASH_BYTES, NO_HASH
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import FINGERPRINT_BYTES, MAX_LAYERS, Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.transport.codec.fp8 import DTYPE
 from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Fields, fields_of
 from prfaas.transport.ranges import Ranges
@@ -74,9 +76,7 @@ class TransferPlan:
     @cached_property
     def attention_bytes(self) -> int:
         """Everything but linear states: what can leave before the last chunk's forward pass ends."""
-        return sum(
-            run.group.block_bytes * run.blocks.num_blocks for run in self.runs if run.group.kind != "linear_state"
-        )
+        return sum(run.group.block_bytes * run.blocks.num_blocks for run in self.runs if not run.group.is_state)
 
     @cached_property
     def castable(self) -> Ranges:
@@ -84,7 +84,7 @@ class TransferPlan:
         return Ranges(
             (run.first_object, run.first_object + run.blocks.num_blocks)
             for run in self.runs
-            if run.group.kind != "linear_state" and not _unknown_dtypes(run.group)
+            if not run.group.is_state and not _unknown_dtypes(run.group)
         )
 
     def run_of(self, rank: int, position: int) -> ObjectRange:
@@ -95,7 +95,7 @@ class TransferPlan:
         parent = run.blocks.parent
         for index, block_hash in enumerate(run.blocks.hashes):
             end = (run.blocks.first_block + index + 1) * run.group.block_tokens
-            if run.group.kind == "linear_state" or end > self.num_tokens:
+            if run.group.is_state or end > self.num_tokens:
                 unit = self._last_unit or parent
                 yield BlockIdentity(run.blocks.group, block_hash, unit, self.num_tokens, parent, self.root)
             else:
@@ -106,14 +106,14 @@ class TransferPlan:
     def root(self) -> BlockHash:
         """Hash of model and tenant, which an attention group states that begins with the prompt; else NO_HASH."""
         kinds = self.layouts[0].groups
-        firsts = (blocks for blocks in self.groups if kinds[blocks.group].kind != "linear_state")
+        firsts = (blocks for blocks in self.groups if not kinds[blocks.group].is_state)
         return next((blocks.parent for blocks in firsts if not blocks.first_block), NO_HASH)
 
     @cached_property
     def _last_unit(self) -> BlockHash | None:
         """Hash of the last full 16-token unit, which the linear groups state."""
         kinds = self.layouts[0].groups
-        return next((blocks.parent for blocks in self.groups if kinds[blocks.group].kind == "linear_state"), None)
+        return next((blocks.parent for blocks in self.groups if kinds[blocks.group].is_state), None)
 
     def nested(self, per_object: list[int]) -> list[list[list[int]]]:
         """One number per object as [rank][position][block], the form that engines get."""
@@ -133,11 +133,11 @@ def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_
     for blocks in groups:
         if blocks.group >= known:
             raise RemoteProtocolError("plan", f"group {blocks.group} of {known}")
-        kind, block_tokens = layouts[0].groups[blocks.group].kind, layouts[0].groups[blocks.group].block_tokens
-        if kind == "linear_state":
+        group = layouts[0].groups[blocks.group]
+        if group.is_state:
             fits = blocks.num_blocks == 1
         else:
-            fits = blocks.first_block + blocks.num_blocks <= -(-num_tokens // block_tokens)
+            fits = blocks.first_block + blocks.num_blocks <= -(-num_tokens // group.block_tokens)
         if not fits:
             raise RemoteProtocolError(
                 "plan", f"group {blocks.group}: {blocks.num_blocks} blocks do not fit {num_tokens} tokens"
@@ -152,7 +152,7 @@ def _unknown_dtypes(group: KVGroup) -> list[LayerSlice]:
 def check_castable(layout: Layout) -> None:
     """Raise LayoutError where a lossy link would not know how to cast a layer of attention."""
     for group in layout.groups:
-        if group.kind != "linear_state" and (unknown := _unknown_dtypes(group)):
+        if not group.is_state and (unknown := _unknown_dtypes(group)):
             its = unknown[0]
             raise LayoutError(f"layer {its.name} dtype: {its.dtype}; lossy_fp8 is set, which knows {DTYPE} alone")
 

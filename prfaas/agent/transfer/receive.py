@@ -28,9 +28,9 @@ from prfaas.agent.transfer.plan import grant_of, is_link_probe
 from prfaas.agent.transfer.repack import Background, repacking_into
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.repack import Side
 from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
 from prfaas.grants import Grant, GrantKind
+from prfaas.kv.repack import Side
 from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, Ending
 from prfaas.transport.receiver.api import (
     Accepted,

@@ -112,7 +112,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._num_preemptions: dict[str, int] = {}  # of preempted requests, when they were last looked up
         self._map = block_map(kv_cache_config)
         self._divergent = DivergentHits(has_one_attention(kv_cache_config))
-        self._linear_groups = [index for index, its in enumerate(self._map.groups) if its.kind == "linear_state"]
+        self._linear_groups = [index for index, its in enumerate(self._map.groups) if its.is_state]
         if role == KVConnectorRole.SCHEDULER:
             client = AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler")
             self._scheduler = SchedulerSide(

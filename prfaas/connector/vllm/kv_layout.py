@@ -21,15 +21,18 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
-from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.block_map import BlockMap
 from prfaas.connector.worker.copy_host import LayerBlocks, pages_of, physical_axes
 from prfaas.errors import LayoutError
 from prfaas.hashing import HASH_UNIT_TOKENS
-from prfaas.types import GroupKind, Shard
+from prfaas.kv.group import KVGroup
+from prfaas.kv.kinds import KINDS
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
+from prfaas.types import Shard
 
 # Matched by exact type: an unknown subclass may keep different blocks.
-_KINDS: dict[type[KVCacheSpec], GroupKind] = {
+_KINDS: dict[type[KVCacheSpec], str] = {
     FullAttentionSpec: "full_attention",
     MLAAttentionSpec: "full_attention",
     SlidingWindowSpec: "sliding_window",
@@ -57,14 +60,14 @@ def block_map(config: KVCacheConfig) -> BlockMap:
     return BlockMap(tuple(_engine_group(index, config.kv_cache_groups[index]) for index in config.transfer_group_ids))
 
 
-def _engine_group(index: int, group: KVCacheGroupSpec) -> EngineGroup:
+def _engine_group(index: int, group: KVCacheGroupSpec) -> KVGroup:
     spec = _only_spec(index, group)
     kind = _KINDS[type(spec)]
-    if kind == "linear_state":
-        return EngineGroup(kind, spec.block_size, kept_states=spec.mamba_cache_mode != "none")
+    if KINDS[kind].is_state:
+        return KVGroup(kind, spec.block_size, kept_states=spec.mamba_cache_mode != "none")
     if spec.block_size % HASH_UNIT_TOKENS:
         raise LayoutError(f"KV group {index}: blocks of {spec.block_size} tokens, not a multiple of {HASH_UNIT_TOKENS}")
-    return EngineGroup(kind, spec.block_size, window_tokens=getattr(spec, "sliding_window", None))
+    return KVGroup(kind, spec.block_size, window_tokens=getattr(spec, "sliding_window", None))
 
 
 def has_one_attention(config: KVCacheConfig) -> bool:
@@ -74,14 +77,14 @@ def has_one_attention(config: KVCacheConfig) -> bool:
     second kind of attention, may hold less, and the connector would not load what they lack.
     """
     groups = config.kv_cache_groups
-    kinds = [_engine_group(index, groups[index]).kind for index in config.transfer_group_ids]
+    found = [_engine_group(index, groups[index]) for index in config.transfer_group_ids]
     attention = [
         groups[index].kv_cache_spec
-        for index, kind in zip(config.transfer_group_ids, kinds, strict=True)
-        if kind != "linear_state"
+        for index, group in zip(config.transfer_group_ids, found, strict=True)
+        if not group.is_state
     ]
-    is_whole = len(kinds) == len(groups) and set(kinds) == {"linear_state", "full_attention"}
-    return is_whole and all(spec == attention[0] for spec in attention)
+    is_whole = len(found) == len(groups) and all(group.is_state or group.keeps_all_tokens for group in found)
+    return is_whole and 0 < len(attention) < len(found) and all(spec == attention[0] for spec in attention)
 
 
 def _only_spec(index: int, group: KVCacheGroupSpec) -> Any:
@@ -123,7 +126,7 @@ def describe(
         found = _group_layers(config, group, caches, rank, position=position)
         layers |= found
         engine = _engine_group(index, group)
-        block_tokens = HASH_UNIT_TOKENS if engine.kind == "linear_state" else engine.block_tokens
+        block_tokens = HASH_UNIT_TOKENS if engine.is_state else engine.block_tokens
         slices = tuple(layer.slice for layer in found.values())
         groups.append(KVGroup(engine.kind, block_tokens, slices, engine.window_tokens))
     return Layout(rank.model, packing, rank.shard, tuple(groups)), layers

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from prfaas.cachepool.layout import LayerSlice
 from prfaas.errors import LayoutError
+from prfaas.kv.parts import LayerSlice
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from functools import partial
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.cachepool.layout import Layout
 from prfaas.connector.metadata import Copy, Counts, Save, Step
 from prfaas.connector.worker.copy_host import Copier, LayerBlocks
 from prfaas.errors import LayoutError
+from prfaas.kv.layout import Layout
 
 # An agent without `peers` answers within a millisecond. One that asks them first is waited for in vain, once; until it has
 # answered, steps run without copies, and the agent keeps what the scheduler's side claims meanwhile.
@@ -54,7 +54,7 @@ class WorkerSide:
         self._make_copier = make_copier
         self._layers = layers
         self._by_group = _names_by_group(layers)
-        self._linear = {name for name, its in layers.items() if layout.groups[its.group].kind == "linear_state"}
+        self._linear = {name for name, its in layers.items() if layout.groups[its.group].is_state}
         self._rank = layout.shard.rank
         self._step = Step()
         self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # layer → what it still has to copy, and for which save

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from prfaas.cachepool.layout import KVGroup, Layout
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain, root_hash
 from prfaas.index.engine.events import EngineEvent, EngineHash, EngineRemoved, EngineStored
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.types import BlockHash, InstanceId
 
@@ -107,7 +108,7 @@ class EngineCache:
         its = self._groups[group]
         if block_tokens <= 0 or block_tokens % HASH_UNIT_TOKENS:
             return False
-        return its.kind == "linear_state" or block_tokens == its.block_tokens
+        return its.is_state or block_tokens == its.block_tokens
 
     def _placed(self, event: EngineStored) -> list[_Place]:
         """The places of an event that names all its blocks."""
@@ -136,7 +137,7 @@ class EngineCache:
             return
         self._held[group, engine_hash] = place
         self._uses[engine_hash] += 1
-        parent = place.block_hash if self._groups[group].kind == "linear_state" else place.parent
+        parent = place.block_hash if self._groups[group].is_state else place.parent
         for layout in self._layouts:
             yield BlockStored(layout.fingerprint, group, place.block_hash, parent, place.num_tokens, "gpu")
 

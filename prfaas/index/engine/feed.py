@@ -13,10 +13,10 @@ import zmq
 import zmq.asyncio
 
 from prfaas import logs, metrics
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import RemoteProtocolError
 from prfaas.index.engine.cache import EngineCache, gpu_layout
 from prfaas.index.engine.events import check_endpoint, decode_batch
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolEvent
 from prfaas.types import InstanceId
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.index.memory.exact_table import ExactTable
@@ -23,6 +22,7 @@ from prfaas.index.segments import (
     digest_of_hash,
     grid_tokens,
 )
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import POOL_TIERS, Tier
 from prfaas.types import AgentName, BlockHash, ClusterName
 
@@ -124,8 +124,8 @@ def _check_segment(bitmaps: Sequence[tuple[Part, int]], segment: Segment) -> Non
 
 
 def _check_checkpoint(part: Part, its: Checkpoint) -> None:
-    shape = part.family.kind.rules.shapes[part.holding.group]
-    if shape.kind != "linear_state" and its.num_tokens % shape.block_tokens == 0:
+    shape = part.family.kind.rules.groups[part.holding.group]
+    if not shape.is_state and its.num_tokens % shape.block_tokens == 0:
         raise IndexRefusal(
             "wrong_block_size", f"a partial block of {its.num_tokens} tokens in blocks of {shape.block_tokens}"
         )
@@ -134,7 +134,7 @@ def _check_checkpoint(part: Part, its: Checkpoint) -> None:
     hashes = (its.block_hash, its.anchor, *((its.head,) if its.head is not None else ()))
     if any(len(each) != HASH_BYTES for each in hashes):
         raise IndexRefusal("alien_hash", f"a hash has {HASH_BYTES} bytes")
-    if shape.kind == "linear_state" and (its.num_tokens % HASH_UNIT_TOKENS == 0) != (its.anchor == its.block_hash):
+    if shape.is_state and (its.num_tokens % HASH_UNIT_TOKENS == 0) != (its.anchor == its.block_hash):
         raise IndexRefusal("alien_hash", f"the state at {its.num_tokens} tokens and its anchor contradict each other")
 
 
@@ -260,7 +260,7 @@ class Index:
                 "unknown_layout", f"{node.name} has not registered layout {holding.layout.hex()} with that group"
             )
         group = layout.groups[holding.group]
-        is_state = group.kind == "linear_state"
+        is_state = group.is_state
         size = grid_tokens(layout) if is_state else group.block_tokens
         runs = self._runs.setdefault((layout.model, size), RunTable())
         family = node.families[holding.layout]

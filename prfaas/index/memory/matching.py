@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from operator import and_, or_
 from typing import NamedTuple, TypeVar
 
-from prfaas.cachepool.layout import Layout
-from prfaas.index.memory.usable import GroupShape, Held, Rules, Usable, usable_prefix
 from prfaas.index.query import Answer, ClusterMatch, NodeMatch
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.match import HeldBlocks, MatchRules, PrefixMatch, match_prefix
 from prfaas.types import AgentName, ClusterName
 
 Match = TypeVar("Match", NodeMatch, ClusterMatch)
@@ -24,7 +25,7 @@ class KindKey(NamedTuple):
     model: str
     packing: str
     num_ranks: int
-    shapes: tuple[GroupShape, ...]
+    groups: tuple[KVGroup, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,24 +35,24 @@ class Kind:
     cluster: ClusterName
     packing: str
     num_ranks: int
-    rules: Rules
+    rules: MatchRules
 
     @property
     def num_places(self) -> int:
         """Of blocks; checkpoints have as many behind them."""
-        return len(self.rules.shapes) * self.num_ranks
+        return len(self.rules.groups) * self.num_ranks
 
     def place(self, group: int, rank: int) -> int:
         """Where `Evidence` has the block bits of one group and rank."""
         return group * self.num_ranks + rank
 
-    def held(self, found: Sequence[int], ends: Sequence[int]) -> Held:
+    def held(self, found: Sequence[int], ends: Sequence[int]) -> HeldBlocks:
         """What every rank holds: a block counts when all its shards are there."""
         if self.num_ranks > 1:
             ranks = range(0, len(found), self.num_ranks)
             found = [functools.reduce(and_, found[first : first + self.num_ranks]) for first in ranks]
-        num_groups = len(self.rules.shapes)
-        return Held(tuple(found[:num_groups]), tuple(found[num_groups:]), ends)
+        num_groups = len(self.rules.groups)
+        return HeldBlocks(tuple(found[:num_groups]), tuple(found[num_groups:]), ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,18 +71,18 @@ class Kinds:
 
     def __init__(self) -> None:
         self._known: dict[KindKey, Kind] = {}
-        self._rules: dict[tuple[GroupShape, ...], Rules] = {}
+        self._rules: dict[tuple[KVGroup, ...], MatchRules] = {}
 
     def of(self, layout: Layout, cluster: ClusterName) -> Kind:
-        shapes = tuple(GroupShape(group.kind, group.block_tokens, group.window_tokens or 0) for group in layout.groups)
-        key = KindKey(cluster, layout.model, layout.packing, layout.shard.size, shapes)
-        rules = self._rules.setdefault(shapes, Rules(shapes))
+        groups = tuple(group.without_layers for group in layout.groups)
+        key = KindKey(cluster, layout.model, layout.packing, layout.shard.size, groups)
+        rules = self._rules.setdefault(groups, MatchRules(groups))
         return self._known.setdefault(key, Kind(cluster, layout.packing, layout.shard.size, rules))
 
     def keep(self, used: Set[Kind]) -> None:
         """Forget every other kind."""
         self._known = {key: kind for key, kind in self._known.items() if kind in used}
-        self._rules = {key.shapes: kind.rules for key, kind in self._known.items()}
+        self._rules = {key.groups: kind.rules for key, kind in self._known.items()}
 
 
 class Evidence:
@@ -123,8 +124,8 @@ class Evidence:
         nodes: list[_Ranked[NodeMatch]] = []
         clusters: list[_Ranked[ClusterMatch]] = []
         by_kind: dict[Kind, list[list[int]]] = {}
-        alone: dict[Kind, Usable] = {}  # of the kinds that one family is of
-        known: dict[tuple[object, ...], Usable] = {}  # many nodes hold the same of a prompt
+        alone: dict[Kind, PrefixMatch] = {}  # of the kinds that one family is of
+        known: dict[tuple[object, ...], PrefixMatch] = {}  # many nodes hold the same of a prompt
         for family, found in self._found.items():
             kind = family.kind
             what = (kind.rules, *found)
@@ -143,23 +144,23 @@ class Evidence:
         world = self._everywhere() if with_world else None
         return Answer(tuple(ranked), tuple(_best_of_each(clusters)), beyond, world)
 
-    def _usable(self, kind: Kind, bits: Sequence[int]) -> Usable:
-        return usable_prefix(kind.rules, kind.held(bits, self._ends), self._limit_tokens)
+    def _usable(self, kind: Kind, bits: Sequence[int]) -> PrefixMatch:
+        return match_prefix(kind.rules, kind.held(bits, self._ends), self._limit_tokens)
 
-    def _together(self, kind: Kind, places: Sequence[Sequence[int]]) -> Usable:
+    def _together(self, kind: Kind, places: Sequence[Sequence[int]]) -> PrefixMatch:
         """What several nodes of one kind can serve."""
         held = _union([kind.held(bits, self._ends) for bits in places])
-        return usable_prefix(kind.rules, held, self._limit_tokens)
+        return match_prefix(kind.rules, held, self._limit_tokens)
 
-    def _everywhere(self) -> Usable:
+    def _everywhere(self) -> PrefixMatch:
         """What the nodes of all clusters can serve; of unlike engine shapes, whose blocks do not add up, the best."""
-        by_shape: dict[tuple[Rules, int, str], list[Held]] = {}
+        by_shape: dict[tuple[MatchRules, int, str], list[HeldBlocks]] = {}
         for family, found in self._found.items():
             kind = family.kind
             shape = (kind.rules, kind.num_ranks, kind.packing)
             by_shape.setdefault(shape, []).append(kind.held(found, self._ends))
-        its = [usable_prefix(shape[0], _union(held), self._limit_tokens) for shape, held in by_shape.items()]
-        return max(its, key=lambda usable: usable[:2], default=Usable(0, 0, "nothing"))
+        its = [match_prefix(shape[0], _union(held), self._limit_tokens) for shape, held in by_shape.items()]
+        return max(its, key=lambda usable: usable[:2], default=PrefixMatch(0, 0, "nothing"))
 
 
 def _ones(bits: int) -> Iterator[int]:
@@ -170,10 +171,10 @@ def _ones(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def _union(places: Sequence[Held]) -> Held:
+def _union(places: Sequence[HeldBlocks]) -> HeldBlocks:
     blocks = [functools.reduce(or_, bits) for bits in zip(*(place.blocks for place in places), strict=True)]
     exact = [functools.reduce(or_, bits) for bits in zip(*(place.exact for place in places), strict=True)]
-    return Held(tuple(blocks), tuple(exact), places[0].ends)
+    return HeldBlocks(tuple(blocks), tuple(exact), places[0].ends)
 
 
 def _best_of_each(rows: list[_Ranked[Match]]) -> list[Match]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.inventory import Inventory
 from prfaas.index.memory.index import Index
 from prfaas.index.query import Answer, Query
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.pool_events import PoolEvent
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName, ClusterName, InstanceId, Shard

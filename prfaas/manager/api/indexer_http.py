@@ -18,8 +18,8 @@ from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, HashChain, root_hash
 from prfaas.index.engine.feed import EngineSource
 from prfaas.index.memory.index import Index
-from prfaas.index.memory.usable import Usable
 from prfaas.index.query import Answer, Query
+from prfaas.kv.match import PrefixMatch
 from prfaas.manager.api.engine_indexer import EngineIndexer
 from prfaas.manager.api.http import MAX_BODY_BYTES
 from prfaas.pool_events import Tier
@@ -80,7 +80,7 @@ class IndexerPages:
         for word, tier in _TIERS.items() if known else ():
             for match in self._index.match(replace(query, with_world=False), tiers=frozenset({tier})).nodes:
                 _of(found, match.node)[word] = match.attention_tokens
-        answer = self._index.match(query) if known else Answer((), (), world=Usable(0, 0, "nothing"))
+        answer = self._index.match(query) if known else Answer((), (), world=PrefixMatch(0, 0, "nothing"))
         for match in answer.nodes:
             its = _of(found, match.node)
             its |= {"usable_tokens": match.usable_tokens, "reason": match.reason, "cluster": match.cluster}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 
 from prfaas import metrics
 from prfaas.index.query import Answer, Query
+from prfaas.kv.kinds import KINDS
 from prfaas.manager.routing.outcomes import Answered
 from prfaas.manager.routing.router import Routing
 from prfaas.manager.state.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import answer_message, query_from, tiers_from
-from prfaas.types import AgentName, GroupKind
-
-_GROUP_KINDS = frozenset(typing.get_args(GroupKind))
+from prfaas.types import AgentName
 
 
 class Service:
@@ -82,7 +80,7 @@ class Service:
             missing = promise.predicted_tokens - found
             metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="missing").inc(missing)
             metrics.MANAGER_PROMISES.labels(cluster=cluster, outcome="broken" if missing else "kept").inc()
-            for kind in _GROUP_KINDS & promise.held_tokens.keys():
+            for kind in KINDS.keys() & promise.held_tokens.keys():
                 lacking = max(0, promise.predicted_tokens - promise.held_tokens[kind])
                 metrics.MANAGER_MISSING_TOKENS.labels(cluster=cluster, group=kind).inc(lacking)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prfaas import logs
-from prfaas.cachepool.prefix import prefix_bytes
 from prfaas.index.membership import Member, Node
 from prfaas.index.query import Answer, Query
+from prfaas.kv.prefix import prefix_bytes
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.operations.copies import Copies, CopyOrder, Purpose
 from prfaas.manager.state.popularity import Popularity

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from prfaas.kv.kinds import kind_named
 from prfaas.model.cost.curve import Curve, polynomial
-
-GroupKind = Literal["full_attention", "mla", "indexer", "sliding_window", "linear_state"]
 
 
 @dataclass(frozen=True)
-class KVGroup:
-    """The layers of one kind, summed: bytes per token that is kept, and bytes that do not depend on the length.
+class GroupBytes:
+    """KV bytes of all layers of one kind: bytes per kept token, and bytes that do not depend on the length."""
 
-    `window_tokens` bounds how many tokens are kept (sliding windows); None keeps all.
-    """
-
-    kind: GroupKind
+    kind: str  # A name that `kind_named` knows.
     num_layers: int
     bytes_per_token: int = 0
     state_bytes: int = 0
     window_tokens: int | None = None
 
+    @property
+    def max_kept_tokens(self) -> int | None:
+        """The most tokens whose KV is kept; None when there is no limit."""
+        return kind_named(self.kind).max_kept_tokens(self.window_tokens)
+
     def bytes_at(self, num_tokens: float) -> float:
         """Return the group's share of S_kv."""
-        kept = num_tokens if self.window_tokens is None else min(num_tokens, self.window_tokens)
+        limit = self.max_kept_tokens
+        kept = num_tokens if limit is None else min(num_tokens, limit)
         return self.state_bytes + self.bytes_per_token * kept
 
     def curve(self) -> Curve:
-        """`bytes_at` as a curve."""
+        """Return `bytes_at` as a curve."""
         growing = (float(self.state_bytes), float(self.bytes_per_token), 0.0)
-        if self.window_tokens is None:
+        limit = self.max_kept_tokens
+        if limit is None or not self.bytes_per_token:
             return Curve((), (growing,))
-        return Curve((float(self.window_tokens),), (growing, (self.bytes_at(self.window_tokens), 0.0, 0.0)))
+        return Curve((float(limit),), (growing, (self.bytes_at(limit), 0.0, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Geometry:
     """
 
     name: str
-    groups: tuple[KVGroup, ...]
+    groups: tuple[GroupBytes, ...]
     source: str
     inferred: tuple[str, ...] = ()
 
@@ -62,12 +64,9 @@ class Geometry:
     @property
     def bytes_per_token(self) -> int:
         """What each further token adds once every window is full."""
-        return sum(group.bytes_per_token for group in self.groups if group.window_tokens is None)
+        return sum(group.bytes_per_token for group in self.groups if group.max_kept_tokens is None)
 
     @property
     def constant_bytes(self) -> int:
         """States and full windows."""
-        return sum(
-            group.state_bytes + (0 if group.window_tokens is None else group.bytes_per_token * group.window_tokens)
-            for group in self.groups
-        )
+        return sum(group.state_bytes + group.bytes_per_token * (group.max_kept_tokens or 0) for group in self.groups)

@@ -7,7 +7,7 @@ from typing import Any
 
 from prfaas.errors import ConfigError
 from prfaas.model.kv import layers
-from prfaas.model.kv.geometry import Geometry, KVGroup
+from prfaas.model.kv.geometry import Geometry, GroupBytes
 
 Config = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ def _head_dim(config: Config) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _attention(config: Config, num_layers: int, element: int) -> KVGroup:
+def _attention(config: Config, num_layers: int, element: int) -> GroupBytes:
     """Full attention in whichever of its two forms the model has."""
     if config.get("kv_lora_rank"):
         return layers.latent_attention(
@@ -73,7 +73,7 @@ def _attention(config: Config, num_layers: int, element: int) -> KVGroup:
     return layers.full_attention(num_layers, kv_heads=heads, key_dim=key, value_dim=value, element_bytes=element)
 
 
-def _window(config: Config, num_layers: int, element: int, *, prefix: str = "") -> KVGroup:
+def _window(config: Config, num_layers: int, element: int, *, prefix: str = "") -> GroupBytes:
     """Sliding-window layers; `prefix` marks fields of their own (MiMo-V2)."""
     key = config.get(f"{prefix}head_dim") or _head_dim(config)
     return layers.sliding_window(
@@ -86,7 +86,7 @@ def _window(config: Config, num_layers: int, element: int, *, prefix: str = "") 
     )
 
 
-def _read_plain(config: Config, element: int) -> list[KVGroup]:
+def _read_plain(config: Config, element: int) -> list[GroupBytes]:
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
         if config["model_type"] != "mistral":
@@ -97,7 +97,7 @@ def _read_plain(config: Config, element: int) -> list[KVGroup]:
     return [_attention(config, config["num_hidden_layers"], element)]
 
 
-def _read_latent(config: Config, element: int) -> list[KVGroup]:
+def _read_latent(config: Config, element: int) -> list[GroupBytes]:
     """DeepSeek V3 and its kin; V3.2 adds an indexer to each layer."""
     num_layers = config["num_hidden_layers"]
     groups = [_attention(config, num_layers, element)]
@@ -106,7 +106,7 @@ def _read_latent(config: Config, element: int) -> list[KVGroup]:
     return groups
 
 
-def _read_kimi(config: Config, element: int) -> list[KVGroup]:
+def _read_kimi(config: Config, element: int) -> list[GroupBytes]:
     """Kimi Linear: KDA layers with a matrix state per head, short convolutions over query, key and value."""
     linear = config["linear_attn_config"]
     heads, dim = linear["num_heads"], linear["head_dim"]
@@ -120,7 +120,7 @@ def _read_kimi(config: Config, element: int) -> list[KVGroup]:
     return [_attention(config, len(linear["full_attn_layers"]), element), state]
 
 
-def _gated_delta_net(config: Config, num_layers: int) -> KVGroup:
+def _gated_delta_net(config: Config, num_layers: int) -> GroupBytes:
     keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
     return layers.linear_state(
@@ -132,10 +132,10 @@ def _gated_delta_net(config: Config, num_layers: int) -> KVGroup:
     )
 
 
-def _read_layer_types(config: Config, element: int) -> list[KVGroup]:
+def _read_layer_types(config: Config, element: int) -> list[GroupBytes]:
     """Models that name each layer's kind."""
     kinds = list(config["layer_types"])
-    readers: dict[str, Callable[[int], KVGroup]] = {
+    readers: dict[str, Callable[[int], GroupBytes]] = {
         "full_attention": lambda count: _attention(config, count, element),
         "attention": lambda count: _attention(config, count, element),
         "sliding_attention": lambda count: _window(config, count, element),
@@ -147,13 +147,13 @@ def _read_layer_types(config: Config, element: int) -> list[KVGroup]:
     return [read(kinds.count(kind)) for kind, read in readers.items() if kind in kinds]
 
 
-def _read_mimo(config: Config, element: int) -> list[KVGroup]:
+def _read_mimo(config: Config, element: int) -> list[GroupBytes]:
     """MiMo-V2: 1 in the pattern is a sliding window, whose heads have fields of their own."""
     pattern = config["hybrid_layer_pattern"]
     return [_attention(config, pattern.count(0), element), _window(config, pattern.count(1), element, prefix="swa_")]
 
 
-def _read_gemma3(config: Config, element: int) -> list[KVGroup]:
+def _read_gemma3(config: Config, element: int) -> list[GroupBytes]:
     """Gemma 3 without layer_types: every sixth layer is full attention."""
     num_layers = config["num_hidden_layers"]
     num_full = num_layers // config.get("sliding_window_pattern", 6)
@@ -165,7 +165,7 @@ _NEMOTRON_MAMBA = {"M", "mamba"}
 _NEMOTRON_CACHELESS = {"E", "-", "moe", "mlp"}
 
 
-def _mamba2(config: Config, num_layers: int) -> KVGroup:
+def _mamba2(config: Config, num_layers: int) -> GroupBytes:
     """Mamba-2: a state per head, the convolution over the inner width and both projections of each group."""
     inner = config["mamba_num_heads"] * config["mamba_head_dim"]
     return layers.linear_state(
@@ -177,7 +177,7 @@ def _mamba2(config: Config, num_layers: int) -> KVGroup:
     )
 
 
-def _read_nemotron(config: Config, element: int) -> list[KVGroup]:
+def _read_nemotron(config: Config, element: int) -> list[GroupBytes]:
     """Nemotron-H names each layer's kind, by a letter or by a word; feed-forward layers hold no cache."""
     kinds = list(config.get("layers_block_type") or config["hybrid_override_pattern"])
     unknown = sorted(set(kinds) - _NEMOTRON_ATTENTION - _NEMOTRON_MAMBA - _NEMOTRON_CACHELESS)
@@ -188,7 +188,7 @@ def _read_nemotron(config: Config, element: int) -> list[KVGroup]:
     return [_attention(config, num_attention, element), _mamba2(config, num_mamba)]
 
 
-def _lightning(config: Config, num_layers: int, heads: int) -> KVGroup:
+def _lightning(config: Config, num_layers: int, heads: int) -> GroupBytes:
     """Lightning attention: a matrix state per head, no convolution."""
     dim = _head_dim(config)
     return layers.linear_state(
@@ -196,7 +196,7 @@ def _lightning(config: Config, num_layers: int, heads: int) -> KVGroup:
     )
 
 
-def _read_ring(config: Config, element: int) -> list[KVGroup]:
+def _read_ring(config: Config, element: int) -> list[GroupBytes]:
     """Ring and Ling 2.5: the last layer of each group is full attention, the others are lightning attention."""
     if not config["num_kv_heads_for_linear_attn"] or "kda_lower_bound" in config:
         raise ConfigError(f"KDA layers of model type {config['model_type']!r} are not known; they are not guessed")
@@ -206,7 +206,7 @@ def _read_ring(config: Config, element: int) -> list[KVGroup]:
     return [_attention(config, num_full, element), linear]
 
 
-def _read_minimax_text(config: Config, element: int) -> list[KVGroup]:
+def _read_minimax_text(config: Config, element: int) -> list[GroupBytes]:
     """MiniMax-Text-01 and M1: 1 is full attention, 0 lightning attention."""
     kinds = config["attn_type_list"]
     linear = _lightning(config, kinds.count(0), config["num_attention_heads"])
@@ -220,7 +220,7 @@ def _is(*model_types: str) -> Callable[[Config], bool]:
 _LAYER_TYPES = ("gpt_oss", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 # The first family that applies reads the config. Gemma 4 shares keys with values and Llama 4 attends in chunks: neither
 # is among them.
-_FAMILIES: tuple[tuple[Callable[[Config], bool], Callable[[Config, int], list[KVGroup]]], ...] = (
+_FAMILIES: tuple[tuple[Callable[[Config], bool], Callable[[Config, int], list[GroupBytes]]], ...] = (
     (_is("kimi_linear"), _read_kimi),
     (_is("mimo_v2_flash"), _read_mimo),
     (_is("nemotron_h"), _read_nemotron),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.model.kv.geometry import KVGroup
+from prfaas.model.kv.geometry import GroupBytes
 
 # An indexer layer keeps a key in 8 bits and one fp32 scale for each 128 of it (DeepSeek-V3.2).
 _INDEXER_BLOCK = 128
@@ -10,34 +10,34 @@ _INDEXER_SCALE_BYTES = 4
 _SHORT_CONVOLUTION_BYTES = 2  # engines keep it in bf16 whatever the state's type
 
 
-def full_attention(num_layers: int, *, kv_heads: int, key_dim: int, value_dim: int, element_bytes: int) -> KVGroup:
+def full_attention(num_layers: int, *, kv_heads: int, key_dim: int, value_dim: int, element_bytes: int) -> GroupBytes:
     """Multi-head, grouped-query or multi-query attention: a key and a value per KV head and token."""
     per_token = num_layers * kv_heads * (key_dim + value_dim) * element_bytes
-    return KVGroup("full_attention", num_layers, bytes_per_token=per_token)
+    return GroupBytes("full_attention", num_layers, bytes_per_token=per_token)
 
 
 def sliding_window(
     num_layers: int, *, kv_heads: int, key_dim: int, value_dim: int, element_bytes: int, window_tokens: int
-) -> KVGroup:
+) -> GroupBytes:
     """As full attention, over the last `window_tokens` alone."""
     per_token = num_layers * kv_heads * (key_dim + value_dim) * element_bytes
-    return KVGroup("sliding_window", num_layers, bytes_per_token=per_token, window_tokens=window_tokens)
+    return GroupBytes("sliding_window", num_layers, bytes_per_token=per_token, window_tokens=window_tokens)
 
 
-def latent_attention(num_layers: int, *, latent_dim: int, rope_dim: int, element_bytes: int) -> KVGroup:
+def latent_attention(num_layers: int, *, latent_dim: int, rope_dim: int, element_bytes: int) -> GroupBytes:
     """Multi-head latent attention: one latent and one rotary key per token, whatever the number of heads."""
-    return KVGroup("mla", num_layers, bytes_per_token=num_layers * (latent_dim + rope_dim) * element_bytes)
+    return GroupBytes("mla", num_layers, bytes_per_token=num_layers * (latent_dim + rope_dim) * element_bytes)
 
 
-def indexer(num_layers: int, *, key_dim: int) -> KVGroup:
+def indexer(num_layers: int, *, key_dim: int) -> GroupBytes:
     """Return the keys by which sparse attention picks tokens."""
     scales = -(-key_dim // _INDEXER_BLOCK) * _INDEXER_SCALE_BYTES
-    return KVGroup("indexer", num_layers, bytes_per_token=num_layers * (key_dim + scales))
+    return GroupBytes("indexer", num_layers, bytes_per_token=num_layers * (key_dim + scales))
 
 
 def linear_state(
     num_layers: int, *, elements: int, element_bytes: int, conv_channels: int, conv_kernel: int
-) -> KVGroup:
+) -> GroupBytes:
     """Return a recurrent state of `elements` numbers and the last conv_kernel − 1 inputs of its short convolution."""
     convolution = conv_channels * max(conv_kernel - 1, 0) * _SHORT_CONVOLUTION_BYTES
-    return KVGroup("linear_state", num_layers, state_bytes=num_layers * (elements * element_bytes + convolution))
+    return GroupBytes("linear_state", num_layers, state_bytes=num_layers * (elements * element_bytes + convolution))

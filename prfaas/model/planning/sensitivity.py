@@ -10,7 +10,7 @@ from typing import TypeVar
 from prfaas.model.capacity.loads import Method
 from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
 from prfaas.model.cost.workload import OutputTokens, Workload, half_output_tokens
-from prfaas.model.kv.geometry import Geometry, KVGroup
+from prfaas.model.kv.geometry import Geometry
 from prfaas.model.planning.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import relaxed_plan
@@ -120,12 +120,10 @@ def _faster(objectives: Objectives, factor: float) -> Objectives:
 
 def _larger(model: Geometry, factor: float) -> Geometry:
     groups = tuple(
-        KVGroup(
-            group.kind,
-            group.num_layers,
+        replace(
+            group,
             bytes_per_token=round(group.bytes_per_token * factor),
             state_bytes=round(group.state_bytes * factor),
-            window_tokens=group.window_tokens,
         )
         for group in model.groups
     )

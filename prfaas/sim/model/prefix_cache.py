@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from prfaas.cachepool.eviction import EvictionPolicy
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, NO_HASH
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.pool_events import BlocksStored, PoolChange
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.request import Request

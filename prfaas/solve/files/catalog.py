@@ -9,7 +9,7 @@ from typing import Any, Literal
 from prfaas.errors import ConfigError
 from prfaas.model.cost.profile import Profile
 from prfaas.model.kv import huggingface
-from prfaas.model.kv.geometry import Geometry, KVGroup
+from prfaas.model.kv.geometry import Geometry, GroupBytes
 from prfaas.solve.files.profile_file import read_profile
 
 FOLDER = Path(__file__).parents[1] / "catalog"
@@ -55,7 +55,7 @@ def _catalogued(name: str, entry: dict[str, Any], kv_dtype: str) -> Geometry:
     if "groups" in entry:
         if kv_dtype != "auto":
             raise ConfigError(f"model {name!r}: its geometry is not known in parts; kv_dtype must be auto")
-        groups = tuple(KVGroup(**group) for group in entry["groups"])
+        groups = tuple(GroupBytes(**group) for group in entry["groups"])
         return Geometry(name, groups, entry["source"], inferred)
     return huggingface.geometry(
         entry["config"], name=name, source=entry["source"], kv_dtype=kv_dtype, inferred=inferred

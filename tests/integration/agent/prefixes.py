@@ -18,9 +18,11 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
-from prfaas.cachepool.prefix import prefix_groups
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
+from prfaas.kv.prefix import prefix_groups
 from prfaas.types import GroupBlocks, Prefix, Shard, TransferId
 from tests.integration.agent.running import RunningAgent
 from tests.support.waiting import PATIENCE_SECONDS

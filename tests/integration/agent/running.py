@@ -21,8 +21,10 @@ from prfaas.agent.daemon import Agent
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import HELD, Message, ReceiveReady, SendOpened
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json

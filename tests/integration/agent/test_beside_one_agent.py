@@ -32,8 +32,8 @@ from prfaas.agent.engine.protocol import (
     encode,
 )
 from prfaas.agent.engine.server import MAX_QUEUED_MESSAGES, EngineCallbacks, EngineConnection, EngineListener
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import LayoutError
+from prfaas.kv.layout import Layout
 from prfaas.types import AgentName, TransferId
 from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, blocks, chain_of, layout
 from tests.support.waiting import PATIENCE_SECONDS, until, wait_until

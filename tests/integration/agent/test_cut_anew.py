@@ -22,9 +22,10 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.cachepool.layout import LayerSlice, Layout
-from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.block_map import BlockMap
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.types import GroupBlocks, TransferId
 from tests.integration.agent.running import Agents, RunningAgent
 from tests.property.cachepool.cut_models import Attention, Cut, Group, State, blocks, layouts
@@ -73,7 +74,7 @@ class RankedEngine:
         self._unread: list[Message] = []
 
     def lists(self, chain: HashChain) -> tuple[GroupBlocks, ...]:
-        shapes = (EngineGroup(group.kind, group.block_tokens, group.window_tokens) for group in self.layouts[0].groups)
+        shapes = (group.without_layers for group in self.layouts[0].groups)
         return BlockMap(tuple(shapes)).transfer_groups(chain, chain.num_tokens)
 
     def open(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> SendOpened:

@@ -141,7 +141,7 @@ def test_a_lookup_of_an_unknown_prompt_finds_nothing(agents: Agents, num_units: 
     west = agents.start("west")
     engine = agents.engine(west, "w")
     assert lookup(engine, HashChain(ROOT, range(16 * num_units + 1))) == []
-    assert layout().groups[1].kind == "linear_state"
+    assert layout().groups[1].is_state
 
 
 def test_a_tenant_fills_no_more_than_its_share_and_what_others_left_stays(agents: Agents) -> None:

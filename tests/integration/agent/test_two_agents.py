@@ -20,10 +20,12 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.console.authority import Authority
 from prfaas.errors import AgentUnreachable, LayoutError
 from prfaas.hashing import HashChain
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
 from tests.integration.agent.running import (
     MODEL,

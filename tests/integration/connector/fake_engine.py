@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from prfaas.agent.engine.client import AgentClient
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
-from prfaas.connector.block_map import NULL_BLOCK, BlockMap, EngineGroup
+from prfaas.connector.block_map import NULL_BLOCK, BlockMap
 from prfaas.connector.metadata import Direction, Outcome, Scheduled, Step
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.scheduler.store import BlockPins
@@ -31,6 +30,9 @@ from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.copy_host import LayerBlocks
 from prfaas.connector.worker.worker import WorkerSide
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.types import Shard
 
 MODEL = "fake"
@@ -47,23 +49,23 @@ _instances = itertools.count(1)
 class GroupShape:
     """A KV group of the fake model: `layer_bytes[i]` is what one block takes in layer i."""
 
-    engine: EngineGroup
+    engine: KVGroup
     layer_bytes: tuple[int, ...]
 
 
-DENSE = (GroupShape(EngineGroup("full_attention", 32), (700, 1000)),)
+DENSE = (GroupShape(KVGroup("full_attention", 32), (700, 1000)),)
 WINDOWED = (
-    GroupShape(EngineGroup("sliding_window", 32, window_tokens=100), (640,)),
-    GroupShape(EngineGroup("sliding_window", 32, window_tokens=100), (640,)),
-    GroupShape(EngineGroup("full_attention", 32), (640,)),
+    GroupShape(KVGroup("sliding_window", 32, window_tokens=100), (640,)),
+    GroupShape(KVGroup("sliding_window", 32, window_tokens=100), (640,)),
+    GroupShape(KVGroup("full_attention", 32), (640,)),
 )
 RECURRENT = (
-    GroupShape(EngineGroup("linear_state", 1 << 20), (5001,)),
-    GroupShape(EngineGroup("full_attention", 64), (2048, 2048)),
+    GroupShape(KVGroup("linear_state", 1 << 20), (5001,)),
+    GroupShape(KVGroup("full_attention", 64), (2048, 2048)),
 )
 CHECKPOINTED = (
-    GroupShape(EngineGroup("linear_state", 64, kept_states=True), (5001, 40)),
-    GroupShape(EngineGroup("full_attention", 64), (2048,)),
+    GroupShape(KVGroup("linear_state", 64, kept_states=True), (5001, 40)),
+    GroupShape(KVGroup("full_attention", 64), (2048,)),
 )
 SHAPES = {"dense": DENSE, "windowed": WINDOWED, "recurrent": RECURRENT, "checkpointed": CHECKPOINTED}
 
@@ -74,7 +76,7 @@ class Memory:
 
     layout: Layout
     layers: dict[str, LayerBlocks]
-    groups: tuple[EngineGroup, ...]
+    groups: tuple[KVGroup, ...]
 
 
 def memory_of(shapes: Sequence[GroupShape], *, model: str = MODEL) -> Memory:
@@ -88,7 +90,7 @@ def memory_of(shapes: Sequence[GroupShape], *, model: str = MODEL) -> Memory:
             pages = torch.zeros(NUM_BLOCKS, size, dtype=torch.uint8)
             layers[name] = LayerBlocks(g, n, slices[-1], pages)
             offset += size
-        block_tokens = 16 if shape.engine.kind == "linear_state" else shape.engine.block_tokens
+        block_tokens = 16 if shape.engine.is_state else shape.engine.block_tokens
         groups.append(KVGroup(shape.engine.kind, block_tokens, tuple(slices), shape.engine.window_tokens))
     return Memory(Layout(model, "", Shard(), tuple(groups)), layers, tuple(shape.engine for shape in shapes))
 
@@ -286,7 +288,7 @@ class FakeEngine:
         for g, n in self.caches:
             for running, num_tokens in work:
                 self._fill(running, running.computed, running.computed + num_tokens, only=(g, n))
-            if self.groups[g].kind != "linear_state":
+            if not self.groups[g].is_state:
                 self.worker.on_layer_end(self._names[g, n])
         for running, num_tokens in work:
             running.computed += num_tokens
@@ -310,17 +312,9 @@ class FakeEngine:
         """Blocks for `num_tokens` tokens; those outside a window, and of older states, become null."""
         running.tables = running.tables or [[] for _ in self.groups]
         for engine, table in zip(self.groups, running.tables, strict=True):
-            last = (
-                engine.state_entry(num_tokens) + 1
-                if engine.kind == "linear_state"
-                else -(-num_tokens // engine.block_tokens)
-            )
+            last = engine.state_entry(num_tokens) + 1 if engine.is_state else -(-num_tokens // engine.block_tokens)
             table += [self._free.pop() for _ in range(last - len(table))]
-            keep = (
-                engine.state_entry(num_tokens)
-                if engine.kind == "linear_state"
-                else engine.first_block(running.computed)
-            )
+            keep = engine.state_entry(num_tokens) if engine.is_state else engine.first_block(running.computed)
             for position in range(min(keep, len(table) - 1)):
                 self._drop(table[position])
                 table[position] = NULL_BLOCK
@@ -337,7 +331,7 @@ class FakeEngine:
     def _positions(self, g: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         """(position, tokens up to the block's last one afterwards) of the blocks that tokens [start, end) change."""
         engine = self.groups[g]
-        if engine.kind == "linear_state":
+        if engine.is_state:
             yield engine.state_entry(end), end
             return
         for position in range(start // engine.block_tokens, -(-end // engine.block_tokens)):
@@ -349,7 +343,7 @@ class FakeEngine:
         for g, n in self.caches:
             engine = self.groups[g]
             first = engine.first_block(num_tokens)
-            start = num_tokens - 1 if engine.kind == "linear_state" else first * engine.block_tokens
+            start = num_tokens - 1 if engine.is_state else first * engine.block_tokens
             for position, end in self._positions(g, start, num_tokens):
                 got = self.caches[g, n][running.tables[g][position]]
                 if not torch.equal(got, content(running.prompt[:end], (g, n), len(got))):

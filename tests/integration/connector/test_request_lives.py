@@ -76,7 +76,7 @@ def test_blocks_that_either_engine_holds_itself_are_not_computed_or_overwritten(
 def _mark_held_blocks(engine: FakeEngine, running: Running) -> list[tuple[tuple[int, int], int]]:
     marked = []
     for key in engine.caches:
-        if engine.groups[key[0]].kind != "linear_state":
+        if not engine.groups[key[0]].is_state:
             for block in filter(None, running.tables[key[0]]):
                 engine.caches[key][block] = 99
                 marked.append((key, block))

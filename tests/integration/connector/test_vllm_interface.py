@@ -28,7 +28,6 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from prfaas.connector.block_map import EngineGroup
 from prfaas.connector.metadata import Counts, Load, Step
 from prfaas.connector.vllm import plugin
 from prfaas.connector.vllm.checks import check_supported
@@ -39,6 +38,7 @@ from prfaas.connector.vllm.request import token_chain
 from prfaas.connector.vllm.stats import PrfaasStats, from_tally
 from prfaas.errors import ConfigError, LayoutError
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
 from prfaas.router.http.admission import check_salt
 from prfaas.types import Shard
 from tests.integration.connector.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
@@ -58,14 +58,14 @@ def test_hybrids_that_no_cpu_runs_are_described_group_by_group(linear: MambaSpec
     assert layout.groups[0].block_bytes == linear.state_content_size_bytes
     assert layout.groups[-1].block_bytes == 2 * full.unpadded_page_size_bytes
     assert list(layers) == [*(f"linear.{index}" for index in range(count)), "full.0", "full.1"]
-    assert block_map(config).groups[0] == EngineGroup("linear_state", 4096)
+    assert block_map(config).groups[0] == KVGroup("linear_state", 4096)
     assert type(layout).from_dict(layout.to_dict()) == layout
 
 
 def test_a_window_and_states_at_block_boundaries_are_told_apart() -> None:
     checkpoints = state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), mamba_cache_mode="align")
     groups = block_map(config_of((["w"], WINDOW), (["s"], checkpoints))).groups
-    assert groups == (EngineGroup("sliding_window", 32, 100), EngineGroup("linear_state", 4096, kept_states=True))
+    assert groups == (KVGroup("sliding_window", 32, window_tokens=100), KVGroup("linear_state", 4096, kept_states=True))
 
 
 @pytest.mark.parametrize(

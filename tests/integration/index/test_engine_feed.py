@@ -10,12 +10,14 @@ import pytest
 import zmq
 from prometheus_client import REGISTRY
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.inventory import Inventory
 from prfaas.index.memory.index import Index
 from prfaas.index.query import Query
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.pool_events import PoolEvent
 from prfaas.rpc.tasks import end
 from prfaas.types import AgentName, ClusterName, InstanceId, Shard

@@ -10,10 +10,12 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.membership import Engine, Figures, Node
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.daemon import Manager
 from prfaas.manager.record.embedded_redis import EmbeddedRedis

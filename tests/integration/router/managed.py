@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from prfaas.cachepool.layout import Layout
 from prfaas.index.membership import Engine, Node
+from prfaas.kv.layout import Layout
 from prfaas.manager.daemon import Manager
 from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router

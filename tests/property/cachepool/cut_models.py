@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.hashing import NO_HASH
-from prfaas.types import GroupBlocks, GroupKind, Shard
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
+from prfaas.types import GroupBlocks, Shard
 
 CONTENT, WIDTH = 4, 2  # values of a head and token, bytes of each
 TAPS, ROW = 3, 2  # of a convolution's state; values of one head's recurrent state, of four bytes
@@ -40,7 +42,7 @@ class Attention:
 
     num_heads: int
     num_layers: int = 2
-    kind: GroupKind = "full_attention"
+    kind: str = "full_attention"
     window_tokens: int | None = None
 
     def heads(self, cut: Cut, rank: int) -> range:

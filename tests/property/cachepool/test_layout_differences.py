@@ -8,8 +8,10 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout, difference
-from prfaas.types import GroupKind, Shard
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout, difference
+from prfaas.kv.parts import LayerSlice
+from prfaas.types import Shard
 
 words = st.text("abcde/", min_size=1, max_size=4)
 block_sizes = st.sampled_from([16, 32, 48, 528])
@@ -17,7 +19,7 @@ block_sizes = st.sampled_from([16, 32, 48, 528])
 
 @st.composite
 def groups(draw: st.DrawFn) -> KVGroup:
-    kinds: list[GroupKind] = ["full_attention", "sliding_window", "linear_state"]
+    kinds: list[str] = ["full_attention", "sliding_window", "linear_state"]
     kind = draw(st.sampled_from(kinds))
     sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
     layers, offset = [], 0
@@ -46,7 +48,7 @@ def _layer_changes(layer: LayerSlice) -> list[tuple[str, LayerSlice]]:
 
 
 def _group_changes(group: KVGroup) -> list[tuple[str, KVGroup]]:
-    other: Any = "linear_state" if group.kind == "full_attention" else "full_attention"
+    other: Any = "linear_state" if group.keeps_all_tokens else "full_attention"
     changed = [
         ("kind", replace(group, kind=other)),
         ("block_tokens", replace(group, block_tokens=group.block_tokens + 16)),

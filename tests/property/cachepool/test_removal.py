@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.prefix import prefix_groups
 from prfaas.cachepool.removal import removal
 from prfaas.hashing import HashChain, root_hash
-from prfaas.types import BlockHash, GroupBlocks, GroupKind, Prefix, Shard
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
+from prfaas.kv.prefix import prefix_groups
+from prfaas.types import BlockHash, GroupBlocks, Prefix, Shard
 
 SLOT_BYTES, NUM_SLOTS = 64, 4096
 LENGTHS = (16, 32, 40, 48, 64, 96, 100, 160, 224)
 Tokens = tuple[int, ...]
 
 
-def _layout(model: str, *groups: tuple[GroupKind, int, int]) -> Layout:
+def _layout(model: str, *groups: tuple[str, int, int]) -> Layout:
     layer = (LayerSlice("layer", 0, SLOT_BYTES, "bfloat16", "token"),)
     made = tuple(KVGroup(kind, block_tokens, layer, window or None) for kind, block_tokens, window in groups)
     return Layout(model, "", Shard(), made)
@@ -61,8 +63,8 @@ class Node:
         self.tiers = [Pool(2 * NUM_SLOTS * SLOT_BYTES) for _ in range(2)]
         self._arenas = [pool.arena(layout) for pool in self.tiers]
         self.blocks: set[Block] = set()
-        self.has_states = any(group.kind == "linear_state" for group in layout.groups)
-        self.attention_sizes = [group.block_tokens for group in layout.groups if group.kind == "full_attention"]
+        self.has_states = any(group.is_state for group in layout.groups)
+        self.attention_sizes = [group.block_tokens for group in layout.groups if group.keeps_all_tokens]
 
     def store(self, tokens: Tokens) -> None:
         """Every group of a prefix, in one tier or the other."""
@@ -76,10 +78,10 @@ class Node:
         lease = pool.open_lease("test")
         for position, block_hash in enumerate(its.hashes):
             end = len(tokens)
-            if group.kind != "linear_state":
+            if not group.is_state:
                 end = min((its.first_block + position + 1) * group.block_tokens, end)
             block = Block(tier, group, its.group, block_hash, tokens[:end])
-            parent = its.parent if group.kind == "linear_state" else chain.at(len(block.start))
+            parent = its.parent if group.is_state else chain.at(len(block.start))
             taken = pool.allocate(self._arenas[tier], 1, lease)
             assert taken is not None
             if pool.publish(
@@ -143,8 +145,8 @@ class Expected:
         if self._follows(block.tokens):
             return 0
         if self._is_on_path(block.tokens):
-            return len(block.tokens) if block.group.kind == "linear_state" else 0
-        is_hung = block.group.kind != "linear_state" and self._is_on_path(block.start)
+            return len(block.tokens) if block.group.is_state else 0
+        is_hung = not block.group.is_state and self._is_on_path(block.start)
         return len(block.start) if is_hung else 0
 
     def leaves(self, block: Block) -> bool:

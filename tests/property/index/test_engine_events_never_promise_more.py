@@ -11,13 +11,13 @@ from typing import Any
 import msgpack
 import pytest
 
-from prfaas.cachepool.layout import Layout
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.engine.cache import EngineCache, gpu_layout
 from prfaas.index.engine.events import decode_batch
 from prfaas.index.inventory import Inventory
 from prfaas.index.memory.index import Index
 from prfaas.index.query import Query
+from prfaas.kv.layout import Layout
 from prfaas.types import AgentName, ClusterName, InstanceId, Shard
 from tests.property.index.world import group, serves
 

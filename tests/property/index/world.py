@@ -7,18 +7,20 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.inventory import Change, Inventory
 from prfaas.index.memory.index import Index
 from prfaas.index.query import Answer, Query
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.pool_events import BlockRemoved, BlocksRemoved, BlocksStored, BlockStored, PoolEvent, Tier
-from prfaas.types import AgentName, BlockHash, ClusterName, GroupKind, Shard
+from prfaas.types import AgentName, BlockHash, ClusterName, Shard
 
 Held = dict[tuple[bytes, int, Tier], dict[BlockHash, int]]  # (layout, group, tier) → hash → num_tokens
 
 
-def group(kind: GroupKind, block_tokens: int, window_tokens: int | None = None) -> KVGroup:
+def group(kind: str, block_tokens: int, window_tokens: int | None = None) -> KVGroup:
     return KVGroup(kind, block_tokens, (LayerSlice("layer", 0, 64, "bfloat16", "token"),), window_tokens)
 
 
@@ -56,7 +58,7 @@ def tokens_held(node: Node, layout: Layout, index: int, chain: HashChain) -> tup
     blocks, exact = set(), set()
     for block_hash, num_tokens in everything.items():
         if num_tokens <= chain.num_tokens and chain.at(num_tokens) == block_hash:
-            if its.kind == "linear_state" or num_tokens % its.block_tokens:
+            if its.is_state or num_tokens % its.block_tokens:
                 exact.add(num_tokens)
             else:
                 blocks.add(num_tokens // its.block_tokens - 1)
@@ -65,7 +67,7 @@ def tokens_held(node: Node, layout: Layout, index: int, chain: HashChain) -> tup
 
 def serves(its: KVGroup, blocks: set[int], exact: set[int], length: int) -> bool:
     """The rule of one KV group at one length, token by token."""
-    if its.kind == "linear_state":
+    if its.is_state:
         return length in exact
     first = max(0, length - its.window_tokens + 1) if its.window_tokens else 0
     return all(
@@ -80,8 +82,8 @@ def usable_by_brute_force(nodes: list[Node], chain: HashChain, limit: int) -> in
     ranks = nodes[0].layouts
     groups = ranks[0].groups
     parts = [(groups[index], *_held_by_any(nodes, rank, index, chain)) for rank, index in _parts(ranks)]
-    parts.sort(key=lambda part: part[0].kind != "linear_state")  # what says no soonest comes first
-    has_state = any(its.kind == "linear_state" for its in groups)
+    parts.sort(key=lambda part: not part[0].is_state)  # what says no soonest comes first
+    has_state = any(its.is_state for its in groups)
     for length in range(limit, 0, -1):
         if not has_state and any(length % its.block_tokens for its in groups):
             continue
@@ -156,7 +158,7 @@ class World:
     def _blocks(self, layout: Layout, index: int, chain: HashChain, length: int) -> list[PoolEvent]:
         its = layout.groups[index]
         tier = self.random.choice(TIERS)
-        if its.kind == "linear_state":
+        if its.is_state:
             anchor = chain.at(length - length % 16)
             return [BlockStored(layout.fingerprint, index, chain.at(length), anchor, length, tier)]
         first = max(0, length - its.window_tokens) // its.block_tokens if its.window_tokens else 0

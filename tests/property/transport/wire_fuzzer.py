@@ -16,12 +16,12 @@ from pathlib import Path
 
 import atheris
 
-INSTRUMENTED = ["prfaas.transport", "prfaas.errors", "prfaas.agent.transfer.plan", "prfaas.cachepool.layout"]
+INSTRUMENTED = ["prfaas.transport", "prfaas.errors", "prfaas.agent.transfer.plan", "prfaas.kv.layout"]
 
 with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.agent.transfer import plan
-    from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
     from prfaas.errors import LayoutError, RemoteProtocolError
+    from prfaas.kv.layout import KVGroup, LayerSlice, Layout
     from prfaas.transport.codec import fp8
     from prfaas.transport.codec.packing import CODECS, Packer, pack_formats
     from prfaas.transport.net import handshake

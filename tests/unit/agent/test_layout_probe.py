@@ -10,9 +10,9 @@ import pytest
 
 from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MUCH, LayoutRegistry, answer_layout_probe
 from prfaas.agent.transfer.plan import encode_probe
-from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import RemoteProtocolError
+from prfaas.kv.layout import Layout
 from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
 from prfaas.types import AgentName

@@ -10,9 +10,9 @@ from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.plan import OpenBody
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
+from prfaas.kv.layout import Layout
 from prfaas.types import AgentName
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 

@@ -13,10 +13,10 @@ from prfaas.agent.transfer.inbound import offer_of
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, make_plan
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.prefix import prefix_groups
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
+from prfaas.kv.prefix import prefix_groups
 from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.types import AgentName, GroupBlocks, Prefix, TransferId

@@ -20,9 +20,11 @@ from prfaas.agent.transfer.plan import (
     probed_layout,
     read_layout,
 )
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout, fingerprint_of
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout, fingerprint_of
+from prfaas.kv.parts import LayerSlice
 from prfaas.transport.protocol.messages import MAX_BODY_BYTES
 from prfaas.types import GroupBlocks, Shard
 

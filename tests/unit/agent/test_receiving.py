@@ -30,10 +30,12 @@ from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.plan import MAX_RANKS, OpenBody, encode_probe, make_plan
 from prfaas.agent.transfer.receive import InboundTransfers
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, ObjectSizes
 from prfaas.transport.receiver.api import (
     Accepted,

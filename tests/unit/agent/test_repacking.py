@@ -11,9 +11,9 @@ from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.placement import place
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.agent.transfer.repack import repacking_into
-from prfaas.cachepool.layout import Layout
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.repack import Side
+from prfaas.kv.layout import Layout
+from prfaas.kv.repack import Side
 from tests.property.cachepool.cut_models import Attention, Cut, block_lists, layouts
 
 GROUPS = [Attention(4)]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from prfaas.bench.layer_sizes import layer_sizes
-from prfaas.model.kv.geometry import Geometry, KVGroup
+from prfaas.model.kv.geometry import Geometry, GroupBytes
 from prfaas.solve.files import catalog
 
 
 def test_layers_of_several_kinds_are_spread_over_the_depth() -> None:
-    attention = KVGroup("full_attention", 2, bytes_per_token=20)
-    states = KVGroup("linear_state", 6, state_bytes=600)
+    attention = GroupBytes("full_attention", 2, bytes_per_token=20)
+    states = GroupBytes("linear_state", 6, state_bytes=600)
     sizes = layer_sizes(Geometry("hybrid", (attention, states), "made up"), 50)
     assert sizes == [100, 500, 100, 100, 100, 500, 100, 100]
 
 
 def test_a_window_bounds_its_layers() -> None:
-    group = KVGroup("sliding_window", 2, bytes_per_token=20, window_tokens=10)
+    group = GroupBytes("sliding_window", 2, bytes_per_token=20, window_tokens=10)
     assert layer_sizes(Geometry("windows", (group,), "made up"), 1000) == [100, 100]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.types import BlockHash, Shard
 
 SLOT_BYTES = 1024

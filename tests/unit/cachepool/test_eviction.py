@@ -9,13 +9,13 @@ import pytest
 
 from prfaas.cachepool.block_run import Run
 from prfaas.cachepool.eviction import BlockFacts, Candidates, cost, lfu, lru, policy_of
-from prfaas.types import GroupKind
+from prfaas.kv.group import KVGroup
 from tests.unit.cachepool.layouts import ROOT
 
 
 def _facts(kind: str = "attention", *, num_tokens: int = 512, last_used: int = 1, num_uses: int = 1) -> BlockFacts:
-    its: GroupKind = "linear_state" if kind == "state" else "full_attention"
-    return BlockFacts(its, 512, num_tokens, 1 << 20, last_used, num_uses)
+    group = KVGroup("linear_state" if kind == "state" else "full_attention", 512)
+    return BlockFacts(group.rules.saved_tokens(group, num_tokens), num_tokens, 1 << 20, last_used, num_uses)
 
 
 def _run() -> Run:

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.file_arena import RECORD_BYTES, Buffer, FileArena, saved_layouts
-from prfaas.cachepool.layout import Layout
+from prfaas.kv.layout import Layout
 from tests.unit.cachepool.layouts import ROOT, hybrid, name
 
 SLOT_BYTES = 5_000  # no whole number of pages

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
-from prfaas.cachepool.prefix import is_well_formed, prefix_bytes, prefix_groups
-from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.block_map import BlockMap
 from prfaas.hashing import HashChain, root_hash
-from prfaas.types import BlockHash, GroupKind, Prefix, Shard
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
+from prfaas.kv.prefix import is_well_formed, prefix_bytes, prefix_groups
+from prfaas.types import BlockHash, Prefix, Shard
 
 ROOT = root_hash("m")
 CHAIN = HashChain(ROOT, range(400))
-FULL = EngineGroup("full_attention", 32)
-WINDOW = EngineGroup("sliding_window", 16, 65)
-STATE = EngineGroup("linear_state", 0)
+FULL = KVGroup("full_attention", 32)
+WINDOW = KVGroup("sliding_window", 16, window_tokens=65)
+STATE = KVGroup("linear_state", 0)
 
 
-def _layout(*groups: EngineGroup) -> Layout:
+def _layout(*groups: KVGroup) -> Layout:
     made = [
         KVGroup(
             group.kind, group.block_tokens, (LayerSlice("l", 0, _SIZES[group.kind], "u8", "t"),), group.window_tokens
@@ -27,7 +29,7 @@ def _layout(*groups: EngineGroup) -> Layout:
     return Layout("m", "", Shard(), tuple(made))
 
 
-_SIZES: dict[GroupKind, int] = {"full_attention": 100, "sliding_window": 10, "linear_state": 1}
+_SIZES: dict[str, int] = {"full_attention": 100, "sliding_window": 10, "linear_state": 1}
 
 
 def _prefix(num_tokens: int) -> Prefix:
@@ -36,7 +38,7 @@ def _prefix(num_tokens: int) -> Prefix:
 
 @pytest.mark.parametrize("num_tokens", [5, 16, 31, 32, 64, 65, 80, 81, 320, 327, 400])
 @pytest.mark.parametrize("groups", [(FULL, STATE), (FULL, WINDOW, STATE), (STATE,)])
-def test_blocks_are_those_of_a_transfer_of_the_same_length(groups: tuple[EngineGroup, ...], num_tokens: int) -> None:
+def test_blocks_are_those_of_a_transfer_of_the_same_length(groups: tuple[KVGroup, ...], num_tokens: int) -> None:
     expected = BlockMap(groups).transfer_groups(CHAIN, num_tokens)
     assert prefix_groups(_layout(*groups), _prefix(num_tokens), root=ROOT) == expected
 
@@ -57,7 +59,7 @@ def test_bytes_are_those_of_all_groups() -> None:
 
 
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, WINDOW, STATE), (WINDOW,)])
-def test_bytes_are_those_of_the_blocks_that_a_prefix_consists_of(groups: tuple[EngineGroup, ...]) -> None:
+def test_bytes_are_those_of_the_blocks_that_a_prefix_consists_of(groups: tuple[KVGroup, ...]) -> None:
     layout = _layout(*groups)
     for num_tokens in range(1, 328):
         named = prefix_groups(layout, _prefix(num_tokens))

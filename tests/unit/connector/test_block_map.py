@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.connector.block_map import NULL_BLOCK, BlockMap, BlockSpan, EngineGroup
+from prfaas.connector.block_map import NULL_BLOCK, BlockMap, BlockSpan
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
 
 ROOT = root_hash("m")
 BLOCK = 16
-FULL = EngineGroup("full_attention", BLOCK)
-WINDOW = EngineGroup("sliding_window", BLOCK, window_tokens=40)
-STATE = EngineGroup("linear_state", 1 << 20)
-CHECKPOINTS = EngineGroup("linear_state", BLOCK, kept_states=True)
+FULL = KVGroup("full_attention", BLOCK)
+WINDOW = KVGroup("sliding_window", BLOCK, window_tokens=40)
+STATE = KVGroup("linear_state", 1 << 20)
+CHECKPOINTS = KVGroup("linear_state", BLOCK, kept_states=True)
 
 
 def chain(num_tokens: int) -> HashChain:
@@ -140,11 +141,11 @@ def test_a_state_that_the_engine_hands_over_is_taken_instead_of_the_one_in_its_t
         ((FULL, WINDOW), 0, 50, 48),
         ((FULL, WINDOW), 48, 50, None),
         ((FULL, WINDOW), 0, 15, None),
-        ((EngineGroup("full_attention", 32), CHECKPOINTS), 0, 48, None),  # in the middle of a block of attention
+        ((KVGroup("full_attention", 32), CHECKPOINTS), 0, 48, None),  # in the middle of a block of attention
     ],
 )
 def test_a_step_reaches_a_boundary_with_its_last_state_or_with_any_windows(
-    groups: tuple[EngineGroup, ...], before: int, computed: int, boundary: int | None
+    groups: tuple[KVGroup, ...], before: int, computed: int, boundary: int | None
 ) -> None:
     assert BlockMap(groups).boundary(before, computed) == boundary
 
@@ -160,10 +161,10 @@ def test_a_step_reaches_a_boundary_with_its_last_state_or_with_any_windows(
         ((FULL, WINDOW), 48),  # a window of 40 tokens takes three blocks
         ((FULL, WINDOW, CHECKPOINTS), 64),
         ((WINDOW,), 48),
-        ((EngineGroup("full_attention", 32), CHECKPOINTS), 32),
+        ((KVGroup("full_attention", 32), CHECKPOINTS), 32),
     ],
 )
 def test_checkpoints_take_no_more_blocks_than_the_full_attention_between_them(
-    groups: tuple[EngineGroup, ...], spacing: int
+    groups: tuple[KVGroup, ...], spacing: int
 ) -> None:
     assert BlockMap(groups).checkpoint_spacing_tokens == spacing

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from prfaas.cachepool.layout import LayerSlice  # noqa: E402
 from prfaas.connector.worker.copy_host import HostCopier, LayerBlocks, pages_of, physical_axes, slots_tensor  # noqa: E402
 from prfaas.errors import LayoutError  # noqa: E402
+from prfaas.kv.parts import LayerSlice  # noqa: E402
 
 NUM_BLOCKS = 6
 

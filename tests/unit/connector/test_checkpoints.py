@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
-from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts, Save, Scheduled
 from prfaas.connector.scheduler.store import BlockPins, Checkpoints
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
 
 BLOCK = 16
-FULL = EngineGroup("full_attention", BLOCK)
-STATE = EngineGroup("linear_state", BLOCK, kept_states=True)
+FULL = KVGroup("full_attention", BLOCK)
+STATE = KVGroup("linear_state", BLOCK, kept_states=True)
 SPACING = 2 * BLOCK  # two states to one block of attention
 CHAIN = HashChain(root_hash("m"), range(300))
 WAIT_SECONDS = 1.0

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised, Release
-from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
 from prfaas.types import TransferId
 
 CHAIN = HashChain(root_hash("m"), range(500))
-GROUPS = BlockMap((EngineGroup("full_attention", 16), EngineGroup("linear_state", 1 << 20)))
+GROUPS = BlockMap((KVGroup("full_attention", 16), KVGroup("linear_state", 1 << 20)))
 HELD = [["full_attention", 480], ["linear_state", 160]]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from prfaas.agent.engine.protocol import Message, Send
-from prfaas.connector.block_map import BlockMap, EngineGroup
+from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts
 from prfaas.connector.scheduler.send import OutboundTransfers
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import KVGroup
 from prfaas.types import AgentName, TransferId
 
 CHAIN = HashChain(root_hash("m"), range(100))
@@ -17,7 +18,7 @@ GRANT = Grant(TransferId(bytes(16)), AgentName("a"), AgentName("b"), "h:1", CHAI
 
 def test_the_agent_hears_how_urgent_the_request_is() -> None:
     posted: list[Message] = []
-    outgoing = OutboundTransfers(BlockMap((EngineGroup("full_attention", 16),)), post=posted.append, tally=Counts())
+    outgoing = OutboundTransfers(BlockMap((KVGroup("full_attention", 16),)), post=posted.append, tally=Counts())
     request = EngineRequest("r", 100, {}, lambda tenant: CHAIN, priority=-2)
     outgoing.begin(request, RequestedTransfer("send", b"token", GRANT), CHAIN, ask_until=1.0)
     (asked,) = posted

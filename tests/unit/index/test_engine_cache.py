@@ -7,12 +7,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from prfaas.cachepool.layout import KVGroup, LayerSlice, Layout
 from prfaas.errors import RemoteProtocolError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.engine.cache import EngineCache, gpu_layout
 from prfaas.index.engine.events import EngineRemoved, EngineStored, check_endpoint, decode_batch
 from prfaas.index.engine.feed import EventSequence
+from prfaas.kv.group import KVGroup
+from prfaas.kv.layout import Layout
+from prfaas.kv.parts import LayerSlice
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.types import InstanceId, Shard
 

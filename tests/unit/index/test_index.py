@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.inventory import Inventory
 from prfaas.index.memory.index import Index
 from prfaas.index.query import Query
 from prfaas.index.segments import Checkpoint, Digest, Holding, Segment
+from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.types import AgentName, BlockHash, ClusterName
 from tests.property.index.world import group, layouts

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.cachepool.layout import Layout
 from prfaas.errors import IndexRefusal
 from prfaas.index.inventory import Inventory
 from prfaas.index.membership import Node
+from prfaas.kv.layout import Layout
 from prfaas.manager.state.world import World, node_record, role_record
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message
