@@ -12,10 +12,10 @@ from typing import Any
 from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import make_plan
-from prfaas.kv import repack
 from prfaas.cachepool.arena import Arena
 from prfaas.errors import LayoutError
 from prfaas.hashing import NO_HASH
+from prfaas.kv import repack
 from prfaas.kv.layout import Layout
 from prfaas.kv.repack import Box, Move, Side, moves, whole_blocks
 from prfaas.types import BlockHash, GroupBlocks
