@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks.studies.studies import Table
 from benchmarks.twin.checked import case_study, ppd, theory
 from benchmarks.twin.figure import Figure
 from benchmarks.twin.measured_ppd import NotThere
@@ -27,7 +28,6 @@ from benchmarks.twin.studied import (
     rapid_serve,
     searching,
 )
-from prfaas.sim.studies import Table
 
 Measured = Iterator[Figure | Table]
 PARTS: Mapping[str, Callable[[], Measured]] = {

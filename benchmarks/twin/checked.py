@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from benchmarks.studies.studies import Table
+from benchmarks.studies.theory import relative_wait
 from benchmarks.twin import measured_ppd
 from benchmarks.twin.figure import Figure
 from prfaas.sim.config.scenario import VARIANTS, Scenario
 from prfaas.sim.run import Run, prepare, simulate, traffic
 from prfaas.sim.stations import Stations
-from prfaas.sim.studies import Table
-from prfaas.sim.theory import relative_wait
 from prfaas.solve.case_study import TABLE_6
 
 THEORY = {

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from prfaas.sim.ppd import interference
-from prfaas.sim.ppd.model import GRID_HARNESS, MODEL
-from prfaas.sim.rapid.experiment import TRACES, TTFT_SECONDS_PER_THOUSAND, Transfer
-from prfaas.sim.rapid.hardware import Efficiency
-from prfaas.sim.rapid.study import ASSUMED
+from benchmarks.studies.ppd import interference
+from benchmarks.studies.ppd.model import GRID_HARNESS, MODEL
+from benchmarks.studies.rapid.experiment import TRACES, TTFT_SECONDS_PER_THOUSAND, Transfer
+from benchmarks.studies.rapid.hardware import Efficiency
+from benchmarks.studies.rapid.study import ASSUMED
 
 Row = tuple[str, str, str]
 _FITTED = "fitted to turn-2 TTFT and TPOT of nine workloads at 2, 8 and 16 QPS"

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
+from benchmarks.studies.ppd.experiment import Effort, TurnFigures, measure, workload
+from benchmarks.studies.ppd.interference import PrefillKind, slowdown_ratio, undisturbed_seconds
+from benchmarks.studies.ppd.model import TURN_HARNESS
 from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
 from prfaas.sim.kernel.parallel import on_all_cores
-from prfaas.sim.ppd.experiment import Effort, TurnFigures, measure, workload
-from prfaas.sim.ppd.interference import PrefillKind, slowdown_ratio, undisturbed_seconds
-from prfaas.sim.ppd.model import TURN_HARNESS
 from prfaas.sim.workload.conversations import Turn
 
 FOLDER = "PPD_MEASURED"  # the environment variable that names where they are

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies import study_plots
+from benchmarks.studies.studies import Rows, Table
 from benchmarks.twin import constants
-from prfaas.sim import study_plots
-from prfaas.sim.studies import Rows, Table
 
 _ROOT = Path(__file__).resolve().parents[2]
 RESULT = _ROOT / "benchmarks" / "results" / "twin.json"

@@ -1,14 +1,14 @@
-"""Studies of `prfaas-sim --study` that benchmarks/twin/README.md shows, with their bars."""
+"""Studies that benchmarks/twin/README.md shows, with their targets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
 
+from benchmarks.studies import studies
+from benchmarks.studies.studies import Table
 from benchmarks.twin import measured_chats
 from benchmarks.twin.figure import Figure
-from prfaas.sim import studies
-from prfaas.sim.studies import Table
 
 
 def queueing() -> Iterator[Figure | Table]:

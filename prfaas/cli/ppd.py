@@ -1,5 +1,4 @@
-"""`prfaas-ppd`: PPD's decision table: `build` measures it against living endpoints, `simulate` makes it in the twin, `show`
-draws it."""
+"""`prfaas-ppd`: PPD's decision table. `build` measures it on live endpoints, `show` prints it."""
 
 from __future__ import annotations
 
@@ -18,17 +17,17 @@ from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.ppd.table_text import draw
-from prfaas.ppd.workloads import FIRST_TURNS, NUM_TURNS, REQUEST_RATES, SECOND_TURNS, TableCell, by_requests
+from prfaas.ppd.workloads import FIRST_TURNS, REQUEST_RATES, SECOND_TURNS, TableCell
 from prfaas.scheduler.ppd import PpdRun, PpdTable, build_table, read_measured, to_measured
 
 T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build, simulate or show; 2 when a flag or a file cannot be used, 1 when nothing could be measured."""
+    """Build or show a table; 2 when a flag or a file cannot be used, 1 when nothing could be measured."""
     flags = _parser().parse_args(argv)
     try:
-        return {"build": _build, "simulate": _simulate, "show": _show}[flags.what](flags)
+        return {"build": _build, "show": _show}[flags.what](flags)
     except (ConfigError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-ppd: {' '.join(str(error).split())}\n")
         return 2
@@ -38,7 +37,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="prfaas-ppd", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     commands = parser.add_subparsers(dest="what", required=True)
-    rates = _list_of(_above_zero(float))
     show = commands.add_parser("show", help="draw a table")
     show.add_argument("table", type=Path, metavar="TABLE", help="JSON file, as `build` and PPD's authors write it")
     build = commands.add_parser("build", help="measure a table")
@@ -65,21 +63,14 @@ def _parser() -> argparse.ArgumentParser:
         "--vocabulary", default=1000, type=_above_zero(int), help="prompts are random token ids below it"
     )
     build.add_argument("--seed", default=0, type=int)
-    simulate = commands.add_parser("simulate", help="make a table in the twin, with the costs of PPD's authors")
-    simulate.add_argument(
-        "--prefill", default=1, type=int, metavar="NODES", help="that prefill for others; 1 by default"
+    build.add_argument(
+        "--qps",
+        default=REQUEST_RATES,
+        type=_list_of(_above_zero(float)),
+        metavar="LIST",
+        help="requests per second; a conversation makes two",
     )
-    simulate.add_argument("--decode", default=3, type=int, metavar="NODES", help="that decode; 3 by default")
-    simulate.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
-    for command in (build, simulate):
-        command.add_argument(
-            "--qps",
-            default=REQUEST_RATES,
-            type=rates,
-            metavar="LIST",
-            help="requests per second; a conversation makes two",
-        )
-    for command in (show, build, simulate):
+    for command in (show, build):
         command.add_argument("--w-ttft", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
         command.add_argument("--w-tpot", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
     return parser
@@ -155,16 +146,6 @@ def _build(flags: argparse.Namespace) -> int:
         return 1
     flags.out.write_text(json.dumps(to_measured(table), indent=1) + "\n")
     print(draw(table))
-    return 0
-
-
-def _simulate(flags: argparse.Namespace) -> int:
-    twin = extras.load("prfaas.sim.ppd.experiment", extra="solve")
-    begun = [rate / NUM_TURNS for rate in flags.qps]
-    table = twin.ppd_table(flags.prefill, flags.decode, rates=begun, progress=lambda *_: None)
-    weighted = _weighted(by_requests(table), flags)
-    flags.out.write_text(json.dumps(to_measured(weighted), indent=1) + "\n")
-    print(draw(weighted))
     return 0
 
 

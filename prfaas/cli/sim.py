@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +18,6 @@ from prfaas.errors import ConfigError, MissingExtraError
 # Which of the flags that are no scenario's each kind of run takes; `config` stands for the scenario's own too.
 _TAKES = {
     "replay": frozenset[str](),
-    "study": frozenset(("json", "plot")),
     "compare": frozenset(("json", "plot", "config")),
     "sweep": frozenset(("json", "plot", "config")),
 }
@@ -28,14 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and report; 2 when an input cannot be used or an extra is missing."""
     try:
         scenario = extras.load("prfaas.sim.config.scenario", extra="solve").Scenario
-        studies = extras.load("prfaas.sim.studies", extra="solve").STUDIES
-        return _run(_parser(scenario, studies).parse_args(argv))
+        return _run(_parser(scenario).parse_args(argv))
     except (ConfigError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-sim: {' '.join(str(error).split())}\n")
         return 2
 
 
-def _parser(scenario: type[object], studies: Iterable[str]) -> argparse.ArgumentParser:
+def _parser(scenario: type[object]) -> argparse.ArgumentParser:
     parser = OneLineParser(prog="prfaas-sim", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each run, in a list")
@@ -45,21 +43,16 @@ def _parser(scenario: type[object], studies: Iterable[str]) -> argparse.Argument
     )
     several.add_argument("--sweep", metavar="SETTING=A,B", help="one run for each value, on all cores: load=50%%,80%%")
     several.add_argument(
-        "--study",
-        metavar="NAME",
-        help="one of " + ", ".join(studies) + "; benchmarks/twin/README.md says what each asks",
-    )
-    several.add_argument(
         "--replay", type=Path, metavar="FILE", help="make recorded decisions again, a manager's or --record's"
     )
     parser.add_argument("--record", type=Path, metavar="FILE", help="write each decision with what it was made from")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs or the study, as SVG")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs as SVG")
     config.add_flags(parser, scenario, reads_files=False)
     return parser
 
 
-def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object], of_conversations: Container[str]) -> None:
-    """Raise ConfigError for a flag that the asked kind of run has no use for; some studies take conversations."""
+def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object]) -> None:
+    """Raise ConfigError for a flag that has no effect in this kind of run."""
     kind = next((name for name in _TAKES if getattr(flags, name)), None)
     if kind is None:
         return
@@ -67,7 +60,7 @@ def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object], of_co
         name for name in ("json", "record", "plot", "config") if getattr(flags, name) and name not in _TAKES[kind]
     ]
     if "config" not in _TAKES[kind]:
-        others += [name for name in given if not (name == "conversations" and flags.study in of_conversations)]
+        others += given
     if others:
         raise ConfigError(f"--{others[0].replace('_', '-')}: has no meaning with --{kind}; leave one of them out")
 
@@ -76,15 +69,13 @@ def _run(flags: argparse.Namespace) -> int:
     command = extras.load("prfaas.sim.command", extra="solve")
     report = extras.load("prfaas.sim.report", extra="solve")
     given = config.given_flags(flags)
-    _refuse_unused(flags, given, extras.load("prfaas.sim.studies", extra="solve").OF_CONVERSATIONS)
+    _refuse_unused(flags, given)
     if flags.check_config:
         print(config.show(command.read(flags.config, given)), end="")
         return 0
     if flags.replay:
         print(command.replay_file(flags.replay))
         return 0
-    if flags.study:
-        return _study(flags, given.get("conversations"))
     plots = _plots("prfaas.sim.plots", flags.plot)
     if flags.compare:
         runs = command.compare(flags.config, given, flags.compare)
@@ -114,24 +105,6 @@ def _plots(module: str, folder: Path | None) -> ModuleType | None:
             f"--plot {folder}: {error.strerror}; name a folder, which is made if it is not there"
         ) from error
     return loaded
-
-
-def _study(flags: argparse.Namespace, conversations: str | None) -> int:
-    studies = extras.load("prfaas.sim.studies", extra="solve")
-    if flags.study not in studies.STUDIES:
-        raise ConfigError(f"--study {flags.study}: none of {', '.join(studies.STUDIES)}")
-    plots = _plots("prfaas.sim.study_plots", flags.plot)
-    asked = studies.STUDIES[flags.study]
-    if conversations:
-        asked = studies.OF_CONVERSATIONS[flags.study](Path(conversations).expanduser())
-    tables = asked(_progress)
-    if flags.json:
-        print(json.dumps([table.to_dict() for table in tables], indent=2, ensure_ascii=False))
-    else:
-        print(studies.shown(tables), end="")
-    for file in plots.write(flags.study, tables, flags.plot) if plots else ():
-        sys.stderr.write(f"{file}\n")
-    return 0
 
 
 def _progress(done: int, total: int) -> None:

@@ -97,7 +97,6 @@ def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_p
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
         (["--fidelity", "instances", "--turns", "8>8", "--conversations", "a.json"], "one of the two"),
         (["--compare", "seed=1,2", "--record", "d.jsonl"], "--record: has no meaning with --compare"),
-        (["--study", "queueing"], "--requests: has no meaning with --study"),
         (["--replay", "nowhere.jsonl", "--json"], "--json: has no meaning with --replay"),
         (["--shared", "true"], "shared: needs fidelity: instances"),
         (["--outages", "h20-003@1m+1s"], "outages: needs fidelity: instances"),
@@ -153,23 +152,19 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--study", "nothing"], "queueing, rapid, rapid-sensitivity, overlap"),
         (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
-def test_a_study_or_a_replay_that_there_is_none_of_is_named(
-    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
-) -> None:
+def test_a_missing_replay_file_is_named(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
     assert main(argv) == 2
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", [["--requests", "500"], ["--study", "queueing"]])
 def test_a_folder_for_plots_that_is_a_file_is_refused_before_anything_is_simulated(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, what: list[str]
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (file := tmp_path / "k1.yaml").touch()
-    assert main([*what, "--plot", str(file)]) == 2
+    assert main(["--requests", "500", "--plot", str(file)]) == 2
     written = capsys.readouterr()
     assert (written.out, f"--plot {file}: File exists; name a folder" in written.err) == ("", True)
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.studies.ppd.deployments import GRID, roles_and_ratio
 from prfaas.config import load_mapping
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
@@ -15,7 +16,6 @@ from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.sim.ppd.deployments import GRID, roles_and_ratio
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 MODEL, WEST = "m", ClusterName("west")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.studies.studies import LOADS, NUM_REQUESTS, SAME_LOAD
 from benchmarks.twin.page import CONSTANTS, PAGE, RESULT, TABLES, with_tables
-from prfaas.sim.studies import LOADS, NUM_REQUESTS, SAME_LOAD
 
 
 @pytest.fixture(scope="module")

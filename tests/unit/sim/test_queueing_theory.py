@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prfaas.sim.theory import relative_wait, serve, service_times
+from benchmarks.studies.theory import relative_wait, serve, service_times
 
 NUM_REQUESTS = 150_000
 NUM_SOAKED = 1_000_000

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.studies.search_study import Point, search
+from benchmarks.studies.studies import STUDIES, Table
+from benchmarks.studies.study_plots import PLOTS, write
 from prfaas.sim.plots import not_beaten
-from prfaas.sim.search_study import Point, search
-from prfaas.sim.studies import STUDIES, Table
-from prfaas.sim.study_plots import PLOTS, write
 
 
 def point(num_prefill: int, threshold_tokens: int, points: list[Point]) -> Point:

@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from prfaas.sim.ppd.chats import DATA_SETS, Lengths
+from benchmarks.studies.ppd.chats import DATA_SETS, Lengths
 from prfaas.sim.workload.conversations import Turn
 
 # Mean, P50, P90 and P99 of the answers' tokens, and turns of a conversation, as measured.

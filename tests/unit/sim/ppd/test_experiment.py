@@ -9,13 +9,13 @@ from statistics import median
 
 import pytest
 
+from benchmarks.studies.ppd.deployments import GRID, kinds
+from benchmarks.studies.ppd.experiment import Effort, TurnFigures, measure, ppd_table, workload
+from benchmarks.studies.ppd.interference import slowdown_ratio
+from benchmarks.studies.ppd.model import MODEL, TURN_HARNESS
 from prfaas.errors import ConfigError
 from prfaas.ppd.workloads import SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType, read_measured, to_measured
-from prfaas.sim.ppd.deployments import GRID, kinds
-from prfaas.sim.ppd.experiment import Effort, TurnFigures, measure, ppd_table, workload
-from prfaas.sim.ppd.interference import slowdown_ratio
-from prfaas.sim.ppd.model import MODEL, TURN_HARNESS
 from prfaas.sim.workload.conversations import Turn
 
 MEASURED = Path(__file__).parents[3] / "data" / "ppd-grid-2P2D.csv"

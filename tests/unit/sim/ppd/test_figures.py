@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.errors import ConfigError
-from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
-from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, WorkloadType
-from prfaas.sim.ppd.deployments import GRID, LaterTurns
-from prfaas.sim.ppd.experiment import TIMEOUT_SECONDS
-from prfaas.sim.ppd.figures import (
+from benchmarks.studies.ppd.deployments import GRID, LaterTurns
+from benchmarks.studies.ppd.experiment import TIMEOUT_SECONDS
+from benchmarks.studies.ppd.figures import (
     LONG_CONVERSATION,
     NUM_CHATS,
     Case,
@@ -19,6 +16,9 @@ from prfaas.sim.ppd.figures import (
     outcome,
     prefills_later_turns,
 )
+from prfaas.errors import ConfigError
+from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
+from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, WorkloadType
 from prfaas.sim.workload.conversations import Turn
 
 TURNS = (Turn(512, 32), *(Turn(128, 16) for _ in range(7)))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.sim.rapid.experiment import FREE_TRANSFER, TRACES, run, saturated_throughput
-from prfaas.sim.rapid.study import SETTINGS, cell, claims
+from benchmarks.studies.rapid.experiment import FREE_TRANSFER, TRACES, run, saturated_throughput
+from benchmarks.studies.rapid.study import SETTINGS, cell, claims
 
 LARGE, ARXIV = SETTINGS["Llama-70B"], TRACES[1]
 

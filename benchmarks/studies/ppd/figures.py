@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.studies.ppd.chats import DATA_SETS
+from benchmarks.studies.ppd.deployments import GRID, LaterTurns, kinds
+from benchmarks.studies.ppd.experiment import TIMEOUT_SECONDS, Effort, converse, ppd_table
+from benchmarks.studies.ppd.model import TURN_HARNESS
 from prfaas.errors import ConfigError
 from prfaas.scheduler.ppd import PpdTable
 from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.model.request import Request
-from prfaas.sim.ppd.chats import DATA_SETS
-from prfaas.sim.ppd.deployments import GRID, LaterTurns, kinds
-from prfaas.sim.ppd.experiment import TIMEOUT_SECONDS, Effort, converse, ppd_table
-from prfaas.sim.ppd.model import TURN_HARNESS
 from prfaas.sim.run import Distribution, distribution
 from prfaas.sim.workload.conversations import Turn
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.studies.sustained import sustained
 from prfaas.model.planning.planner import best_plan, homogeneous
 from prfaas.sim.config.instances import InstanceSettings
 from prfaas.sim.config.scenario import Scenario
@@ -12,7 +13,6 @@ from prfaas.sim.deployed import deploy, threshold_tokens
 from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.model.colocated import Interference
 from prfaas.sim.run import Counting, prepare, summarise
-from prfaas.sim.sustained import sustained
 from prfaas.sim.workload.traffic import draw_requests
 
 OBJECTIVES = (40.0, 30.0, 20.0)  # tokens per second of each answer

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.studies.studies import Row, Table
 from prfaas.sim.plots import not_beaten
-from prfaas.sim.studies import Row, Table
 from prfaas.solve.report.plots import save
 
 _BASELINE, _LOCAL, _THIRD, _FOURTH, _FIFTH = "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9"

@@ -11,15 +11,15 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.studies import overlap_study, search_study
+from benchmarks.studies.ppd import experiment as ppd
+from benchmarks.studies.ppd import figures
+from benchmarks.studies.ppd.deployments import GRID
+from benchmarks.studies.rapid import study as rapid
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
-from prfaas.sim import overlap_study, search_study
 from prfaas.sim.config.scenario import VARIANTS, Scenario
 from prfaas.sim.kernel.parallel import Progress, on_all_cores
-from prfaas.sim.ppd import experiment as ppd
-from prfaas.sim.ppd import figures
-from prfaas.sim.ppd.deployments import GRID
-from prfaas.sim.rapid import study as rapid
 from prfaas.sim.run import simulate
 from prfaas.sim.workload.conversations import recorded
 
@@ -261,10 +261,6 @@ STUDIES: Mapping[str, Study] = MappingProxyType({
     "ppd-figures": ppd_figures,
     "ppd-weights": ppd_weights,
 })  # fmt: skip
-
-
-# Of the studies those that take conversations of one's own.
-OF_CONVERSATIONS: Mapping[str, Callable[[Path], Study]] = MappingProxyType({"ppd-figures": ppd_figures_of})
 
 
 def shown(tables: Sequence[Table]) -> str:

@@ -11,10 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
+from benchmarks.studies.rapid.experiment import (
+    FREE_TRANSFER,
+    SYSTEMS,
+    TRACES,
+    Setting,
+    Trace,
+    run,
+    saturated_throughput,
+)
+from benchmarks.studies.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B
 from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.model.colocated import Interference
-from prfaas.sim.rapid.experiment import FREE_TRANSFER, SYSTEMS, TRACES, Setting, Trace, run, saturated_throughput
-from prfaas.sim.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B
 from prfaas.sim.run import Summary
 
 SETTINGS = {"Llama-70B": Setting(LLAMA_70B, 0.1), "Mixtral 8x7B": Setting(MIXTRAL_8X7B, 0.05)}

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Literal
 
+from benchmarks.studies.ppd.model import GRID_HARNESS, KV_BYTES_PER_TOKEN, MODEL, Harness, PpdModel
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import polynomial
 from prfaas.scheduler.ppd import PpdTable
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.model.blueprint import Node, Rules, Wires
 from prfaas.sim.model.request import Request
-from prfaas.sim.ppd.model import GRID_HARNESS, KV_BYTES_PER_TOKEN, MODEL, Harness, PpdModel
 from prfaas.sim.twin import Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from benchmarks.studies.rapid.hardware import Group, Model
 from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import PrefillProfile
 from prfaas.scheduler.colocation import SharingPolicy
@@ -15,7 +16,6 @@ from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
 from prfaas.sim.model.blueprint import Node, Rules, Wires
 from prfaas.sim.model.colocated import Interference, SharingSpec
 from prfaas.sim.model.request import Request
-from prfaas.sim.rapid.hardware import Group, Model
 from prfaas.sim.run import Counting, Slo, Summary, summarise
 from prfaas.sim.twin import Twin
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.studies.sustained import sustained
 from prfaas.sim.config.scenario import Scenario
 from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.run import prepare, traffic
 from prfaas.sim.stations import Stations
-from prfaas.sim.sustained import sustained
 
 SPLITS = tuple(range(1, 8))  # N_p of eight instances, at the planned t
 THRESHOLDS = (0, 5_000, 10_000, 15_000, 19_400, 25_000, 30_000, 40_000, 50_000, 60_000)  # at the planned split

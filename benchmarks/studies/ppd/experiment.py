@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.studies.ppd.deployments import LaterTurns, twin
+from benchmarks.studies.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, PpdRun, PpdTable, WorkloadType, build_table
 from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.model.request import Request
-from prfaas.sim.ppd.deployments import LaterTurns, twin
-from prfaas.sim.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
 from prfaas.sim.workload.conversations import Conversations, Turn
 
 ARRIVAL_SECONDS = 10.0

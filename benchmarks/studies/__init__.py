@@ -1,0 +1,1 @@
+"""Studies in the twin that reproduce figures and tables of the papers."""
