@@ -1,6 +1,6 @@
-# Every command of the project. `make help` lists them; each makes .venv itself when it is not there.
+# Commands of the project. `make help` lists them; each creates .venv when it is missing.
 #   PYTHON=python3.12     another interpreter (3.11 or later)
-#   TORCH_INDEX_URL=...   where torch's CPU build is, when pip's default index has none (see README.md)
+#   TORCH_INDEX_URL=...   index with torch's CPU build, if pip's default index has none (see README.md)
 
 SHELL := /bin/bash
 PYTHON ?=
@@ -18,13 +18,13 @@ help: ## list the commands
 .venv/installed: pyproject.toml tools/install.sh
 	@PYTHON="$(PYTHON)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" tools/install.sh
 
-demo: .venv/installed ## a long prompt through two "datacenters" on real vLLM; MODEL=gemma3, MODEL=llama
+demo: .venv/installed ## two clusters on this machine with real vLLM; MODEL=gemma3, MODEL=llama
 	@$(BIN)/python -m tools.demo
 
-demo-wan: .venv/installed ## the same over an emulated long link, live in the dashboard (root); RTT=80ms LOSS=0.001 RATE=300Mbps
+demo-wan: .venv/installed ## two clusters over an emulated long link with the dashboard (root); RTT=80ms LOSS=0.001 RATE=300Mbps
 	@RTT="$(RTT)" LOSS="$(LOSS)" RATE="$(RATE)" PAGE="$(PAGE)" $(BIN)/python -m tools.demo_wan
 
-test: .venv/installed ## all tests but the long ones; ARGS="-k wire" narrows
+test: .venv/installed ## all tests except the long ones; ARGS="-k wire" selects
 	@$(BIN)/python -m pytest -n 2 --durations=10 $(ARGS)
 
 lint: .venv/installed ## ruff (rules, format) and the import contracts
@@ -35,28 +35,28 @@ lint: .venv/installed ## ruff (rules, format) and the import contracts
 type: .venv/installed ## mypy, strict
 	@$(BIN)/mypy $(SOURCES)
 
-site: .venv/installed ## the documentation as a site, in build/site; warnings are errors
+site: .venv/installed ## build the documentation site in build/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-check: lint type site test ## what CI runs: lint, types, import contracts, the site, tests
+check: lint type site test ## everything that CI runs: lint, types, site, tests
 
-bench: .venv/installed ## measure one area: AREA=transport (folders of benchmarks/)
-	@test -f "benchmarks/$(AREA)/__main__.py" || { echo "say which: make bench AREA=<one of: $$(cd benchmarks && echo */__main__.py | sed 's,/__main__.py,,g')>"; exit 2; }
+bench: .venv/installed ## measure one area: AREA=transport (a folder of benchmarks/)
+	@test -f "benchmarks/$(AREA)/__main__.py" || { echo "AREA is missing: make bench AREA=<one of: $$(cd benchmarks && echo */__main__.py | sed 's,/__main__.py,,g')>"; exit 2; }
 	@$(BIN)/python -m benchmarks.$(AREA) $(ARGS)
 
-soak: .venv/installed ## the tests with long counts
+soak: .venv/installed ## long tests
 	@$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 	@$(BIN)/python -m pytest tests/property tests/unit/transport --hypothesis-profile=soak --timeout=3600 $(ARGS)
 
-format: .venv/installed ## put the code into its form
+format: .venv/installed ## apply the formatter
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: .venv/installed ## write the generated tables of docs/ anew
+docs: .venv/installed ## rewrite the generated tables of docs/ and the files of deploy/
 	@$(BIN)/python -m tools.reference_tables
 
-audit: .venv/installed ## known weaknesses in what is installed; skipped by name where no source of advisories is reached
+audit: .venv/installed ## list known vulnerabilities of installed packages
 	@$(BIN)/python -m tools.audit
 
-sbom: .venv/installed ## a bill of materials (CycloneDX) of what is installed, build/sbom.json
+sbom: .venv/installed ## write a bill of materials (CycloneDX) to build/sbom.json
 	@mkdir -p build && $(BIN)/cyclonedx-py environment $(BIN)/python --output-format JSON --output-file build/sbom.json $(ARGS)
