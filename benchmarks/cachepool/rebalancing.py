@@ -10,7 +10,7 @@ from typing import Any
 
 from prfaas.hashing import HashChain
 from prfaas.index.query import Query
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.scheduler.rebalance import RebalanceLimits
 from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
 from tests.integration.agent.running import Agents
@@ -61,7 +61,7 @@ async def _spread(site: Site) -> dict[str, Any]:
         await asyncio.sleep(WATCH_SECONDS)
         return await asyncio.to_thread(_figures, site, seconds, started, joined)
     finally:
-        await end((asking,))
+        await cancel_tasks((asking,))
 
 
 async def _ask(site: Site) -> None:

@@ -17,7 +17,7 @@ from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.index.query import Query
 from prfaas.index.segments import digest_of_node
 from prfaas.manager.daemon import Manager
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import AgentName
 from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, kill, match_request, stored
 from tests.integration.manager.replicated import Replicated
@@ -139,10 +139,10 @@ class Load:
     async def stop_storing(self) -> None:
         """What is published is all; the rest goes on."""
         assert self._storing is not None, "it was started"
-        await end((self._storing,))
+        await cancel_tasks((self._storing,))
 
     async def close(self) -> None:
-        await end(self._others)
+        await cancel_tasks(self._others)
 
     def is_whole(self, manager: Manager) -> bool:
         """Return whether a manager knows exactly what the node holds."""

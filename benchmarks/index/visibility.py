@@ -27,7 +27,7 @@ from prfaas.pool_events import BlocksStored
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import BlockHash
 
 BLOCKS_PER_PUBLISH = 500
@@ -76,7 +76,7 @@ async def _measure(managers: list[Managed]) -> dict[str, Any]:
         seconds = await asyncio.gather(*waits)
         asked = await lookups
     finally:
-        await end((lookups,))
+        await cancel_tasks((lookups,))
         agent.terminate()
         agent.join()
         await writer.close()
@@ -115,7 +115,7 @@ async def _publish(address: str, secret: bytes, told: Connection) -> None:
         await asyncio.sleep(begin + number / PUBLISHES_PER_SECOND - time.perf_counter())
         reporter.publish((stored,))
     await asyncio.sleep(GIVE_UP_SECONDS)
-    await end((reporting,))
+    await cancel_tasks((reporting,))
 
 
 def _hashes(number: int) -> bytes:

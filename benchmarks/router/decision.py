@@ -14,7 +14,7 @@ from prfaas.index.membership import Engine, Node
 from prfaas.kv.layout import Layout
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.routing.router import Routing
+from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterName, InstanceId
@@ -51,7 +51,7 @@ def _measure(num_blocks: int, *, hybrid: bool) -> list[list[float]]:
     for node in nodes:
         world.register(node)
     requests = [_request(hashes) for hashes in _fill(world, nodes, its, num_blocks // BLOCKS_PER_PROMPT)]
-    routing = Routing(
+    routing = RequestRouter(
         ManagerConfig(secret_file=Path(os.devnull), threshold_tokens=THRESHOLD_TOKENS),
         world=world,
         paths=Paths(world, clock=time.monotonic),
@@ -96,7 +96,7 @@ def _request(hashes: bytes) -> pb.RouteRequest:
     )
 
 
-def _decide(routing: Routing, requests: list[pb.RouteRequest]) -> list[float]:
+def _decide(routing: RequestRouter, requests: list[pb.RouteRequest]) -> list[float]:
     seconds = []
     for number in range(NUM_DECISIONS):
         request = requests[number % len(requests)]

@@ -25,22 +25,22 @@ from prfaas.manager.dashboard.pages import DashboardPages, Solver
 from prfaas.manager.operations.copies import Copies
 from prfaas.manager.operations.operations import Operations
 from prfaas.manager.operations.pools import PoolOrders
-from prfaas.manager.operations.rebalancer import Rebalancing
+from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.operations.roles import RoleOrders
 from prfaas.manager.planning.link_probes import LinkProbes
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.manager.record.replication import Replication
-from prfaas.manager.routing.router import Routing
+from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.holdings import holdings
 from prfaas.manager.state.sessions import SessionRecord
 from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.tasks import end, lasting
+from prfaas.rpc.tasks import cancel_tasks, restarting_task
 from prfaas.transport.net.tls_proxy import INNER, tls_proxy_for
 
 if TYPE_CHECKING:
-    from prfaas.manager.planning.planner import Planning
+    from prfaas.manager.planning.planner import Planner
 
 _TICK_SECONDS = 0.25
 _LOAD_SECONDS = 60.0  # after so long without the record the manager serves what its agents tell it
@@ -72,9 +72,9 @@ class Manager:
             wall_clock=time.time,
             max_per_caller=config.max_copies_per_caller,
         )
-        self._rebalancing = Rebalancing(config, world=self.world, copies=self.copies, writes=self.replication.writes)
+        self._rebalancer = Rebalancer(config, world=self.world, copies=self.copies, writes=self.replication.writes)
         self.paths = Paths(self.world, clock=time.monotonic)
-        self.routing = Routing(
+        self.routing = RequestRouter(
             config,
             world=self.world,
             paths=self.paths,
@@ -82,16 +82,16 @@ class Manager:
             clock=time.monotonic,
             wall_clock=time.time,
             save_session=self._session_record.save,
-            note=self._rebalancing.note,
+            note=self._rebalancer.note,
         )
         self.service = Service(
             name=config.name,
             world=self.world,
             routing=self.routing,
             clock=time.monotonic,
-            note=self._rebalancing.note,
+            note=self._rebalancer.note,
         )
-        self._planning = self._make_planning()
+        self._planner = self._make_planner()
         self._link_probes = LinkProbes(
             config,
             world=self.world,
@@ -122,13 +122,13 @@ class Manager:
             state=self._state,
             digests=self._digests,
             pool=lambda: holdings(self.world),
-            hot=self._rebalancing.hot,
+            hot=self._rebalancer.hot,
             plan=self._plan,
             decisions=self.routing.decisions,
             ppd_table=self.routing.ppd_table.to_dict,
         )
         self._feed = Feed(self._overview())
-        solver = Solver(self._planning.form, self._planning.prepared) if self._planning else None
+        solver = Solver(self._planner.form, self._planner.prepared) if self._planner else None
         self._pages_door = tls_proxy_for(
             config.http_listen,
             config.certificates(speaks=("http/1.1",)),
@@ -151,7 +151,7 @@ class Manager:
         role_orders = RoleOrders(
             self.world,
             replication=self.replication,
-            is_automatic=self._planning is not None and self._config.role_changes == "apply",
+            is_automatic=self._planner is not None and self._config.role_changes == "apply",
             clock=time.monotonic,
         )
         return Operations(
@@ -159,12 +159,12 @@ class Manager:
             world=self.world,
             replication=self.replication,
             copies=self.copies,
-            rebalancing=self._rebalancing,
+            rebalancer=self._rebalancer,
             pool_orders=pool_orders,
             role_orders=role_orders,
         )
 
-    def _make_planning(self) -> Planning | None:
+    def _make_planner(self) -> Planner | None:
         """Who solves for t, where there is a deployment to solve.
 
         Raises:
@@ -174,12 +174,12 @@ class Manager:
         if self._config.deployment is None:
             return None
         try:
-            from prfaas.manager.planning.planner import Planning  # noqa: PLC0415  # the extra `solve`
+            from prfaas.manager.planning.planner import Planner  # noqa: PLC0415  # the extra `solve`
         except ModuleNotFoundError as error:
             raise MissingExtraError(
                 f"deployment: {error.name} is not installed; run: pip install 'prfaas[solve]'"
             ) from error
-        planning = Planning(
+        planner = Planner(
             self._config,
             world=self.world,
             paths=self.paths,
@@ -188,8 +188,8 @@ class Manager:
             clock=time.monotonic,
             wall_clock=time.time,
         )
-        self.routing.path_cost = planning.path_cost
-        return planning
+        self.routing.path_cost = planner.path_cost
+        return planner
 
     def _overview(self) -> Overview:
         return Overview(
@@ -198,9 +198,9 @@ class Manager:
             world=self.world,
             paths=self.paths,
             routing=self.routing,
-            rebalancing=self._rebalancing,
-            answered=self.service.answered,
-            can_plan=self._planning is not None,
+            rebalancer=self._rebalancer,
+            outcomes=self.service.outcomes,
+            can_plan=self._planner is not None,
             is_stale=lambda: self.replication.is_stale,
             clock=time.monotonic,
             wall_clock=time.time,
@@ -239,15 +239,17 @@ class Manager:
         await self._grpc.start()
         await self._grpc.set_serving(True)
         self._background = [
-            lasting(self._tick, name="tick", ended=metrics.MANAGER_TASKS_ENDED),
-            lasting(self._session_record.run, name="sessions", ended=metrics.MANAGER_TASKS_ENDED),
-            lasting(self._feed.run, name="dashboard", ended=metrics.MANAGER_TASKS_ENDED),
+            restarting_task(self._tick, name="tick", ended=metrics.MANAGER_TASKS_ENDED),
+            restarting_task(self._session_record.run, name="sessions", ended=metrics.MANAGER_TASKS_ENDED),
+            restarting_task(self._feed.run, name="dashboard", ended=metrics.MANAGER_TASKS_ENDED),
         ]
         if self._config.rebalance_bytes_per_second:
-            rebalancing = lasting(self._rebalancing.run, name="rebalancing", ended=metrics.MANAGER_TASKS_ENDED)
+            rebalancing = restarting_task(self._rebalancer.run, name="rebalancing", ended=metrics.MANAGER_TASKS_ENDED)
             self._background.append(rebalancing)
-        if self._planning is not None:
-            self._background.append(lasting(self._planning.run, name="planning", ended=metrics.MANAGER_TASKS_ENDED))
+        if self._planner is not None:
+            self._background.append(
+                restarting_task(self._planner.run, name="planning", ended=metrics.MANAGER_TASKS_ENDED)
+            )
         self.is_ready = True
         log.info(
             "manager.started", address=self.address, http=self.http_address, embedded_redis=self._redis is not None
@@ -279,7 +281,7 @@ class Manager:
         self.is_ready = False
         self.world.stop_clock()
         await self._grpc.close()
-        await end(self._background)
+        await cancel_tasks(self._background)
         await self.replication.close()
         if self._pages_door is not None:
             await self._pages_door.close()
@@ -294,9 +296,9 @@ class Manager:
         while True:
             self.world.refresh()
             self.paths.step()
-            if self._planning is not None:
+            if self._planner is not None:
                 self._link_probes.step()
-            self.service.answered.expire()
+            self.service.outcomes.expire()
             self.copies.expire({member.node.name for member in self.world.live()})
             self.world.index.sweep(_SWEPT_CELLS_PER_TICK)
             self._engine_indexer.sweep(_SWEPT_CELLS_PER_TICK)

@@ -27,7 +27,7 @@ from prfaas.router.routing.decide import DecisionMaker
 from prfaas.router.routing.manager_client import DecisionClient
 from prfaas.router.routing.record import RequestRecords
 from prfaas.router.routing.serve import RequestHandler
-from prfaas.rpc.tasks import end, lasting
+from prfaas.rpc.tasks import cancel_tasks, restarting_task
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy
 from prfaas.units import join_address, split_address
@@ -147,15 +147,21 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
     async with engine_session(engine_key, certificates) as session, follow_certificates(certificates):
         fleet = Fleet(config, session)
         manager = DecisionClient(config, secret, fleet) if config.managers else None
-        watches = [lasting(fleet.probe_forever, name="fleet probe", ended=metrics.ROUTER_TASKS_ENDED)]
+        watches = [restarting_task(fleet.probe_forever, name="fleet probe", ended=metrics.ROUTER_TASKS_ENDED)]
         if config.discovery.looks:
             discovery = Discovery(
                 config.discovery, session=session, tls=_dialling(config), found=fleet.update, clock=time.monotonic
             )
-            watches.append(lasting(discovery.watch_forever, name="discovery watch", ended=metrics.ROUTER_TASKS_ENDED))
+            watches.append(
+                restarting_task(discovery.watch_forever, name="discovery watch", ended=metrics.ROUTER_TASKS_ENDED)
+            )
         if manager is not None:
-            watches.append(lasting(manager.watch_forever, name="manager watch", ended=metrics.ROUTER_TASKS_ENDED))
-            watches.append(lasting(manager.report_forever, name="manager report", ended=metrics.ROUTER_TASKS_ENDED))
+            watches.append(
+                restarting_task(manager.watch_forever, name="manager watch", ended=metrics.ROUTER_TASKS_ENDED)
+            )
+            watches.append(
+                restarting_task(manager.report_forever, name="manager report", ended=metrics.ROUTER_TASKS_ENDED)
+            )
         answering = RequestHandler(
             fleet=fleet,
             deciding=DecisionMaker(config, secret, fleet, manager),
@@ -178,7 +184,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
             )
             yield router, EndpointChooser(fleet, answering, admission, records)
         finally:
-            await end(watches)
+            await cancel_tasks(watches)
             if manager is not None:
                 await manager.close()
 
@@ -194,11 +200,13 @@ async def follow_certificates(certificates: Certificates | None) -> AsyncIterato
     """Have the engines' connections take new files as long as the block runs."""
     watches = []
     if certificates is not None:
-        watches.append(lasting(partial(_follow, certificates), name="certificates", ended=metrics.ROUTER_TASKS_ENDED))
+        watches.append(
+            restarting_task(partial(_follow, certificates), name="certificates", ended=metrics.ROUTER_TASKS_ENDED)
+        )
     try:
         yield
     finally:
-        await end(watches)
+        await cancel_tasks(watches)
 
 
 async def _follow(certificates: Certificates) -> None:

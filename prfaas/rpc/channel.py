@@ -17,8 +17,8 @@ import grpc
 from prfaas import tracing
 from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.rpc.methods import client_calls
-from prfaas.rpc.tasks import end
-from prfaas.rpc.tls import meaning
+from prfaas.rpc.tasks import cancel_tasks
+from prfaas.rpc.tls import connection_hint
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, credentials
 from prfaas.transport.net.tls import CertificateFiles
 
@@ -148,10 +148,10 @@ class Channel:
             return Fenced(message, writer=str(fields.get(WRITER_KEY, "")))
         if reason:
             return IndexRefusal(str(reason), message)
-        meant = meaning(message, address=self.address, tls=self._tls)
+        meant = connection_hint(message, address=self.address, tls=self._tls)
         return ManagerUnreachable(f"manager {self.address}: {error.code().name.lower()} {message}{meant}")
 
     async def close(self) -> None:
         for opened in (*self._former, self._opened):
             await opened.channel.close()
-        await end(self._closing)
+        await cancel_tasks(self._closing)

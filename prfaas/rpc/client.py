@@ -10,7 +10,7 @@ from prfaas import logs
 from prfaas.errors import Fenced, ManagerUnreachable
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.streams import Asked, Questions
+from prfaas.rpc.streams import QuestionKind, QuestionStream
 from prfaas.transport.net.tls import CertificateFiles
 
 _log = logs.get("rpc.client")
@@ -32,7 +32,7 @@ class ManagerClient:
         tls: CertificateFiles | None = None,
     ) -> None:
         self._channels = [Channel(address, name=name, secret=secret, tls=tls) for address in addresses]
-        self._questions = [Questions(channel) for channel in self._channels]
+        self._questions = [QuestionStream(channel) for channel in self._channels]
         self._deadline_seconds = deadline_seconds
         self._preferred = 0
 
@@ -106,7 +106,7 @@ class ManagerClient:
         except Fenced as error:  # the writer changes just now
             raise ManagerUnreachable(f"{writer.address} is not the cluster's writer any more") from error
 
-    async def _ask(self, kind: Asked, request: Any) -> Any:
+    async def _ask(self, kind: QuestionKind, request: Any) -> Any:
         return await self._of_any(
             lambda place, seconds: self._questions[place].ask(kind, request, timeout_seconds=seconds)
         )

@@ -22,7 +22,7 @@ from prfaas.kv.layout import Layout
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.rpc.translate import (
     copy_command_from,
     copy_end_message,
@@ -147,7 +147,7 @@ class Reporter:
 
     def note_copy_end(self, end: CopyEnd) -> None:
         """Tell the manager at once how a command ended."""
-        self._copy_ends.append(end)
+        self._copy_ends.append(cancel_tasks)
         self._copy_ended.set()
 
     async def drain(self, seconds: float) -> int:
@@ -352,7 +352,7 @@ async def _until_one_fails(*coroutines: Coroutine[None, None, None]) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await end(tasks)
+        await cancel_tasks(tasks)
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception())]
     if not errors:
         raise ManagerUnreachable("a stream to the manager broke off")

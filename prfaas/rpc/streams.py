@@ -18,10 +18,10 @@ from prfaas import tracing
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 
-Asked = Literal["match", "route"]
-_METHODS: dict[Asked, str] = {"match": "Match", "route": "Route"}
+QuestionKind = Literal["match", "route"]
+_METHODS: dict[QuestionKind, str] = {"match": "Match", "route": "Route"}
 BATCHES_KEY = "prfaas-takes-batches"  # of the stream's initial metadata: its messages may hold several questions
 _MAX_BATCH = 64  # questions
 _MAX_BATCH_BYTES = 1 << 20  # reached by one prompt of a million tokens
@@ -33,7 +33,7 @@ class _Unsent(NamedTuple):
     """A question that no message holds yet."""
 
     number: int
-    kind: Asked
+    kind: QuestionKind
     request: Any
     traceparent: str
 
@@ -42,7 +42,7 @@ class _Unsent(NamedTuple):
         getattr(message, self.kind).CopyFrom(self.request)
 
 
-class Questions:
+class QuestionStream:
     """Asks the manager of one channel. Belongs to one event loop."""
 
     def __init__(self, channel: Channel) -> None:
@@ -56,7 +56,7 @@ class Questions:
         self._num_streams = 0  # that have ended
         self._session: asyncio.Task[None] | None = None
 
-    async def ask(self, kind: Asked, request: Any, *, timeout_seconds: float) -> Any:
+    async def ask(self, kind: QuestionKind, request: Any, *, timeout_seconds: float) -> Any:
         """The response. Raises as `Channel.call`."""
         if self._are_offered:
             try:
@@ -66,7 +66,7 @@ class Questions:
                     raise
         return await self._channel.call(_METHODS[kind], request, timeout_seconds=timeout_seconds)
 
-    async def _ask(self, kind: Asked, request: Any, timeout_seconds: float) -> Any:
+    async def _ask(self, kind: QuestionKind, request: Any, timeout_seconds: float) -> Any:
         if self._session is None or self._session.done():
             self._session = asyncio.create_task(self._run(), name=f"questions to {self._channel.address}")
         self._num_asked += 1
@@ -160,4 +160,4 @@ class Questions:
 
     async def close(self) -> None:
         if self._session is not None:
-            await end((self._session,))
+            await cancel_tasks((self._session,))

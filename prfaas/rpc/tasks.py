@@ -18,7 +18,7 @@ _PAUSE_SECONDS = 1.0  # so that work which fails at once takes no whole core
 _log = logs.get("tasks")
 
 
-def lasting(work: Callable[[], Coroutine[Any, Any, None]], *, name: str, ended: Counter) -> asyncio.Task[None]:
+def restarting_task(work: Callable[[], Coroutine[Any, Any, None]], *, name: str, ended: Counter) -> asyncio.Task[None]:
     """A task that does its work until it is cancelled; each end of it is logged and counted under `name`, and after a pause
     it begins anew."""
     return asyncio.create_task(_again(work, name, ended), name=name)
@@ -35,7 +35,7 @@ async def _again(work: Callable[[], Coroutine[Any, Any, None]], name: str, ended
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel the tasks, again and again where need be; returns when all have ended, whatever they raised."""
     running = {task for task in tasks if not task.done()}
     while running:

@@ -14,7 +14,7 @@ _NOT_OPENED = "last error: "  # of a connection that was to be opened; one that 
 _JUDGED_SECONDS = 10.0  # a judgement is a handshake, a millisecond of computing, and a router may fail a thousand calls
 
 
-def meaning(details: str, *, address: str, tls: CertificateFiles | None) -> str:
+def connection_hint(details: str, *, address: str, tls: CertificateFiles | None) -> str:
     """What follows gRPC's own words; "" where these say enough."""
     if _NOT_OPENED in details and any(word in details for word in _HUNG_UP):
         if tls is None:

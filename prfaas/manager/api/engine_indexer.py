@@ -15,7 +15,7 @@ from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.pool_events import PoolEvent
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import AgentName, ClusterName, InstanceId, Shard
 
 _MAX_ENGINES = 4096
@@ -81,4 +81,4 @@ class EngineIndexer:
         tasks = list(self._tasks.values())
         self._tasks.clear()
         self._inventories.clear()
-        await end(tasks)
+        await cancel_tasks(tasks)

@@ -8,7 +8,7 @@ from collections import Counter
 from prfaas import metrics
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.record.replication import Replication
-from prfaas.manager.routing.router import Routing
+from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.holdings import holdings
 from prfaas.manager.state.world import World
 
@@ -16,7 +16,7 @@ from prfaas.manager.state.world import World
 class Gauges:
     """What /metrics says of a manager's present state."""
 
-    def __init__(self, world: World, *, paths: Paths, routing: Routing, replication: Replication) -> None:
+    def __init__(self, world: World, *, paths: Paths, routing: RequestRouter, replication: Replication) -> None:
         self._world, self._paths, self._routing = world, paths, routing
         self._replication = replication
 

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from prfaas import logs, metrics, tracing
 from prfaas.errors import ConfigError, Fenced, IndexRefusal
 from prfaas.index.membership import Node
-from prfaas.manager.api.queries import UNREADABLE, Answering
+from prfaas.manager.api.queries import UNREADABLE, QueryHandler
 from prfaas.manager.api.service import Service
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.operations.copies import Copies
@@ -82,7 +82,7 @@ class GrpcServer:
         self._service = service
         self._world = world
         self._replication = replication
-        self._answering = Answering(service, session_record)
+        self._answering = QueryHandler(service, session_record)
         self._copies = copies
         self._pool_orders = pool_orders
         self._link_probes = link_probes

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas.errors import ConfigError
 from prfaas.manager.dashboard.pages import DashboardPages
-from prfaas.manager.routing.decision_log import Decisions
+from prfaas.manager.routing.decision_log import DecisionLog
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.units import split_address
 
@@ -31,7 +31,7 @@ class Views:
     pool: Callable[[], list[dict[str, Any]]]
     hot: Callable[[], list[dict[str, Any]]]
     plan: Callable[[], dict[str, Any]]
-    decisions: Decisions
+    decisions: DecisionLog
     ppd_table: Callable[[], dict[str, Any]]
 
 

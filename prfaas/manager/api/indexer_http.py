@@ -27,7 +27,7 @@ from prfaas.types import AgentName, InstanceId
 
 _TIERS: dict[str, Tier] = {"gpu": "gpu", "cpu": "memory", "disk": "ssd"}
 _NOT_HASHED = ("lora_name", "lora_id", "mm_hashes", "extra_keys")  # fields that tell what tokens do not
-Answering = Callable[[dict[str, Any]], dict[str, Any]]
+PageHandler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class IndexerPages:
@@ -133,7 +133,7 @@ def _integer(name: str, value: object) -> int:
     return value
 
 
-def _page(call: str, answer: Answering) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _page(call: str, answer: PageHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
     def refused(reason: str, text: str, *, status: int = 400) -> web.Response:
         metrics.MANAGER_REFUSALS.labels(call=call, reason=reason).inc()
         return web.json_response({"error": text}, status=status)

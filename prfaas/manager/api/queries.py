@@ -10,10 +10,10 @@ from prfaas import logs, metrics, tracing
 from prfaas.errors import IndexRefusal
 from prfaas.manager.api.service import Service
 from prfaas.manager.state.sessions import SessionRecord
-from prfaas.manager.state.time_slice import Turns
+from prfaas.manager.state.time_slice import TimeSlice
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.streams import FAILED
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 
 UNREADABLE = "the message is none of this call"
 _MAX_WAITING = 1024  # questions of one stream that wait for Redis
@@ -22,7 +22,7 @@ log = logs.get("manager.grpc")
 Write = Callable[[pb.Reply], Awaitable[None]]
 
 
-class Answering:
+class QueryHandler:
     """Answers from memory, but for a conversation that only the durable record knows of."""
 
     def __init__(self, service: Service, session_record: SessionRecord) -> None:
@@ -68,18 +68,18 @@ class Answering:
                 await self._answer_all(at_once, who, write)
             await asyncio.gather(*waiting)
         finally:
-            await end(waiting)
+            await cancel_tasks(waiting)
 
     async def _answer_all(self, questions: list[pb.Question], who: str, write: Write) -> None:
         """Answer in as few messages as the time slices allow."""
         replies: list[pb.Reply] = []
-        turns = Turns()
+        time_slice = TimeSlice()
         for question in questions:
             replies.append(await self._reply(question, who))
-            if turns.is_over:
+            if time_slice.is_over:
                 await write(_together(replies))
                 replies.clear()
-                await turns.give()
+                await time_slice.give()
         if replies:
             await write(_together(replies))
 

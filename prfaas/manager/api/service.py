@@ -7,8 +7,8 @@ from collections.abc import Callable
 from prfaas import metrics
 from prfaas.index.query import Answer, Query
 from prfaas.kv.kinds import KINDS
-from prfaas.manager.routing.outcomes import Answered
-from prfaas.manager.routing.router import Routing
+from prfaas.manager.routing.outcomes import OutcomeLog
+from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import answer_message, query_from, tiers_from
@@ -23,7 +23,7 @@ class Service:
         *,
         name: str,
         world: World,
-        routing: Routing,
+        routing: RequestRouter,
         clock: Callable[[], float],
         note: Callable[[Query, Answer], None],
     ) -> None:
@@ -31,7 +31,7 @@ class Service:
         self._name = name
         self._world = world
         self.routing = routing
-        self.answered = Answered(clock)
+        self.outcomes = OutcomeLog(clock)
         self._clock = clock
         self._note = note
 
@@ -60,7 +60,7 @@ class Service:
     def report_requests(self, request: pb.ReportRequestsRequest) -> None:
         """Learn how requests were answered."""
         for its in request.requests:
-            self.answered.note(its)
+            self.outcomes.note(its)
             decided = self.routing.decisions.get(its.decision_id)
             if decided is not None:
                 self.routing.ppd_table.note(decided, its)
@@ -73,7 +73,7 @@ class Service:
         """
         cluster = self._world.cluster_of(AgentName(request.node))
         for timing in request.timings:
-            self.answered.note_timing(timing)
+            self.outcomes.note_timing(timing)
         for promise in request.promises:
             found = min(promise.found_tokens, promise.predicted_tokens)
             metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="found").inc(found)

@@ -11,7 +11,7 @@ from typing import Any
 from prfaas import metrics
 from prfaas.manager.dashboard.history import History, PathSample, Sample
 from prfaas.manager.dashboard.overview import Overview, decision_counts
-from prfaas.manager.routing import outcomes
+from prfaas.manager.routing.outcomes import outcome_counts, ttft_totals
 
 TICK_SECONDS = 0.5  # agents report changes after as long: what they know is on the page within two seconds, mostly one
 TICKS_A_SAMPLE = 2
@@ -97,9 +97,9 @@ class Feed:
             paths={_name(path): _path_sample(path) for path in its.path_records()},
             counts={f"{count['route']}/{count['reason']}": count["count"] for count in decision_counts()},
             answered={
-                f"{count['route']}/{count['reason']}/{count['outcome']}": count["count"] for count in outcomes.counts()
+                f"{count['route']}/{count['reason']}/{count['outcome']}": count["count"] for count in outcome_counts()
             },
-            ttft=outcomes.times(),
+            ttft=ttft_totals(),
             roles={engine.instance: engine.role for member in live for engine in member.node.engines},
             draining=dict(plan.draining.items()) if plan else {},
             nodes={member.node.name: member.node.cluster for member in live},

@@ -9,10 +9,10 @@ from typing import Any
 
 from prfaas import metrics
 from prfaas.index.membership import Member
-from prfaas.manager.operations.rebalancer import Rebalancing
+from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.routing import outcomes
-from prfaas.manager.routing.router import Routing
+from prfaas.manager.routing.outcomes import OutcomeLog, outcome_counts, ttft_totals
+from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.holdings import holdings
 from prfaas.manager.state.world import World
 from prfaas.scheduler.congestion import raised_threshold
@@ -32,9 +32,9 @@ class Overview:
     started_at: float  # seconds since 1970
     world: World
     paths: Paths
-    routing: Routing
-    rebalancing: Rebalancing
-    answered: outcomes.Answered
+    routing: RequestRouter
+    rebalancer: Rebalancer
+    outcomes: OutcomeLog
     can_plan: bool
     is_stale: Callable[[], bool]
     clock: Callable[[], float]
@@ -52,16 +52,16 @@ class Overview:
             "plan": asdict(self.world.plan) if self.world.plan else None,
             "decisions": decision_counts(),
             "pool": holdings(self.world),
-            "prefixes": self.rebalancing.hot(MAX_PREFIXES),
+            "prefixes": self.rebalancer.hot(MAX_PREFIXES),
             "sessions": self._sessions(),
-            "answered": list(outcomes.counts()),
-            "ttft": outcomes.times(),
+            "answered": list(outcome_counts()),
+            "ttft": ttft_totals(),
             "requests": list(self._requests()),
         }
 
     def _requests(self) -> Iterator[dict[str, Any]]:
         for key, decided in islice(self.routing.decisions.latest(), MAX_REQUESTS):
-            ended = self.answered.get(key)
+            ended = self.outcomes.get(key)
             yield {"id": key.hex(), **decided.summary(), "ended": asdict(ended) if ended else None}
 
     def _manager(self) -> dict[str, Any]:

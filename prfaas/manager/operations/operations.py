@@ -14,10 +14,10 @@ from prfaas.hashing import HASH_BYTES
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.operations.copies import Copies, CopyOrder
 from prfaas.manager.operations.pools import PoolOrders
-from prfaas.manager.operations.rebalancer import Rebalancing
+from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.operations.roles import RoleOrders
 from prfaas.manager.record.replication import Replication
-from prfaas.manager.state.quiescence import requests_of, unknown_of, until_idle
+from prfaas.manager.state.quiescence import requests_by_instance, unreported_instances, until_idle
 from prfaas.manager.state.world import World, leaving_record, staying_record
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import ordered_role_from, pool_order_from, prefix_from
@@ -71,7 +71,7 @@ class Operations:
         world: World,
         replication: Replication,
         copies: Copies,
-        rebalancing: Rebalancing,
+        rebalancer: Rebalancer,
         pool_orders: PoolOrders,
         role_orders: RoleOrders,
     ) -> None:
@@ -79,7 +79,7 @@ class Operations:
         self._world = world
         self._replication = replication
         self._copies = copies
-        self._rebalancing = rebalancing
+        self._rebalancer = rebalancer
         self._pool_orders = pool_orders
         self._role_orders = role_orders
         self._operators = Operators(config.operators)
@@ -114,8 +114,8 @@ class Operations:
             ends = _now() + request.timeout_seconds
             drained = await self._drained(request)
             after = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
-            drained.num_requests_left = sum(requests_of(after).values())
-            drained.num_engines_unknown = len(unknown_of(after))
+            drained.num_requests_left = sum(requests_by_instance(after).values())
+            drained.num_engines_unknown = len(unreported_instances(after))
             found |= {
                 "num_requests_left": drained.num_requests_left,
                 "num_engines_unknown": drained.num_engines_unknown,
@@ -126,7 +126,7 @@ class Operations:
         node = self._world.live_node(AgentName(request.node))
         writer = await self._replication.writer_for(node.cluster)
         await writer.append(leaving_record(node))
-        ends = await self._rebalancing.drain(node.name, seconds=request.timeout_seconds)
+        ends = await self._rebalancer.drain(node.name, seconds=request.timeout_seconds)
         whole = [end for end in ends if end.outcome == "completed"]
         return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))
 

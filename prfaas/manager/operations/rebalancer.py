@@ -36,7 +36,7 @@ MAX_DRAINED = 256  # prefixes
 log = logs.get("manager.rebalancing")
 
 
-class Rebalancing:
+class Rebalancer:
     """Feeds the pure policy once a step and orders what it says."""
 
     def __init__(

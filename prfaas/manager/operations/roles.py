@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from prfaas.errors import IndexRefusal
 from prfaas.index.membership import Engine, Member
 from prfaas.manager.record.replication import Replication
-from prfaas.manager.state.quiescence import live_member, requests_of, unknown_of, until_idle
+from prfaas.manager.state.quiescence import live_member, requests_by_instance, unreported_instances, until_idle
 from prfaas.manager.state.world import World, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 
 @dataclass(frozen=True)
-class TakenRole:
+class RoleChangeResult:
     """One instance's change; `num_requests_left` ran when it took the role, as far as its agent said what it runs."""
 
     instance: InstanceId
@@ -36,7 +36,7 @@ class RoleOrders:
         self._is_automatic, self._clock = is_automatic, clock
         self._turn = asyncio.Lock()
 
-    async def carry_out(self, name: AgentName, role: InstanceRole | None, *, seconds: float) -> list[TakenRole]:
+    async def carry_out(self, name: AgentName, role: InstanceRole | None, *, seconds: float) -> list[RoleChangeResult]:
         """What changed; a role of None is the announced one. What runs has `seconds` to end.
 
         Raises:
@@ -55,9 +55,11 @@ class RoleOrders:
             writer = await self._replication.writer_for(before.node.cluster)  # the lease may have been lost meanwhile
             self._world.order_role(name, role)
             await writer.append(role_record(name, role))
-        left, unknown = requests_of(idle), unknown_of(idle)
+        left, unknown = requests_by_instance(idle), unreported_instances(idle)
         return [
-            TakenRole(its.instance, its.role, new, left.get(its.instance, 0), is_load_unknown=its.instance in unknown)
+            RoleChangeResult(
+                its.instance, its.role, new, left.get(its.instance, 0), is_load_unknown=its.instance in unknown
+            )
             for its, new in zip(before.node.engines, after, strict=True)
         ]
 

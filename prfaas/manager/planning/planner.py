@@ -21,7 +21,7 @@ from prfaas.errors import ConfigError
 from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.planning.role_changes import RoleChanges, Roles
+from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
 from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.state.traffic import Traffic, likely_output_tokens
 from prfaas.manager.state.world import OFFLOAD_NOTHING, Advice, ClusterSupply, ThresholdPlan, World
@@ -64,7 +64,7 @@ class _Inputs:
         return all(abs(mine[2] - theirs[2]) <= RATE_CHANGE_RATIO * theirs[2] for mine, theirs in pairs)
 
 
-class Planning:
+class Planner:
     """Keeps `world.plan` what the solver says, and hands it to the paths."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Planning:
             self._take_up()
             inputs = self._inputs()
             if self._is_due(inputs):
-                await self._plan(inputs, Roles(*self._roles_in_force()))
+                await self._plan(inputs, RoleAssignment(*self._roles_in_force()))
             elif self._world.plan is not None and self._leads(inputs):
                 roles = self._role_changes.step(self._world.plan, self._max_batches)
                 if roles is not None:
@@ -153,13 +153,13 @@ class Planning:
 
     def _rates(self) -> tuple[dict[Pair, float], frozenset[Pair], frozenset[Pair]]:
         """Of each path what it carries, 0 where that is not known; those that a probe has found, and bounded from below."""
-        within, file = remembered_seconds(self._config), self._deployment
+        within, file = rate_lifetime_seconds(self._config), self._deployment
         pairs = [(cluster.name, pd.name) for cluster in file.prfaas for pd in file.pd]
         found = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
         least = {pair: self._paths.least_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
         probed = frozenset(pair for pair in pairs if found[pair] and self._paths.is_probed(*pair))
         bounded = frozenset(pair for pair in pairs if least[pair] > found[pair])
-        return probed_within(file, found, probed, least), probed, bounded
+        return bounded_rates(file, found, probed, least), probed, bounded
 
     def _leads(self, inputs: _Inputs) -> bool:
         """Whether this manager makes the plan: it writes the first PD cluster that lives."""
@@ -176,7 +176,7 @@ class Planning:
 
     # What
 
-    async def _plan(self, inputs: _Inputs, roles: Roles) -> None:
+    async def _plan(self, inputs: _Inputs, roles: RoleAssignment) -> None:
         self._solved, self._solved_at = inputs, self._clock()
         deployment, (workload, source) = self._now(inputs), self._traffic_now()
         arrivals = self._traffic.per_second(self._clock())
@@ -323,13 +323,13 @@ def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
     return {split.cluster: (split.num_prefill, split.num_decode) for split in plan.splits}
 
 
-def remembered_seconds(config: ManagerConfig) -> float:
+def rate_lifetime_seconds(config: ManagerConfig) -> float:
     """How long a rate counts after it was known: where links are probed, until two probes could have found it anew. Sooner, t
     would go to the file's rate and come back with the next probe."""
     return max(config.plan_seconds, 2 * config.link_probe_seconds if config.link_probe_bytes else 0.0)
 
 
-def probed_within(
+def bounded_rates(
     file: Deployment, rates: Mapping[Pair, float], probed: Container[Pair], least: Mapping[Pair, float]
 ) -> dict[Pair, float]:
     """The rates of paths, those that a probe has found up to the file's: it was of one link, and others may share its way.

@@ -22,7 +22,7 @@ _log = logs.get("manager.roles")
 
 
 @dataclass(frozen=True)
-class Roles:
+class RoleAssignment:
     """Assigned roles by instance, and instances that get nothing new because they are about to take another."""
 
     assigned: Mapping[InstanceId, Role] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RoleChanges:
         self._stepped_at = clock()
         self._utilization: dict[tuple[ClusterName, Role], float] = {}
 
-    def step(self, plan: ThresholdPlan, max_batches: Mapping[str, int]) -> Roles | None:
+    def step(self, plan: ThresholdPlan, max_batches: Mapping[str, int]) -> RoleAssignment | None:
         """The roles that a new plan should have, or None when they stay. `max_batches`: of a decode instance, by cluster."""
         now = self._clock()
         clusters = self._clusters(plan, max_batches, now)
@@ -61,9 +61,9 @@ class RoleChanges:
         metrics.ROLE_CHANGES.labels(role=change.role, outcome="begun" if applies else "recommended").inc()
         if not applies:
             return None
-        return Roles(plan.roles, {change.instance: change.role})
+        return RoleAssignment(plan.roles, {change.instance: change.role})
 
-    def _drained(self, plan: ThresholdPlan, now: float) -> Roles | None:
+    def _drained(self, plan: ThresholdPlan, now: float) -> RoleAssignment | None:
         """The roles once what drains is idle, has had its time, or is gone."""
         loads = {
             load.instance: load.num_running + load.num_waiting
@@ -79,7 +79,7 @@ class RoleChanges:
             left = loads.get(instance)  # None: nobody says
             _log.info("role.changed", instance=instance, role=role, seconds=round(waited, 1), num_requests_left=left)
             metrics.ROLE_CHANGES.labels(role=role, outcome="done").inc()
-        return Roles({**plan.roles, **plan.draining})
+        return RoleAssignment({**plan.roles, **plan.draining})
 
     def _clusters(self, plan: ThresholdPlan, max_batches: Mapping[str, int], now: float) -> list[ClusterRoles]:
         share = 1 - math.exp(-(now - self._stepped_at) / SMOOTHING_SECONDS)

@@ -20,8 +20,8 @@ from collections.abc import AsyncIterator
 from prfaas import logs, metrics
 from prfaas.errors import Fenced, RecordUnreachable
 from prfaas.index.store.redis_store import Entry, Lease, RedisStore
-from prfaas.manager.state.world import World, forgotten_record, without_blocks
-from prfaas.rpc.tasks import end
+from prfaas.manager.state.world import World, forgotten_record, without_block_records
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import ClusterName
 
 RELOAD = "reload"  # in place of the id before: the chain is broken, read the snapshot
@@ -98,7 +98,7 @@ class ClusterWriter:
     async def close(self) -> None:
         """Write what is queued, give the lease back."""
         if self._task is not None:
-            await end((self._task,))
+            await cancel_tasks((self._task,))
         try:
             if self._lease is not None and not self.lost.is_set():
                 while self._queue and not self._behind:
@@ -210,9 +210,9 @@ class ClusterWriter:
 
     async def _read_orders(self) -> None:
         position, chunks = await self._store.read_snapshot(self.cluster)
-        found = without_blocks(chunks)
+        found = without_block_records(chunks)
         while entries := await self._store.tail(self.cluster, position):
-            found += without_blocks(entry.data for entry in entries)
+            found += without_block_records(entry.data for entry in entries)
             position = entries[-1].id
         self._world.take_orders(found)
         self._has_read = True

@@ -19,7 +19,7 @@ from prfaas import logs
 from prfaas.config_checks import check_socket_path
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import REDIS_SOCKET
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 
 # Becomes the server: the kernel sends it SIGTERM when this process is gone, however it went (PR_SET_PDEATHSIG, 1). A
 # step of its own between fork and exec would do the same, but runs the fork hooks of gRPC's threads.
@@ -143,7 +143,7 @@ class EmbeddedRedis:
     async def close(self) -> None:
         """Stop the server; remove its directory when it was a temporary one."""
         if self._supervisor is not None:
-            await end((self._supervisor,))
+            await cancel_tasks((self._supervisor,))
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:

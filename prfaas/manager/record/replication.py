@@ -9,9 +9,9 @@ from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, RecordUnreachable
 from prfaas.index.store.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.record.cluster_writer import ClusterWriter
-from prfaas.manager.state.time_slice import Turns
-from prfaas.manager.state.world import World, tells_blocks
-from prfaas.rpc.tasks import end, lasting
+from prfaas.manager.state.time_slice import TimeSlice
+from prfaas.manager.state.world import World, is_block_record
+from prfaas.rpc.tasks import cancel_tasks, restarting_task
 from prfaas.types import ClusterName
 
 _DISCOVER_SECONDS = 1.0
@@ -47,11 +47,11 @@ class Replication:
     def start(self, *, owner: str) -> None:
         """Begin to follow; `owner` is "<address> <random>", the address being where agents are sent to."""
         self._owner = owner
-        self._follower = lasting(self._follow, name="follower", ended=metrics.MANAGER_TASKS_ENDED)
+        self._follower = restarting_task(self._follow, name="follower", ended=metrics.MANAGER_TASKS_ENDED)
 
     async def close(self) -> None:
         """Write what is queued and give every lease back."""
-        await end(task for task in (self._follower, *self._watchers) if task is not None)
+        await cancel_tasks(task for task in (self._follower, *self._watchers) if task is not None)
         await asyncio.gather(*(writer.close() for writer in self._writers.values()))
         self._writers.clear()
 
@@ -204,7 +204,7 @@ class Replication:
     async def _apply_followed(self, cluster: ClusterName, position: str, entries: Iterable[Entry]) -> bool:
         """Apply entries of a cluster that was followed up to `position`, as long as it is: while others have their turn it
         may be taken over or read anew. Whether the chain held."""
-        turns = Turns()
+        time_slice = TimeSlice()
         for entry in entries:
             if self._positions.get(cluster) != position:
                 return True
@@ -212,7 +212,7 @@ class Replication:
                 return False
             self._apply_data(entry.data)
             self._positions[cluster] = position = entry.id
-            await turns.give_when_over()
+            await time_slice.give_when_over()
         return True
 
     def _apply_data(self, data: bytes) -> None:
@@ -253,16 +253,16 @@ class Replication:
 
     async def _replace(self, cluster: ClusterName, records: Iterable[bytes]) -> None:
         """All that is known of a cluster is what its record says; at no time are its nodes away."""
-        turns = Turns()
+        time_slice = TimeSlice()
         nodes: list[bytes] = []
         blocks: list[bytes] = []
         for data in records:
-            (blocks if tells_blocks(data) else nodes).append(data)
-            await turns.give_when_over()
+            (blocks if is_block_record(data) else nodes).append(data)
+            await time_slice.give_when_over()
         self._world.replace_nodes(cluster, nodes)
         for data in blocks:
             self._apply_data(data)
-            await turns.give_when_over()
+            await time_slice.give_when_over()
 
     async def _read_to_the_end(self, cluster: ClusterName) -> tuple[str, bool]:
         """Take everything that former writers recorded; they can add nothing, since the lease is ours.
@@ -275,10 +275,10 @@ class Replication:
         if position is None:
             position, records = await self._store.read_snapshot(cluster)
             await self._replace(cluster, records)  # what memory may have from a lease that was lost is void
-        turns = Turns()
+        time_slice = TimeSlice()
         while entries := await self._store.tail(cluster, position):
             for entry in entries:
-                await turns.give_when_over()
+                await time_slice.give_when_over()
                 unbroken = unbroken and entry.before == position
                 if entry.data:
                     self._apply_data(entry.data)

@@ -14,7 +14,7 @@ MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a 
 
 
 @dataclass(frozen=True)
-class Decided:
+class RecordedDecision:
     """One decision: `scheduler.route` makes it again from `snapshot` and `facts`."""
 
     at: float  # seconds since 1970
@@ -57,13 +57,13 @@ class Decided:
         return None if agent is None else self.facts.uncached_at(agent)
 
 
-class Decisions:
+class DecisionLog:
     """The last `MAX_DECISIONS` by request id; a request that is decided again has its last decision."""
 
     def __init__(self) -> None:
-        self._by_id: OrderedDict[bytes, Decided] = OrderedDict()
+        self._by_id: OrderedDict[bytes, RecordedDecision] = OrderedDict()
 
-    def remember(self, request_id: bytes, decided: Decided) -> None:
+    def remember(self, request_id: bytes, decided: RecordedDecision) -> None:
         if not request_id:
             return
         self._by_id[request_id] = decided
@@ -71,9 +71,9 @@ class Decisions:
         if len(self._by_id) > MAX_DECISIONS:
             self._by_id.popitem(last=False)
 
-    def get(self, request_id: bytes) -> Decided | None:
+    def get(self, request_id: bytes) -> RecordedDecision | None:
         return self._by_id.get(request_id)
 
-    def latest(self) -> Iterator[tuple[bytes, Decided]]:
+    def latest(self) -> Iterator[tuple[bytes, RecordedDecision]]:
         """Newest first."""
         return reversed(self._by_id.items())

@@ -21,7 +21,7 @@ Phases = dict[Phase, float]
 _OF_TRANSFERS: tuple[TransferPhase, ...] = get_args(TransferPhase)
 
 
-def undivided(its: pb.ReportRequestsRequest.Answered, ttft: float) -> Phases:
+def router_phases(its: pb.ReportRequestsRequest.Answered, ttft: float) -> Phases:
     """What the router alone knows: parts that sum up to the time to the first token."""
     decide = _within(its.decide_seconds, ttft)
     if its.route != "remote":
@@ -30,7 +30,7 @@ def undivided(its: pb.ReportRequestsRequest.Answered, ttft: float) -> Phases:
     return {"decide": decide, "leg": leg, "handover": ttft - decide - leg}
 
 
-def divided(decide: float, ttft: float, seen: dict[TransferPhase, float]) -> Phases:
+def transfer_phases(decide: float, ttft: float, seen: dict[TransferPhase, float]) -> Phases:
     """Parts that sum up to the time to the first token; none is longer than what the earlier ones leave of it."""
     phases: Phases = {"decide": decide}
     left = ttft - decide
@@ -59,7 +59,7 @@ class _Transfer:
         return self.phases is not None and len(self.seen) == len(_OF_TRANSFERS)
 
 
-class Division:
+class PhaseCollector:
     """Brings together what routers and agents say of one transfer, in whatever order they say it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -87,7 +87,7 @@ class Division:
     def _settle(self, transfer_id: bytes, its: _Transfer) -> None:
         if its.is_whole and its.phases is not None:
             del self._transfers[transfer_id]
-            its.settled(divided(its.phases["decide"], its.ttft, its.seen))
+            its.settled(transfer_phases(its.phases["decide"], its.ttft, its.seen))
 
     def expire(self) -> None:
         """Settle undivided what waits for agents that do not report here."""
@@ -110,25 +110,25 @@ class Division:
 MAX_ANSWERED = 1024
 ROUTES = frozenset({"local", "remote", "refused"})
 WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
-Outcome = Literal["answered", "fell_back", "failed"]
+OutcomeKind = Literal["answered", "fell_back", "failed"]
 
 
 @dataclass(frozen=True)
-class Ended:
+class RequestOutcome:
     """One request. `phases` are empty where a leg failed, or no token came."""
 
-    outcome: Outcome
+    outcome: OutcomeKind
     fallback: str
     ttft_seconds: float
     phases: Phases
 
 
-class Answered:
+class OutcomeLog:
     """Counts what routers report. Words that no scheduler has said are left out: a label is a closed set."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._by_decision: OrderedDict[bytes, Ended] = OrderedDict()
-        self._division = Division(clock)
+        self._by_decision: OrderedDict[bytes, RequestOutcome] = OrderedDict()
+        self._division = PhaseCollector(clock)
 
     def note(self, its: pb.ReportRequestsRequest.Answered) -> None:
         if its.route not in ROUTES or its.reason not in EXPLANATIONS:
@@ -161,17 +161,17 @@ class Answered:
         """Count what nobody will say more of."""
         self._division.expire()
 
-    def get(self, decision_id: bytes) -> Ended | None:
+    def get(self, decision_id: bytes) -> RequestOutcome | None:
         return self._by_decision.get(decision_id)
 
 
-def _ended(its: pb.ReportRequestsRequest.Answered) -> Ended:
+def _ended(its: pb.ReportRequestsRequest.Answered) -> RequestOutcome:
     ttft = its.ttft_seconds if 0 < its.ttft_seconds < MAX_SECONDS else 0.0
-    outcome: Outcome = "failed" if not ttft or its.status >= 500 else "fell_back" if its.fallback else "answered"
-    return Ended(outcome, its.fallback, ttft, undivided(its, ttft) if outcome == "answered" else {})
+    outcome: OutcomeKind = "failed" if not ttft or its.status >= 500 else "fell_back" if its.fallback else "answered"
+    return RequestOutcome(outcome, its.fallback, ttft, router_phases(its, ttft) if outcome == "answered" else {})
 
 
-def counts() -> Iterator[dict[str, Any]]:
+def outcome_counts() -> Iterator[dict[str, Any]]:
     """Requests since the start, by route, reason and outcome, as /metrics counts them."""
     for metric in metrics.MANAGER_ANSWERED.collect():
         yield from (
@@ -181,7 +181,7 @@ def counts() -> Iterator[dict[str, Any]]:
         )
 
 
-def times() -> dict[str, dict[str, float]]:
+def ttft_totals() -> dict[str, dict[str, float]]:
     """By route: `count` of first tokens, `sum` of their seconds, and the seconds of each phase."""
     found: dict[str, dict[str, float]] = {}
     for metric in metrics.MANAGER_TTFT.collect():

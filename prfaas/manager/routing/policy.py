@@ -12,7 +12,7 @@ from typing import Any
 from prfaas import logs
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.routing.decision_log import Decided
+from prfaas.manager.routing.decision_log import RecordedDecision
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.pd_prefill import later_turn
@@ -24,7 +24,7 @@ _WAS_LOCAL = {"ppd_table_local": True, "ppd_table_pd": False}  # by the reason o
 MAX_SECONDS = 3600.0
 
 
-class LiveTable:
+class LivePpdTable:
     """The table of now; without one, and with a window of 0, what was given stays."""
 
     def __init__(self, table: PpdTable | None, *, window_seconds: float, clock: Callable[[], float]) -> None:
@@ -41,7 +41,7 @@ class LiveTable:
             self._current, self._due = self._refresh.table(now), now + REFRESH_SECONDS
         return self._current
 
-    def note(self, decided: Decided, its: pb.ReportRequestsRequest.Answered) -> None:
+    def note(self, decided: RecordedDecision, its: pb.ReportRequestsRequest.Answered) -> None:
         """How a request ended; what the table did not decide says nothing, nor does an answer in one piece."""
         was_local = _WAS_LOCAL.get(decided.decision.reason)
         failed = its.status >= 500 or bool(its.fallback)
@@ -76,7 +76,7 @@ _log = logs.get("manager.policy")
 
 
 @dataclass(frozen=True)
-class WithinPolicy:
+class PolicySettings:
     """The fields of a snapshot that `scheduler.within` reads, but for the rate."""
 
     local_policy: LocalPolicy
@@ -88,7 +88,7 @@ class WithinPolicy:
     without_prefill: WithoutPrefill
 
 
-def read_policy(config: ManagerConfig) -> WithinPolicy:
+def read_policy(config: ManagerConfig) -> PolicySettings:
     """The policy, with its files read.
 
     Raises:
@@ -96,7 +96,7 @@ def read_policy(config: ManagerConfig) -> WithinPolicy:
     """
     table = None if config.ppd_table is None else _read_table(config)
     picker = "" if config.endpoint_picker is None else _read_picker(config.endpoint_picker)
-    return WithinPolicy(
+    return PolicySettings(
         config.local_policy,
         config.non_cached_tokens,
         table,

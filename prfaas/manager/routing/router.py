@@ -11,11 +11,11 @@ from prfaas.hashing import HASH_BYTES
 from prfaas.index.query import Answer, Query
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.routing.decision_log import Decided, Decisions
-from prfaas.manager.routing.policy import LiveTable, RequestRates, read_policy
+from prfaas.manager.routing.decision_log import DecisionLog, RecordedDecision
+from prfaas.manager.routing.policy import LivePpdTable, RequestRates, read_policy
 from prfaas.manager.state.instances import Instances, Place, Places
 from prfaas.manager.state.sessions import Session, Sessions
-from prfaas.manager.state.traffic import Seen, Traffic
+from prfaas.manager.state.traffic import RequestSample, Traffic
 from prfaas.manager.state.world import UnknownLayouts, World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
@@ -27,7 +27,7 @@ from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, ClusterName, I
 _SEED_BYTES = 4  # of a request's id
 
 
-class Routing:
+class RequestRouter:
     """Decides requests; the decision itself is the scheduler's pure function of snapshot and facts."""
 
     def __init__(
@@ -52,12 +52,12 @@ class Routing:
         self._clock = clock
         self._wall_clock = wall_clock
         self.policy = read_policy(config)
-        self.ppd_table = LiveTable(self.policy.ppd_table, window_seconds=config.ppd_refresh_seconds, clock=clock)
+        self.ppd_table = LivePpdTable(self.policy.ppd_table, window_seconds=config.ppd_refresh_seconds, clock=clock)
         self._rates = RequestRates()
         self.traffic = Traffic(window_seconds=config.traffic_seconds)
         self._instances = Instances(world, clock=clock)
         self._unknown_layouts = UnknownLayouts()
-        self.decisions = Decisions()
+        self.decisions = DecisionLog()
         self._save_session = save_session
         self._note_match = note
         self.sessions = Sessions(expiry_seconds=config.session_seconds)
@@ -100,7 +100,9 @@ class Routing:
         return self._response(request, decision, places=places, facts=facts, answer=answer)
 
     def _remember(self, request: pb.RouteRequest, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
-        decided = Decided(self._wall_clock(), request.model, request.tenant, request.session, snapshot, facts, decision)
+        decided = RecordedDecision(
+            self._wall_clock(), request.model, request.tenant, request.session, snapshot, facts, decision
+        )
         self.decisions.remember(request.request_id, decided)
 
     def knows_session(self, request: pb.RouteRequest) -> bool:
@@ -181,7 +183,7 @@ class Routing:
 
     def _see(self, request: pb.RouteRequest, facts: RequestFacts, decode: Place, now: float) -> None:
         cached = facts.cached_at(decode.member.node.name)
-        self.traffic.note(Seen(now, request.num_prompt_tokens - cached, cached, request.max_output_tokens))
+        self.traffic.note(RequestSample(now, request.num_prompt_tokens - cached, cached, request.max_output_tokens))
 
     def _response(
         self,

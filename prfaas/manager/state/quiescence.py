@@ -22,14 +22,14 @@ def live_member(world: World, name: AgentName) -> Member:
     raise IndexRefusal("unknown_node", f"{name} is unknown or silent")
 
 
-def requests_of(member: Member) -> dict[InstanceId, int]:
+def requests_by_instance(member: Member) -> dict[InstanceId, int]:
     """Running and waiting requests by instance, as the node's agent reports them."""
     return {engine.instance: engine.num_running + engine.num_waiting for engine in member.figures.engines}
 
 
-def unknown_of(member: Member) -> set[InstanceId]:
+def unreported_instances(member: Member) -> set[InstanceId]:
     """Instances of which the node's agent says nothing: they may run anything."""
-    return {engine.instance for engine in member.node.engines} - requests_of(member).keys()
+    return {engine.instance for engine in member.node.engines} - requests_by_instance(member).keys()
 
 
 async def until_idle(world: World, name: AgentName, *, seconds: float, clock: Callable[[], float]) -> Member:
@@ -41,7 +41,11 @@ async def until_idle(world: World, name: AgentName, *, seconds: float, clock: Ca
     started = clock()
     while (waited := clock() - started) < seconds:
         member = live_member(world, name)
-        if waited >= SETTLE_SECONDS and not unknown_of(member) and not any(requests_of(member).values()):
+        if (
+            waited >= SETTLE_SECONDS
+            and not unreported_instances(member)
+            and not any(requests_by_instance(member).values())
+        ):
             break
         await asyncio.sleep(_POLL_SECONDS)
     return live_member(world, name)

@@ -8,7 +8,7 @@ import time
 SLICE_SECONDS = 0.002  # what a question that comes meanwhile waits at most for each piece of work under way
 
 
-class Turns:
+class TimeSlice:
     """Belongs to one piece of work, which asks after each step whether its slice is over."""
 
     def __init__(self) -> None:

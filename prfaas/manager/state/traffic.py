@@ -13,7 +13,7 @@ MIN_REQUESTS = 50  # fewer say too little of a distribution
 
 
 @dataclass(frozen=True)
-class Seen:
+class RequestSample:
     """One request: what of its prompt the decode node lacked and held, and its answer's limit (0: none stated)."""
 
     at: float
@@ -22,7 +22,7 @@ class Seen:
     max_output_tokens: int
 
 
-def likely_output_tokens(requests: Iterable[Seen]) -> float | None:
+def likely_output_tokens(requests: Iterable[RequestSample]) -> float | None:
     """The median of the answers' limits, so that a few clients with absurd ones do not count; None where nobody stated one."""
     stated = [min(request.max_output_tokens, MAX_OUTPUT_TOKENS) for request in requests if request.max_output_tokens]
     return median(stated) if stated else None
@@ -33,14 +33,14 @@ class Traffic:
 
     def __init__(self, *, window_seconds: float) -> None:
         self._window_seconds = window_seconds
-        self._seen: deque[Seen] = deque(maxlen=MAX_REQUESTS)
+        self._seen: deque[RequestSample] = deque(maxlen=MAX_REQUESTS)
         self.num_requests = 0  # since the start
 
-    def note(self, seen: Seen) -> None:
+    def note(self, seen: RequestSample) -> None:
         self.num_requests += 1
         self._seen.append(seen)
 
-    def lately(self, now: float) -> list[Seen]:
+    def lately(self, now: float) -> list[RequestSample]:
         """Those of the window, oldest first; nothing while they are too few to say anything."""
         while self._seen and self._seen[0].at <= now - self._window_seconds:
             self._seen.popleft()

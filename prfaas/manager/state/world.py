@@ -489,14 +489,14 @@ def node_state(member: Member, now: float) -> pb.NodeState:
     )
 
 
-def tells_blocks(record: bytes) -> bool:
+def is_block_record(record: bytes) -> bool:
     """Whether it is one of those that agents tell again."""
     return bool(pb.Record.FromString(record).WhichOneof("record") == "batch")
 
 
-def without_blocks(records: Iterable[bytes]) -> list[bytes]:
+def without_block_records(records: Iterable[bytes]) -> list[bytes]:
     """All records but those that agents tell again."""
-    return [record for record in records if not tells_blocks(record)]
+    return [record for record in records if not is_block_record(record)]
 
 
 def node_record(node: Node) -> bytes:

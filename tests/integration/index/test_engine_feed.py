@@ -19,7 +19,7 @@ from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.pool_events import PoolEvent
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import AgentName, ClusterName, InstanceId, Shard
 from tests.support.waiting import until
 
@@ -104,7 +104,7 @@ class Followed:
         await until(lambda: bool(self.index.models()) and self.usable_blocks() == count, what=f"{count} blocks")
 
     async def close(self) -> None:
-        await end((self.task,))
+        await cancel_tasks((self.task,))
         for engine in self._engines:
             await asyncio.to_thread(engine.close)
 

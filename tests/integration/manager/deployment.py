@@ -23,7 +23,7 @@ from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, Shard
 from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 from tools.free_ports import free_address
@@ -44,7 +44,8 @@ def chain_of(num_tokens: int, *, seed: int = 0, model: str = MODEL, salt: bytes 
 def stored(layout: Layout, chain: HashChain, length: int, *, state: bool = True) -> list[PoolEvent]:
     """All full blocks of the first `length` tokens, and the state at exactly that length."""
     events: list[PoolEvent] = [
-        BlockStored(layout.fingerprint, 0, chain.at(end), chain.at(end - 16), end) for end in range(16, length + 1, 16)
+        BlockStored(layout.fingerprint, 0, chain.at(cancel_tasks), chain.at(cancel_tasks - 16), cancel_tasks)
+        for cancel_tasks in range(16, length + 1, 16)
     ]
     if state:
         anchor = chain.at(length - length % 16)
@@ -53,7 +54,7 @@ def stored(layout: Layout, chain: HashChain, length: int, *, state: bool = True)
 
 
 def removed(layout: Layout, chain: HashChain, end: int) -> list[PoolEvent]:
-    return [BlockRemoved(layout.fingerprint, 0, chain.at(end))]
+    return [BlockRemoved(layout.fingerprint, 0, chain.at(cancel_tasks))]
 
 
 def match_request(chain: HashChain, *, stated: tuple[int, ...] = (), model: str = MODEL) -> pb.MatchRequest:
@@ -160,7 +161,7 @@ class Deployment:
 
     @staticmethod
     async def end(task: asyncio.Task[None]) -> None:
-        await end((task,))
+        await cancel_tasks((task,))
 
 
 def kill(pid: int | None) -> None:

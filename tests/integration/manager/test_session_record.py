@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.state.sessions import MAX_WAITING, PER_WRITE, Session, SessionRecord
-from prfaas.rpc.tasks import end
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import AgentName
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -29,6 +29,6 @@ async def test_no_more_sessions_wait_for_redis_than_allowed_and_they_go_in_parts
     assert len(record._waiting) == MAX_WAITING - PER_WRITE
     assert all(name.startswith("after-") for _, name in record._waiting)
     second.close()
-    await end((writing,))
+    await cancel_tasks((writing,))
     await store.close()
     server.close()

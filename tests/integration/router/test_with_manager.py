@@ -59,7 +59,7 @@ async def test_a_model_of_which_no_node_has_a_layout_is_named_in_the_routers_exp
 
 
 async def test_the_manager_hears_how_requests_were_answered(managed: Managed) -> None:
-    answered = managed.manager.service.answered
+    answered = managed.manager.service.outcomes
     decided = bytes.fromhex(str((await _decided(managed.door, PROMPT))["decision_id"]))
     await until(lambda: answered.get(decided), what="the report")
     ended = answered.get(decided)

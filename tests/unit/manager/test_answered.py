@@ -5,7 +5,7 @@ import math
 import pytest
 
 from prfaas.manager.routing import outcomes
-from prfaas.manager.routing.outcomes import MAX_ANSWERED, Answered, Ended
+from prfaas.manager.routing.outcomes import MAX_ANSWERED, OutcomeLog, RequestOutcome
 from prfaas.rpc.generated import manager_pb2 as pb
 
 LOCAL = pb.ReportRequestsRequest.Answered(
@@ -22,23 +22,23 @@ REMOTE = pb.ReportRequestsRequest.Answered(
 )
 
 
-def noted(its: pb.ReportRequestsRequest.Answered, **changes: object) -> Ended | None:
+def noted(its: pb.ReportRequestsRequest.Answered, **changes: object) -> RequestOutcome | None:
     changed = pb.ReportRequestsRequest.Answered()
     changed.CopyFrom(its)
     for name, value in changes.items():
         setattr(changed, name, value)
-    book = Answered(lambda: 0.0)
+    book = OutcomeLog(lambda: 0.0)
     book.note(changed)
     return book.get(changed.decision_id)
 
 
 def count_of(**labels: str) -> float:
-    return sum(float(count["count"]) for count in outcomes.counts() if labels.items() <= count.items())
+    return sum(float(count["count"]) for count in outcomes.outcome_counts() if labels.items() <= count.items())
 
 
 def test_phases_sum_up_to_the_first_token() -> None:
-    assert noted(LOCAL) == Ended("answered", "", 0.5, {"decide": 0.1, "engine": 0.4})
-    assert noted(REMOTE) == Ended("answered", "", 2.0, {"decide": 0.25, "leg": 1.5, "handover": 0.25})
+    assert noted(LOCAL) == RequestOutcome("answered", "", 0.5, {"decide": 0.1, "engine": 0.4})
+    assert noted(REMOTE) == RequestOutcome("answered", "", 2.0, {"decide": 0.25, "leg": 1.5, "handover": 0.25})
     late = noted(REMOTE, prefill_seconds=0.0)  # the prefill leg was answered after the first token
     assert late is not None and late.phases == {"decide": 0.25, "leg": 1.75, "handover": 0.0}
 
@@ -75,14 +75,14 @@ def test_words_that_no_scheduler_says_become_no_label() -> None:
 
 
 def test_the_times_are_those_that_metrics_count() -> None:
-    before = outcomes.times().get("remote", {})
+    before = outcomes.ttft_totals().get("remote", {})
     noted(REMOTE)
-    grown = {name: value - before.get(name, 0.0) for name, value in outcomes.times()["remote"].items()}
+    grown = {name: value - before.get(name, 0.0) for name, value in outcomes.ttft_totals()["remote"].items()}
     assert grown == {"count": 1.0, "sum": 2.0, "decide": 0.25, "leg": 1.5, "handover": 0.25}
 
 
 def test_only_the_latest_are_kept() -> None:
-    book = Answered(lambda: 0.0)
+    book = OutcomeLog(lambda: 0.0)
     for number in range(MAX_ANSWERED + 1):
         book.note(
             pb.ReportRequestsRequest.Answered(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from prfaas.manager.routing.decision_log import MAX_DECISIONS, Decided, Decisions
+from prfaas.manager.routing.decision_log import MAX_DECISIONS, DecisionLog, RecordedDecision
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import AgentName, ClusterName, InstanceId
@@ -9,9 +9,9 @@ DECODE = InstanceState(InstanceId("d1-engine"), ClusterName("west"), "pd", "both
 SNAPSHOT = Snapshot(500, (DECODE,))
 
 
-def decided(num_tokens: int, *, cached: int = 0, decision: Decision | None = None) -> Decided:
+def decided(num_tokens: int, *, cached: int = 0, decision: Decision | None = None) -> RecordedDecision:
     facts = RequestFacts(num_tokens, cached_tokens={AgentName("d1"): cached})
-    return Decided(1.0, "tiny", "acme", "s1", SNAPSHOT, facts, decision or route(SNAPSHOT, facts))
+    return RecordedDecision(1.0, "tiny", "acme", "s1", SNAPSHOT, facts, decision or route(SNAPSHOT, facts))
 
 
 def test_a_row_says_what_the_threshold_was_compared_with() -> None:
@@ -21,7 +21,7 @@ def test_a_row_says_what_the_threshold_was_compared_with() -> None:
 
 
 def test_the_latest_come_first_and_a_request_decided_again_counts_once() -> None:
-    decisions = Decisions()
+    decisions = DecisionLog()
     for number in range(MAX_DECISIONS + 1):
         decisions.remember(number.to_bytes(8, "big"), decided(number + 2))
     decisions.remember((1).to_bytes(8, "big"), decided(77))

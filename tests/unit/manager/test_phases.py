@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prfaas.manager.routing.outcomes import AWAITED_SECONDS, MAX_TRANSFERS, Division, Phases, divided
+from prfaas.manager.routing.outcomes import AWAITED_SECONDS, MAX_TRANSFERS, PhaseCollector, Phases, transfer_phases
 from prfaas.rpc.generated import manager_pb2 as pb
 
 ID = b"t" * 16
@@ -23,7 +23,7 @@ class Book:
     def __init__(self) -> None:
         self.now = 0.0
         self.settled: list[Phases] = []
-        self.division = Division(lambda: self.now)
+        self.division = PhaseCollector(lambda: self.now)
 
     def answered(self, transfer_id: bytes = ID) -> None:
         self.division.answered(transfer_id, UNDIVIDED, 2.0, self.settled.append)
@@ -61,7 +61,7 @@ def test_what_an_agent_does_not_say_in_time_stays_undivided(timings: list[pb.Rep
 
 
 def test_no_phase_is_longer_than_what_the_earlier_ones_leave() -> None:
-    phases = divided(0.5, 2.0, {"queue": 0.5, "prefill": 3.0, "wire": 1.0, "load": 1.0})
+    phases = transfer_phases(0.5, 2.0, {"queue": 0.5, "prefill": 3.0, "wire": 1.0, "load": 1.0})
     assert phases == {"decide": 0.5, "queue": 0.5, "prefill": 1.0, "wire": 0.0, "load": 0.0, "rest": 0.0}
 
 

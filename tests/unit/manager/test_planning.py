@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.planning.planner import links_with, probed_within, remembered_seconds
+from prfaas.manager.planning.planner import bounded_rates, links_with, rate_lifetime_seconds
 from prfaas.model.planning.deployment import Link
 from prfaas.model.planning.planner import best_plan
 from tests.support.planner_inputs import case_study
@@ -49,9 +49,9 @@ def test_what_a_probe_of_one_link_has_found_counts_up_to_the_files_rate() -> Non
     file, _ = case_study()
     listed = replace(file, links=(Link("a", "x", 5e9), Link("b", "x", 5e9)))
     rates = {("a", "x"): 8e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
-    within = probed_within(listed, rates, {("a", "x"), ("c", "x")}, {})
+    within = bounded_rates(listed, rates, {("a", "x"), ("c", "x")}, {})
     assert within == {("a", "x"): 5e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
-    assert probed_within(listed, {("a", "x"): 2e9}, {("a", "x")}, {}) == {("a", "x"): 2e9}
+    assert bounded_rates(listed, {("a", "x"): 2e9}, {("a", "x")}, {}) == {("a", "x"): 2e9}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_a_probe_of_one_link_has_found_counts_up_to_the_files_rate() -> Non
 def test_a_lower_bound_raises_what_is_known_up_to_the_files_rate(known: float, least: float, planned: float) -> None:
     file, _ = case_study()
     listed = replace(file, links=(Link("a", "x", 5e9),))
-    assert probed_within(listed, {("a", "x"): known}, frozenset(), {("a", "x"): least}) == {("a", "x"): planned}
+    assert bounded_rates(listed, {("a", "x"): known}, frozenset(), {("a", "x"): least}) == {("a", "x"): planned}
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_a_lower_bound_raises_what_is_known_up_to_the_files_rate(known: float, l
 )
 def test_a_rate_counts_until_two_probes_could_have_found_it_anew(settings: dict[str, float], seconds: float) -> None:
     config = ManagerConfig(secret_file=Path("-"), deployment=Path("-"), **settings)  # type: ignore[arg-type]
-    assert remembered_seconds(config) == seconds
+    assert rate_lifetime_seconds(config) == seconds

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 import pytest
 
-from prfaas.manager.routing.decision_log import Decided
-from prfaas.manager.routing.policy import REFRESH_SECONDS, LiveTable
+from prfaas.manager.routing.decision_log import RecordedDecision
+from prfaas.manager.routing.policy import REFRESH_SECONDS, LivePpdTable
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.ppd import FAILED_SECONDS, MIN_TURNS, PpdEntry, PpdTable, to_measured
 from prfaas.scheduler.route import route
@@ -28,9 +28,9 @@ INSTANCES = (instance("p", "prefill"), instance("d", "decode"))
 SNAPSHOT = Snapshot(100_000, INSTANCES, local_policy="ppd", ppd_table=TABLE, requests_per_second=2.0)
 
 
-def decided(turn: int) -> Decided:
+def decided(turn: int) -> RecordedDecision:
     facts = RequestFacts(2560, cached_tokens={AgentName("of-d"): 2048}, turn=turn, max_output_tokens=64)
-    return Decided(0.0, "m", "", "s", SNAPSHOT, facts, route(SNAPSHOT, facts))
+    return RecordedDecision(0.0, "m", "", "s", SNAPSHOT, facts, route(SNAPSHOT, facts))
 
 
 class Clock:
@@ -41,10 +41,10 @@ class Clock:
 
 
 def table_after(
-    one: Decided, *, window_seconds: float = 600.0, changes: Mapping[str, object] = NOTHING
+    one: RecordedDecision, *, window_seconds: float = 600.0, changes: Mapping[str, object] = NOTHING
 ) -> PpdTable | None:
     clock = Clock()
-    live = LiveTable(TABLE, window_seconds=window_seconds, clock=clock)
+    live = LivePpdTable(TABLE, window_seconds=window_seconds, clock=clock)
     assert live.current() == TABLE
     its = pb.ReportRequestsRequest.Answered(status=200, ttft_seconds=0.5, tpot_seconds=0.03, streamed=True)
     for name, value in changes.items():
@@ -100,5 +100,5 @@ def test_a_window_of_nothing_keeps_the_operators_table() -> None:
 
 
 def test_the_page_is_a_table_that_can_be_loaded_again() -> None:
-    assert LiveTable(TABLE, window_seconds=600.0, clock=Clock()).to_dict() == to_measured(TABLE)
-    assert LiveTable(None, window_seconds=600.0, clock=Clock()).to_dict() == {}
+    assert LivePpdTable(TABLE, window_seconds=600.0, clock=Clock()).to_dict() == to_measured(TABLE)
+    assert LivePpdTable(None, window_seconds=600.0, clock=Clock()).to_dict() == {}

@@ -12,7 +12,7 @@ from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.policy import MAX_RATES, RequestRates
-from prfaas.manager.routing.router import Routing
+from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import REPEAT_SECONDS, World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import NO_LAYOUT
@@ -32,7 +32,7 @@ class Site:
         for name in ("west", "east"):
             engines = tuple(Engine(InstanceId(f"{name}-{model}"), f"http://{name}", "both", model) for model in _MODELS)
             self.world.register(Node(AgentName(name), ClusterName(name), "pd", f"{name}:7400", 1, (), engines))
-        self.routing = Routing(
+        self.routing = RequestRouter(
             ManagerConfig(secret_file=Path("secret")),
             world=self.world,
             paths=Paths(self.world, clock=self._clock),

@@ -11,7 +11,7 @@ from prfaas.config import load_mapping
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.routing.router import Routing
+from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import Decision, route
@@ -29,7 +29,7 @@ def _snapshot(roles: dict[InstanceId, InstanceRole], ratio: float) -> Snapshot:
     for name, role in roles.items():
         engine = Engine(name, f"http://{name}", role, MODEL)
         world.register(Node(AgentName(name), WEST, "pd", f"{name}:7400", 1, (), (engine,)))
-    routing = Routing(
+    routing = RequestRouter(
         load_mapping(ManagerConfig, settings, where="test"),
         world=world,
         paths=Paths(world, clock=lambda: 0.0),

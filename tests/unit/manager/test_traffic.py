@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.manager.state.traffic import MAX_OUTPUT_TOKENS, Seen, likely_output_tokens
+from prfaas.manager.state.traffic import MAX_OUTPUT_TOKENS, RequestSample, likely_output_tokens
 
 HIGHEST = 2**32 - 1  # that a request can state
 
@@ -20,4 +20,4 @@ HIGHEST = 2**32 - 1  # that a request can state
     ],
 )
 def test_a_few_absurd_limits_do_not_make_answers_long(limits: list[int], expected: float | None) -> None:
-    assert likely_output_tokens(Seen(0.0, 100, 0, limit) for limit in limits) == expected
+    assert likely_output_tokens(RequestSample(0.0, 100, 0, limit) for limit in limits) == expected

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from prfaas.manager.state.time_slice import Turns
+from prfaas.manager.state.time_slice import TimeSlice
 
 
 async def test_others_run_between_two_slices() -> None:
     ran: list[int] = []
-    turns = Turns()
+    turns = TimeSlice()
     for number in range(3):
         asyncio.get_running_loop().call_soon(ran.append, number)
         while not turns.is_over:

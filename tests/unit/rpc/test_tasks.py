@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas import metrics
-from prfaas.rpc.tasks import end, lasting
+from prfaas.rpc.tasks import cancel_tasks, restarting_task
 from tests.support.waiting import until
 
 
@@ -29,15 +29,15 @@ async def test_a_task_that_ends_by_itself_is_logged_and_counted_and_begins_anew(
         if fails:
             raise ZeroDivisionError("ours")
 
-    task = lasting(work, name="test", ended=metrics.MANAGER_TASKS_ENDED)
+    task = restarting_task(work, name="test", ended=metrics.MANAGER_TASKS_ENDED)
     await until(lambda: len(starts) == 2)
     assert _num_ended("test") == before + 1
     (line,) = [record for record in caplog.records if "task.ended" in record.getMessage()]
     assert bool(line.exc_info and line.exc_info[0]) is fails
-    await end((task,))
+    await cancel_tasks((task,))
 
 
 async def test_a_task_that_is_ended_is_neither() -> None:
     before = _num_ended("test")
-    await end((lasting(asyncio.Event().wait, name="test", ended=metrics.MANAGER_TASKS_ENDED),))  # type: ignore[arg-type]
+    await cancel_tasks((restarting_task(asyncio.Event().wait, name="test", ended=metrics.MANAGER_TASKS_ENDED),))  # type: ignore[arg-type]
     assert _num_ended("test") == before

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.manager.routing.decision_log import Decided
+from prfaas.manager.routing.decision_log import RecordedDecision
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.config.scenario import Scenario
@@ -43,7 +43,7 @@ def test_what_a_manager_remembers_is_made_again(tmp_path: Path) -> None:
     documents = []
     for num_tokens in (400, 600):
         facts = RequestFacts(num_tokens, cached_tokens={AgentName("d1"): 50})
-        documents.append(Decided(1.0, "m", "t", "s", snapshot, facts, route(snapshot, facts)).document())
+        documents.append(RecordedDecision(1.0, "m", "t", "s", snapshot, facts, route(snapshot, facts)).document())
     path = tmp_path / "decisions.json"
     path.write_text(json.dumps(documents))
     assert [record["decision"]["reason"] for record in read_records(path)] == ["short", "long"]
