@@ -12,19 +12,17 @@ from prfaas import logs, metrics
 from prfaas.errors import MissingExtraError, RecordUnreachable
 from prfaas.index.segments import digest_of_node
 from prfaas.index.store.redis_store import Keys, RedisStore
-from prfaas.manager.api.engine_indexer import EngineIndexer
 from prfaas.manager.api.gauges import Gauges
 from prfaas.manager.api.grpc import GrpcServer
 from prfaas.manager.api.http import HttpServer, Views
-from prfaas.manager.api.indexer_http import IndexerPages
+from prfaas.manager.api.indexer import EngineIndexer, IndexerPages
 from prfaas.manager.api.service import Service
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.dashboard.feed import Feed
 from prfaas.manager.dashboard.overview import Overview
 from prfaas.manager.dashboard.pages import DashboardPages, Solver
-from prfaas.manager.operations.copies import Copies
+from prfaas.manager.operations.commands import Copies, PoolOrders
 from prfaas.manager.operations.operations import Operations
-from prfaas.manager.operations.pools import PoolOrders
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.operations.roles import RoleOrders
 from prfaas.manager.planning.link_probes import LinkProbes

@@ -147,7 +147,7 @@ class Reporter:
 
     def note_copy_end(self, end: CopyEnd) -> None:
         """Tell the manager at once how a command ended."""
-        self._copy_ends.append(cancel_tasks)
+        self._copy_ends.append(end)
         self._copy_ended.set()
 
     async def drain(self, seconds: float) -> int:

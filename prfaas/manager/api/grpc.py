@@ -15,12 +15,10 @@ from grpc_reflection.v1alpha import reflection
 from prfaas import logs, metrics, tracing
 from prfaas.errors import ConfigError, Fenced, IndexRefusal
 from prfaas.index.membership import Node
-from prfaas.manager.api.queries import UNREADABLE, QueryHandler
-from prfaas.manager.api.service import Service
+from prfaas.manager.api.service import UNREADABLE, QueryHandler, Service
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.operations.copies import Copies
+from prfaas.manager.operations.commands import Copies, PoolOrders
 from prfaas.manager.operations.operations import Operations, check_is_no_node
-from prfaas.manager.operations.pools import PoolOrders
 from prfaas.manager.planning.link_probes import LinkProbes
 from prfaas.manager.record.cluster_writer import ClusterWriter
 from prfaas.manager.record.event_stream import EventStream

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-from prfaas import metrics
+from prfaas import logs, metrics, tracing
+from prfaas.errors import IndexRefusal
 from prfaas.index.query import Answer, Query
 from prfaas.kv.kinds import KINDS
 from prfaas.manager.routing.outcomes import OutcomeLog
 from prfaas.manager.routing.router import RequestRouter
+from prfaas.manager.state.sessions import SessionRecord
 from prfaas.manager.state.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.streams import FAILED
+from prfaas.rpc.tasks import TimeSlice, cancel_tasks
 from prfaas.rpc.translate import answer_message, query_from, tiers_from
 from prfaas.types import AgentName
 
@@ -98,3 +104,104 @@ class Service:
             settling=self._world.is_settling,
             resting_instances=sorted(self._world.resting),
         )
+
+
+UNREADABLE = "the message is none of this call"
+_MAX_WAITING = 1024  # questions of one stream that wait for Redis
+
+log = logs.get("manager.grpc")
+Write = Callable[[pb.Reply], Awaitable[None]]
+
+
+class QueryHandler:
+    """Answers from memory, but for a conversation that only the durable record knows of."""
+
+    def __init__(self, service: Service, session_record: SessionRecord) -> None:
+        self._service = service
+        self._session_record = session_record
+
+    async def match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
+        return self._service.match(request)
+
+    async def route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:
+        if not self._service.routing.knows_session(request):
+            session = await self._session_record.read(request.tenant, request.session)
+            if session is not None:
+                self._service.routing.learn_session(request, session)
+        response = self._service.route(request)
+        tracing.current().note(route=response.route, reason=response.reason, cached_tokens=response.cached_tokens)
+        return response
+
+    async def each(self, messages: AsyncIterator[pb.Question | None], who: str, write: Write) -> None:
+        """Answer every question of a stream, those of one message together; one that waits for Redis holds up no other.
+
+        Raises:
+            IndexRefusal: a message that cannot be read, after the replies that are due.
+        """
+        waiting: set[asyncio.Task[None]] = set()
+
+        def later(question: pb.Question) -> None:
+            task = asyncio.create_task(self._answer_one(question, who, write))
+            waiting.add(task)
+            task.add_done_callback(waiting.discard)
+
+        try:
+            async for message in messages:
+                if message is None:
+                    await asyncio.gather(*waiting)
+                    raise IndexRefusal("malformed", UNREADABLE)
+                at_once = []
+                for question in (message, *message.further):
+                    if self._knows_all(question) or len(waiting) >= _MAX_WAITING:
+                        at_once.append(question)
+                    else:
+                        later(question)
+                await self._answer_all(at_once, who, write)
+            await asyncio.gather(*waiting)
+        finally:
+            await cancel_tasks(waiting)
+
+    async def _answer_all(self, questions: list[pb.Question], who: str, write: Write) -> None:
+        """Answer in as few messages as the time slices allow."""
+        replies: list[pb.Reply] = []
+        time_slice = TimeSlice()
+        for question in questions:
+            replies.append(await self._reply(question, who))
+            if time_slice.is_over:
+                await write(_together(replies))
+                replies.clear()
+                await time_slice.give()
+        if replies:
+            await write(_together(replies))
+
+    async def _answer_one(self, question: pb.Question, who: str, write: Write) -> None:
+        await write(await self._reply(question, who))
+
+    def _knows_all(self, question: pb.Question) -> bool:
+        """Whether the answer waits for nobody."""
+        return question.WhichOneof("question") != "route" or self._service.routing.knows_session(question.route)
+
+    async def _reply(self, question: pb.Question, who: str) -> pb.Reply:
+        kind = question.WhichOneof("question")
+        started, call = time.perf_counter(), "Route" if kind == "route" else "Match"
+        try:
+            with tracing.within(tracing.continued(f"manager.{call}", question.traceparent)):
+                if kind == "route":
+                    reply = pb.Reply(id=question.id, route=await self.route(question.route, who))
+                else:
+                    reply = pb.Reply(id=question.id, match=await self.match(question.match, who))
+        except IndexRefusal as error:
+            metrics.MANAGER_REFUSALS.labels(call=call, reason=error.reason).inc()
+            return pb.Reply(id=question.id, refusal=pb.Refusal(reason=error.reason, message=str(error)))
+        except Exception as error:  # of this question alone: the others of its stream have their replies
+            log.exception("question.failed", call=call)
+            return pb.Reply(id=question.id, refusal=pb.Refusal(reason=FAILED, message=type(error).__name__))
+        metrics.MANAGER_CALL_SECONDS.labels(call=call).observe(time.perf_counter() - started)
+        return reply
+
+
+def _together(replies: list[pb.Reply]) -> pb.Reply:
+    """One message."""
+    first = replies[0]
+    first.further.extend(replies[1:])
+    return first

@@ -12,8 +12,7 @@ from prfaas import logs, metrics
 from prfaas.errors import Fenced, IndexRefusal
 from prfaas.hashing import HASH_BYTES
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.operations.copies import Copies, CopyOrder
-from prfaas.manager.operations.pools import PoolOrders
+from prfaas.manager.operations.commands import Copies, CopyOrder, PoolOrders
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.operations.roles import RoleOrders
 from prfaas.manager.record.replication import Replication

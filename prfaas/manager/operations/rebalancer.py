@@ -12,8 +12,8 @@ from prfaas.index.membership import Member, Node
 from prfaas.index.query import Answer, Query
 from prfaas.kv.prefix import prefix_bytes
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.operations.copies import Copies, CopyOrder, Purpose
-from prfaas.manager.state.popularity import Popularity
+from prfaas.manager.operations.commands import Copies, CopyOrder, Purpose
+from prfaas.manager.state.traffic import Popularity
 from prfaas.manager.state.world import World
 from prfaas.scheduler.rebalance import (
     HotPrefix,

@@ -9,9 +9,8 @@ from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, RecordUnreachable
 from prfaas.index.store.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.record.cluster_writer import ClusterWriter
-from prfaas.manager.state.time_slice import TimeSlice
 from prfaas.manager.state.world import World, is_block_record
-from prfaas.rpc.tasks import cancel_tasks, restarting_task
+from prfaas.rpc.tasks import TimeSlice, cancel_tasks, restarting_task
 from prfaas.types import ClusterName
 
 _DISCOVER_SECONDS = 1.0

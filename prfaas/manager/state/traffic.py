@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import exp
 from statistics import median
+
+from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
+from prfaas.scheduler.rebalance import PrefixKey
+from prfaas.types import BlockHash, Prefix
 
 MAX_REQUESTS = 4096
 MAX_OUTPUT_TOKENS = 32_768  # what a limit counts for at most: clients state any number, and answers end before
@@ -50,3 +55,75 @@ class Traffic:
         """Arrivals per second over the window, or over as much of it as the requests kept here span."""
         lately = self.lately(now)
         return len(lately) / max(now - lately[0].at, 1.0) if lately else 0.0
+
+
+MEMORY_SECONDS = 10.0  # after so long a hit counts 1/e
+MAX_PREFIXES = 1024  # at 100,000 tokens 100 MB of hashes; the least asked for goes first
+MIN_TOKENS = 64  # shorter ones are computed faster than they are copied
+
+
+@dataclass
+class _Hits:
+    prefix: Prefix
+    weight: float  # hits as of `at`, faded
+    at: float
+
+
+class Popularity:
+    """Counts hits. Times are seconds on a clock that only goes forward."""
+
+    def __init__(self) -> None:
+        self._hits: dict[PrefixKey, _Hits] = {}
+
+    def __len__(self) -> int:
+        return len(self._hits)
+
+    def hit(
+        self,
+        model: str,
+        units: bytes,
+        num_tokens: int,
+        *,
+        checkpoints: Sequence[tuple[int, BlockHash]],
+        now: float,
+    ) -> None:
+        """Somebody asked for a prompt of which `num_tokens` tokens are cached at the best place."""
+        end_hash = _hash_at(units, num_tokens, checkpoints)
+        if num_tokens < MIN_TOKENS or end_hash is None:
+            return
+        known = self._hits.get((model, end_hash))
+        if known is not None:
+            known.weight, known.at = _faded(known, now) + 1.0, now
+            return
+        if len(self._hits) >= MAX_PREFIXES:
+            self._forget_half(now)
+        of_units = units[: num_tokens // HASH_UNIT_TOKENS * HASH_BYTES]
+        self._hits[model, end_hash] = _Hits(Prefix(model, of_units, num_tokens, end_hash), 1.0, now)
+
+    def _forget_half(self, now: float) -> None:
+        """Make room for as many again: at once, since to look for the least of them at each hit would cost more."""
+        kept = sorted(self._hits, key=lambda key: -_faded(self._hits[key], now))[: MAX_PREFIXES // 2]
+        self._hits = {key: self._hits[key] for key in kept}
+
+    def hottest(self, num_prefixes: int, least_hits_per_second: float, *, now: float) -> list[tuple[Prefix, float]]:
+        """The prefixes that were asked for most of late and at least so often, with their hits per second."""
+        rates = [(hit.prefix, _faded(hit, now) / MEMORY_SECONDS) for hit in self._hits.values()]
+        rates = [rate for rate in rates if rate[1] >= least_hits_per_second]
+        return sorted(rates, key=lambda its: -its[1])[:num_prefixes]
+
+    def forget_below(self, hits_per_second: float, *, now: float) -> None:
+        """Drop what hardly anybody asks for."""
+        for key in [key for key, its in self._hits.items() if _faded(its, now) / MEMORY_SECONDS < hits_per_second]:
+            del self._hits[key]
+
+
+def _faded(its: _Hits, now: float) -> float:
+    return its.weight * exp(-max(0.0, now - its.at) / MEMORY_SECONDS)
+
+
+def _hash_at(units: bytes, num_tokens: int, checkpoints: Sequence[tuple[int, BlockHash]]) -> BlockHash | None:
+    """The hash of the first `num_tokens` tokens, when the question gave it."""
+    num_units, odd = divmod(num_tokens, HASH_UNIT_TOKENS)
+    if not odd:
+        return BlockHash(units[(num_units - 1) * HASH_BYTES : num_units * HASH_BYTES]) or None
+    return next((its for length, its in checkpoints if length == num_tokens), None)

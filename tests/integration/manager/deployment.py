@@ -44,8 +44,8 @@ def chain_of(num_tokens: int, *, seed: int = 0, model: str = MODEL, salt: bytes 
 def stored(layout: Layout, chain: HashChain, length: int, *, state: bool = True) -> list[PoolEvent]:
     """All full blocks of the first `length` tokens, and the state at exactly that length."""
     events: list[PoolEvent] = [
-        BlockStored(layout.fingerprint, 0, chain.at(cancel_tasks), chain.at(cancel_tasks - 16), cancel_tasks)
-        for cancel_tasks in range(16, length + 1, 16)
+        BlockStored(layout.fingerprint, 0, chain.at(end), chain.at(end - 16), end)
+        for end in range(16, length + 1, 16)
     ]
     if state:
         anchor = chain.at(length - length % 16)
@@ -54,7 +54,7 @@ def stored(layout: Layout, chain: HashChain, length: int, *, state: bool = True)
 
 
 def removed(layout: Layout, chain: HashChain, end: int) -> list[PoolEvent]:
-    return [BlockRemoved(layout.fingerprint, 0, chain.at(cancel_tasks))]
+    return [BlockRemoved(layout.fingerprint, 0, chain.at(end))]
 
 
 def match_request(chain: HashChain, *, stated: tuple[int, ...] = (), model: str = MODEL) -> pb.MatchRequest:

@@ -11,7 +11,7 @@ from prfaas import grants
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import prefix_hash
 from prfaas.index.membership import Node
-from prfaas.manager.operations.copies import GRACE_SECONDS, Copies, CopyOrder
+from prfaas.manager.operations.commands import GRACE_SECONDS, Copies, CopyOrder
 from prfaas.types import AgentName, BlockHash, ClusterName, CopyEnd, Prefix, TransferId
 
 SECRET = bytes(range(32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.hashing import HashChain, root_hash
-from prfaas.manager.state.popularity import MAX_PREFIXES, MEMORY_SECONDS, Popularity
+from prfaas.manager.state.traffic import MAX_PREFIXES, MEMORY_SECONDS, Popularity
 from prfaas.types import Prefix
 
 CHAIN = HashChain(root_hash("m"), range(400))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from prfaas.manager.state.time_slice import TimeSlice
+from prfaas.rpc.tasks import TimeSlice
 
 
 async def test_others_run_between_two_slices() -> None:

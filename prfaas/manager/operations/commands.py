@@ -18,7 +18,18 @@ from prfaas import grants, logs, metrics
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import prefix_hash
 from prfaas.index.membership import Node
-from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, CopyCommand, CopyEnd, CopyOutcome, Prefix, TransferId
+from prfaas.types import (
+    TRANSFER_ID_BYTES,
+    AgentName,
+    BlockHash,
+    CopyCommand,
+    CopyEnd,
+    CopyOutcome,
+    PoolCommand,
+    PoolOrder,
+    Prefix,
+    TransferId,
+)
 
 # Why a copy was ordered: logs, and a metric's label.
 Purpose = Literal[
@@ -180,3 +191,42 @@ def _sameness(order: CopyOrder) -> _Sameness:
     """Equal for orders of which one is enough."""
     prefix, destination = order.prefix, order.destination
     return prefix.model, prefix.end_hash, order.source.name, destination.name, destination.epoch
+
+
+@dataclass(frozen=True)
+class _Given:
+    node: AgentName
+    command: PoolCommand
+    ended: asyncio.Future[CopyEnd]
+
+
+class PoolOrders:
+    """The orders under way. An order comes again with each new stream of commands; carried out twice it is the same."""
+
+    def __init__(self) -> None:
+        self._given: dict[TransferId, _Given] = {}
+        self.version = 0  # grows with every order, so that the streams of commands know that there is news
+
+    async def carry_out(self, node: AgentName, end_hash: BlockHash, order: PoolOrder, *, seconds: float) -> CopyEnd:
+        """How it ended; `deadline` when the node has not answered in time."""
+        command = PoolCommand(TransferId(secrets.token_bytes(TRANSFER_ID_BYTES)), end_hash, order)
+        given = _Given(node, command, asyncio.get_running_loop().create_future())
+        self._given[command.command_id] = given
+        self.version += 1
+        try:
+            async with asyncio.timeout(seconds):
+                return await given.ended
+        except TimeoutError:
+            return CopyEnd(command.command_id, "deadline", "its agent has not answered in time")
+        finally:
+            del self._given[command.command_id]
+
+    def commands_of(self, node: AgentName) -> list[PoolCommand]:
+        """What this node has to do and has not said that it is done, oldest first."""
+        return [its.command for its in self._given.values() if its.node == node]
+
+    def report(self, node: AgentName, end: CopyEnd) -> None:
+        """An agent says how an order ended; what is not under way, or not its own, is ignored."""
+        given = self._given.get(end.transfer_id)
+        if given is not None and given.node == node and not given.ended.done():
+            given.ended.set_result(end)
