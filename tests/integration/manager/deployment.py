@@ -44,8 +44,7 @@ def chain_of(num_tokens: int, *, seed: int = 0, model: str = MODEL, salt: bytes 
 def stored(layout: Layout, chain: HashChain, length: int, *, state: bool = True) -> list[PoolEvent]:
     """All full blocks of the first `length` tokens, and the state at exactly that length."""
     events: list[PoolEvent] = [
-        BlockStored(layout.fingerprint, 0, chain.at(end), chain.at(end - 16), end)
-        for end in range(16, length + 1, 16)
+        BlockStored(layout.fingerprint, 0, chain.at(end), chain.at(end - 16), end) for end in range(16, length + 1, 16)
     ]
     if state:
         anchor = chain.at(length - length % 16)
