@@ -21,7 +21,9 @@ INSTRUMENTED = ["prfaas.transport", "prfaas.errors", "prfaas.agent.transfer.plan
 with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.agent.transfer import plan
     from prfaas.errors import LayoutError, RemoteProtocolError
-    from prfaas.kv.layout import KVGroup, LayerSlice, Layout
+    from prfaas.kv.group import KVGroup
+    from prfaas.kv.layout import Layout
+    from prfaas.kv.parts import LayerSlice
     from prfaas.transport.codec import fp8
     from prfaas.transport.codec.packing import CODECS, Packer, pack_formats
     from prfaas.transport.net import handshake
