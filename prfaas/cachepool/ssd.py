@@ -1,8 +1,4 @@
-"""The SSD below the memory pool: what is stored there is written behind, and read back when somebody waits for it.
-
-A second pool over file arenas, with the same chains, leases and eviction. All bookkeeping is on the agent's loop; threads
-move bytes, each way within a budget of bytes per second, and nothing that a transfer does ever waits for them.
-"""
+"""A budget of bytes per second that may be spent in bursts of a quarter second (pure)."""
 
 from __future__ import annotations
 
@@ -23,13 +19,36 @@ from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.file_arena import Buffer, FileArena, saved_layouts
 from prfaas.cachepool.pool import Pool, SlotPool
-from prfaas.cachepool.rate_budget import Bandwidth
 from prfaas.cachepool.removal import Cut
 from prfaas.cachepool.slots import LeaseId, Slots
 from prfaas.errors import ConfigError
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange
 from prfaas.types import BlockHash
+
+BURST_SECONDS = 0.25
+
+
+class Bandwidth:
+    """Says when the next piece may go. A piece may overdraw the budget; the next one then waits for it."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        """0 bytes per second: no limit."""
+        self._bytes_per_second = bytes_per_second
+        self._balance = bytes_per_second * BURST_SECONDS
+        self._at = 0.0
+
+    def has_room(self, now: float) -> bool:
+        """Whether the next piece may go now."""
+        earned = (now - self._at) * self._bytes_per_second
+        self._balance = min(self._balance + earned, self._bytes_per_second * BURST_SECONDS)
+        self._at = now
+        return not self._bytes_per_second or self._balance > 0
+
+    def spend(self, num_bytes: int) -> None:
+        """A piece goes."""
+        self._balance -= num_bytes
+
 
 MAX_WAITING = 1 << 20  # blocks that wait to be written; the oldest are given up first, they are the next to be evicted
 _IN_FLIGHT_RATIO = 0.05  # of the budget: slots that are being written

@@ -13,8 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from prfaas.errors import IndexRefusal
-from prfaas.index.memory.ancestry import Ancestry
-from prfaas.index.memory.sharded_dict import SpreadSet
+from prfaas.index.ancestry import Ancestry, SpreadSet
 from prfaas.index.segments import (
     TAIL_BYTES,
     Announcement,

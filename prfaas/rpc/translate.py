@@ -11,8 +11,7 @@ from prfaas.errors import IndexRefusal, LayoutError
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
 from prfaas.index.query import Answer, Query
 from prfaas.index.segments import Announcement, Checkpoint, Digest, Holding, Segment
-from prfaas.kv.layout import Layout
-from prfaas.kv.prefix import is_well_formed
+from prfaas.kv.layout import Layout, is_well_formed
 from prfaas.pool_events import POOL_TIERS, Tier
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import (

@@ -22,8 +22,7 @@ from prfaas.cachepool.arena import Arena
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import prefix_hash
-from prfaas.kv.layout import Layout
-from prfaas.kv.prefix import is_well_formed, prefix_groups
+from prfaas.kv.layout import Layout, is_well_formed, prefix_groups
 from prfaas.kv.repack import Side
 from prfaas.transport.protocol.messages import Ending
 from prfaas.transport.receiver.admission import EndedTransfers

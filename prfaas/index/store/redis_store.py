@@ -5,6 +5,7 @@ Keys of one cluster share a hash tag, so that its stream, lease and snapshot lie
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.resources
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from prfaas.errors import ConfigError, Fenced, RecordUnreachable
-from prfaas.index.store.stream_tail import SpreadTail
 from prfaas.types import ClusterName
 from prfaas.units import split_address
 
@@ -397,3 +397,40 @@ async def _translated() -> AsyncIterator[None]:
         raise RecordUnreachable(f"Redis refuses: {error}") from error
     except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
         raise RecordUnreachable(f"Redis does not answer: {error}") from error
+
+
+class SpreadTail:
+    """XREAD over streams of different slots, with the answers of a client that knows where each slot is."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._reads: dict[str, tuple[str, asyncio.Task[Any]]] = {}  # by stream: after which id, and the call
+
+    async def xread(self, streams: Mapping[str, str], *, count: int, block: int) -> list[Any]:
+        """As the command: [stream, entries] of those with entries after their id; [] when none came in `block`
+        milliseconds. Raises what a call raised."""
+        for key in self._reads.keys() - streams.keys():
+            self._reads.pop(key)[1].cancel()
+        for key, position in streams.items():
+            self._ask(key, position, count=count, block=block)
+        calls = [call for _, call in self._reads.values()]
+        await asyncio.wait(calls, timeout=block / 1000, return_when=asyncio.FIRST_COMPLETED)
+        answered = [key for key, (_, call) in self._reads.items() if call.done()]
+        return [part for key in answered for part in self._reads.pop(key)[1].result() or ()]
+
+    def _ask(self, key: str, position: str, *, count: int, block: int) -> None:
+        after, call = self._reads.get(key, (None, None))
+        if after == position:
+            return
+        if call is not None:
+            call.cancel()
+        asked = self._client.xread({key: position}, count=count, block=block)
+        self._reads[key] = (position, asyncio.create_task(asked, name=f"tail of {key}"))
+
+    async def close(self) -> None:
+        """End the calls that wait."""
+        calls = [call for _, call in self._reads.values()]
+        self._reads.clear()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)

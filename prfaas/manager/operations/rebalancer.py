@@ -10,7 +10,7 @@ from typing import Any
 from prfaas import logs
 from prfaas.index.membership import Member, Node
 from prfaas.index.query import Answer, Query
-from prfaas.kv.prefix import prefix_bytes
+from prfaas.kv.layout import prefix_bytes
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder, Purpose
 from prfaas.manager.state.traffic import Popularity

@@ -20,9 +20,8 @@ from prfaas.agent.engine.protocol import (
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
-from prfaas.kv.layout import Layout
+from prfaas.kv.layout import Layout, prefix_groups
 from prfaas.kv.parts import LayerSlice
-from prfaas.kv.prefix import prefix_groups
 from prfaas.types import GroupBlocks, Prefix, Shard, TransferId
 from tests.integration.agent.running import RunningAgent
 from tests.support.waiting import PATIENCE_SECONDS

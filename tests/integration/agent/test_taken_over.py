@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from prfaas.agent.engine.protocol import Receive, ReceiveReady, Send, TransferFailed
 from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, make_plan
 from prfaas.hashing import HashChain, prefix_hash
-from prfaas.kv.prefix import prefix_groups
+from prfaas.kv.layout import prefix_groups
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed
 from prfaas.types import GroupBlocks, Prefix, TransferId
 from tests.integration.agent.peers import Peer

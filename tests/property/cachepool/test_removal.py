@@ -12,9 +12,8 @@ from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.removal import removal
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
-from prfaas.kv.layout import Layout
+from prfaas.kv.layout import Layout, prefix_groups
 from prfaas.kv.parts import LayerSlice
-from prfaas.kv.prefix import prefix_groups
 from prfaas.types import BlockHash, GroupBlocks, Prefix, Shard
 
 SLOT_BYTES, NUM_SLOTS = 64, 4096

@@ -18,7 +18,7 @@ from prfaas.agent.transfer.plan import OpenBody, make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
-from prfaas.kv.prefix import prefix_groups
+from prfaas.kv.layout import prefix_groups
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Hello, decode_open
 from prfaas.transport.sender.link import Link, LinkConfig

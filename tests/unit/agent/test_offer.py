@@ -16,7 +16,7 @@ from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
-from prfaas.kv.prefix import prefix_groups
+from prfaas.kv.layout import prefix_groups
 from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.types import AgentName, GroupBlocks, Prefix, TransferId

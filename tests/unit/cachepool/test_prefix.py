@@ -7,9 +7,8 @@ import pytest
 from prfaas.connector.block_map import BlockMap
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
-from prfaas.kv.layout import Layout
+from prfaas.kv.layout import Layout, is_well_formed, prefix_bytes, prefix_groups
 from prfaas.kv.parts import LayerSlice
-from prfaas.kv.prefix import is_well_formed, prefix_bytes, prefix_groups
 from prfaas.types import BlockHash, Prefix, Shard
 
 ROOT = root_hash("m")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.capacity import MAX_ACCOUNTS, Room, Shares
+from prfaas.cachepool.capacity import LEAST_SHARE, MAX_ACCOUNTS, Newcomers, Room, Shares
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.probation import LEAST_SHARE, Newcomers
 from prfaas.cachepool.slots import LeaseId
 from prfaas.hashing import root_hash
 from prfaas.types import BlockHash

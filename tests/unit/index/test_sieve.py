@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from prfaas.index.memory.fingerprint_filter import Sieve
+from prfaas.index.memory.exact_table import Sieve
 
 
 def passing(sieve: Sieve, keys: list[int]) -> list[int]:

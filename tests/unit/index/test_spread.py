@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from prfaas.index.memory.sharded_dict import SpreadDict, SpreadSet
+from prfaas.index.ancestry import SpreadDict, SpreadSet
 from prfaas.types import BlockHash
 
 RANDOM = random.Random(1)
