@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, dense
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.capacity import Shares
+from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.pool import Pool
 from prfaas.pool_events import PoolChange
 from prfaas.types import BlockHash
@@ -37,7 +37,7 @@ def measure() -> dict[str, Any]:
 
 
 def _rounds(num_prompts: int, *, on_change: Callable[[PoolChange], None] | None) -> dict[str, Any]:
-    pool = Pool((num_prompts + 2) * NUM_BLOCKS * SLOT_BYTES * 2, shares=Shares(learns=True), on_change=on_change)
+    pool = Pool((num_prompts + 2) * NUM_BLOCKS * SLOT_BYTES * 2, shares=TenantShares(learns=True), on_change=on_change)
     arena = pool.arena(dense(BLOCK_TOKENS))
     rounds = [_round(pool, arena) for _ in range(NUM_ROUNDS + NUM_WARM_UP)][NUM_WARM_UP:]
     pool.check_integrity()

@@ -12,7 +12,7 @@ from benchmarks.cachepool import trace
 from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, STATE, dense, hybrid
 from benchmarks.cachepool.trace import BLOCK_TOKENS, MAX_INPUT_TOKENS, Request
 from prfaas.agent.config import AgentConfig
-from prfaas.cachepool.capacity import NO_LIMITS, Shares
+from prfaas.cachepool.capacity import NO_LIMITS, TenantShares
 from prfaas.cachepool.eviction import EvictionPolicy
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
@@ -65,8 +65,8 @@ CASES = {
     "dense": Case(False, catalog.find_profile("h200-qwen3-235b").prefill),
     "hybrid": Case(True, catalog.find_profile("h200-internal-1t").prefill),
 }
-POLICIES: dict[str, tuple[EvictionPolicy, Shares]] = {
-    CHOSEN: (default(AgentConfig, "eviction"), Shares(learns=default(AgentConfig, "learn_newcomer_ratio"))),
+POLICIES: dict[str, tuple[EvictionPolicy, TenantShares]] = {
+    CHOSEN: (default(AgentConfig, "eviction"), TenantShares(learns=default(AgentConfig, "learn_newcomer_ratio"))),
     "lru": ("lru", NO_LIMITS),
     "lfu": ("lfu", NO_LIMITS),
     "cost": ("cost", NO_LIMITS),

@@ -18,7 +18,7 @@ from benchmarks.cachepool.layouts import ATTENTION, dense
 from prfaas.cachepool.arena import PAGE_BYTES
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import Ssd, SsdSettings
+from prfaas.cachepool.ssd import SsdSettings, SsdTier
 from prfaas.pool_events import PoolChange
 from prfaas.types import BlockHash
 
@@ -62,7 +62,7 @@ def _ours(directory: Path) -> dict[str, float]:
     changes: list[PoolChange] = []
     memory = Pool(4 * NUM_BLOCKS * SLOT_BYTES, on_change=changes.append)
     arena = memory.arena(dense(BLOCK_TOKENS, slot_bytes=SLOT_BYTES))
-    ssd = Ssd(
+    ssd = SsdTier(
         SsdSettings(directory, 2 * NUM_BLOCKS * SLOT_BYTES, num_threads=NUM_THREADS),
         memory,
         post=lambda function, *arguments: calls.put((function, arguments)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.cachepool.capacity import Shares
+from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.ssd import SsdSettings
 from prfaas.config import records, setting
@@ -288,10 +288,10 @@ class AgentConfig:
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
 
-    def shares(self) -> Shares:
+    def shares(self) -> TenantShares:
         """Who may hold how much of the room for prefix blocks."""
         tenants = {tenant.tenant: tenant.ratio for tenant in self.tenants}
-        return Shares(self.newcomer_ratio, self.learn_newcomer_ratio, self.tenant_ratio, tenants)
+        return TenantShares(self.newcomer_ratio, self.learn_newcomer_ratio, self.tenant_ratio, tenants)
 
     def ssd(self) -> SsdSettings | None:
         """The SSD tier, if there is one."""

@@ -44,7 +44,7 @@ from prfaas.agent.transfer.send import OutboundTransfers
 from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import Ssd
+from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolChange
@@ -91,7 +91,7 @@ class Agent:
         self._probing = LayoutProbes(config.peers, self._links.to)
         settings = config.ssd()
         self._ssd = (
-            None if settings is None else Ssd(settings, self._pool, post=self._hand_over, on_change=self._announce)
+            None if settings is None else SsdTier(settings, self._pool, post=self._hand_over, on_change=self._announce)
         )
         self._transfer_log = TransferLog(self._report_timing)
         grant_key = grants.derive_key(secret, "grant")

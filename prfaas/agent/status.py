@@ -16,14 +16,14 @@ from prometheus_client import Gauge, make_wsgi_app
 
 from prfaas import metrics
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import Ssd
+from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import ConfigError
 from prfaas.transport.congestion.rate_estimator import CongestionReason, LinkLimit
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.units import join_address, split_address
 
 
-def measure(pool: Pool, ssd: Ssd | None, *, tenants: Iterable[str]) -> None:
+def measure(pool: Pool, ssd: SsdTier | None, *, tenants: Iterable[str]) -> None:
     """Set the gauges; of tenants those that are named."""
     stats = pool.stats()
     for kind, count in stats.slots_by_kind.items():
@@ -35,7 +35,7 @@ def measure(pool: Pool, ssd: Ssd | None, *, tenants: Iterable[str]) -> None:
         metrics.SSD_SLOTS.labels(kind=kind).set(count)
 
 
-def page(pool: Pool, ssd: Ssd | None) -> dict[str, Any]:
+def page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:
     """The same for people."""
     stats = pool.stats()
     return {

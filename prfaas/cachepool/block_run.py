@@ -26,7 +26,7 @@ class BlockIdentity:
     root: BlockHash = NO_HASH
 
 
-class Run:
+class BlockRun:
     """Blocks that were stored one after the other. A linear state is a run of its own."""
 
     __slots__ = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from prfaas.cachepool.block_run import Run
+from prfaas.cachepool.block_run import BlockRun
 from prfaas.cachepool.eviction import ALL, Candidates
 from prfaas.hashing import NO_HASH, root_hash
 from prfaas.types import BlockHash
@@ -21,7 +21,7 @@ NEWCOMERS = "newcomers"  # the view of runs whose tail nobody has asked for sinc
 
 
 @dataclass(frozen=True)
-class Shares:
+class TenantShares:
     """Shares of the room, from 0 to 1. `of_tenants` is by the tenant's salt, `each_tenant` for every other one.
 
     `newcomers` is the most that blocks may be that nobody has asked for; with `learns` a smaller share is learnt.
@@ -33,11 +33,11 @@ class Shares:
     of_tenants: Mapping[str, float] = field(default_factory=dict)
 
 
-NO_LIMITS = Shares()
+NO_LIMITS = TenantShares()
 
 
 @dataclass(eq=False)
-class Account:
+class TenantAccount:
     """What one tenant's prefix blocks take. `view` is its candidates'; without a limit it has none."""
 
     name: str
@@ -60,21 +60,21 @@ class Shortage(NamedTuple):
     view: str
 
 
-class Room:
+class Capacity:
     """Counts bytes; whoever stores and removes blocks says so."""
 
-    def __init__(self, budget_bytes: int, shares: Shares) -> None:
+    def __init__(self, budget_bytes: int, shares: TenantShares) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
-        self.newcomers = Newcomers(budget_bytes, most=shares.newcomers, learns=shares.learns)
+        self.newcomers = Probation(budget_bytes, most=shares.newcomers, learns=shares.learns)
         self.candidates = Candidates()
         self._shares = shares
-        self._unlimited = Account("", None)
-        self._by_name: dict[str, Account] = {}  # those with a limit
+        self._unlimited = TenantAccount("", None)
+        self._by_name: dict[str, TenantAccount] = {}  # those with a limit
         self._max_accounts = MAX_ACCOUNTS
         self._named: dict[str, dict[BlockHash, str]] = {}  # by model: the tenants with a share of their own
 
-    def account(self, model: str, root: BlockHash) -> Account:
+    def account(self, model: str, root: BlockHash) -> TenantAccount:
         """The account of the tenant whose prompts of this model have that root."""
         named = self._named_of(model).get(root)
         if named is None and (self._shares.each_tenant >= 1 or root == NO_HASH):
@@ -85,7 +85,7 @@ class Room:
             if len(self._by_name) >= self._max_accounts:
                 self._forget_empty()
             share = self._shares.each_tenant if named is None else self._shares.of_tenants[named]
-            account = self._by_name[name] = Account(name, int(self.budget_bytes * share))
+            account = self._by_name[name] = TenantAccount(name, int(self.budget_bytes * share))
         return account
 
     def _named_of(self, model: str) -> dict[BlockHash, str]:
@@ -102,7 +102,7 @@ class Room:
         """What each tenant with a limit holds; from any thread."""
         return {its.name: its.used_bytes for its in list(self._by_name.values())}
 
-    def shortage(self, account: Account, num_bytes: int) -> Shortage | None:
+    def shortage(self, account: TenantAccount, num_bytes: int) -> Shortage | None:
         """What must leave first before so many bytes more of a tenant, which nobody has asked for yet, fit."""
         if account.limit_bytes is not None and (excess := account.used_bytes + num_bytes - account.limit_bytes) > 0:
             return Shortage(excess, account.view)
@@ -114,30 +114,30 @@ class Room:
             return Shortage(min(lacking, excess), NEWCOMERS)
         return Shortage(lacking, ALL)
 
-    def victim(self, view: str) -> tuple[Run, float] | None:
+    def victim(self, view: str) -> tuple[BlockRun, float] | None:
         """The run whose tail leaves, with its key: any run when all newcomers are in use, since a prompt in the making is
         worth more whole."""
         found = self.candidates.pop(view)
         return self.candidates.pop() if found is None and view == NEWCOMERS else found
 
-    def came(self, account: Account, hashes: Sequence[BlockHash], slot_bytes: int) -> None:
+    def came(self, account: TenantAccount, hashes: Sequence[BlockHash], slot_bytes: int) -> None:
         """Blocks of one chain were stored."""
         account.used_bytes += len(hashes) * slot_bytes
         self.used_bytes += len(hashes) * slot_bytes
         self.newcomers.stored(hashes, slot_bytes)
 
-    def left(self, account: Account, hashes: Sequence[BlockHash], slot_bytes: int, *, num_newcomers: int) -> None:
+    def left(self, account: TenantAccount, hashes: Sequence[BlockHash], slot_bytes: int, *, num_newcomers: int) -> None:
         """Blocks of one chain were removed from its tail, the first `num_newcomers` of which nobody had asked for."""
         account.used_bytes -= len(hashes) * slot_bytes
         self.used_bytes -= len(hashes) * slot_bytes
         self.newcomers.left(hashes, num_newcomers, slot_bytes)
 
-    def views(self, account: Account, run: Run) -> tuple[str, ...]:
+    def views(self, account: TenantAccount, run: BlockRun) -> tuple[str, ...]:
         """Where a run stands among the candidates, but for the view of all."""
         is_newcomer = run.num_asked < len(run)
         return (*account.views, NEWCOMERS) if self.newcomers.are_limited and is_newcomer else account.views
 
-    def check_integrity(self, runs: Collection[tuple[Run, Account, int]]) -> None:
+    def check_integrity(self, runs: Collection[tuple[BlockRun, TenantAccount, int]]) -> None:
         """Compare the counts with all runs, their accounts and the bytes of one of their slots.
 
         Raises:
@@ -146,7 +146,7 @@ class Room:
         evictable = {run for run, *_ in runs if run.num_kept() < len(run)}
         assert all(run in self.candidates for run in evictable), "an idle tail cannot be evicted"
         assert len(evictable) == len(self.candidates), "a block is evictable though it is needed"
-        used: Counter[Account] = Counter()
+        used: Counter[TenantAccount] = Counter()
         newcomer_bytes = 0
         for run, account, slot_bytes in runs:
             used[account] += len(run) * slot_bytes
@@ -162,7 +162,7 @@ LEAST_SHARE = 1 / 16
 MAX_REMEMBERED = 1 << 18  # hashes, about 150 bytes each; fewer where fewer blocks fit the room
 
 
-class Newcomers:
+class Probation:
     """Their bytes, and the most that they may be of a full room."""
 
     def __init__(self, room_bytes: int, *, most: float, learns: bool) -> None:

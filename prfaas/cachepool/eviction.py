@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from prfaas.cachepool.block_run import Run
+from prfaas.cachepool.block_run import BlockRun
 
 EvictionPolicy = Literal["lru", "lfu", "cost"]
 ALL = ""  # the view of every candidate
@@ -69,17 +69,17 @@ class Candidates:
     """
 
     def __init__(self) -> None:
-        self._heaps: dict[str, list[tuple[bool, float, int, Run]]] = {ALL: []}  # view → soft, key, serial, run
-        self._live: dict[Run, int] = {}
+        self._heaps: dict[str, list[tuple[bool, float, int, BlockRun]]] = {ALL: []}  # view → soft, key, serial, run
+        self._live: dict[BlockRun, int] = {}
         self._next_serial = 0
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def __contains__(self, run: Run) -> bool:
+    def __contains__(self, run: BlockRun) -> bool:
         return run in self._live
 
-    def add(self, run: Run, key: float, *, soft: bool = False, views: Iterable[str] = ()) -> None:
+    def add(self, run: BlockRun, key: float, *, soft: bool = False, views: Iterable[str] = ()) -> None:
         """The run's tail may leave; a second time, with another key."""
         self._next_serial += 1
         self._live[run] = self._next_serial
@@ -89,11 +89,11 @@ class Candidates:
             if len(heap) > 2 * len(self._live) + 64:
                 self._compact(view)
 
-    def discard(self, run: Run) -> None:
+    def discard(self, run: BlockRun) -> None:
         """The run's tail may not leave (for now)."""
         self._live.pop(run, None)
 
-    def pop(self, view: str = ALL) -> tuple[Run, float] | None:
+    def pop(self, view: str = ALL) -> tuple[BlockRun, float] | None:
         """Take out the run of a view whose tail is to leave, with its key; None when nothing may leave."""
         heap = self._heaps.get(view, [])
         while heap:

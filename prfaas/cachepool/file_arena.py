@@ -33,7 +33,7 @@ _RECORD = struct.Struct("<8sIQQ16s16s16s16s16s")
 _CHECK = struct.Struct("<Q")
 
 
-class Buffer:
+class AlignedBuffer:
     """A page-aligned piece of memory, for direct I/O of slots that are not; one per thread."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -90,7 +90,7 @@ class FileArena:
         for first, end in neighbours(slots):
             punch_hole(self._blocks_fd, first * self.stride_bytes, (end - first) * self.stride_bytes)
 
-    def write(self, slot: int, memory: memoryview, block: BlockIdentity, buffer: Buffer) -> None:
+    def write(self, slot: int, memory: memoryview, block: BlockIdentity, buffer: AlignedBuffer) -> None:
         """Write the block that `memory` begins with to a slot that `bump` has emptied; returns when it is in the file.
 
         Raises:
@@ -108,7 +108,7 @@ class FileArena:
         checksum = xxhash.xxh3_128_digest(pages[:num_bytes])
         self._records[where : where + RECORD_BYTES] = _pack(block, num_bytes, checksum)
 
-    def read(self, slot: int, into: memoryview, buffer: Buffer) -> bool:
+    def read(self, slot: int, into: memoryview, buffer: AlignedBuffer) -> bool:
         """Read a block over the start of `into`; False, with `into` in any state, when its bytes are not those written.
 
         Raises:

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Generic, TypeVar
 
 from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
-from prfaas.cachepool.block_run import BlockIdentity, Run
-from prfaas.cachepool.capacity import NO_LIMITS, Account, Room, Shares
+from prfaas.cachepool.block_run import BlockIdentity, BlockRun
+from prfaas.cachepool.capacity import NO_LIMITS, Capacity, TenantAccount, TenantShares
 from prfaas.cachepool.eviction import ALL, POLICIES, EvictionPolicy
-from prfaas.cachepool.removal import Cut
-from prfaas.cachepool.slots import LeaseId, Leases, Slots
+from prfaas.cachepool.removal import RunCut
+from prfaas.cachepool.slots import LeaseId, Leases, SlotTable
 from prfaas.hashing import NO_HASH
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange, Tier
@@ -45,21 +45,21 @@ class SlotPool(Generic[Memory]):
         *,
         transfer_ratio: float = 0.5,
         eviction: EvictionPolicy = "lru",
-        shares: Shares = NO_LIMITS,
+        shares: TenantShares = NO_LIMITS,
         on_change: Callable[[PoolChange], None] | None = None,
         tier: Tier = "memory",
         make_arena: Callable[[Layout, int], Memory] = Arena,  # type: ignore[assignment]  # of `Pool`, below
     ) -> None:
         self._transfer_budget = int(budget_bytes * transfer_ratio)
-        self._room = Room(budget_bytes - self._transfer_budget, shares)
+        self._room = Capacity(budget_bytes - self._transfer_budget, shares)
         self.budget_bytes = budget_bytes
         self._sort_key = POLICIES[eviction]
         self._on_change = on_change
         self._tier: Tier = tier
         self._make_arena = make_arena
         self._arenas: dict[bytes, Memory] = {}
-        self._slots: dict[bytes, Slots] = {}
-        self._numbered: dict[int, Slots] = {}
+        self._slots: dict[bytes, SlotTable] = {}
+        self._numbered: dict[int, SlotTable] = {}
         self._numbers = itertools.count()
         self._leases = Leases()
         self._floor = 0.0  # sort key of the last block that left: what the ageing policies count from
@@ -77,7 +77,7 @@ class SlotPool(Generic[Memory]):
         if arena is None:
             arena = self._make_arena(layout, max(1, self.budget_bytes // stride_of(layout)))
             self._arenas[layout.fingerprint] = arena
-            slots = self._slots[layout.fingerprint] = Slots(next(self._numbers), arena)
+            slots = self._slots[layout.fingerprint] = SlotTable(next(self._numbers), arena)
             self._numbered[slots.number] = slots
         return arena
 
@@ -94,15 +94,15 @@ class SlotPool(Generic[Memory]):
         """The arena of the layout with this fingerprint, if that has been used."""
         return self._arenas.get(fingerprint)
 
-    def _of(self, arena: SlotMemory) -> Slots:
+    def _of(self, arena: SlotMemory) -> SlotTable:
         return self._slots[arena.layout.fingerprint]
 
     @property
-    def tables(self) -> list[Slots]:
+    def tables(self) -> list[SlotTable]:
         """What `removal` looks at: valid until something is published or leaves."""
         return self._all()
 
-    def _all(self) -> list[Slots]:
+    def _all(self) -> list[SlotTable]:
         """From any thread."""
         return list(self._slots.values())
 
@@ -120,7 +120,7 @@ class SlotPool(Generic[Memory]):
         for slots, used in ended.written:
             self._end_writing(slots, used)
 
-    def _end_writing(self, slots: Slots, used: list[int]) -> None:
+    def _end_writing(self, slots: SlotTable, used: list[int]) -> None:
         for run, _, start, end in slots.stretches(used):
             if run is not None:
                 run.num_written -= end - start
@@ -148,7 +148,7 @@ class SlotPool(Generic[Memory]):
             self._leases[lease].written.append((slots, taken))
         return taken
 
-    def _find_pages(self, slots: Slots, num_slots: int) -> None:
+    def _find_pages(self, slots: SlotTable, num_slots: int) -> None:
         """Where memory would exceed the budget, free slots of other arenas give theirs back."""
         backed_bytes = sum(other.num_backed * other.arena.stride_bytes for other in self._all())
         excess = backed_bytes + slots.num_fresh(num_slots) * slots.arena.stride_bytes - self.budget_bytes
@@ -262,7 +262,7 @@ class SlotPool(Generic[Memory]):
 
     def _publish(
         self,
-        slots: Slots,
+        slots: SlotTable,
         taken: Sequence[int],
         hashes: Sequence[BlockHash],
         *,
@@ -308,12 +308,12 @@ class SlotPool(Generic[Memory]):
 
     # Eviction
 
-    def _keep(self, run: Run | None) -> None:
+    def _keep(self, run: BlockRun | None) -> None:
         """Take a run out of the evictable ones once its last block may not leave."""
         if run is not None and run.num_kept() == len(run):
             self._room.candidates.discard(run)
 
-    def _settle(self, run: Run | None) -> None:
+    def _settle(self, run: BlockRun | None) -> None:
         """Put a run among the evictable ones when its last block may leave; of one that is forgotten it leaves."""
         if run is None or run in self._room.candidates or run.num_kept() == len(run):
             return
@@ -325,10 +325,10 @@ class SlotPool(Generic[Memory]):
         views = self._room.views(self._account_of(run), run)
         self._room.candidates.add(run, key, soft=run.slots[-1] in slots.soft_pinned, views=views)
 
-    def _account_of(self, run: Run) -> Account:
+    def _account_of(self, run: BlockRun) -> TenantAccount:
         return self._room.account(self._numbered[run.arena_number].arena.layout.model, run.root)
 
-    def _make_room(self, account: Account, num_bytes: int) -> bool:
+    def _make_room(self, account: TenantAccount, num_bytes: int) -> bool:
         """Evict until that many bytes of a tenant fit; False when what would have to leave is in use."""
         while (shortage := self._room.shortage(account, num_bytes)) is not None:
             victim = self._room.victim(shortage.view)
@@ -339,13 +339,13 @@ class SlotPool(Generic[Memory]):
             self._shorten(run, shortage.num_bytes)
         return True
 
-    def _shorten(self, run: Run, lacking_bytes: int) -> None:
+    def _shorten(self, run: BlockRun, lacking_bytes: int) -> None:
         """Evict the last blocks of a run, no more than were used alike, as far as bytes are lacking."""
         slots = self._numbered[run.arena_number]
         first = max(run.num_kept(), run.even_tail(), slots.evenly_pinned(run))
         self._cut(run, min(len(run) - first, -(-lacking_bytes // slots.arena.stride_bytes)))
 
-    def _cut(self, run: Run, num_blocks: int) -> None:
+    def _cut(self, run: BlockRun, num_blocks: int) -> None:
         """Evict the last blocks of a run, which nothing keeps."""
         slots, num_asked = self._numbered[run.arena_number], run.num_asked
         is_told = slots.is_forgotten(run)
@@ -360,7 +360,7 @@ class SlotPool(Generic[Memory]):
         if self._on_change is not None and not is_told:
             self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
 
-    def cut(self, cuts: Iterable[Cut]) -> int:
+    def cut(self, cuts: Iterable[RunCut]) -> int:
         """Shorten those of the runs that are this pool's, as far as their blocks are not in use; bytes that left."""
         num_bytes = 0
         for slots, run, num_left in cuts:
@@ -376,7 +376,7 @@ class SlotPool(Generic[Memory]):
         uses end. Bytes that were prefix blocks."""
         return sum(self._forget(slots) for slots in self._all() if slots.arena.layout.model == model)
 
-    def _forget(self, slots: Slots) -> int:
+    def _forget(self, slots: SlotTable) -> int:
         num_bytes, fingerprint = slots.num_blocks * slots.arena.stride_bytes, slots.arena.layout.fingerprint
         for run in slots.forget():
             self._room.candidates.discard(run)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from prfaas.cachepool.block_run import Run
-from prfaas.cachepool.slots import Slots
+from prfaas.cachepool.block_run import BlockRun
+from prfaas.cachepool.slots import SlotTable
 from prfaas.types import BlockHash
 
 
-class Cut(NamedTuple):
+class RunCut(NamedTuple):
     """A run is to be shortened to its first blocks."""
 
-    slots: Slots
-    run: Run
+    slots: SlotTable
+    run: BlockRun
     num_left: int
 
 
-def removal(tables: Sequence[Slots], end_hash: BlockHash) -> list[Cut]:
+def removal(tables: Sequence[SlotTable], end_hash: BlockHash) -> list[RunCut]:
     """The runs to be shortened, in this order, for the prefix that ends with a hash to leave, with what follows it. O(slots).
 
     What stays of the prefix is all of it, in every group, up to where the last other chain branches off or a linear state
@@ -44,15 +44,15 @@ def removal(tables: Sequence[Slots], end_hash: BlockHash) -> list[Cut]:
 class _Chains:
     """The runs of all tables, by what they hang on."""
 
-    def __init__(self, tables: Sequence[Slots]) -> None:
+    def __init__(self, tables: Sequence[SlotTable]) -> None:
         self._tables = tables
-        self._hung: dict[BlockHash, list[tuple[Slots, Run]]] = {}
+        self._hung: dict[BlockHash, list[tuple[SlotTable, BlockRun]]] = {}
         for slots in tables:
             for run in slots.runs():
                 if run.above is not None:
                     self._hung.setdefault(run.above[1], []).append((slots, run))
 
-    def _with(self, block_hash: BlockHash) -> Iterator[tuple[Slots, Run]]:
+    def _with(self, block_hash: BlockHash) -> Iterator[tuple[SlotTable, BlockRun]]:
         for slots in self._tables:
             for group in range(len(slots.by_hash)):
                 run = slots.run_with((group, block_hash))
@@ -62,7 +62,7 @@ class _Chains:
     def path(self, end_hash: BlockHash) -> dict[BlockHash, int]:
         """The hashes of a prefix at which some block ends or begins, with their lengths in tokens; its own where it is here."""
         path: dict[BlockHash, int] = {}
-        walked: dict[Run, int] = {}  # → how many of its blocks
+        walked: dict[BlockRun, int] = {}  # → how many of its blocks
         walk = [end_hash]
         for block_hash in walk:  # grows as it is walked
             for _, run in self._with(block_hash):
@@ -75,16 +75,16 @@ class _Chains:
                         walk.append(its)
         return path
 
-    def beyond(self, starts: Iterable[BlockHash], num_tokens: int) -> list[Cut]:
+    def beyond(self, starts: Iterable[BlockHash], num_tokens: int) -> list[RunCut]:
         """All blocks that end further than `num_tokens` on chains that go through one of these hashes, which do so too."""
         walk = list(starts)
-        reached, cuts = set(walk), dict[Run, Cut]()
+        reached, cuts = set(walk), dict[BlockRun, RunCut]()
         for block_hash in walk:  # grows as it is walked
             for slots, run in [*self._with(block_hash), *self._hung.get(block_hash, ())]:
                 if run in cuts:
                     continue
                 first = next((at for at in range(len(run)) if run.tokens_at(at) > num_tokens), len(run))
-                cuts[run] = Cut(slots, run, first)
+                cuts[run] = RunCut(slots, run, first)
                 near = run.hashes[first:]
                 if run.above is not None and run.tokens_above > num_tokens:
                     near = [run.above[1], *near]

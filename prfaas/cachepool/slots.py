@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from prfaas.cachepool.arena import SlotMemory
-from prfaas.cachepool.block_run import MAX_RUN_BLOCKS, ChainKey, Run
+from prfaas.cachepool.block_run import MAX_RUN_BLOCKS, BlockRun, ChainKey
 from prfaas.cachepool.eviction import BlockFacts
 from prfaas.types import BlockHash
 
@@ -20,8 +20,8 @@ class Lease:
     """Uses of slots by one owner, whose name is for people."""
 
     owner: str
-    written: list[tuple[Slots, list[int]]] = field(default_factory=list)  # slots that the lease was given
-    read: list[tuple[Run, int]] = field(default_factory=list)  # runs, and the end of what is read of them
+    written: list[tuple[SlotTable, list[int]]] = field(default_factory=list)  # slots that the lease was given
+    read: list[tuple[BlockRun, int]] = field(default_factory=list)  # runs, and the end of what is read of them
 
 
 class Leases:
@@ -67,7 +67,7 @@ class Leases:
         return list(self._by_id.values())
 
 
-class Slots:
+class SlotTable:
     """Bookkeeping of one arena's slots; keeps no budget and decides nothing."""
 
     def __init__(self, number: int, arena: SlotMemory) -> None:
@@ -77,7 +77,7 @@ class Slots:
         self.never_used = 0  # slots from here on were never given out
         self.free: list[int] = []  # their pages are there
         self.given_back: list[int] = []  # free, their pages went back to the system
-        self.run_of: list[Run | None] = []  # slot → the run whose block it holds
+        self.run_of: list[BlockRun | None] = []  # slot → the run whose block it holds
         self.by_hash: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
         self.states: tuple[dict[BlockHash, dict[BlockHash, int]], ...] = tuple({} for _ in groups)
         self.soft_pinned: set[int] = set()
@@ -144,7 +144,7 @@ class Slots:
             self.barred -= forgotten
         self.free += gone
 
-    def stretches(self, used: Sequence[int]) -> Iterator[tuple[Run | None, int, int, int]]:
+    def stretches(self, used: Sequence[int]) -> Iterator[tuple[BlockRun | None, int, int, int]]:
         """The slots in order, as far as each holds the next block of one run: (run or None, position, start, end)."""
         start, run_of = 0, self.run_of
         while start < len(used):
@@ -164,12 +164,12 @@ class Slots:
         rules = self.arena.layout.groups[group].rules
         return rules.chain_parent(group, block_hash, before, attention_group=self._first_attention)
 
-    def run_with(self, key: ChainKey | None) -> Run | None:
+    def run_with(self, key: ChainKey | None) -> BlockRun | None:
         """The run that holds this block."""
         slot = None if key is None else self.by_hash[key[0]].get(key[1])
         return None if slot is None else self.run_of[slot]
 
-    def hang(self, key: ChainKey | None) -> Run | None:
+    def hang(self, key: ChainKey | None) -> BlockRun | None:
         """Count one more block that hangs on `key`, whether that is stored or not; the run with it when it is."""
         run = self.run_with(key)
         if key is not None and run is None:
@@ -179,7 +179,7 @@ class Slots:
             run.add_child(run.position_of(key[1]))
         return run
 
-    def unhang(self, key: ChainKey | None) -> Run | None:
+    def unhang(self, key: ChainKey | None) -> BlockRun | None:
         """Count one less; the run with `key` when that is stored."""
         run = self.run_with(key)
         if run is not None and key is not None:
@@ -202,7 +202,7 @@ class Slots:
                 walk.append((parent, parent.position_of(above[1])))
         return list(found)
 
-    def _ending_with(self, block_hash: BlockHash) -> list[tuple[Run, int]]:
+    def _ending_with(self, block_hash: BlockHash) -> list[tuple[BlockRun, int]]:
         """The runs, and where in them, of the blocks of this hash in every group."""
         runs = [self.run_with((group, block_hash)) for group in range(len(self.by_hash))]
         return [(run, run.position_of(block_hash)) for run in runs if run is not None]
@@ -243,7 +243,7 @@ class Slots:
             if run is None or len(run) >= MAX_RUN_BLOCKS:
                 tokens = num_tokens + start * block_tokens
                 self.hang(above)
-                run = Run(
+                run = BlockRun(
                     self.number,
                     group,
                     above=above,
@@ -257,13 +257,13 @@ class Slots:
             parent, above, start = run.hashes[-1], (group, run.hashes[-1]), end
         self._adopt(group, hashes)
 
-    def _growing(self, group: int, *, parent: BlockHash, above: ChainKey | None, num_tokens: int) -> Run | None:
+    def _growing(self, group: int, *, parent: BlockHash, above: ChainKey | None, num_tokens: int) -> BlockRun | None:
         """The run that the block after `above` may be appended to."""
         run = self.run_with(above) if above == (group, parent) else None
         follows = run is not None and run.hashes[-1] == parent and run.tokens_at(len(run)) == num_tokens
         return run if follows else None
 
-    def _append(self, run: Run, taken: Sequence[int], hashes: Sequence[BlockHash], when: int) -> None:
+    def _append(self, run: BlockRun, taken: Sequence[int], hashes: Sequence[BlockHash], when: int) -> None:
         run.grow(taken, hashes, when)
         run_of = self.run_of
         for slot in taken:
@@ -277,7 +277,7 @@ class Slots:
             assert run is not None
             run.children[run.position_of(block_hash)] = awaited.pop(block_hash)
 
-    def cut(self, run: Run, num_blocks: int) -> tuple[list[int], list[BlockHash]]:
+    def cut(self, run: BlockRun, num_blocks: int) -> tuple[list[int], list[BlockHash]]:
         """The last blocks of a run are no prefix blocks any more; their slots and hashes, from the tail on."""
         is_forgotten = self.is_forgotten(run)
         gone, hashes = run.cut(num_blocks)
@@ -297,7 +297,7 @@ class Slots:
                 del self.states[run.group][run.parent]
         return gone, hashes
 
-    def forget(self) -> list[Run]:
+    def forget(self) -> list[BlockRun]:
         """Take every block out of the tables, and bar what is in use or being written; the runs, what hung on others first.
 
         They hang on nothing afterwards, and nothing on them.
@@ -317,11 +317,11 @@ class Slots:
         self.barred = set(range(self.never_used)).difference(self.free, self.given_back)
         return found
 
-    def is_forgotten(self, run: Run) -> bool:
+    def is_forgotten(self, run: BlockRun) -> bool:
         """Whether a run is in no table any more, and there only until its uses end."""
         return bool(self.barred and run.slots) and run.slots[0] in self.barred
 
-    def evenly_pinned(self, run: Run) -> int:
+    def evenly_pinned(self, run: BlockRun) -> int:
         """Position from which on all blocks of a run are soft-pinned, or none is."""
         pinned = self.soft_pinned
         if not pinned:
@@ -330,7 +330,7 @@ class Slots:
         others = (at for at in range(len(run) - 1, -1, -1) if (run.slots[at] in pinned) != is_soft)
         return next(others, -1) + 1
 
-    def tail_facts(self, run: Run) -> BlockFacts:
+    def tail_facts(self, run: BlockRun) -> BlockFacts:
         """What an eviction policy may know of a run's last block."""
         last_used, num_uses = run.tail_uses()
         group, num_tokens = self.arena.layout.groups[run.group], run.tokens_at(len(run) - 1)
@@ -340,7 +340,7 @@ class Slots:
 
     # Our own bookkeeping, checked
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[BlockRun]:
         """Every run once. O(slots): for tests and diagnosis."""
         return list(dict.fromkeys(run for run in self.run_of if run is not None))
 
@@ -373,7 +373,7 @@ class Slots:
         assert self.soft_pinned <= held, "a soft pin on something that is no prefix block"
         self._check_chains(runs)
 
-    def _check_chains(self, runs: list[Run]) -> None:
+    def _check_chains(self, runs: list[BlockRun]) -> None:
         counted: dict[ChainKey, int] = {}
         for run in runs:
             if run.above is not None:

@@ -17,10 +17,10 @@ from pathlib import Path
 from prfaas import logs, metrics
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.cachepool.file_arena import Buffer, FileArena, saved_layouts
+from prfaas.cachepool.file_arena import AlignedBuffer, FileArena, saved_layouts
 from prfaas.cachepool.pool import Pool, SlotPool
-from prfaas.cachepool.removal import Cut
-from prfaas.cachepool.slots import LeaseId, Slots
+from prfaas.cachepool.removal import RunCut
+from prfaas.cachepool.slots import LeaseId, SlotTable
 from prfaas.errors import ConfigError
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange
@@ -29,7 +29,7 @@ from prfaas.types import BlockHash
 BURST_SECONDS = 0.25
 
 
-class Bandwidth:
+class DiskBudget:
     """Says when the next piece may go. A piece may overdraw the budget; the next one then waits for it."""
 
     def __init__(self, bytes_per_second: float) -> None:
@@ -88,7 +88,7 @@ class _Reading:
     done: Callable[[bool], None]
 
 
-class Ssd:
+class SsdTier:
     """One directory of file arenas. `pump` is called now and then, and continues by itself while there is work."""
 
     def __init__(
@@ -112,8 +112,8 @@ class Ssd:
         )
         self._threads = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="prfaas-ssd")
         self._buffers = threading.local()
-        self._write_budget = Bandwidth(settings.write_bytes_per_second)
-        self._read_budget = Bandwidth(settings.read_bytes_per_second)
+        self._write_budget = DiskBudget(settings.write_bytes_per_second)
+        self._read_budget = DiskBudget(settings.read_bytes_per_second)
         self._to_write: deque[Key] = deque(maxlen=MAX_WAITING)
         self._to_read: deque[_Reading] = deque()
         self._too_wide: set[bytes] = set()  # layouts whose blocks the budget does not hold
@@ -156,11 +156,11 @@ class Ssd:
         return {} if arena is None else self._pool.states_after(arena, group, unit)
 
     @property
-    def tables(self) -> list[Slots]:
+    def tables(self) -> list[SlotTable]:
         """As `Pool.tables`."""
         return self._pool.tables
 
-    def cut(self, cuts: Iterable[Cut]) -> int:
+    def cut(self, cuts: Iterable[RunCut]) -> int:
         """As `Pool.cut`."""
         return self._pool.cut(cuts)
 
@@ -372,10 +372,10 @@ class Ssd:
         self._tell_who_waits()
         self.pump()
 
-    def _buffer(self, arena: FileArena) -> Buffer:
-        buffers: dict[int, Buffer] = self._buffers.__dict__.setdefault("by_size", {})
+    def _buffer(self, arena: FileArena) -> AlignedBuffer:
+        buffers: dict[int, AlignedBuffer] = self._buffers.__dict__.setdefault("by_size", {})
         if arena.stride_bytes not in buffers:
-            buffers[arena.stride_bytes] = Buffer(arena.stride_bytes)
+            buffers[arena.stride_bytes] = AlignedBuffer(arena.stride_bytes)
         return buffers[arena.stride_bytes]
 
     # The end

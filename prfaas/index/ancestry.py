@@ -16,7 +16,7 @@ _PARTS = 256  # values of a byte
 Value = TypeVar("Value")
 
 
-class SpreadDict(Generic[Value]):
+class ShardedDict(Generic[Value]):
     """From a hash, which has at least one byte, to a value."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class SpreadDict(Generic[Value]):
         return all(block_hash in parts[block_hash[0]] for block_hash in hashes)
 
 
-class SpreadSet:
+class ShardedSet:
     """Hashes, which have at least one byte."""
 
     def __init__(self) -> None:
@@ -102,8 +102,8 @@ class Ancestry:
     """A block is known as long as it has users. Adding a child uses its parent; who holds a block says so by `use`."""
 
     def __init__(self) -> None:
-        self._places = SpreadDict[int]()  # index in the chain, then the number of users
-        self._parents = SpreadDict[BlockHash]()  # of all but the first of each chain
+        self._places = ShardedDict[int]()  # index in the chain, then the number of users
+        self._parents = ShardedDict[BlockHash]()  # of all but the first of each chain
 
     def __len__(self) -> int:
         return len(self._places)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from prfaas.errors import IndexRefusal
-from prfaas.index.ancestry import Ancestry, SpreadSet
+from prfaas.index.ancestry import Ancestry, ShardedSet
 from prfaas.index.segments import (
     TAIL_BYTES,
     Announcement,
@@ -33,7 +33,7 @@ Change = PoolChange | PoolEvent
 _Fresh = dict[Holding, set[BlockHash]]  # what changed and is not told yet
 _Orphan = tuple[Holding, BlockHash]
 _Missing = tuple[int, BlockHash]  # block size and parent
-_NONE = SpreadSet()
+_NONE = ShardedSet()
 
 
 class Inventory:
@@ -43,7 +43,7 @@ class Inventory:
         self._layouts: dict[bytes, Layout] = {}
         self._places: dict[tuple[bytes, int, Tier], tuple[Holding, int]] = {}
         self._ancestry: dict[int, Ancestry] = {}  # by block size
-        self._held: dict[Holding, SpreadSet] = {}
+        self._held: dict[Holding, ShardedSet] = {}
         self._exact: dict[Holding, dict[BlockHash, Checkpoint]] = {}
         self._orphans: dict[_Missing, dict[_Orphan, BlockStored]] = {}
         self._missing: dict[_Orphan, _Missing] = {}  # what each orphan waits for
@@ -130,10 +130,10 @@ class Inventory:
         fresh.setdefault(holding, set()).update(new)
         return True
 
-    def _held_of(self, holding: Holding) -> SpreadSet:
+    def _held_of(self, holding: Holding) -> ShardedSet:
         held = self._held.get(holding)
         if held is None:
-            held = self._held[holding] = SpreadSet()
+            held = self._held[holding] = ShardedSet()
         return held
 
     def _is_missed(self, block_tokens: int, hashes: Iterable[BlockHash]) -> bool:

@@ -82,7 +82,7 @@ class ClusterMatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class MatchResult:
     """`nodes` and `clusters` with anything of the prompt, best first; `world`, where it is asked for, is what the nodes of all
     clusters can serve together.
 

@@ -9,7 +9,7 @@ import msgpack
 
 from prfaas.errors import IndexRefusal, LayoutError
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
-from prfaas.index.query import Answer, Query
+from prfaas.index.query import MatchResult, Query
 from prfaas.index.segments import Announcement, Checkpoint, Digest, Holding, Segment
 from prfaas.kv.layout import Layout, is_well_formed
 from prfaas.pool_events import POOL_TIERS, Tier
@@ -230,7 +230,7 @@ def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int
     return tuple((message.num_tokens, BlockHash(message.hash)) for message in messages)
 
 
-def answer_message(answer: Answer) -> pb.MatchResponse:
+def answer_message(answer: MatchResult) -> pb.MatchResponse:
     return pb.MatchResponse(
         nodes=[pb.NodeMatch(**node._asdict()) for node in answer.nodes],
         clusters=[pb.ClusterMatch(**cluster._asdict()) for cluster in answer.clusters],

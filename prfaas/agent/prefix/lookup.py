@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import Ssd
+from prfaas.cachepool.ssd import SsdTier
 from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.kv.kinds import KINDS
 from prfaas.kv.match import HeldBlocks, MatchRules, match_prefix
@@ -16,7 +16,7 @@ from prfaas.types import BlockHash
 class LocalHoldings:
     """Answers for one moment: it is asked and forgotten."""
 
-    def __init__(self, pool: Pool, ssd: Ssd | None, arena: Arena) -> None:
+    def __init__(self, pool: Pool, ssd: SsdTier | None, arena: Arena) -> None:
         self._pool = pool
         self._ssd = ssd
         self.arena = arena

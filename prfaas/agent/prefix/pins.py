@@ -14,9 +14,9 @@ from typing import Any
 from prfaas import logs, metrics
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.removal import Cut, removal
+from prfaas.cachepool.removal import RunCut, removal
 from prfaas.cachepool.slots import LeaseId
-from prfaas.cachepool.ssd import Ssd
+from prfaas.cachepool.ssd import SsdTier
 from prfaas.types import BlockHash, CopyEnd, CopyOutcome, PoolCommand
 
 OWNER = "operators"
@@ -26,7 +26,7 @@ _log = logs.get("agent.pins")
 class Pins:
     """What operators have pinned here. Runs on the agent's loop."""
 
-    def __init__(self, pool: Pool, ssd: Ssd | None, *, report: Callable[[CopyEnd], None]) -> None:
+    def __init__(self, pool: Pool, ssd: SsdTier | None, *, report: Callable[[CopyEnd], None]) -> None:
         """`report` hears how each command ended, once for each time that it came."""
         self._pool = pool
         self._ssd = ssd
@@ -103,7 +103,7 @@ class Pins:
         for arena, slots in self._chains(end_hash):
             self._pool.soft_pin(arena, slots, keep=keep)
 
-    def _cuts(self, end_hash: BlockHash) -> list[Cut]:
+    def _cuts(self, end_hash: BlockHash) -> list[RunCut]:
         return removal([*self._pool.tables, *(() if self._ssd is None else self._ssd.tables)], end_hash)
 
     def _remove(self, end_hash: BlockHash) -> int:

@@ -24,7 +24,7 @@ from prfaas.agent.transfer.placement import Placement, place_held
 from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, TransferPlan, make_plan
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import Ssd
+from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH, prefix_hash
@@ -57,7 +57,7 @@ class PrefixCopies:
         grant_key: bytes,
         pool: Pool,
         arenas: Callable[[], list[Arena]],
-        ssd: Ssd | None,
+        ssd: SsdTier | None,
         link_to: Callable[[str, AgentName], Link],
         transfer_log: TransferLog,
         report: Callable[[CopyEnd], None],

@@ -8,7 +8,7 @@ from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import TransferPlan, is_prefix_block
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import Ssd
+from prfaas.cachepool.ssd import SsdTier
 
 OWNER = "ssd"  # of the slots: threads write to them, whatever becomes of the engine
 Done = Callable[[Placement | None], None]
@@ -17,7 +17,7 @@ Done = Callable[[Placement | None], None]
 class Promotion:
     """One placement whose absent blocks come from the SSD. `done` hears of it once, unless it was cancelled."""
 
-    def __init__(self, placement: Placement, ssd: Ssd, done: Done) -> None:
+    def __init__(self, placement: Placement, ssd: SsdTier, done: Done) -> None:
         self.placement = placement
         self._ssd = ssd
         self._done: Done | None = done
@@ -64,7 +64,7 @@ class Promotion:
             self._done(None)
 
 
-def promote(pool: Pool, ssd: Ssd, plan: TransferPlan, arenas: tuple[Arena, ...], *, done: Done) -> Promotion | None:
+def promote(pool: Pool, ssd: SsdTier, plan: TransferPlan, arenas: tuple[Arena, ...], *, done: Done) -> Promotion | None:
     """What brings a plan's blocks into the pool once it begins, or None when there is no memory for them.
 
     `done` hears the placement, or None when a block is nowhere or not whole.

@@ -30,7 +30,7 @@ from prfaas.agent.transfer.placement import Placement, place, place_held
 from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import Ssd
+from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import RemoteProtocolError
 from prfaas.hashing import HASH_BYTES
 from prfaas.kv.layout import Layout
@@ -71,7 +71,7 @@ Use = TypeVar("Use", Stored, Waiting, Reading)
 class PrefixStore:
     """Stores and lookups of this node's engines. Runs on the agent's loop."""
 
-    def __init__(self, pool: Pool, handles: Iterator[int], *, ssd: Ssd | None, ssd_wait_seconds: float) -> None:
+    def __init__(self, pool: Pool, handles: Iterator[int], *, ssd: SsdTier | None, ssd_wait_seconds: float) -> None:
         """`handles` number what the rings speak of, together with the transfers that leave."""
         self._pool = pool
         self._ssd = ssd

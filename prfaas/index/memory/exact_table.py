@@ -27,7 +27,7 @@ _FREE, _ANY = 0, 0xFFFF
 _TAG_SHIFT = 48  # a hash's highest 16 bits
 
 
-class Sieve:
+class FingerprintFilter:
     """Of 8-byte hashes as numbers; their lowest bits are the place, which SHA-256 spreads evenly."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class ExactTable:
         self._further: dict[
             tuple[int, int], int
         ] = {}  # short anchor and length → how many hang there besides the first
-        self._sieve, self._odd_sieve = Sieve(), Sieve()  # of the short hashes of both
+        self._sieve, self._odd_sieve = FingerprintFilter(), FingerprintFilter()  # of the short hashes of both
         self._sets = HolderSets()
         self._num_at_units = 0  # entries whose length is a multiple of 16 tokens
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
 from prfaas.index.memory.exact_table import ExactTable
-from prfaas.index.memory.matching import Evidence, Family, Found, Kinds
+from prfaas.index.memory.matching import EngineShapes, HeldBits, MatchEvidence, NodeEngine
 from prfaas.index.memory.run_table import RunTable, bitmaps
-from prfaas.index.query import Answer, Chain, Query, chain_of
+from prfaas.index.query import Chain, MatchResult, Query, chain_of
 from prfaas.index.segments import (
     CELL_BLOCKS,
     TAIL_BYTES,
@@ -28,12 +28,12 @@ from prfaas.types import AgentName, BlockHash, ClusterName
 
 
 @dataclass(eq=False)
-class Part:
+class Holder:
     """What one holder number stands for."""
 
     number: int
     holding: Holding
-    family: Family
+    family: NodeEngine
     place: int  # of its bits, in what is found of its family
     is_state: bool
     block_tokens: int  # of its blocks; of a state, of those at whose ends it is marked, or 0
@@ -42,7 +42,7 @@ class Part:
     digest: Digest = field(default_factory=Digest)
 
 
-def note_segment(bitmaps: Sequence[tuple[Part, int]], segment: Segment) -> None:
+def note_segment(bitmaps: Sequence[tuple[Holder, int]], segment: Segment) -> None:
     """Store or remove blocks, and the states beside them: by part, which of the path.
 
     Raises:
@@ -59,7 +59,7 @@ def note_segment(bitmaps: Sequence[tuple[Part, int]], segment: Segment) -> None:
             part.digest = part.digest.minus(gone)
 
 
-def note_checkpoint(part: Part, its: Checkpoint) -> None:
+def note_checkpoint(part: Holder, its: Checkpoint) -> None:
     """Store or remove what is valid at one exact length.
 
     Raises:
@@ -74,7 +74,7 @@ def note_checkpoint(part: Part, its: Checkpoint) -> None:
         part.digest = part.digest.minus(digest)
 
 
-def _store(part: Part, its: Checkpoint) -> bool:
+def _store(part: Holder, its: Checkpoint) -> bool:
     """Note a checkpoint, beside the block that it ends with where that is known; False when it was noted before."""
     if its.head is not None and _is_marked(part, its):
         if part.exact.holds(part.number, block_hash=its.block_hash, num_tokens=its.num_tokens):
@@ -87,7 +87,7 @@ def _store(part: Part, its: Checkpoint) -> bool:
     return part.exact.store(part.number, block_hash=its.block_hash, num_tokens=its.num_tokens, anchor=anchor)
 
 
-def _remove(part: Part, its: Checkpoint) -> bool:
+def _remove(part: Holder, its: Checkpoint) -> bool:
     """Take a checkpoint back; False when it was not noted."""
     if part.exact.remove(part.number, block_hash=its.block_hash, num_tokens=its.num_tokens):
         return True
@@ -97,17 +97,17 @@ def _remove(part: Part, its: Checkpoint) -> bool:
     return bool(part.runs.unmark(part.number, head=its.head, offset=offset, tail=tail))
 
 
-def _is_marked(part: Part, its: Checkpoint) -> bool:
+def _is_marked(part: Holder, its: Checkpoint) -> bool:
     """Whether it is a state that ends with a block, beside which it can be noted."""
     return part.is_state and part.block_tokens > 0 and not its.num_tokens % part.block_tokens
 
 
-def _offset(part: Part, its: Checkpoint) -> int:
+def _offset(part: Holder, its: Checkpoint) -> int:
     """Of the block that a state ends with, in its cell."""
     return (its.num_tokens // part.block_tokens - 1) % CELL_BLOCKS
 
 
-def _check_segment(bitmaps: Sequence[tuple[Part, int]], segment: Segment) -> None:
+def _check_segment(bitmaps: Sequence[tuple[Holder, int]], segment: Segment) -> None:
     part, _ = bitmaps[0]
     if not part.block_tokens or not all(its.is_state for its, _ in bitmaps[1:]):
         raise IndexRefusal("wrong_block_size", f"{part.family.node} announces blocks of a group that has none")
@@ -123,7 +123,7 @@ def _check_segment(bitmaps: Sequence[tuple[Part, int]], segment: Segment) -> Non
         raise IndexRefusal("alien_hash", "a segment's head is the hash of its first block")
 
 
-def _check_checkpoint(part: Part, its: Checkpoint) -> None:
+def _check_checkpoint(part: Holder, its: Checkpoint) -> None:
     shape = part.family.kind.rules.groups[part.holding.group]
     if not shape.is_state and its.num_tokens % shape.block_tokens == 0:
         raise IndexRefusal(
@@ -138,7 +138,9 @@ def _check_checkpoint(part: Part, its: Checkpoint) -> None:
         raise IndexRefusal("alien_hash", f"the state at {its.num_tokens} tokens and its anchor contradict each other")
 
 
-_Answering = dict[int, tuple[Family, int, int, bool]]  # holder → family, places of blocks and checkpoints, of a state
+_Answering = dict[
+    int, tuple[NodeEngine, int, int, bool]
+]  # holder → family, places of blocks and checkpoints, of a state
 
 
 @dataclass(eq=False)
@@ -147,7 +149,7 @@ class _Node:
     cluster: ClusterName
     epoch: int
     layouts: dict[bytes, Layout]
-    families: dict[bytes, Family] = field(default_factory=dict)  # by layout fingerprint
+    families: dict[bytes, NodeEngine] = field(default_factory=dict)  # by layout fingerprint
     parts: dict[Holding, int] = field(default_factory=dict)
     live: bool = True
 
@@ -157,11 +159,11 @@ class Index:
 
     def __init__(self) -> None:
         self._nodes: dict[AgentName, _Node] = {}
-        self._parts: list[Part | None] = []
+        self._parts: list[Holder | None] = []
         self._runs: dict[tuple[str, int], RunTable] = {}
         self._answering: dict[frozenset[Tier], _Answering] = {}  # what `_answering_parts` has found
         self._exact: dict[str, ExactTable] = {}
-        self._kinds = Kinds()
+        self._kinds = EngineShapes()
         self._sweep: Iterator[int] | None = None
 
     # -- nodes
@@ -191,7 +193,7 @@ class Index:
             self._exact.setdefault(layout.model, ExactTable())
             kind = self._kinds.of(layout, node.cluster)
             known = (family for family in node.families.values() if family.kind == kind)
-            node.families[fingerprint] = next(known, None) or Family(node.name, kind)
+            node.families[fingerprint] = next(known, None) or NodeEngine(node.name, kind)
 
     def forget(self, name: AgentName) -> None:
         """Void everything a node held, and the node itself. Constant time in the number of its blocks."""
@@ -248,7 +250,7 @@ class Index:
             raise IndexRefusal("unknown_node", f"{name} has not registered")
         return node
 
-    def _part(self, node: _Node, holding: Holding) -> Part:
+    def _part(self, node: _Node, holding: Holding) -> Holder:
         number = node.parts.get(holding)
         if number is not None:
             part = self._parts[number]
@@ -266,7 +268,7 @@ class Index:
         family = node.families[holding.layout]
         place = family.kind.place(holding.group, layout.shard.rank)
         number = node.parts[holding] = len(self._parts)
-        part = Part(number, holding, family, place, is_state, size, runs, self._exact[layout.model])
+        part = Holder(number, holding, family, place, is_state, size, runs, self._exact[layout.model])
         self._parts.append(part)
         self._answering.clear()
         return part
@@ -279,7 +281,7 @@ class Index:
 
     # -- questions
 
-    def match(self, query: Query, *, tiers: frozenset[Tier] = POOL_TIERS) -> Answer:
+    def match(self, query: Query, *, tiers: frozenset[Tier] = POOL_TIERS) -> MatchResult:
         """What every live node and cluster can serve of a prompt, and all of them together where that is asked for.
 
         Raises:
@@ -288,7 +290,7 @@ class Index:
         query.check()
         if query.model not in self._exact:
             raise IndexRefusal("unknown_model", f"no node has registered model {query.model!r}")
-        evidence, units = Evidence(query.limit_tokens), chain_of(query.units, HASH_UNIT_TOKENS)
+        evidence, units = MatchEvidence(query.limit_tokens), chain_of(query.units, HASH_UNIT_TOKENS)
         parts = self._answering_parts(tiers)
         reach, marks = self._find_blocks(query, units, evidence, parts=parts)
         odd_lengths = self._find_exact(query, units, evidence, parts=parts, reach_tokens=reach, marks=marks)
@@ -309,11 +311,11 @@ class Index:
         return found
 
     def _find_blocks(
-        self, query: Query, units: Chain, evidence: Evidence, *, parts: _Answering
-    ) -> tuple[int, dict[int, list[Found]]]:
+        self, query: Query, units: Chain, evidence: MatchEvidence, *, parts: _Answering
+    ) -> tuple[int, dict[int, list[HeldBits]]]:
         """Collect held blocks; returns how many tokens the longest of them reach, and by a block's tokens the states that
         are marked at such blocks' ends."""
-        reach, marks = 0, dict[int, list[Found]]()
+        reach, marks = 0, dict[int, list[HeldBits]]()
         for (model, block_tokens), table in self._runs.items():
             if model != query.model or not block_tokens:
                 continue
@@ -334,11 +336,11 @@ class Index:
         self,
         query: Query,
         units: Chain,
-        evidence: Evidence,
+        evidence: MatchEvidence,
         *,
         parts: _Answering,
         reach_tokens: int,
-        marks: Mapping[int, Sequence[Found]],
+        marks: Mapping[int, Sequence[HeldBits]],
     ) -> list[int]:
         """Collect checkpoints; returns the lengths of those whose hash the query did not state."""
         table = self._exact[query.model]

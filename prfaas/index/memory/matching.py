@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import and_, or_
 from typing import NamedTuple, TypeVar
 
-from prfaas.index.query import Answer, ClusterMatch, NodeMatch
+from prfaas.index.query import ClusterMatch, MatchResult, NodeMatch
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.match import HeldBlocks, MatchRules, PrefixMatch, match_prefix
@@ -18,7 +18,7 @@ Match = TypeVar("Match", NodeMatch, ClusterMatch)
 _Ranked = tuple[int, int, Match]  # usable and attention tokens, negated: sorted, the best comes first
 
 
-class KindKey(NamedTuple):
+class EngineShapeKey(NamedTuple):
     """What two nodes must share for their blocks to add up: all of a layout that its ranks have in common."""
 
     cluster: ClusterName
@@ -29,7 +29,7 @@ class KindKey(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class EngineShape:
     """One such kind. An index has one object of each, compared by identity: it is a key on the hot path."""
 
     cluster: ClusterName
@@ -56,52 +56,54 @@ class Kind:
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class NodeEngine:
     """The layouts of one node that are the ranks of one engine shape; compared by identity as well."""
 
     node: AgentName
-    kind: Kind
+    kind: EngineShape
 
 
-Found = tuple[Family, int, int]  # whose, at which place, which bits
+HeldBits = tuple[NodeEngine, int, int]  # whose, at which place, which bits
 
 
-class Kinds:
+class EngineShapes:
     """Every kind that an index has met."""
 
     def __init__(self) -> None:
-        self._known: dict[KindKey, Kind] = {}
+        self._known: dict[EngineShapeKey, EngineShape] = {}
         self._rules: dict[tuple[KVGroup, ...], MatchRules] = {}
 
-    def of(self, layout: Layout, cluster: ClusterName) -> Kind:
+    def of(self, layout: Layout, cluster: ClusterName) -> EngineShape:
         groups = tuple(group.without_layers for group in layout.groups)
-        key = KindKey(cluster, layout.model, layout.packing, layout.shard.size, groups)
+        key = EngineShapeKey(cluster, layout.model, layout.packing, layout.shard.size, groups)
         rules = self._rules.setdefault(groups, MatchRules(groups))
-        return self._known.setdefault(key, Kind(cluster, layout.packing, layout.shard.size, rules))
+        return self._known.setdefault(key, EngineShape(cluster, layout.packing, layout.shard.size, rules))
 
-    def keep(self, used: Set[Kind]) -> None:
+    def keep(self, used: Set[EngineShape]) -> None:
         """Forget every other kind."""
         self._known = {key: kind for key, kind in self._known.items() if kind in used}
         self._rules = {key.groups: kind.rules for key, kind in self._known.items()}
 
 
-class Evidence:
+class MatchEvidence:
     """What was found of one prompt, per family, group and rank (`Kind.place`): bits over the prompt's blocks, and behind
     those of all places as many over the lengths of checkpoints."""
 
     def __init__(self, limit_tokens: int) -> None:
         self._ends: Sequence[int] = ()  # lengths at which some checkpoint ends, ascending
         self._limit_tokens = limit_tokens
-        self._found: dict[Family, list[int]] = {}
+        self._found: dict[NodeEngine, list[int]] = {}
 
-    def add(self, family: Family, place: int, bits: int) -> None:
+    def add(self, family: NodeEngine, place: int, bits: int) -> None:
         """Note `bits` at a place of what was found of one family."""
         found = self._found.get(family)
         if found is None:
             found = self._found[family] = [0] * (2 * family.kind.num_places)
         found[place] |= bits
 
-    def add_exact(self, lengths: Sequence[int], entries: Sequence[Found], marks: Mapping[int, Sequence[Found]]) -> None:
+    def add_exact(
+        self, lengths: Sequence[int], entries: Sequence[HeldBits], marks: Mapping[int, Sequence[HeldBits]]
+    ) -> None:
         """Note what is valid at exact lengths: `entries` over `lengths`, ascending, and by a block's tokens the `marks`
         over the ends of such blocks. Their places are those of checkpoints."""
         if not lengths and len(marks) == 1:
@@ -119,12 +121,12 @@ class Evidence:
         for family, place, at in named:
             self.add(family, place, sum(1 << positions[length] for length in at))
 
-    def answer(self, odd_lengths: Iterable[int], *, with_world: bool = False) -> Answer:
+    def answer(self, odd_lengths: Iterable[int], *, with_world: bool = False) -> MatchResult:
         """Nodes and clusters, best first; of `odd_lengths` those that would beat every node."""
         nodes: list[_Ranked[NodeMatch]] = []
         clusters: list[_Ranked[ClusterMatch]] = []
-        by_kind: dict[Kind, list[list[int]]] = {}
-        alone: dict[Kind, PrefixMatch] = {}  # of the kinds that one family is of
+        by_kind: dict[EngineShape, list[list[int]]] = {}
+        alone: dict[EngineShape, PrefixMatch] = {}  # of the kinds that one family is of
         known: dict[tuple[object, ...], PrefixMatch] = {}  # many nodes hold the same of a prompt
         for family, found in self._found.items():
             kind = family.kind
@@ -142,12 +144,12 @@ class Evidence:
         best = ranked[0].usable_tokens if ranked else 0
         beyond = tuple([length for length in odd_lengths if length > best])
         world = self._everywhere() if with_world else None
-        return Answer(tuple(ranked), tuple(_best_of_each(clusters)), beyond, world)
+        return MatchResult(tuple(ranked), tuple(_best_of_each(clusters)), beyond, world)
 
-    def _usable(self, kind: Kind, bits: Sequence[int]) -> PrefixMatch:
+    def _usable(self, kind: EngineShape, bits: Sequence[int]) -> PrefixMatch:
         return match_prefix(kind.rules, kind.held(bits, self._ends), self._limit_tokens)
 
-    def _together(self, kind: Kind, places: Sequence[Sequence[int]]) -> PrefixMatch:
+    def _together(self, kind: EngineShape, places: Sequence[Sequence[int]]) -> PrefixMatch:
         """What several nodes of one kind can serve."""
         held = _union([kind.held(bits, self._ends) for bits in places])
         return match_prefix(kind.rules, held, self._limit_tokens)

@@ -120,7 +120,7 @@ class RedisStore:
             self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
         except ValueError as error:
             raise ConfigError(f"redis_url: {error}; write {_FORMS}") from error
-        self._spread = SpreadTail(self._tail) if isinstance(self._tail, RedisCluster) else None
+        self._spread = ClusterTail(self._tail) if isinstance(self._tail, RedisCluster) else None
         self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
 
     async def check(self) -> None:
@@ -399,7 +399,7 @@ async def _translated() -> AsyncIterator[None]:
         raise RecordUnreachable(f"Redis does not answer: {error}") from error
 
 
-class SpreadTail:
+class ClusterTail:
     """XREAD over streams of different slots, with the answers of a client that knows where each slot is."""
 
     def __init__(self, client: Any) -> None:

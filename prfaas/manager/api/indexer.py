@@ -15,7 +15,7 @@ from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, HashChain, root_hash
 from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.inventory import Inventory
 from prfaas.index.memory.index import Index
-from prfaas.index.query import Answer, Query
+from prfaas.index.query import MatchResult, Query
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.match import PrefixMatch
@@ -74,10 +74,10 @@ class EngineIndexer:
         self._index.forget(AgentName(instance))
         return True
 
-    def match(self, query: Query) -> Answer:
+    def match(self, query: Query) -> MatchResult:
         """What the followed engines have of a prompt; nothing of a model that none of them runs."""
         if query.model not in self._index.models():
-            return Answer((), ())
+            return MatchResult((), ())
         return self._index.match(query, tiers=frozenset({"gpu"}))
 
     def sweep(self, num_cells: int) -> None:
@@ -146,7 +146,7 @@ class IndexerPages:
         for word, tier in _TIERS.items() if known else ():
             for match in self._index.match(replace(query, with_world=False), tiers=frozenset({tier})).nodes:
                 _of(found, match.node)[word] = match.attention_tokens
-        answer = self._index.match(query) if known else Answer((), (), world=PrefixMatch(0, 0, "nothing"))
+        answer = self._index.match(query) if known else MatchResult((), (), world=PrefixMatch(0, 0, "nothing"))
         for match in answer.nodes:
             its = _of(found, match.node)
             its |= {"usable_tokens": match.usable_tokens, "reason": match.reason, "cluster": match.cluster}

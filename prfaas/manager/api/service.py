@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from prfaas import logs, metrics, tracing
 from prfaas.errors import IndexRefusal
-from prfaas.index.query import Answer, Query
+from prfaas.index.query import MatchResult, Query
 from prfaas.kv.kinds import KINDS
 from prfaas.manager.routing.outcomes import OutcomeLog
 from prfaas.manager.routing.router import RequestRouter
@@ -31,7 +31,7 @@ class Service:
         world: World,
         routing: RequestRouter,
         clock: Callable[[], float],
-        note: Callable[[Query, Answer], None],
+        note: Callable[[Query, MatchResult], None],
     ) -> None:
         """`note` hears of every question to the index."""
         self._name = name

@@ -9,7 +9,7 @@ from typing import Any
 
 from prfaas import logs
 from prfaas.index.membership import Member, Node
-from prfaas.index.query import Answer, Query
+from prfaas.index.query import MatchResult, Query
 from prfaas.kv.layout import prefix_bytes
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder, Purpose
@@ -64,7 +64,7 @@ class Rebalancer:
             repeat_seconds=config.rebalance_repeat_seconds,
         )
 
-    def note(self, query: Query, answer: Answer) -> None:
+    def note(self, query: Query, answer: MatchResult) -> None:
         """Somebody asked for a prompt."""
         if answer.nodes and self._config.rebalance_bytes_per_second:
             self.popularity.hit(

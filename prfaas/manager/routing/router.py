@@ -8,7 +8,7 @@ from collections.abc import Callable
 from prfaas import grants
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES
-from prfaas.index.query import Answer, Query
+from prfaas.index.query import MatchResult, Query
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.decision_log import DecisionLog, RecordedDecision
@@ -40,7 +40,7 @@ class RequestRouter:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         save_session: Callable[[str, str, Session], None],
-        note: Callable[[Query, Answer], None] = lambda query, answer: None,
+        note: Callable[[Query, MatchResult], None] = lambda query, answer: None,
     ) -> None:
         """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by. `note` hears of every
         question to the index."""
@@ -139,7 +139,7 @@ class RequestRouter:
             fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
         )
 
-    def _match(self, request: pb.RouteRequest, now: float) -> Answer | None:
+    def _match(self, request: pb.RouteRequest, now: float) -> MatchResult | None:
         """What is cached of the prompt without its last token; None where no node has a layout of the model yet."""
         limit = request.num_prompt_tokens - 1
         query = Query(request.model, request.units, limit, checkpoints_from(request.checkpoints))
@@ -151,7 +151,7 @@ class RequestRouter:
         self._note_match(query, answer)
         return answer
 
-    def _facts(self, request: pb.RouteRequest, answer: Answer | None, now: float) -> RequestFacts:
+    def _facts(self, request: pb.RouteRequest, answer: MatchResult | None, now: float) -> RequestFacts:
         session_agent, turn = self._conversation(request, now)
         return RequestFacts(
             num_prompt_tokens=request.num_prompt_tokens,
@@ -192,7 +192,7 @@ class RequestRouter:
         *,
         places: Places,
         facts: RequestFacts,
-        answer: Answer | None,
+        answer: MatchResult | None,
     ) -> pb.RouteResponse:
         assert decision.decode is not None, "refused before"
         decode = places[decision.decode]

@@ -12,7 +12,7 @@ import xxhash
 from prfaas.cachepool.arena import stride_of
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import Ssd, SsdSettings
+from prfaas.cachepool.ssd import SsdSettings, SsdTier
 from prfaas.pool_events import PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.unit.cachepool.layouts import ROOT, hybrid
@@ -41,7 +41,7 @@ class Tier:
         self._calls: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         self.memory = Pool(2 * memory_slots * stride_of(LAYOUT), on_change=self._on_memory)
         self.arena = self.memory.arena(LAYOUT)
-        self.ssd = Ssd(
+        self.ssd = SsdTier(
             SsdSettings(directory, ssd_slots * _SSD_STRIDE_BYTES, **settings),
             self.memory,
             post=lambda function, *arguments: self._calls.put((function, arguments)),

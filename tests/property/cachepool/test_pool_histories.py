@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.capacity import NO_LIMITS, Shares
+from prfaas.cachepool.capacity import NO_LIMITS, TenantShares
 from prfaas.cachepool.eviction import POLICIES, EvictionPolicy
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.removal import removal
@@ -25,9 +25,9 @@ ATTENTION, STATE = 0, 1
 TENANTS = ("one", "two", "three")
 SHARES = (
     NO_LIMITS,
-    Shares(newcomers=0.3),
-    Shares(each_tenant=0.6, of_tenants={"one": 0.2}),
-    Shares(newcomers=0.5, learns=True, each_tenant=0.4),
+    TenantShares(newcomers=0.3),
+    TenantShares(each_tenant=0.6, of_tenants={"one": 0.2}),
+    TenantShares(newcomers=0.5, learns=True, each_tenant=0.4),
 )
 Key = tuple[bytes, int, BlockHash]  # layout, group, hash
 Where = tuple[bytes, int]  # layout, slot
@@ -47,7 +47,7 @@ class Lease:
 class History:
     """One random history of a pool beside a model that is slow and plain."""
 
-    def __init__(self, eviction: EvictionPolicy, rng: random.Random, shares: Shares = NO_LIMITS) -> None:
+    def __init__(self, eviction: EvictionPolicy, rng: random.Random, shares: TenantShares = NO_LIMITS) -> None:
         self.rng = rng
         self.pool = Pool(
             (NUM_TRANSFER + NUM_PREFIX) * SLOT_BYTES,
@@ -269,7 +269,7 @@ def _tenant_of(number: int, model: str) -> BlockHash:
 @pytest.mark.parametrize("eviction", sorted(POLICIES))
 @given(seed=st.integers(0, 1 << 32), num_steps=st.integers(1, 150), shares=st.sampled_from(SHARES))
 def test_no_history_leaks_breaks_a_chain_or_loses_a_block_in_use(
-    eviction: EvictionPolicy, seed: int, num_steps: int, shares: Shares
+    eviction: EvictionPolicy, seed: int, num_steps: int, shares: TenantShares
 ) -> None:
     history = History(eviction, random.Random(seed), shares)
     try:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from prfaas.index.query import Answer
+from prfaas.index.query import MatchResult
 from tests.property.index.world import World, usable_by_brute_force
 
 SHORT_HISTORIES = 150
@@ -28,7 +28,7 @@ def run_history(seed: int) -> tuple[int, int]:
     return queries, missed
 
 
-def check(world: World, prompt: list[int], answer: Answer, seed: int) -> tuple[int, int]:
+def check(world: World, prompt: list[int], answer: MatchResult, seed: int) -> tuple[int, int]:
     """Compare what every node, every cluster and the world are said to hold of a prompt with what they do: (answers about a
     node or the world, those that are too short)."""
     chain, missed = world.chain(prompt), 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.inventory import Change, Inventory
 from prfaas.index.memory.index import Index
-from prfaas.index.query import Answer, Query
+from prfaas.index.query import MatchResult, Query
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
@@ -231,13 +231,13 @@ class World:
                 told.append(_run_of_one(event, sizes[event.layout, event.group]))
         return told
 
-    def ask(self, prompt: list[int], stated: Iterable[int]) -> Answer:
+    def ask(self, prompt: list[int], stated: Iterable[int]) -> MatchResult:
         """The answer to a query that states the hashes of these lengths."""
         chain = self.chain(prompt)
         checkpoints = tuple((length, chain.at(length)) for length in stated if 0 < length <= len(prompt))
         return self.index.match(Query(self.family, b"".join(chain.units), len(prompt), checkpoints, with_world=True))
 
-    def ask_as_routers_do(self, prompt: list[int]) -> Answer:
+    def ask_as_routers_do(self, prompt: list[int]) -> MatchResult:
         """The answer once the lengths that the first one hints at were stated."""
         return self.ask(prompt, self.ask(prompt, ()).odd_lengths)
 

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from prfaas.cachepool.block_run import Run
+from prfaas.cachepool.block_run import BlockRun
 from prfaas.cachepool.eviction import BlockFacts, Candidates, cost, lfu, lru, policy_of
 from prfaas.kv.group import KVGroup
 from tests.unit.cachepool.layouts import ROOT
@@ -18,11 +18,11 @@ def _facts(kind: str = "attention", *, num_tokens: int = 512, last_used: int = 1
     return BlockFacts(group.rules.saved_tokens(group, num_tokens), num_tokens, 1 << 20, last_used, num_uses)
 
 
-def _run() -> Run:
-    return Run(0, 0, above=None, parent=ROOT, num_tokens=32, block_tokens=32)
+def _run() -> BlockRun:
+    return BlockRun(0, 0, above=None, parent=ROOT, num_tokens=32, block_tokens=32)
 
 
-def _drain(candidates: Candidates) -> list[Run]:
+def _drain(candidates: Candidates) -> list[BlockRun]:
     left = []
     while (run := candidates.pop()) is not None:
         left.append(run[0])
@@ -33,7 +33,7 @@ def _drain(candidates: Candidates) -> list[Run]:
 def test_runs_leave_in_the_order_of_their_last_keys(seed: int) -> None:
     rng = random.Random(seed)
     candidates = Candidates()
-    expected: dict[Run, tuple[bool, float]] = {}
+    expected: dict[BlockRun, tuple[bool, float]] = {}
     runs = [_run() for _ in range(80)]
     for _ in range(2_000):
         run = rng.choice(runs)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.cachepool.file_arena import RECORD_BYTES, Buffer, FileArena, saved_layouts
+from prfaas.cachepool.file_arena import RECORD_BYTES, AlignedBuffer, FileArena, saved_layouts
 from prfaas.kv.layout import Layout
 from tests.unit.cachepool.layouts import ROOT, hybrid, name
 
@@ -38,12 +38,12 @@ def _content(number: int) -> memoryview:
 
 def _write(arena: FileArena, slot: int, number: int) -> None:
     arena.bump([slot])
-    arena.write(slot, _content(number), _block(number), Buffer(arena.stride_bytes))
+    arena.write(slot, _content(number), _block(number), AlignedBuffer(arena.stride_bytes))
 
 
 def _read(arena: FileArena, slot: int) -> bytes | None:
     into = memoryview(bytearray(SLOT_BYTES))
-    return bytes(into) if arena.read(slot, into, Buffer(arena.stride_bytes)) else None
+    return bytes(into) if arena.read(slot, into, AlignedBuffer(arena.stride_bytes)) else None
 
 
 def _blocks_file(arena: FileArena, tmp_path: Path) -> Path:

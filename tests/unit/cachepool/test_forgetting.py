@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from prfaas.cachepool.capacity import Shares
+from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.file_arena import FileArena
 from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.removal import removal
@@ -149,7 +149,7 @@ def test_a_block_that_waited_for_its_parent_does_not_hang_on_the_one_that_comes_
 
 def test_a_tenants_room_is_free_again() -> None:
     changes: list[PoolChange] = []
-    pool = Pool(8 * SLOT_BYTES, shares=Shares(each_tenant=0.5), on_change=changes.append)
+    pool = Pool(8 * SLOT_BYTES, shares=TenantShares(each_tenant=0.5), on_change=changes.append)
     arena = pool.arena(hybrid())
     for _ in range(2):
         lease = pool.open_lease("test")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.capacity import LEAST_SHARE, MAX_ACCOUNTS, Newcomers, Room, Shares
+from prfaas.cachepool.capacity import LEAST_SHARE, MAX_ACCOUNTS, Capacity, Probation, TenantShares
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
 from prfaas.hashing import root_hash
@@ -18,7 +18,7 @@ ALICE, BOB = root_hash(MODEL, b"alice"), root_hash(MODEL, b"bob")
 class Node:
     """A pool of ten prefix slots and as many transfer slots."""
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: TenantShares) -> None:
         self.pool = Pool(2 * NUM_PREFIX * SLOT_BYTES, shares=shares)
         self.arena: Arena = self.pool.arena(hybrid())
 
@@ -57,7 +57,7 @@ class Node:
 
 
 def test_a_tenant_at_its_limit_makes_room_among_its_own_blocks_and_those_of_others_stay() -> None:
-    node = Node(Shares(of_tenants={"alice": 0.4}))
+    node = Node(TenantShares(of_tenants={"alice": 0.4}))
     node.keep(100, 106, root=BOB)
     for first in range(0, 40, 2):
         node.keep(first, first + 2)
@@ -67,7 +67,7 @@ def test_a_tenant_at_its_limit_makes_room_among_its_own_blocks_and_those_of_othe
 
 
 def test_limits_whose_sum_is_the_pool_are_what_each_tenant_is_sure_of() -> None:
-    node = Node(Shares(of_tenants={"alice": 0.4, "bob": 0.6}))
+    node = Node(TenantShares(of_tenants={"alice": 0.4, "bob": 0.6}))
     node.keep(0, 4)
     for first in range(100, 160, 3):
         node.keep(first, first + 3, root=BOB)
@@ -76,7 +76,7 @@ def test_limits_whose_sum_is_the_pool_are_what_each_tenant_is_sure_of() -> None:
 
 
 def test_a_tenant_whose_blocks_in_use_fill_its_share_gets_no_more_though_there_is_room() -> None:
-    node = Node(Shares(each_tenant=0.3))
+    node = Node(TenantShares(each_tenant=0.3))
     lease = node.pool.open_lease("writer")
     assert node.keep(0, 5, lease=lease) == [True, True, True, False, False]
     assert node.keep(10, 11, lease=lease) == [False]
@@ -87,14 +87,14 @@ def test_a_tenant_whose_blocks_in_use_fill_its_share_gets_no_more_though_there_i
 
 
 def test_a_named_tenants_prompts_of_all_models_are_under_one_limit() -> None:
-    room = Room(1000, Shares(of_tenants={"alice": 0.5}))
+    room = Capacity(1000, TenantShares(of_tenants={"alice": 0.5}))
     one, two = (room.account(model, root_hash(model, b"alice")) for model in ("one", "two"))
     assert one is two and one.limit_bytes == 500
     assert room.account("one", BOB).limit_bytes is None
 
 
 def test_what_is_never_asked_again_does_not_drive_out_what_was_asked_for() -> None:
-    node = Node(Shares(newcomers=0.3))
+    node = Node(TenantShares(newcomers=0.3))
     node.keep(0, 7)
     node.ask(0, 7)
     for first in range(100, 200, 2):
@@ -104,7 +104,7 @@ def test_what_is_never_asked_again_does_not_drive_out_what_was_asked_for() -> No
 
 
 def test_newcomers_take_all_the_room_that_nobody_else_needs() -> None:
-    node = Node(Shares(newcomers=0.3))
+    node = Node(TenantShares(newcomers=0.3))
     node.keep(0, 10)
     assert node.held(0, 10) == list(range(10))
     node.ask(0, 10)
@@ -112,7 +112,7 @@ def test_newcomers_take_all_the_room_that_nobody_else_needs() -> None:
 
 
 def test_blocks_that_follow_what_was_asked_for_are_newcomers_themselves() -> None:
-    node = Node(Shares(newcomers=0.3))
+    node = Node(TenantShares(newcomers=0.3))
     lease = node.pool.open_lease("engine")
     slots = node.pool.allocate(node.arena, 8, lease)
     assert slots is not None
@@ -131,7 +131,7 @@ def test_blocks_that_follow_what_was_asked_for_are_newcomers_themselves() -> Non
 
 
 def test_a_prompt_larger_than_the_newcomers_share_is_kept_whole_and_makes_room_for_the_next() -> None:
-    node = Node(Shares(newcomers=0.3))
+    node = Node(TenantShares(newcomers=0.3))
     node.keep(0, 10)
     node.ask(0, 10)
     assert node.keep(100, 105) == [True] * 5
@@ -142,7 +142,7 @@ def test_a_prompt_larger_than_the_newcomers_share_is_kept_whole_and_makes_room_f
 
 
 def test_the_share_of_newcomers_falls_while_what_was_asked_for_is_missed_and_rises_while_they_are() -> None:
-    newcomers = Newcomers(1000, most=0.8, learns=True)
+    newcomers = Probation(1000, most=0.8, learns=True)
     shares = [newcomers.limit_bytes]
     for number in range(20):
         _miss(newcomers, number, was_asked=True)
@@ -155,14 +155,14 @@ def test_the_share_of_newcomers_falls_while_what_was_asked_for_is_missed_and_ris
 
 
 def test_the_share_of_newcomers_never_falls_to_nothing() -> None:
-    newcomers = Newcomers(1600, most=1.0, learns=True)
+    newcomers = Probation(1600, most=1.0, learns=True)
     for number in range(1000):
         _miss(newcomers, number, was_asked=True)
     assert newcomers.limit_bytes == 1600 * LEAST_SHARE
 
 
 def test_what_left_long_ago_teaches_nothing() -> None:
-    newcomers = Newcomers(1000, most=0.8, learns=True)
+    newcomers = Probation(1000, most=0.8, learns=True)
     newcomers.left([name(1)], 0, 10)
     for number in range(100, 300):
         newcomers.left([name(number)], 0, 10)
@@ -171,12 +171,12 @@ def test_what_left_long_ago_teaches_nothing() -> None:
 
 
 def test_a_share_that_is_not_to_be_learnt_stays() -> None:
-    newcomers = Newcomers(1000, most=0.8, learns=False)
+    newcomers = Probation(1000, most=0.8, learns=False)
     _miss(newcomers, 1, was_asked=True)
     assert newcomers.limit_bytes == 800
 
 
-def _miss(newcomers: Newcomers, number: int, *, was_asked: bool) -> None:
+def _miss(newcomers: Probation, number: int, *, was_asked: bool) -> None:
     """A block leaves and is stored again."""
     newcomers.left([name(number)], 0 if was_asked else 1, 10)
     newcomers.stored([name(number)], 10)
@@ -185,7 +185,7 @@ def _miss(newcomers: Newcomers, number: int, *, was_asked: bool) -> None:
 def test_a_pool_learns_to_keep_what_is_asked_for_from_a_scan() -> None:
     held = {}
     for learns in (False, True):
-        node = Node(Shares(learns=learns))
+        node = Node(TenantShares(learns=learns))
         for round_ in range(10):
             node.keep(0, 4)
             node.ask(0, 4)
@@ -196,7 +196,7 @@ def test_a_pool_learns_to_keep_what_is_asked_for_from_a_scan() -> None:
 
 
 def test_tenants_that_hold_nothing_are_forgotten() -> None:
-    room = Room(1 << 30, Shares(each_tenant=0.5))
+    room = Capacity(1 << 30, TenantShares(each_tenant=0.5))
     first = room.account(MODEL, ALICE)
     room.came(first, [name(1)], 10)
     for number in range(3 * MAX_ACCOUNTS):
@@ -206,19 +206,19 @@ def test_tenants_that_hold_nothing_are_forgotten() -> None:
 
 
 def test_of_tenants_without_a_limit_nothing_is_kept() -> None:
-    room = Room(1 << 30, Shares(of_tenants={"alice": 0.5}))
+    room = Capacity(1 << 30, TenantShares(of_tenants={"alice": 0.5}))
     everybody = room.account(MODEL, BOB)
     before = _num_kept(room)
     assert all(room.account(MODEL, name(number)) is everybody for number in range(10))
     assert _num_kept(room) == before
 
 
-def _num_kept(room: Room) -> int:
+def _num_kept(room: Capacity) -> int:
     return sum(len(var) for var in vars(room).values() if isinstance(var, dict))
 
 
 def test_tenants_that_hold_something_are_looked_through_only_now_and_then() -> None:
-    room = Room(1 << 30, Shares(each_tenant=0.5))
+    room = Capacity(1 << 30, TenantShares(each_tenant=0.5))
     for number in range(1, MAX_ACCOUNTS + 1):
         room.came(room.account(MODEL, name(number)), [name(number)], 10)
     for number in range(MAX_ACCOUNTS + 1, MAX_ACCOUNTS + 501):

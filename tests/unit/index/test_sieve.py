@@ -8,15 +8,15 @@ import random
 import numpy as np
 import pytest
 
-from prfaas.index.memory.exact_table import Sieve
+from prfaas.index.memory.exact_table import FingerprintFilter
 
 
-def passing(sieve: Sieve, keys: list[int]) -> list[int]:
+def passing(sieve: FingerprintFilter, keys: list[int]) -> list[int]:
     return [keys[position] for position in sieve.passing(np.array(keys, np.uint64)).tolist()]
 
 
 def test_what_was_added_passes_whatever_the_number_and_little_else() -> None:
-    chance, sieve, added = random.Random(1), Sieve(), [1 << 63, 0]
+    chance, sieve, added = random.Random(1), FingerprintFilter(), [1 << 63, 0]
     for _ in range(5000):
         added.append(chance.getrandbits(64))
         if not sieve.add(added[-1]):
@@ -28,7 +28,7 @@ def test_what_was_added_passes_whatever_the_number_and_little_else() -> None:
 
 
 def test_a_rebuild_forgets_what_it_was_not_told() -> None:
-    sieve, (before, after, never) = Sieve(), (place | 5 << 48 for place in (6, 7, 8))
+    sieve, (before, after, never) = FingerprintFilter(), (place | 5 << 48 for place in (6, 7, 8))
     sieve.add(before)
     assert passing(sieve, [before, after, never]) == [before]
     sieve.rebuild(np.array([after], np.uint64))
@@ -38,7 +38,7 @@ def test_a_rebuild_forgets_what_it_was_not_told() -> None:
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 1, 0x7FFF, 0xFFFF], 2)))
 def test_hashes_that_share_a_place_pass_all(order: tuple[int, int]) -> None:
     first, second = rivals = [tag << 48 | 3 for tag in order]
-    one_by_one, rebuilt, mixed = Sieve(), Sieve(), Sieve()
+    one_by_one, rebuilt, mixed = FingerprintFilter(), FingerprintFilter(), FingerprintFilter()
     one_by_one.add(first)
     one_by_one.add(second)
     rebuilt.rebuild(np.array(rivals, np.uint64))

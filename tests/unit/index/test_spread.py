@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from prfaas.index.ancestry import SpreadDict, SpreadSet
+from prfaas.index.ancestry import ShardedDict, ShardedSet
 from prfaas.types import BlockHash
 
 RANDOM = random.Random(1)
@@ -12,7 +12,7 @@ HASHES = [BlockHash(RANDOM.randbytes(16)) for _ in range(1000)]
 
 
 def test_a_spread_dictionary_has_what_a_dictionary_has() -> None:
-    spread, plain = SpreadDict[int](), dict[BlockHash, int]()
+    spread, plain = ShardedDict[int](), dict[BlockHash, int]()
     for step in range(5000):
         its = RANDOM.choice(HASHES)
         if RANDOM.random() < 0.4:
@@ -32,7 +32,7 @@ def test_a_spread_dictionary_has_what_a_dictionary_has() -> None:
 
 
 def test_a_spread_set_has_what_a_set_has() -> None:
-    spread, plain = SpreadSet(), set[BlockHash]()
+    spread, plain = ShardedSet(), set[BlockHash]()
     for _ in range(300):
         some = RANDOM.sample(HASHES, 20)
         if RANDOM.random() < 0.5:
@@ -49,6 +49,6 @@ def test_a_spread_set_has_what_a_set_has() -> None:
 
 
 def test_hashes_spread_over_many_parts() -> None:
-    spread = SpreadDict[int]()
+    spread = ShardedDict[int]()
     spread.update((its, 0) for its in HASHES)
     assert max(map(len, spread.parts)) < 20
