@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from prfaas.config import setting
 from prfaas.config_checks import (
@@ -18,7 +18,7 @@ from prfaas.config_checks import (
     check_url,
 )
 from prfaas.scheduler.ppd import PpdMode
-from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
+from prfaas.scheduler.snapshot import LocalPolicy, OwnPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import Certificates
 from prfaas.units import choice, show_seconds
@@ -172,7 +172,7 @@ class ManagerConfig:
         doc="A prefix elsewhere that is so much longer is fetched.",
     )
     local_policy: LocalPolicy = setting(
-        choice("decode", "pd", "ppd", "static", "suffix", "endpoint_picker"),
+        choice(*get_args(OwnPolicy), "endpoint_picker"),
         default="decode",
         doc="What prefills a request that no PrfaaS cluster takes: the decode instance, always a prefill instance of its "
         "cluster (pd), one or the other by PPD's table (ppd), by a fixed share of later turns (static), or by how "
