@@ -22,12 +22,12 @@ from prfaas.agent.engine.client import AgentClient
 from prfaas.colocate import kv_layout
 from prfaas.colocate.front import Blocks
 from prfaas.colocate.model.cache import Cache
-from prfaas.connector.metadata import Counts, Outcome, Scheduled, Step
+from prfaas.connector.metadata import Counts, Outcome, ScheduledRequest, Step
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, tenant_of
 from prfaas.connector.worker.copy_cuda import copier_for
-from prfaas.connector.worker.worker import Loaded, WorkerSide
+from prfaas.connector.worker.worker import CopyResults, WorkerSide
 from prfaas.hashing import HashChain, root_hash
 
 log = logs.get("colocate.pool")
@@ -99,7 +99,6 @@ class Pool:
             agent_socket=settings.socket,
             open_wait_seconds=settings.open_wait_seconds,
             reuse_min_tokens=settings.reuse_min_tokens,
-            idle_wait_seconds=0.0,
             tenant=settings.tenant,
         )
         self._scheduler = SchedulerSide(
@@ -108,11 +107,12 @@ class Pool:
             its,
             directions=("send", "receive"),
             free_block_ratio=lambda: 0.0,
+            sleeps_when_idle=False,
         )
         self._worker = WorkerSide(worker, layers, self._layout, make_copier=partial(copier_for, device=device))
         self._device = device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prfaas-copies")
-        self._copying: Future[Loaded] | None = None
+        self._copying: Future[CopyResults] | None = None
         self._keys = count(1)
         self._visits: dict[int, Visit] = {}
         self._numbers: dict[str, int] = {}
@@ -243,32 +243,32 @@ class Pool:
         self._take(loaded)
         for number in unkept:
             self._free(number)
-        self._count(self._scheduler.tally)
-        self._count(self._worker.tally)
+        self._count(self._scheduler.counts)
+        self._count(self._worker.counts)
 
-    def _scheduled(self, complete: Mapping[int, tuple[int, ...]]) -> list[Scheduled]:
+    def _scheduled(self, complete: Mapping[int, tuple[int, ...]]) -> list[ScheduledRequest]:
         """Requests whose KV is that of their prompt and of nothing else: what a prefill leg sends."""
         return [
-            Scheduled(visit.key, len(tokens), partial(self._tables, visit.blocks))
+            ScheduledRequest(visit.key, len(tokens), partial(self._tables, visit.blocks))
             for number, tokens in complete.items()
             if tokens == (visit := self._visits[number]).prompt
         ]
 
-    def _copy(self, step: Step) -> Loaded:
+    def _copy(self, step: Step) -> CopyResults:
         """On the copying thread."""
         self._worker.begin_step(step)
         self._worker.start_loads()
         self._worker.on_forward_end()
         if self._device.type == "cuda" and (step.saves or step.loads):
             torch.cuda.synchronize(self._device)  # nothing but these copies runs in this process
-        return self._worker.take_loaded()
+        return self._worker.take_results()
 
-    def _take(self, loaded: Loaded) -> None:
-        self._scheduler.on_loaded(loaded.finished, failed=loaded.failed)
-        self._scheduler.on_stored(loaded.stored)
-        for key in loaded.finished & self._numbers.keys():
-            self._loaded(self._numbers[key], failed=key in loaded.failed)
-        for key in loaded.stored & self._numbers.keys():
+    def _take(self, results: CopyResults) -> None:
+        self._scheduler.on_loaded(results.loaded, failed=results.failed)
+        self._scheduler.on_stored(results.stored)
+        for key in results.loaded & self._numbers.keys():
+            self._loaded(self._numbers[key], failed=key in results.failed)
+        for key in results.stored & self._numbers.keys():
             self._free(self._numbers[key])
 
     def _loaded(self, number: int, *, failed: bool) -> None:

@@ -1,1 +1,5 @@
-"""Inside vLLM: copies between the engine's blocks and the agent's pool."""
+"""vLLM connector: copies KV between the engine's blocks and the agent's pool.
+
+The scheduler side opens transfers at the agent and plans the copies of each step. The worker side makes them, layer by
+layer. `vllm` is the only package that imports vLLM; `prfaas.colocate` uses both sides without it.
+"""

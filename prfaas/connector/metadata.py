@@ -1,4 +1,4 @@
-"""A request in one engine step, as any engine can describe it."""
+"""Data that the scheduler side and the worker side exchange: scheduled requests, steps of copies, and outcomes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,38 @@ from prfaas.agent.engine.protocol import HELD
 from prfaas.connector.block_map import BlockSpan
 from prfaas.types import FailureReason
 
-Tables = Callable[[], Sequence[Sequence[int]]]  # a request's block ids by group
+Tables = Callable[[], Sequence[Sequence[int]]]  # Block ids of a request by group.
+Direction = Literal["send", "receive"]
+LoadSource = Literal["receive", "reuse"]  # Another agent, or the pool of this node.
+TransferKind = Literal["send", "receive", "reuse", "store", "checkpoint"]
+Outcome = (
+    FailureReason
+    | Literal[
+        "completed",  # Sent: the agent has every layer. Received: loaded into the engine's blocks.
+        "no_grant",  # The parameters carry no grant, or an unreadable one.
+        "wrong_role",  # The engine's kv_role does not send, or does not receive.
+        "wrong_length",  # The grant is for a prompt of another length.
+        "unhashable",  # The request has extras that no hash covers.
+        "rejected",  # The engine's API refused the request, or its client left early.
+        "whole_prompt",  # The engine computes the whole prompt, for its log-probabilities.
+        "in_use",  # Another request of this engine has the transfer.
+        "agent_slow",  # No reply within `open_wait_seconds`, or none to an earlier question either.
+        "agent_lost",  # The agent is gone.
+        "timeout",  # Nothing came within `receive_timeout_seconds`, or `hold_wait_seconds` for this node's pool.
+        "held",  # The engine's own prefix cache covers the whole transfer.
+        "overwritten",  # A slot was given to another block while a worker read it.
+        "no_prefix",  # This node's pool holds no more of the prompt than the engine's own cache.
+        "aborted",  # The request ended before its transfer.
+        "reset",  # The engine was told to forget the KV of earlier weights.
+    ]
+)
 
 
 @dataclass(frozen=True)
-class Scheduled:
-    """Tokens computed once the step is done, and before it.
+class ScheduledRequest:
+    """Request in one engine step, with its computed tokens after and before the step.
 
-    `states`: by boundary and linear group, blocks in which the engine keeps a state that stands elsewhere than in its tables.
+    `states` maps boundaries and linear groups to blocks with a state that stands outside the block tables.
     """
 
     request_id: str
@@ -28,43 +52,17 @@ class Scheduled:
     states: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
 
-Direction = Literal["send", "receive"]
-Source = Literal["receive", "reuse"]  # where loaded KV comes from: another agent, or blocks that this node's pool holds
-Counted = Literal["send", "receive", "reuse", "store", "checkpoint"]
-Outcome = (
-    FailureReason
-    | Literal[
-        "completed",  # sent: every layer was handed to the agent; received: loaded into the engine's blocks
-        "no_grant",  # the request's parameters carry no grant, or one that cannot be read
-        "wrong_role",  # this engine's kv_role does not send, or does not receive
-        "wrong_length",  # the prompt is not as long as the granted one
-        "unhashable",  # the request has extras that no hash covers
-        "rejected",  # the engine's API refused the request, or its client left before a whole answer
-        "whole_prompt",  # the engine computes all of the prompt, for its log-probabilities
-        "in_use",  # another request of this engine has this transfer
-        "agent_slow",  # no answer within `open_wait_seconds`, or none to an earlier question either
-        "agent_lost",  # the agent went away
-        "timeout",  # nothing came within `receive_timeout_seconds` or, of this node's pool, `hold_wait_seconds`
-        "held",  # the engine's own prefix cache covers the whole transfer
-        "overwritten",  # a slot was given to another block while it was read
-        "no_prefix",  # this node's pool holds nothing of the prompt that the engine's own cache does not
-        "aborted",  # the request ended before its transfer
-        "reset",  # the engine was told to forget what was computed before
-    ]
-)
-
-
 @dataclass
 class Counts:
     """Counts since they were last taken."""
 
-    transfers: Counter[tuple[Counted, str]] = field(default_factory=Counter)
+    transfers: Counter[tuple[TransferKind, str]] = field(default_factory=Counter)
     copied_bytes: Counter[Direction] = field(default_factory=Counter)
-    state_tail_bytes: int = 0  # states that left after the forward pass, for want of a hook at their layer's end
-    ring_overflows: int = 0  # steps that found entries that the agent's ring had had no room for
+    state_tail_bytes: int = 0  # States that left after the forward pass, since no hook reported the layer's end.
+    ring_overflows: int = 0  # Steps that found entries for which the agent's ring had no room.
 
     def take(self) -> Counts:
-        """These counts; the tally starts at zero again."""
+        """Return the counts and start again at zero."""
         taken = Counts(self.transfers.copy(), self.copied_bytes.copy(), self.state_tail_bytes, self.ring_overflows)
         self.transfers.clear()
         self.copied_bytes.clear()
@@ -80,7 +78,7 @@ PerRank = Sequence[Sequence[Sequence[int]]]  # [rank][group][block of the transf
 
 @dataclass(frozen=True)
 class Copy:
-    """One rank's part of a span: `slots[i]` belongs to `span.block_ids[i]`."""
+    """Part of a span that one rank copies: `slots[i]` belongs to `span.block_ids[i]`."""
 
     span: BlockSpan
     slots: tuple[int, ...]
@@ -89,21 +87,24 @@ class Copy:
 
 @dataclass(frozen=True)
 class SlotSpan:
-    """A span of blocks and, per rank, the slot of each: `slots[rank][i]` belongs to `span.block_ids[i]`."""
+    """Span of blocks with the slot of each: `slots[rank][i]` belongs to `span.block_ids[i]`.
+
+    `generations` is for loads only. A slot whose generation differs after the copy was overwritten.
+    """
 
     span: BlockSpan
     slots: tuple[tuple[int, ...], ...]
-    generations: tuple[tuple[int, ...], ...] = ()  # of loads only: what each slot's generation must still be afterwards
+    generations: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, span: BlockSpan, slots: PerRank, generations: PerRank = ()) -> SlotSpan:
-        """A span's blocks beside what the agent says of those of the whole transfer."""
+        """Return the part of a transfer's slots and generations that belongs to a span."""
         part = slice(span.first, span.first + len(span.block_ids))
-        own, then = (tuple(tuple(rank[span.group][part]) for rank in its) for its in (slots, generations))
-        return cls(span, own, then)
+        own_slots = tuple(tuple(rank[span.group][part]) for rank in slots)
+        return cls(span, own_slots, tuple(tuple(rank[span.group][part]) for rank in generations))
 
     def copies(self, rank: int) -> Iterator[Copy]:
-        """What `rank` has to copy: the span without the blocks that its agent holds already."""
+        """Yield the copies of a rank, without the blocks that its agent holds already."""
         slots = self.slots[rank]
         generations = self.generations[rank] if self.generations else ()
         start = 0
@@ -118,13 +119,16 @@ class SlotSpan:
 
 @dataclass(frozen=True)
 class Save:
-    """Blocks of one request that this step makes final. `last`: the step computes the request's last token.
+    """Final blocks of one request that a step copies out.
 
-    `release` names a finished request whose engine blocks are kept until this copy has been made. What is not sent stays in
-    the pool for later requests.
+    Attributes:
+        handle: Number of the transfer in the ring.
+        last: The transfer gets no more blocks.
+        release: Finished request whose engine blocks become free after the copy.
+        is_sent: The blocks travel to another agent; otherwise they stay in the pool.
     """
 
-    handle: int  # of the transfer, in the ring
+    handle: int
     last: bool
     spans: tuple[SlotSpan, ...]
     release: str | None = None
@@ -133,7 +137,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Load:
-    """Received blocks that one request waits for."""
+    """Received blocks that a request waits for."""
 
     request_id: str
     spans: tuple[SlotSpan, ...]
@@ -141,23 +145,25 @@ class Load:
 
 @dataclass(frozen=True)
 class Step:
-    """All copies of one engine step. `ends`: handles of transfers that were given up.
+    """Copies of one engine step.
 
-    `epoch` is that of the agent whose slots and handles these are; a worker attached to another one copies nothing.
-    `session` numbers the scheduler's connections to it: what was asked for over an earlier one is in no later step.
+    Attributes:
+        ends: Handles of transfers that were given up.
+        epoch: Start of the agent that slots and handles belong to. A worker attached to another one copies nothing.
+        failed_loads: Requests whose load was planned with an agent that is gone.
+        session: Number of the scheduler's connection to the agent. No later step serves requests of an earlier one.
     """
 
     saves: tuple[Save, ...] = ()
     loads: tuple[Load, ...] = ()
     ends: tuple[int, ...] = ()
     epoch: int = 0
-    failed_loads: tuple[str, ...] = ()  # requests whose load was planned with an agent that has gone since
+    failed_loads: tuple[str, ...] = ()
     session: int = 0
 
     def without_copies(self) -> Step:
-        """The same step for a worker that has lost its agent: loads fail, finished requests are released."""
-        released = tuple(
-            Save(0, True, (), save.release, is_sent=False) for save in self.saves if save.release is not None
-        )
+        """Return the step for a worker that has lost its agent: loads fail, finished requests are released."""
+        released = (save.release for save in self.saves if save.release is not None)
+        saves = tuple(Save(0, True, (), release=request_id, is_sent=False) for request_id in released)
         failed = (*self.failed_loads, *(load.request_id for load in self.loads))
-        return Step(saves=released, epoch=self.epoch, failed_loads=failed, session=self.session)
+        return Step(saves=saves, epoch=self.epoch, failed_loads=failed, session=self.session)

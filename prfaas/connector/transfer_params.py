@@ -1,4 +1,4 @@
-"""What the connector needs to know of an engine's request, and the transfer that its parameters ask for."""
+"""Engine requests, and the transfers that their parameters ask for."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from prfaas.hashing import HashChain
 from prfaas.tracing import is_traceparent
 
 GRANT_KEY = "prfaas_grant"
-SENT_KEY = "prfaas_sent"  # in a prefill leg's answer: how its transfer stands, "completed" when all of it is on its way
-PROMISED_KEY = "prfaas_promised_tokens"  # cached tokens that the router's decision counted on
-TRACE_KEY = "prfaas_trace"  # traceparent of the leg, where the router makes spans
+# State of the transfer in the answer to a prefill leg: "completed" if all of the KV is on its way.
+SENT_KEY = "prfaas_sent"
+PROMISED_KEY = "prfaas_promised_tokens"  # Cached tokens that the router's decision counted on.
+TRACE_KEY = "prfaas_trace"  # Traceparent of the leg if the router records spans.
 _DIRECTIONS: dict[str, Direction] = {"do_remote_decode": "send", "do_remote_prefill": "receive"}
+_MAX_PROMISED_TOKENS = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A request as any engine can describe it. `chain(tenant)` hashes the prompt; None when no hash covers its extras.
+    """Request as any engine can describe it.
 
-    `salt`: the engine's own for this request (`cache_salt`), in which the router names the tenant. `excluded`: why no KV is
-    loaded or sent for it, whatever its parameters ask for. A lower `priority` is more urgent; 0 is the ordinary one.
+    Attributes:
+        chain: Hashes the prompt for a tenant. None means that no hash covers the extras of the request.
+        salt: The request's own salt (`cache_salt`), in which the router names the tenant.
+        excluded: Reason why the engine neither loads nor sends KV for the request, whatever its parameters say.
+        priority: A lower value is more urgent; 0 is the default.
     """
 
     request_id: str
@@ -40,7 +45,7 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class RequestedTransfer:
-    """A transfer that a request's parameters ask for. The agent verifies `token`; here it is only read."""
+    """Transfer that the parameters of a request ask for. The agent verifies `token`; the connector only reads it."""
 
     direction: Direction
     token: bytes
@@ -49,24 +54,26 @@ class RequestedTransfer:
 
 
 def direction_of(parameters: Mapping[str, Any]) -> Direction | None:
-    """Whether these parameters ask for a transfer, and which way. Without a grant they are another connector's."""
+    """Return the direction of the requested transfer. Parameters without a grant belong to another connector."""
     if GRANT_KEY not in parameters:
         return None
     return next((direction for key, direction in _DIRECTIONS.items() if parameters.get(key) is True), None)
 
 
 def uses_other_connector(parameters: Mapping[str, Any]) -> bool:
-    """Whether another connector brings the request's KV."""
+    """Return whether another connector loads the KV of the request."""
     return parameters.get("do_remote_prefill") is True and GRANT_KEY not in parameters
 
 
 def without_direction(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """These parameters for whoever else reads them: of a transfer with a grant nothing that makes it another connector's."""
-    return {key: its for key, its in parameters.items() if GRANT_KEY not in parameters or key not in _DIRECTIONS}
+    """Return the parameters as other connectors may see them: a transfer with a grant is none of theirs."""
+    if GRANT_KEY not in parameters:
+        return dict(parameters)
+    return {key: value for key, value in parameters.items() if key not in _DIRECTIONS}
 
 
 def read_parameters(request: EngineRequest, direction: Direction) -> RequestedTransfer | None:
-    """The transfer that the request asks for; None when its grant cannot be read."""
+    """Return the transfer that the request asks for, or None if its grant cannot be read."""
     text = request.parameters.get(GRANT_KEY)
     if not isinstance(text, str):
         return None
@@ -79,19 +86,19 @@ def read_parameters(request: EngineRequest, direction: Direction) -> RequestedTr
     return RequestedTransfer(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
 
 
-def refusal_reason(request: EngineRequest, asked: RequestedTransfer) -> Outcome | None:
-    """Why the request cannot have the transfer that it asks for; None when it can.
+def refusal_reason(request: EngineRequest, transfer: RequestedTransfer) -> Outcome | None:
+    """Return why the request cannot have its transfer, or None.
 
-    The prefill leg's prompt is the granted one; the decode leg's has one token more, which it computes itself.
+    The grant covers the whole prompt of the prefill leg. The decode leg has one token more, which it computes itself.
     """
     if request.excluded is not None:
         return request.excluded
-    num_tokens = request.num_prompt_tokens - (asked.direction == "receive")
-    return None if asked.grant.num_tokens == num_tokens > 0 else "wrong_length"
+    num_tokens = request.num_prompt_tokens - (transfer.direction == "receive")
+    return None if transfer.grant.num_tokens == num_tokens > 0 else "wrong_length"
 
 
 def tenant_of(parameters: Mapping[str, Any], salt: str | None, *, default: str) -> str:
-    """The tenant whose salt the request's hashes carry: that of a readable grant, the request's own, else the engine's."""
+    """Return the tenant whose salt is in the request's hashes: from the grant, else the request's salt, else `default`."""
     text = parameters.get(GRANT_KEY)
     if isinstance(text, str):
         with contextlib.suppress(GrantError):
@@ -100,6 +107,8 @@ def tenant_of(parameters: Mapping[str, Any], salt: str | None, *, default: str) 
 
 
 def promised_tokens(parameters: Mapping[str, Any]) -> int:
-    """How many tokens of the prompt the router's decision took for cached here; 0 when it did not say."""
+    """Return how many cached tokens the router's decision counted on, or 0 if unknown."""
     promised = parameters.get(PROMISED_KEY)
-    return promised if isinstance(promised, int) and not isinstance(promised, bool) and 0 < promised < 1 << 31 else 0
+    if not isinstance(promised, int) or isinstance(promised, bool):
+        return 0
+    return promised if 0 < promised <= _MAX_PROMISED_TOKENS else 0

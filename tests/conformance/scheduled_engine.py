@@ -175,13 +175,13 @@ class ScheduledEngine:
         side, worker = connector._scheduler, self.worker._worker
         kept = [
             self.scheduler.requests,
-            connector._parked._asked,
+            connector._parked._parked,
             connector._parked._marked,
             connector._num_preemptions,
         ]
-        kept += [connector._divergent._awaited, side._refused, side._outgoing._given_up, side._outgoing._by_request]
-        kept += [side._incoming._by_request, side._lookups._by_request, side._checkpoints._prompts]
-        kept += [side._has_work, side.will_free_blocks, worker._pending, worker._unpushed]  # type: ignore[union-attr]
+        kept += [connector._divergent._awaited, side._refused, side._outbound._given_up, side._outbound._transfers]
+        kept += [side._inbound._transfers, side._lookups._lookups, side._stores._prompts]
+        kept += [side._has_work, side.will_free_blocks, worker._pending, worker._backlog]  # type: ignore[union-attr]
         return [its for its in kept if its]
 
     def submit(
@@ -264,7 +264,7 @@ class ScheduledEngine:
 
     @property
     def loaded_bytes(self) -> int:
-        return int(self.worker._worker.tally.copied_bytes["receive"])  # type: ignore[union-attr]
+        return int(self.worker._worker.counts.copied_bytes["receive"])  # type: ignore[union-attr]
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)

@@ -1,1 +1,1 @@
-"""Connector beside the engine's scheduler: asks the agent, parks requests, names what to copy."""
+"""Scheduler side: asks the agent, parks requests, and plans copies."""

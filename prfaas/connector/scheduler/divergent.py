@@ -1,8 +1,8 @@
-"""Requests whose attention the engine holds itself beyond its states, and for which what can be loaded ends before that (pure).
+"""Requests for which the engine's own cache holds attention beyond its states, and the loadable prefix ends before. Pure.
 
-vLLM counts such attention as computed and takes from a connector only what reaches beyond it. Where nothing does it goes
-back to what all its groups hold, without asking what the connector has beyond that: a checkpoint inside the prompt, or a
-transfer of exactly the tokens whose attention is there. Such a request is asked for again, by what all groups hold.
+vLLM counts such attention as computed, and takes from a connector only what reaches beyond it. If nothing does, vLLM falls
+back to the prefix that all its groups hold. It does not ask what the connector has beyond that prefix, such as a
+checkpoint inside the prompt. So the connector has vLLM ask again, with the prefix that all groups hold.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from collections.abc import Callable
 
 
 class DivergentHits:
-    """All such requests of one engine."""
+    """Requests of one engine that vLLM must look up by the prefix that all its groups hold."""
 
-    def __init__(self, are_completed: bool) -> None:
-        """`are_completed`: whether all that the engine's groups lack of such a prompt is loaded."""
-        self._are_completed = are_completed
-        self._awaited: set[str] = set()  # requests to be looked up by what all groups hold
+    def __init__(self, *, is_supported: bool) -> None:
+        """Create an empty set. `is_supported` means that a load completes all that the engine's groups lack."""
+        self._is_supported = is_supported
+        self._awaited: set[str] = set()
 
     @property
     def are_allowed(self) -> bool:
-        """Whether the engine may count attention that it holds beyond its states."""
-        return self._are_completed and not self._awaited
+        """True if the engine may count attention beyond its states."""
+        return self._is_supported and not self._awaited
 
     def asks_again(
         self, request_id: str, offered_tokens: int | None, *, local_tokens: int, agreed_tokens: Callable[[], int]
     ) -> bool:
-        """Whether the engine is to ask for this request once more, by what all groups hold, `agreed_tokens()`.
+        """Return whether the engine must ask for this request again.
 
-        When it has, its word is taken: nobody waits for an engine that asks in one way only. `offered_tokens`: up to where the
-        agent can serve the prompt, if that is known.
+        After it has, its answer is accepted, so that no request waits for ever. `offered_tokens` is the length that the
+        agent can serve, or None if unknown. `agreed_tokens()` is the prefix that all groups of the engine hold.
         """
         if request_id in self._awaited:
             self._awaited.discard(request_id)
             return False
-        is_beyond = offered_tokens is None or offered_tokens > local_tokens
-        if not self._are_completed or is_beyond or agreed_tokens() >= local_tokens:
+        reaches_beyond = offered_tokens is None or offered_tokens > local_tokens
+        if not self._is_supported or reaches_beyond or agreed_tokens() >= local_tokens:
             return False
         self._awaited.add(request_id)
         return True
 
     def forget(self, request_id: str) -> None:
-        """The request waits or has ended."""
+        """Drop a request that waits for its KV, or has ended."""
         self._awaited.discard(request_id)

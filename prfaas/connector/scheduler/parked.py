@@ -1,9 +1,8 @@
-"""Requests whose KV is under way, and whose prefix vLLM's scheduler need not look up in its own cache meanwhile.
+"""Parked requests, for which vLLM can skip the lookup in its own prefix cache.
 
-vLLM asks for a parked request in every step and looks its prefix up before it does: 0.4 µs for each block that it holds,
-for each such request. Between two steps one that still waits is marked as a request that reads no prefix cache. It loses
-the mark as soon as its wait is seen to have ended, and in any case when vLLM asks for it, which is before it would be
-scheduled: nothing was looked up then, so the answer is "not yet" once more.
+vLLM asks for a parked request in every step, and looks up its prefix before: 0.4 µs per block. So between two steps a
+waiting request is marked as one that reads no prefix cache. The mark goes when the wait ends, and at the latest when vLLM
+asks for the request. That is before vLLM would schedule it; the answer is "not yet" once more, since nothing was looked up.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Protocol
 
 
 class Markable(Protocol):
-    """What is needed of vLLM's Request."""
+    """Part of vLLM's Request that parking needs."""
 
     request_id: str
     skip_reading_prefix_cache: bool
@@ -23,38 +22,38 @@ class ParkedRequests:
     """All parked requests of one engine."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, Markable] = {}  # parked in this step
+        self._parked: dict[str, Markable] = {}  # Parked in the present step.
         self._marked: dict[str, Markable] = {}
 
     def __bool__(self) -> bool:
-        """Whether any request has the mark."""
+        """Return whether any request is marked."""
         return bool(self._marked)
 
     def wake(self, request: Markable) -> bool:
-        """The engine asks for a request: take its mark away; whether it had one, so that its prefix is not known."""
+        """Remove the mark of a request that the engine asks for; return whether it had one."""
         if self._marked.pop(request.request_id, None) is None:
             return False
         request.skip_reading_prefix_cache = False
         return True
 
     def park(self, request: Markable) -> None:
-        """The engine was told "not yet"."""
-        self._asked[request.request_id] = request
+        """Add a request for which the engine was told "not yet"."""
+        self._parked[request.request_id] = request
 
     def mark(self, waits: Callable[[str], bool]) -> None:
-        """The step is planned: mark those that were parked in it and wait."""
-        for request_id, request in self._asked.items():
+        """After planning a step, mark the requests parked in it that wait."""
+        for request_id, request in self._parked.items():
             if waits(request_id):
                 request.skip_reading_prefix_cache = True
                 self._marked[request_id] = request
-        self._asked.clear()
+        self._parked.clear()
 
     def unmark(self, waits: Callable[[str], bool]) -> None:
-        """The step is done: those whose wait has ended are looked up in the next one."""
-        for request in [its for request_id, its in self._marked.items() if not waits(request_id)]:
+        """After a step, unmark the requests whose wait has ended."""
+        for request in [request for request_id, request in self._marked.items() if not waits(request_id)]:
             self.wake(request)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
-        self._asked.pop(request_id, None)
+        """Drop a request that has ended."""
+        self._parked.pop(request_id, None)
         self._marked.pop(request_id, None)

@@ -1,14 +1,12 @@
-"""Requests whose KV comes out of the agent's pool: claimed, parked, loaded when all of it is there.
+"""Inbound transfers of the scheduler side: claimed at the agent, parked, and loaded once all of the KV is there.
 
-Claims are of a transfer that another agent sends (`begin`) or of a prefix that the pool holds already (`hold`).
+A claim is for a transfer from another agent (`begin`) or for a prefix in this node's pool (`hold`).
 
-claimed ──ReceiveReady──▶ ready ──blocks allocated──▶ loading ──workers are done──▶ gone (Release)
-claimed ──blocks allocated early──▶ allocated ──ReceiveReady──▶ loading
-claimed ──TransferFailed, time-out──▶ gone: the engine computes the prompt itself
-allocated ──TransferFailed, time-out──▶ gone: the load has failed, the engine computes the prompt itself
-any ──the request ends──▶ gone (Release); blocks allocated early are given back as a failed load
-
-A claimed request holds no engine blocks unless `may_preallocate` lets it have them before its data is there.
+claimed ──ReceiveReady──▶ ready ──blocks allocated──▶ loading ──workers have copied──▶ gone (Release)
+claimed ──blocks preallocated──▶ allocated ──ReceiveReady──▶ loading
+claimed ──TransferFailed, timeout──▶ gone: the engine computes the prompt
+allocated ──TransferFailed, timeout──▶ gone: the load fails, and the engine computes the prompt
+any ──the request ends──▶ gone (Release): preallocated blocks are freed as a failed load
 """
 
 from __future__ import annotations
@@ -19,217 +17,219 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.engine.protocol import Hold, Message, Receive, ReceiveReady, Release, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Counts, Load, Outcome, SlotSpan, Source
+from prfaas.connector.metadata import Counts, Load, LoadSource, Outcome, SlotSpan
+from prfaas.connector.scheduler.transfer_table import TransferTable
+from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import NO_HASH, HashChain
 from prfaas.types import TransferId
 
-_log = logs.get("connector.incoming")
+PLENTY_RATIO = 0.5  # With `admission: auto` requests get blocks early while this share of blocks is free.
+_log = logs.get("connector.inbound")
 
 
 @dataclass(eq=False)
 class InboundTransfer:
-    """One receiving request."""
+    """Transfer of a decode leg, or a prefix from this node's pool.
+
+    Attributes:
+        deadline: Monotonic seconds.
+        local_tokens: Tokens in the engine's own prefix cache when the load was offered.
+        tables: Block ids by group that the engine has allocated.
+        is_loading: A worker reads the slots, or is about to.
+        is_abandoned: The request ended while it was loading.
+    """
 
     request_id: str
     transfer_id: TransferId
     num_tokens: int
-    source: Source
-    late_at: float  # monotonic seconds
+    source: LoadSource
+    deadline: float
     ready: ReceiveReady | None = None
-    local_tokens: int = 0  # what the engine's own prefix cache held when the load was offered
-    tables: Sequence[Sequence[int]] | None = None  # block ids by group that the engine has given it
-    loading: bool = False  # a worker reads, or is about to read, the slots
-    abandoned: bool = False  # the request ended while it was loading
+    local_tokens: int = 0
+    tables: Sequence[Sequence[int]] | None = None
+    is_loading: bool = False
+    is_abandoned: bool = False
 
-    def __repr__(self) -> str:
-        return f"<Incoming {self.request_id} ready={self.ready is not None} loading={self.loading}>"
+    @property
+    def awaits_data(self) -> bool:
+        """True if the request has engine blocks but no data yet. The engine does not ask for it any more."""
+        return self.tables is not None and not self.is_loading
 
 
 class InboundTransfers:
-    """All receiving requests of one engine. No clock, no socket: takes `now`, posts through `post`."""
+    """All inbound transfers of one engine. Callers pass the time; messages go through `post`."""
 
     def __init__(
         self,
         block_map: BlockMap,
+        settings: ConnectorSettings,
         *,
-        receive_timeout_seconds: float,
-        hold_wait_seconds: float,
-        may_preallocate: Callable[[], bool],
+        free_block_ratio: Callable[[], float],
         post: Callable[[Message], None],
-        tally: Counts,
+        counts: Counts,
     ) -> None:
-        """`may_preallocate` says whether a request may have engine blocks before its data is there."""
         self._map = block_map
-        self._receive_timeout_seconds = receive_timeout_seconds
-        self._hold_wait_seconds = hold_wait_seconds
-        self._may_preallocate = may_preallocate
+        self._settings = settings
+        self._free_block_ratio = free_block_ratio
         self._post = post
-        self._tally = tally
-        self._by_request: dict[str, InboundTransfer] = {}
-        self._by_transfer: dict[TransferId, InboundTransfer] = {}
+        self._counts = counts
+        self._transfers: TransferTable[InboundTransfer] = TransferTable()
         self._loads: list[Load] = []
         self._failed_loads: list[str] = []
 
-    def __len__(self) -> int:
-        return len(self._by_request)
-
     def __contains__(self, transfer_id: TransferId) -> bool:
-        return transfer_id in self._by_transfer
+        return self._transfers.of_transfer(transfer_id) is not None
 
     @property
     def has_work(self) -> bool:
-        """Whether the next step has to look after any of them."""
-        return bool(self._by_request or self._loads or self._failed_loads)
+        """True if the next step must handle a transfer or a load."""
+        return bool(self._transfers or self._loads or self._failed_loads)
 
-    def begin(self, request: EngineRequest, asked: RequestedTransfer, chain: HashChain, *, now: float) -> None:
-        """Claim the transfer; the agent compares the hash of our prompt with the granted one."""
-        grant = asked.grant
-        late_at = now + self._receive_timeout_seconds
-        self._add(InboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, "receive", late_at))
+    def begin(self, request: EngineRequest, transfer: RequestedTransfer, chain: HashChain, *, now: float) -> None:
+        """Claim a granted transfer. The agent compares the hash of the prompt with the granted hash."""
+        grant, deadline = transfer.grant, now + self._settings.receive_timeout_seconds
+        inbound = InboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, "receive", deadline)
+        self._transfers.add(inbound)
         groups = self._map.transfer_groups(chain, grant.num_tokens)
-        self._post(Receive(grant.transfer_id, asked.token, chain.at(grant.num_tokens), groups, asked.trace))
+        self._post(Receive(grant.transfer_id, transfer.token, chain.at(grant.num_tokens), groups, transfer.trace))
 
-    def decline(self, asked: RequestedTransfer) -> None:
-        """Have the agent give up a transfer that a request names and cannot have: nobody else of this engine takes it."""
-        self._post(Receive(asked.grant.transfer_id, asked.token, NO_HASH, (), asked.trace))
+    def decline(self, transfer: RequestedTransfer) -> None:
+        """Tell the agent to give up a transfer that no request of this engine can take."""
+        self._post(Receive(transfer.grant.transfer_id, transfer.token, NO_HASH, (), transfer.trace))
 
     def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
-        """Pin the prefix of `num_tokens` tokens that this node's pool was found to hold."""
-        self._add(InboundTransfer(request_id, transfer_id, num_tokens, "reuse", now + self._hold_wait_seconds))
+        """Claim a prefix of `num_tokens` tokens that this node's pool holds."""
+        deadline = now + self._settings.hold_wait_seconds
+        self._transfers.add(InboundTransfer(request_id, transfer_id, num_tokens, "reuse", deadline))
         self._post(Hold(transfer_id, num_tokens, self._map.transfer_groups(chain, num_tokens)))
 
-    def _add(self, incoming: InboundTransfer) -> None:
-        self._by_request[incoming.request_id] = incoming
-        self._by_transfer[incoming.transfer_id] = incoming
-
     def on_message(self, message: ReceiveReady | TransferFailed) -> None:
-        """Take the agent's word that everything is there, or that nothing will come."""
-        incoming = self._by_transfer.get(message.transfer_id)
-        if incoming is None:
+        """Handle the arrival of all KV, or the failure of a transfer."""
+        transfer = self._transfers.of_transfer(message.transfer_id)
+        if transfer is None:
             return
         if isinstance(message, ReceiveReady):
-            incoming.ready = message
-            if incoming.tables is not None:
-                self._load(incoming, message)
-        elif not incoming.loading:
-            self._end(incoming, message.reason, message=message.message)
+            transfer.ready = message
+            if transfer.tables is not None:
+                self._load(transfer)
+        elif not transfer.is_loading:
+            self._end(transfer, message.reason, message=message.message)
 
-    def num_offered_tokens(self, request_id: str) -> int | None:
-        """The length of the request's claim, None where it has none, or none that can still be loaded."""
-        incoming = self._by_request.get(request_id)
-        return None if incoming is None or incoming.loading else incoming.num_tokens
+    def offered_tokens(self, request_id: str) -> int | None:
+        """Return the length of the request's claim, or None if there is nothing to load."""
+        transfer = self._transfers.of_request(request_id)
+        return None if transfer is None or transfer.is_loading else transfer.num_tokens
 
     def num_tokens(self, request_id: str, local_tokens: int, *, now: float) -> int | None:
-        """How many tokens beyond `local_tokens` can be loaded; None while that is not known."""
-        incoming = self._by_request.get(request_id)
-        if incoming is None:
+        """Return how many tokens beyond `local_tokens` can be loaded, or None while that is unknown."""
+        transfer = self._transfers.of_request(request_id)
+        if transfer is None or transfer.is_loading:
+            # The engine asks for a loading request again if the load failed, or if it took the blocks away.
             return 0
-        if incoming.loading:  # asked again: the load failed, or the engine took the blocks away
+        if local_tokens >= transfer.num_tokens:
+            self._release(transfer, "held")
             return 0
-        if local_tokens >= incoming.num_tokens:
-            self._give_back(incoming, "held")
+        if transfer.ready is None and now > transfer.deadline:
+            self._release(transfer, "timeout")
             return 0
-        if incoming.ready is None and now > incoming.late_at:
-            self._give_back(incoming, "timeout")
-            return 0
-        if incoming.ready is None and not self._may_have_blocks(incoming):
+        if transfer.ready is None and not self._may_preallocate(transfer):
             return None
-        incoming.local_tokens = local_tokens
-        return incoming.num_tokens - local_tokens
+        transfer.local_tokens = local_tokens
+        return transfer.num_tokens - local_tokens
 
     def waits(self, request_id: str, *, now: float) -> bool:
-        """Whether the request is claimed, its data is not there, and it may neither have blocks before nor give it up."""
-        its = self._by_request.get(request_id)
-        if its is None or its.loading or its.ready is not None or now > its.late_at:
+        """Return whether the request stays parked: its KV may still come, and it may not have blocks before."""
+        transfer = self._transfers.of_request(request_id)
+        if transfer is None or transfer.is_loading or transfer.ready is not None or now > transfer.deadline:
             return False
-        return not self._may_have_blocks(its)
+        return not self._may_preallocate(transfer)
 
-    def _may_have_blocks(self, its: InboundTransfer) -> bool:
-        """Whether blocks may be there before the data. What this node's pool was found to hold comes in a moment or not at
-        all, and an engine may fail a request whose early blocks stay empty."""
-        return its.source == "receive" and self._may_preallocate()
+    def _may_preallocate(self, transfer: InboundTransfer) -> bool:
+        """Return whether the request may have engine blocks before its KV is there.
+
+        A prefix from this node's pool comes within a moment or never, and an engine may fail requests whose blocks stay
+        empty. So such a request always waits.
+        """
+        if transfer.source == "reuse" or self._settings.admission == "wait":
+            return False
+        return self._settings.admission == "preallocate" or self._free_block_ratio() >= PLENTY_RATIO
 
     def expire(self, now: float) -> None:
-        """Give up what has blocks and is late; what has none is asked for, and given up in `num_tokens`."""
-        for incoming in list(self._by_request.values()):
-            if incoming.tables is not None and not incoming.loading and now > incoming.late_at:
-                self._give_back(incoming, "timeout")
+        """Give up late transfers that have blocks. `num_tokens` gives up the others."""
+        for transfer in self._transfers:
+            if transfer.awaits_data and now > transfer.deadline:
+                self._release(transfer, "timeout")
 
     @property
     def num_awaited(self) -> int:
-        """Requests that have blocks and no data yet: nobody asks for them any more."""
-        return sum(its.tables is not None and not its.loading for its in self._by_request.values())
+        """Number of requests that have engine blocks and no data yet."""
+        return sum(transfer.awaits_data for transfer in self._transfers)
 
-    def allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
-        """The engine has blocks for what was offered; `tables[group]` are their ids. The next step loads what is there.
-
-        The load has failed when the offer has lapsed meanwhile, as it does with the agent.
-        """
-        incoming = self._by_request.get(request_id)
-        if incoming is None:
+    def on_allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
+        """Take the blocks for an offered load. The load fails if the offer has lapsed, for example with its agent."""
+        transfer = self._transfers.of_request(request_id)
+        if transfer is None:
             self._failed_loads.append(request_id)
             return
-        assert incoming.tables is None, f"{incoming} has blocks already"
-        incoming.tables = [list(table) for table in tables]
-        if incoming.ready is not None:
-            self._load(incoming, incoming.ready)
+        assert transfer.tables is None, f"{transfer} has blocks already"
+        transfer.tables = [list(table) for table in tables]
+        if transfer.ready is not None:
+            self._load(transfer)
 
-    def declined(self, request_id: str) -> None:
-        """The engine runs the request on what its own cache holds: of what was offered it loads nothing."""
-        incoming = self._by_request.get(request_id)
-        if incoming is not None and incoming.tables is None:
-            self._give_back(incoming, "held")
+    def on_declined(self, request_id: str) -> None:
+        """Release an offer that the engine does not use: its own cache suffices."""
+        transfer = self._transfers.of_request(request_id)
+        if transfer is not None and transfer.tables is None:
+            self._release(transfer, "held")
 
-    def _load(self, incoming: InboundTransfer, ready: ReceiveReady) -> None:
-        assert incoming.tables is not None
-        incoming.loading = True
-        spans = self._map.missing(incoming.tables, incoming.num_tokens, local_tokens=incoming.local_tokens)
+    def _load(self, transfer: InboundTransfer) -> None:
+        assert transfer.tables is not None and transfer.ready is not None
+        transfer.is_loading = True
+        spans = self._map.missing(transfer.tables, transfer.num_tokens, local_tokens=transfer.local_tokens)
+        ready = transfer.ready
         slots = tuple(SlotSpan.of(span, ready.slots, ready.generations) for span in spans)
-        self._loads.append(Load(incoming.request_id, slots))
+        self._loads.append(Load(transfer.request_id, slots))
 
     def take_loads(self) -> tuple[Load, ...]:
-        """The loads that this step begins."""
+        """Return the loads of the next step."""
         loads, self._loads = tuple(self._loads), []
         return loads
 
     def take_failed_loads(self) -> tuple[str, ...]:
-        """Requests whose blocks were allocated early and will not be filled."""
+        """Return the requests whose preallocated blocks stay empty."""
         failed, self._failed_loads = tuple(self._failed_loads), []
         return failed
 
-    def loaded(self, request_id: str, *, failed: bool) -> None:
-        """Every worker has finished reading the slots."""
-        incoming = self._by_request.get(request_id)
-        if incoming is not None and incoming.loading:
-            outcome: Outcome = "aborted" if incoming.abandoned else "overwritten" if failed else "completed"
-            self._give_back(incoming, outcome)
+    def on_loaded(self, request_id: str, *, has_failed: bool) -> None:
+        """End a transfer after every worker has read its slots."""
+        transfer = self._transfers.of_request(request_id)
+        if transfer is not None and transfer.is_loading:
+            outcome: Outcome = "overwritten" if has_failed else "completed"
+            self._release(transfer, "aborted" if transfer.is_abandoned else outcome)
 
     def end(self, request_id: str) -> None:
-        """The request has ended. Slots that a worker may be reading are given back when it is done."""
-        incoming = self._by_request.get(request_id)
-        if incoming is None:
-            return
-        if incoming.loading:
-            incoming.abandoned = True
-        else:
-            self._give_back(incoming, "aborted")
+        """End the request. Slots that a worker may be reading are released after the load."""
+        transfer = self._transfers.of_request(request_id)
+        if transfer is not None and transfer.is_loading:
+            transfer.is_abandoned = True
+        elif transfer is not None:
+            self._release(transfer, "aborted")
 
     def fail_all(self, reason: Outcome) -> None:
-        """The agent is gone, or the engine wants none of it. A load under way ends by itself: its slots stay mapped."""
-        for incoming in list(self._by_request.values()):
-            if not incoming.loading:
-                self._give_back(incoming, reason)
+        """Give up all transfers. A running load ends by itself: its slots stay mapped."""
+        for transfer in self._transfers:
+            if not transfer.is_loading:
+                self._release(transfer, reason)
 
-    def _give_back(self, incoming: InboundTransfer, outcome: Outcome) -> None:
-        self._post(Release(incoming.transfer_id))
-        self._end(incoming, outcome)
+    def _release(self, transfer: InboundTransfer, outcome: Outcome) -> None:
+        self._post(Release(transfer.transfer_id))
+        self._end(transfer, outcome)
 
-    def _end(self, incoming: InboundTransfer, outcome: Outcome, *, message: str = "") -> None:
-        del self._by_request[incoming.request_id]
-        del self._by_transfer[incoming.transfer_id]
-        if incoming.tables is not None and not incoming.loading:
-            self._failed_loads.append(incoming.request_id)
-        self._tally.transfers[incoming.source, outcome] += 1
-        fields = {"transfer_id": incoming.transfer_id, "num_tokens": incoming.num_tokens, "message": message}
-        _log.info("request.received", request_id=incoming.request_id, source=incoming.source, outcome=outcome, **fields)
+    def _end(self, transfer: InboundTransfer, outcome: Outcome, *, message: str = "") -> None:
+        self._transfers.remove(transfer)
+        if transfer.awaits_data:
+            self._failed_loads.append(transfer.request_id)
+        self._counts.transfers[transfer.source, outcome] += 1
+        fields = {"transfer_id": transfer.transfer_id, "num_tokens": transfer.num_tokens, "message": message}
+        _log.info("request.received", request_id=transfer.request_id, source=transfer.source, outcome=outcome, **fields)

@@ -1,162 +1,79 @@
-"""Blocks for which the agent was asked for slots of its pool, until it has answered or been waited for long enough."""
+"""Blocks that requests leave in the agent's pool for later requests: finished requests, and checkpoints of prompts.
+
+asked ──SendOpened──▶ copied by the next step ──▶ gone: the engine may reuse the blocks
+asked ──TransferFailed, no reply in time──▶ gone (Cancel): nothing is copied
+
+The engine keeps the blocks of a finished request until they are copied. Blocks of a checkpoint are pinned, since their
+request goes on.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Literal
 
 from prfaas import logs
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap, BlockSpan
-from prfaas.connector.metadata import Counts, Outcome, Save, Scheduled, SlotSpan
+from prfaas.connector.metadata import Counts, Outcome, Save, ScheduledRequest, SlotSpan
 from prfaas.hashing import HashChain
 from prfaas.types import GroupBlocks, TransferId
 
-
-@dataclass(eq=False, kw_only=True)
-class AskedStore:
-    """What one request leaves of its first `num_tokens` tokens. Answered: `opened` or `failed` is there."""
-
-    request_id: str
-    num_tokens: int
-    ask_until: float  # monotonic seconds
-    opened: SendOpened | None = None
-    failed: Outcome | None = None
-
-
-Its = TypeVar("Its", bound=AskedStore)
-
-
-class AskedStores(Generic[Its]):
-    """Those without an answer that was acted on. No clock: takes `now`."""
-
-    def __init__(self, post: Callable[[Message], None]) -> None:
-        self._post = post
-        self._by_transfer: dict[TransferId, Its] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_transfer)
-
-    def ask(self, its: Its, groups: Sequence[GroupBlocks]) -> None:
-        transfer_id = TransferId(os.urandom(16))
-        self._by_transfer[transfer_id] = its
-        self._post(Store(transfer_id, its.num_tokens, tuple(groups)))
-
-    def on_message(self, message: SendOpened | TransferFailed) -> None:
-        its = self._by_transfer.get(message.transfer_id)
-        if its is None:
-            return
-        if isinstance(message, SendOpened):
-            its.opened = message
-        else:
-            its.failed = message.reason
-
-    def take_answered(self, *, now: float) -> list[Its]:
-        """Those that have slots, and those that will have none, which have `failed`."""
-        answered = [
-            (its, name) for name, its in self._by_transfer.items() if its.opened or its.failed or now >= its.ask_until
-        ]
-        for its, transfer_id in answered:
-            del self._by_transfer[transfer_id]
-            if its.opened is None or its.failed is not None:
-                its.failed = its.failed or "agent_slow"
-                self._post(Cancel(transfer_id))
-        return [its for its, _ in answered]
-
-    def fail_all(self, reason: Outcome) -> None:
-        """The agent is gone, or the engine wants none of it; the blocks are released with the next step."""
-        for its in self._by_transfer.values():
-            its.failed = its.failed or reason
-
-
-_log = logs.get("connector.leftovers")
-
-
-@dataclass(eq=False, kw_only=True)
-class FinishedStore(AskedStore):
-    """One finished request whose engine blocks are kept until they are copied."""
-
-    tables: Sequence[Sequence[int]]
-
-
-class FinishedStores:
-    """All of one engine. No clock, no socket: takes `now`, posts through `post`."""
-
-    def __init__(self, block_map: BlockMap, *, post: Callable[[Message], None], tally: Counts) -> None:
-        self._map = block_map
-        self._tally = tally
-        self._asked: AskedStores[FinishedStore] = AskedStores(post)
-        self._copying: dict[str, FinishedStore] = {}
-
-    def __len__(self) -> int:
-        return len(self._asked) + len(self._copying)
-
-    def begin(self, request_id: str, chain: HashChain, tables: Sequence[Sequence[int]], *, ask_until: float) -> None:
-        """A request has computed all of `chain`; its block ids, `tables[group]`, stay its own until they are copied."""
-        kept = [list(table) for table in tables]
-        its = FinishedStore(request_id=request_id, num_tokens=chain.num_tokens, ask_until=ask_until, tables=kept)
-        self._asked.ask(its, self._map.transfer_groups(chain, chain.num_tokens))
-
-    def on_message(self, message: SendOpened | TransferFailed) -> None:
-        self._asked.on_message(message)
-
-    def saves(self, *, now: float) -> list[Save]:
-        """What the workers copy in this step; a request that is not to be stored is only released."""
-        answered = self._asked.take_answered(now=now)
-        self._copying |= {its.request_id: its for its in answered}
-        return [self._save(its) for its in answered]
-
-    def _save(self, its: FinishedStore) -> Save:
-        if its.opened is None or its.failed is not None:
-            return Save(0, True, (), release=its.request_id, is_sent=False)
-        spans = self._map.filled(its.tables, its.num_tokens, saved_tokens=0, computed_tokens=its.num_tokens)
-        slots = tuple(SlotSpan.of(span, its.opened.slots) for span in spans)
-        return Save(its.opened.handle, True, slots, release=its.request_id, is_sent=False)
-
-    def released(self, request_id: str) -> None:
-        """Every worker has made the copy; the engine frees the blocks."""
-        its = self._copying.pop(request_id, None)
-        if its is not None:
-            outcome: Outcome = its.failed or "completed"
-            self._tally.transfers["store", outcome] += 1
-            _log.info("request.stored", request_id=request_id, outcome=outcome, num_tokens=its.num_tokens)
-
-    def fail_all(self, reason: Outcome) -> None:
-        """The agent is gone, or the engine wants none of it; the blocks are released with the next step."""
-        self._asked.fail_all(reason)
+_log = logs.get("connector.store")
 
 
 @dataclass(frozen=True)
 class BlockPins:
-    """How blocks of the engine, by their ids, are kept from being given to other requests."""
+    """Functions that keep engine blocks, by their ids, from being given to other requests."""
 
     pin: Callable[[Sequence[int]], None]
     unpin: Callable[[Sequence[int]], None]
 
 
 @dataclass(eq=False)
-class Prompt:
-    """A request's prompt; its latest checkpoint, or where its computation began."""
+class StoredBlocks:
+    """Blocks of one request for which the agent was asked for slots.
 
-    chain: HashChain
-    last_tokens: int | None = None
+    `ask_until` is in monotonic seconds. After a reply, `opened` or `failure` is set.
+    """
 
-
-@dataclass(eq=False, kw_only=True)
-class Checkpoint(AskedStore):
-    """Pinned blocks of one boundary."""
-
+    kind: Literal["store", "checkpoint"]
+    request_id: str
+    num_tokens: int
     spans: tuple[BlockSpan, ...]
+    ask_until: float
+    opened: SendOpened | None = None
+    failure: Outcome | None = None
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return self.kind == "checkpoint"
 
     @property
     def block_ids(self) -> list[int]:
         return [block_id for span in self.spans for block_id in span.block_ids]
 
+    def save(self) -> Save:
+        """Return the copies of the next step. If the agent gave no slots, only the request's blocks are released."""
+        release = None if self.is_checkpoint else self.request_id
+        if self.opened is None or self.failure is not None:
+            return Save(0, True, (), release=release, is_sent=False)
+        slots = tuple(SlotSpan.of(span, self.opened.slots) for span in self.spans)
+        return Save(self.opened.handle, True, slots, release=release, is_sent=False)
 
-class Checkpoints:
-    """All of one engine. No clock, no socket: takes `now`, posts through `post`."""
+
+@dataclass(eq=False)
+class Prompt:
+    """Prompt that is being computed. `last_tokens` is its latest checkpoint, or where its computation began."""
+
+    chain: HashChain
+    last_tokens: int | None = None
+
+
+class PrefixStores:
+    """All blocks that one engine leaves in the pool. Callers pass the time; messages go through `post`."""
 
     def __init__(
         self,
@@ -165,85 +82,133 @@ class Checkpoints:
         *,
         min_tokens: int,
         post: Callable[[Message], None],
-        tally: Counts,
+        counts: Counts,
     ) -> None:
-        """An engine without `pins` leaves none; nor is one left of fewer than `min_tokens` tokens."""
+        """Create an empty table. Without `pins` prompts leave no checkpoints, nor with fewer than `min_tokens` tokens."""
         self._map = block_map
         self._pins = pins
         self._min_tokens = min_tokens
-        self._tally = tally
+        self._post = post
+        self._counts = counts
         self._prompts: dict[str, Prompt] = {}
-        self._asked: AskedStores[Checkpoint] = AskedStores(post)
-
-    def __len__(self) -> int:
-        return len(self._asked)
+        self._asked: dict[TransferId, StoredBlocks] = {}
+        self._copying: dict[str, StoredBlocks] = {}  # Finished requests by id.
 
     @property
     def has_work(self) -> bool:
-        """Whether the next step has to look after a prompt that is computed, or a checkpoint."""
-        return bool(self._prompts or self._asked)
+        """True if the next step must handle a prompt or stored blocks."""
+        return bool(self._prompts or self._asked or self._copying)
 
-    def begin(self, request_id: str, chain: HashChain) -> None:
-        """A request's prompt is about to be computed."""
+    @property
+    def has_pins(self) -> bool:
+        return any(blocks.is_checkpoint for blocks in self._asked.values())
+
+    @property
+    def will_free_blocks(self) -> bool:
+        """True if the engine gets back blocks of finished requests within a few steps."""
+        return bool(self._copying) or any(not blocks.is_checkpoint for blocks in self._asked.values())
+
+    def begin_prompt(self, request_id: str, chain: HashChain) -> None:
+        """Watch a prompt for checkpoints."""
         if self._pins is not None and self._map.checkpoint_spacing_tokens:
             self._prompts[request_id] = Prompt(chain)
 
-    def end(self, request_id: str) -> None:
-        """The prompt is computed, or the request has ended; what is pinned of it is still copied."""
+    def end_prompt(self, request_id: str) -> None:
+        """Stop watching a prompt. Pinned blocks are still copied."""
         self._prompts.pop(request_id, None)
 
-    def computed(self, its: Scheduled, *, ask_until: float) -> None:
-        """Ask for slots for what this step leaves at the boundaries that it reaches."""
-        prompt = self._prompts.get(its.request_id)
+    def on_scheduled(self, request: ScheduledRequest, *, ask_until: float) -> None:
+        """Ask for slots for the checkpoints that this step reaches."""
+        prompt = self._prompts.get(request.request_id)
         if prompt is None:
             return
-        if its.before_tokens >= prompt.chain.num_tokens:
-            self.end(its.request_id)
+        if request.before_tokens >= prompt.chain.num_tokens:
+            self.end_prompt(request.request_id)
             return
         if prompt.last_tokens is None:
-            prompt.last_tokens = its.before_tokens
-        reached = self._map.boundary(its.before_tokens, its.computed_tokens)
-        for boundary in sorted({*its.states, *([reached] if reached else [])}):
+            prompt.last_tokens = request.before_tokens
+        reached = self._map.boundary(request.before_tokens, request.computed_tokens)
+        for boundary in sorted({*request.states, *([reached] if reached else [])}):
             if self._is_wanted(prompt, boundary):
-                self._ask(its, prompt, boundary, ask_until=ask_until)
+                self._add_checkpoint(request, prompt, boundary, ask_until=ask_until)
 
     def _is_wanted(self, prompt: Prompt, boundary: int) -> bool:
-        """Whether a checkpoint is worth its bytes there; the prompt's own end is left with its other blocks."""
+        """Return whether a checkpoint is worth its bytes. The end of the prompt is stored with the finished request."""
         assert prompt.last_tokens is not None
         is_far = boundary - prompt.last_tokens >= self._map.checkpoint_spacing_tokens
         is_inside = self._min_tokens <= boundary < prompt.chain.num_tokens
         return is_far and is_inside and boundary % self._map.step_tokens == 0
 
-    def _ask(self, its: Scheduled, prompt: Prompt, boundary: int, *, ask_until: float) -> None:
+    def _add_checkpoint(self, request: ScheduledRequest, prompt: Prompt, boundary: int, *, ask_until: float) -> None:
         assert self._pins is not None
-        spans = self._map.checkpoint(its.tables(), boundary, its.states.get(boundary, {}))
+        spans = self._map.checkpoint(request.tables(), boundary, request.states.get(boundary, {}))
         if spans is None:
             return
         prompt.last_tokens = boundary
-        checkpoint = Checkpoint(request_id=its.request_id, num_tokens=boundary, ask_until=ask_until, spans=spans)
-        self._pins.pin(checkpoint.block_ids)
-        self._asked.ask(checkpoint, self._map.checkpoint_groups(prompt.chain, boundary))
+        blocks = StoredBlocks("checkpoint", request.request_id, boundary, spans, ask_until)
+        self._pins.pin(blocks.block_ids)
+        self._ask(blocks, self._map.checkpoint_groups(prompt.chain, boundary))
+
+    def add_finished(
+        self, request_id: str, chain: HashChain, tables: Sequence[Sequence[int]], *, ask_until: float
+    ) -> None:
+        """Ask for slots for a request that has computed all of `chain`. `tables[group]` are its block ids."""
+        num_tokens = chain.num_tokens
+        spans = self._map.filled(tables, num_tokens, saved_tokens=0, computed_tokens=num_tokens)
+        blocks = StoredBlocks("store", request_id, num_tokens, spans, ask_until)
+        self._ask(blocks, self._map.transfer_groups(chain, num_tokens))
+
+    def _ask(self, blocks: StoredBlocks, groups: tuple[GroupBlocks, ...]) -> None:
+        transfer_id = TransferId(os.urandom(16))
+        self._asked[transfer_id] = blocks
+        self._post(Store(transfer_id, blocks.num_tokens, groups))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
-        self._asked.on_message(message)
+        """Handle the agent's reply."""
+        blocks = self._asked.get(message.transfer_id)
+        if blocks is not None and isinstance(message, SendOpened):
+            blocks.opened = message
+        elif blocks is not None and isinstance(message, TransferFailed):
+            blocks.failure = message.reason
 
     def saves(self, *, now: float) -> list[Save]:
-        """What the workers copy in this step; its blocks are the engine's again."""
+        """Return the copies of this step, and unpin the blocks of its checkpoints."""
         saves = []
-        for its in self._asked.take_answered(now=now):
-            if its.opened is not None and its.failed is None:
-                slots = tuple(SlotSpan.of(span, its.opened.slots) for span in its.spans)
-                saves.append(Save(its.opened.handle, True, slots, is_sent=False))
-            self._end(its)
+        for transfer_id, blocks in list(self._asked.items()):
+            if not (blocks.opened or blocks.failure or now >= blocks.ask_until):
+                continue
+            del self._asked[transfer_id]
+            if blocks.opened is None or blocks.failure is not None:
+                blocks.failure = blocks.failure or "agent_slow"
+                self._post(Cancel(transfer_id))
+            if not blocks.is_checkpoint:
+                self._copying[blocks.request_id] = blocks
+                saves.append(blocks.save())
+                continue
+            if blocks.failure is None:
+                saves.append(blocks.save())
+            self._end_checkpoint(blocks)
         return saves
 
-    def _end(self, its: Checkpoint) -> None:
+    def _end_checkpoint(self, blocks: StoredBlocks) -> None:
         assert self._pins is not None
-        self._pins.unpin(its.block_ids)
-        outcome: Outcome = its.failed or "completed"
-        self._tally.transfers["checkpoint", outcome] += 1
-        _log.info("checkpoint.stored", request_id=its.request_id, outcome=outcome, num_tokens=its.num_tokens)
+        self._pins.unpin(blocks.block_ids)
+        outcome = self._count(blocks)
+        _log.info("checkpoint.stored", request_id=blocks.request_id, outcome=outcome, num_tokens=blocks.num_tokens)
+
+    def on_copied(self, request_id: str) -> None:
+        """End the store of a finished request after every worker has copied it. The engine frees the blocks."""
+        blocks = self._copying.pop(request_id, None)
+        if blocks is not None:
+            outcome = self._count(blocks)
+            _log.info("request.stored", request_id=request_id, outcome=outcome, num_tokens=blocks.num_tokens)
+
+    def _count(self, blocks: StoredBlocks) -> Outcome:
+        outcome: Outcome = blocks.failure or "completed"
+        self._counts.transfers[blocks.kind, outcome] += 1
+        return outcome
 
     def fail_all(self, reason: Outcome) -> None:
-        """The agent is gone, or the engine wants none of it; the blocks are released with the next step."""
-        self._asked.fail_all(reason)
+        """Give up all stores without slots. The next step releases their blocks."""
+        for blocks in self._asked.values():
+            blocks.failure = blocks.failure or reason

@@ -1,4 +1,4 @@
-"""The only package that imports vllm: PrfaasConnector, and what reads vLLM's own objects."""
+"""PrfaasConnector and the readers of vLLM's objects: the only package that imports vLLM."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Return PrfaasConnector for `"kv_connector_module_path": "prfaas.connector.vllm"`; vllm is imported only then."""
+    """Return PrfaasConnector for `"kv_connector_module_path": "prfaas.connector.vllm"`, and import vLLM only then."""
     if name != "PrfaasConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from prfaas.connector.vllm.connector import PrfaasConnector  # noqa: PLC0415  vllm's plugins must load without it
+    from prfaas.connector.vllm.connector import PrfaasConnector  # noqa: PLC0415  vLLM's plugins load without it.
 
     return PrfaasConnector

@@ -1,4 +1,4 @@
-"""Settings of vLLM that the connector cannot work with."""
+"""Check for settings of vLLM that the connector does not support."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from prfaas.errors import ConfigError
 
 
 def check_supported(vllm_config: Any) -> None:
-    """Refuse, by name, what would give wrong blocks.
+    """Refuse settings under which blocks would be wrong.
 
     Raises:
-        ConfigError: vLLM is set to it.
+        ConfigError: vLLM has such a setting; the message names it.
     """
     parallel = vllm_config.parallel_config
-    refused = {
+    unsupported = {
         "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
         "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
@@ -23,6 +23,6 @@ def check_supported(vllm_config: Any) -> None:
         "ubatch_size": parallel.ubatch_size > 1,
         "speculative_config": vllm_config.speculative_config is not None,
     }
-    for name, is_refused in refused.items():
-        if is_refused:
+    for name, is_set in unsupported.items():
+        if is_set:
             raise ConfigError(f"PrfaasConnector does not support {name}={getattr(parallel, name, 'set')}")

@@ -1,37 +1,37 @@
-"""PrfaasConnector: vLLM's view of the connector, a thin class over a scheduler side and a worker side.
+"""PrfaasConnector: the class that vLLM calls, over a scheduler side and a worker side.
 
-vLLM makes one instance in the scheduler's process and one in each worker's, and calls:
+vLLM creates one instance in the scheduler's process and one in each worker's. It calls:
 
-| where | when | method | what it does |
+| where | when | method | effect |
 |---|---|---|---|
-| scheduler | engine start | bind_kv_cache_manager | by the base class: what all groups hold of a prompt |
-| scheduler | engine start | bind_gpu_block_pool | how many blocks are free, for `admission: auto`; blocks to pin |
-| scheduler | a request comes | on_new_request | ask the agent: Send or Receive, and Lookup |
-| scheduler | before it is first run | supports_divergent_local_hybrid_hits | whether attention may go beyond states |
-| scheduler | before it is first run | get_num_new_matched_tokens | None until the agent answers, without blocks |
-| scheduler | its blocks are allocated | update_state_after_alloc | where received blocks go; with 0 nothing is loaded |
-| scheduler | blocks run out | has_pending_block_frees | whether finished requests are about to give some back |
-| scheduler | each step | build_connector_meta | name the step's copies; pin what checkpoints copy next |
-| scheduler | no request is left | has_pending_push_work | whether checkpoints, or words to the agent, wait for a step |
-| worker | engine start | register_kv_caches | describe the layout, attach to the agent |
-| worker | each step, before the forward | bind_connector_metadata | take the step's copies |
-| worker | each attention layer, if the step saves any | wait_for_layer_load | nothing: a request runs once all is loaded |
-| worker | each attention layer, if the step saves any | save_kv_layer | copy the layer's new blocks out |
-| worker | each linear layer that can be heard of (`layer_ends.py`) | | copy the final state out |
-| worker | after the forward | start_load_kv | copy received slots in |
-| worker | after the forward | wait_for_save | copy what no hook reported; end the pass; let the next step wait for copies |
-| worker | after the forward | get_transfer_results | which requests are loaded |
-| worker | after the forward | build_connector_worker_meta | whether the agent has not been told all |
-| scheduler | with the step's output | update_connector_output | give the slots of loaded requests back; see whose KV has come |
-| scheduler | a request ends | request_finished_all_groups | cancel or complete; leave its blocks in the pool |
-| scheduler | a client resets caches | reset_cache | have the agent forget the model; give up what is under way |
-| both | engine stop | shutdown | leave the agent |
+| scheduler | engine start | bind_gpu_block_pool | counts free blocks, for `admission: auto`; pins blocks |
+| scheduler | engine start | bind_kv_cache_manager | finds the prefix that all groups hold (base class) |
+| scheduler | new request | on_new_request | asks the agent: Send or Receive, and Lookup |
+| scheduler | before the first run | supports_divergent_local_hybrid_hits | allows attention to reach beyond states |
+| scheduler | before the first run | get_num_new_matched_tokens | None until the agent replies, without blocks |
+| scheduler | blocks allocated | update_state_after_alloc | names the targets of received blocks; 0 tokens: no load |
+| scheduler | blocks run out | has_pending_block_frees | tells of blocks that finished requests will free |
+| scheduler | each step | build_connector_meta | names the step's copies; pins blocks of checkpoints |
+| scheduler | no request left | has_pending_push_work | asks for steps for checkpoints and ring entries |
+| worker | engine start | register_kv_caches | describes the layout, attaches to the agent |
+| worker | each step, before the forward pass | bind_connector_metadata | takes the step's copies |
+| worker | each attention layer, if the step saves any | wait_for_layer_load | nothing: requests run once all is loaded |
+| worker | each attention layer, if the step saves any | save_kv_layer | copies the layer's new blocks |
+| worker | each linear layer with a hook (`hooks.py`) | | copies the final state |
+| worker | after the forward pass | start_load_kv | copies received slots into blocks |
+| worker | after the forward pass | wait_for_save | copies layers without a hook; ends the pass |
+| worker | after the forward pass | get_transfer_results | names the loaded requests |
+| worker | after the forward pass | build_connector_worker_meta | tells whether ring entries are left |
+| scheduler | output of a step | update_connector_output | releases slots of loaded requests; wakes parked requests |
+| scheduler | end of a request | request_finished_all_groups | completes or cancels; stores its blocks in the pool |
+| scheduler | reset of caches | reset_cache | has the agent forget the model; gives up transfers |
+| both | engine stop | shutdown | leaves the agent |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -50,12 +50,12 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.connector import settings
-from prfaas.connector.metadata import Direction, Scheduled, Step
+from prfaas.connector.metadata import Direction, ScheduledRequest, Step
 from prfaas.connector.scheduler.divergent import DivergentHits
 from prfaas.connector.scheduler.parked import ParkedRequests
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.scheduler.store import BlockPins
-from prfaas.connector.transfer_params import SENT_KEY, EngineRequest, without_direction
+from prfaas.connector.transfer_params import SENT_KEY, without_direction
 from prfaas.connector.vllm import stats
 from prfaas.connector.vllm.checks import check_supported
 from prfaas.connector.vllm.hooks import on_layer_end
@@ -70,37 +70,37 @@ _log = logs.get("connector")
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """A step's copies on their way from the scheduler to the workers."""
+    """Copies of a step, on the way from the scheduler to the workers."""
 
     step: Step = field(default_factory=Step)
 
 
 class Backlog(KVConnectorWorkerMetadata):
-    """A worker has more to tell its agent than the ring between them had room for."""
+    """Notice that a worker has ring entries left for its agent."""
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+    def aggregate(self, notice: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         return self
 
 
 class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
-    """Streams KV between this engine and the agent beside it."""
+    """Connector between this engine and the agent on its machine."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Read the settings; the scheduler's instance attaches to the agent.
+        """Read the settings. The scheduler's instance attaches to the agent.
 
         Raises:
-            ConfigError: a setting is wrong, or vLLM is set to something that the connector does not support.
-            LayoutError: a KV group is of an unknown kind.
-            AgentUnreachable: nobody answers at `agent_socket`.
+            ConfigError: A setting is wrong, or vLLM has a setting that the connector does not support.
+            LayoutError: A KV group is of an unknown kind.
+            AgentUnreachable: Nobody answers at `agent_socket`.
         """
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         logs.setup("connector", logger="prfaas")
         check_supported(vllm_config)
         self._settings = settings.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        if vllm_config.parallel_config.data_parallel_size > 1:  # of experts: the other ranks' steps wait for this one's
-            self._settings = replace(self._settings, idle_wait_seconds=0.0)
         self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
-        self._has_priorities = vllm_config.scheduler_config.policy == "priority"
+        self._instance = str(self._kv_transfer_config.engine_id)
+        has_priorities = vllm_config.scheduler_config.policy == "priority"
+        self._engine_request = partial(engine_request, model=self._model, has_priorities=has_priorities)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._undo_hooks: list[Callable[[], None]] = []
@@ -108,25 +108,22 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_pool: Any = None
         self._parked = ParkedRequests()
         self._metadata = StepMetadata()
-        self._num_heard = 0  # of the agent's messages, when those that are parked were last looked at
-        self._num_preemptions: dict[str, int] = {}  # of preempted requests, when they were last looked up
-        self._map = block_map(kv_cache_config)
-        self._divergent = DivergentHits(has_one_attention(kv_cache_config))
-        self._linear_groups = [index for index, its in enumerate(self._map.groups) if its.is_state]
+        self._num_messages = 0  # Messages from the agent when parked requests were last checked.
+        self._num_preemptions: dict[str, int] = {}  # Preemptions of requests when they were last looked up.
+        blocks = block_map(kv_cache_config)
+        self._divergent = DivergentHits(is_supported=has_one_attention(kv_cache_config))
+        self._linear_groups = [index for index, group in enumerate(blocks.groups) if group.is_state]
         if role == KVConnectorRole.SCHEDULER:
-            client = AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler")
             self._scheduler = SchedulerSide(
-                client,
-                self._map,
+                AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler"),
+                blocks,
                 self._settings,
                 directions=self._directions(),
                 free_block_ratio=self._free_block_ratio,
                 pins=BlockPins(self._pin, self._unpin),
+                # With data parallelism of experts, the steps of all ranks wait for this one.
+                sleeps_when_idle=vllm_config.parallel_config.data_parallel_size == 1,
             )
-
-    @property
-    def _instance(self) -> str:
-        return str(self._kv_transfer_config.engine_id)
 
     def _directions(self) -> Collection[Direction]:
         config = self._kv_transfer_config
@@ -134,28 +131,24 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A hand-off that fails is recomputed by the decode side, so a preempted prefill need not run again."""
+        """False: the decode side recomputes a failed transfer, so a preempted prefill need not run again."""
         return False
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """Whether vLLM may say of a prompt how much attention it holds itself, where its states end before.
-
-        It asks before each lookup. What is loaded must then reach beyond that attention; a request for which it does not is
-        asked for again, and looked up by what all groups hold meanwhile.
-        """
+        """True if vLLM may count locally cached attention beyond the cached states. vLLM asks before each lookup."""
         return self._divergent.are_allowed
 
-    # In the scheduler
+    # Scheduler side
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._block_pool = gpu_block_pool
 
     def _pin(self, block_ids: Sequence[int]) -> None:
-        self._block_pool.touch([self._block_pool.blocks[its] for its in block_ids])
+        self._block_pool.touch([self._block_pool.blocks[block_id] for block_id in block_ids])
 
     def _unpin(self, block_ids: Sequence[int]) -> None:
-        self._block_pool.free_blocks([self._block_pool.blocks[its] for its in block_ids])
+        self._block_pool.free_blocks([self._block_pool.blocks[block_id] for block_id in block_ids])
 
     def _free_block_ratio(self) -> float:
         pool = self._block_pool
@@ -164,13 +157,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     def on_new_request(self, request: Any) -> None:
         assert self._scheduler is not None
         if not isinstance(request.kv_transfer_params, dict):
-            request.kv_transfer_params = None  # a client's `vllm_xargs` can put anything there
+            request.kv_transfer_params = None  # A client's `vllm_xargs` can put anything there.
         self._scheduler.on_new_request(self._engine_request(request, request.num_prompt_tokens))
-        if request.kv_transfer_params is not None:  # not changed in place: requests with n > 1 may share it
+        if request.kv_transfer_params is not None:
+            # Requests with n > 1 may share the dictionary, so it is replaced.
             request.kv_transfer_params = without_direction(request.kv_transfer_params)
-
-    def _engine_request(self, request: Any, num_tokens: int) -> EngineRequest:
-        return engine_request(request, self._model, num_tokens, has_priorities=self._has_priorities)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -197,7 +188,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.num_external_tokens(request.request_id, local_tokens, asks_again=asks_again)
 
     def _look_up_again(self, request: Any) -> None:
-        """A preempted request begins anew, with what it has generated as a part of its prompt."""
+        """Look up a preempted request, which begins again with its answer so far as part of the prompt."""
         assert self._scheduler is not None
         self._num_preemptions[request.request_id] = request.num_preemptions
         if not request.skip_reading_prefix_cache:
@@ -214,11 +205,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def has_pending_block_frees(self) -> bool:
-        """vLLM need not take blocks from a running request: finished ones are about to give theirs back."""
+        """Return whether finished requests will free blocks, so that vLLM need not preempt a running one."""
         return self._scheduler is not None and self._scheduler.will_free_blocks
 
     def has_pending_push_work(self) -> bool:
-        """vLLM goes on stepping: blocks are pinned until they are copied, or a worker has not told its agent all."""
+        """Return whether vLLM must go on stepping: blocks are pinned, or a worker has ring entries left."""
         return self._scheduler is not None and self._scheduler.needs_steps
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
@@ -229,20 +220,20 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             self._metadata = StepMetadata(step)
         return self._metadata
 
-    def _scheduled(self, output: Any) -> Iterator[Scheduled]:
+    def _scheduled(self, output: Any) -> Iterator[ScheduledRequest]:
         cached = output.scheduled_cached_reqs
-        new = ((req.req_id, req.num_computed_tokens) for req in output.scheduled_new_reqs)
+        new = ((request.req_id, request.num_computed_tokens) for request in output.scheduled_new_reqs)
         for request_id, computed in chain(new, zip(cached.req_ids, cached.num_computed_tokens, strict=True)):
             after = computed + output.num_scheduled_tokens.get(request_id, 0)
             tables = self._resolver(output, request_id)
-            yield Scheduled(request_id, after, tables, computed, self._offered_states(output, request_id))
+            yield ScheduledRequest(request_id, after, tables, computed, self._offered_states(output, request_id))
 
     def _offered_states(self, output: Any, request_id: str) -> Mapping[int, Mapping[int, int]]:
-        """By boundary, the blocks that vLLM hands over with the states that all linear groups cache in this step."""
-        offered: dict[int, dict[int, int]] = {}
+        """Return blocks with states by boundary and group, for boundaries at which all linear groups cache a state."""
+        states: dict[int, dict[int, int]] = {}
         for group_id, block_id, boundary in output.kv_connector_block_state.boundary_state_offloads.get(request_id, ()):
-            offered.setdefault(boundary, {})[self._kv_cache_config.transfer_group_ids.index(group_id)] = block_id
-        return {boundary: its for boundary, its in offered.items() if sorted(its) == self._linear_groups}
+            states.setdefault(boundary, {})[self._kv_cache_config.transfer_group_ids.index(group_id)] = block_id
+        return {boundary: blocks for boundary, blocks in states.items() if sorted(blocks) == self._linear_groups}
 
     def _resolver(self, output: Any, request_id: str) -> Callable[[], Sequence[Sequence[int]]]:
         return lambda: self._tables(output.kv_connector_block_state.resolve_block_ids(request_id))
@@ -260,8 +251,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.on_backlog()
         if self._parked:
             self._scheduler.poll()
-            if self._num_heard != self._scheduler.num_heard:
-                self._num_heard = self._scheduler.num_heard
+            if self._num_messages != self._scheduler.num_messages:
+                self._num_messages = self._scheduler.num_messages
                 self._parked.unmark(self._scheduler.waits)
 
     def request_finished_all_groups(
@@ -272,32 +263,27 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._num_preemptions.pop(request.request_id, None)
         self._divergent.forget(request.request_id)
         leaves = partial(computed_chain, request, self._model, default_tenant=self._settings.tenant)
-        finished = self._scheduler.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
-        return finished.keeps_blocks, {SENT_KEY: finished.sent} if finished.sent else None
+        end = self._scheduler.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
+        return end.keeps_blocks, {SENT_KEY: end.sent} if end.sent else None
 
     def reset_cache(self) -> bool | None:
-        """Whether this machine's agent has forgotten all KV under this identity of the weights, which may be others now."""
+        """Return whether this machine's agent has forgotten all KV of the model, since its weights may be new."""
         return self._scheduler.reset(self._model) if self._scheduler is not None else None
 
-    # In a worker
+    # Worker side
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Describe this rank's layout and attach.
+        """Describe this rank's layout and attach to the agent.
 
         Raises:
-            LayoutError: the cache cannot be described, or the agent knows this model with another layout.
-            AgentUnreachable: nobody answers at `agent_socket`.
+            LayoutError: The layout is not supported, or the agent knows this model with another layout.
+            AgentUnreachable: Nobody answers at `agent_socket`.
         """
         modules = self._vllm_config.compilation_config.static_forward_context
         device = next(iter(kv_caches.values())).device
-        layout, layers = describe(
-            self._kv_cache_config,
-            kv_caches,
-            self._rank(),
-            packing=packing(
-                modules, list(kv_caches), cache_dtype=self._vllm_config.cache_config.cache_dtype, device=device
-            ),
-        )
+        cache_dtype = self._vllm_config.cache_config.cache_dtype
+        kernels = packing(modules, list(kv_caches), cache_dtype=cache_dtype, device=device)
+        layout, layers = describe(self._kv_cache_config, kv_caches, self._rank(), packing=kernels)
         client = AgentClient(
             str(self._settings.agent_socket),
             instance=self._instance,
@@ -309,8 +295,8 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker = WorkerSide(client, layers, layout, make_copier=partial(copier_for, device=device))
         is_compiled = not self._vllm_config.model_config.enforce_eager
         for name in self._worker.linear_layers:
-            ended = partial(self._worker.on_layer_end, name)
-            self._undo_hooks.append(on_layer_end(modules[name], ended, is_compiled=is_compiled))
+            save = partial(self._worker.on_layer_end, name)
+            self._undo_hooks.append(on_layer_end(modules[name], save, is_compiled=is_compiled))
         _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
 
     def _rank(self) -> Rank:
@@ -319,7 +305,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return Rank(self._model, shard, self._vllm_config.model_config.get_total_num_kv_heads())
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Begin the step. vLLM reports layers to a connector that has metadata: it has some where a layer is to be copied."""
+        """Begin the step. The base class gets metadata only if a layer is to be copied: then vLLM reports layers."""
         assert isinstance(connector_metadata, StepMetadata)
         if self._worker is not None:
             self._worker.begin_step(connector_metadata.step)
@@ -344,21 +330,21 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
-        loaded = self._worker.take_loaded()
+        results = self._worker.take_results()
         return KVConnectorTransferResults(
-            finished_sending=set(loaded.stored),
-            finished_recving=set(loaded.finished),
-            failed_recving=set(loaded.failed),
+            finished_sending=set(results.stored),
+            finished_recving=set(results.loaded),
+            failed_recving=set(results.failed),
         )
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return Backlog() if self._worker is not None and self._worker.has_backlog else None
 
-    # On both sides
+    # Both sides
 
     def get_kv_connector_stats(self) -> Any:
         side = self._scheduler or self._worker
-        return stats.from_tally(side.tally) if side is not None else None
+        return stats.from_counts(side.counts) if side is not None else None
 
     def shutdown(self) -> None:
         for undo in self._undo_hooks:
@@ -371,7 +357,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Full CUDA graphs would replay without `save_kv_layer`."""
+        """Return True: full CUDA graphs would replay without `save_kv_layer`."""
         return True
 
     @classmethod

@@ -1,33 +1,33 @@
-"""The end of a recurrent layer's pass: vLLM reports that of attention layers alone."""
+"""Hooks at the end of recurrent layers: vLLM reports only the end of attention layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-# What a recurrent layer's operator calls of its layer, by vLLM's name of the kind: the state is written when it returns.
-# An operator is opaque to whatever compiles the graph around it, so this is plain Python in every pass. KDA, which is of
-# the kind of gated delta nets, has no operator, and theirs on a CPU calls nothing of its layer.
-_OPERATOR_CALLS = {
+# Methods that the operator of a recurrent layer calls, by vLLM's name of the kind. The state is written when they return.
+# Compilers do not look into an operator, so the methods are plain Python in every forward pass. KDA, which counts as a
+# gated delta net, has no operator. The operator of gated delta nets on a CPU calls no method.
+_OPERATOR_METHODS = {
     "MAMBA2": ("conv_ssm_forward",),
     "GDN_ATTN": ("_forward_core",),
     "LINEAR": ("_forward",),
-    "SHORT_CONV": ("forward_native", "forward_cuda"),  # on a CPU, and elsewhere
+    "SHORT_CONV": ("forward_native", "forward_cuda"),
 }
 
 
-def on_layer_end(layer: Any, ended: Callable[[], None], *, is_compiled: bool) -> Callable[[], None]:
-    """Have `ended` called whenever `layer` has run; returns what undoes that.
+def on_layer_end(layer: Any, callback: Callable[[], None], *, is_compiled: bool) -> Callable[[], None]:
+    """Have `callback` called whenever `layer` has run; return a function that undoes it.
 
-    A hook would break a compiled graph. There the method that the layer's operator calls is wrapped; of a layer whose
-    operator calls none, nothing is heard.
+    A module hook would break a compiled graph, so there the methods of the layer's operator are wrapped. A compiled layer
+    without such a method reports nothing.
     """
     if not is_compiled:
-        undo: Callable[[], None] = layer.register_forward_hook(lambda *arguments: ended()).remove
+        undo: Callable[[], None] = layer.register_forward_hook(lambda *arguments: callback()).remove
         return undo
-    names = [its for its in _OPERATOR_CALLS.get(layer.mamba_type.name, ()) if hasattr(layer, its)]
+    names = [name for name in _OPERATOR_METHODS.get(layer.mamba_type.name, ()) if hasattr(layer, name)]
     for name in names:
-        setattr(layer, name, _then(getattr(layer, name), ended))
+        setattr(layer, name, _followed_by(getattr(layer, name), callback))
 
     def unwrap() -> None:
         for name in names:
@@ -36,10 +36,10 @@ def on_layer_end(layer: Any, ended: Callable[[], None], *, is_compiled: bool) ->
     return unwrap
 
 
-def _then(method: Callable[..., Any], ended: Callable[[], None]) -> Callable[..., Any]:
+def _followed_by(method: Callable[..., Any], callback: Callable[[], None]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         result = method(*arguments, **named)
-        ended()
+        callback()
         return result
 
     return call

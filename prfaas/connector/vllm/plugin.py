@@ -1,4 +1,4 @@
-"""The entry point that makes `"kv_connector": "PrfaasConnector"` known to vLLM wherever this package is installed."""
+"""Entry point that makes `"kv_connector": "PrfaasConnector"` known to vLLM if this package is installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ NAME = "PrfaasConnector"
 
 
 def register() -> None:
-    """Register the connector; vLLM calls this in every one of its processes, in some of them more than once."""
+    """Register the connector. vLLM calls this in each of its processes, sometimes more than once."""
     if NAME not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(NAME, "prfaas.connector.vllm.connector", NAME)

@@ -1,4 +1,4 @@
-"""A request of vLLM as the connector sees it, at its beginning and at its end."""
+"""Requests of vLLM as the connector sees them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from prfaas.connector.transfer_params import EngineRequest, tenant_of
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain, root_hash
 
 
-def engine_request(request: Any, model: str, num_tokens: int, *, has_priorities: bool) -> EngineRequest:
-    """The request, of which the first `num_tokens` tokens are its prompt. They are hashed once for each tenant.
+def engine_request(request: Any, num_tokens: int, *, model: str, has_priorities: bool) -> EngineRequest:
+    """Return the request with its first `num_tokens` tokens as prompt. They are hashed once per tenant.
 
-    `has_priorities`: vLLM goes by what clients say of their requests' urgency; else all are alike here too.
+    Without `has_priorities` vLLM ignores the priorities of clients, and so does the connector.
     """
     return EngineRequest(
         request.request_id,
@@ -31,9 +31,9 @@ def engine_request(request: Any, model: str, num_tokens: int, *, has_priorities:
 
 
 def _exclusion(request: Any) -> Outcome | None:
-    """Why vLLM takes nothing from a connector for this request, if it does not.
+    """Return why vLLM takes nothing from a connector for this request, if so.
 
-    A decode leg that its API refuses comes here with another prompt and ends at once, so that what waits for it is freed.
+    A decode leg that vLLM's API refuses arrives with another prompt and ends at once, so that its KV is released.
     """
     if request.abort_immediately:
         return "rejected"
@@ -41,8 +41,11 @@ def _exclusion(request: Any) -> Outcome | None:
 
 
 def computed_chain(request: Any, model: str, *, default_tenant: str) -> HashChain | None:
-    """The chain of a request's computed tokens, when it ended by itself and its blocks hold exactly those: all but the
-    last, or all where vLLM schedules asynchronously and the step after an answer's end was under way."""
+    """Return the hash chain of the computed tokens, or None if the blocks may hold others.
+
+    The blocks are right after an answer that ended by itself. They hold all tokens but the last, or all if vLLM schedules
+    asynchronously and a further step was running.
+    """
     if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
         return None
     if request.num_computed_tokens not in (request.num_tokens - 1, request.num_tokens):
@@ -52,8 +55,11 @@ def computed_chain(request: Any, model: str, *, default_tenant: str) -> HashChai
 
 
 def token_chain(request: Any, num_tokens: int, *, model: str, tenant: str) -> HashChain | None:
-    """The chain over the first `num_tokens` tokens of prompt and answer; None when the request has no token ids, or extras that
-    no hash covers. A salt that is the tenant is in its root alone."""
+    """Return the hash chain of the first `num_tokens` tokens of prompt and answer.
+
+    None means that the request has no token ids, or extras that no hash covers. A salt that equals the tenant is hashed
+    only in the root.
+    """
     if request.prompt_token_ids is None:
         return None
     token_ids = request.all_token_ids[:num_tokens]
@@ -65,7 +71,7 @@ def token_chain(request: Any, num_tokens: int, *, model: str, tenant: str) -> Ha
 
 
 def _extra_keys(request: Any, num_tokens: int, tenant: str) -> dict[int, bytes]:
-    """By unit of 16 tokens, what is hashed beside its tokens."""
+    """Return the data to hash beside the tokens, by unit of 16 tokens."""
     is_salted = bool(request.cache_salt) and request.cache_salt != tenant
     if not (request.lora_request or request.mm_features or is_salted or request.prompt_embeds is not None):
         return {}

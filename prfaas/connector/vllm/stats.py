@@ -1,4 +1,4 @@
-"""What the connector counts, on its way from vLLM's engine processes to the /metrics page of its API server."""
+"""Counts of the connector on their way from vLLM's engine processes to /metrics of its API server."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _STATE_TAIL, _RING_OVERFLOWS = "state_tail_bytes", "ring_overflows"
 
 @dataclass
 class PrfaasStats(KVConnectorStats):
-    """Counts by a flat key: "transfers send completed", "bytes receive", "state_tail_bytes", "ring_overflows"."""
+    """Counts with flat keys: "transfers send completed", "bytes receive", "state_tail_bytes", "ring_overflows"."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
     def reset(self) -> None:
         self.data = {}
 
-    def aggregate(self, other: KVConnectorStats) -> PrfaasStats:
-        for key, count in other.data.items():
+    def aggregate(self, stats: KVConnectorStats) -> PrfaasStats:
+        for key, count in stats.data.items():
             self.data[key] = self.data.get(key, 0) + count
         return self
 
@@ -34,22 +34,19 @@ class PrfaasStats(KVConnectorStats):
         return not self.data
 
 
-def from_tally(tally: Counts) -> PrfaasStats | None:
-    """The counts since the last call, or None when there are none."""
-    if not tally:
+def from_counts(counts: Counts) -> PrfaasStats | None:
+    """Return the counts since the last call, or None if there are none."""
+    if not counts:
         return None
-    taken = tally.take()
+    taken = counts.take()
     data: dict[str, Any] = {" ".join(("transfers", *key)): count for key, count in taken.transfers.items()}
     data |= {f"bytes {direction}": count for direction, count in taken.copied_bytes.items()}
-    if taken.state_tail_bytes:
-        data[_STATE_TAIL] = taken.state_tail_bytes
-    if taken.ring_overflows:
-        data[_RING_OVERFLOWS] = taken.ring_overflows
-    return PrfaasStats(data)
+    totals = {_STATE_TAIL: taken.state_tail_bytes, _RING_OVERFLOWS: taken.ring_overflows}
+    return PrfaasStats(data | {key: count for key, count in totals.items() if count})
 
 
 class PrfaasPromMetrics(KVConnectorPromMetrics):
-    """Adds the counts to this process's metrics."""
+    """Adder of the counts to this process's metrics."""
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for key, count in transfer_stats_data.items():

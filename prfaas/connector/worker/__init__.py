@@ -1,1 +1,1 @@
-"""Connector beside a rank's model: copies blocks between engine and pool."""
+"""Worker side: copies blocks between engine and pool."""

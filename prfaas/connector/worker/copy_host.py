@@ -1,4 +1,4 @@
-"""Copying between an engine's blocks in host memory and the agent's slots."""
+"""Blocks of layers in an engine, and copies between them and the agent's slots in host memory."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from prfaas.kv.parts import LayerSlice
 
 @dataclass(frozen=True)
 class LayerBlocks:
-    """One layer's KV in an engine: `pages[block_id]` are the bytes of one block, shape [block, payload byte]."""
+    """KV of one layer in an engine. `pages[block_id]` is one block; shape [block, payload byte]."""
 
     group: int
-    layer: int  # within the group
+    layer: int  # Number within the group.
     slice: LayerSlice
     pages: torch.Tensor
 
 
 def pages_of(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """The bytes of a layer's cache with one row per block; a view, valid as long as `cache`.
+    """Return the bytes of a layer's cache with one row per block: a view that lives as long as `cache`.
 
-    `cache` is [block, ...], or [block · k, ...] where the kernel splits a block into k pieces. A row is what a block's
-    elements take up; padding between blocks lies between the rows.
+    The shape of `cache` is [block, ...], or [block · k, ...] if the kernel splits a block into k pieces. Padding between
+    blocks lies between the rows.
 
     Raises:
-        LayoutError: the elements of one block do not lie together.
+        LayoutError: The elements of a block are scattered.
     """
     pieces, remainder = divmod(cache.shape[0], num_blocks)
     if remainder or not pieces:
@@ -48,7 +48,7 @@ def pages_of(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
 
 
 def _is_dense(block: torch.Tensor) -> bool:
-    """Whether the elements lie together, in whatever order of axes."""
+    """Return whether the elements are contiguous in any order of axes."""
     expected = 1
     for stride, size in sorted(zip(block.stride(), block.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -58,68 +58,75 @@ def _is_dense(block: torch.Tensor) -> bool:
 
 
 def physical_axes(cache: torch.Tensor, names: Sequence[str]) -> str:
-    """The axes after the first one as they lie in memory, outermost first."""
+    """Return the axes after the first one in memory order, outermost first."""
     order = sorted(range(1, cache.dim()), key=lambda axis: (-cache.stride()[axis], axis))
     return ",".join(names[axis - 1] for axis in order)
 
 
 def slots_tensor(arena: memoryview, *, header_bytes: int, slot_bytes: int, num_slots: int) -> torch.Tensor:
-    """The arena's slots as bytes, shape [slot, byte]; keeps the mapping alive."""
+    """Return the arena's slots as bytes, shape [slot, byte]. The tensor keeps the mapping alive."""
     flat = torch.frombuffer(arena, dtype=torch.uint8, count=num_slots * slot_bytes, offset=header_bytes)
     return flat.view(num_slots, slot_bytes)
 
 
 class Copier(Protocol):
-    """Moves blocks between engine and slots. `then` calls run in order, each when all copies before it are done.
+    """Copier of blocks between engine and slots.
 
-    `is_unpinned`: it needs pinned slots, and none could be pinned, so that the engine waits for all copies.
+    `is_unpinned` means that the copier needs pinned slots and none could be pinned: the engine waits for all copies.
     """
 
     is_unpinned: bool
 
     def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        """Copy blocks out; returns the bytes."""
+        """Copy blocks to slots and return the number of bytes."""
 
     def load(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        """Copy blocks in; returns the bytes."""
+        """Copy slots to blocks and return the number of bytes."""
 
     def then_saved(self, function: Callable[[], None]) -> None:
-        """Call `function` once the saves so far are done."""
+        """Call `function` after all saves so far, in the order of the calls."""
 
     def then_loaded(self, function: Callable[[], None]) -> None:
-        """Call `function` once the loads so far are done."""
+        """Call `function` after all loads so far, in the order of the calls."""
 
     def fence(self) -> None:
-        """Let no later work of the engine overwrite a block that a save still reads."""
+        """Keep later work of the engine from overwriting blocks that a save still reads."""
 
     def close(self) -> None:
-        """End what runs beside the engine."""
+        """End all copies and threads."""
 
 
 class HostCopier:
-    """Blocks in host memory: each copy is done when its call returns."""
+    """Copier for blocks in host memory. Each copy is complete when its call returns."""
 
     is_unpinned = False
 
     def __init__(self, slots: torch.Tensor) -> None:
-        """`slots` as `slots_tensor` gives them."""
         self._slots = slots
 
     def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        start, size = layer.slice.offset_bytes, layer.slice.payload_bytes
-        copied = 0
-        for block, slot, length in _runs(block_ids, slots):
-            self._slots[slot : slot + length, start : start + size].copy_(layer.pages[block : block + length])
-            copied += length * size
-        return copied
+        for pages, memory in self._runs(layer, block_ids, slots):
+            memory.copy_(pages)
+        return len(slots) * layer.slice.payload_bytes
 
     def load(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        start, size = layer.slice.offset_bytes, layer.slice.payload_bytes
-        copied = 0
-        for block, slot, length in _runs(block_ids, slots):
-            layer.pages[block : block + length].copy_(self._slots[slot : slot + length, start : start + size])
-            copied += length * size
-        return copied
+        for pages, memory in self._runs(layer, block_ids, slots):
+            pages.copy_(memory)
+        return len(slots) * layer.slice.payload_bytes
+
+    def _runs(
+        self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield blocks and slots of each run that is consecutive on both sides."""
+        begin, end = layer.slice.offset_bytes, layer.slice.offset_bytes + layer.slice.payload_bytes
+        start = 0
+        for stop in range(1, len(slots) + 1):
+            is_run = stop < len(slots) and slots[stop] == slots[stop - 1] + 1
+            if is_run and block_ids[stop] == block_ids[stop - 1] + 1:
+                continue
+            block, slot, length = block_ids[start], slots[start], stop - start
+            yield layer.pages[block : block + length], self._slots[slot : slot + length, begin:end]
+            start = stop
 
     def then_saved(self, function: Callable[[], None]) -> None:
         function()
@@ -132,13 +139,3 @@ class HostCopier:
 
     def close(self) -> None:
         pass
-
-
-def _runs(block_ids: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(first block, first slot, length) of the stretches that go up by one on both sides."""
-    start = 0
-    for end in range(1, len(slots) + 1):
-        if end < len(slots) and slots[end] == slots[end - 1] + 1 and block_ids[end] == block_ids[end - 1] + 1:
-            continue
-        yield block_ids[start], slots[start], end - start
-        start = end

@@ -1,4 +1,4 @@
-"""The connector beside one rank's model: copies what the step names, layer by layer, and says so in the ring."""
+"""Worker side of the connector: copies the blocks of each step layer by layer, and reports them in the ring."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from prfaas.connector.worker.copy_host import Copier, LayerBlocks
 from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
 
-# An agent without `peers` answers within a millisecond. One that asks them first is waited for in vain, once; until it has
-# answered, steps run without copies, and the agent keeps what the scheduler's side claims meanwhile.
+# An agent replies within a millisecond unless it asks its peers first. Until it has replied, steps run without copies, and
+# the agent keeps what the scheduler side claims.
 REATTACH_WAIT_SECONDS = 0.02
 _log = logs.get("connector.worker")
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What has ended since the last look: loads (`failed` is a part of `finished`) and copies that finished requests left."""
+class CopyResults:
+    """Requests whose copies have ended since the last call: loads, failed loads among them, and finished requests."""
 
-    finished: frozenset[str]
+    loaded: frozenset[str]
     failed: frozenset[str]
-    stored: frozenset[str]  # finished requests whose blocks have been copied
+    stored: frozenset[str]
 
 
-_NOTHING = Loaded(frozenset(), frozenset(), frozenset())
+_NO_RESULTS = CopyResults(frozenset(), frozenset(), frozenset())
 
 
 class WorkerSide:
-    """All copies of one rank. Runs on the model's thread; a copier may call back from another one."""
+    """All copies of one rank. Runs on the model's thread; a copier may call back on another thread."""
 
     def __init__(
         self,
@@ -45,27 +45,33 @@ class WorkerSide:
         *,
         make_copier: Callable[[AgentClient], Copier],
     ) -> None:
-        """`make_copier` makes the copier for the arena that the client has mapped, anew for each agent.
+        """Map the agent's arena. `make_copier` is called again for each later agent.
 
         Raises:
-            LayoutError: nothing of the first one can be pinned, which its copier needs.
+            LayoutError: The copier needs pinned memory, and none can be pinned.
         """
         self._client = client
         self._make_copier = make_copier
         self._layers = layers
-        self._by_group = _names_by_group(layers)
-        self._linear = {name for name, its in layers.items() if layout.groups[its.group].is_state}
         self._rank = layout.shard.rank
+        self._names_by_group: dict[int, list[str]] = {}
+        for name, layer in layers.items():
+            self._names_by_group.setdefault(layer.group, []).append(name)
+        self.linear_layers: Collection[str] = {
+            name for name, layer in layers.items() if layout.groups[layer.group].is_state
+        }
         self._step = Step()
-        self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # layer → what it still has to copy, and for which save
-        self._unpushed: deque[RingEntry] = deque()  # what the ring had no room for, in order; the copier's to change
+        self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # Copies of the step by layer.
+        # Entries for which the ring had no room, in order. The copier's thread may change it.
+        self._backlog: deque[RingEntry] = deque()
         self._lock = threading.Lock()
-        self._finished: set[str] = set()
+        self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._stored: set[str] = set()
-        self.tally = Counts()
+        self.counts = Counts()
         self._take_arena()
-        if self._copier.is_unpinned:  # with a later arena the engine goes on, and waits for its copies
+        if self._copier.is_unpinned:
+            # The arena of a later agent may stay unpinned: a running engine rather waits for its copies than stops.
             self.close()
             raise LayoutError("no memory of the arena can be pinned")
 
@@ -73,74 +79,63 @@ class WorkerSide:
         self._copier = self._make_copier(self._client)
         self._generations = self._client.slot_generations()
         self._epoch = self._client.attached.epoch
-        self._session = 0  # of the scheduler's connections to this agent, the latest of which a step has run
-
-    @property
-    def linear_layers(self) -> Collection[str]:
-        """Layers whose end no hook of the engine reports."""
-        return self._linear
+        self._session = 0  # Latest connection of the scheduler to this agent that a step has named.
 
     @property
     def awaits_layers(self) -> bool:
-        """Whether any layer has something to copy when it ends."""
+        """True if any layer has something to copy."""
         return bool(self._pending)
 
     @property
     def has_backlog(self) -> bool:
-        """Whether the agent's ring had no room for all that it is to be told: the next step says it.
+        """True if the agent's ring had no room for some entries, so that another step must write them.
 
-        On a GPU a step's own words are tried once its copies are made, which is not known of here before the next step's end.
+        On a GPU the entries of a step are written after its copies, which is unknown here until the next step's end.
         """
-        return bool(self._unpushed)
+        return bool(self._backlog)
 
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
         if step.epoch != self._epoch:
-            self._follow()
+            self._follow_scheduler()
         self._step = step if step.epoch == self._epoch else step.without_copies()
         for request_id in self._step.failed_loads:
-            self._fail(request_id)
+            self._finish_load(request_id, has_failed=True)
         self._pending = {}
-        if self._unpushed:
-            self.tally.ring_overflows += 1
+        if self._backlog:
+            self.counts.ring_overflows += 1
         for save in self._step.saves:
-            for its in (copy for span in save.spans for copy in span.copies(self._rank)):
-                for name in self._by_group[its.span.group]:
-                    self._pending.setdefault(name, []).append((save, its))
+            for copy in (copy for span in save.spans for copy in span.copies(self._rank)):
+                for name in self._names_by_group[copy.span.group]:
+                    self._pending.setdefault(name, []).append((save, copy))
 
-    def _follow(self) -> None:
-        """Meet the next agent once this one has gone: the scheduler has met another one, which may have gone too meanwhile.
+    def _follow_scheduler(self) -> None:
+        """Attach to the next agent if this one is gone, since the scheduler has attached to another one.
 
-        An agent that hangs has not gone, though the scheduler may have left it for the next one: until it ends, steps run
-        without copies.
+        An agent that hangs is not gone, although the scheduler may have left it. Until it ends, steps run without copies.
         """
         self._client.poll()
         if not self._client.connected and self._client.reattach(self._leave_arena, wait_seconds=REATTACH_WAIT_SECONDS):
             self._take_arena()
 
     def _leave_arena(self) -> None:
-        """End the copies of the agent that is gone; what they had to say is of no use to the next one."""
+        """End the copies for the lost agent. The next agent has no use for their entries."""
         self._copier.close()
         self._generations.release()
-        self._unpushed.clear()
-
-    def _fail(self, request_id: str) -> None:
-        with self._lock:
-            self._finished.add(request_id)
-            self._failed.add(request_id)
+        self._backlog.clear()
 
     def on_layer_end(self, name: str) -> None:
-        """A layer has written its KV of this step: copy it out and say so."""
-        todo = self._pending.pop(name, None)
-        if todo is None:
+        """Copy the blocks that a layer has written in this step, and report them."""
+        copies = self._pending.pop(name, None)
+        if copies is None:
             return
         layer = self._layers[name]
-        entries = [self._save(layer, save.handle, its) for save, its in todo]
+        entries = [self._save(layer, save.handle, copy) for save, copy in copies]
         self._copier.then_saved(partial(self._push, entries))
 
-    def _save(self, layer: LayerBlocks, handle: int, its: Copy) -> RingEntry:
-        span = its.span
-        self.tally.copied_bytes["send"] += self._copier.save(layer, span.block_ids, its.slots)
+    def _save(self, layer: LayerBlocks, handle: int, copy: Copy) -> RingEntry:
+        span = copy.span
+        self.counts.copied_bytes["send"] += self._copier.save(layer, span.block_ids, copy.slots)
         return RingEntry(
             EntryKind.LAYER_READY,
             handle,
@@ -151,90 +146,86 @@ class WorkerSide:
         )
 
     def on_forward_end(self) -> None:
-        """All layers have run: save those that nobody reported, and mark the end of the pass."""
+        """Copy the layers that no hook reported, and report the end of the forward pass."""
         for name in list(self._pending):
-            if name in self._linear:
-                late = sum(save.is_sent for save, _ in self._pending[name])
-                self.tally.state_tail_bytes += late * self._layers[name].slice.payload_bytes
+            if name in self.linear_layers:
+                num_sent = sum(save.is_sent for save, _ in self._pending[name])
+                self.counts.state_tail_bytes += num_sent * self._layers[name].slice.payload_bytes
             self.on_layer_end(name)
         step = self._step
-        is_back = step.session != self._session and step.epoch == self._epoch
-        if step.saves or step.ends or is_back or self._unpushed:
-            self._report(step, is_back=is_back)
+        is_new_session = step.session != self._session and step.epoch == self._epoch
+        if step.saves or step.ends or is_new_session or self._backlog:
+            self._report(step, is_new_session=is_new_session)
 
-    def _report(self, step: Step, *, is_back: bool) -> None:
-        """Say what the step has ended, once its copies are made."""
+    def _report(self, step: Step, *, is_new_session: bool) -> None:
         entries = [RingEntry(EntryKind.FORWARD_ENDED, save.handle, group=int(save.last)) for save in step.saves]
-        over = [*(save.handle for save in step.saves if save.last), *step.ends]
-        entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in over]
-        if is_back:
+        ended = [*(save.handle for save in step.saves if save.last), *step.ends]
+        entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in ended]
+        if is_new_session:
             self._session = step.session
             entries.append(RingEntry(EntryKind.SCHEDULER_BACK, self._session))
-        if entries or self._unpushed:
+        if entries or self._backlog:
             self._copier.then_saved(partial(self._push, entries))
         released = [save.release for save in step.saves if save.release is not None]
         if released:
             self._copier.then_saved(partial(self._release, released))
-        self._copier.fence()  # now: the next step may zero blocks that it gives away before it calls any hook
+        # The fence comes now: the next step may zero blocks that it gives away before it calls any hook.
+        self._copier.fence()
 
     def _release(self, request_ids: Iterable[str]) -> None:
         with self._lock:
             self._stored.update(request_ids)
 
     def _push(self, entries: Iterable[RingEntry]) -> None:
-        """Tell the agent; what the ring has no room for goes first next time, at the latest with the next step."""
+        """Write entries to the ring. Those without room come first next time, at the latest in the next step."""
         ring = self._client.ring
-        was_full = bool(self._unpushed)
-        self._unpushed.extend(entries)
-        while self._unpushed and ring is not None and ring.push(self._unpushed[0]):
-            self._unpushed.popleft()
-        if self._unpushed and not was_full:
-            _log.warning("ring.full", num_entries=len(self._unpushed))
+        was_full = bool(self._backlog)
+        self._backlog.extend(entries)
+        while self._backlog and ring is not None and ring.push(self._backlog[0]):
+            self._backlog.popleft()
+        if self._backlog and not was_full:
+            _log.warning("ring.overflow_started", num_entries=len(self._backlog))
 
     def start_loads(self) -> None:
         """Copy received slots into the engine's blocks."""
         for load in self._step.loads:
             if any(len(span.slots) <= self._rank for span in load.spans):
-                _log.error("load.refused", request=load.request_id, why="it names no slots of this rank")
-                self._fail(load.request_id)
+                _log.error("load.slots_missing", request_id=load.request_id, rank=self._rank)
+                self._finish_load(load.request_id, has_failed=True)
                 continue
             copies = [copy for span in load.spans for copy in span.copies(self._rank)]
-            for its in copies:
-                for name in self._by_group[its.span.group]:
-                    copied = self._copier.load(self._layers[name], its.span.block_ids, its.slots)
-                    self.tally.copied_bytes["receive"] += copied
-            self._copier.then_loaded(partial(self._finish, load.request_id, copies))
+            for copy in copies:
+                for name in self._names_by_group[copy.span.group]:
+                    copied = self._copier.load(self._layers[name], copy.span.block_ids, copy.slots)
+                    self.counts.copied_bytes["receive"] += copied
+            self._copier.then_loaded(partial(self._check_load, load.request_id, copies))
 
-    def _finish(self, request_id: str, copies: Sequence[Copy]) -> None:
-        moved = any(self._moved(copy) for copy in copies)
+    def _check_load(self, request_id: str, copies: Sequence[Copy]) -> None:
+        self._finish_load(request_id, has_failed=any(self._is_overwritten(copy) for copy in copies))
+
+    def _is_overwritten(self, copy: Copy) -> bool:
+        """Return whether a slot was given to another block while it was read."""
+        expected = zip(copy.slots, copy.generations, strict=True)
+        return any(self._generations[slot] != generation for slot, generation in expected)
+
+    def _finish_load(self, request_id: str, *, has_failed: bool) -> None:
         with self._lock:
-            self._finished.add(request_id)
-            if moved:
+            self._loaded.add(request_id)
+            if has_failed:
                 self._failed.add(request_id)
 
-    def _moved(self, its: Copy) -> bool:
-        """Whether a slot was given to another block while it was read."""
-        return any(self._generations[slot] != then for slot, then in zip(its.slots, its.generations, strict=True))
-
-    def take_loaded(self) -> Loaded:
-        """Which loads have ended since the last call."""
-        if not (self._finished or self._stored):
-            return _NOTHING
+    def take_results(self) -> CopyResults:
+        """Return the requests whose copies have ended since the last call."""
+        if not (self._loaded or self._stored):
+            return _NO_RESULTS
         with self._lock:
-            result = Loaded(frozenset(self._finished), frozenset(self._failed), frozenset(self._stored))
-            for its in (self._finished, self._failed, self._stored):
-                its.clear()
-        return result
+            results = CopyResults(frozenset(self._loaded), frozenset(self._failed), frozenset(self._stored))
+            for request_ids in (self._loaded, self._failed, self._stored):
+                request_ids.clear()
+        return results
 
     def close(self) -> None:
         """End all copies and leave the agent."""
         self._copier.close()
         self._generations.release()
         self._client.close()
-
-
-def _names_by_group(layers: Mapping[str, LayerBlocks]) -> dict[int, Sequence[str]]:
-    names: dict[int, list[str]] = {}
-    for name, its in layers.items():
-        names.setdefault(its.group, []).append(name)
-    return {group: tuple(its) for group, its in names.items()}

@@ -21,7 +21,7 @@ import torch
 
 from prfaas.agent.engine.client import AgentClient
 from prfaas.connector.block_map import NULL_BLOCK, BlockMap
-from prfaas.connector.metadata import Direction, Outcome, Scheduled, Step
+from prfaas.connector.metadata import Direction, Outcome, ScheduledRequest, Step
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.scheduler.store import BlockPins
 from prfaas.connector.settings import ConnectorSettings
@@ -153,7 +153,7 @@ class FakeEngine:
 
     def outcomes(self) -> dict[str, int]:
         """How many transfers ended how, such as {"send completed": 1}."""
-        return {" ".join(key): count for key, count in self.scheduler.tally.transfers.items()}
+        return {" ".join(key): count for key, count in self.scheduler.counts.transfers.items()}
 
     # A request's life
 
@@ -268,20 +268,20 @@ class FakeEngine:
         for running, num_tokens in work:
             self._extend(running, running.computed + num_tokens)
         scheduled = [
-            Scheduled(its.request_id, its.computed + num_tokens, lambda its=its: its.tables, its.computed)  # type: ignore[misc]
+            ScheduledRequest(its.request_id, its.computed + num_tokens, lambda its=its: its.tables, its.computed)  # type: ignore[misc]
             for its, num_tokens in work
         ]
         step = self.scheduler.plan_step(scheduled)
         self._run_model(step, work)
-        loaded = self.worker.take_loaded()
-        self.scheduler.on_loaded(loaded.finished, failed=loaded.failed)
+        loaded = self.worker.take_results()
+        self.scheduler.on_loaded(loaded.loaded, failed=loaded.failed)
         self.scheduler.on_stored(loaded.stored)
         if self.worker.has_backlog:
             self.scheduler.on_backlog()
-        self._loading -= loaded.finished
-        for request_id in loaded.stored | loaded.finished & self._kept.keys():
+        self._loading -= loaded.loaded
+        for request_id in loaded.stored | loaded.loaded & self._kept.keys():
             self._release(request_id)
-        return set(loaded.finished), set(loaded.failed)
+        return set(loaded.loaded), set(loaded.failed)
 
     def _run_model(self, step: Step, work: Sequence[tuple[Running, int]]) -> None:
         self.worker.begin_step(step)
@@ -299,9 +299,9 @@ class FakeEngine:
 
     def slots_of(self, running: Running) -> list[list[int]]:
         """By group, the pool's slots that hold what this request may load."""
-        ready = self.scheduler._incoming._by_request[running.request_id].ready
-        assert ready is not None
-        return ready.slots[0]
+        transfer = self.scheduler._inbound._transfers.of_request(running.request_id)
+        assert transfer is not None and transfer.ready is not None
+        return transfer.ready.slots[0]
 
     def change_byte(self, slot: int) -> None:
         """Change the first byte of a slot of the pool."""

@@ -94,7 +94,7 @@ def test_a_prefix_of_this_node_gets_no_blocks_before_its_data(nodes: Nodes) -> N
     engine.prefill(first, chunk_tokens=100)
     engine.finish(first, leaves=True)
     again = engine.submit("again", PROMPT, {})
-    wait_until(lambda: engine.scheduler.poll(0.01) and engine.scheduler._num_offered_tokens("again"), what="an answer")
+    wait_until(lambda: engine.scheduler.poll(0.01) and engine.scheduler._offered_tokens("again"), what="an answer")
     with paused(nodes.west.child.process.pid):
         assert engine.scheduler.num_external_tokens("again", 0) is None
     assert engine.await_answer(again) == 288
@@ -122,7 +122,7 @@ def test_a_client_that_leaves_gives_blocks_allocated_early_back(nodes: Nodes) ->
 
 def test_under_block_shortage_auto_waits_and_otherwise_does_not(nodes: Nodes) -> None:
     prefiller = nodes.start(nodes.east, SHAPES["dense"])
-    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="auto", plenty_ratio=0.5)
+    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="auto")
     grant = nodes.grant(PROMPT)
     running = receiving(decoder, PROMPT, grant)
     others = [decoder._free.pop() for _ in range(NUM_BLOCKS // 2 + 1)]  # what other requests hold

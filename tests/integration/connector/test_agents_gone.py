@@ -19,7 +19,7 @@ from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.metadata import Load, Save, SlotSpan, Step
 from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks
-from prfaas.connector.worker.worker import Loaded, WorkerSide
+from prfaas.connector.worker.worker import CopyResults, WorkerSide
 from prfaas.errors import LayoutError
 from tests.integration.connector.fake_engine import SHAPES, memory_of
 from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
@@ -46,7 +46,7 @@ def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> 
     assert decoder.await_answer(parked) == NUM_TOKENS
     assert decoder.load(parked, NUM_TOKENS)
     assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
-    assert prefiller.worker.tally.ring_overflows > 0
+    assert prefiller.worker.counts.ring_overflows > 0
     decoder.finish(parked)
     nodes.assert_nothing_is_left()
 
@@ -112,7 +112,7 @@ def test_a_load_that_names_no_slots_of_a_rank_fails_and_the_engine_goes_on(nodes
     load = Load("r", (SlotSpan(BlockSpan(0, 0, (1,)), slots=()),))
     worker.begin_step(Step(epoch=client.attached.epoch, loads=(load,)))
     worker.start_loads()
-    assert worker.take_loaded().failed == {"r"}
+    assert worker.take_results().failed == {"r"}
     worker.close()
 
 
@@ -149,7 +149,7 @@ def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
 
     def has_slots() -> bool:
         engine.scheduler.poll()
-        return any(its.opened for its in engine.scheduler._leftovers._asked._by_transfer.values())
+        return any(blocks.opened for blocks in engine.scheduler._stores._asked.values())
 
     wait_until(has_slots, what="slots for what the first one leaves")
     looks, look = itertools.count(1), engine.client.poll
@@ -228,7 +228,7 @@ def test_of_a_step_of_an_agent_that_a_worker_has_not_met_it_copies_nothing(nodes
     assert not worker.awaits_layers
     worker.start_loads()
     worker.on_forward_end()
-    assert worker.take_loaded() == Loaded(frozenset({"r"}), frozenset({"r"}), frozenset({"left"}))
+    assert worker.take_results() == CopyResults(frozenset({"r"}), frozenset({"r"}), frozenset({"left"}))
     worker.close()
 
 

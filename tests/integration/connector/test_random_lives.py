@@ -222,7 +222,7 @@ class Lives:
             side, worker = engine.scheduler, engine.worker
             engine.step([])  # which tells of the ends of the last ones
             assert not side._has_work
-            kept = (side._refused, side._outgoing._given_up, worker._pending, worker._unpushed)
+            kept = (side._refused, side._outbound._given_up, worker._pending, worker._backlog)
             assert not any(kept), kept
             assert sorted(engine._free) == list(range(1, NUM_BLOCKS)), "each block is free, once"
         self.nodes.assert_nothing_is_left()

@@ -109,17 +109,17 @@ def test_states_whose_layers_nobody_reports_leave_after_the_pass_and_are_counted
     prefiller, decoder = nodes.pair(SHAPES["recurrent"])
     running = _transfer(nodes, prefiller, decoder, prompt_of(31))
     assert decoder.wrong_blocks(running, NUM_TOKENS) == []
-    assert prefiller.worker.tally.state_tail_bytes == 5001
+    assert prefiller.worker.counts.state_tail_bytes == 5001
 
 
 def test_what_both_agents_hold_is_neither_copied_nor_sent_again(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["recurrent"])
     prompt = prompt_of(6)
     _transfer(nodes, prefiller, decoder, prompt)
-    copied = prefiller.worker.tally.copied_bytes["send"]
+    copied = prefiller.worker.counts.copied_bytes["send"]
     again = _transfer(nodes, prefiller, decoder, prompt)
     assert decoder.wrong_blocks(again, NUM_TOKENS) == []
-    assert prefiller.worker.tally.copied_bytes["send"] == copied
+    assert prefiller.worker.counts.copied_bytes["send"] == copied
     wait_until(lambda: _last_sent(nodes)["outcome"] == "completed")  # the receiver, who lacks nothing, is done first
     sent = _last_sent(nodes)
     assert sent["held_bytes"] == sent["payload_bytes"] == 5 * 2 * 2048 + 5001
@@ -191,7 +191,7 @@ def test_a_prefill_that_is_preempted_copies_what_is_not_copied_yet_and_ends_whol
     assert decoder.await_answer(parked) == NUM_TOKENS
     assert decoder.load(parked, NUM_TOKENS)
     assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
-    sent, loaded = prefiller.worker.tally.copied_bytes, decoder.worker.tally.copied_bytes
+    sent, loaded = prefiller.worker.counts.copied_bytes, decoder.worker.counts.copied_bytes
     assert sent["send"] == loaded["receive"], "no block is copied twice"
     decoder.finish(parked)
     nodes.assert_nothing_is_left()

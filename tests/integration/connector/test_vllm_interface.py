@@ -35,7 +35,7 @@ from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
 from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention
 from prfaas.connector.vllm.request import token_chain
-from prfaas.connector.vllm.stats import PrfaasStats, from_tally
+from prfaas.connector.vllm.stats import PrfaasStats, from_counts
 from prfaas.errors import ConfigError, LayoutError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
@@ -248,10 +248,10 @@ def test_a_steps_copies_survive_the_way_to_the_workers() -> None:
 
 
 def test_counts_add_up_on_their_way_and_start_anew() -> None:
-    tally = Counts()
-    tally.transfers["receive", "completed"] += 2
-    tally.copied_bytes["send"] += 10
-    first, second = from_tally(tally), from_tally(tally)
+    counts = Counts()
+    counts.transfers["receive", "completed"] += 2
+    counts.copied_bytes["send"] += 10
+    first, second = from_counts(counts), from_counts(counts)
     assert first is not None and second is None
     total = PrfaasStats().aggregate(first).aggregate(first)
     assert total.reduce() == {"transfers receive completed": 4, "bytes send": 20}

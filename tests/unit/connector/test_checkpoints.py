@@ -10,8 +10,8 @@ import pytest
 
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Counts, Save, Scheduled
-from prfaas.connector.scheduler.store import BlockPins, Checkpoints
+from prfaas.connector.metadata import Counts, Save, ScheduledRequest
+from prfaas.connector.scheduler.store import BlockPins, PrefixStores
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 
@@ -29,24 +29,26 @@ class Engine:
 
     pinned: Counter[int] = field(default_factory=Counter)
     posted: list[Message] = field(default_factory=list)
-    tally: Counts = field(default_factory=Counts)
+    counts: Counts = field(default_factory=Counts)
     computed: int = 0
 
     def __post_init__(self) -> None:
-        self.checkpoints = Checkpoints(
+        self.checkpoints = PrefixStores(
             BlockMap((FULL, STATE, STATE)),
             BlockPins(self.pinned.update, self.pinned.subtract),
             min_tokens=48,
             post=self.posted.append,
-            tally=self.tally,
+            counts=self.counts,
         )
-        self.checkpoints.begin("r", CHAIN)
+        self.checkpoints.begin_prompt("r", CHAIN)
 
     def step(self, num_tokens: int, **more: dict[int, dict[int, int]]) -> None:
         before, self.computed = self.computed, self.computed + num_tokens
         table = [100 + entry for entry in range(-(-self.computed // BLOCK))]
-        its = Scheduled("r", self.computed, lambda: [table, table, [1000 + its for its in table]], before, **more)
-        self.checkpoints.computed(its, ask_until=WAIT_SECONDS)
+        its = ScheduledRequest(
+            "r", self.computed, lambda: [table, table, [1000 + its for its in table]], before, **more
+        )
+        self.checkpoints.on_scheduled(its, ask_until=WAIT_SECONDS)
 
     @property
     def asked(self) -> list[Store]:
@@ -95,8 +97,8 @@ def test_slots_are_copied_to_by_the_next_step_which_also_ends_the_pins() -> None
         (1, (103,), ((30,),)),
         (2, (1103,), ((31,),)),
     ]
-    assert (engine.num_pinned, len(engine.checkpoints)) == (0, 0)
-    assert engine.tally.transfers == {("checkpoint", "completed"): 1}
+    assert (engine.num_pinned, engine.checkpoints.has_pins) == (0, False)
+    assert engine.counts.transfers == {("checkpoint", "completed"): 1}
 
 
 def _failed(engine: Engine) -> list[Save]:
@@ -118,15 +120,15 @@ def test_a_checkpoint_that_finds_no_slots_ends_its_pins(end: Callable[[Engine], 
     engine = Engine()
     engine.step(64)
     assert engine.num_pinned == 2
-    engine.checkpoints.end("r")
+    engine.checkpoints.end_prompt("r")
     assert end(engine) == []
-    assert (engine.num_pinned, len(engine.checkpoints)) == (0, 0)
+    assert (engine.num_pinned, engine.checkpoints.has_pins) == (0, False)
     assert engine.posted[-1] == Cancel(engine.asked[0].transfer_id)
-    assert engine.tally.transfers == {("checkpoint", outcome): 1}
+    assert engine.counts.transfers == {("checkpoint", outcome): 1}
 
 
 def test_a_request_that_has_ended_leaves_no_more() -> None:
     engine = Engine()
-    engine.checkpoints.end("r")
+    engine.checkpoints.end_prompt("r")
     engine.step(64)
     assert engine.posted == []

@@ -21,19 +21,19 @@ from prfaas.connector.scheduler.divergent import DivergentHits
 def test_a_request_is_asked_for_again_where_nothing_reaches_beyond_attention_that_is_of_no_use_alone(
     offered: int | None, local: int, agreed: int, again: bool
 ) -> None:
-    hits = DivergentHits(are_completed=True)
+    hits = DivergentHits(is_supported=True)
     assert hits.asks_again("r", offered, local_tokens=local, agreed_tokens=lambda: agreed) == again
     assert hits.are_allowed != again
 
 
 def test_an_engine_that_asks_in_the_same_way_again_gets_an_answer() -> None:
-    hits = DivergentHits(are_completed=True)
+    hits = DivergentHits(is_supported=True)
     asked = [hits.asks_again("r", 256, local_tokens=512, agreed_tokens=lambda: 0) for _ in range(4)]
     assert asked == [True, False, True, False]
 
 
 def test_other_requests_are_looked_up_as_before_once_it_has_ended() -> None:
-    hits = DivergentHits(are_completed=True)
+    hits = DivergentHits(is_supported=True)
     assert hits.asks_again("r", 256, local_tokens=512, agreed_tokens=lambda: 0)
     hits.forget("another")
     assert not hits.are_allowed
@@ -42,6 +42,6 @@ def test_other_requests_are_looked_up_as_before_once_it_has_ended() -> None:
 
 
 def test_an_engine_with_windows_counts_no_attention_beyond_them() -> None:
-    hits = DivergentHits(are_completed=False)
+    hits = DivergentHits(is_supported=False)
     assert not hits.are_allowed
     assert not hits.asks_again("r", 256, local_tokens=512, agreed_tokens=lambda: 0)

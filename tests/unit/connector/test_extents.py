@@ -55,7 +55,7 @@ def test_extents_are_whole_pages_and_slots_and_those_up_to_the_last_slot_of_use_
 ) -> None:
     memory, used = Memory(), data.draw(st.lists(st.integers(0, num_slots - 1), min_size=1, max_size=5))
     its = Extents(num_slots=num_slots, slot_bytes=slot_bytes, pin=memory.pin, extent_bytes=extent_bytes, ahead_bytes=0)
-    assert its.reach(used)
+    assert its.pin(used)
     ends = [offset + num_bytes for offset, num_bytes in memory.pinned]
     assert [offset for offset, _ in memory.pinned] == [0, *ends[:-1]]
     assert all(end % PAGE_BYTES == 0 and end % slot_bytes == 0 for end in ends[:-1])
@@ -69,14 +69,14 @@ def test_extents_are_whole_pages_and_slots_and_those_up_to_the_last_slot_of_use_
 def test_the_last_extent_ends_with_the_last_slot() -> None:
     memory = Memory()
     with extents_of(memory, num_slots=EACH + 3) as its:
-        assert its.reach([EACH + 2])
+        assert its.pin([EACH + 2])
     assert memory.pinned == [(0, EACH * SLOT), (EACH * SLOT, 3 * SLOT)]
 
 
 def test_the_first_extent_is_pinned_alone() -> None:
     memory = Memory()
     with extents_of(memory, ahead=3) as its:
-        assert its.reach_first()
+        assert its.pin_first()
     assert memory.pinned == [(0, EACH * SLOT)]
 
 
@@ -84,7 +84,7 @@ def test_each_extent_is_pinned_once_in_order_and_those_ahead_are_too() -> None:
     memory = Memory()
     with extents_of(memory, ahead=2) as its:
         for slots in ([0, 3], [EACH, 1], [5 * EACH], [2]):
-            assert its.reach(slots)
+            assert its.pin(slots)
         wait_until(lambda: len(memory.pinned) == 5 + 1 + 2, what="those ahead")
     assert [offset // (EACH * SLOT) for offset, _ in memory.pinned] == list(range(8))
 
@@ -92,9 +92,9 @@ def test_each_extent_is_pinned_once_in_order_and_those_ahead_are_too() -> None:
 def test_behind_what_cannot_be_pinned_nothing_is_tried_and_nothing_reached() -> None:
     memory = Memory(limit_bytes=3 * EACH * SLOT)
     with extents_of(memory) as its:
-        assert not its.reach([6 * EACH])
-        assert its.reach([3 * EACH - 1]) and not its.reach([3 * EACH])
-        assert not its.reach([9 * EACH])
+        assert not its.pin([6 * EACH])
+        assert its.pin([3 * EACH - 1]) and not its.pin([3 * EACH])
+        assert not its.pin([9 * EACH])
     assert len(memory.pinned) == 3 and memory.tried == 4
 
 
@@ -109,7 +109,7 @@ def test_a_slot_is_reached_only_once_its_extent_is_pinned() -> None:
             return memory.pin(offset, num_bytes)
 
     with extents_of(Slow()) as its, ThreadPoolExecutor(1) as user:
-        reached = user.submit(lambda: (its.reach([2]), list(memory.pinned)))
+        reached = user.submit(lambda: (its.pin([2]), list(memory.pinned)))
         assert begun.wait(PATIENCE_SECONDS)
         may_end.set()
         assert reached.result(PATIENCE_SECONDS) == (True, [(0, EACH * SLOT)])
@@ -118,7 +118,7 @@ def test_a_slot_is_reached_only_once_its_extent_is_pinned() -> None:
 def test_the_end_names_what_was_pinned_and_nothing_is_pinned_after_it() -> None:
     memory = Memory()
     with extents_of(memory, ahead=100) as its:
-        its.reach([0])
+        its.pin([0])
         offsets = its.close()
         assert offsets == [offset for offset, _ in memory.pinned]
         assert its.close() == offsets

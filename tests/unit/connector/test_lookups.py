@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised, Release
@@ -9,6 +11,7 @@ from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
+from prfaas.connector.settings import ConnectorSettings
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.types import TransferId
@@ -21,11 +24,10 @@ HELD = [["full_attention", 480], ["linear_state", 160]]
 def _incoming(posted: list[Message]) -> InboundTransfers:
     return InboundTransfers(
         GROUPS,
-        receive_timeout_seconds=120.0,
-        hold_wait_seconds=10.0,
-        may_preallocate=lambda: False,
+        ConnectorSettings(agent_socket=Path("a.sock")),
+        free_block_ratio=lambda: 0.0,
         post=posted.append,
-        tally=Counts(),
+        counts=Counts(),
     )
 
 
@@ -41,7 +43,7 @@ def _incoming(posted: list[Message]) -> InboundTransfers:
 def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], local_tokens: int, says: Promised) -> None:
     posted: list[Message] = []
     incoming = _incoming(posted)
-    lookups = PrefixLookups(incoming, post=posted.append, tally=Counts())
+    lookups = PrefixLookups(incoming, post=posted.append, counts=Counts())
     lookups.begin("r", CHAIN, promised_tokens=480, ask_until=1.0)
     (asked,) = posted
     assert isinstance(asked, Lookup) and asked.promised_tokens == 480

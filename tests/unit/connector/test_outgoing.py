@@ -18,7 +18,7 @@ GRANT = Grant(TransferId(bytes(16)), AgentName("a"), AgentName("b"), "h:1", CHAI
 
 def test_the_agent_hears_how_urgent_the_request_is() -> None:
     posted: list[Message] = []
-    outgoing = OutboundTransfers(BlockMap((KVGroup("full_attention", 16),)), post=posted.append, tally=Counts())
+    outgoing = OutboundTransfers(BlockMap((KVGroup("full_attention", 16),)), post=posted.append, counts=Counts())
     request = EngineRequest("r", 100, {}, lambda tenant: CHAIN, priority=-2)
     outgoing.begin(request, RequestedTransfer("send", b"token", GRANT), CHAIN, ask_until=1.0)
     (asked,) = posted
