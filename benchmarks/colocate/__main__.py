@@ -25,7 +25,7 @@ import torch
 from benchmarks.colocate import executor
 from benchmarks.colocate.lockstep import Baseline
 from benchmarks.colocate.setting import CPU, GPU, Setting
-from prfaas.colocate.processes.sides import SIDES
+from prfaas.colocate.processes.shared_memory import SIDES
 from prfaas.colocate.processes.supervisor import Supervisor
 from prfaas.model.cost.colocation import Colocation, ShareTable
 from prfaas.scheduler.colocation import Sharing, SharingPolicy, StepLoad, next_sharing

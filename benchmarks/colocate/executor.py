@@ -10,7 +10,7 @@ import time
 from benchmarks.colocate.long_prompt import long_figures
 from benchmarks.colocate.setting import Setting
 from benchmarks.colocate.workload import Figures, Workload
-from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.shared_memory import Side
 from prfaas.colocate.processes.supervisor import ExecutorSettings, Supervisor
 from prfaas.model.cost.colocation import Colocation
 from tests.support.waiting import until

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+from benchmarks.colocate.lockstep_batching import Lockstep
 from benchmarks.colocate.long_prompt import long_figures
 from benchmarks.colocate.setting import Setting
 from benchmarks.colocate.workload import Figures, Workload
 from prfaas.colocate.device import devices
-from prfaas.colocate.lockstep import Lockstep
 from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Request
 
 

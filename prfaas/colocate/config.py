@@ -14,7 +14,7 @@ from prfaas.units import choice
 
 DEVICES = ("cpu", "cuda")
 DTYPE_NAMES = ("float64", "float32", "bfloat16")
-PARTITIONS = ("none", "affinity", "green_contexts", "mps", "cu_masks")
+PARTITIONS = ("none", "affinity", "green_contexts", "mps")
 MAX_TOKENS = 500_000  # two prompts of this length fit into a ring
 
 

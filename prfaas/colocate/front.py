@@ -14,7 +14,7 @@ from typing import Protocol
 from prfaas.colocate.processes import ring
 from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Kind, Request, push_request
 from prfaas.colocate.processes.ring import RingReader, RingWriter
-from prfaas.colocate.processes.sides import SIDES, Side
+from prfaas.colocate.processes.shared_memory import SIDES, Side
 from prfaas.errors import LocalProtocolError
 
 

@@ -10,9 +10,9 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.colocate.lockstep_batching import Lockstep
 from prfaas.colocate.device import devices
 from prfaas.colocate.device.streams import streams_of
-from prfaas.colocate.lockstep import Lockstep
 from prfaas.colocate.model.attention import in_place
 from prfaas.colocate.model.cache import CacheShape
 from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Request

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from prfaas.colocate.decode.request_table import DecodeBook, Phase, Sequence
 from prfaas.colocate.device.runner import KEEP_TOKEN, Row, Runner, Step
-from prfaas.colocate.processes.board import FULL_SHARE, Board, Word
 from prfaas.colocate.processes.messages import Kind, push_request, read_request
 from prfaas.colocate.processes.ring import RingReader, RingWriter
+from prfaas.colocate.processes.shared_memory import FULL_SHARE, Board, Word
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import Sharing, SharingPolicy, StepLoad, next_sharing, target_partition
 

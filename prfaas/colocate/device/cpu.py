@@ -12,7 +12,7 @@ import torch
 from prfaas.colocate.device.runner import TABLE, Row, Step, decode_step, fill_inputs
 from prfaas.colocate.model.model import HybridModel, PromptPart
 from prfaas.colocate.prefill.queue import Prompt
-from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.shared_memory import Side
 
 
 def cores_of(side: Side, share: float, cores: list[int]) -> list[int]:

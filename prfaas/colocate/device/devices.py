@@ -16,7 +16,7 @@ from prfaas.colocate.model import cache, weights
 from prfaas.colocate.model.cache import CacheShape
 from prfaas.colocate.model.model import HybridModel
 from prfaas.colocate.model.shape import SHAPES
-from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.shared_memory import Side
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

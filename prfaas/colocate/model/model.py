@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear, logsigmoid, normalize, rms_norm, silu
 
-from prfaas.colocate.model import linear_attention
+from prfaas.colocate.model import attention
 from prfaas.colocate.model.attention import attend_prompt, attend_rows
 from prfaas.colocate.model.cache import Cache
 from prfaas.colocate.model.shape import ModelShape
@@ -137,16 +137,14 @@ class HybridModel:
         rows = 0 if decode is None else len(decode.tokens)
         mixed = []
         if decode is not None:
-            out, after = linear_attention.recurrent(
+            out, after = attention.recurrent(
                 q[:rows], k[:rows], v[:rows], log_decay=log_decay[:rows], state=states[decode.slots]
             )
             states[decode.slots] = after
             mixed.append(out.to(v.dtype))
         if prompt is not None:
             before = torch.zeros_like(states[0]) if prompt.start == 0 else states[prompt.slot]
-            out, after = linear_attention.chunkwise(
-                q[rows:], k[rows:], v[rows:], log_decay=log_decay[rows:], state=before
-            )
+            out, after = attention.chunkwise(q[rows:], k[rows:], v[rows:], log_decay=log_decay[rows:], state=before)
             states[prompt.slot] = after
             mixed.append(out)
         normed = rms_norm(torch.cat(mixed), (value,), None, NORM_EPSILON)

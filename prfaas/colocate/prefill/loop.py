@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from prfaas.colocate.device.runner import Runner, Step
 from prfaas.colocate.prefill.queue import PrefillQueue, Prompt
-from prfaas.colocate.processes.board import Board, Word
 from prfaas.colocate.processes.messages import Kind, read_request
 from prfaas.colocate.processes.ring import RingReader, RingWriter
+from prfaas.colocate.processes.shared_memory import Board, Word
 
 MAX_UNDER_WAY = 2
 

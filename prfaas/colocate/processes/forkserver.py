@@ -22,7 +22,7 @@ import msgpack
 
 from prfaas import logs
 from prfaas.colocate.processes import side as side_process
-from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.shared_memory import Side
 
 log = logs.get("colocate.nursery")
 

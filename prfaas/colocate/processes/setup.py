@@ -12,7 +12,7 @@ import msgpack
 
 from prfaas.colocate.front import PeerRings, SideRings
 from prfaas.colocate.model.cache import CacheShape
-from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.shared_memory import Side
 from prfaas.errors import RemoteProtocolError
 from prfaas.model.cost.colocation import ShareTable
 

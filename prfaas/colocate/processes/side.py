@@ -11,9 +11,9 @@ from prfaas.colocate.device import devices, memory
 from prfaas.colocate.device.runner import Runner
 from prfaas.colocate.front import PeerRings
 from prfaas.colocate.prefill.loop import PrefillLoop
-from prfaas.colocate.processes.board import Board
 from prfaas.colocate.processes.ring import RingReader, RingWriter, clear_wakeups
 from prfaas.colocate.processes.setup import SideFds, SideSetup, receive_peer_rings, receive_setup
+from prfaas.colocate.processes.shared_memory import Board
 from prfaas.scheduler.colocation import SharingPolicy
 
 IDLE_MILLISECONDS = 1000

@@ -1,6 +1,7 @@
-"""Owns the shared memory, starts both sides, and starts a side again when it dies.
+"""Shares by NVIDIA's Multi-Process Service: fixed for the life of a process, set before it makes its CUDA context.
 
-asyncio, one loop: the front's eventfd brings tokens, a pidfd per side brings its death.
+MPS also is what lets kernels of two processes run at the same time at all: without it the GPU switches between them
+in time slices. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -13,25 +14,41 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from prfaas import logs, metrics
-from prfaas.colocate.device import devices, mps
+from prfaas.colocate.device import devices
 from prfaas.colocate.front import Front, PeerRings, SideRings
 from prfaas.colocate.model import cache
 from prfaas.colocate.model.cache import Cache, CacheShape
 from prfaas.colocate.model.shape import SHAPES
 from prfaas.colocate.pool import Answers, Pool, PoolSettings, Visit
-from prfaas.colocate.processes import board
-from prfaas.colocate.processes.board import Board, Word
+from prfaas.colocate.processes import shared_memory
 from prfaas.colocate.processes.forkserver import Born, Nursery
 from prfaas.colocate.processes.ring import clear_wakeups
 from prfaas.colocate.processes.setup import SideFds, SideSetup, send_peer_rings, send_setup
-from prfaas.colocate.processes.sides import SIDES, Side
+from prfaas.colocate.processes.shared_memory import SIDES, Board, Side, Word
 from prfaas.connector.metadata import Outcome
 from prfaas.connector.transfer_params import direction_of
-from prfaas.errors import PrfaasError
+from prfaas.errors import ConfigError, PrfaasError
 from prfaas.model.cost.colocation import ShareTable
+
+DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
+
+
+def mps_environment(side: Side, decode_share: float) -> dict[str, str]:
+    """Return the variables under which a side starts; 1.0 leaves both sides everything.
+
+    Raises:
+        ConfigError: no MPS daemon runs here.
+    """
+    directory = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPE_DIRECTORY))
+    if not (directory / "control").exists():
+        raise ConfigError(f"partition mps: no MPS daemon at {directory}; start one: nvidia-cuda-mps-control -d")
+    share = decode_share if side == "decode" or decode_share >= 1 else 1 - decode_share
+    return {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(round(share * 100))}
+
 
 log = logs.get("colocate")
 
@@ -93,7 +110,7 @@ class Supervisor:
         self._tensors = devices.allocate(
             settings.shape, settings.cache, dtype=settings.dtype, device=settings.device, seed=settings.seed
         )
-        self._board_fd = board.create()
+        self._board_fd = shared_memory.create()
         self.board = Board(os.dup(self._board_fd))
         self._wake: dict[str, int] = {name: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for name in NAMES}
         self._pool = None if settings.pool is None else Pool(settings.pool, self._cache())
@@ -318,7 +335,7 @@ class Supervisor:
     def _environment(self, side: Side) -> Mapping[str, str]:
         if self._settings.partition != "mps":
             return {}
-        return mps.environment(side, self._settings.mps_decode_share)
+        return mps_environment(side, self._settings.mps_decode_share)
 
     def _memfds(self) -> list[int]:
         return [tensor.fd for tensor in self._tensors if tensor.fd is not None]

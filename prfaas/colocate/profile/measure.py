@@ -1,7 +1,4 @@
-"""Measures a colocation profile: decode steps in this process, prefills in another one beside it, on given shares.
-
-Every figure is a median. The prefill process runs without pause, so a decode step always has one beside it.
-"""
+"""A measured profile as the file that solver, twin and executor read (`prfaas/solve/files/profile_file.py`)."""
 
 from __future__ import annotations
 
@@ -17,19 +14,111 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 
 from prfaas import logs
 from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.device import devices
 from prfaas.colocate.device.runner import Row, Runner
 from prfaas.colocate.model.cache import CacheShape
-from prfaas.colocate.profile import file
-from prfaas.colocate.profile.file import Measured, PrefillTime, StepTime
 from prfaas.colocate.profile.prefill_load import PrefillLoad, model_for, prompt_parts, run_once
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import Colocation, Interference, SharedPrefill, ShareTable
+
+
+@dataclass(frozen=True)
+class PrefillTime:
+    """Seconds of a prompt of `num_tokens` behind `num_cached_tokens`, with the whole device and nothing beside it."""
+
+    num_tokens: int
+    seconds: float
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a decode step with the whole device and nothing beside it."""
+
+    batch: int
+    context_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything that one measurement yields."""
+
+    hardware: str
+    model: str
+    source: str
+    prefill: tuple[PrefillTime, ...]
+    decode: tuple[StepTime, ...]
+    colocation: Colocation
+
+
+def write(measured: Measured, path: Path) -> None:
+    """Write the file, whole or not at all; its name is the profile's."""
+    text = yaml.safe_dump(_plain(measured, name=path.stem), sort_keys=False, width=120)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _plain(measured: Measured, *, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "hardware": measured.hardware,
+        "model": measured.model,
+        "source": measured.source,
+        "prefill": {
+            "fit": "quadratic",
+            "points": [
+                {"tokens": its.num_tokens, "cached": its.num_cached_tokens, "seconds": _seconds(its.seconds)}
+                for its in measured.prefill
+            ],
+        },
+        "decode": {
+            "points": [
+                {"batch": its.batch, "context": its.context_tokens, "step": _seconds(its.seconds)}
+                for its in measured.decode
+            ]
+        },
+        "colocation": _colocation(measured.colocation),
+    }
+
+
+def _colocation(its: Colocation) -> dict[str, Any]:
+    table = its.decode
+    decode = [
+        {"batch": batch, "share": share, "step": _seconds(step)}
+        for batch, row, together in zip(table.batches, table.seconds, table.overallocated_seconds, strict=True)
+        for share, step in (*zip(table.shares, row, strict=True), (1.0, together))
+    ]
+    return {
+        "partition": its.partition,
+        "context": its.context_tokens,
+        "decode": decode,
+        "prefill": [
+            {"tokens": one.num_tokens, "share": one.share, "seconds": _seconds(one.seconds)} for one in its.prefill
+        ],
+        "interference": [
+            {
+                "batch": one.decode_batch,
+                "tokens": one.num_new_tokens,
+                "cached": one.num_cached_tokens,
+                "ratio": round(one.ratio, 4),
+            }
+            for one in its.interference
+        ],
+    }
+
+
+def _seconds(value: float) -> float:
+    return round(value, 7)
+
 
 log = logs.get("colocate.measure")
 
@@ -157,7 +246,7 @@ def write_profile(config: ColocateConfig, path: Path) -> None:
     if not shares:
         raise ConfigError("one core cannot be shared: measure on a machine with two or more")
     plan = dataclasses.replace(Plan(), batches=batches, shares=shares)
-    file.write(measure(config, plan), path)
+    write(measure(config, plan), path)
     log.info("profile.written", path=str(path))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from prfaas.colocate.device import devices
 from prfaas.colocate.model.cache import CacheShape
-from prfaas.colocate.sequential import generate
+from tests.support.sequential_generation import generate
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.processes import Child, Children

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from prfaas.colocate.processes.board import Word
-from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.shared_memory import Side, Word
 from prfaas.colocate.processes.supervisor import Supervisor
 from tests.support import paused_process
 from tests.support.waiting import until
@@ -39,7 +38,7 @@ class Hold:
         paused_process.stop(pid)
 
     def resume(self, side: str) -> None:
-        paused_process.go_on(self._stopped.pop(side))
+        paused_process.resume(self._stopped.pop(side))
 
 
 def ask(executor: Supervisor, requests: Sequence[Request]) -> Answers:

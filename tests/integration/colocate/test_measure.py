@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.colocate.config import ColocateConfig
-from prfaas.colocate.profile import file
+from prfaas.colocate.profile import measure as file
 from prfaas.colocate.profile.measure import Plan, measure
 from prfaas.scheduler.colocation import StepLoad, target_partition
 from prfaas.solve.files.profile_file import read_colocation

@@ -17,11 +17,10 @@ from prfaas.colocate.model import cache, weights
 from prfaas.colocate.model.cache import CacheShape
 from prfaas.colocate.model.model import HybridModel
 from prfaas.colocate.model.shape import TINY
-from prfaas.colocate.processes.board import Word
-from prfaas.colocate.processes.sides import SIDES
+from prfaas.colocate.processes.shared_memory import SIDES, Word
 from prfaas.colocate.processes.supervisor import ExecutorSettings, Supervisor
-from prfaas.colocate.sequential import generate
 from tests.integration.colocate.states import STATES, Hold, pid_of
+from tests.support.sequential_generation import generate
 from tests.support.waiting import until
 
 # One executor for all tests: a start takes seconds, because both sides load torch.

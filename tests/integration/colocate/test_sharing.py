@@ -8,7 +8,7 @@ from prfaas.colocate.decode.loop import Adaptation
 from prfaas.colocate.device.cpu import CpuRunner
 from prfaas.colocate.device.runner import Row, Step
 from prfaas.colocate.prefill.queue import Prompt
-from prfaas.colocate.processes.board import Word
+from prfaas.colocate.processes.shared_memory import Word
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import SharingPolicy
 from tests.integration.colocate.two_sides import TwoSides

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prfaas.colocate.model.cache import CacheShape
-from prfaas.colocate.processes.board import Word
-from prfaas.colocate.processes.sides import Side
-from prfaas.colocate.sequential import generate
+from prfaas.colocate.processes.shared_memory import Side, Word
 from tests.integration.colocate.two_sides import TwoSides
+from tests.support.sequential_generation import generate
 from tests.unit.colocate.tiny import CACHE, tiny_model
 
 torch.set_num_threads(1)

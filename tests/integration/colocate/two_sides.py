@@ -13,10 +13,9 @@ from prfaas.colocate.front import Front, PeerRings, SideRings
 from prfaas.colocate.model.cache import CacheShape
 from prfaas.colocate.model.model import HybridModel
 from prfaas.colocate.prefill.loop import PrefillLoop
-from prfaas.colocate.processes import board
-from prfaas.colocate.processes.board import Board
+from prfaas.colocate.processes import shared_memory
 from prfaas.colocate.processes.ring import RingReader, RingWriter
-from prfaas.colocate.processes.sides import Side
+from prfaas.colocate.processes.shared_memory import Board, Side
 from tests.integration.colocate.shelf import Shelf
 
 
@@ -37,7 +36,7 @@ class TwoSides:
         self.shelf = Shelf(model.cache) if keeps else None
         self.model, self.shape, self.max_rows, self.adaptation = model, shape, max_rows, adaptation
         self.wake = {name: os.eventfd(0, os.EFD_NONBLOCK) for name in ("prefill", "decode", "front")}
-        self.board_fd = board.create()
+        self.board_fd = shared_memory.create()
         self.board = Board(os.dup(self.board_fd))
         self.front = Front(self.wake, self.shelf)
         if self.shelf is not None:

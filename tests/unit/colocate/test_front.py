@@ -10,7 +10,7 @@ import pytest
 from prfaas.colocate.front import Front
 from prfaas.colocate.processes.messages import Kind, read_request
 from prfaas.colocate.processes.ring import RingReader, RingWriter
-from prfaas.colocate.processes.sides import SIDES
+from prfaas.colocate.processes.shared_memory import SIDES
 from prfaas.errors import LocalProtocolError
 
 

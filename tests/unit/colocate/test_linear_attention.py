@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from prfaas.colocate.model import linear_attention
+from prfaas.colocate.model import attention
 
 
 def _inputs(num_tokens: int) -> tuple[torch.Tensor, ...]:
@@ -19,10 +19,10 @@ def _inputs(num_tokens: int) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("num_tokens", [1, 63, 64, 65, 200])
 def test_the_chunkwise_form_equals_the_recurrence_token_by_token(num_tokens: int) -> None:
     q, k, v, decay, state = _inputs(num_tokens)
-    chunked, after = linear_attention.chunkwise(q, k, v, log_decay=decay, state=state)
+    chunked, after = attention.chunkwise(q, k, v, log_decay=decay, state=state)
     outputs, state = [], state[None]
     for i in range(num_tokens):
-        out, state = linear_attention.recurrent(
+        out, state = attention.recurrent(
             q[i : i + 1], k[i : i + 1], v[i : i + 1], log_decay=decay[i : i + 1], state=state
         )
         outputs.append(out)
@@ -32,5 +32,5 @@ def test_the_chunkwise_form_equals_the_recurrence_token_by_token(num_tokens: int
 
 def test_a_state_decays_to_nothing_where_the_decay_is_strong() -> None:
     q, k, v, _, state = _inputs(3)
-    _, after = linear_attention.chunkwise(q, k * 0, v, log_decay=torch.full((3, 2), -200.0), state=state)
+    _, after = attention.chunkwise(q, k * 0, v, log_decay=torch.full((3, 2), -200.0), state=state)
     assert after.abs().max() < 1e-100

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.colocate.lockstep import Lockstep
+from benchmarks.colocate.lockstep_batching import Lockstep
 from prfaas.colocate.processes.messages import NO_STOP_TOKEN, Request
-from prfaas.colocate.sequential import generate
+from tests.support.sequential_generation import generate
 from tests.unit.colocate.tiny import CACHE, tiny_model
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from prfaas.colocate.model.model import DecodeRows, PromptPart
-from prfaas.colocate.sequential import generate
+from tests.support.sequential_generation import generate
 from tests.unit.colocate.tiny import tiny_model
 
 PROMPT = list(range(7, 7 + 150))

@@ -48,7 +48,7 @@ def test_the_step_path_is_the_loops_and_what_they_stand_on() -> None:
         "decode.request_table",
         "prefill.loop",
         "prefill.queue",
-        "processes.board",
+        "processes.shared_memory",
         "processes.messages",
         "processes.ring",
     }

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.colocate.profile import file
-from prfaas.colocate.profile.file import Measured, PrefillTime, StepTime
+from prfaas.colocate.profile import measure
+from prfaas.colocate.profile.measure import Measured, PrefillTime, StepTime
 from prfaas.model.cost.colocation import Colocation, Interference, SharedPrefill, ShareTable
 from prfaas.solve.files.profile_file import read_colocation, read_profile
 
@@ -29,12 +29,12 @@ MEASURED = Measured(
 
 
 def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
-    file.write(MEASURED, tmp_path / "p.yaml")
+    measure.write(MEASURED, tmp_path / "p.yaml")
     assert read_colocation(tmp_path / "p.yaml") == COLOCATION
 
 
 def test_the_solver_reads_the_same_file(tmp_path: Path) -> None:
-    file.write(MEASURED, tmp_path / "p.yaml")
+    measure.write(MEASURED, tmp_path / "p.yaml")
     its = read_profile(tmp_path / "p.yaml")
     assert (its.name, its.hardware) == ("p", "a device")
     assert its.prefill.seconds(512) == pytest.approx(0.22, rel=0.01)

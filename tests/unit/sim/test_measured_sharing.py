@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.colocate.profile import file
-from prfaas.colocate.profile.file import Measured, PrefillTime, StepTime
+from prfaas.colocate.profile import measure
+from prfaas.colocate.profile.measure import Measured, PrefillTime, StepTime
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import Colocation, SharedPrefill, ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition
@@ -37,7 +37,7 @@ MEASURED = Measured(
 
 
 def read(measured: Measured, folder: Path) -> MeasuredSharing:
-    file.write(measured, folder / "p.yaml")
+    measure.write(measured, folder / "p.yaml")
     return read_sharing(folder / "p.yaml")
 
 
@@ -77,7 +77,7 @@ def test_the_overlap_is_that_of_the_best_partition(tmp_path: Path) -> None:
 
 
 def test_solver_and_twin_take_a_measured_profile(tmp_path: Path) -> None:
-    file.write(MEASURED, tmp_path / "p.yaml")
+    measure.write(MEASURED, tmp_path / "p.yaml")
     scenario = Scenario(fidelity="instances", shared=True, requests=150, load="1.5req/s")
     measured = replace(scenario, sharing_profile=tmp_path / "p.yaml")
     assert prepare(measured).deployment.pd[0].overlap == pytest.approx(0.425)

@@ -1,10 +1,15 @@
-"""A few words of shared memory that each have one writer: what the sides tell each other without a message."""
+"""The two sides of the executor."""
 
 from __future__ import annotations
 
 import mmap
 import os
 from enum import IntEnum
+from typing import Literal
+
+Side = Literal["prefill", "decode"]
+SIDES: tuple[Side, Side] = ("prefill", "decode")
+
 
 BOARD_BYTES = 4096
 FULL_SHARE = 10_000  # shares are in ten-thousandths
