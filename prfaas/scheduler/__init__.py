@@ -1,1 +1,1 @@
-"""Decisions: pure functions of a snapshot, each with its reason."""
+"""Scheduling decisions as pure functions of a snapshot. Each decision carries its reason."""

@@ -1,8 +1,8 @@
-"""How one GPU is shared between prefill and decode: RAPID-Serve's adaptive resource manager as a pure function.
+"""Division of one GPU between prefill and decode: RAPID-Serve's adaptive resource manager as a pure function.
 
-While the profile says that decode meets its ITL SLO although both sides compete for everything, both get everything
-(over-allocation: the hardware fills every gap). Else decode gets the least share that meets it and prefill the rest
-(RAPID-Serve, section 4.5.3). More for decode comes at once; less only after `dwell_steps` steps in which less would do.
+If the profile says that decode meets its ITL SLO while both sides compete, both sides get the whole GPU (over-allocation).
+Otherwise decode gets the smallest share that meets the SLO, and prefill gets the rest (RAPID-Serve, section 4.5.3).
+Decode gets a larger share at once. It gets a smaller one after `dwell_steps` steps in which that share would do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PartitionReason = Literal[
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What the two sides have to do in the next step."""
+    """Work of both sides in the next step."""
 
     decode_batch: int
     prefill_busy: bool
@@ -27,7 +27,7 @@ class StepLoad:
 
 @dataclass(frozen=True)
 class Partition:
-    """The share of the compute units that each side may use; both 1.0 is over-allocation, 0.0 an idle side."""
+    """Share of the compute units that each side may use. Both 1.0 is over-allocation, 0.0 is an idle side."""
 
     decode_share: float
     prefill_share: float
@@ -42,7 +42,7 @@ OVERALLOCATED = Partition(1.0, 1.0)
 
 @dataclass(frozen=True)
 class SharingPolicy:
-    """`itl_slo_seconds` bounds one decode step; a smaller decode share is taken after `dwell_steps` steps that allow it."""
+    """Bound of one decode step, and the number of steps that must allow a smaller decode share before it is used."""
 
     itl_slo_seconds: float
     dwell_steps: int = 16
@@ -50,7 +50,7 @@ class SharingPolicy:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The partition in force, why, and for how many steps a smaller decode share would have done."""
+    """Partition in force, its reason, and the number of steps in which a smaller decode share would have sufficed."""
 
     partition: Partition = OVERALLOCATED
     reason: PartitionReason = "both_idle"
@@ -58,7 +58,7 @@ class Sharing:
 
 
 def target_partition(load: StepLoad, profile: ShareTable, itl_slo_seconds: float) -> tuple[Partition, PartitionReason]:
-    """Return the partition for a load that stays as it is; when no share meets the SLO, the fastest one."""
+    """Return the partition for a constant load. If no share meets the SLO, return the fastest one."""
     if load.decode_batch == 0:
         return (Partition(0.0, 1.0), "decode_idle") if load.prefill_busy else (OVERALLOCATED, "both_idle")
     if not load.prefill_busy:
@@ -74,7 +74,7 @@ def target_partition(load: StepLoad, profile: ShareTable, itl_slo_seconds: float
 
 
 def next_sharing(sharing: Sharing, load: StepLoad, profile: ShareTable, *, policy: SharingPolicy) -> Sharing:
-    """Return the partition for the next step; called between steps and nowhere else."""
+    """Return the partition for the next step. Call once between two steps."""
     wanted, reason = target_partition(load, profile, policy.itl_slo_seconds)
     held = sharing.partition
     if wanted == held or not _relaxes(held, wanted) or not _meets(held, load, profile, policy.itl_slo_seconds):
@@ -85,7 +85,7 @@ def next_sharing(sharing: Sharing, load: StepLoad, profile: ShareTable, *, polic
 
 
 def _relaxes(held: Partition, wanted: Partition) -> bool:
-    """Return whether the change takes protection from decode: a smaller share of its own, or none of its own."""
+    """Return whether the change gives decode a smaller share of its own, or none."""
     return held.is_split and (wanted == OVERALLOCATED or (wanted.is_split and wanted.decode_share < held.decode_share))
 
 

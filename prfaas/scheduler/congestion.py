@@ -1,13 +1,14 @@
-"""Raises t before a link chokes, and gives it back: PrfaaS, section 3.4, the short timescale, with hysteresis.
+"""Raises the threshold t before a path congests, and lowers it again: PrfaaS, section 3.4, the short timescale.
 
-One step for each sample of a link (each second). Pressure is the worst of four signals, each as a share of its own
-limit; losses and round trips count as what two samples on end say, since a packet that is lost or late on a link that is
-hardly used is no congestion. Above 1 the multiplier of t grows at once, at most once per `raise_seconds` and not while the
-pressure falls, as that of a queue does once nothing joins it. Below `calm_ratio` for `rest_seconds` on end it shrinks by one
-step; in between it stays. A link that is calm because nothing uses it may still be narrow, so that first step down is a
-test: it lets some traffic back, and what that does to the link shows before `calm_seconds` have passed, after which the next
-step follows. So t moves a bounded number of times, a test that fails costs two of them, and it returns to 1 once the link
-is well.
+`step` takes one sample of a path per second. Pressure is the worst of four signals, each as a share of its limit.
+Losses and round trips count if two consecutive samples show them: one lost packet on an idle path is no congestion.
+
+- Pressure above 1 multiplies t at once, at most once per `raise_seconds`, and not while the pressure falls.
+- Pressure below `calm_ratio` for `rest_seconds` lowers t by one step. Further steps follow after `calm_seconds` each.
+- Pressure in between leaves t unchanged.
+
+An unused path looks calm although it may be narrow. The first step down is therefore a test: some traffic returns, and its
+effect shows before the next step. So t changes a bounded number of times and returns to 1 once the path is well.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ _NOISY: tuple[Signal, ...] = ("loss", "rtt")
 
 @dataclass(frozen=True)
 class PathSample:
-    """All links from one cluster to another at one moment."""
+    """All links from one cluster to another at one moment.
 
-    bytes_per_second: float  # on average over the last ten seconds: one transfer may well fill a link for a moment
-    capacity_bytes_per_second: float  # 0: not known, so utilisation and queue say nothing
+    `bytes_per_second` is a mean of ten seconds, because one transfer may fill a link for a moment.
+    With an unknown capacity (0) utilisation and queue say nothing.
+    """
+
+    bytes_per_second: float
+    capacity_bytes_per_second: float
     queued_bytes: int
     retransmit_ratio: float
     rtt_seconds: float
@@ -33,36 +38,40 @@ class PathSample:
 
 @dataclass(frozen=True)
 class CongestionLimits:
-    """Where each signal stands when the link is congested, and how t follows."""
+    """Limit of each signal, and the steps in which t follows the pressure."""
 
     utilisation_ratio: float = 0.85
-    queue_seconds: float = 1.0  # that what waits would need at the link's capacity
-    retransmit_ratio: float = 0.03  # beyond it TCP's own rate falls off on long links
-    rtt_inflation_ratio: float = 3.0  # over the smallest RTT seen
-    rtt_rise_seconds: float = 0.05  # and by at least so much: nearby, a busy host alone multiplies a round trip
-    calm_ratio: float = 0.6  # of every limit: below this the link has room again
+    queue_seconds: float = 1.0  # Time that the queued bytes need at the path's capacity.
+    retransmit_ratio: float = 0.03  # Above it TCP's own rate drops on long paths.
+    rtt_inflation_ratio: float = 3.0  # Relative to the smallest round trip seen.
+    rtt_rise_seconds: float = 0.05  # A busy host alone multiplies short round trips, so a rise must be this large.
+    calm_ratio: float = 0.6  # Below this share of every limit the path has room again.
     step_ratio: float = 2.0
-    max_multiplier: float = 32.0  # of a t of a few thousand tokens: more than any prompt
-    raise_seconds: float = 2.0  # a figure is up to 2 s old: before that a rise cannot show, and t would overshoot
-    rest_seconds: float = 40.0  # of calm before the first step down: a test that fails fills a narrow link
-    calm_seconds: float = 3.0  # five steps from the highest multiplier, so t is back within a minute
+    max_multiplier: float = 32.0  # With a t of a few thousand tokens this exceeds any prompt.
+    raise_seconds: float = 2.0  # Samples are up to 2 s old. An earlier second rise would overshoot.
+    rest_seconds: float = 40.0  # Wait before the first step down, because a failed test fills a narrow path.
+    calm_seconds: float = 3.0  # Five steps lead from the highest multiplier to 1 within a minute.
 
 
 @dataclass(frozen=True)
 class Congestion:
-    """How much t is multiplied by, and since when. Times are seconds on a clock that only goes forward."""
+    """Multiplier of t, and its history. Times are seconds on a monotonic clock.
+
+    `cause` is the signal behind the last rise. `pressure` is that of the last sample.
+    `noise` is the pressure of that sample's losses and round trips alone.
+    """
 
     multiplier: float = 1.0
     changed_at: float = float("-inf")
     calm_since: float | None = None
-    rose_last: bool = False  # the last change was a rise
-    cause: Signal | None = None  # of the last rise
-    pressure: float = 0.0  # of the last sample
-    noise: float = 0.0  # what its losses or round trips alone would have made of it
+    rose_last: bool = False
+    cause: Signal | None = None
+    pressure: float = 0.0
+    noise: float = 0.0
 
 
 def pressures(sample: PathSample, limits: CongestionLimits) -> dict[Signal, float]:
-    """Return each signal as a share of its limit; 1 and more is congested."""
+    """Return each signal as a share of its limit; from 1 on the path is congested."""
     capacity = sample.capacity_bytes_per_second
     has_risen = 0 < sample.min_rtt_seconds < sample.rtt_seconds - limits.rtt_rise_seconds
     inflation = sample.rtt_seconds / sample.min_rtt_seconds if has_risen else 1.0
@@ -74,26 +83,26 @@ def pressures(sample: PathSample, limits: CongestionLimits) -> dict[Signal, floa
     }
 
 
-def step(state: Congestion, sample: PathSample, *, now: float, limits: CongestionLimits) -> Congestion:
+def step(before: Congestion, sample: PathSample, *, now: float, limits: CongestionLimits) -> Congestion:
     """Return the state after one sample."""
     signals = pressures(sample, limits)
     noise = max(signals["loss"], signals["rtt"])
-    signals |= {name: min(signals[name], state.noise) for name in _NOISY}
+    signals |= {name: min(signals[name], before.noise) for name in _NOISY}
     cause = max(signals, key=lambda name: signals[name])
-    its, was = replace(state, pressure=signals[cause], noise=noise), state.pressure
-    if its.pressure > limits.calm_ratio:
-        rises = its.pressure >= max(1.0, was) and now - state.changed_at >= limits.raise_seconds
-        return _raised(its, cause, now=now, limits=limits) if rises else replace(its, calm_since=None)
+    state = replace(before, pressure=signals[cause], noise=noise)
+    if state.pressure > limits.calm_ratio:
+        is_rising = state.pressure >= max(1.0, before.pressure) and now - state.changed_at >= limits.raise_seconds
+        return _raise(state, cause, now=now, limits=limits) if is_rising else replace(state, calm_since=None)
     calm_since = now if state.calm_since is None else state.calm_since
     wait = limits.rest_seconds if state.rose_last else limits.calm_seconds
     if state.multiplier == 1 or now - calm_since < wait:
-        return replace(its, calm_since=calm_since)
+        return replace(state, calm_since=calm_since)
     lower = max(1.0, state.multiplier / limits.step_ratio)
     cause_left = state.cause if lower > 1 else None
-    return replace(its, multiplier=lower, changed_at=now, calm_since=now, rose_last=False, cause=cause_left)
+    return replace(state, multiplier=lower, changed_at=now, calm_since=now, rose_last=False, cause=cause_left)
 
 
-def _raised(state: Congestion, cause: Signal, *, now: float, limits: CongestionLimits) -> Congestion:
+def _raise(state: Congestion, cause: Signal, *, now: float, limits: CongestionLimits) -> Congestion:
     if state.multiplier >= limits.max_multiplier:
         return replace(state, calm_since=None)
     higher = min(limits.max_multiplier, state.multiplier * limits.step_ratio)
@@ -101,5 +110,5 @@ def _raised(state: Congestion, cause: Signal, *, now: float, limits: CongestionL
 
 
 def raised_threshold(threshold_tokens: int, state: Congestion) -> int:
-    """t while the link is in this state."""
+    """Return t while the path is in this state."""
     return round(threshold_tokens * state.multiplier)

@@ -1,4 +1,4 @@
-"""What prefills a request within its PD cluster, once no PrfaaS cluster takes it."""
+"""Choice of the instance that prefills a request within its PD cluster, once no PrfaaS cluster takes it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PdReason = Literal[
     "pd_disabled",
     "no_pd_prefill_instance",
 ]
-_STAYS: frozenset[PdReason] = frozenset({"short", "ppd_table_local", "static_local", "suffix_cached"})
-_SEEDS = 1 << 32  # requests have one of so many
-_LEAVES: dict[LeaveReason, PdReason] = {
+_LOCAL: frozenset[PdReason] = frozenset({"short", "ppd_table_local", "static_local", "suffix_cached"})
+_NUM_SEEDS = 1 << 32
+_LEAVE_REASONS: dict[LeaveReason, PdReason] = {
     "full": "session_node_full",
     "slow": "session_node_slow",
     "gone": "session_node_gone",
 }
-_PICKED: dict[PickReason, PdReason] = {
+_PICK_REASONS: dict[PickReason, PdReason] = {
     "disaggregated": "suffix_uncached",
     "always": "pd",
     "suffix_cached": "suffix_cached",
@@ -50,7 +50,7 @@ _PICKED: dict[PickReason, PdReason] = {
 def choose_pd_prefill(
     snapshot: Snapshot, request: RequestFacts, decode: InstanceState
 ) -> tuple[InstanceState | None, PdReason]:
-    """Return the PD-P instance that prefills the request, or None for the decode instance itself, and why.
+    """Return the PD-P instance that prefills the request, or None for the decode instance itself, and the reason.
 
     A prompt that was not counted, or of one token, has nothing to hand over and is `short`.
     """
@@ -58,19 +58,18 @@ def choose_pd_prefill(
         return None, "short"
     policy = snapshot.local_policy
     if policy == "endpoint_picker":
-        picked, why = pick_prefill(snapshot, request, decode)
-        return picked, _PICKED[why]
-    reason = _wish(policy, snapshot, request, decode)
-    if reason in _STAYS:
+        picked, pick_reason = pick_prefill(snapshot, request, decode)
+        return picked, _PICK_REASONS[pick_reason]
+    reason = _preference(policy, snapshot, request, decode)
+    if reason in _LOCAL:
         return None, reason
-    prefill = choose_instance(
-        (instance for instance in snapshot.instances if instance.prefills_within(decode.cluster)), request
-    )
+    candidates = (instance for instance in snapshot.instances if instance.prefills_within(decode.cluster))
+    prefill = choose_instance(candidates, request)
     return (prefill, reason) if prefill is not None else (None, "no_pd_prefill_instance")
 
 
-def _wish(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> PdReason:
-    """What the policy wants, whoever is there."""
+def _preference(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> PdReason:
+    """Return the policy's preference, regardless of which instances are available."""
     match policy:
         case "decode":
             return "short"
@@ -86,45 +85,48 @@ def _wish(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, decode: 
 
 
 def later_turn(request: RequestFacts, decode: InstanceState) -> LaterTurn:
-    """Return a request as PPD's table sees it, on the decode instance that was chosen for it."""
+    """Return the request in the form of PPD's table, for the decode instance chosen for it."""
     cached = request.cached_at(decode.agent)
     return LaterTurn(request.num_prompt_tokens - cached, cached, request.max_output_tokens)
 
 
 def stays_on_session_node(snapshot: Snapshot, request: RequestFacts) -> bool:
-    """Whether it is decoded on its conversation's node whatever work is ahead there: a later turn under PPD's policies."""
+    """Return whether the session's node decodes the request whatever its load, as PPD's policies demand of later turns."""
     return snapshot.local_policy in ("ppd", "static") and request.turn != 1 and request.session_agent is not None
 
 
-def _opening(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> PdReason | None:
-    """Why it is prefilled as a conversation's first turn is; None: it is a later one whose KV is on the decode node."""
+def _first_turn_reason(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> PdReason | None:
+    """Return the reason to treat the request as a first turn; None for a later turn with its KV on the decode node."""
     if stays_on_session_node(snapshot, request):
         own = session_node((instance for instance in snapshot.instances if instance.decodes), request)
         if not isinstance(own, list):
-            return _LEAVES[own]
+            return _LEAVE_REASONS[own]
     return "ppd_first_turn" if request.turn == 1 or not request.cached_at(decode.agent) else None
 
 
 def _static(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> PdReason:
-    """PPD's static x over P, D and R: an instance of role `both` is a replica (R), which prefills all that it decodes; of
-    the later turns on instances that decode alone (D) a share x stays, that of the last of these by name first.
+    """Return PPD's static split x over P, D and R.
+
+    An instance of role `both` is a replica (R) and prefills everything that it decodes. Instances that only decode (D)
+    prefill the share x of their later turns. The last D by name reaches its full share first.
     """
     if decode.role == "both":
         return "static_local"
-    if opening := _opening(snapshot, request, decode):
-        return opening
-    its = (
-        instance for instance in snapshot.instances if instance.cluster == decode.cluster and instance.role == "decode"
+    if reason := _first_turn_reason(snapshot, request, decode):
+        return reason
+    names = sorted(
+        instance.instance
+        for instance in snapshot.instances
+        if instance.cluster == decode.cluster and instance.role == "decode"
     )
-    names = sorted(one.instance for one in its)
     share = snapshot.local_turns_ratio * len(names) - (len(names) - 1 - names.index(decode.instance))
-    return "static_local" if request.seed < share * _SEEDS else "static_pd"
+    return "static_local" if request.seed < share * _NUM_SEEDS else "static_pd"
 
 
 def _ppd(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> PdReason:
-    """PPD's decision. A turn whose KV is no longer on the decode node counts as a first one."""
-    if opening := _opening(snapshot, request, decode):
-        return opening
+    """Return PPD's decision. A turn without KV on the decode node counts as a first turn."""
+    if reason := _first_turn_reason(snapshot, request, decode):
+        return reason
     if snapshot.ppd_table is None:
         return "ppd_first_turn"
     qps, mode = snapshot.requests_per_second, snapshot.ppd_mode

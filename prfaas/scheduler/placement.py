@@ -1,4 +1,4 @@
-"""Which instance of several equal ones: the one that has least work before it can answer."""
+"""Choice among equal instances: the one with the least work ahead of a new request."""
 
 from __future__ import annotations
 
@@ -8,73 +8,74 @@ from typing import Literal
 
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 
-# Why a conversation leaves its node: its KV is full, it has many more requests than another, or it is not there.
+# Reasons for a session to leave its node: its KV is full, it has far more requests than another, or it is not available.
 LeaveReason = Literal["full", "slow", "gone"]
-REQUEST_TOKENS = 4096  # the work that a request under way stands for: about what prompts of 8K tokens leave uncached
-LOAD_SLACK = 32  # requests beyond the least loaded instance's: with more it is full, whatever it holds
-# What the conversation's own node is taken to hold while nothing is known of caches:
-SESSION_TOKENS = 4 * REQUEST_TOKENS
-KV_AMPLE_RATIO = 0.8  # of an engine's KV blocks: with fewer in use no request waits for any
-KV_FULL_RATIO = 0.98  # with more a request waits for blocks, or another is preempted and computed anew: it is full
-KV_WAIT_TOKENS = 16 * REQUEST_TOKENS  # the work that this wait stands for where an engine is about to be full
+REQUEST_TOKENS = 4096  # Work of a running request: about the uncached tokens of an 8K prompt.
+LOAD_SLACK = 32  # An instance with this many requests more than the least loaded one takes no new request.
+SESSION_TOKENS = 4 * REQUEST_TOKENS  # Cached tokens to assume on the session's node while the caches are unknown.
+KV_AMPLE_RATIO = 0.8  # Below this share of KV blocks in use no request waits for blocks.
+KV_FULL_RATIO = 0.98  # Above this share requests wait for blocks or preempt others, so the instance is full.
+KV_WAIT_TOKENS = 16 * REQUEST_TOKENS  # Work that stands for the wait at an instance that is almost full.
 
 
-def tie_break(one: InstanceState, request: RequestFacts) -> int:
-    """What orders instances that are equally good for a request: by chance, so that a crowd of requests spreads."""
-    return zlib.crc32(f"{request.seed} {one.instance}".encode()) if request.seed else 0
+def tie_break(instance: InstanceState, request: RequestFacts) -> int:
+    """Return a random rank of an instance for this request, so that simultaneous requests spread over equal instances."""
+    return zlib.crc32(f"{request.seed} {instance.instance}".encode()) if request.seed else 0
 
 
 def choose_instance(candidates: Iterable[InstanceState], request: RequestFacts) -> InstanceState | None:
-    """Return the instance with the fewest tokens to compute: the prompt's uncached ones, those of the requests under way, and
-    what the wait for KV blocks costs; one that is full, by its KV or beside the others, is left out while one is not.
+    """Return the instance with the fewest tokens to compute before it can answer; None without a usable instance.
 
-    Among equals the conversation's own node, then by `request.seed`, so that a crowd of them spreads.
+    These are the prompt's uncached tokens, those of running requests, and the cost of waiting for KV blocks.
+    An instance that is full, or far busier than the others, is used only if all are.
+    Among equals the session's node wins, then `request.seed` decides.
     """
     knows = request.num_cached_tokens or any(request.cached_tokens.values())
 
-    def cost(one: InstanceState) -> tuple[int, bool, int, str]:
-        is_own = one.agent == request.session_agent
-        cached = SESSION_TOKENS if is_own and not knows else request.cached_at(one.agent)
-        ahead = one.num_requests * REQUEST_TOKENS - cached
-        if one.kv_usage_ratio > KV_AMPLE_RATIO:
-            ahead += _kv_wait_tokens(one.kv_usage_ratio)
-        return ahead, not is_own, tie_break(one, request), one.instance
+    def cost(instance: InstanceState) -> tuple[int, bool, int, str]:
+        is_own = instance.agent == request.session_agent
+        cached = SESSION_TOKENS if is_own and not knows else request.cached_at(instance.agent)
+        ahead = instance.num_requests * REQUEST_TOKENS - cached
+        if instance.kv_usage_ratio > KV_AMPLE_RATIO:
+            ahead += _kv_wait_tokens(instance.kv_usage_ratio)
+        return ahead, not is_own, tie_break(instance, request), instance.instance
 
-    return min(_brisk(_roomy(_usable(candidates, request))), key=cost, default=None)
+    return min(_not_slow(_not_full(usable(candidates, request))), key=cost, default=None)
 
 
 def session_node(candidates: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState] | LeaveReason:
-    """The instances of the conversation's own node that take its next turn, whatever work is ahead there; or why none."""
-    left = _usable(candidates, request)
+    """Return the instances of the session's node that can take its next turn whatever their load, or why there are none."""
+    left = usable(candidates, request)
     stages: tuple[tuple[LeaveReason, list[InstanceState]], ...] = (
         ("gone", left),
-        ("full", roomy := _roomy(left)),
-        ("slow", _brisk(roomy)),
+        ("full", with_room := _not_full(left)),
+        ("slow", _not_slow(with_room)),
     )
     own: list[InstanceState] = []
-    for leaving, those in stages:
-        own = [one for one in those if one.agent == request.session_agent]
+    for reason, instances in stages:
+        own = [instance for instance in instances if instance.agent == request.session_agent]
         if not own:
-            return leaving
+            return reason
     return own
 
 
-def _usable(candidates: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
+def usable(candidates: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
+    """Return the healthy instances that this request has not tried yet."""
     return [candidate for candidate in candidates if candidate.healthy and candidate.instance not in request.excluded]
 
 
-def _roomy(usable: list[InstanceState]) -> list[InstanceState]:
-    """Return those whose KV is not full; all, where all are."""
-    return [one for one in usable if one.kv_usage_ratio < KV_FULL_RATIO] or usable
+def _not_full(instances: list[InstanceState]) -> list[InstanceState]:
+    """Return the instances with free KV blocks; all of them if none has any."""
+    return [instance for instance in instances if instance.kv_usage_ratio < KV_FULL_RATIO] or instances
 
 
-def _brisk(roomy: list[InstanceState]) -> list[InstanceState]:
-    """Return those that are not far behind the least loaded one."""
-    least = min((one.num_requests for one in roomy), default=0)
-    return [one for one in roomy if one.num_requests <= least + LOAD_SLACK]
+def _not_slow(instances: list[InstanceState]) -> list[InstanceState]:
+    """Return the instances that are not far busier than the least loaded one."""
+    least = min((instance.num_requests for instance in instances), default=0)
+    return [instance for instance in instances if instance.num_requests <= least + LOAD_SLACK]
 
 
 def _kv_wait_tokens(kv_usage_ratio: float) -> int:
-    """Return the work that the wait for KV blocks stands for: it grows with the square of what is used of the last of them."""
+    """Return the work that stands for the wait for KV blocks. It grows with the square of the scarcity."""
     scarcity = (min(kv_usage_ratio, 1.0) - KV_AMPLE_RATIO) / (KV_FULL_RATIO - KV_AMPLE_RATIO)
     return int(KV_WAIT_TOKENS * scarcity**2)

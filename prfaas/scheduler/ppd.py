@@ -1,8 +1,8 @@
-"""PPD: whether a later turn is prefilled by the decode node that holds its KV, or by a PD-P instance.
+"""PPD's decision table: the decode node that holds a later turn's KV prefills the turn, or a PD-P instance does.
 
-Two modes. `paper` is Algorithm 1 of the PPD paper (arXiv 2603.13358): turn 1 goes P→D, later turns follow the table.
-`authors` is what its authors' public engine does: a turn of few new tokens stays whatever the table says, a row whose
-measurement of P→D failed stays, and so does a missing one. Both read the table through the same discretisation.
+Mode `paper` is Algorithm 1 of the PPD paper (arXiv 2603.13358): turn 1 goes P→D, later turns follow the table.
+Mode `authors` is the public engine of its authors. It also prefills on the decode node if the turn has few new tokens, if
+the measurement of P→D failed, or if the table lacks the cell. Both modes discretise turns alike.
 """
 
 from __future__ import annotations
@@ -27,19 +27,25 @@ WorkloadType = Literal[
     "huge_paste",
 ]
 PpdMode = Literal["paper", "authors"]
-BYPASS_TOKENS = 512  # of `authors`: fewer new tokens than this are prefilled by the decode node
-DEFAULT_OUTPUT_TOKENS = 128  # when the request names no limit
+TableCellKey = tuple[ContextClass, WorkloadType, float]  # The number is the rate in requests per second.
+BYPASS_TOKENS = 512  # Mode `authors`: the decode node prefills turns with fewer new tokens.
+DEFAULT_OUTPUT_TOKENS = 128  # Output length of a request that names no limit.
 SMALL_CONTEXT_TOKENS = 512
+MIN_SUCCESS_RATIO = 0.95  # Below it a run has failed, and its averages say nothing.
+MIN_TURNS = 20  # Turns that one side of a cell needs before a refresh uses them.
+MAX_TURNS = 200  # Latest turns of one side of a cell that a refresh averages.
+FAILED_SECONDS = 60.0
 
-# Class limits: the first entry whose limit is not exceeded.
-_SHORT_INPUT: Sequence[tuple[float, WorkloadType]] = (  # ratio < 0.25, by output tokens
+# Class limits. A value belongs to the first entry whose limit it does not exceed.
+_SHORT_INPUT: Sequence[tuple[float, WorkloadType]] = (  # By output tokens, for input/output below 0.25.
     (64, "tiny"),
     (256, "short_gen"),
     (512, "long_gen"),
     (float("inf"), "very_long_gen"),
 )
-_BALANCED: Sequence[tuple[float, WorkloadType]] = ((64, "small_bal"), (float("inf"), "mid_bal"))  # ratio ≤ 2, by input
-_LONG_INPUT: Sequence[tuple[float, WorkloadType]] = (  # by input tokens
+# By input tokens, for input/output up to 2.
+_BALANCED: Sequence[tuple[float, WorkloadType]] = ((64, "small_bal"), (float("inf"), "mid_bal"))
+_LONG_INPUT: Sequence[tuple[float, WorkloadType]] = (  # By input tokens.
     (256, "mid_paste"),
     (512, "big_paste"),
     (float("inf"), "huge_paste"),
@@ -47,7 +53,7 @@ _LONG_INPUT: Sequence[tuple[float, WorkloadType]] = (  # by input tokens
 
 
 def context_class(num_cached_tokens: int) -> ContextClass:
-    """Return the class of what the decode node holds; the measured table ends at `large`, which stands for all above it."""
+    """Return the class of the KV on the decode node. `large`, the last measured class, includes all longer contexts."""
     return "small" if num_cached_tokens <= SMALL_CONTEXT_TOKENS else "large"
 
 
@@ -55,17 +61,17 @@ def workload_type(num_input_tokens: int, num_output_tokens: int) -> WorkloadType
     """Return the class of a turn by its new input tokens and its output tokens."""
     ratio = num_input_tokens / max(1, num_output_tokens)
     if ratio < 0.25:
-        return _first(_SHORT_INPUT, num_output_tokens)
-    return _first(_BALANCED if ratio <= 2 else _LONG_INPUT, num_input_tokens)
+        return _classify(_SHORT_INPUT, num_output_tokens)
+    return _classify(_BALANCED if ratio <= 2 else _LONG_INPUT, num_input_tokens)
 
 
-def _first(limits: Sequence[tuple[float, WorkloadType]], value: int) -> WorkloadType:
+def _classify(limits: Sequence[tuple[float, WorkloadType]], value: int) -> WorkloadType:
     return next(name for limit, name in limits if value <= limit)
 
 
 @dataclass(frozen=True)
 class PpdEntry:
-    """Turn-2 averages of one cell: prefilled by P (`pd`) and by the decode node (`ppd`). 0: that measurement failed."""
+    """Turn-2 averages of one cell: prefilled by P (`pd`) and by the decode node (`ppd`). 0 is a failed measurement."""
 
     context_class: ContextClass
     workload_type: WorkloadType
@@ -76,11 +82,15 @@ class PpdEntry:
     ppd_tpot_seconds: float
 
     @property
+    def key(self) -> TableCellKey:
+        return self.context_class, self.workload_type, self.qps
+
+    @property
     def pd_failed(self) -> bool:
         return self.pd_ttft_seconds <= 0 or self.pd_tpot_seconds <= 0
 
     def score(self, *, ttft_weight: float, tpot_weight: float) -> float:
-        """Return how much the decode node's own prefill gains: Algorithm 1, lines 4 to 6. P→D must not have failed."""
+        """Return the gain of prefilling on the decode node: Algorithm 1, lines 4 to 6. P→D must not have failed."""
         ttft_gain = (self.pd_ttft_seconds - self.ppd_ttft_seconds) / self.pd_ttft_seconds
         tpot_loss = (self.ppd_tpot_seconds - self.pd_tpot_seconds) / self.pd_tpot_seconds
         return ttft_weight * ttft_gain - tpot_weight * tpot_loss
@@ -88,10 +98,10 @@ class PpdEntry:
 
 @dataclass(frozen=True)
 class PpdTable:
-    """The measured cells and the operator's weights.
+    """Measured cells and the operator's weights.
 
     Raises:
-        ValueError: a cell is there twice, there is none, or a weight is negative.
+        ValueError: there is no cell, a cell appears twice, or a weight is negative.
     """
 
     entries: tuple[PpdEntry, ...]
@@ -104,29 +114,30 @@ class PpdTable:
         if min(self.ttft_weight, self.tpot_weight) < 0:
             raise ValueError("weights are at least 0")
         if len(self._cells) != len(self.entries):
-            raise ValueError("a cell of context class, workload and qps is there twice")
+            raise ValueError("a cell of context class, workload and qps appears twice")
 
     @cached_property
-    def _cells(self) -> Mapping[tuple[ContextClass, WorkloadType, float], PpdEntry]:
-        return {(entry.context_class, entry.workload_type, entry.qps): entry for entry in self.entries}
+    def _cells(self) -> Mapping[TableCellKey, PpdEntry]:
+        return {entry.key: entry for entry in self.entries}
 
     @cached_property
     def _measured_qps(self) -> frozenset[float]:
         return frozenset(entry.qps for entry in self.entries)
 
     def nearest_qps(self, qps: float) -> float:
-        """Return the measured rate next to `qps`, the higher one of two equally near."""
+        """Return the measured rate next to `qps`; of two equally near rates the higher one."""
         return min(self._measured_qps, key=lambda rate: (abs(rate - qps), -rate))
 
-    def find(self, context: ContextClass, workload: WorkloadType, qps: float) -> PpdEntry | None:
-        """Return the cell at the nearest measured rate, or None when it was not measured."""
-        return self._cells.get((context, workload, self.nearest_qps(qps)))
+    def find(self, turn: LaterTurn, qps: float) -> PpdEntry | None:
+        """Return the cell of a turn at the nearest measured rate, or None if it was not measured."""
+        workload = workload_type(turn.num_input_tokens, turn.num_output_tokens or DEFAULT_OUTPUT_TOKENS)
+        return self._cells.get((context_class(turn.num_cached_tokens), workload, self.nearest_qps(qps)))
 
     def score(self, entry: PpdEntry) -> float:
         return entry.score(ttft_weight=self.ttft_weight, tpot_weight=self.tpot_weight)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the fields in a form that JSON can hold."""
         return asdict(self)
 
     @staticmethod
@@ -136,28 +147,60 @@ class PpdTable:
         return PpdTable(entries, fields["ttft_weight"], fields["tpot_weight"])
 
 
+@dataclass(frozen=True)
+class LaterTurn:
+    """Properties of a later turn: new tokens, tokens cached on the decode node, and the output limit (0 if none)."""
+
+    num_input_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int = 0
+
+
+def prefills_locally(table: PpdTable, turn: LaterTurn, *, qps: float, mode: PpdMode) -> bool:
+    """Return whether the decode node that holds the KV prefills a later turn itself (x* = 1)."""
+    if mode == "authors" and turn.num_input_tokens < BYPASS_TOKENS:
+        return True
+    entry = table.find(turn, qps)
+    return entry is None or entry.pd_failed or table.score(entry) > 0
+
+
+# --- Tables in the form of the authors' decision engine ---
+
+
 def read_measured(fields: Mapping[str, Any]) -> PpdTable:
-    """Return a table in the form of the authors' decision engine: milliseconds, weights in `weights`.
+    """Return a table from the authors' form: milliseconds, and weights in `weights`.
 
     Raises:
-        ValueError: a field is missing or of another type.
+        ValueError: a field is missing or has another type.
     """
     try:
-        entries = tuple(_measured(entry) for entry in fields["entries"])
+        entries = tuple(_read_entry(entry) for entry in fields["entries"])
         weights = fields["weights"]
         return PpdTable(entries, float(weights["w_ttft"]), float(weights["w_tpot"]))
     except (KeyError, TypeError) as error:
-        why = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"not a PPD decision table with `entries` and `weights`: {why}") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"not a PPD decision table with `entries` and `weights`: {reason}") from error
+
+
+def _read_entry(entry: Mapping[str, Any]) -> PpdEntry:
+    return PpdEntry(
+        entry["context_class"],
+        entry["workload_type"],
+        float(entry["qps"]),
+        float(entry["pd_ttft_ms"]) / 1000,
+        float(entry["ppd_ttft_ms"]) / 1000,
+        float(entry["pd_tpot_ms"]) / 1000,
+        float(entry["ppd_tpot_ms"]) / 1000,
+    )
 
 
 def to_measured(table: PpdTable) -> dict[str, Any]:
-    """Return the inverse of `read_measured`, with each cell's score and whether it is local."""
+    """Return the inverse of `read_measured`, with each cell's score and decision."""
     weights = {"w_ttft": table.ttft_weight, "w_tpot": table.tpot_weight}
-    return {"weights": weights, "entries": [_as_measured(table, entry) for entry in table.entries]}
+    return {"weights": weights, "entries": [_entry_fields(table, entry) for entry in table.entries]}
 
 
-def _as_measured(table: PpdTable, entry: PpdEntry) -> dict[str, Any]:
+def _entry_fields(table: PpdTable, entry: PpdEntry) -> dict[str, Any]:
     score = 0.0 if entry.pd_failed else table.score(entry)
     return {
         "context_class": entry.context_class,
@@ -172,21 +215,12 @@ def _as_measured(table: PpdTable, entry: PpdEntry) -> dict[str, Any]:
     }
 
 
-def _measured(entry: Mapping[str, Any]) -> PpdEntry:
-    return PpdEntry(
-        entry["context_class"],
-        entry["workload_type"],
-        float(entry["qps"]),
-        float(entry["pd_ttft_ms"]) / 1000,
-        float(entry["ppd_ttft_ms"]) / 1000,
-        float(entry["pd_tpot_ms"]) / 1000,
-        float(entry["ppd_tpot_ms"]) / 1000,
-    )
+# --- Tables from measurements: before operation, and during it ---
 
 
 @dataclass(frozen=True)
 class PpdRun:
-    """Turn-2 averages of one workload at one rate, all turns prefilled one way."""
+    """Turn-2 averages of one workload at one rate, with all turns prefilled in the same way."""
 
     context_class: ContextClass
     workload_type: WorkloadType
@@ -195,64 +229,39 @@ class PpdRun:
     tpot_seconds: float
     success_ratio: float
 
+    @property
+    def key(self) -> TableCellKey:
+        return self.context_class, self.workload_type, self.qps
 
-MIN_SUCCESS_RATIO = 0.95  # below it a run has failed and its averages say nothing
+    @property
+    def has_failed(self) -> bool:
+        return self.success_ratio < MIN_SUCCESS_RATIO
 
 
 def build_table(pd: Iterable[PpdRun], ppd: Iterable[PpdRun], *, ttft_weight: float, tpot_weight: float) -> PpdTable:
-    """Phase 1 of Algorithm 1: the table out of runs with x = 0 (`pd`) and x = 1 (`ppd`); a cell needs both.
+    """Return the table from runs with x = 0 (`pd`) and x = 1 (`ppd`): phase 1 of Algorithm 1. A cell needs both.
 
-    A cell whose P→D failed is local; one whose local prefill failed is left out, unless P→D failed too.
+    A cell with a failed P→D run is local. A cell is left out if only its local run failed.
 
     Raises:
         ValueError: no cell was measured both ways.
     """
-    cells = {(run.context_class, run.workload_type, run.qps): run for run in ppd}
+    local_runs = {run.key: run for run in ppd}
     entries = []
     for run in pd:
-        other = cells.get((run.context_class, run.workload_type, run.qps))
-        failed = run.success_ratio < MIN_SUCCESS_RATIO
-        if other is None or (other.success_ratio < MIN_SUCCESS_RATIO and not failed):
+        local = local_runs.get(run.key)
+        if local is None or (local.has_failed and not run.has_failed):
             continue
-        ttft, tpot = (0.0, 0.0) if failed else (run.ttft_seconds, run.tpot_seconds)
-        cell = (run.context_class, run.workload_type, run.qps)
-        entries.append(PpdEntry(*cell, ttft, other.ttft_seconds, tpot, other.tpot_seconds))
+        ttft, tpot = (0.0, 0.0) if run.has_failed else (run.ttft_seconds, run.tpot_seconds)
+        entries.append(PpdEntry(*run.key, ttft, local.ttft_seconds, tpot, local.tpot_seconds))
     return PpdTable(tuple(entries), ttft_weight, tpot_weight)
 
 
 @dataclass(frozen=True)
-class LaterTurn:
-    """A later turn as the table sees it: new tokens, cached ones on the decode node, output limit (0: none named)."""
-
-    num_input_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int = 0
-
-
-def prefills_locally(table: PpdTable, turn: LaterTurn, *, qps: float, mode: PpdMode) -> bool:
-    """Return whether the decode node that holds the KV prefills a later turn itself (x* = 1)."""
-    if mode == "authors" and turn.num_input_tokens < BYPASS_TOKENS:
-        return True
-    output = turn.num_output_tokens or DEFAULT_OUTPUT_TOKENS
-    context = context_class(turn.num_cached_tokens)
-    entry = table.find(context, workload_type(turn.num_input_tokens, output), qps)
-    if entry is None or entry.pd_failed:
-        return True
-    return table.score(entry) > 0
-
-
-MIN_TURNS = 20  # of one side of a cell, before they count
-FAILED_SECONDS = 60.0
-MAX_TURNS = 200  # the latest of one side of a cell that are averaged
-_Cell = tuple[ContextClass, WorkloadType, float]
-_UNKNOWN = (None, None)
-
-
-@dataclass(frozen=True)
 class ServedTurn:
-    """One later turn as it was answered: `qps` and `turn` are those of its decision, `at` seconds on one clock.
+    """One later turn as it was served, with the `qps` and `turn` of its decision. `at` is seconds on one clock.
 
-    `tpot_seconds` None: not known. A turn that failed counts as one whose first token took `FAILED_SECONDS`.
+    `tpot_seconds` is None if unknown. A failed turn counts as one whose first token took `FAILED_SECONDS`.
     """
 
     turn: LaterTurn
@@ -264,49 +273,41 @@ class ServedTurn:
 
 
 class PpdRefresh:
-    """A table and the turns of late."""
+    """Table whose cells follow the turns served during the last `window_seconds`."""
 
     def __init__(self, table: PpdTable, *, window_seconds: float) -> None:
         self._table = table
         self._window_seconds = window_seconds
-        self._served: dict[tuple[_Cell, bool], deque[ServedTurn]] = {}
+        self._served: dict[tuple[TableCellKey, bool], deque[ServedTurn]] = {}
 
     def note(self, served: ServedTurn) -> None:
-        """Take one turn; of cells that the table lacks there is nothing to compare it with."""
-        entry = self._entry(served)
+        """Take one turn. A turn of a cell that the table lacks is ignored."""
+        entry = self._table.find(served.turn, served.qps)
         if entry is not None:
-            cell = (entry.context_class, entry.workload_type, entry.qps)
-            self._served.setdefault((cell, served.was_local), deque(maxlen=MAX_TURNS)).append(served)
-
-    def _entry(self, served: ServedTurn) -> PpdEntry | None:
-        turn = served.turn
-        workload = workload_type(turn.num_input_tokens, turn.num_output_tokens or DEFAULT_OUTPUT_TOKENS)
-        return self._table.find(context_class(turn.num_cached_tokens), workload, served.qps)
+            self._served.setdefault((entry.key, served.was_local), deque(maxlen=MAX_TURNS)).append(served)
 
     def table(self, now: float) -> PpdTable:
-        """Return the table with every side that was measured anew."""
-        fresh = {key: _averages(turns, now - self._window_seconds) for key, turns in self._served.items()}
-        return replace(self._table, entries=tuple(_renewed(entry, fresh) for entry in self._table.entries))
+        """Return the table with every side of a cell that has enough recent turns."""
+        return replace(self._table, entries=tuple(self._refreshed(entry, now) for entry in self._table.entries))
 
+    def _refreshed(self, entry: PpdEntry, now: float) -> PpdEntry:
+        pd_ttft, pd_tpot = self._averages(entry.key, False, now)
+        ppd_ttft, ppd_tpot = self._averages(entry.key, True, now)
+        return PpdEntry(
+            *entry.key,
+            pd_ttft_seconds=pd_ttft or entry.pd_ttft_seconds,
+            ppd_ttft_seconds=ppd_ttft or entry.ppd_ttft_seconds,
+            pd_tpot_seconds=pd_tpot or entry.pd_tpot_seconds,
+            ppd_tpot_seconds=ppd_tpot or entry.ppd_tpot_seconds,
+        )
 
-def _averages(turns: Iterable[ServedTurn], since: float) -> tuple[float | None, float | None]:
-    """Mean TTFT and TPOT in seconds, each when enough turns have it."""
-    late = [turn for turn in turns if turn.at > since]
-    tpots = [its.tpot_seconds for its in late if its.tpot_seconds is not None]
-    return _mean([its.ttft_seconds for its in late]), _mean(tpots)
+    def _averages(self, key: TableCellKey, was_local: bool, now: float) -> tuple[float | None, float | None]:
+        """Return the mean TTFT and TPOT of one side of a cell, each if enough recent turns have it."""
+        since = now - self._window_seconds
+        recent = [turn for turn in self._served.get((key, was_local), ()) if turn.at > since]
+        tpots = [turn.tpot_seconds for turn in recent if turn.tpot_seconds is not None]
+        return _mean([turn.ttft_seconds for turn in recent]), _mean(tpots)
 
 
 def _mean(seconds: Sequence[float]) -> float | None:
     return fmean(seconds) if len(seconds) >= MIN_TURNS else None
-
-
-def _renewed(entry: PpdEntry, fresh: Mapping[tuple[_Cell, bool], tuple[float | None, float | None]]) -> PpdEntry:
-    cell = (entry.context_class, entry.workload_type, entry.qps)
-    pd, ppd = fresh.get((cell, False), _UNKNOWN), fresh.get((cell, True), _UNKNOWN)
-    return PpdEntry(
-        *cell,
-        pd_ttft_seconds=pd[0] or entry.pd_ttft_seconds,
-        ppd_ttft_seconds=ppd[0] or entry.ppd_ttft_seconds,
-        pd_tpot_seconds=pd[1] or entry.pd_tpot_seconds,
-        ppd_tpot_seconds=ppd[1] or entry.ppd_tpot_seconds,
-    )

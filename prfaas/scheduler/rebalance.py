@@ -1,9 +1,11 @@
-"""Which hot prefixes are copied to which further nodes: PrfaaS's rebalancing against hotspots (pure).
+"""Copies of hot prefixes to further nodes: PrfaaS's rebalancing against hotspots, as a pure function.
 
-Three things keep it calm. How many nodes should hold a prefix rises with its hits at once and falls only well below the
-rate it rose at. A prefix is ordered to a node once in `repeat_seconds`, however that ended, so that a node which evicts it
-is left alone. And every byte is taken from two budgets before it moves: the sending cluster's egress and the receiving
-node's intake, which starts empty, so that a node that has just joined fills no faster than any other.
+Three rules keep it calm:
+
+- The wanted number of holders rises with the hits at once, and falls only well below the rate at which it rose.
+- A prefix is ordered to a node at most once in `repeat_seconds`, so a node that evicts it is left alone.
+- Every byte is charged to two budgets first: the sending cluster's egress and the receiving node's intake.
+  An intake budget starts empty, so a node that has just joined fills no faster than any other.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from dataclasses import dataclass, field, replace
 
 from prfaas.types import AgentName, BlockHash, ClusterName
 
-PrefixKey = tuple[str, BlockHash]  # model, and the hash of its last token
+PrefixKey = tuple[str, BlockHash]  # Model, and the hash of the last token.
 
 
 @dataclass(frozen=True)
 class HotPrefix:
-    """A prefix that is asked for. `nodes` could hold it, `holders` do; `num_bytes` is what a copy moves at most."""
+    """Prefix in demand. `nodes` could hold it, `holders` do, and a copy moves at most `num_bytes`."""
 
     key: PrefixKey
     hits_per_second: float
@@ -29,7 +31,7 @@ class HotPrefix:
 
 @dataclass(frozen=True)
 class PlannedCopy:
-    """Copy a prefix."""
+    """Copy of a prefix from one node to another."""
 
     key: PrefixKey
     source: AgentName
@@ -39,7 +41,7 @@ class PlannedCopy:
 
 @dataclass(frozen=True)
 class Participants:
-    """Who is there. Only `senders` may be told to send; `leaving` nodes receive nothing; over `full_links` nothing goes."""
+    """Nodes and running copies. Only `senders` may send, `leaving` nodes receive nothing, `full_links` carry nothing."""
 
     clusters: Mapping[AgentName, ClusterName]
     senders: frozenset[AgentName]
@@ -50,12 +52,15 @@ class Participants:
 
 @dataclass(frozen=True)
 class RebalanceLimits:
-    """How eager rebalancing may be. A budget holds at most `burst_seconds` of its rate."""
+    """Limits of rebalancing. A budget holds at most `burst_seconds` of its rate.
+
+    A prefix deserves one more holder for every `hits_per_holder_per_second`, and loses it below `fall_ratio` of that rate.
+    """
 
     egress_bytes_per_second: float
     intake_bytes_per_second: float
-    hits_per_holder_per_second: float = 1.0  # one more holder for each so many
-    fall_ratio: float = 0.5  # of the rate at which a holder was wanted: below it, it is wanted no more
+    hits_per_holder_per_second: float = 1.0
+    fall_ratio: float = 0.5
     max_holders: int = 8
     repeat_seconds: float = 300.0
     burst_seconds: float = 10.0
@@ -74,7 +79,7 @@ class ByteBudget:
 
 @dataclass(frozen=True)
 class RebalanceState:
-    """What one step leaves for the next. Times are seconds on a clock that only goes forward."""
+    """State between two steps. Times are seconds on a monotonic clock."""
 
     wanted: Mapping[PrefixKey, int] = field(default_factory=dict)
     ordered_at: Mapping[tuple[PrefixKey, AgentName], float] = field(default_factory=dict)
@@ -83,41 +88,47 @@ class RebalanceState:
 
 
 def step(
-    state: RebalanceState, prefixes: Sequence[HotPrefix], cast: Participants, *, now: float, limits: RebalanceLimits
+    state: RebalanceState,
+    prefixes: Sequence[HotPrefix],
+    participants: Participants,
+    *,
+    now: float,
+    limits: RebalanceLimits,
 ) -> tuple[RebalanceState, list[PlannedCopy]]:
-    """The copies to order now, hottest prefix first and one for each prefix and node; and the state for the next step."""
-    state = _refilled(state, cast, now=now, limits=limits)
-    state = replace(state, wanted=_wanted(state.wanted, prefixes, limits))
-    moves: list[PlannedCopy] = []
-    for prefix in sorted(prefixes, key=lambda its: (-its.hits_per_second, its.key)):
-        move = _move(state, prefix, cast, [*cast.under_way, *moves])
-        if move is not None:
-            moves.append(move)
-            state = _charged(state, move, cast, now=now)
-    return state, moves
+    """Return the next state and the copies to order now: hottest prefix first, one for each prefix and node."""
+    state = _refill(state, participants, now=now, limits=limits)
+    state = replace(state, wanted=_wanted_holders(state.wanted, prefixes, limits))
+    copies: list[PlannedCopy] = []
+    for prefix in sorted(prefixes, key=lambda prefix: (-prefix.hits_per_second, prefix.key)):
+        copy = _next_copy(state, prefix, participants, [*participants.under_way, *copies])
+        if copy is not None:
+            copies.append(copy)
+            state = _charge(state, copy, participants, now=now)
+    return state, copies
 
 
-def _refilled(state: RebalanceState, cast: Participants, *, now: float, limits: RebalanceLimits) -> RebalanceState:
+def _refill(
+    state: RebalanceState, participants: Participants, *, now: float, limits: RebalanceLimits
+) -> RebalanceState:
     empty, burst = ByteBudget(0.0, now), limits.burst_seconds
-    clusters = {*cast.clusters.values()}
     return replace(
         state,
-        ordered_at={its: at for its, at in state.ordered_at.items() if now - at < limits.repeat_seconds},
+        ordered_at={order: at for order, at in state.ordered_at.items() if now - at < limits.repeat_seconds},
         egress={
             cluster: state.egress.get(cluster, empty).filled(limits.egress_bytes_per_second, burst, now)
-            for cluster in clusters
+            for cluster in {*participants.clusters.values()}
         },
         intake={
-            cluster: state.intake.get(cluster, empty).filled(limits.intake_bytes_per_second, burst, now)
-            for cluster in cast.clusters
+            node: state.intake.get(node, empty).filled(limits.intake_bytes_per_second, burst, now)
+            for node in participants.clusters
         },
     )
 
 
-def _wanted(
+def _wanted_holders(
     before: Mapping[PrefixKey, int], prefixes: Sequence[HotPrefix], limits: RebalanceLimits
 ) -> dict[PrefixKey, int]:
-    """Return how many holders each prefix should have: up at once, down with hysteresis."""
+    """Return the wanted number of holders of each prefix: rising at once, falling with hysteresis."""
     wanted = {}
     for prefix in prefixes:
         deserved = min(limits.max_holders, int(prefix.hits_per_second / limits.hits_per_holder_per_second))
@@ -127,24 +138,24 @@ def _wanted(
     return wanted
 
 
-def _move(
-    state: RebalanceState, prefix: HotPrefix, cast: Participants, moving: Sequence[PlannedCopy]
+def _next_copy(
+    state: RebalanceState, prefix: HotPrefix, participants: Participants, running: Sequence[PlannedCopy]
 ) -> PlannedCopy | None:
-    """Return the next copy of one prefix, or None when it has holders enough or none can be made now."""
-    coming = {its.destination for its in moving if its.key == prefix.key}
-    if len(prefix.holders - cast.leaving) + len(coming) >= state.wanted[prefix.key]:
+    """Return the next copy of one prefix, or None if it has enough holders or no copy is possible now."""
+    coming = {copy.destination for copy in running if copy.key == prefix.key}
+    if len(prefix.holders - participants.leaving) + len(coming) >= state.wanted[prefix.key]:
         return None
-    busy = {its.destination for its in moving}
+    busy = {copy.destination for copy in running}
     pairs = [
         (source, destination)
-        for destination in prefix.nodes - prefix.holders - cast.leaving - busy
+        for destination in prefix.nodes - prefix.holders - participants.leaving - busy
         if _may_receive(state, prefix, destination)
-        for source in prefix.holders & cast.senders
-        if _may_send(state, prefix, source, destination, cast)
+        for source in prefix.holders & participants.senders
+        if _may_send(state, prefix, source, destination, participants)
     ]
     if not pairs:
         return None
-    source, destination = min(pairs, key=lambda pair: _preference(state, pair, cast, moving))
+    source, destination = min(pairs, key=lambda pair: _rank(state, pair, participants, running))
     return PlannedCopy(prefix.key, source, destination, prefix.num_bytes)
 
 
@@ -154,37 +165,40 @@ def _may_receive(state: RebalanceState, prefix: HotPrefix, node: AgentName) -> b
 
 
 def _may_send(
-    state: RebalanceState, prefix: HotPrefix, source: AgentName, destination: AgentName, cast: Participants
+    state: RebalanceState, prefix: HotPrefix, source: AgentName, destination: AgentName, participants: Participants
 ) -> bool:
-    clusters = cast.clusters
+    clusters = participants.clusters
     if source not in clusters or destination not in clusters:
         return False
-    link = (clusters[source], clusters[destination])
-    return link not in cast.full_links and prefix.num_bytes <= state.egress[clusters[source]].num_bytes
+    path = (clusters[source], clusters[destination])
+    return path not in participants.full_links and prefix.num_bytes <= state.egress[clusters[source]].num_bytes
 
 
-def _preference(
-    state: RebalanceState, pair: tuple[AgentName, AgentName], cast: Participants, moving: Sequence[PlannedCopy]
+def _rank(
+    state: RebalanceState,
+    pair: tuple[AgentName, AgentName],
+    participants: Participants,
+    running: Sequence[PlannedCopy],
 ) -> tuple[bool, float, int, AgentName, AgentName]:
-    """Within a cluster first; to whom has received least of late; from whom sends least."""
+    """Return the rank of a pair: within a cluster first, then the least served destination, then the least busy source."""
     source, destination = pair
-    is_far = cast.clusters[source] != cast.clusters[destination]
-    num_sending = sum(its.source == source for its in moving)
+    is_far = participants.clusters[source] != participants.clusters[destination]
+    num_sending = sum(copy.source == source for copy in running)
     return is_far, -state.intake[destination].num_bytes, num_sending, destination, source
 
 
-def _charged(state: RebalanceState, move: PlannedCopy, cast: Participants, *, now: float) -> RebalanceState:
-    cluster = cast.clusters[move.source]
-    egress, intake = state.egress[cluster], state.intake[move.destination]
+def _charge(state: RebalanceState, copy: PlannedCopy, participants: Participants, *, now: float) -> RebalanceState:
+    cluster = participants.clusters[copy.source]
+    egress, intake = state.egress[cluster], state.intake[copy.destination]
     return replace(
         state,
-        ordered_at={**state.ordered_at, (move.key, move.destination): now},
-        egress={**state.egress, cluster: replace(egress, num_bytes=egress.num_bytes - move.num_bytes)},
-        intake={**state.intake, move.destination: replace(intake, num_bytes=intake.num_bytes - move.num_bytes)},
+        ordered_at={**state.ordered_at, (copy.key, copy.destination): now},
+        egress={**state.egress, cluster: replace(egress, num_bytes=egress.num_bytes - copy.num_bytes)},
+        intake={**state.intake, copy.destination: replace(intake, num_bytes=intake.num_bytes - copy.num_bytes)},
     )
 
 
 def drain_order(prefixes: Collection[HotPrefix], leaving: AgentName) -> list[HotPrefix]:
-    """What of a leaving node is worth moving: prefixes that are asked for and that nobody else holds, hottest first."""
-    only_there = (prefix for prefix in prefixes if prefix.holders == {leaving} and prefix.hits_per_second > 0)
-    return sorted(only_there, key=lambda its: (-its.hits_per_second, its.key))
+    """Return the prefixes worth moving off a leaving node: in demand and held by no other node, hottest first."""
+    sole = (prefix for prefix in prefixes if prefix.holders == {leaving} and prefix.hits_per_second > 0)
+    return sorted(sole, key=lambda prefix: (-prefix.hits_per_second, prefix.key))

@@ -1,6 +1,6 @@
-"""When an instance of a PD cluster changes its role: another split sustains more, and the stage that it gives is busy.
+"""Role changes within a PD cluster: another split would sustain more, and the stage that gains an instance is busy.
 
-PrfaaS §3.4.3, the long timescale. A wish that lasts becomes a change; one that ceases begins anew.
+PrfaaS §3.4.3, the long timescale. A wish must last before it becomes a change, and starts anew after an interruption.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Role = Literal["prefill", "decode"]
 
 @dataclass(frozen=True)
 class RoleRules:
-    """`busy_ratio`: the utilisation from which a stage is worth another instance."""
+    """Limits of role changes. From the utilisation `busy_ratio` on a stage deserves another instance."""
 
     lasting_seconds: float
     min_gain_ratio: float
@@ -25,7 +25,7 @@ class RoleRules:
 
 @dataclass(frozen=True)
 class Stage:
-    """The instances of one role in one cluster, with the requests under way at each, and their utilisation, 0 to 1."""
+    """Instances of one role in one cluster with their running requests, and their utilisation from 0 to 1."""
 
     requests: Mapping[InstanceId, int]
     utilization: float
@@ -33,7 +33,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class ClusterRoles:
-    """One PD cluster as it is, and the N_p under which the deployment would sustain most."""
+    """Present roles of one PD cluster, and the N_p with which the deployment would sustain most."""
 
     cluster: ClusterName
     prefill: Stage
@@ -43,7 +43,7 @@ class ClusterRoles:
 
 @dataclass(frozen=True)
 class RoleChange:
-    """An instance that is to take another role."""
+    """Instance that is to take another role."""
 
     instance: InstanceId
     role: Role
@@ -51,19 +51,19 @@ class RoleChange:
 
 @dataclass(frozen=True)
 class RoleWishes:
-    """Since when each cluster has wished for one more instance of a role; seconds on a clock that only goes forward."""
+    """Role that each cluster lacks an instance of, and since when, in seconds on a monotonic clock."""
 
     since: Mapping[ClusterName, tuple[Role, float]] = field(default_factory=dict)
 
 
-def wished_role(its: ClusterRoles, *, gain_ratio: float, rules: RoleRules) -> Role | None:
-    """Return the role that one more instance should have. Each role keeps an instance."""
+def wished_role(roles: ClusterRoles, *, gain_ratio: float, rules: RoleRules) -> Role | None:
+    """Return the role that one more instance should have, or None. Each role keeps at least one instance."""
     if gain_ratio < rules.min_gain_ratio:
         return None
-    missing = its.best_num_prefill - len(its.prefill.requests)
-    if missing >= 1 and len(its.decode.requests) > 1 and its.prefill.utilization >= rules.busy_ratio:
+    missing = roles.best_num_prefill - len(roles.prefill.requests)
+    if missing >= 1 and len(roles.decode.requests) > 1 and roles.prefill.utilization >= rules.busy_ratio:
         return "prefill"
-    if missing <= -1 and len(its.prefill.requests) > 1 and its.decode.utilization >= rules.busy_ratio:
+    if missing <= -1 and len(roles.prefill.requests) > 1 and roles.decode.utilization >= rules.busy_ratio:
         return "decode"
     return None
 
@@ -71,23 +71,23 @@ def wished_role(its: ClusterRoles, *, gain_ratio: float, rules: RoleRules) -> Ro
 def step(
     wishes: RoleWishes, clusters: Sequence[ClusterRoles], *, gain_ratio: float, rules: RoleRules, now: float
 ) -> tuple[RoleWishes, RoleChange | None]:
-    """What is wished from here on, and the one change that has been wished for long enough.
+    """Return the wishes from now on, and the one change that was wished for long enough.
 
-    `gain_ratio` is how much more the deployment would sustain with the best splits: 0.1 for a tenth.
+    `gain_ratio` states how much more the deployment would sustain with the best splits: 0.1 for a tenth.
     """
     since: dict[ClusterName, tuple[Role, float]] = {}
-    for its in clusters:
-        role = wished_role(its, gain_ratio=gain_ratio, rules=rules)
+    for roles in clusters:
+        role = wished_role(roles, gain_ratio=gain_ratio, rules=rules)
         if role is not None:
-            before = wishes.since.get(its.cluster)
-            since[its.cluster] = before if before is not None and before[0] == role else (role, now)
-    for its in clusters:
-        role, start = since.get(its.cluster, (None, now))
+            before = wishes.since.get(roles.cluster)
+            since[roles.cluster] = before if before is not None and before[0] == role else (role, now)
+    for roles in clusters:
+        role, start = since.get(roles.cluster, (None, now))
         if role is not None and now - start >= rules.lasting_seconds:
-            return RoleWishes(), RoleChange(_least_busy(its, role), role)
+            return RoleWishes(), RoleChange(_least_busy(roles, role), role)
     return RoleWishes(since), None
 
 
-def _least_busy(its: ClusterRoles, role: Role) -> InstanceId:
-    giving = its.decode.requests if role == "prefill" else its.prefill.requests
+def _least_busy(roles: ClusterRoles, role: Role) -> InstanceId:
+    giving = roles.decode.requests if role == "prefill" else roles.prefill.requests
     return min(giving, key=lambda instance: (giving[instance], instance))

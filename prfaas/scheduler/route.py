@@ -1,4 +1,11 @@
-"""Whether a prefix is fetched from another node before it is extended: PrfaaS, section 3.4.2, abundant bandwidth (pure)."""
+"""Route of one request: `Snapshot + RequestFacts → Decision(reason)`, a pure function.
+
+The policies apply in this order:
+
+1. The decode instance is chosen by usable prefix, session and load.
+2. A request with more uncached tokens than t goes to a PrfaaS cluster for prefill, if the transfer pays.
+3. The PD cluster's policy prefills the rest (`pd_prefill.py`): the decode instance, a PD-P instance, or PPD's table decides.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +20,6 @@ from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site
 from prfaas.types import AgentName, InstanceId
 
-
-@dataclass(frozen=True)
-class PrefixFetch:
-    """Copy the first `num_tokens` tokens of the prompt, which `source` holds and `destination` does not."""
-
-    source: AgentName
-    destination: AgentName
-    num_tokens: int
-
-
-def find_fetch(snapshot: Snapshot, request: RequestFacts, site: InstanceState) -> PrefixFetch | None:
-    """Return the longest prefix that another node holds, where it is worth bringing to the instance that computes the rest.
-
-    It is when it spares at least `fetch_tokens` tokens, and comes from the same cluster or over a link that is up and
-    abundant. Among nodes that hold as much: one of the same cluster, then the first by name.
-    """
-    clusters = {instance.agent: instance.cluster for instance in snapshot.instances}
-    best: PrefixFetch | None = None
-    best_rank = (0, False, "")
-    for source, num_tokens in request.cached_tokens.items():
-        gain = num_tokens - request.cached_at(site.agent)
-        if not snapshot.fetch_tokens or gain < snapshot.fetch_tokens or source not in clusters:
-            continue
-        link = (clusters[source], site.cluster)
-        is_near = link[0] == link[1]
-        if not is_near and (link in snapshot.links_down or not snapshot.path(*link).is_abundant):
-            continue
-        rank = (-num_tokens, not is_near, source)
-        if best is None or rank < best_rank:
-            best, best_rank = PrefixFetch(source, site.agent, num_tokens), rank
-    return best
-
-
 Route = Literal["local", "remote", "refused"]
 PrfaasReason = Literal["long", "cached_elsewhere"]
 StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "congested"]
@@ -53,45 +27,53 @@ Reason = PrfaasReason | StayReason | PdReason | Literal["fetched", "not_transfer
 NO_LAYOUT = "no node has registered a layout of its model, so nothing counted as cached"
 EXPLANATIONS: dict[Reason, str] = {
     "short": "its uncached tokens do not exceed the threshold, so the decode instance prefills it",
-    "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and its KV is streamed here",
-    "cached_elsewhere": "a PrfaaS cluster holds a prefix that this cluster lacks and the link has room, so the short rest "
-    "is computed there and all of it is streamed here",
-    "fetched": "a PrfaaS cluster holds a longer prefix and the link has room, so that prefix is fetched and the short rest is "
-    "computed where it is decoded",
-    "not_transferable": "its KV cannot be named by one list of token ids, so it stays where it is decoded",
-    "no_prefill_instance": "it is long, but no healthy instance of a PrfaaS cluster is there",
+    "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and streams the KV here",
+    "cached_elsewhere": "a PrfaaS cluster holds a longer prefix and the path has room, so it computes the short rest there and "
+    "streams all KV here",
+    "fetched": "a PrfaaS cluster holds a longer prefix and the path has room, so the decode node fetches that prefix and "
+    "computes the short rest",
+    "not_transferable": "one list of token ids cannot name its KV, so the decode instance prefills it",
+    "no_prefill_instance": "it is long, but no PrfaaS cluster has a healthy instance",
     "link_down": "it is long, but no link from a PrfaaS cluster to the decode cluster is up",
-    "link_too_slow": "it is long, but its KV would take longer over the link than prefilling it here",
-    "congested": "it exceeds the threshold, but not the one that is in force while the link is congested",
+    "link_too_slow": "it is long, but transferring its KV would take longer than prefilling it here",
+    "congested": "it exceeds the deployment's threshold, but not the one in force while the path is congested",
     "no_decode_instance": "no healthy instance can decode",
-    "pd": "the policy prefills every request of this cluster on a PD-P instance",
-    "ppd_first_turn": "it opens its conversation, or the decode node has nothing of it: a PD-P instance prefills it",
-    "session_node_full": "a later turn, but its conversation's node has hardly a KV block left: a PD-P instance prefills it "
-    "for another node",
-    "session_node_slow": "a later turn, but its conversation's node has far more requests than another: a PD-P instance "
-    "prefills it for that one",
-    "session_node_gone": "a later turn, but its conversation's node cannot be asked: a PD-P instance prefills it for another",
-    "ppd_table_local": "a later turn whose KV is on the decode node, and PPD's table has it prefilled there",
-    "ppd_table_pd": "a later turn whose KV is on the decode node, but PPD's table has a PD-P instance prefill it",
-    "static_local": "its decode instance prefills all, or it is one of the share of later turns that such instances keep",
-    "static_pd": "a later turn whose KV is on the decode node, but not of the share that decode instances prefill",
-    "suffix_cached": "fewer of its tokens than the decider's limit are uncached on the decode node, so it prefills them",
-    "suffix_uncached": "the decode node lacks at least as many of its tokens as the decider's limit: a PD-P instance prefills",
-    "prompt_short": "the whole prompt is shorter than the decider's limit, so the decode instance prefills it",
-    "no_cache_information": "the decider counts what is uncached, which nobody knows, so the decode instance prefills it",
-    "pd_disabled": "the endpoint picker's configuration has no request prefilled apart",
+    "pd": "the policy lets a PD-P instance prefill every request of this cluster",
+    "ppd_first_turn": "first turn of a session, or its decode node holds nothing of it: a PD-P instance prefills it",
+    "session_node_full": "later turn, but the session's node has hardly a free KV block: a PD-P instance prefills it for "
+    "another node",
+    "session_node_slow": "later turn, but the session's node has far more requests than another node: a PD-P instance prefills "
+    "it for that node",
+    "session_node_gone": "later turn, but the session's node is not available: a PD-P instance prefills it for another node",
+    "ppd_table_local": "later turn with its KV on the decode node, and PPD's table lets that node prefill it",
+    "ppd_table_pd": "later turn with its KV on the decode node, but PPD's table lets a PD-P instance prefill it",
+    "static_local": "its decode instance prefills everything, or it is in the share of later turns that such instances prefill",
+    "static_pd": "later turn with its KV on the decode node, but outside the share that decode instances prefill",
+    "suffix_cached": "fewer uncached tokens on the decode node than the decider's limit, so that node prefills it",
+    "suffix_uncached": "at least as many uncached tokens on the decode node as the decider's limit: a PD-P instance prefills",
+    "prompt_short": "the prompt is shorter than the decider's limit, so the decode instance prefills it",
+    "no_cache_information": "the decider needs the uncached tokens, which are unknown, so the decode instance prefills it",
+    "pd_disabled": "the endpoint picker's configuration disables separate prefill",
     "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does, "
-    "or it is refused where so set",
+    "or the request is refused if configured so",
 }
-
 NOBODY_PREFILLS: frozenset[Reason] = frozenset({"no_prefill_instance", "no_pd_prefill_instance"})
 
 
 @dataclass(frozen=True)
-class Decision:
-    """Where a request goes, and why. A `remote` one is prefilled by `prefill` and its KV travels to `decode`.
+class PrefixFetch:
+    """Copy of the first `num_tokens` tokens of the prompt from a node that holds them to one that does not."""
 
-    `fetch` comes first: whoever computes extends what it brings.
+    source: AgentName
+    destination: AgentName
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Route of a request, and the reason. On a remote route `prefill` computes the KV and sends it to `decode`.
+
+    A `fetch` comes first: the instance that prefills extends the fetched prefix.
     """
 
     route: Route
@@ -102,14 +84,14 @@ class Decision:
 
 
 def explain(decision: Decision, facts: RequestFacts) -> str:
-    """Why, in words."""
+    """Return the reason in words."""
     words = EXPLANATIONS[decision.reason]
     return words if facts.caches_known else f"{words}; {NO_LAYOUT}"
 
 
 def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
     """Return the decision for one request."""
-    decode = _decode(snapshot, request)
+    decode = _choose_decode(snapshot, request)
     if decode is None:
         return Decision("refused", "no_decode_instance")
     if request.obstacle is not None:
@@ -120,13 +102,13 @@ def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
     prefill, reason = choose_pd_prefill(snapshot, request, decode)
     if prefill is not None:
         return Decision("remote", reason, decode.instance, prefill.instance)
-    stays = Decision("local", offload if offload and reason == "short" else reason, decode.instance)
-    if snapshot.without_prefill == "refuse" and stays.reason in NOBODY_PREFILLS:
-        return Decision("refused", stays.reason)
-    return stays
+    local = Decision("local", offload if offload and reason == "short" else reason, decode.instance)
+    if snapshot.without_prefill == "refuse" and local.reason in NOBODY_PREFILLS:
+        return Decision("refused", local.reason)
+    return local
 
 
-def _decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
+def _choose_decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
     if snapshot.local_policy == "endpoint_picker":
         return pick_decode(snapshot, request)
     candidates = [instance for instance in snapshot.instances if instance.decodes]
@@ -135,10 +117,13 @@ def _decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
 
 
 def _offload(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> Decision | StayReason | None:
-    """Return the decision to offload to a PrfaaS cluster; or why a request above t stays; or None for one below it."""
+    """Return the decision to offload, the reason why a request above t stays, or None for a request below t.
+
+    A prompt of one token leaves nothing to transfer.
+    """
     uncached = request.uncached_at(decode.agent)
     if not request.counted or request.num_prompt_tokens < 2 or uncached <= _lowest_threshold(snapshot, decode):
-        return None  # of one token nothing can be transferred
+        return None
     candidates = [
         instance
         for instance in snapshot.instances
@@ -148,7 +133,7 @@ def _offload(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -
         candidate for candidate in candidates if (candidate.cluster, decode.cluster) not in snapshot.links_down
     ]
     if reachable:
-        return _over_a_path(snapshot, request, decode, reachable)
+        return _offload_over_path(snapshot, request, decode, reachable)
     if uncached <= snapshot.threshold_tokens:
         return None
     return "link_down" if candidates else "no_prefill_instance"
@@ -159,27 +144,27 @@ def _lowest_threshold(snapshot: Snapshot, decode: InstanceState) -> int:
     return min((snapshot.threshold_tokens, *paths))
 
 
-def _over_a_path(
+def _offload_over_path(
     snapshot: Snapshot, request: RequestFacts, decode: InstanceState, reachable: Sequence[InstanceState]
 ) -> Decision | StayReason | None:
-    """Return the offload over the first path that takes it, in the order in which `choose` likes the instances."""
+    """Return the offload over the first path that takes it, in the order in which `choose_instance` ranks the instances."""
     refusals: list[StayReason | None] = []
     left = list(reachable)
     while left:
         prefill = choose_instance(left, request)
-        assert prefill is not None, "excluded and dead instances were left out before"
-        verdict = _verdict(snapshot, request, decode, prefill)
+        assert prefill is not None, "the caller leaves out excluded and unhealthy instances"
+        verdict = _path_verdict(snapshot, request, decode, prefill)
         if verdict == "long" or verdict == "cached_elsewhere":
             fetch = find_fetch(snapshot, request, prefill)
             return Decision("remote", verdict, decode.instance, prefill.instance, fetch)
         if verdict == "fetched":
             return Decision("local", verdict, decode.instance, fetch=find_fetch(snapshot, request, decode))
         refusals.append(verdict)
-        left = [one for one in left if one.cluster != prefill.cluster]
+        left = [instance for instance in left if instance.cluster != prefill.cluster]
     return refusals[0]
 
 
-def _verdict(
+def _path_verdict(
     snapshot: Snapshot, request: RequestFacts, decode: InstanceState, prefill: InstanceState
 ) -> PrfaasReason | StayReason | Literal["fetched"] | None:
     path = snapshot.path(prefill.cluster, decode.cluster)
@@ -198,3 +183,26 @@ def _verdict(
     if path.cost is not None and not path.cost.pays(uncached):
         return "link_too_slow"
     return "long" if site == "prfaas" else "cached_elsewhere"
+
+
+def find_fetch(snapshot: Snapshot, request: RequestFacts, instance: InstanceState) -> PrefixFetch | None:
+    """Return the longest prefix worth fetching to the instance that computes the rest: PrfaaS, section 3.4.2.
+
+    A fetch must save at least `fetch_tokens` tokens, and come from the same cluster or over a working, abundant path.
+    Among equally long prefixes the same cluster wins, then the first node by name.
+    """
+    clusters = {instance.agent: instance.cluster for instance in snapshot.instances}
+    best: PrefixFetch | None = None
+    best_rank = (0, False, "")
+    for source, num_tokens in request.cached_tokens.items():
+        gain = num_tokens - request.cached_at(instance.agent)
+        if not snapshot.fetch_tokens or gain < snapshot.fetch_tokens or source not in clusters:
+            continue
+        path = (clusters[source], instance.cluster)
+        is_near = path[0] == path[1]
+        if not is_near and (path in snapshot.links_down or not snapshot.path(*path).is_abundant):
+            continue
+        rank = (-num_tokens, not is_near, source)
+        if best is None or rank < best_rank:
+            best, best_rank = PrefixFetch(source, instance.agent, num_tokens), rank
+    return best

@@ -1,4 +1,4 @@
-"""What a decision is made from: the deployment and the request, as plain data that can be recorded and replayed."""
+"""Input of a decision: the deployment and the request, as plain data that can be recorded and replayed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ from prfaas.scheduler.ppd import PpdMode, PpdTable
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
-# Why the KV of a request cannot be named by one list of token ids, so that it is prefilled where it is decoded.
+# Reasons why one list of token ids cannot name a request's KV, so that its decode instance must prefill it.
 Obstacle = Literal["media", "several_prompts", "several_answers", "prompt_output", "adapter", "not_tokenised"]
-# What prefills a request that no PrfaaS cluster takes, within the PD cluster (`within.py`).
+# Rules for requests that no PrfaaS cluster prefills (`pd_prefill.py`).
 OwnPolicy = Literal["decode", "pd", "ppd", "static", "suffix"]
 LocalPolicy = OwnPolicy | Literal["endpoint_picker"]
-# A request that is to be prefilled elsewhere while nobody is there to do it: its decode instance does, or it is refused.
+# Fate of a request that lacks a healthy prefill instance: its decode instance prefills it, or the request is refused.
 WithoutPrefill = Literal["local", "refuse"]
 
 
 @dataclass(frozen=True)
 class InstanceState:
-    """One engine as the decision sees it."""
+    """State of one engine.
+
+    `num_requests` counts the running requests that the decider knows of. `kv_usage_ratio` is the engine's last report.
+    Only the endpoint picker reads the fields from `num_running` on. `num_in_flight` counts the asker's own requests.
+    `last_cold_use` is when the engine last took a request that nobody had cached; only the order counts.
+    """
 
     instance: InstanceId
     cluster: ClusterName
@@ -29,23 +34,22 @@ class InstanceState:
     role: InstanceRole
     agent: AgentName
     healthy: bool = True
-    num_requests: int = 0  # under way there, as far as the decider knows
-    kv_usage_ratio: float = 0.0  # of its KV blocks those that requests hold, as it last said
-    # What only an endpoint picker reads:
+    num_requests: int = 0
+    kv_usage_ratio: float = 0.0
     num_running: int = 0
     num_waiting: int = 0
-    num_in_flight: int = 0  # requests that the asker sent there and that have not ended
-    num_in_flight_tokens: int = 0  # the prompts of those, in tokens
-    last_cold_use: float | None = None  # when it last took a request that nobody had cached; only the order counts
+    num_in_flight: int = 0
+    num_in_flight_tokens: int = 0
+    last_cold_use: float | None = None
 
     @property
     def prefills_for_others(self) -> bool:
-        """Only a PrfaaS cluster takes prefill from another cluster."""
+        """Return whether it may prefill for other clusters, as only PrfaaS clusters do."""
         return self.healthy and self.cluster_kind == "prfaas" and self.role in ("prefill", "both")
 
     @property
     def decodes(self) -> bool:
-        """PrfaaS clusters never decode."""
+        """Return whether it may decode. PrfaaS clusters never do."""
         return self.healthy and self.cluster_kind == "pd" and self.role in ("decode", "both")
 
     def prefills_within(self, cluster: ClusterName) -> bool:
@@ -55,42 +59,56 @@ class InstanceState:
 
 @dataclass(frozen=True)
 class PathState:
-    """The link from one cluster to another, as the loop that watches it has left it."""
+    """State of the path from one cluster to another.
+
+    `threshold_tokens` is this path's t, which congestion raises. `is_abundant` is the rule of `threshold.py`.
+    Without a measured `cost` every transfer counts as worthwhile.
+    """
 
     source: ClusterName
     destination: ClusterName
-    threshold_tokens: int  # t of this pair: the deployment's, raised while the link is congested (`congestion.py`)
-    is_abundant: bool = False  # the bandwidth-abundant rule holds (`threshold.py`)
-    cost: PathCost | None = None  # None: not measured, so every transfer is taken to pay
+    threshold_tokens: int
+    is_abundant: bool = False
+    cost: PathCost | None = None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The deployment at one moment. A pair of clusters without a `PathState` has the deployment's t, and is scarce."""
+    """Deployment at one moment. A path without a `PathState` has the deployment's t and scarce bandwidth.
+
+    Attributes:
+        links_down: Pairs (from, to) of clusters without a working link.
+        non_cached_tokens: Limit of the policy `suffix`: uncached tokens from which a PD-P instance prefills.
+        ppd_table: Decision table of the policy `ppd`.
+        requests_per_second: Requests arriving at the PD cluster, for PPD's table.
+        endpoint_picker: EndpointPickerConfig as YAML, for the policy `endpoint_picker`.
+        local_turns_ratio: PPD's x for the policy `static`: share of later turns that decode instances prefill.
+        fetch_tokens: Surplus from which a longer prefix on another node is fetched; 0 turns fetching off.
+    """
 
     threshold_tokens: int
     instances: tuple[InstanceState, ...]
-    links_down: frozenset[tuple[ClusterName, ClusterName]] = frozenset()  # (from, to)
+    links_down: frozenset[tuple[ClusterName, ClusterName]] = frozenset()
     paths: tuple[PathState, ...] = ()
     local_policy: LocalPolicy = "decode"
-    non_cached_tokens: int = 0  # of `suffix`: so many uncached tokens go to a PD-P instance
-    ppd_table: PpdTable | None = None  # of `ppd`
+    non_cached_tokens: int = 0
+    ppd_table: PpdTable | None = None
     ppd_mode: PpdMode = "paper"
-    requests_per_second: float = 0.0  # arriving at the PD cluster, for PPD's table
-    endpoint_picker: str = ""  # of `endpoint_picker`: an EndpointPickerConfig as YAML
+    requests_per_second: float = 0.0
+    endpoint_picker: str = ""
     without_prefill: WithoutPrefill = "local"
-    local_turns_ratio: float = 0.0  # of `static`: PPD's x, the share of later turns that the decode instances prefill
-    fetch_tokens: int = 0  # a prefix elsewhere that is so much longer is fetched (`fetch.py`); 0: none is
+    local_turns_ratio: float = 0.0
+    fetch_tokens: int = 0
 
     def path(self, source: ClusterName, destination: ClusterName) -> PathState:
-        """Return the state of the link between two clusters."""
+        """Return the state of the path between two clusters."""
         for path in self.paths:
             if (path.source, path.destination) == (source, destination):
                 return path
         return PathState(source, destination, self.threshold_tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the fields in a form that JSON can hold."""
         fields = asdict(self)
         fields["links_down"] = sorted(map(list, self.links_down))
         fields["ppd_table"] = self.ppd_table.to_dict() if self.ppd_table else None
@@ -116,10 +134,17 @@ def _path(fields: Mapping[str, Any]) -> PathState:
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What of a request decides its route.
+    """Properties of a request that decide its route.
 
-    `num_prompt_tokens` is an upper bound when `counted` is false: the prompt was too short to be worth tokenising.
-    `num_cached_tokens` is the usable prefix wherever `cached_tokens` (by node) says nothing else.
+    Attributes:
+        num_prompt_tokens: Upper bound if `counted` is false, because a short prompt is not worth tokenising.
+        num_cached_tokens: Usable prefix on each node that `cached_tokens` does not name.
+        session_agent: Node that served the previous turn of this session.
+        excluded: Instances that already failed for this request.
+        turn: 1 for the first turn of a session; 0 if unknown.
+        max_output_tokens: 0 if unknown.
+        caches_known: False while no node has registered a layout of the model, so that nothing counts as cached.
+        seed: Spreads requests over equal instances; 0 orders these by name.
     """
 
     num_prompt_tokens: int
@@ -127,23 +152,23 @@ class RequestFacts:
     num_cached_tokens: int = 0
     obstacle: Obstacle | None = None
     cached_tokens: Mapping[AgentName, int] = field(default_factory=dict)
-    session_agent: AgentName | None = None  # the node that served this conversation's turn before
-    excluded: frozenset[InstanceId] = frozenset()  # tried already, without success
-    turn: int = 0  # 1 for a conversation's first; 0: unknown
-    max_output_tokens: int = 0  # 0: unknown
-    caches_known: bool = True  # False: no node has told how its model's KV lies, so nothing counts as cached
-    seed: int = 0  # orders instances that are equally good, so that requests spread; 0: by name
+    session_agent: AgentName | None = None
+    excluded: frozenset[InstanceId] = frozenset()
+    turn: int = 0
+    max_output_tokens: int = 0
+    caches_known: bool = True
+    seed: int = 0
 
     def cached_at(self, agent: AgentName) -> int:
-        """Return the usable prefix on one node."""
+        """Return the usable prefix on one node, in tokens."""
         return self.cached_tokens.get(agent, self.num_cached_tokens)
 
     def uncached_at(self, agent: AgentName) -> int:
-        """What a prefill on that node would have to compute."""
+        """Return the tokens that a prefill on that node would have to compute."""
         return self.num_prompt_tokens - self.cached_at(agent)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the fields in a form that JSON can hold."""
         return {**asdict(self), "excluded": sorted(self.excluded)}
 
     @staticmethod

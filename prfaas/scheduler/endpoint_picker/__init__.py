@@ -1,1 +1,1 @@
-"""llm-d's endpoint picker as pure functions: its filters, scorers, picker, deciders and configuration file."""
+"""llm-d's endpoint picker as pure functions: filters, scorers, picker, deciders, and its configuration file."""

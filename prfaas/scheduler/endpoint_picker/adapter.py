@@ -1,4 +1,4 @@
-"""Instances as llm-d's endpoint picker sees them: its profiles choose in the place of `placement.py`."""
+"""Instances in the form of llm-d's endpoint picker, whose profiles then choose in place of `placement.py`."""
 
 from __future__ import annotations
 
@@ -8,68 +8,65 @@ from collections.abc import Iterable
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.endpoint_picker.picker import EndpointPicker, PickReason
 from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint, PickRequest
-from prfaas.scheduler.placement import tie_break
+from prfaas.scheduler.placement import tie_break, usable
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import InstanceRole
 
-# The label that llm-d's filters read, and the short one of its first pages.
+# llm-d's filters read `ROLE_LABEL`. Its first documentation used the short label.
 SHORT_ROLE_LABEL, CLUSTER_LABEL = "role", "prfaas-cluster"
 _ROLES: dict[InstanceRole, str] = {"prefill": "prefill", "decode": "decode", "both": "prefill-decode"}
 
 
 def pick_decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:
-    """Return the decode profile's choice among the healthy instances that decode; None where it leaves nobody."""
-    candidates = _usable((instance for instance in snapshot.instances if instance.decodes), request)
-    picked = _picker(snapshot).pick_decode(
-        [_endpoint(candidate, request) for candidate in candidates], _asked(snapshot, request)
-    )
-    return _named(candidates, picked[0]) if picked else None
+    """Return the decode profile's choice among the healthy instances that decode; None if it leaves none."""
+    candidates = _candidates((instance for instance in snapshot.instances if instance.decodes), request)
+    endpoints = [_endpoint(candidate, request) for candidate in candidates]
+    picked = _picker(snapshot).pick_decode(endpoints, _pick_request(snapshot, request))
+    return _find(candidates, picked[0]) if picked else None
 
 
 def pick_prefill(
     snapshot: Snapshot, request: RequestFacts, decode: InstanceState
 ) -> tuple[InstanceState | None, PickReason]:
-    """The decider's verdict for a decode instance, and the prefill profile's choice among its cluster's PD-P instances."""
-    candidates = _usable(
-        (instance for instance in snapshot.instances if instance.prefills_within(decode.cluster)), request
-    )
+    """Return the prefill profile's choice among the PD-P instances of the decode cluster, and the decider's reason."""
+    instances = (instance for instance in snapshot.instances if instance.prefills_within(decode.cluster))
+    candidates = _candidates(instances, request)
     endpoints = [_endpoint(candidate, request) for candidate in candidates]
-    asked = _asked(snapshot, request)
-    picked, reason = _picker(snapshot).pick_prefill(endpoints, asked, _endpoint(decode, request))
-    return (_named(candidates, picked) if picked else None), reason
+    pick_request = _pick_request(snapshot, request)
+    picked, reason = _picker(snapshot).pick_prefill(endpoints, pick_request, _endpoint(decode, request))
+    return (_find(candidates, picked) if picked else None), reason
 
 
 def _picker(snapshot: Snapshot) -> EndpointPicker:
     return load(snapshot.endpoint_picker, name="endpoint_picker")
 
 
-def _usable(instances: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
-    """In an order of each request's own: of equal scores the picker takes the first."""
-    usable = (instance for instance in instances if instance.healthy and instance.instance not in request.excluded)
-    return sorted(usable, key=lambda one: tie_break(one, request))
+def _candidates(instances: Iterable[InstanceState], request: RequestFacts) -> list[InstanceState]:
+    """Return the usable instances in an order of each request's own, because the picker takes the first of equal scores."""
+    return sorted(usable(instances, request), key=lambda instance: tie_break(instance, request))
 
 
-def _named(candidates: Iterable[InstanceState], endpoint: Endpoint) -> InstanceState:
+def _find(candidates: Iterable[InstanceState], endpoint: Endpoint) -> InstanceState:
     return next(candidate for candidate in candidates if candidate.instance == endpoint.name)
 
 
-def _endpoint(its: InstanceState, request: RequestFacts) -> Endpoint:
-    labels = {ROLE_LABEL: _ROLES[its.role], SHORT_ROLE_LABEL: its.role, CLUSTER_LABEL: its.cluster}
+def _endpoint(instance: InstanceState, request: RequestFacts) -> Endpoint:
+    labels = {ROLE_LABEL: _ROLES[instance.role], SHORT_ROLE_LABEL: instance.role, CLUSTER_LABEL: instance.cluster}
     return Endpoint(
-        name=its.instance,
+        name=instance.instance,
         labels=labels,
-        num_waiting=its.num_waiting,
-        num_running=its.num_running,
-        kv_usage_ratio=its.kv_usage_ratio,
-        num_matched_blocks=request.cached_at(its.agent) if request.caches_known else None,
-        num_in_flight=its.num_in_flight,
-        num_in_flight_tokens=its.num_in_flight_tokens,
-        last_cold_use=its.last_cold_use,
+        num_waiting=instance.num_waiting,
+        num_running=instance.num_running,
+        kv_usage_ratio=instance.kv_usage_ratio,
+        num_matched_blocks=request.cached_at(instance.agent) if request.caches_known else None,
+        num_in_flight=instance.num_in_flight,
+        num_in_flight_tokens=instance.num_in_flight_tokens,
+        last_cold_use=instance.last_cold_use,
     )
 
 
-def _asked(snapshot: Snapshot, request: RequestFacts) -> PickRequest:
-    """Return the request, with matches counted in tokens. Its session's endpoint is the first one on the session's node."""
+def _pick_request(snapshot: Snapshot, request: RequestFacts) -> PickRequest:
+    """Return the request with matches counted in tokens. The first instance on the session's node is its endpoint."""
     own = [instance.instance for instance in snapshot.instances if instance.agent == request.session_agent]
     token = b64encode(own[0].encode()).decode() if own else None
     return PickRequest(request.num_prompt_tokens, 1, session_token=token)

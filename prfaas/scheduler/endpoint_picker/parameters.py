@@ -1,4 +1,4 @@
-"""The parameters of each plugin: their defaults, and which values llm-d accepts. Names are those of its YAML."""
+"""Parameters of llm-d's plugins, with its defaults and accepted values. The names are those of its YAML."""
 
 from __future__ import annotations
 
@@ -9,11 +9,36 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 P = TypeVar("P")
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
+_EXACT = "cached prefixes are known, not estimated"
+_PRODUCER = dict.fromkeys(
+    ("prefixMatchInfoProducerName", "prefixPluginName", "prefixPluginType"), "all plugins share one prefix index"
+)
+_LOAD_PRODUCER = {"inFlightLoadProducerName": "all plugins share the same load figures"}
+
+# Parameters without an effect, and the reason. They are accepted, because llm-d's files name them, and reported as warnings.
+IGNORED: dict[str, Mapping[str, str]] = {
+    "prefix-cache-scorer": _PRODUCER
+    | dict.fromkeys(
+        ("blockSize", "blockSizeTokens", "hashBlockSize", "maxPrefixBlocksToMatch", "lruCapacityPerServer", "autoTune"),
+        _EXACT,
+    ),
+    "precise-prefix-cache-scorer": dict.fromkeys(
+        ("tokenProcessorConfig", "indexerConfig", "kvEventsConfig", "speculativeIndexing", "speculativeTTL"),
+        "agents report what is cached where",
+    ),
+    "prefix-cache-affinity-filter": _PRODUCER
+    | _LOAD_PRODUCER
+    | {"latencyPredictionInfoProducerName": "prfaas has no latency predictor"},
+    "no-hit-lru-scorer": _PRODUCER | {"lruSize": "every instance is remembered"},
+    "active-request-scorer": _LOAD_PRODUCER | {"requestTimeout": "a request counts until it ends"},
+    "token-load-scorer": _LOAD_PRODUCER,
+    "pd-profile-handler": _PRODUCER | {"hashBlockSize": _EXACT},
+}
 
 
 @dataclass(frozen=True)
 class NoParameters:
-    """A plugin that has none."""
+    """Plugin without parameters."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +62,20 @@ class Selector:
     matchExpressions: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        operators = get_args(Operator)
         for expression in self.matchExpressions:
-            _require(
-                expression.get("operator") in get_args(Operator), f"operator: one of {', '.join(get_args(Operator))}"
-            )
+            _require(expression.get("operator") in operators, f"operator: one of {', '.join(operators)}")
             _require(bool(expression.get("key")), "key: the name of a label")
 
 
 @dataclass(frozen=True)
 class PrefixCacheAffinity:
-    """`prefix-cache-affinity-filter`."""
+    """`prefix-cache-affinity-filter`. The throughput is llm-d's calibration: tokens/s of Qwen3-32B on two H100."""
 
     affinityThreshold: float = 0.8
     maxTTFTPenaltyMs: float = 18_000
     ttftSource: str = "prefillThroughput"
-    peakPrefillThroughput: float = 15_928  # tokens/s: Qwen3-32B on two H100, upstream's calibration
-    prefixMatchInfoProducerName: str = ""
-    inFlightLoadProducerName: str = ""
-    latencyPredictionInfoProducerName: str = ""
+    peakPrefillThroughput: float = 15_928
 
     def __post_init__(self) -> None:
         _require(0 <= self.affinityThreshold <= 1, "affinityThreshold: from 0 to 1")
@@ -67,42 +88,14 @@ class PrefixCacheAffinity:
 
 @dataclass(frozen=True)
 class PrefixCacheScoring:
-    """`prefix-cache-scorer`. The fields after the first two tuned a producer of its own in older releases."""
+    """`prefix-cache-scorer`."""
 
     matchLengthWeight: float = 0.0
     matchLengthScaleTokens: int = 8192
-    prefixMatchInfoProducerName: str = ""
-    blockSize: int = 0
-    blockSizeTokens: int = 0
-    hashBlockSize: int = 0
-    maxPrefixBlocksToMatch: int = 256
-    lruCapacityPerServer: int = 31_250
-    autoTune: bool = True
 
     def __post_init__(self) -> None:
         _require(0 <= self.matchLengthWeight <= 1, "matchLengthWeight: from 0 to 1")
         _require(self.matchLengthScaleTokens > 0, "matchLengthScaleTokens: above 0")
-
-
-@dataclass(frozen=True)
-class PrecisePrefixCache:
-    """`precise-prefix-cache-scorer`, the older name of a `prefix-cache-scorer` and the producer of what it reads."""
-
-    tokenProcessorConfig: Mapping[str, Any] = field(default_factory=dict)
-    indexerConfig: Mapping[str, Any] = field(default_factory=dict)
-    kvEventsConfig: Mapping[str, Any] = field(default_factory=dict)
-    speculativeIndexing: bool = False
-    speculativeTTL: str = ""
-
-
-@dataclass(frozen=True)
-class NoHitLru:
-    """`no-hit-lru-scorer`."""
-
-    lruSize: int = 0
-    prefixPluginName: str = ""
-    prefixPluginType: str = ""
-    prefixMatchInfoProducerName: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,8 +114,6 @@ class ActiveRequests:
 
     idleThreshold: int = 0
     maxBusyScore: float = 1.0
-    requestTimeout: str = ""
-    inFlightLoadProducerName: str = ""
 
     def __post_init__(self) -> None:
         _require(self.idleThreshold >= 0, "idleThreshold: at least 0")
@@ -134,7 +125,6 @@ class TokenLoad:
     """`token-load-scorer`."""
 
     queueThresholdTokens: int = 4_194_304
-    inFlightLoadProducerName: str = ""
 
     def __post_init__(self) -> None:
         _require(self.queueThresholdTokens > 0, "queueThresholdTokens: above 0")
@@ -164,29 +154,22 @@ class PrefixDecider:
 
 @dataclass(frozen=True)
 class PdHandler:
-    """`pd-profile-handler`. Upstream never used the prefix plugin's name and type; releases before the deciders had the
-    limit here.
-    """
+    """`pd-profile-handler`. Releases before the deciders had the limit in `threshold`."""
 
     decodeProfile: str = "decode"
     prefillProfile: str = "prefill"
     primaryPort: int = 0
     deciderPluginName: str = ""
-    prefixPluginName: str = ""
-    prefixPluginType: str = ""
-    prefixMatchInfoProducerName: str = ""
     threshold: int | None = None
-    hashBlockSize: int = 1
 
     def __post_init__(self) -> None:
         _require(0 <= self.primaryPort <= 65_535, "primaryPort: from 0 to 65535")
         _require(self.threshold is None or self.threshold >= 0, "threshold: at least 0")
-        _require(self.hashBlockSize > 0, "hashBlockSize: above 0")
 
 
 @dataclass(frozen=True)
 class DisaggHandler:
-    """`disagg-profile-handler`: profiles and deciders by stage; the flat fields of its predecessor are still read."""
+    """`disagg-profile-handler`: profiles and deciders by stage. It also reads the flat fields of its predecessor."""
 
     profiles: Mapping[str, str] = field(default_factory=dict)
     deciders: Mapping[str, str] = field(default_factory=dict)
@@ -197,33 +180,33 @@ class DisaggHandler:
     primaryPort: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.stageOrder == "decode-first", "stageOrder: decode-first, the one order that is offered here")
-        _require(
-            set(self.profiles) | set(self.deciders) <= {"decode", "prefill"}, "profiles, deciders: decode, prefill"
-        )
+        _require(self.stageOrder == "decode-first", "stageOrder: decode-first, the only order offered")
+        stages = set(self.profiles) | set(self.deciders)
+        _require(stages <= {"decode", "prefill"}, "profiles, deciders: decode, prefill")
         _require(0 <= self.primaryPort <= 65_535, "primaryPort: from 0 to 65535")
 
 
-def read(cls: type[P], given: Mapping[str, Any] | None) -> P:
-    """Return the parameters in `given`.
+def read(kind: str, cls: type[P], given: Mapping[str, Any] | None) -> P:
+    """Return the parameters of a plugin of this kind, without the ignored ones.
 
     Raises:
-        ValueError: a field is unknown, of another type, or out of its range.
+        ValueError: a parameter is unknown, of another type, or out of its range.
     """
     if given is not None and not isinstance(given, Mapping):
         raise ValueError("parameters: a mapping")
-    hints = get_type_hints(cls)
+    hints, ignored = get_type_hints(cls), IGNORED.get(kind, {})
     values = {}
     for name, value in (given or {}).items():
-        if name not in hints:
-            known = ", ".join(one.name for one in fields(cls)) or "none"  # type: ignore[arg-type]
+        if name in hints:
+            values[name] = _typed(name, value, hints[name])
+        elif name not in ignored:
+            known = ", ".join([*(known.name for known in fields(cls)), *ignored]) or "none"  # type: ignore[arg-type]
             raise ValueError(f"{name}: unknown parameter; known: {known}")
-        values[name] = _typed(name, value, hints[name])
     return cls(**values)
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    if get_origin(kind) is UnionType:  # with None, which is the default
+    if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
     if origin is tuple and isinstance(value, list):

@@ -1,4 +1,4 @@
-"""One scheduling cycle as llm-d runs it: decode first, then the decider, then prefill where that says so."""
+"""Scheduling cycle of llm-d: the decode stage, then the decider, then the prefill stage if the decider asks for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Literal
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider
 from prfaas.scheduler.endpoint_picker.plugins import Endpoint, Filter, PickRequest, Scorer
 
-Rules = Literal["seed", "current"]  # of v1alpha1 under inference.networking.x-k8s.io, and under llm-d.ai
+# Decider rules of inference.networking.x-k8s.io/v1alpha1, and those of llm-d.ai.
+Rules = Literal["seed", "current"]
 PickReason = Literal[
     "disaggregated",
     "always",
@@ -25,7 +26,7 @@ PickReason = Literal[
 
 @dataclass(frozen=True)
 class SchedulingProfile:
-    """Filters in order, scorers with their weights, and how many of the best are named."""
+    """Filters in order, scorers with their weights, and the number of best endpoints to name."""
 
     name: str
     filters: tuple[tuple[Filter, Any], ...] = ()
@@ -33,7 +34,7 @@ class SchedulingProfile:
     max_endpoints: int = 1
 
     def scores(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[float]:
-        """Return the weighted sum of all scores, each held to [0, 1] first."""
+        """Return the weighted sums of all scores, each clamped to [0, 1] first."""
         sums = [0.0] * len(endpoints)
         for scorer, parameters, weight in self.scorers:
             for position, score in enumerate(scorer(endpoints, request, parameters)):
@@ -41,7 +42,7 @@ class SchedulingProfile:
         return sums
 
     def run(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
-        """Return the best endpoints, best first; none when the filters leave none. Equal scores keep the given order."""
+        """Return the best endpoints, best first, or none if the filters leave none. Equal scores keep their order."""
         left = list(endpoints)
         for keep, parameters in self.filters:
             left = keep(left, request, parameters)
@@ -49,23 +50,23 @@ class SchedulingProfile:
 
 
 def max_score(endpoints: Sequence[Endpoint], scores: Sequence[float], num: int) -> list[Endpoint]:
-    """Return the `num` endpoints of the highest scores, highest first."""
+    """Return the `num` endpoints with the highest scores, highest first."""
     order = sorted(range(len(endpoints)), key=lambda position: -scores[position])
     return [endpoints[position] for position in order[:num]]
 
 
 @dataclass(frozen=True)
 class Decider:
-    """Whether a request is prefilled apart; without `prefix` it always is."""
+    """Rule for separate prefill. Without `prefix` every request is prefilled separately."""
 
     rules: Rules
     prefix: PrefixDecider | None = None
 
     def disaggregates(self, decode: Endpoint | None, request: PickRequest) -> tuple[bool, PickReason]:
-        """Return the decision for a request whose decode endpoint is chosen.
+        """Return whether the request is prefilled separately, and the reason.
 
-        Seed rules: suffix > nonCachedTokens, 0 means always. Current ones: suffix ≥ nonCachedTokens, 0 means never, and
-        an endpoint of which nobody knows what it has cached keeps the request.
+        Seed rules: suffix > nonCachedTokens, and 0 means always. Current rules: suffix ≥ nonCachedTokens, and 0 means
+        never. Under the current rules an endpoint with an unknown cache keeps the request.
         """
         if decode is None:
             return False, "no_decode_endpoint"
@@ -85,22 +86,22 @@ class Decider:
 
 @dataclass(frozen=True)
 class EndpointPicker:
-    """A configuration that has been read (`config.py`)."""
+    """Picker of one configuration file (`config.py`). Without a prefill profile nothing is prefilled separately."""
 
     profiles: Mapping[str, SchedulingProfile]
     decode_profile: str
-    prefill_profile: str | None  # None: nothing is ever split
+    prefill_profile: str | None
     decider: Decider | None
     warnings: tuple[str, ...] = ()
 
     def pick_decode(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
-        """Return the first stage: who may decode, best first."""
+        """Return the endpoints that may decode, best first."""
         return self.profiles[self.decode_profile].run(endpoints, request)
 
     def pick_prefill(
         self, endpoints: Sequence[Endpoint], request: PickRequest, decode: Endpoint
     ) -> tuple[Endpoint | None, PickReason]:
-        """Return the other stages, for the decode endpoint that was chosen: who prefills in its place, if anybody, and why."""
+        """Return the endpoint that prefills in place of the chosen decode endpoint, or None, and the reason."""
         if self.decider is None or self.prefill_profile is None:
             return None, "no_decider"
         splits, reason = self.decider.disaggregates(decode, request)

@@ -1,4 +1,4 @@
-"""What llm-d's plugins see of an endpoint and of a request."""
+"""llm-d's filters and scorers, and the endpoints and requests that they see."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from prfaas.scheduler.endpoint_picker.parameters import (
     ActiveRequests,
     ByLabel,
     LoadAware,
-    NoHitLru,
     NoParameters,
-    PrecisePrefixCache,
     PrefixCacheAffinity,
     PrefixCacheScoring,
     Selector,
@@ -21,22 +19,32 @@ from prfaas.scheduler.endpoint_picker.parameters import (
 )
 
 ROLE_LABEL = "llm-d.ai/role"
+# An endpoint without the role label only decodes.
+_ROLES: dict[str, frozenset[str | None]] = {
+    "decode": frozenset({None, "decode", "prefill-decode", "both", "encode-prefill-decode"}),
+    "prefill": frozenset({"prefill", "prefill-decode", "both", "encode-prefill", "encode-prefill-decode"}),
+    "encode": frozenset({"encode", "encode-prefill", "encode-prefill-decode"}),
+}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One model server. None stands for figures that nobody has measured."""
+    """One model server. None stands for a figure that nobody has measured.
 
-    name: str  # namespace/name, as session tokens carry it
+    `name` is namespace/name, as in session tokens. `num_matched_blocks` refers to the prompt of the present request.
+    `num_in_flight` counts the picker's own unfinished requests. Only the order of `last_cold_use` counts.
+    prfaas measures none of the fields from `predicted_ttft_seconds` on; llm-d's own test cases set them.
+    """
+
+    name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     num_waiting: int = 0
     num_running: int = 0
     kv_usage_ratio: float = 0.0
-    num_matched_blocks: int | None = None  # of this request's prompt
-    num_in_flight: int | None = None  # requests that the picker sent there and that have not ended
+    num_matched_blocks: int | None = None
+    num_in_flight: int | None = None
     num_in_flight_tokens: int | None = None
-    last_cold_use: float | None = None  # when it last took a request that nobody had cached; only the order counts
-    # What nobody measures here, as `config.py` warns; llm-d's own cases state it:
+    last_cold_use: float | None = None
     predicted_ttft_seconds: float | None = None
     active_adapters: frozenset[str] = frozenset()
     waiting_adapters: frozenset[str] = frozenset()
@@ -45,53 +53,55 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class PickRequest:
-    """What of a request the plugins read."""
+    """Properties of a request that plugins read. `session_token` is base64 of an endpoint's name."""
 
     num_tokens: int = 0
-    block_tokens: int = 1  # of the blocks that `num_matched_blocks` counts
+    block_tokens: int = 1
     adapter: str = ""
-    session_token: str | None = None  # x-session-token: base64 of an endpoint's name
+    session_token: str | None = None
 
     @property
     def num_blocks(self) -> int:
-        """Return the prompt's full blocks."""
+        """Return the number of full blocks of the prompt."""
         return self.num_tokens // self.block_tokens
 
     def cached_tokens(self, endpoint: Endpoint) -> int:
-        """What of the prompt an endpoint holds; nothing where that is not known."""
+        """Return the tokens of the prompt that an endpoint holds; 0 if unknown."""
         return (endpoint.num_matched_blocks or 0) * self.block_tokens
 
 
 Filter = Callable[[Sequence[Endpoint], PickRequest, Any], list[Endpoint]]
-# An endpoint without the role label decodes, and does nothing else.
-_ROLES: dict[str, frozenset[str | None]] = {
-    "decode": frozenset({None, "decode", "prefill-decode", "both", "encode-prefill-decode"}),
-    "prefill": frozenset({"prefill", "prefill-decode", "both", "encode-prefill", "encode-prefill-decode"}),
-    "encode": frozenset({"encode", "encode-prefill", "encode-prefill-decode"}),
-}
+Scorer = Callable[[Sequence[Endpoint], PickRequest, Any], list[float]]
 
 
-def by_label(endpoints: Sequence[Endpoint], request: PickRequest, its: ByLabel) -> list[Endpoint]:
-    """Return those whose label has one of the values, or that have no such label where that is allowed."""
+# --- Filters: the endpoints that a profile considers ---
+
+
+def by_label(endpoints: Sequence[Endpoint], request: PickRequest, parameters: ByLabel) -> list[Endpoint]:
+    """Return the endpoints whose label has one of the values, or that lack the label if that is allowed."""
     return [
         endpoint
         for endpoint in endpoints
-        if (its.allowsNoLabel if its.label not in endpoint.labels else endpoint.labels[its.label] in its.validValues)
+        if (
+            endpoint.labels[parameters.label] in parameters.validValues
+            if parameters.label in endpoint.labels
+            else parameters.allowsNoLabel
+        )
     ]
 
 
-def by_selector(endpoints: Sequence[Endpoint], request: PickRequest, its: Selector) -> list[Endpoint]:
-    """Return those that a Kubernetes label selector selects; an empty one selects all."""
-    wanted = its.matchLabels.items()
+def by_selector(endpoints: Sequence[Endpoint], request: PickRequest, parameters: Selector) -> list[Endpoint]:
+    """Return the endpoints that match a Kubernetes label selector. An empty selector matches all."""
+    wanted = parameters.matchLabels.items()
     return [
         endpoint
         for endpoint in endpoints
         if all(endpoint.labels.get(key) == value for key, value in wanted)
-        and all(_holds(endpoint.labels, expression) for expression in its.matchExpressions)
+        and all(_matches(endpoint.labels, expression) for expression in parameters.matchExpressions)
     ]
 
 
-def _holds(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
+def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
     key, values = expression["key"], expression.get("values") or ()
     match expression["operator"]:
         case "In":
@@ -105,42 +115,44 @@ def _holds(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
 
 
 def by_role(role: str) -> Filter:
-    """Return the filter of those that can do a stage: decode, prefill or encode."""
+    """Return the filter for endpoints that can do a stage: decode, prefill or encode."""
 
-    def keep(endpoints: Sequence[Endpoint], request: PickRequest, its: Any) -> list[Endpoint]:
+    def keep(endpoints: Sequence[Endpoint], request: PickRequest, parameters: Any) -> list[Endpoint]:
         return [endpoint for endpoint in endpoints if endpoint.labels.get(ROLE_LABEL) in _ROLES[role]]
 
     return keep
 
 
 def prefix_cache_affinity(
-    endpoints: Sequence[Endpoint], request: PickRequest, its: PrefixCacheAffinity
+    endpoints: Sequence[Endpoint], request: PickRequest, parameters: PrefixCacheAffinity
 ) -> list[Endpoint]:
-    """Return those that hold most of the prompt, unless the best of them would answer too much later than the best other."""
-    total = max(1, request.num_blocks)
-    sticky = [endpoint for endpoint in endpoints if (endpoint.num_matched_blocks or 0) / total >= its.affinityThreshold]
-    others = [endpoint for endpoint in endpoints if endpoint not in sticky]
-    if not sticky or not others:
+    """Return the endpoints that hold most of the prompt, unless the best of them is too much slower than the best other."""
+    total, threshold = max(1, request.num_blocks), parameters.affinityThreshold
+    warm = [endpoint for endpoint in endpoints if (endpoint.num_matched_blocks or 0) / total >= threshold]
+    cold = [endpoint for endpoint in endpoints if endpoint not in warm]
+    if not warm or not cold:
         return list(endpoints)
-    penalty = min(_ttft_seconds(one, its) for one in sticky) - min(_ttft_seconds(other, its) for other in others)
-    breaks = its.maxTTFTPenaltyMs > 0 and penalty * 1000 > its.maxTTFTPenaltyMs
-    return list(endpoints) if breaks else sticky
+    penalty = min(_ttft_seconds(endpoint, parameters) for endpoint in warm)
+    penalty -= min(_ttft_seconds(endpoint, parameters) for endpoint in cold)
+    is_too_slow = parameters.maxTTFTPenaltyMs > 0 and penalty * 1000 > parameters.maxTTFTPenaltyMs
+    return list(endpoints) if is_too_slow else warm
 
 
-def _ttft_seconds(endpoint: Endpoint, its: PrefixCacheAffinity) -> float:
-    if its.ttftSource == "latencyPredictor":
+def _ttft_seconds(endpoint: Endpoint, parameters: PrefixCacheAffinity) -> float:
+    if parameters.ttftSource == "latencyPredictor":
         return endpoint.predicted_ttft_seconds or 0.0
-    return (endpoint.num_in_flight_tokens or 0) / its.peakPrefillThroughput if its.peakPrefillThroughput else 0.0
+    throughput = parameters.peakPrefillThroughput
+    return (endpoint.num_in_flight_tokens or 0) / throughput if throughput else 0.0
 
 
-def by_session(endpoints: Sequence[Endpoint], request: PickRequest, its: Any) -> list[Endpoint]:
-    """Return the session's own endpoint while it is there, all otherwise."""
+def by_session(endpoints: Sequence[Endpoint], request: PickRequest, parameters: Any) -> list[Endpoint]:
+    """Return the session's own endpoint if it is available, otherwise all."""
     own = [endpoint for endpoint in endpoints if endpoint.name == session_endpoint(request)]
     return own or list(endpoints)
 
 
 def session_endpoint(request: PickRequest) -> str | None:
-    """Return the endpoint that a session token names; None for no token and for one that is none."""
+    """Return the endpoint that the session token names; None without a valid token."""
     if request.session_token is None:
         return None
     try:
@@ -161,72 +173,72 @@ FILTERS: dict[str, tuple[type[Any], Filter]] = {
 }
 
 
-Scorer = Callable[[Sequence[Endpoint], PickRequest, Any], list[float]]
+# --- Scorers: a profile's preference for each endpoint, from 0 to 1 ---
 
 
-def load_aware(endpoints: Sequence[Endpoint], request: PickRequest, its: LoadAware) -> list[float]:
-    """0.5 · (1 − min(q, t)/t) for q waiting requests: an empty queue alone is worth half."""
-    return [0.5 * (1 - min(endpoint.num_waiting, its.threshold) / its.threshold) for endpoint in endpoints]
+def load_aware(endpoints: Sequence[Endpoint], request: PickRequest, parameters: LoadAware) -> list[float]:
+    """Return 0.5 · (1 − min(q, t)/t) for q waiting requests. An empty queue scores one half."""
+    limit = parameters.threshold
+    return [0.5 * (1 - min(endpoint.num_waiting, limit) / limit) for endpoint in endpoints]
 
 
-def queue(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
-    """Fewest waiting 1, most 0."""
-    return _spread([endpoint.num_waiting for endpoint in endpoints])
+def queue(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+    """Return 1 for the fewest waiting requests and 0 for the most."""
+    return _fewest_first([endpoint.num_waiting for endpoint in endpoints])
 
 
-def running(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
-    """Fewest running 1, most 0."""
-    return _spread([endpoint.num_running for endpoint in endpoints])
+def running(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+    """Return 1 for the fewest running requests and 0 for the most."""
+    return _fewest_first([endpoint.num_running for endpoint in endpoints])
 
 
-def _spread(values: Sequence[int]) -> list[float]:
+def _fewest_first(values: Sequence[int]) -> list[float]:
     lowest, highest = min(values, default=0), max(values, default=0)
     return [(highest - value) / (highest - lowest) if highest > lowest else 1.0 for value in values]
 
 
-def kv_cache(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
-    """Return the share of KV space that is free."""
+def kv_cache(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+    """Return the free share of KV space."""
     return [1 - endpoint.kv_usage_ratio for endpoint in endpoints]
 
 
-def prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, its: PrefixCacheScoring) -> list[float]:
-    """w · min(1, m·b/s)² + (1 − w) · m/n for m matched of n blocks of b tokens, scale s and weight w of the length."""
-    weight, total = its.matchLengthWeight, max(1, request.num_blocks)
-    lengths = [min(1.0, request.cached_tokens(endpoint) / its.matchLengthScaleTokens) for endpoint in endpoints]
+def prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, parameters: PrefixCacheScoring) -> list[float]:
+    """Return w · min(1, m·b/s)² + (1 − w) · m/n for m matched of n blocks of b tokens, length scale s and weight w."""
+    weight, scale, total = parameters.matchLengthWeight, parameters.matchLengthScaleTokens, max(1, request.num_blocks)
+    lengths = [min(1.0, request.cached_tokens(endpoint) / scale) for endpoint in endpoints]
     shares = [(endpoint.num_matched_blocks or 0) / total for endpoint in endpoints]
     return [weight * length**2 + (1 - weight) * share for length, share in zip(lengths, shares, strict=True)]
 
 
-def precise_prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, its: PrecisePrefixCache) -> list[float]:
-    """As `prefix_cache` without parameters."""
+def precise_prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+    """Return the scores of `prefix_cache` with its default parameters."""
     return prefix_cache(endpoints, request, PrefixCacheScoring())
 
 
-def active_requests(endpoints: Sequence[Endpoint], request: PickRequest, its: ActiveRequests) -> list[float]:
-    """1 for an idle endpoint, (max − x)/max · maxBusyScore for a busy one."""
+def active_requests(endpoints: Sequence[Endpoint], request: PickRequest, parameters: ActiveRequests) -> list[float]:
+    """Return 1 for an idle endpoint, (max − x)/max · maxBusyScore for a busy one."""
     counts = [endpoint.num_in_flight or 0 for endpoint in endpoints]
-    highest = max(counts, default=0)
-    return [1.0 if count <= its.idleThreshold else (highest - count) / highest * its.maxBusyScore for count in counts]
+    idle, busy_score, highest = parameters.idleThreshold, parameters.maxBusyScore, max(counts, default=0)
+    return [1.0 if count <= idle else (highest - count) / highest * busy_score for count in counts]
 
 
-def token_load(endpoints: Sequence[Endpoint], request: PickRequest, its: TokenLoad) -> list[float]:
-    """1 − min(load, t)/t, where load is what is in flight and what of this request the endpoint lacks.
+def token_load(endpoints: Sequence[Endpoint], request: PickRequest, parameters: TokenLoad) -> list[float]:
+    """Return 1 − min(load, t)/t, where the load is the tokens in flight and the uncached tokens of this request.
 
     An endpoint without figures counts as empty.
     """
-    return [
-        1 - min(_load(endpoint, request), its.queueThresholdTokens) / its.queueThresholdTokens for endpoint in endpoints
-    ]
+    limit = parameters.queueThresholdTokens
+    return [1 - min(_token_load(endpoint, request), limit) / limit for endpoint in endpoints]
 
 
-def _load(endpoint: Endpoint, request: PickRequest) -> int:
+def _token_load(endpoint: Endpoint, request: PickRequest) -> int:
     if endpoint.num_in_flight_tokens is None:
         return 0
     return endpoint.num_in_flight_tokens + max(0, request.num_tokens - request.cached_tokens(endpoint))
 
 
-def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, its: NoHitLru) -> list[float]:
-    """For a request that nobody has cached: the longest without such a request 1, the last one that took one 0."""
+def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+    """Return, for a request that nobody has cached, 1 for the endpoint that took such a request longest ago, 0 for the last."""
     if len(endpoints) < 2 or any(endpoint.num_matched_blocks for endpoint in endpoints):
         return [0.5] * len(endpoints)
     never = float("-inf")
@@ -235,18 +247,18 @@ def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, its: NoHitLr
     return [1 - order.index(position) / (len(endpoints) - 1) for position in range(len(endpoints))]
 
 
-def session_affinity(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
-    """1 for the endpoint that the session token names."""
+def session_affinity(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+    """Return 1 for the endpoint that the session token names."""
     own = session_endpoint(request)
     return [float(endpoint.name == own) for endpoint in endpoints]
 
 
-def lora_affinity(endpoints: Sequence[Endpoint], request: PickRequest, its: NoParameters) -> list[float]:
-    """1 where the adapter is active, 0.8 where a place is free, 0.6 where it waits to be loaded, else 0."""
-    return [_lora(endpoint, request.adapter) for endpoint in endpoints]
+def lora_affinity(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+    """Return 1 for an active adapter, 0.8 for a free place, 0.6 for an adapter that waits to be loaded, else 0."""
+    return [_lora_score(endpoint, request.adapter) for endpoint in endpoints]
 
 
-def _lora(endpoint: Endpoint, adapter: str) -> float:
+def _lora_score(endpoint: Endpoint, adapter: str) -> float:
     if adapter in endpoint.active_adapters:
         return 1.0
     if len(endpoint.active_adapters) + len(endpoint.waiting_adapters) < endpoint.max_adapters:
@@ -260,10 +272,10 @@ SCORERS: dict[str, tuple[type[Any], Scorer]] = {
     "running-requests-size-scorer": (NoParameters, running),
     "kv-cache-utilization-scorer": (NoParameters, kv_cache),
     "prefix-cache-scorer": (PrefixCacheScoring, prefix_cache),
-    "precise-prefix-cache-scorer": (PrecisePrefixCache, precise_prefix_cache),
+    "precise-prefix-cache-scorer": (NoParameters, precise_prefix_cache),
     "active-request-scorer": (ActiveRequests, active_requests),
     "token-load-scorer": (TokenLoad, token_load),
-    "no-hit-lru-scorer": (NoHitLru, no_hit_lru),
+    "no-hit-lru-scorer": (NoParameters, no_hit_lru),
     "session-affinity-scorer": (NoParameters, session_affinity),
     "lora-affinity-scorer": (NoParameters, lora_affinity),
 }

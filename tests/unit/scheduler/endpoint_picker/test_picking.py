@@ -40,10 +40,12 @@ def test_prefix_based_decider(case: dict[str, Any]) -> None:
     if "valid" in expected:
         raw = given["parameters"] if "parameters" in given else given["parameters_raw"]
         if expected["valid"]:
-            assert read(PrefixDecider, raw).nonCachedTokens == (raw or {}).get("nonCachedTokens", 0)
+            assert read("prefix-based-pd-decider", PrefixDecider, raw).nonCachedTokens == (raw or {}).get(
+                "nonCachedTokens", 0
+            )
         else:
             with pytest.raises(ValueError, match=r"parameters|nonCachedTokens|promptTokens"):
-                read(PrefixDecider, raw)
+                read("prefix-based-pd-decider", PrefixDecider, raw)
         return
     cached = given.get("cached_blocks_on_decode")
     is_there = "cached_blocks_on_decode" not in given or cached is not None
@@ -161,11 +163,11 @@ LOADER: dict[str, tuple[list[Any], list[Any] | None, dict[str, Any], str]] = {
     "unknown parameter field": ([{"type": "queue-scorer", "parameters": {"x": 1}}], ONE, {}, "x: unknown parameter"),
     "invalid parameters": ([{"type": "load-aware-scorer", "parameters": {"threshold": "x"}}], None, {}, "is no int"),
     "two profile handlers": ([SINGLE, {"type": "pd-profile-handler"}, QUEUE], ONE, {}, "two profile handlers"),
-    "two profiles with one name": ([QUEUE], ONE * 2, {}, "one is there twice"),
+    "two profiles with one name": ([QUEUE], ONE * 2, {}, "one appears twice"),
     "unknown plugin type": ([{"type": "magic-scorer"}], None, {}, "magic-scorer is unknown"),
     "pluginRef to nothing": ([QUEUE], [{"name": "one", "plugins": [{"pluginRef": "x"}]}], {}, "'x' names no plugin"),
     "unknown feature gate": ([QUEUE], ONE, {"featureGates": ["magic"]}, "magic is unknown"),
-    "two plugins with one name": ([QUEUE, QUEUE], ONE, {}, "queue-scorer is there twice"),
+    "two plugins with one name": ([QUEUE, QUEUE], ONE, {}, "queue-scorer appears twice"),
     "two pickers in a profile": (
         [PICKER, {**PICKER, "name": "other"}],
         [{"name": "one", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "other"}]}],
@@ -223,7 +225,7 @@ def test_without_its_feature_gate_the_seed_pages_file_refuses_to_start() -> None
 
 def test_a_gate_that_is_no_more_is_accepted_with_a_warning() -> None:
     picker = load(MINIMAL.replace("inference.networking.x-k8s.io/v1alpha1", CURRENT), name="x")
-    assert picker.warnings[0] == "featureGates: prepareDataPlugins is no more; it changes nothing"
+    assert picker.warnings[0] == "featureGates: prepareDataPlugins was removed; it changes nothing"
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ ANY = PickRequest()
 
 def _keep(kind: str, parameters: dict[str, Any], endpoints: list[Endpoint], request: PickRequest = ANY) -> set[str]:
     cls, keep = FILTERS[kind]
-    return {one.name for one in keep(endpoints, request, read(cls, parameters))}
+    return {one.name for one in keep(endpoints, request, read(kind, cls, parameters))}
 
 
 def _score(
     kind: str, endpoints: list[Endpoint], request: PickRequest = ANY, parameters: dict[str, Any] | None = None
 ) -> list[float]:
     cls, score = SCORERS[kind]
-    return score(endpoints, request, read(cls, parameters))
+    return score(endpoints, request, read(kind, cls, parameters))
 
 
 @cases("by-label.filter", "label-selector-filter")
