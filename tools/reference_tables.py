@@ -14,11 +14,12 @@ from typing import Any
 from prfaas import config_checks, metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.colocate.config import ColocateConfig
-from prfaas.config import Record, Setting, default, flag, settings, shown_default, variable
+from prfaas.config import Record, Setting, default, settings, shown_default
 from prfaas.console.config import ConsoleConfig
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.units import KINDS, Kind, KindName
 from tools import distance_table, missed_bars, wire_tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,21 @@ TWO_CLUSTERS = """\
       - {name: east-0, url: "http://10.0.2.1:8000", role: prefill, agent: east-0, wire: "10.0.2.1:7400"}
 """
 
+FORMS: dict[KindName, str] = {
+    "text": "text",
+    "path": "path",
+    "bytes": "size",
+    "seconds": "time",
+    "count": "number",
+    "ratio": "0 to 1",
+    "weight": "weight",
+    "flag": "yes/no",
+    "address": "address",
+    "rate": "rate",
+    "tokens": "tokens",
+    "text_list": "texts",
+}
+
 # Values for settings without a default, or with a default that only suits a trial.
 EXAMPLES = {
     "agent": {"name": "west-0", "secret_file": "/etc/prfaas/secret"},
@@ -55,26 +71,34 @@ EXAMPLES = {
 }
 
 
-def settings_table(component: str, cls: type[Any]) -> str:
-    """Return a table with one row per setting of a component; nested settings follow their record."""
-    rows = ["| key | default | accepted | meaning |", "|---|---|---|---|"]
-    return "\n".join(rows + _rows(component, cls, prefix=(), flagged=True))
+def settings_table(cls: type[Any]) -> str:
+    """Return a table with one row per setting; nested settings follow their record."""
+    return "\n".join(["| key | default | form | meaning |", "|---|---|---|---|", *_rows(cls, prefix=())])
 
 
-def _rows(component: str, cls: type[Any], *, prefix: tuple[str, ...], flagged: bool) -> list[str]:
+def _rows(cls: type[Any], *, prefix: tuple[str, ...]) -> list[str]:
     rows = []
     for name, setting in settings(cls):
         path = (*prefix, name)
         nested = isinstance(setting.kind, Record)
         many = isinstance(setting.kind, Record) and setting.kind.many
         key = "`" + ".".join(path) + ("[]`" if many else "`")
-        names = f"<br>`{variable(component, path)}`<br>`{flag(path)}`" if flagged and (many or not nested) else ""
         shown = "required" if setting.required else f"`{_one_line(cls, name, setting)}`"
-        accepted = ("a list of records" if many else "a record") if nested else setting.accepted
-        rows.append(f"| {key}{names} | {shown} | {accepted} | {setting.doc} |".replace("``", ""))
+        form = ("records" if many else "record") if nested else _form(setting)
+        rows.append(f"| {key} | {shown} | {form} | {setting.doc} |".replace("``", ""))
         if isinstance(setting.kind, Record):
-            rows += _rows(component, setting.kind.cls, prefix=path, flagged=flagged and not many)
+            rows += _rows(setting.kind.cls, prefix=path)
     return rows
+
+
+def _form(setting: Setting) -> str:
+    """Return the form of a setting in a few words, with limits. The page explains the forms once."""
+    assert isinstance(setting.kind, Kind)
+    names = [FORMS[name] for name, kind in KINDS.items() if kind is setting.kind]
+    form = names[0] if names else setting.kind.accepted.removeprefix("one of ").replace('"', "")
+    limits = [f"≥ {setting.kind.show(setting.minimum)}"] if setting.minimum is not None else []
+    limits += [f"≤ {setting.kind.show(setting.maximum)}"] if setting.maximum is not None else []
+    return " ".join([form, *limits])
 
 
 def _one_line(cls: type[Any], name: str, setting: Setting) -> str:
@@ -163,7 +187,7 @@ def current_files() -> dict[Path, str]:
     """Return each generated file with the text that it should have."""
     configuration, metrics_page = ROOT / "docs/configuration.md", ROOT / "docs/metrics.md"
     benchmarks_page = ROOT / "benchmarks/README.md"
-    tables = {f"settings of {name}": settings_table(name, cls) for name, cls in COMPONENTS.items()}
+    tables = {f"settings of {name}": settings_table(cls) for name, cls in COMPONENTS.items()}
     components = sorted({metric.name.split("_")[1] for metric in metrics.CATALOGUE})
     metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
     wire = {"missed bars of the wire": missed_bars.current(), **wire_tables.current()}
