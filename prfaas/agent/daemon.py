@@ -421,7 +421,7 @@ class Agent:
             **occupancy.page(self._pool, self._ssd),
             "pins": self._pins.status(),
             "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
-            "reverse_connections": [asdict(inlet) for inlet in self._receiver.inlets()],
+            "reverse_connections": [asdict(inlet) for inlet in self._receiver.reverse_dials()],
             "links": self._links.page(),
             "reporting": self._reporting.status() if self._reporting else None,
         }

@@ -27,7 +27,7 @@ from prfaas.kv.repack import Side
 from prfaas.transport.protocol.messages import Ending
 from prfaas.transport.receiver.admission import EndedTransfers
 from prfaas.transport.receiver.api import OpenRequest, TransferStats
-from prfaas.transport.receiver.transfer import shortened
+from prfaas.transport.receiver.transfers import shorten
 from prfaas.types import GroupBlocks, Prefix, TransferId
 
 MAX_EARLY = 1024  # of one engine: as many as it may hold parked while its workers attach
@@ -100,7 +100,7 @@ class OutcomeCache:
 
 def _shortened(ending: Ending) -> Ending:
     """What it says may be a peer's words."""
-    return replace(ending, message=shortened(ending.message))
+    return replace(ending, message=shorten(ending.message))
 
 
 @dataclass(frozen=True)

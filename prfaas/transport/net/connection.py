@@ -1,8 +1,4 @@
-"""What one connection of a link says of itself, so that a path that is worse than the others can be told.
-
-Of a connection that has lived for days its whole life says little, and a third of a second is over when somebody looks: what
-it sends again and what it waits for are of its last ten seconds.
-"""
+"""Connection of a link: frames over one socket, and the figures by which a bad path is told from good ones."""
 
 from __future__ import annotations
 
@@ -15,56 +11,74 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
 from prfaas.transport.congestion.rate_estimator import LinkLimit, limit_of
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness
 from prfaas.transport.net.sockets import SEND_SECONDS, Growth, PlainStream, TcpInfo, make_socket, read_tcp_info
 from prfaas.transport.net.tls import Certificates, TlsStream
-from prfaas.transport.protocol.wire import HEADER_BYTES, Header, State, next_state
+from prfaas.transport.protocol.wire import (
+    HEADER_BYTES,
+    TRANSITIONS,
+    ConnectionState,
+    ConnectionStep,
+    Header,
+    state_after,
+)
 from prfaas.units import join_address
 
+HANDSHAKE_SECONDS = 5.0  # For each of the four reads of a handshake.
+SILENCE_SECONDS = 15.0  # A peer that is silent for longer counts as gone. PING is sent after a third of it.
+FRAME_SECONDS = 60.0  # Longest time that one frame may take.
+LEAVE_SECONDS = 1.0  # A refused peer is listened to for at most twice as long.
+LEAVE_STEP_BYTES = 64 << 10
+# Room for frames that are written at once. The kernel takes twice as many beyond as many unsent ones, with TLS too.
+AT_ONCE_BYTES = NOT_SENT_LOW_WATER_BYTES // 4
+AT_ONCE_SECONDS = 0.01  # Far longer than a frame takes that the kernel has room for.
 RECENT_SECONDS, RECENT_STEP_SECONDS = 10.0, 1.0
+_SO_MAX_PACING_RATE, _UNPACED = 47, (1 << 64) - 1
+_DATA_STATES = (ConnectionState.SENDING, ConnectionState.RECEIVING)
 
 
 class TcpHistory:
-    """What has come to a connection of late, by the kernel."""
+    """Kernel figures of a connection over its last ten seconds, as its whole life would hide recent changes."""
 
     def __init__(self, began_at: float) -> None:
         """Times are monotonic seconds."""
-        self._seen: deque[tuple[float, TcpInfo | None]] = deque([(began_at, None)])
+        self._samples: deque[tuple[float, TcpInfo | None]] = deque([(began_at, None)])
 
     def add(self, info: TcpInfo, now: float) -> None:
-        """Take a look, of which there may be many more than are kept."""
-        if now - self._seen[-1][0] < RECENT_STEP_SECONDS:
+        """Take a sample, if the last one is old enough."""
+        if now - self._samples[-1][0] < RECENT_STEP_SECONDS:
             return
-        self._seen.append((now, info))
-        while now - self._seen[1][0] >= RECENT_SECONDS:
-            self._seen.popleft()
+        self._samples.append((now, info))
+        while now - self._samples[1][0] >= RECENT_SECONDS:
+            self._samples.popleft()
 
     def until(self, info: TcpInfo, now: float) -> tuple[float, Growth]:
-        """Over how many seconds, and what."""
-        at, before = self._seen[0]
-        return now - at, info.grown_since(before)
+        """Return the seconds since the oldest sample, and the growth over them."""
+        sampled_at, before = self._samples[0]
+        return now - sampled_at, info.grown_since(before)
 
 
 @dataclass(frozen=True)
 class ConnectionStats:
-    """A connection at one moment; `resent_ratio` and `limit` are of its last ten seconds."""
+    """Figures of a connection. `resent_ratio` and `limit` cover the last ten seconds, byte counts its whole life."""
 
     local_address: str
     remote_address: str
     age_seconds: float
-    rtt_seconds: float  # the kernel's mean, which stays where the last burst left it
+    rtt_seconds: float  # The kernel's mean, which stays where the last burst left it.
     min_rtt_seconds: float
-    delivery_bytes_per_second: int  # as the kernel measured it last
-    sent_bytes: int  # since it was made
-    retransmitted_bytes: int  # of those
-    resent_ratio: float  # of the bytes sent
-    limit: LinkLimit | None  # what it mostly waited for; None: it has just been made
-    unsent_bytes: int  # in its send buffer
-    unacknowledged_bytes: int  # payload that it has taken and that the peer has not acknowledged
-    still_seconds: float  # for how long chunks have waited on it and nothing has moved; 0: none wait
+    delivery_bytes_per_second: int
+    sent_bytes: int
+    retransmitted_bytes: int
+    resent_ratio: float
+    limit: LinkLimit | None  # None: too new to tell.
+    unsent_bytes: int
+    unacknowledged_bytes: int
+    still_seconds: float  # Time without progress while chunks wait; 0 if none wait.
 
     @classmethod
     def of(
@@ -77,7 +91,7 @@ class ConnectionStats:
         unacknowledged_bytes: int,
         now: float,
     ) -> ConnectionStats:
-        """By what the kernel says at present and has said of late; `addresses` are its two ends."""
+        """Return the present figures of a connection with these local and remote addresses."""
         seconds, grown = recent.until(info, now)
         waits_since = pulse.waits_since
         return cls(
@@ -101,22 +115,12 @@ class ConnectionStats:
         )
 
 
-HANDSHAKE_SECONDS = 5.0  # for each read of the handshake, of which there are four
-SILENCE_SECONDS = 15.0  # a peer that says nothing for this long is gone; PING goes out at a third of it
-LEAVE_SECONDS = 1.0  # a peer that was refused is listened to for so long, at most twice
-LEAVE_STEP_BYTES = 64 << 10
-FRAME_SECONDS = 60.0  # a frame that has begun is there by then, or the connection ends
-AT_ONCE_BYTES = NOT_SENT_LOW_WATER_BYTES // 4  # the kernel takes twice as many beyond as many unsent ones, with TLS too
-AT_ONCE_SECONDS = 0.01  # far longer than a frame takes that the kernel has room for
-_SO_MAX_PACING_RATE, _UNPACED = 47, (1 << 64) - 1
-
-
 class Connection:
     """Frames over one socket. One thread reads; any thread writes, one frame at a time; any thread may abort."""
 
-    def __init__(self, sock: socket.socket, *, state: State) -> None:
+    def __init__(self, sock: socket.socket, *, state: ConnectionState = TRANSITIONS.initial) -> None:
         self.state = state
-        self.certified_name: str | None = None  # the common name of the peer's certificate; None: not encrypted
+        self.certified_name: str | None = None  # Common name of the peer's certificate; None without TLS.
         self._socket = sock
         self._stream: PlainStream | TlsStream = PlainStream(sock)
         self._write_lock = threading.Lock()
@@ -129,21 +133,25 @@ class Connection:
         self._readable.register(sock, select.POLLIN)
 
     def secure(self, certificates: Certificates, *, is_listener: bool) -> None:
-        """Encrypt all that follows.
+        """Encrypt everything that follows.
 
         Raises:
-            OSError: the peer does not, or has no certificate that counts.
+            OSError: the peer does not encrypt, or has no valid certificate.
         """
         stream = certificates.wrap(self._socket, is_listener=is_listener)
         self.certified_name = stream.handshake(within_seconds=HANDSHAKE_SECONDS)
         self._stream = stream
+
+    def advance(self, step: ConnectionStep) -> None:
+        """Change the state by a step of this end."""
+        self.state = TRANSITIONS.next(self.state, step)
 
     def _set_timeout(self, option: int, seconds: float) -> None:
         whole = int(seconds)
         self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
 
     def set_read_timeout(self, seconds: float) -> None:
-        """How long the peer may be silent."""
+        """Set how long the peer may be silent."""
         self._set_timeout(socket.SO_RCVTIMEO, seconds)
 
     # Writing
@@ -152,7 +160,7 @@ class Connection:
         """Write one frame.
 
         Raises:
-            OSError: the connection is gone, or the peer takes nothing: no frame may follow a part of one, so it ends.
+            OSError: the connection is lost. It is also aborted if the peer takes only part of the frame.
         """
         with self._write_lock:
             try:
@@ -161,10 +169,19 @@ class Connection:
                 self.abort()
                 raise
 
-    def write_at_once(self, frame: bytes) -> bool:
-        """Write a frame without waiting for the peer; a long one on a thread of its own, of which there is one at a time.
+    def try_write(self, frame: bytes) -> bool:
+        """Write one frame. Return False if the connection is lost."""
+        try:
+            self.write(frame)
+            return True
+        except OSError:
+            return False
 
-        Returns whether it has begun: it has not while another is being written, or the peer takes too little.
+    def write_at_once(self, frame: bytes) -> bool:
+        """Write a frame without waiting for the peer, a long one on a thread of its own.
+
+        Returns:
+            False while another frame is being written or the peer takes too little.
 
         Raises:
             OSError: as `write`.
@@ -178,7 +195,7 @@ class Connection:
             if len(frame) <= AT_ONCE_BYTES:
                 self._stream.send([frame], within_seconds=FRAME_SECONDS)
                 return True
-            with contextlib.suppress(RuntimeError):  # of threads there may be more in a moment
+            with contextlib.suppress(RuntimeError):  # There may be room for another thread in a moment.
                 threading.Thread(target=self._write_alone, args=(frame,), name="write", daemon=True).start()
                 is_handed_over = True
             return is_handed_over
@@ -190,12 +207,12 @@ class Connection:
                 self._write_lock.release()
 
     def takes_at_once(self) -> bool:
-        """Whether the kernel has room for a short frame; a connection that is gone counts as one that has."""
+        """Return whether the kernel has room for a short frame, or the connection is lost."""
         info = self.tcp_info()
         return self.wait_writable(0) and (info is None or info.unsent_bytes <= AT_ONCE_BYTES)
 
     def _write_alone(self, frame: bytes) -> None:
-        """With the write lock, which `write_at_once` has taken."""
+        """Write a frame and release the write lock, which `write_at_once` has acquired."""
         try:
             self._stream.send([frame], within_seconds=FRAME_SECONDS)
         except OSError:
@@ -204,9 +221,9 @@ class Connection:
             self._write_lock.release()
 
     def wait_writable(self, seconds: float) -> bool:
-        """Whether the kernel takes more; a connection that is gone counts as writable."""
-        writable = select.poll()  # of this call alone: any thread writes, and no two may wait with one
-        with contextlib.suppress(ValueError):  # closed
+        """Wait until the kernel takes more or the connection is lost. Return False after the time-out."""
+        writable = select.poll()  # Two threads may not wait with the same object.
+        with contextlib.suppress(ValueError):  # The socket is closed.
             writable.register(self._socket, select.POLLOUT)
             return bool(writable.poll(seconds * 1000))
         return True
@@ -214,26 +231,26 @@ class Connection:
     # Reading
 
     def read_header(self) -> Header:
-        """The next frame's header, if it may come now.
+        """Return the next frame's header.
 
         Raises:
-            BlockingIOError: nothing of it has come for too long; it may still be read later.
-            OSError: the connection is gone, or stopped within it.
-            RemoteProtocolError: it is no header, or not of a frame that may come now.
+            BlockingIOError: no byte of it has arrived in time; it may still be read later.
+            OSError: the connection is lost, or stopped within the header.
+            RemoteProtocolError: the header is invalid, or the state does not allow the frame.
         """
         self._header[0] = 0
         try:
             self.read_into([self._header])
         except BlockingIOError as error:
-            if self._header[0]:  # of the magic, which begins with no zero
+            if self._header[0]:  # The magic does not begin with a zero.
                 raise TimeoutError("the peer stopped within a header") from error
             raise
         header = Header.decode(self._header)
-        self.state = next_state(self.state, header.type)
+        self.state = state_after(self.state, header.type)
         return header
 
     def read_payload(self, header: Header) -> bytearray:
-        """A control frame's payload; its length was checked with the header."""
+        """Return a control frame's payload, whose length was checked with the header."""
         payload = bytearray(header.length)
         if payload:
             self.read_into([memoryview(payload)])
@@ -243,56 +260,56 @@ class Connection:
         """Fill `views` with the next bytes.
 
         Raises:
-            OSError: the connection is gone, or silent for too long, or too slow.
+            OSError: the connection is lost, or silent for too long, or too slow.
         """
-        is_open = self.state in ("sending", "receiving")
-        self._stream.receive(views, within_seconds=FRAME_SECONDS if is_open else HANDSHAKE_SECONDS)
+        within_seconds = FRAME_SECONDS if self.state in _DATA_STATES else HANDSHAKE_SECONDS
+        self._stream.receive(views, within_seconds=within_seconds)
 
     def has_input(self) -> bool:
-        """Whether bytes of the peer wait to be read."""
+        """Return whether bytes of the peer wait to be read."""
         return self._stream.has_input() or bool(self._readable.poll(0))
 
     @property
     def is_worn(self) -> bool:
-        """Whether its keys have served for long enough: another connection should take over."""
+        """Whether the keys have served long enough: another connection should take over."""
         return self._stream.is_worn
 
     @property
     def is_worn_out(self) -> bool:
-        """Whether the peer, which sends, should have retired it."""
+        """Whether the sending peer should have retired the connection by now."""
         return self._stream.is_worn_out
 
-    # Ending
+    # Kernel
 
     def tcp_info(self) -> TcpInfo | None:
-        """The kernel's figures of this connection."""
+        """Return the kernel's figures of this connection."""
         return read_tcp_info(self._socket)
 
     def addresses(self) -> tuple[str, str] | None:
-        """This end's and the peer's; None when the socket is closed."""
+        """Return the local and remote address, or None when the socket is closed."""
         with contextlib.suppress(OSError):
             own, peer = self._socket.getsockname(), self._socket.getpeername()
             return join_address(*own[:2]), join_address(*peer[:2])
         return None
 
     def congestion_control(self) -> str:
-        """What the kernel uses on this connection, which need not be what was asked for."""
+        """Return the congestion control in use, which may differ from the configured one."""
         raw: bytes = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         return raw.partition(b"\0")[0].decode()
 
     def search_rate(self) -> None:
-        """Have the kernel look for a higher rate at once, doubling it each round trip, rather than by and by.
+        """Make the kernel search for a higher rate at once, doubling it each round trip.
 
-        Choosing another congestion control and this one again starts its search anew, from the present rate.
+        Switching to another congestion control and back restarts its search from the present rate.
         """
-        chosen = self.congestion_control()
-        if chosen in RATE_BASED:
+        current = self.congestion_control()
+        if current in RATE_BASED:
             with contextlib.suppress(OSError):
-                for name in ("reno", chosen):
+                for name in ("reno", current):
                     self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
     def choose_low_water(self) -> None:
-        """Hold as much unsent as a link of this round trip should; where the kernel does not tell it, the least."""
+        """Set how many unsent bytes the kernel may hold, by the round-trip time."""
         info = self.tcp_info()
         if info is not None:
             low_water = not_sent_low_water(rtt_seconds=info.min_rtt_seconds)
@@ -300,21 +317,23 @@ class Connection:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, low_water)
 
     def pace(self, bytes_per_second: float) -> None:
-        """Have the kernel send no faster than this; infinity: as fast as it can."""
-        rate = max(1, int(min(bytes_per_second, _UNPACED)))  # of which 0 would be as fast as it can, too
+        """Make the kernel send no faster than this; infinity removes the limit."""
+        rate = max(1, int(min(bytes_per_second, _UNPACED)))  # The kernel takes 0 as no limit.
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
 
+    # Ending
+
     def abort(self) -> None:
-        """Wake every thread that reads or writes, with an OSError; they, or their owner, then `close`."""
+        """Make every thread that reads or writes raise an OSError; the owner then closes the connection."""
         with self._close_lock, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
-        """After the last word: wait a moment for the peer to hear it and go, and throw away what it is still sending.
+        """After a last frame, discard input for a moment, so that the peer can read the frame and close.
 
-        A socket that is closed with bytes unread resets its connection (RFC 1122, section 4.2.2.13), and what the kernel
-        had not sent yet is lost.
+        Closing a socket with unread bytes resets the connection (RFC 1122, section 4.2.2.13), and the kernel drops
+        what it has not sent.
         """
         scrap, deadline = bytearray(LEAVE_STEP_BYTES), time.monotonic() + LEAVE_SECONDS
         with contextlib.suppress(OSError):
@@ -324,28 +343,39 @@ class Connection:
                 pass
 
     def close(self) -> None:
-        """Give the socket back, once nobody writes to it: the next one that this process makes has its number."""
+        """Close the socket once no thread writes to it: its descriptor number may be reused at once."""
         self.abort()
+        if self.state is not ConnectionState.CLOSED:
+            self.advance(ConnectionStep.CLOSE)
         with self._write_lock, self._close_lock:
             self._socket.close()
 
 
+class DialConfig(Protocol):
+    """Settings for dialling, which the configurations of sender and receiver share."""
+
+    @property
+    def congestion_control(self) -> str: ...
+    @property
+    def certificates(self) -> Certificates | None: ...
+    @property
+    def insecure_plaintext(self) -> bool: ...
+
+
 @contextlib.contextmanager
-def open_connection(
-    address: str, *, congestion_control: str, certificates: Certificates | None, allow_public: bool
-) -> Iterator[Connection]:
-    """A connection to `address` before its handshake, encrypted when there are certificates; closed when the block ends.
+def open_connection(address: str, config: DialConfig) -> Iterator[Connection]:
+    """Dial an address, encrypted if there are certificates; the handshake is still to do. Close after the block.
 
     Raises:
-        ConfigError: the address is public, there are no certificates, and nobody has allowed that.
+        ConfigError: the address is public, and neither certificates nor `insecure_plaintext` are configured.
         OSError: nobody answers.
     """
-    allowed = allow_public or certificates is not None
-    sock = make_socket(address, congestion_control=congestion_control, allow_public=allowed)
-    connection = Connection(sock, state="challenge")
+    allow_public = config.insecure_plaintext or config.certificates is not None
+    sock = make_socket(address, congestion_control=config.congestion_control, allow_public=allow_public)
+    connection = Connection(sock)
     try:
-        if certificates is not None:
-            connection.secure(certificates, is_listener=False)
+        if config.certificates is not None:
+            connection.secure(config.certificates, is_listener=False)
         yield connection
     finally:
         connection.close()

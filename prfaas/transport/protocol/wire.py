@@ -1,31 +1,30 @@
-"""The bytes on the wire, version 1: frames of a 48-byte header and a payload (pure, holds no socket and no payload).
+"""Bytes on the wire, version 1: frames of a 48-byte header and a payload. Pure: no socket, no payload is kept.
 
-Theory of operation. A link is a set of TCP connections from a sending to a receiving agent. Each begins with a handshake
-in which both sides prove that they know the secret, over fresh nonces; then frames of any transfer may cross any of them:
+A link is a set of TCP connections from a sending to a receiving agent. Each begins with a handshake, in which both
+sides prove over fresh nonces that they know the secret. Then frames of any transfer may use any connection:
 
     sender (dials)                  receiver (listens)
     HELLO (name, nonce, versions)  ──▶
                                ◀──  CHALLENGE (name, nonce, version, boot id, proof)
     PROOF                      ──▶
                                ◀──  WELCOME
-    OPEN (object sizes, body)  ──▶                    once per transfer, again when the receiver may have lost it
+    OPEN (object sizes, body)  ──▶                    once per transfer, and again after lost connections
                                ◀──  HAVE (held objects, slabs received) | ERROR
     CHUNK, or PACKED or LOSSY  ──▶                    on any connection
-                               ◀──  ACK (how many chunks of this connection) | AGAIN (which came changed)
+                               ◀──  ACK (number of chunks of this connection) | AGAIN (number of a corrupt chunk)
     END (total)                ──▶                    every byte has been handed to a connection
-                               ◀──  DONE              every byte is there
-    CANCEL                     ──▶ ◀──                either side gives up
-                               ◀──  REOPEN            a chunk of a transfer that is not open here, or no connection of one
-                               ◀──  RATE              how much the link may send a second
-    PING                       ──▶ ◀──  PONG          a silent connection is alive
-    ERROR of no transfer       ──▶ ◀──                why whoever says it ends the connection
+                               ◀──  DONE              every byte has arrived
+    CANCEL                     ──▶ ◀──  ERROR         the sender, or the receiver, gives up
+                               ◀──  REOPEN            a transfer is unknown, or has lost its connections
+                               ◀──  RATE              bytes per second that the link may send
+    PING                       ──▶ ◀──  PONG          proof that a silent connection is alive
+    ERROR of no transfer       ──▶ ◀──                the reason for ending the connection
 
-A chunk carries a *slab*: the bytes [offset, offset + length / count) of each of `count` consecutive objects, one after the
-other. A layer's slices of many small blocks so travel in one frame, without a list of ranges.
+A chunk carries a slab: the bytes [offset, offset + length / count) of each of `count` consecutive objects. So the
+slices that one layer has in many small blocks travel in one frame, without a list of ranges.
 
-Header, little-endian: magic 4, version 1, type 1, count 2, payload length 4, transfer id 16, object 4, offset 8, checksum of
-a chunk 8. `docs/wire-format.md` has every field of every frame. Every length is checked against the limit of its
-type, and every type against the state of its connection, before memory is taken.
+`docs/wire-format.md` describes every field. Before memory is taken, every length is checked against the limit of its
+frame type, and every frame type against the state of its connection.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import Any, Literal
+from enum import Enum, IntEnum
+from typing import Any
 
 import msgpack
 import xxhash
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
+from prfaas.state_machine import TransitionTable
 from prfaas.transport.ranges import Slab
 
 MAGIC = b"PRFS"
@@ -51,6 +51,8 @@ NO_TRANSFER = bytes(16)
 
 
 class FrameType(IntEnum):
+    """Type of a frame, as it stands in its header."""
+
     HELLO = 1
     CHALLENGE = 2
     PROOF = 3
@@ -73,32 +75,47 @@ class FrameType(IntEnum):
 
 
 MAX_CHUNK_BYTES = 1 << 20
-MAX_OBJECTS_PER_CHUNK = 512  # each is one entry of the kernel's scatter list, which holds 1024
+MAX_OBJECTS_PER_CHUNK = 512  # Each is one entry of the kernel's scatter list, which holds 1024.
 _SMALL = 4 << 10
-MAX_PAYLOAD_BYTES: dict[FrameType, int] = {
+MAX_PAYLOAD_BYTES: dict[FrameType, int] = dict.fromkeys(FrameType, 0) | {
     FrameType.HELLO: _SMALL,
     FrameType.CHALLENGE: _SMALL,
     FrameType.PROOF: _SMALL,
     FrameType.WELCOME: _SMALL,
-    FrameType.OPEN: 16 << 20,  # 1M tokens in blocks of 16 are 1 MiB of hashes a group
-    FrameType.HAVE: 512 << 10,  # a bit for each of 2M objects, and 4096 slabs of up to 37 bytes
+    FrameType.OPEN: 16 << 20,  # 1M tokens in blocks of 16 are 1 MiB of hashes per group.
+    FrameType.HAVE: 512 << 10,  # A bit for each of 2M objects, and 4096 slabs of up to 37 bytes.
     FrameType.CHUNK: MAX_CHUNK_BYTES,
-    FrameType.ACK: 0,
-    FrameType.AGAIN: 0,
     FrameType.DONE: _SMALL,
     FrameType.CANCEL: _SMALL,
     FrameType.ERROR: _SMALL,
-    FrameType.PING: 0,
-    FrameType.PONG: 0,
-    FrameType.END: 0,
-    FrameType.REOPEN: 0,
     FrameType.PACKED: MAX_CHUNK_BYTES,
     FrameType.LOSSY: MAX_CHUNK_BYTES // 2 + 1,
-    FrameType.RATE: 0,
 }
 _TYPES = {int(kind): kind for kind in FrameType}
 
-State = Literal["hello", "challenge", "proof", "welcome", "sending", "receiving"]
+
+class ConnectionState(Enum):
+    """State of one end of a connection, named after the frames that the peer may send next."""
+
+    NEW = "new"
+    AWAITING_HELLO = "awaiting HELLO"
+    AWAITING_PROOF = "awaiting PROOF"
+    AWAITING_CHALLENGE = "awaiting CHALLENGE"
+    AWAITING_WELCOME = "awaiting WELCOME"
+    SENDING = "sending"
+    RECEIVING = "receiving"
+    CLOSED = "closed"
+
+
+class ConnectionStep(Enum):
+    """Step of this end that changes the state of a connection, as received frames do."""
+
+    DIAL = "send HELLO"
+    LISTEN = "await HELLO"
+    REVERSE = "let the dialler receive"
+    CLOSE = "close the socket"
+
+
 _FROM_SENDER = (
     FrameType.OPEN,
     FrameType.CHUNK,
@@ -120,21 +137,34 @@ _FROM_RECEIVER = (
     FrameType.PONG,
     FrameType.RATE,
 )
-# What may come in each state of a connection, and the state that follows. The dialer waits for CHALLENGE and WELCOME,
-# the listener for HELLO and PROOF. Anything else breaks the protocol. ERROR of no transfer ends a connection.
-NEXT_STATE: dict[State, dict[FrameType, State]] = {
-    "hello": {FrameType.HELLO: "proof"},
-    "proof": {FrameType.PROOF: "receiving", FrameType.ERROR: "proof"},
-    "challenge": {FrameType.CHALLENGE: "welcome", FrameType.ERROR: "challenge"},
-    "welcome": {FrameType.WELCOME: "sending", FrameType.ERROR: "welcome"},
-    "receiving": dict.fromkeys(_FROM_SENDER, "receiving"),
-    "sending": dict.fromkeys(_FROM_RECEIVER, "sending"),
-}
+# Received frames and own steps, by state. Any other frame breaks the protocol.
+TRANSITIONS: TransitionTable[ConnectionState, FrameType | ConnectionStep] = TransitionTable(
+    "connection",
+    ConnectionState.NEW,
+    {
+        (ConnectionState.NEW, ConnectionStep.LISTEN): ConnectionState.AWAITING_HELLO,
+        (ConnectionState.AWAITING_HELLO, FrameType.HELLO): ConnectionState.AWAITING_PROOF,
+        (ConnectionState.AWAITING_PROOF, FrameType.PROOF): ConnectionState.RECEIVING,
+        (ConnectionState.AWAITING_PROOF, FrameType.ERROR): ConnectionState.AWAITING_PROOF,
+        (ConnectionState.RECEIVING, ConnectionStep.REVERSE): ConnectionState.SENDING,
+        (ConnectionState.NEW, ConnectionStep.DIAL): ConnectionState.AWAITING_CHALLENGE,
+        (ConnectionState.AWAITING_CHALLENGE, FrameType.CHALLENGE): ConnectionState.AWAITING_WELCOME,
+        (ConnectionState.AWAITING_CHALLENGE, FrameType.ERROR): ConnectionState.AWAITING_CHALLENGE,
+        (ConnectionState.AWAITING_WELCOME, FrameType.WELCOME): ConnectionState.SENDING,
+        (ConnectionState.AWAITING_WELCOME, FrameType.ERROR): ConnectionState.AWAITING_WELCOME,
+        (ConnectionState.SENDING, ConnectionStep.REVERSE): ConnectionState.RECEIVING,
+        **{(ConnectionState.RECEIVING, frame_type): ConnectionState.RECEIVING for frame_type in _FROM_SENDER},
+        **{(ConnectionState.SENDING, frame_type): ConnectionState.SENDING for frame_type in _FROM_RECEIVER},
+        **{
+            (state, ConnectionStep.CLOSE): ConnectionState.CLOSED for state in ConnectionState if state.name != "CLOSED"
+        },
+    },
+)
 
 
 @dataclass(frozen=True)
 class Header:
-    """The head of one frame. `object`, `count`, `offset` and `checksum` are a chunk's; other frames say what theirs mean."""
+    """Header of one frame. The meaning of `offset` depends on the type; `object`, `count` and `checksum` are a chunk's."""
 
     type: FrameType
     length: int
@@ -145,7 +175,7 @@ class Header:
     count: int = 0
 
     def encode(self) -> bytes:
-        """The 48 bytes.
+        """Return the 48 bytes.
 
         Raises:
             LocalProtocolError: the payload is longer than its type allows.
@@ -168,14 +198,14 @@ class Header:
 
     @staticmethod
     def decode(data: bytes | bytearray | memoryview) -> Header:
-        """The header in 48 bytes.
+        """Return the header in 48 bytes.
 
         Raises:
-            RemoteProtocolError: magic, version, type, length or count is not of this protocol.
+            RemoteProtocolError: magic, version, type, length or count is invalid.
         """
         magic, version, number, count, length, transfer_id, index, offset, checksum = _HEADER.unpack(data)
         if magic != MAGIC:
-            raise RemoteProtocolError("magic", "this is no prfaas peer")
+            raise RemoteProtocolError("magic", "the peer does not speak this protocol")
         if version != VERSION:
             raise RemoteProtocolError("version", f"wire version {version}; this side speaks version {VERSION}")
         kind = _TYPES.get(number)
@@ -189,14 +219,14 @@ class Header:
 
     @property
     def slab(self) -> Slab:
-        """What a CHUNK carries."""
+        """Slab that a CHUNK carries."""
         return Slab(self.object, self.count, self.offset, self.length // self.count)
 
     def unpacked(self, raw_bytes: int) -> Header:
-        """The header of the CHUNK that a PACKED or LOSSY frame stands for, whose checksum it has.
+        """Return the header of the CHUNK that a PACKED or LOSSY frame replaces.
 
         Raises:
-            RemoteProtocolError: so many bytes are no such chunk.
+            RemoteProtocolError: the raw bytes do not divide evenly over the objects.
         """
         if raw_bytes % self.count:
             raise RemoteProtocolError("count", f"{self.type.name}: {raw_bytes} bytes over {self.count} objects")
@@ -211,22 +241,20 @@ def _count_fits(kind: FrameType, count: int, length: int) -> bool:
     return 0 < count <= MAX_OBJECTS_PER_CHUNK and length > 0 and length % count == 0
 
 
-def next_state(state: State, kind: FrameType) -> State:
-    """The state of a connection after a frame of this type came.
+def state_after(state: ConnectionState, frame_type: FrameType) -> ConnectionState:
+    """Return the state of a connection after it has received a frame of this type.
 
     Raises:
-        RemoteProtocolError: it may not come now.
+        RemoteProtocolError: the state does not allow the frame.
     """
-    following = NEXT_STATE[state].get(kind)
+    following = TRANSITIONS.transitions.get((state, frame_type))
     if following is None:
-        raise RemoteProtocolError(
-            "order", f"{kind.name} while waiting for {', '.join(k.name for k in NEXT_STATE[state])}"
-        )
+        raise RemoteProtocolError("order", f"{frame_type.name} is not allowed while {state.value}")
     return following
 
 
 def chunk_header(transfer_id: bytes, slab: Slab, checksum: int) -> bytes:
-    """The header of a CHUNK."""
+    """Return the header of a CHUNK."""
     head = Header(FrameType.CHUNK, slab.num_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
     return head.encode()
 
@@ -234,15 +262,15 @@ def chunk_header(transfer_id: bytes, slab: Slab, checksum: int) -> bytes:
 def packed_header(
     transfer_id: bytes, slab: Slab, checksum: int, *, packed_bytes: int, kind: FrameType = FrameType.PACKED
 ) -> bytes:
-    """The header of a PACKED or LOSSY frame; the checksum is that of the chunk as the receiver keeps it."""
+    """Return the header of a PACKED or LOSSY frame, with the checksum of the unpacked chunk."""
     head = Header(kind, packed_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
     return head.encode()
 
 
 def chunk_checksum(transfer_id: bytes, slab: Slab, views: Iterable[memoryview]) -> int:
-    """XXH3-64 of a chunk's payload, seeded with that of its header before the checksum, so that it covers both.
+    """Return the XXH3-64 of a chunk's payload, seeded with that of the header fields, so that it covers both.
 
-    Each view is done with before the next is taken. Releases the interpreter lock for long ones.
+    Each view is read before the next is taken. Releases the interpreter lock for long views.
     """
     seed = xxhash.xxh3_64_intdigest(chunk_header(transfer_id, slab, 0)[:CHECKSUM_AT])
     if isinstance(views, list) and len(views) == 1:
@@ -254,6 +282,6 @@ def chunk_checksum(transfer_id: bytes, slab: Slab, views: Iterable[memoryview]) 
 
 
 def control(kind: FrameType, body: Any, *, transfer_id: bytes = NO_TRANSFER) -> bytes:
-    """A whole control frame with a msgpack payload."""
+    """Return a whole control frame with a msgpack payload."""
     payload: bytes = msgpack.packb(body)
     return Header(kind, len(payload), transfer_id).encode() + payload

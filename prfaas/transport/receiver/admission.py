@@ -1,4 +1,4 @@
-"""How much each peer has of what is bounded over all of them (pure)."""
+"""Quotas that divide what is bounded over all peers. Pure: callers pass the time and hold a lock."""
 
 from __future__ import annotations
 
@@ -11,142 +11,143 @@ from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
 from prfaas.transport.sender.outbound_transfer import MAX_CANCELS
 
-
-class FairQuota:
-    """A bounded good. Its last quarter is for peers that have less than a quarter, so that none takes it from the others."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._total = 0
-        self._of: Counter[str] = Counter()
-
-    def has_room(self, peer: str, amount: int = 1) -> bool:
-        """Whether a peer may have so much more."""
-        total, own = self._total + amount, self._of[peer] + amount
-        return total <= self.limit and (total <= self.limit * 3 // 4 or own <= self.limit // 4)
-
-    def change(self, peer: str, amount: int) -> None:
-        """A peer has so much more, or less."""
-        self._total += amount
-        self._of[peer] += amount
-        if not self._of[peer]:
-            del self._of[peer]
-
+# Bounds over all peers.
+MAX_TRANSFERS = 1024
+MAX_OPENING_BYTES = 256 << 20  # Bytes of all OPENs, and of the object sizes that they list.
+RUN_BYTES = 200  # Memory of one run of equal object sizes.
+MAX_TOTAL_FRAGMENTS = 1 << 18  # About 300 bytes each.
+# Fragments that every transfer may have. An honest sender causes a few per connection.
+FAIR_FRAGMENTS = MAX_TOTAL_FRAGMENTS // MAX_TRANSFERS
+MAX_STRAY_CANCELS = 4 * MAX_CANCELS  # Per period, as the caller is told of each.
+STRAY_PERIOD_SECONDS = 1.0
 
 T = TypeVar("T")
 
 
+class FairQuota:
+    """Bound on a resource that all peers share.
+
+    The last quarter is left to peers that hold less than a quarter, so no peer can take everything.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._total = 0
+        self._by_peer: Counter[str] = Counter()
+
+    def has_room(self, peer: str, amount: int = 1) -> bool:
+        """Return whether a peer may take this amount."""
+        total, held = self._total + amount, self._by_peer[peer] + amount
+        return total <= self.limit and (total <= self.limit * 3 // 4 or held <= self.limit // 4)
+
+    def change(self, peer: str, amount: int) -> None:
+        """Add an amount to what a peer holds; a negative amount gives it back."""
+        self._total += amount
+        self._by_peer[peer] += amount
+        if not self._by_peer[peer]:
+            del self._by_peer[peer]
+
+
 class EndedTransfers(Generic[T]):
-    """The latest answers, by peer and transfer: beyond the limit whoever has most loses its oldest."""
+    """Outcomes of the latest transfers by peer and id. Beyond the limit, the peer with most entries loses its oldest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._count = 0
-        self._of: dict[str, OrderedDict[bytes, T]] = {}
+        self._by_peer: dict[str, OrderedDict[bytes, T]] = {}
 
     def get(self, peer: str, transfer_id: bytes) -> T | None:
-        its = self._of.get(peer)
-        return None if its is None else its.get(transfer_id)
+        outcomes = self._by_peer.get(peer)
+        return None if outcomes is None else outcomes.get(transfer_id)
 
-    def put(self, peer: str, transfer_id: bytes, answer: T) -> None:
-        its = self._of.setdefault(peer, OrderedDict())
-        self._count += transfer_id not in its
-        its[transfer_id] = answer
+    def put(self, peer: str, transfer_id: bytes, outcome: T) -> None:
+        outcomes = self._by_peer.setdefault(peer, OrderedDict())
+        self._count += transfer_id not in outcomes
+        outcomes[transfer_id] = outcome
         if self._count > self._limit:
-            self._forget_one()
-
-    def _forget_one(self) -> None:
-        most = max(self._of, key=lambda peer: len(self._of[peer]))
-        self._of[most].popitem(last=False)
-        self._count -= 1
-        if not self._of[most]:
-            del self._of[most]
-
-
-# Bounds over all peers, of which the last quarter is for those that have little.
-MAX_TRANSFERS = 1024  # asked and arriving
-MAX_OPENING_BYTES = 256 << 20  # of all of them: what their senders said when they opened them
-RUN_BYTES = 200  # that a run of sizes takes
-MAX_PIECES = 1 << 18  # of what has arrived of all transfers, about 300 bytes each
-FAIR_PIECES = MAX_PIECES // MAX_TRANSFERS  # of one, which any may have; an honest sender's are a few per connection
-MAX_STRAYS = 4 * MAX_CANCELS  # of transfers that were never opened, in STRAYS_SECONDS: the caller hears of each
-STRAYS_SECONDS = 1.0
-
-
-class Admission:
-    """Of one receiving end. No lock of its own: `arrivals.Arrivals` holds its lock around every call, of `Pieces` too."""
-
-    def __init__(self, *, max_pieces: int = MAX_PIECES) -> None:
-        self._transfers, self._opening_bytes, self._pieces = map(
-            FairQuota, (MAX_TRANSFERS, MAX_OPENING_BYTES, max_pieces)
-        )
-        self._strays, self._strays_until = FairQuota(MAX_STRAYS), 0.0  # monotonic seconds
-
-    def objection(self, request: OpenRequest) -> str:
-        """Why there is no room for a transfer; "": there is."""
-        if not self._transfers.has_room(request.peer_name):
-            return f"too many of {MAX_TRANSFERS} transfers are arriving already"
-        if not self._opening_bytes.has_room(request.peer_name, _opening_bytes(request)):
-            return "what opens transfers takes too much memory already"
-        return ""
-
-    def admit(self, request: OpenRequest) -> FragmentQuota:
-        """A transfer is here from now on; returns what it may be kept in."""
-        self._transfers.change(request.peer_name, 1)
-        self._opening_bytes.change(request.peer_name, _opening_bytes(request))
-        return FragmentQuota(request.peer_name, self._pieces)
-
-    def dismiss(self, request: OpenRequest, pieces: FragmentQuota) -> None:
-        """Nothing is kept of it any more."""
-        self._transfers.change(request.peer_name, -1)
-        self._opening_bytes.change(request.peer_name, -_opening_bytes(request))
-        pieces.give_back()
-
-    def stray(self, peer: str) -> None:
-        """A peer gives up a transfer that was never opened.
-
-        Raises:
-            RemoteProtocolError: it gives up more of those than any sender keeps.
-        """
-        if not self._strays.has_room(peer):
-            raise RemoteProtocolError("cancels", "too many transfers are cancelled that were never opened")
-        self._strays.change(peer, 1)
-
-    def forget_strays(self, now: float) -> None:
-        """Once in STRAYS_SECONDS; `now` is monotonic seconds."""
-        if now >= self._strays_until:
-            self._strays, self._strays_until = FairQuota(MAX_STRAYS), now + STRAYS_SECONDS
+            largest = max(self._by_peer, key=lambda name: len(self._by_peer[name]))
+            self._by_peer[largest].popitem(last=False)
+            self._count -= 1
+            if not self._by_peer[largest]:
+                del self._by_peer[largest]
 
 
 class FragmentQuota:
-    """Of one transfer, disjoint, that what has arrived of it is kept as."""
+    """Fragments that the arrived area of one transfer is kept as. They count towards the bound over all transfers."""
 
     def __init__(self, peer: str, shared: FairQuota) -> None:
         self.count = 0
         self._peer, self._shared = peer, shared
-        self._is_given_back = False
+        self._is_released = False
 
     def has_room(self, arrived: Area, slab: Slab) -> bool:
-        """Whether what has arrived may be kept in as many pieces more as this slab makes it."""
-        more = arrived.growth(slab)
-        count = self.count + more
-        return count <= FAIR_PIECES or (count <= MAX_FRAGMENTS and self._shared.has_room(self._peer, more))
+        """Return whether the area may grow by as many fragments as this slab can add."""
+        growth = arrived.growth(slab)
+        count = self.count + growth
+        return count <= FAIR_FRAGMENTS or (count <= MAX_FRAGMENTS and self._shared.has_room(self._peer, growth))
 
-    def refusal(self) -> RemoteProtocolError:
-        """What a peer has done whose chunk finds none."""
-        text = f"more than {MAX_FRAGMENTS} separate pieces, or too many of {self._shared.limit} of all transfers"
-        return RemoteProtocolError("fragments", text)
+    def check(self, arrived: Area, slab: Slab) -> None:
+        """Check that there is room for the fragments that a slab can add.
 
-    def recount(self, arrived: Area) -> None:
-        """Something has arrived, or is lost; of a transfer that nothing is kept of it does not matter."""
-        if arrived.num_fragments != self.count and not self._is_given_back:
+        Raises:
+            RemoteProtocolError: there is none.
+        """
+        if not self.has_room(arrived, slab):
+            text = f"more than {MAX_FRAGMENTS} fragments, or too many of {self._shared.limit} of all transfers"
+            raise RemoteProtocolError("fragments", text)
+
+    def update(self, arrived: Area) -> None:
+        """Count the fragments again after the area has changed."""
+        if arrived.num_fragments != self.count and not self._is_released:
             self._shared.change(self._peer, arrived.num_fragments - self.count)
             self.count = arrived.num_fragments
 
-    def give_back(self) -> None:
-        """Nothing is kept of the transfer any more."""
+    def release(self) -> None:
+        """Give everything back; later updates count nothing."""
         self._shared.change(self._peer, -self.count)
-        self.count, self._is_given_back = 0, True
+        self.count, self._is_released = 0, True
+
+
+class Admission:
+    """Bounds on the transfers of one receiver."""
+
+    def __init__(self, *, max_fragments: int = MAX_TOTAL_FRAGMENTS) -> None:
+        self._transfers, self._opening_bytes = FairQuota(MAX_TRANSFERS), FairQuota(MAX_OPENING_BYTES)
+        self._fragments = FairQuota(max_fragments)
+        self._stray_cancels, self._stray_period_ends_at = FairQuota(MAX_STRAY_CANCELS), 0.0
+
+    def objection(self, request: OpenRequest) -> str:
+        """Return why there is no room for a transfer, or an empty string."""
+        if not self._transfers.has_room(request.peer_name):
+            return f"the limit of {MAX_TRANSFERS} inbound transfers is reached"
+        if not self._opening_bytes.has_room(request.peer_name, _opening_bytes(request)):
+            return "opened transfers take too much memory"
+        return ""
+
+    def admit(self, request: OpenRequest) -> FragmentQuota:
+        """Count a transfer and return the quota of its fragments."""
+        self._transfers.change(request.peer_name, 1)
+        self._opening_bytes.change(request.peer_name, _opening_bytes(request))
+        return FragmentQuota(request.peer_name, self._fragments)
+
+    def release(self, request: OpenRequest, fragments: FragmentQuota) -> None:
+        """Give back all that a transfer was counted for."""
+        self._transfers.change(request.peer_name, -1)
+        self._opening_bytes.change(request.peer_name, -_opening_bytes(request))
+        fragments.release()
+
+    def count_stray_cancel(self, peer: str, *, now: float) -> None:
+        """Count a CANCEL of a transfer that was never opened.
+
+        Raises:
+            RemoteProtocolError: the peer sends more of these than any sender keeps.
+        """
+        if now >= self._stray_period_ends_at:
+            self._stray_cancels = FairQuota(MAX_STRAY_CANCELS)
+            self._stray_period_ends_at = now + STRAY_PERIOD_SECONDS
+        if not self._stray_cancels.has_room(peer):
+            raise RemoteProtocolError("cancels", "too many transfers are cancelled that were never opened")
+        self._stray_cancels.change(peer, 1)
 
 
 def _opening_bytes(request: OpenRequest) -> int:

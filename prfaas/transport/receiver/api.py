@@ -1,4 +1,4 @@
-"""What the receiving end and its caller say to each other about transfers that arrive."""
+"""Requests, decisions and events that a receiver and its caller exchange about inbound transfers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prfaas.types import FailureReason
 
 @dataclass(frozen=True)
 class TransferStats:
-    """What a transfer cost on the wire."""
+    """Bytes and checksum failures of one transfer on the wire."""
 
     wire_bytes: int
     checksum_failures: int
@@ -22,7 +22,7 @@ NOTHING_RECEIVED = TransferStats(0, 0)
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """A peer wants to send objects of these sizes."""
+    """Request of a peer to send objects of these sizes."""
 
     transfer_id: bytes
     peer_name: str
@@ -33,8 +33,11 @@ class OpenRequest:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Send what is not `held`; `destination` gives the memory of an object, and is called from any thread. None: what comes
-    is checked and thrown away."""
+    """Decision to receive all objects that are not `held`.
+
+    `destination` returns the memory of an object and is called from any thread. Without it, chunks are checked and
+    discarded.
+    """
 
     held: Collection[int]
     destination: Callable[[int], memoryview] | None
@@ -42,13 +45,19 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Rejected:
+    """Decision not to receive a transfer."""
+
     reason: FailureReason
     message: str
 
 
+Decision = Accepted | Rejected
+AcceptFunction = Callable[[OpenRequest, Callable[[Decision], None]], None]
+
+
 @dataclass(frozen=True)
 class ReceiveCompleted:
-    """Every byte has landed and was checked."""
+    """Event: every byte has been written and checked."""
 
     transfer_id: bytes
     stats: TransferStats
@@ -56,7 +65,7 @@ class ReceiveCompleted:
 
 @dataclass(frozen=True)
 class ReceiveFailed:
-    """A transfer ended without its data. Also said of a transfer that was cancelled before its OPEN came."""
+    """Event: a transfer ended without its data, or was cancelled before its OPEN arrived."""
 
     transfer_id: bytes
     peer_name: str
@@ -67,7 +76,7 @@ class ReceiveFailed:
 
 @dataclass(frozen=True)
 class ReceiveMemoryFree:
-    """No thread writes to this transfer's memory any more; last, and once for each transfer that was accepted."""
+    """Event: no thread writes to the transfer's memory any more. The last event, once per accepted transfer."""
 
     transfer_id: bytes
 

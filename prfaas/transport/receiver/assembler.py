@@ -1,32 +1,29 @@
-"""What has arrived of one transfer, and what that makes of the next chunk (pure).
+"""Area of one transfer that has arrived. Pure.
 
-A byte counts once it has landed and its chunk's checksum matched. Loss, duplication and reordering of chunks do not matter;
-neither does how the sender cuts them, which may change from one connection to the next.
+A byte counts once it has been written and the checksum of its chunk matches. Loss, duplication and reordering of
+chunks do not matter. The sender may cut the same bytes into other chunks on another connection.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.ranges import Area, Ranges, Slab
 
 MAX_ATTEMPTS_PER_CHUNK = 3
-MAX_CHANGED = 64  # chunks of one transfer that may come changed
-# Of the arrived area, about 300 bytes each. An honest sender's are its layers times the runs of missing objects.
+MAX_CORRUPT_CHUNKS = 64  # Per transfer.
+# Bound on the arrived area. An honest sender causes as many as its layers times the runs of missing objects.
 MAX_FRAGMENTS = 1 << 14
-Use = Literal["write", "discard"]
 
 
 class Assembler:
-    """The arrived area of one transfer whose `held` objects need not come."""
+    """Arrived area of one transfer, without the `held` objects, which need not arrive."""
 
     def __init__(self, sizes: ObjectSizes, held: Ranges) -> None:
         self.sizes = sizes
         self.held = held
-        self.total_bytes = sizes.total_bytes - sizes.bytes_of(held)  # that must come
-        self.num_changed = 0
+        self.total_bytes = sizes.total_bytes - sizes.bytes_of(held)
+        self.num_corrupt = 0
         self.arrived = Area()
         self._attempts: dict[Slab, int] = {}
 
@@ -34,33 +31,33 @@ class Assembler:
     def missing_bytes(self) -> int:
         return self.total_bytes - self.arrived.num_bytes
 
-    def use_of(self, slab: Slab) -> Use:
-        """Whether a chunk that begins to arrive is written to memory; bytes that count are never written over.
+    def wants(self, slab: Slab) -> bool:
+        """Return whether any byte of a chunk is missing; arrived bytes are never overwritten by complete duplicates.
 
         Raises:
-            RemoteProtocolError: it is no part of what must come.
+            RemoteProtocolError: the chunk lies outside the objects that must arrive.
         """
         if not self.sizes.holds(slab):
             raise RemoteProtocolError("range", f"no object of this transfer has {slab}")
         if self.held.touches(slab.first, slab.last):
-            raise RemoteProtocolError("range", f"{slab} is of objects that are here already")
-        return "discard" if self.arrived.covers(slab) else "write"
+            raise RemoteProtocolError("range", f"{slab} is part of objects that this side already holds")
+        return not self.arrived.covers(slab)
 
-    def landed(self, slab: Slab) -> None:
-        """A chunk was written, and its checksum matches."""
+    def add(self, slab: Slab) -> None:
+        """Count a chunk that was written with the right checksum."""
         self.arrived.add(slab)
 
-    def lost(self, slab: Slab) -> None:
-        """A chunk was written in part, over whatever was there."""
+    def remove(self, slab: Slab) -> None:
+        """Discount a chunk that was written only in part, over earlier bytes."""
         self.arrived.remove(slab)
 
-    def forget(self) -> None:
-        """Everything must come again."""
+    def clear(self) -> None:
+        """Forget everything; all bytes must arrive again."""
         self.arrived = Area()
 
-    def changed(self, slab: Slab) -> bool:
-        """A chunk was written, and its checksum does not match; returns whether to ask for it again."""
-        self.lost(slab)
-        self.num_changed += 1
+    def reject(self, slab: Slab) -> bool:
+        """Discount a chunk with a wrong checksum. Return whether to ask for a retransmission."""
+        self.remove(slab)
+        self.num_corrupt += 1
         self._attempts[slab] = self._attempts.get(slab, 0) + 1
-        return self._attempts[slab] < MAX_ATTEMPTS_PER_CHUNK and self.num_changed < MAX_CHANGED
+        return self._attempts[slab] < MAX_ATTEMPTS_PER_CHUNK and self.num_corrupt < MAX_CORRUPT_CHUNKS

@@ -1,4 +1,4 @@
-"""Reads one connection of the receiving end: frames in, chunks straight into their memory, acknowledgements out."""
+"""Reader of one connection: frames in, chunks straight into their memory, acknowledgements out."""
 
 from __future__ import annotations
 
@@ -16,77 +16,79 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum
 from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import OpenRequest
-from prfaas.transport.receiver.table import Arrivals, ChunkOutcome
-from prfaas.transport.receiver.transfer import say
+from prfaas.transport.receiver.dispatcher import InboundDispatcher
+from prfaas.transport.receiver.limits import ReceiveLimits
+from prfaas.transport.receiver.transfers import ChunkOutcome
 
+# An acknowledgement leaves after so many chunks or bytes, even on a busy connection, or so many seconds, even on a slow
+# one: the sender's rate estimate is made from acknowledgements.
 MAX_CHUNKS_PER_ACK = 16
-MAX_BYTES_PER_ACK = 2 << 20  # however busy the connection: the sender reckons with what is acknowledged
-MAX_ACK_SECONDS = 0.05  # and however slow: a chunk that has come does not wait for the end of the next
-SCRATCH_BYTES = 64 << 10  # where chunks go that nobody keeps
+MAX_BYTES_PER_ACK = 2 << 20
+MAX_ACK_SECONDS = 0.05
+SCRATCH_BYTES = 64 << 10
 MAX_ANSWERED = 64
-LARGE_FRAME_BYTES = 64 << 10  # control frames above this are read a few at a time; an honest sender's are seldom larger
-MAX_LARGE_FRAMES = 8  # control frames of up to 16 MiB that are being read, over all connections
-MAX_PACKED_FRAMES = 64  # packed chunks that are being read and unpacked, 3 MiB each
+LARGE_FRAME_BYTES = 64 << 10  # An honest sender's control frames are seldom larger.
+MAX_LARGE_FRAMES = 8  # Large control frames in memory, of up to 16 MiB each.
+MAX_PACKED_FRAMES = 64  # Packed chunks in memory, 3 MiB each with their unpacked bytes.
 
 
 class FrameQuota:
-    """How many frames may be in memory at once, over all connections. Who finds no room waits, and TCP holds its peer back."""
+    """Frames that may be in memory at once, over all connections. A connection without room waits, as does its peer."""
 
     def __init__(self) -> None:
         self.large, self.packed = FairQuota(MAX_LARGE_FRAMES), FairQuota(MAX_PACKED_FRAMES)
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def one_of(self, frames: FairQuota, peer: str) -> Iterator[None]:
-        """Hold one of these frames.
+    def reserve(self, quota: FairQuota, peer: str) -> Iterator[None]:
+        """Hold room for one frame during the block.
 
         Raises:
-            RemoteProtocolError: there has been no room for as long as a frame may take.
+            RemoteProtocolError: there was no room for as long as a frame may take.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: frames.has_room(peer), FRAME_SECONDS):
+            if not self._changed.wait_for(lambda: quota.has_room(peer), FRAME_SECONDS):
                 raise RemoteProtocolError("memory", "too many large frames at once; come again")
-            frames.change(peer, 1)
+            quota.change(peer, 1)
         try:
             yield
         finally:
             with self._changed:
-                frames.change(peer, -1)
+                quota.change(peer, -1)
                 self._changed.notify_all()
 
 
 class Reader:
-    """Serves one connection whose peer has proven its name."""
+    """Reads one connection whose peer has proven its name."""
 
     def __init__(
         self,
-        arrivals: Arrivals,
+        dispatcher: InboundDispatcher,
         connection: Connection,
         *,
         peer: str,
-        bounds: FrameQuota,
-        came: Callable[[int], None] = lambda num_bytes: None,
-        takes_lossy: bool = False,
+        quota: FrameQuota,
+        limits: ReceiveLimits,
+        accepts_lossy: bool = False,
     ) -> None:
-        """`came` hears the length of each chunk."""
-        self._takes_lossy = takes_lossy
-        self._count = came
-        self._bounds = bounds
-        self._packer = Packer()
-        self._arrivals = arrivals
+        self._dispatcher = dispatcher
         self._connection = connection
         self._peer = peer
-        self._num_chunks = 0  # that came on this connection
+        self._quota = quota
+        self._limits = limits
+        self._accepts_lossy = accepts_lossy
+        self._packer = Packer()
+        self._num_chunks = 0  # Of this connection.
         self._num_acknowledged = 0
         self._unacknowledged_bytes = 0
-        self._acknowledged_at = 0.0  # monotonic seconds
-        self._answered: dict[bytes, None] = {}  # unwanted transfers whose sender was told so on this connection
+        self._acknowledged_at = 0.0  # Monotonic seconds.
+        self._answered: dict[bytes, None] = {}  # Unwanted transfers that this connection has answered.
 
     def run(self) -> None:
-        """Read until the connection is lost, or has served for longer than its sender should have let it.
+        """Read until the connection is lost, or has served longer than its sender should have used it.
 
         Raises:
-            OSError: it is.
+            OSError: the connection is lost.
             RemoteProtocolError: the peer breaks the protocol.
         """
         while not self._connection.is_worn_out:
@@ -95,29 +97,28 @@ class Reader:
             is_late = time.monotonic() - self._acknowledged_at >= MAX_ACK_SECONDS
             if pending and (is_much or is_late or not self._connection.has_input()):
                 self._acknowledge()
-            self._heard(self._connection.read_header())
+            self._handle(self._connection.read_header())
 
     def _acknowledge(self) -> None:
         self._num_acknowledged, self._unacknowledged_bytes = self._num_chunks, 0
         self._acknowledged_at = time.monotonic()
         self._connection.write(Header(FrameType.ACK, 0, offset=self._num_chunks).encode())
 
-    def _heard(self, header: Header) -> None:
+    def _handle(self, header: Header) -> None:
         if header.type is FrameType.CHUNK:
             self._chunk(header)
-            return
-        if header.type in (FrameType.PACKED, FrameType.LOSSY):
-            if header.type is FrameType.LOSSY and not self._takes_lossy:
-                raise RemoteProtocolError("lossy", "lossy chunks are not taken here")
-            with self._bounds.one_of(self._bounds.packed, self._peer):
-                self._packed(header) if header.type is FrameType.PACKED else self._lossy(header)
-            return
-        if header.length <= LARGE_FRAME_BYTES:
+        elif header.type in (FrameType.PACKED, FrameType.LOSSY):
+            if header.type is FrameType.LOSSY and not self._accepts_lossy:
+                raise RemoteProtocolError("lossy", "this receiver does not accept lossy chunks")
+            with self._quota.reserve(self._quota.packed, self._peer):
+                self._packed_chunk(header)
+        elif header.length <= LARGE_FRAME_BYTES:
             self._control(header)
         else:
-            if self._num_acknowledged < self._num_chunks:  # they do not wait for what may take a minute
+            # A large frame may take a minute, and acknowledgements do not wait for it.
+            if self._num_acknowledged < self._num_chunks:
                 self._acknowledge()
-            with self._bounds.one_of(self._bounds.large, self._peer):
+            with self._quota.reserve(self._quota.large, self._peer):
                 self._control(header)
 
     def _control(self, header: Header) -> None:
@@ -127,12 +128,12 @@ class Reader:
         elif header.type is FrameType.OPEN:
             self._open(header, payload)
         elif header.type is FrameType.END:
-            self._arrivals.all_sent(self._peer, header)
+            self._dispatcher.all_sent(self._peer, header)
         elif header.type is FrameType.ERROR:
             raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         else:  # CANCEL
             ending = messages.decode_ending(payload, header.type)
-            self._arrivals.cancelled(self._connection, self._peer, header.transfer_id, ending)
+            self._dispatcher.cancelled(self._connection, self._peer, header.transfer_id, ending)
 
     def _open(self, header: Header, payload: bytearray) -> None:
         opened = messages.decode_open(header, payload)
@@ -143,81 +144,78 @@ class Reader:
             object_bytes=opened.sizes,
             deadline_seconds=opened.deadline_seconds,
         )
-        self._arrivals.open(self._connection, request)
+        self._dispatcher.open(self._connection, request)
+
+    # Chunks
 
     def _chunk(self, header: Header) -> None:
-        views = self._arrivals.begin_write(self._connection, self._peer, header, wire_bytes=header.length)
+        views = self._dispatcher.begin_write(self._connection, self._peer, header, wire_bytes=header.length)
         if views is None:
-            self._discard(header)
-        elif self._read(header, views):
-            self._ask_again(header)
-        self._came(header)
+            for _ in self._read_scratch(header):
+                pass
+            self._answer_unwanted(header.transfer_id)
+        elif self._read_into(header, views):
+            self._request_retransmission(header)
+        self._count(header)
 
-    def _came(self, chunk: Header) -> None:
+    def _packed_chunk(self, header: Header) -> None:
+        """Read a PACKED or LOSSY frame, and unpack it into the memory of its chunk."""
+        payload = self._connection.read_payload(header)
+        unpack: Callable[[], bytes | bytearray]
+        if header.type is FrameType.PACKED:
+            raw_bytes, unpack = read_head(payload).raw_bytes, functools.partial(self._packer.unpack, payload)
+        else:
+            raw_bytes, unpack = fp8.raw_bytes(payload), functools.partial(fp8.restore, payload)
+        chunk = header.unpacked(raw_bytes)
+        views = self._dispatcher.begin_write(self._connection, self._peer, chunk, wire_bytes=header.length)
+        if views is None:
+            self._answer_unwanted(header.transfer_id)
+        elif self._unpack_into(chunk, views, unpack):
+            self._request_retransmission(header)
+        self._count(header)
+
+    def _count(self, header: Header) -> None:
         self._num_chunks += 1
-        self._unacknowledged_bytes += chunk.length
-        self._count(HEADER_BYTES + chunk.length)
+        self._unacknowledged_bytes += header.length
+        self._limits.received(self._peer, HEADER_BYTES + header.length)
 
-    def _ask_again(self, header: Header) -> None:
+    def _request_retransmission(self, header: Header) -> None:
         again = Header(FrameType.AGAIN, 0, header.transfer_id, offset=self._num_chunks)
         self._connection.write(again.encode())
 
-    def _packed(self, header: Header) -> None:
-        payload = self._connection.read_payload(header)
-        self._place(header, read_head(payload).raw_bytes, functools.partial(self._packer.unpack, payload))
+    def _read_into(self, header: Header, views: list[memoryview]) -> bool:
+        """Read a chunk into its memory, or check it piece by piece without one. Return whether to retransmit it."""
+        outcome: ChunkOutcome = "lost"
+        try:
+            if views:
+                self._connection.read_into(views)
+            checksum = chunk_checksum(header.transfer_id, header.slab, views or self._read_scratch(header))
+            outcome = "whole" if checksum == header.checksum else "corrupt"
+        finally:
+            for view in views:
+                view.release()
+            is_retransmitted = self._dispatcher.end_write(self._connection, header, outcome)
+        return is_retransmitted
 
-    def _lossy(self, header: Header) -> None:
-        payload = self._connection.read_payload(header)
-        self._place(header, fp8.raw_bytes(payload), functools.partial(fp8.restore, payload))
-
-    def _place(self, header: Header, raw_bytes: int, unpack: Callable[[], bytes | bytearray]) -> None:
-        """Put a chunk that travelled shorter than it is into its memory."""
-        chunk = header.unpacked(raw_bytes)
-        views = self._arrivals.begin_write(self._connection, self._peer, chunk, wire_bytes=header.length)
-        if views is None:
-            self._answer_unwanted(header.transfer_id)
-        elif self._unpack(chunk, views, unpack):
-            self._ask_again(header)
-        self._came(header)
-
-    def _unpack(self, chunk: Header, views: list[memoryview], unpack: Callable[[], bytes | bytearray]) -> bool:
-        """Unpack a chunk into its memory; whether it must come again. What does not match is never written."""
-        outcome: ChunkOutcome = "changed"
+    def _unpack_into(self, chunk: Header, views: list[memoryview], unpack: Callable[[], bytes | bytearray]) -> bool:
+        """Unpack a chunk into its memory if its checksum matches. Return whether to retransmit it."""
+        outcome: ChunkOutcome = "corrupt"
         try:
             raw = memoryview(unpack())
             if chunk_checksum(chunk.transfer_id, chunk.slab, [raw]) == chunk.checksum:
                 outcome = "whole"
                 for view in views:
                     view[:], raw = raw[: len(view)], raw[len(view) :]
-        except RemoteProtocolError:  # a byte that changed on the way can make it no packing at all
-            outcome = "changed"
+        except RemoteProtocolError:  # A byte that changed on the way can make the payload unreadable.
+            outcome = "corrupt"
         finally:
             for view in views:
                 view.release()
-            comes_again = self._arrivals.end_write(self._connection, chunk, outcome)
-        return comes_again
+            is_retransmitted = self._dispatcher.end_write(self._connection, chunk, outcome)
+        return is_retransmitted
 
-    def _read(self, header: Header, views: list[memoryview]) -> bool:
-        """Read a chunk into its memory, or a probe's into none; whether it must come again."""
-        outcome: ChunkOutcome = "lost"
-        try:
-            if views:
-                self._connection.read_into(views)
-            found = chunk_checksum(header.transfer_id, header.slab, views or self._scrap(header))
-            outcome = "whole" if found == header.checksum else "changed"
-        finally:
-            for view in views:
-                view.release()
-            comes_again = self._arrivals.end_write(self._connection, header, outcome)
-        return comes_again
-
-    def _discard(self, header: Header) -> None:
-        for _ in self._scrap(header):
-            pass
-        self._answer_unwanted(header.transfer_id)
-
-    def _scrap(self, header: Header) -> Iterator[memoryview]:
-        """A chunk that is kept nowhere, piece by piece; each is there until the next is read."""
+    def _read_scratch(self, header: Header) -> Iterator[memoryview]:
+        """Yield a chunk that is not kept in pieces. Each piece is valid until the next one is read."""
         scratch, left = memoryview(bytearray(min(SCRATCH_BYTES, header.length))), header.length
         while left:
             piece = scratch[:left]
@@ -226,13 +224,12 @@ class Reader:
             yield piece
 
     def _answer_unwanted(self, transfer_id: bytes) -> None:
-        if transfer_id not in self._answered:
-            answer = self._arrivals.what_became_of(self._peer, transfer_id)
-            if answer is not None:
-                self._remember(transfer_id)
-                say(self._connection, answer)
-
-    def _remember(self, transfer_id: bytes) -> None:
-        self._answered[transfer_id] = None
-        if len(self._answered) > MAX_ANSWERED:
-            del self._answered[next(iter(self._answered))]
+        """Tell the sender of an unwanted chunk what became of its transfer, once per connection."""
+        if transfer_id in self._answered:
+            return
+        answer = self._dispatcher.reply_to_unwanted(self._peer, transfer_id)
+        if answer is not None:
+            self._answered[transfer_id] = None
+            if len(self._answered) > MAX_ANSWERED:
+                del self._answered[next(iter(self._answered))]
+            self._connection.try_write(answer)

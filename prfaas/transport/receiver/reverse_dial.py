@@ -1,4 +1,4 @@
-"""Connections that a receiving end dials, to a sending peer that cannot reach it."""
+"""Reverse connections, which a receiver dials to a sender that cannot reach it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,14 @@ from dataclasses import dataclass
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import Connection, open_connection
+from prfaas.transport.net.connection import Connection, DialConfig, open_connection
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity
-from prfaas.transport.net.tls import Certificates
-
-
-@dataclass(frozen=True)
-class InletConfig:
-    """How the connections are made."""
-
-    num_connections: int = 0  # 0: as many as the round trip asks for
-    congestion_control: str = "bbr"
-    certificates: Certificates | None = None  # None: unencrypted, which public addresses must allow
-    insecure_plaintext: bool = False
 
 
 @dataclass(frozen=True)
 class ReverseDialState:
-    """How an inlet stands; `error`: why it has no connection."""
+    """State of the reverse connections to one peer; `error` says why there are none."""
 
     peer: str
     address: str
@@ -35,20 +24,20 @@ class ReverseDialState:
 
 
 class ReverseDialer:
-    """Keeps connections to one peer for as long as it is open: only the peer knows when it will send."""
+    """Keeps connections to one peer at all times, as only the peer knows when it will send."""
 
     def __init__(
         self,
         peer_name: str,
         address: str,
         *,
-        config: InletConfig,
+        config: DialConfig,
+        num_connections: int,
         identity: Identity,
         serve: Callable[[Connection, str, Collection[str]], None],
         refuse: Callable[[Connection, RemoteProtocolError], None],
     ) -> None:
-        """`serve(connection, peer, capabilities)` reads one until it is lost; `refuse` counts and tells a peer that breaks
-        the protocol."""
+        """`serve(connection, peer, capabilities)` reads a connection until it is lost. `refuse` rejects a peer."""
         self._peer_name = peer_name
         self._address = address
         self._config = config
@@ -62,11 +51,11 @@ class ReverseDialer:
             connect=self._connect_once,
             is_busy=lambda: True,
             peer_name=peer_name,
-            num_connections=config.num_connections,
+            num_connections=num_connections,
         )
 
     def start(self) -> None:
-        """Dial, and dial again whatever is lost; to be called now and then, as there may be no thread for it yet."""
+        """Dial every missing connection. Call this repeatedly, as there may be no thread for one yet."""
         with self._changed:
             self._dialler.start()
 
@@ -80,22 +69,16 @@ class ReverseDialer:
         self._dialler.join()
 
     def snapshot(self) -> ReverseDialState:
-        """How it stands now."""
+        """Return the present state."""
         with self._changed:
             error = "" if self._connections else self._dialler.last_error.removeprefix("(").removesuffix(")")
             return ReverseDialState(self._peer_name, self._address, len(self._connections), error)
 
     def _connect_once(self, number: int) -> None:
-        config = self._config
-        with open_connection(
-            self._address,
-            congestion_control=config.congestion_control,
-            certificates=config.certificates,
-            allow_public=config.insecure_plaintext,
-        ) as connection:
+        with open_connection(self._address, self._config) as connection:
             try:
                 challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name, receives=True)
-                if self._is_one_more(connection, number):
+                if self._add(connection, number):
                     self._serve(connection, self._peer_name, challenge.capabilities)
             except RemoteProtocolError as error:
                 self._refuse(connection, error)
@@ -104,8 +87,8 @@ class ReverseDialer:
                 with self._changed:
                     self._connections.discard(connection)
 
-    def _is_one_more(self, connection: Connection, number: int) -> bool:
-        """Whether a new connection is wanted; the first one's round trip decides how many are."""
+    def _add(self, connection: Connection, number: int) -> bool:
+        """Keep a new connection if it is wanted. The first one's round trip decides how many are."""
         with self._changed:
             if not self._connections:
                 self._dialler.count_by(connection)

@@ -24,7 +24,6 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Challenge, Done, Ending, Hello
 from prfaas.transport.protocol.wire import Header
 from prfaas.transport.ranges import Slab
-from prfaas.transport.receiver.transfer import say
 from prfaas.transport.sender.api import (
     SendCompleted,
     SendEvent,
@@ -433,19 +432,13 @@ class Link:
 
     def _connect_once(self, number: int) -> None:
         """Serve one connection until it is lost, by the peer's going or by our closing."""
-        config = self._config
-        with open_connection(
-            self.address,
-            congestion_control=config.congestion_control,
-            certificates=config.certificates,
-            allow_public=config.insecure_plaintext,
-        ) as connection:
+        with open_connection(self.address, self._config) as connection:
             try:
                 challenge = handshake.dial(connection, self._identity, peer_name=self._peer_name)
                 self._serve(connection, challenge, number)
             except RemoteProtocolError as error:
                 metrics.WIRE_REFUSALS.labels(reason=error.reason).inc()
-                say(connection, messages.encode_refusal(error))
+                connection.try_write(messages.encode_refusal(error))
                 raise
 
     def serve(self, connection: Connection, hello: Hello) -> None:

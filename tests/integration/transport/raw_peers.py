@@ -34,9 +34,7 @@ class RawSender:
         key: bytes = KEY,
         certificates: Certificates | None = None,
     ) -> None:
-        self.connection = Connection(
-            make_socket(address, congestion_control="bbr", allow_public=False), state="challenge"
-        )
+        self.connection = Connection(make_socket(address, congestion_control="bbr", allow_public=False))
         if certificates is not None:
             self.connection.secure(certificates, is_listener=False)
         handshake.dial(self.connection, Identity(name, key), peer_name=peer)
@@ -108,7 +106,7 @@ class RawReceiver:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._socket.accept()
-                connection = Connection(client, state="hello")
+                connection = Connection(client)
                 self._connections.append(connection)
                 self._threads.append(threading.Thread(target=self._run, args=(connection,)))
                 self._threads[-1].start()

@@ -42,7 +42,7 @@ class Scene:
         wait_until(lambda: near.snapshot().num_connections == NUM_CONNECTIONS, what="the sender's connections")
         wait_until(lambda: far.num_connections == relay.num_connections == NUM_CONNECTIONS, what="the receiver's")
         wait_until(lambda: not near.snapshot().num_transfers, what="the end of all transfers at the sender")
-        wait_until(lambda: not far._arrivals._arrivals, what="the end of all transfers at the receiver")
+        wait_until(lambda: not far._dispatcher._transfers._transfers, what="the end of all transfers at the receiver")
         self.forget()
 
     def forget(self) -> None:

@@ -66,7 +66,7 @@ def test_a_transfer_that_waits_for_its_prefill_outlives_the_connection_that_it_c
     near = near_to(far.address, num_connections=2)
     transfer_id = send(near, objects, ready=False)
     wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 2)
-    for connection in list(far.receiver._arrivals._arrivals[transfer_id].connections):
+    for connection in list(far.receiver._dispatcher._transfers._transfers[transfer_id].connections):
         connection.abort()
     cut_at = time.monotonic()
     wait_until(lambda: time.monotonic() - cut_at > 1.5 * ALONE_SECONDS)
@@ -432,12 +432,12 @@ def test_a_bug_that_a_watcher_meets_at_every_look_is_logged_once_a_second(
     near = near_to(far.address)
     assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
     near.link._lines._stalls = None  # type: ignore[assignment]
-    far.receiver._inlets.append(None)  # type: ignore[arg-type]
-    events = ("link.watch_failed", "receiver.watch_failed")
+    far.receiver._reverse_dialers.append(None)  # type: ignore[arg-type]
+    events = ("link.watch_failed", "receiver.tick_failed")
     try:
         wait_until(lambda: all(len(logged_at(event)) > 1 for event in events))
     finally:
-        far.receiver._inlets.pop()
+        far.receiver._reverse_dialers.pop()
     for event in events:
         first, second, *_ = logged_at(event)
         assert second - first > 0.9

@@ -37,6 +37,7 @@ from prfaas.transport.protocol.wire import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
     MAX_PAYLOAD_BYTES,
+    ConnectionState,
     FrameType,
     Header,
     chunk_checksum,
@@ -45,11 +46,12 @@ from prfaas.transport.protocol.wire import (
     packed_header,
 )
 from prfaas.transport.ranges import Slab
-from prfaas.transport.receiver.admission import FAIR_PIECES, MAX_OPENING_BYTES, RUN_BYTES
+from prfaas.transport.receiver.admission import FAIR_FRAGMENTS, MAX_OPENING_BYTES, RUN_BYTES
 from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveCompleted, ReceiveFailed, Rejected
+from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, MAX_LARGE_FRAMES, MAX_PACKED_FRAMES
 from prfaas.transport.receiver.server import MAX_STRANGERS, Receiver, ReceiverConfig, source_of
-from prfaas.transport.receiver.table import HAVE_SECONDS, Arrivals
+from prfaas.transport.receiver.transfers import HAVE_SECONDS
 from prfaas.transport.sender.api import SendCompleted, SendFailed
 from tests.integration.transport.ends import (
     GIVES_UP_SECONDS,
@@ -196,7 +198,7 @@ def _is_let_in_after_a_flood(far: Far) -> bool:
             flood.enter_context(socket.create_connection((host, int(port)), PATIENCE_SECONDS, source_address=source))
         wait_until(lambda: sum(far.receiver.refused.values()) >= before + MAX_STRANGERS)
         with contextlib.suppress(OSError):
-            handshake.dial(Connection(honest, state="challenge"), Identity("late", KEY), peer_name="far")
+            handshake.dial(Connection(honest), Identity("late", KEY), peer_name="far")
             return True
     return False
 
@@ -294,16 +296,16 @@ def test_a_sender_that_dawdles_within_a_chunk_holds_up_nobody_else(far: Far, nea
 
 
 def test_what_has_arrived_is_kept_in_so_many_pieces_and_who_scatters_most_is_refused() -> None:
-    max_pieces, at_most = 16 * FAIR_PIECES, 12 * FAIR_PIECES  # of one peer
-    far = make_far(max_pieces=max_pieces)
+    max_fragments, at_most = 16 * FAIR_FRAGMENTS, 12 * FAIR_FRAGMENTS  # of one peer
+    far = make_far(max_fragments=max_fragments)
     with RawSender(far.address, name="scatters") as greedy, RawSender(far.address, name="honest") as honest:
-        mine, theirs = honest.open(4 * FAIR_PIECES), greedy.open(2 * max_pieces)
+        mine, theirs = honest.open(4 * FAIR_FRAGMENTS), greedy.open(2 * max_fragments)
         for piece in range(at_most + 1):  # the last one is one too many
             greedy.chunk(theirs, Slab(0, 1, 2 * piece, 1), b"x")
         assert greedy.refusal().message.startswith("fragments")
-        for piece in range(FAIR_PIECES + 10):
+        for piece in range(FAIR_FRAGMENTS + 10):
             honest.chunk(mine, Slab(0, 1, 2 * piece, 1), b"y")
-        honest.chunk(mine, Slab(0, 1, 0, 4 * FAIR_PIECES), bytes(4 * FAIR_PIECES))
+        honest.chunk(mine, Slab(0, 1, 0, 4 * FAIR_FRAGMENTS), bytes(4 * FAIR_FRAGMENTS))
         wait_until(lambda: bool(far.of(ReceiveCompleted)))
     assert far.receiver.refused == {"fragments": 1}
     far.receiver.close()
@@ -601,13 +603,13 @@ def _answer_to_open(peer: RawSender, body: bytes) -> tuple[Header, bytes]:
 def test_the_sizes_of_objects_count_in_what_opens_transfers() -> None:
     sizes = ObjectSizes([(1 + number % 2, 1) for number in range(MAX_RUNS)])  # one, which all of these transfers share
     asked: list[OpenRequest] = []
-    arrivals = Arrivals(
+    dispatcher = InboundDispatcher(
         accept=lambda request, reply: asked.append(request), on_event=lambda event: None, reconnect_seconds=60.0
     )
-    connection, peer = (Connection(its, state="sending") for its in socket.socketpair())
+    connection, peer = (Connection(its, state=ConnectionState.SENDING) for its in socket.socketpair())
     while not peer.has_input():
         request = OpenRequest(os.urandom(16), "peer", b"", sizes, 60.0)
-        arrivals.open(connection, request)
+        dispatcher.open(connection, request)
     assert decode_ending(peer.read_payload(peer.read_header())).reason == "no_memory"
     assert len(asked) == 3 * MAX_OPENING_BYTES // (4 * RUN_BYTES * MAX_RUNS)
     connection.close()

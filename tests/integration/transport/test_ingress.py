@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.receiver.limits import TELL_RATIO
+from prfaas.transport.receiver.limits import CHANGE_RATIO
 from prfaas.transport.sender.api import SendFailed
 from prfaas.transport.sender.stats import PACE_STEP_RATIO
 from tests.integration.transport.ends import Far, Near, make_far, send
@@ -39,7 +39,7 @@ def _fill(near: Near) -> bytes:
 def _has_pace(near: Near, bytes_per_second: float) -> bool:
     """As closely as peers, and kernels, are told of changes."""
     pace = near.link.snapshot().pacing_bytes_per_second
-    return math.isclose(pace, bytes_per_second, rel_tol=TELL_RATIO + 2 * PACE_STEP_RATIO)
+    return math.isclose(pace, bytes_per_second, rel_tol=CHANGE_RATIO + 2 * PACE_STEP_RATIO)
 
 
 def _acknowledged(*nears: Near) -> int:

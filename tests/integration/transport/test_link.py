@@ -19,10 +19,9 @@ from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import read_tcp_info
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import MAX_OBJECTS, Have
-from prfaas.transport.protocol.wire import FrameType, Header
+from prfaas.transport.protocol.wire import ConnectionState, FrameType, Header
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
-from prfaas.transport.receiver.transfer import say
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
@@ -226,9 +225,9 @@ def test_a_receiver_whose_watcher_stumbles_still_keeps_deadlines(far: Far) -> No
 
 def test_a_peer_that_takes_half_a_frame_hears_no_other_after_it() -> None:
     ours, theirs = socket.socketpair()
-    connection = Connection(ours, state="receiving")
+    connection = Connection(ours, state=ConnectionState.RECEIVING)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50_000))
-    assert not say(connection, bytes(8 << 20))
+    assert not connection.try_write(bytes(8 << 20))
     with theirs:
         theirs.settimeout(PATIENCE_SECONDS)
         while theirs.recv(1 << 20):
@@ -304,9 +303,9 @@ class _SlowToWrite(socket.socket):
 def test_a_connection_is_not_closed_under_a_thread_that_writes_to_it() -> None:
     ours, theirs = socket.socketpair()
     slow = _SlowToWrite(ours)
-    connection = Connection(slow, state="receiving")
+    connection = Connection(slow, state=ConnectionState.RECEIVING)
     with theirs:
-        writer = threading.Thread(target=say, args=(connection, b"a frame"))
+        writer = threading.Thread(target=connection.try_write, args=(b"a frame",))
         writer.start()
         assert slow.is_writing.wait(PATIENCE_SECONDS)
         connection.close()

@@ -31,6 +31,7 @@ from prfaas.transport.protocol.messages import (
 from prfaas.transport.protocol.wire import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
+    ConnectionState,
     FrameType,
     Header,
     chunk_checksum,
@@ -38,8 +39,8 @@ from prfaas.transport.protocol.wire import (
 )
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveCompleted
+from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
-from prfaas.transport.receiver.table import Arrivals
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.outbound_transfer import MAX_CANCELS, PeerState
 from tests.integration.transport.ends import Far, Near, fill_up, resident_bytes, send
@@ -131,7 +132,9 @@ def test_chunks_that_are_checked_and_not_kept_cost_their_receiver_a_piece_of_eac
         for peer, transfer_id in zip(peers, ids, strict=True):
             checksum = chunk_checksum(transfer_id, slab, [payload])
             peer.connection.write(chunk_header(transfer_id, slab, checksum), payload[:1000])
-        wait_until(lambda: all(far.receiver._arrivals._arrivals[its].writers for its in ids), what="all at once")
+        wait_until(
+            lambda: all(far.receiver._dispatcher._transfers._transfers[its].writers for its in ids), what="all at once"
+        )
         for peer in peers:
             peer.connection.write(payload[1000:])
         wait_until(lambda: len(far.of(ReceiveCompleted)) == count)
@@ -229,7 +232,7 @@ def test_a_connection_under_tls_costs_two_batches(tmp_path: Path) -> None:
 
 def _say_much(stack: contextlib.ExitStack, near: Certificates, far: Certificates) -> None:
     """One more connection, over which much has been said, in pieces as long as chunks."""
-    ours, theirs = (Connection(its, state="sending") for its in socket.socketpair())
+    ours, theirs = (Connection(its, state=ConnectionState.SENDING) for its in socket.socketpair())
     stack.callback(ours.close)
     stack.callback(theirs.close)
 
@@ -248,31 +251,34 @@ def _say_much(stack: contextlib.ExitStack, near: Certificates, far: Certificates
 
 
 def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
-    arrivals = Arrivals(
+    dispatcher = InboundDispatcher(
         accept=lambda request, reply: reply(Accepted(held=(), destination=None)),
         on_event=lambda event: None,
         reconnect_seconds=PATIENCE_SECONDS,
     )
     ours, theirs = socket.socketpair()
-    connection, peer = Connection(ours, state="receiving"), Connection(theirs, state="sending")
+    connection, peer = (
+        Connection(ours, state=ConnectionState.RECEIVING),
+        Connection(theirs, state=ConnectionState.SENDING),
+    )
     peer.set_read_timeout(PATIENCE_SECONDS)
     sizes, transfer_id = ObjectSizes.of([2 * MAX_SLABS]), os.urandom(16)
     request = OpenRequest(transfer_id, "peer", b"", sizes, PATIENCE_SECONDS)
     with contextlib.closing(connection), contextlib.closing(peer):
-        arrivals.open(connection, request)
+        dispatcher.open(connection, request)
         peer.read_payload(peer.read_header())
         for at in range(MAX_SLABS):
             header = Header(FrameType.CHUNK, 1, transfer_id, offset=2 * at, count=1)
-            assert arrivals.begin_write(connection, "peer", header, wire_bytes=1) is not None
-            arrivals.end_write(connection, header, "whole")
+            assert dispatcher.begin_write(connection, "peer", header, wire_bytes=1) is not None
+            dispatcher.end_write(connection, header, "whole")
         with traced() as grown:
             num_bytes = fill_up(ours)
-            arrivals.open(connection, request)
+            dispatcher.open(connection, request)
             for _ in range(3):
-                arrivals.expire(time.monotonic())
+                dispatcher.tick(time.monotonic())
             assert grown() < 8 * MAX_SLABS, "not a pointer for each piece that has arrived"
         peer.read_into([memoryview(bytearray(num_bytes))])
-        arrivals.expire(time.monotonic())
+        dispatcher.tick(time.monotonic())
         header = peer.read_header()
         assert len(messages.decode_have(header, peer.read_payload(header), num_objects=1).arrived) == MAX_SLABS
 

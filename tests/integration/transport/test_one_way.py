@@ -21,7 +21,7 @@ from prfaas.transport.net.handshake import Identity
 from prfaas.transport.net.sockets import make_socket
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.protocol.messages import Hello, decode_ending
-from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType
+from prfaas.transport.protocol.wire import HEADER_BYTES, ConnectionState, FrameType
 from prfaas.transport.receiver.api import Rejected
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendCompleted, SendFailed
@@ -89,7 +89,7 @@ def test_every_byte_arrives_over_connections_that_the_receiver_dialled(
     assert [bytes(its) for its in far.memory[transfer_id]] == objects
     wait_until(lambda: opened.near.link.snapshot().num_connections == far.receiver.num_connections == 3)
     assert opened.receiver.num_connections == 0
-    assert far.receiver.inlets()[0].error == ""
+    assert far.receiver.reverse_dials()[0].error == ""
 
 
 def test_a_receiver_that_dials_says_what_may_be_sent_to_it(opened: Open, far_behind: Callable[..., Far]) -> None:
@@ -152,7 +152,7 @@ def test_who_is_not_expected_to_fetch_is_refused_and_counted(
 ) -> None:
     closed = make_open(peers=("somebody else",))
     far = far_behind(closed.address, num_connections=1)
-    wait_until(lambda: "does not wait for far" in far.receiver.inlets()[0].error)
+    wait_until(lambda: "does not expect far" in far.receiver.reverse_dials()[0].error)
     assert closed.receiver.refused.keys() == {"direction"}
     assert closed.near.link.snapshot().num_connections == 0
     closed.close()
@@ -186,7 +186,7 @@ def test_a_sender_that_was_dialled_and_breaks_the_protocol_hears_why_and_is_coun
 
 def test_a_receiver_that_dialled_and_breaks_the_protocol_hears_why_and_is_counted(opened: Open) -> None:
     made = make_socket(opened.address, congestion_control="bbr", allow_public=False)
-    with contextlib.closing(Connection(made, state="challenge")) as far:
+    with contextlib.closing(Connection(made)) as far:
         handshake.dial(far, Identity("far", KEY, b"b" * 16), peer_name="near", receives=True)
         far.set_read_timeout(PATIENCE_SECONDS)
         far.write(bytes(HEADER_BYTES))
@@ -228,7 +228,7 @@ def test_the_receiver_that_dials_shows_its_certificate_and_wants_to_see_the_send
 @contextlib.contextmanager
 def _served(near: Near, ours: socket.socket) -> Iterator[threading.Thread]:
     """The link sends over this socket, on a thread that lives as long as the connection."""
-    connection = Connection(ours, state="sending")
+    connection = Connection(ours, state=ConnectionState.SENDING)
     connection.set_read_timeout(PATIENCE_SECONDS)  # as after a handshake; else it is given up while a test watches it
     hello = Hello("far", bytes(32), (1,), (), boot_id=b"b" * 16)
     serving = threading.Thread(target=near.link.serve, args=(connection, hello))
@@ -244,7 +244,7 @@ def _served(near: Near, ours: socket.socket) -> Iterator[threading.Thread]:
 def _assert_cancel_leaves(near: Near) -> None:
     """On a connection that takes it, before anything else."""
     ours, theirs = socket.socketpair()
-    with _served(near, ours), contextlib.closing(Connection(theirs, state="receiving")) as peer:
+    with _served(near, ours), contextlib.closing(Connection(theirs, state=ConnectionState.RECEIVING)) as peer:
         peer.set_read_timeout(PATIENCE_SECONDS)
         assert peer.read_header().type is FrameType.CANCEL
 
@@ -257,7 +257,7 @@ def test_what_a_link_offers_first_has_its_whole_time_however_long_ago_the_link_w
     offered_at = time.monotonic()
     send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS)
     ours, theirs = socket.socketpair()
-    with _served(near, ours), contextlib.closing(Connection(theirs, state="receiving")) as peer:
+    with _served(near, ours), contextlib.closing(Connection(theirs, state=ConnectionState.RECEIVING)) as peer:
         peer.set_read_timeout(PATIENCE_SECONDS)
         assert peer.read_header().type is FrameType.OPEN
         near.link._end_late(offered_at + PATIENCE_SECONDS + FRUITLESS_SECONDS / 2)

@@ -71,9 +71,9 @@ def _send(chunker: Chunker, network: Network, assembler: Assembler, memory: Memo
             chunker.put_back(network.held_back.pop())
             continue
         for slab, is_right in network.deliver(chunker, chunk):
-            if assembler.use_of(slab) == "write":
+            if assembler.wants(slab):
                 memory.copy(slab, is_right=is_right)
-                assembler.landed(slab) if is_right else assembler.changed(slab)
+                assembler.add(slab) if is_right else assembler.reject(slab)
 
 
 @given(sizes_in_kib, st.sets(st.integers(0, 7)), st.lists(st.integers(0, 1 << 20), min_size=8, max_size=8), seeds)

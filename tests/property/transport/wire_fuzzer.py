@@ -32,17 +32,18 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.transport.protocol.messages import ObjectSizes
     from prfaas.transport.protocol.wire import (
         HEADER_BYTES,
+        ConnectionState,
         FrameType,
         Header,
-        State,
         chunk_checksum,
         chunk_header,
         packed_header,
     )
     from prfaas.transport.ranges import Ranges, Slab
     from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
+    from prfaas.transport.receiver.dispatcher import InboundDispatcher
+    from prfaas.transport.receiver.limits import ReceiveLimits
     from prfaas.transport.receiver.reader import FrameQuota, Reader
-    from prfaas.transport.receiver.table import Arrivals
     from prfaas.transport.sender.outbound_transfer import PeerState
     from prfaas.types import BlockHash, GroupBlocks, Shard
 
@@ -52,7 +53,7 @@ PACKER, IDENTITY = Packer(), handshake.Identity("far", bytes(32))
 
 
 @contextlib.contextmanager
-def connected_to(data: bytes, *, state: State) -> Iterator[Connection]:
+def connected_to(data: bytes, *, state: ConnectionState) -> Iterator[Connection]:
     """A connection whose peer says this and no more."""
     ours, theirs = socket.socketpair()
     with theirs, contextlib.closing(Connection(ours, state=state)) as connection, contextlib.suppress(OSError):
@@ -63,18 +64,20 @@ def connected_to(data: bytes, *, state: State) -> Iterator[Connection]:
 
 def read_connection(data: bytes) -> None:
     """Frames of a sender that has proven its name, by the receiving end itself."""
-    arrivals = Arrivals(accept=accept, on_event=lambda event: None, reconnect_seconds=60.0)
-    with connected_to(data, state="receiving") as connection:
-        arrivals.joined(connection, "peer")
+    dispatcher = InboundDispatcher(accept=accept, on_event=lambda event: None, reconnect_seconds=60.0)
+    with connected_to(data, state=ConnectionState.RECEIVING) as connection:
+        dispatcher.connected(connection, "peer")
         try:
-            Reader(arrivals, connection, peer="peer", bounds=FrameQuota(), takes_lossy=True).run()
+            Reader(
+                dispatcher, connection, peer="peer", quota=FrameQuota(), limits=ReceiveLimits(), accepts_lossy=True
+            ).run()
         finally:
-            arrivals.forget(connection, "peer")
+            dispatcher.disconnected(connection, "peer")
 
 
 def read_stranger(data: bytes) -> None:
     """Whatever somebody says who connects, by the listening end itself."""
-    with connected_to(data, state="hello") as connection:
+    with connected_to(data, state=ConnectionState.NEW) as connection:
         handshake.answer(connection, IDENTITY)
 
 

@@ -21,6 +21,7 @@ from prfaas.hashing import HashChain, prefix_hash, root_hash
 from prfaas.kv.layout import prefix_groups
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Hello, decode_open
+from prfaas.transport.protocol.wire import ConnectionState
 from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, BlockHash, CopyCommand, CopyEnd, Prefix, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
@@ -116,8 +117,8 @@ def test_a_copy_that_is_commanded_again_more_urgently_is_sent_so() -> None:
 
 def _priority_of_the_open(link: Link) -> int:
     """What the peer hears on a connection that it has dialled."""
-    ours, theirs = (Connection(its, state="sending") for its in socket.socketpair())
-    theirs.state = "receiving"
+    ours, theirs = (Connection(its, state=ConnectionState.SENDING) for its in socket.socketpair())
+    theirs.state = ConnectionState.RECEIVING
     theirs.set_read_timeout(PATIENCE_SECONDS)
     serving = threading.Thread(target=link.serve, args=(ours, Hello("east", bytes(32), (1,), (), bytes(range(16)))))
     serving.start()

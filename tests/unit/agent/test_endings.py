@@ -5,7 +5,7 @@ from __future__ import annotations
 from prfaas.agent.transfer.inbound import MAX_CANCELLED, MAX_REMEMBERED, OutcomeCache
 from prfaas.grants import Grant
 from prfaas.transport.protocol.messages import Ending
-from prfaas.transport.receiver.transfer import shortened
+from prfaas.transport.receiver.transfers import shorten
 from prfaas.types import AgentName, BlockHash, TransferId
 
 WHY, GAVE_UP = Ending("incomplete", "why"), Ending("cancelled", "no longer wanted")
@@ -59,5 +59,5 @@ def test_of_what_a_peer_says_only_the_beginning_is_remembered() -> None:
     endings, long = OutcomeCache(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
     endings.put(_id(1), long, until=UNTIL)
     endings.cancelled("east", _id(2), long)
-    kept = Ending("protocol", shortened(long.message))
+    kept = Ending("protocol", shorten(long.message))
     assert len(kept.message) < 100 and endings.of(_grant(1)) == endings.of(_grant(2)) == kept

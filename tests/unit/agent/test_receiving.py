@@ -46,7 +46,7 @@ from prfaas.transport.receiver.api import (
     Rejected,
     TransferStats,
 )
-from prfaas.transport.receiver.transfer import shortened
+from prfaas.transport.receiver.transfers import shorten
 from prfaas.types import AgentName, BlockHash, GroupBlocks, Shard, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.unit.cachepool.layouts import hybrid
@@ -360,7 +360,7 @@ def test_what_a_peer_says_at_any_length_is_cut_before_it_is_kept(node: Node) -> 
     node.attach(hybrid())
     answer = node.open([dataclasses.replace(hybrid(), packing="x" * 100_000)], is_described=True)
     assert isinstance(answer, Rejected) and len(answer.message) == MAX_MESSAGE_CHARACTERS
-    assert node.open([hybrid()]) == Rejected(answer.reason, shortened(answer.message)), "as it is remembered"
+    assert node.open([hybrid()]) == Rejected(answer.reason, shorten(answer.message)), "as it is remembered"
 
 
 def test_a_second_engine_that_claims_a_transfer_is_refused_by_name_and_the_first_is_served(node: Node) -> None:

@@ -12,7 +12,7 @@ from prfaas.transport.codec.packing import CODECS, TRIAL_BYTES
 from prfaas.transport.events import EventQueue
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Have, encode_have
-from prfaas.transport.protocol.wire import HEADER_BYTES, Header
+from prfaas.transport.protocol.wire import HEADER_BYTES, ConnectionState, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.sender.api import SendEvent, SendRequest
 from prfaas.transport.sender.connection_worker import ChunkTask, ConnectionWorker, ConnectionWorkers, WorkSource
@@ -32,7 +32,7 @@ def two_lines(
     with contextlib.ExitStack() as stack:
         made = []
         for end in socket.socketpair():
-            connection = stack.enter_context(contextlib.closing(Connection(end, state="sending")))
+            connection = stack.enter_context(contextlib.closing(Connection(end, state=ConnectionState.SENDING)))
             made.append(
                 ConnectionWorker(cast(WorkSource, work), connection, generation=generation, capabilities=CODECS)
             )

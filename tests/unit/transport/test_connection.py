@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prfaas.transport.net.connection import Connection
-from prfaas.transport.protocol.wire import FrameType, Header
+from prfaas.transport.protocol.wire import ConnectionState, FrameType, Header
 
 FRAME = Header(FrameType.PING, 0).encode()
 TAKEN_BYTES = 10
@@ -35,7 +35,7 @@ class _Full(socket.socket):
 def test_after_a_part_of_a_frame_nothing_follows(write: Callable[[Connection, bytes], object]) -> None:
     ours, theirs = socket.socketpair()
     full = _Full(fileno=ours.detach())
-    connection = Connection(full, state="sending")
+    connection = Connection(full, state=ConnectionState.SENDING)
     with contextlib.closing(connection), theirs:
         with pytest.raises(BlockingIOError):
             write(connection, FRAME)
@@ -51,7 +51,7 @@ def test_after_a_part_of_a_frame_nothing_follows(write: Callable[[Connection, by
 )
 def test_the_slowest_pace_is_a_byte_a_second_and_not_none(bytes_per_second: float, kernels: int) -> None:
     ours, theirs = socket.socketpair()
-    connection = Connection(ours, state="sending")
+    connection = Connection(ours, state=ConnectionState.SENDING)
     with contextlib.closing(connection), theirs:
         connection.pace(bytes_per_second)
         assert struct.unpack("=Q", ours.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8)) == (kernels,)

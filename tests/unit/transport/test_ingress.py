@@ -12,8 +12,8 @@ import pytest
 from prfaas.transport.congestion.rate_budget import LinkUsage, RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import CAPABILITIES
-from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
-from prfaas.transport.receiver.limits import BUSY_SECONDS, TELL_RATIO, ReceiveLimits
+from prfaas.transport.protocol.wire import HEADER_BYTES, ConnectionState, FrameType, Header
+from prfaas.transport.receiver.limits import BUSY_SECONDS, CHANGE_RATIO, ReceiveLimits
 from tests.support.waiting import PATIENCE_SECONDS
 
 LIMIT = 8e6
@@ -48,7 +48,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.budget = budget = CountingBudget(LIMIT)
-        self.ingress = ReceiveLimits(lambda peer: (budget,) if peer.startswith("t") else ())
+        self.limits = ReceiveLimits(lambda peer: (budget,) if peer.startswith("t") else ())
         self.now = 0.0
         self._sockets: list[socket.socket] = []
         self._connections: list[Connection] = []
@@ -59,8 +59,8 @@ class Ends:
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         self._sockets.append(theirs)
-        self._connections.append(make(ours, state="receiving"))
-        self.ingress.joined(self._connections[-1], peer, capabilities, now=self.now)
+        self._connections.append(make(ours, state=ConnectionState.RECEIVING))
+        self.limits.connected(self._connections[-1], peer, capabilities, now=self.now)
         return self._connections[-1], theirs
 
     def go_on(self, seconds: float, **bytes_per_second: float) -> None:
@@ -68,8 +68,8 @@ class Ends:
         for _ in range(round(seconds / STEP)):
             self.now += STEP
             for peer, rate in bytes_per_second.items():
-                self.ingress.came(peer, int(rate * STEP))
-            self.ingress.tell(self.now)
+                self.limits.received(peer, int(rate * STEP))
+            self.limits.tick(self.now)
 
     def close(self) -> None:
         for connection, theirs in zip(self._connections, self._sockets, strict=True):
@@ -112,7 +112,7 @@ def test_what_a_slow_peer_does_not_use_is_for_the_others(ends: Ends) -> None:
     (_, slow), (_, fast) = ends.join("tokyo-1"), ends.join("tokyo-2")
     ends.go_on(5.0, **{"tokyo-1": LIMIT / 8, "tokyo-2": LIMIT / 2})
     assert _told(slow)[-1] == LIMIT / 2, "which it may have at once"
-    assert math.isclose(_told(fast)[-1], LIMIT * (1 - 1 / 8 / 0.8), rel_tol=2 * TELL_RATIO)
+    assert math.isclose(_told(fast)[-1], LIMIT * (1 - 1 / 8 / 0.8), rel_tol=2 * CHANGE_RATIO)
 
 
 def test_a_peer_that_is_gone_leaves_its_share_to_the_others(ends: Ends) -> None:
@@ -120,7 +120,7 @@ def test_a_peer_that_is_gone_leaves_its_share_to_the_others(ends: Ends) -> None:
     both = {"tokyo-1": LIMIT / 2, "tokyo-2": LIMIT / 2}
     ends.go_on(1.0, **both)
     assert _told(first)[-1] == LIMIT / 2
-    ends.ingress.left(connection, "tokyo-2")
+    ends.limits.disconnected(connection, "tokyo-2")
     ends.go_on(STEP, **both)
     assert _told(first) == [LIMIT]
 
@@ -152,4 +152,4 @@ def test_who_does_not_know_of_limits_or_has_none_is_told_nothing(
     connection, theirs = ends.join(peer, capabilities)
     ends.go_on(1.0, **{peer: 2 * LIMIT})
     assert _told(theirs) == []
-    ends.ingress.left(connection, peer)
+    ends.limits.disconnected(connection, peer)

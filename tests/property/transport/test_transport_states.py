@@ -1,0 +1,180 @@
+"""State machines of the transport: random events drive the real objects, which follow their transition tables."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.errors import LocalProtocolError, RemoteProtocolError
+from prfaas.transport.net.connection import Connection
+from prfaas.transport.protocol import wire
+from prfaas.transport.protocol.messages import Ending, ObjectSizes
+from prfaas.transport.protocol.wire import ConnectionState, ConnectionStep, FrameType, Header
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.receiver import transfers
+from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
+from prfaas.transport.receiver.assembler import Assembler
+from prfaas.transport.receiver.transfers import InboundEvent, InboundState, InboundTransfers
+
+ConnectionEvent = FrameType | ConnectionStep
+CONNECTION_EVENTS: list[ConnectionEvent] = [*FrameType, *ConnectionStep]
+CHUNK_TYPES = (FrameType.CHUNK, FrameType.PACKED, FrameType.LOSSY)
+
+
+class ConnectionRun:
+    """A connection whose peer sends headers of any type."""
+
+    def __init__(self) -> None:
+        near, self._far = socket.socketpair()
+        self._connection = Connection(near)
+        self.transitions: set[tuple[ConnectionState, ConnectionEvent]] = set()
+
+    def apply(self, event: ConnectionEvent) -> None:
+        """Apply an event and check that the connection follows the table, or refuses the event and stays."""
+        before = self._connection.state
+        if before is ConnectionState.CLOSED:
+            return
+        expected = wire.TRANSITIONS.transitions.get((before, event))
+        refusal = RemoteProtocolError if isinstance(event, FrameType) else LocalProtocolError
+        with contextlib.nullcontext() if expected else pytest.raises(refusal):
+            if isinstance(event, FrameType):
+                is_chunk = event in CHUNK_TYPES
+                self._far.sendall(Header(event, int(is_chunk), count=int(is_chunk)).encode())
+                self._connection.read_header()
+            elif event is ConnectionStep.CLOSE:
+                self._connection.close()
+            else:
+                self._connection.advance(event)
+        assert self._connection.state is (expected or before)
+        if expected:
+            self.transitions.add((before, event))
+
+    def close(self) -> None:
+        self._connection.close()
+        self._far.close()
+
+
+def _run_connection(events: Iterable[ConnectionEvent]) -> set[tuple[ConnectionState, ConnectionEvent]]:
+    with contextlib.closing(ConnectionRun()) as run:
+        for event in events:
+            run.apply(event)
+        return run.transitions
+
+
+@given(st.lists(st.sampled_from(CONNECTION_EVENTS), max_size=30))
+def test_a_connection_makes_only_transitions_of_its_table(events: list[ConnectionEvent]) -> None:
+    _run_connection([ConnectionStep.LISTEN, *events])
+    _run_connection([ConnectionStep.DIAL, *events])
+
+
+def test_a_connection_reaches_every_transition_of_its_table() -> None:
+    reached = set()
+    for path in _paths(wire.TRANSITIONS.initial, wire.TRANSITIONS.transitions):
+        reached |= _run_connection(path)
+    assert reached == set(wire.TRANSITIONS.transitions)
+
+
+class InboundRun:
+    """One inbound transfer of 100 bytes, which one connection fills."""
+
+    def __init__(self) -> None:
+        self._transfers: InboundTransfers[str] = InboundTransfers(reconnect_seconds=5.0)
+        self._request = OpenRequest(bytes(16), "peer", b"", ObjectSizes.of([100]), 100.0)
+        transfer = self._transfers.open("a", self._request, now=0.0)
+        assert transfer is not None
+        self._transfer = transfer
+        self._header = Header(FrameType.CHUNK, 100, bytes(16), count=1)
+        self._is_decided = False
+        self.transitions: set[tuple[InboundState, InboundEvent]] = set()
+        self._advance, transfer.advance = transfer.advance, self._record  # type: ignore[method-assign]
+
+    def _record(self, event: InboundEvent) -> None:
+        before = self._transfer.state
+        self._advance(event)
+        assert transfers.TRANSITIONS.transitions[before, event] is self._transfer.state
+        self.transitions.add((before, event))
+
+    def apply(self, action: str) -> None:
+        """Do what a caller, a sender or the clock may do at any time."""
+        transfer, writers = self._transfer, self._transfer.writers
+        if action in ("accept", "reject") and not self._is_decided:
+            self._is_decided = True
+            if action == "accept":
+                assembler = Assembler(self._request.object_bytes, Ranges())
+                self._transfers.accept(transfer, Accepted((), None), assembler, now=0.0)
+            else:
+                self._transfers.reject(transfer, Rejected("no_memory", "full"))
+        elif action == "begin" and not writers:
+            if self._transfers.chunk_came("a", "peer", self._header, wire_bytes=100) is not None:
+                assert transfer.begin_write("a", Slab(0, 1, 0, 100))
+        elif action in ("whole", "corrupt", "lost") and writers:
+            self._transfers.end_write("a", self._header, action, now=0.0)  # type: ignore[arg-type]
+        elif action == "cancel":
+            self._transfers.cancel(bytes(16), "cancelled", "not wanted", now=0.0)
+        elif action == "cancelled":
+            self._transfers.cancelled("a", "peer", bytes(16), Ending("cancelled", "given up"), now=0.0)
+        elif action == "wrong end":
+            self._transfers.all_sent("peer", Header(FrameType.END, 0, bytes(16), offset=1), now=0.0)
+        elif action == "deadline":
+            self._transfers.tick(1000.0)
+        is_known = self._transfers.get(bytes(16)) is transfer
+        assert is_known == (transfer.state is not InboundState.RELEASED)
+
+
+INBOUND_ACTIONS = (
+    "accept",
+    "reject",
+    "begin",
+    "whole",
+    "corrupt",
+    "lost",
+    "cancel",
+    "cancelled",
+    "wrong end",
+    "deadline",
+)
+
+
+def _run_inbound(actions: Iterable[str]) -> set[tuple[InboundState, InboundEvent]]:
+    run = InboundRun()
+    for action in actions:
+        run.apply(action)
+    return run.transitions
+
+
+@given(st.lists(st.sampled_from(INBOUND_ACTIONS), max_size=20))
+def test_an_inbound_transfer_makes_only_transitions_of_its_table(actions: list[str]) -> None:
+    _run_inbound(actions)
+
+
+def test_an_inbound_transfer_reaches_every_transition_of_its_table() -> None:
+    runs = (
+        ["accept", "begin", "whole"],
+        ["accept", "begin", "cancelled", "lost"],
+        ["deadline", "accept"],
+        ["cancel", "reject"],
+        ["reject"],
+    )
+    reached = set().union(*map(_run_inbound, runs))
+    assert reached == set(transfers.TRANSITIONS.transitions)
+
+
+def _paths(
+    initial: ConnectionState, table: Iterable[tuple[ConnectionState, ConnectionEvent]]
+) -> Iterator[list[ConnectionEvent]]:
+    """Yield for each transition of the table a path from the initial state whose last event makes it."""
+    following = wire.TRANSITIONS.transitions
+    ways: dict[ConnectionState, list[ConnectionEvent]] = {initial: []}
+    pending = [initial]
+    for state in pending:
+        for source, event in table:
+            if source is state and (target := following[state, event]) not in ways:
+                ways[target] = [*ways[state], event]
+                pending.append(target)
+    for source, event in table:
+        yield [*ways[source], event]

@@ -1,0 +1,308 @@
+"""Inbound transfers without sockets: connections are strings, and the test passes the time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from prfaas.errors import LocalProtocolError, RemoteProtocolError
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, MAX_SLABS, Ending, ObjectSizes
+from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
+from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.receiver.admission import FAIR_FRAGMENTS, MAX_STRAY_CANCELS, MAX_TRANSFERS
+from prfaas.transport.receiver.api import (
+    Accepted,
+    OpenRequest,
+    ReceiveCompleted,
+    ReceiveFailed,
+    ReceiveMemoryFree,
+    Rejected,
+)
+from prfaas.transport.receiver.assembler import MAX_FRAGMENTS, Assembler
+from prfaas.transport.receiver.transfers import (
+    HAVE_SECONDS,
+    MAX_ENDED,
+    MAX_ENDED_MESSAGE_BYTES,
+    REOPEN_CONNECTIONS,
+    REOPEN_RATIO,
+    STUCK_WRITE_SECONDS,
+    ChunkOutcome,
+    InboundTransfer,
+    InboundTransfers,
+)
+from prfaas.transport.sender.outbound_transfer import MAX_CANCELS
+
+DEADLINE_SECONDS, RECONNECT_SECONDS = 100.0, 10.0
+WHOLE = Slab(0, 1, 0, 100)
+GIVEN_UP = Ending("cancelled", "never opened")
+
+
+class Receiver:
+    """Inbound transfers whose caller accepts everything."""
+
+    def __init__(self, **settings: int) -> None:
+        self.transfers: InboundTransfers[str] = InboundTransfers(reconnect_seconds=RECONNECT_SECONDS, **settings)
+        self.now = 0.0
+
+    def request(self, *sizes: tuple[int, int], peer: str = "peer") -> OpenRequest:
+        return OpenRequest(os.urandom(16), peer, b"", ObjectSizes(sizes or [(100, 1)]), DEADLINE_SECONDS)
+
+    def offer(self, connection: str, *sizes: tuple[int, int]) -> InboundTransfer[str]:
+        """Open a transfer that waits for a decision."""
+        transfer = self.transfers.open(connection, self.request(*sizes), now=self.now)
+        assert transfer is not None
+        return transfer
+
+    def open(self, connection: str, *sizes: tuple[int, int]) -> InboundTransfer[str]:
+        transfer = self.offer(connection, *sizes)
+        self.accept(transfer)
+        return transfer
+
+    def accept(self, transfer: InboundTransfer[str], held: Ranges | None = None) -> None:
+        assembler = Assembler(transfer.request.object_bytes, held or Ranges())
+        self.transfers.accept(transfer, Accepted((), None), assembler, now=self.now)
+
+    def begin(self, connection: str, transfer: InboundTransfer[str], slab: Slab) -> Header:
+        """Begin to write a chunk that is wanted, and return its header."""
+        transfer_id = transfer.request.transfer_id
+        header = Header(FrameType.CHUNK, slab.num_bytes, transfer_id, slab.first, slab.offset, count=slab.num_objects)
+        assert self.transfers.chunk_came(connection, "peer", header, wire_bytes=header.length) is transfer
+        assert transfer.begin_write(connection, slab)
+        return header
+
+    def end(self, connection: str, header: Header, outcome: ChunkOutcome = "whole") -> bool:
+        return self.transfers.end_write(connection, header, outcome, now=self.now)
+
+    def write(self, connection: str, transfer: InboundTransfer[str], slab: Slab = WHOLE) -> None:
+        self.end(connection, self.begin(connection, transfer, slab))
+
+    def final_frames(self, transfer: InboundTransfer[str]) -> list[FrameType]:
+        """Return the types of the final replies that are queued for a transfer."""
+        frames = [reply.frame for reply in self.transfers.replies if reply.transfer_id == transfer.request.transfer_id]
+        return [Header.decode(frame[:HEADER_BYTES]).type for frame in frames if frame is not None]
+
+    @property
+    def num_fragments(self) -> int:
+        return sum(transfer.fragments.count for transfer in self.transfers._transfers.values())
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver(max_fragments=16 * FAIR_FRAGMENTS)
+
+
+def test_a_transfer_completes_with_its_last_byte_and_frees_its_memory(receiver: Receiver) -> None:
+    transfer = receiver.open("a")
+    receiver.write("a", transfer, Slab(0, 1, 0, 60))
+    assert receiver.final_frames(transfer) == []
+    receiver.write("b", transfer, Slab(0, 1, 60, 40))
+    assert receiver.final_frames(transfer) == [FrameType.DONE]
+    assert receiver.transfers.replies[-1].connections == ("a", "b")
+    assert [type(event) for event in receiver.transfers.events] == [ReceiveCompleted, ReceiveMemoryFree]
+
+
+def test_memory_of_an_ended_transfer_is_free_once_its_last_writer_has_left(receiver: Receiver) -> None:
+    transfer = receiver.open("a")
+    header = receiver.begin("a", transfer, WHOLE)
+    receiver.transfers.cancel(transfer.request.transfer_id, "cancelled", "not wanted", now=0.0)
+    assert receiver.transfers.events == [], "the caller knows"
+    assert receiver.transfers.tick(STUCK_WRITE_SECONDS).aborts == []
+    assert receiver.transfers.tick(STUCK_WRITE_SECONDS + 0.1).aborts == ["a"]
+    receiver.end("a", header, "lost")
+    assert receiver.transfers.events == [ReceiveMemoryFree(transfer.request.transfer_id)]
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_transfer_that_ends_before_the_decision_sends_one_error(receiver: Receiver, is_accepted: bool) -> None:
+    transfer = receiver.offer("a")
+    receiver.transfers.cancelled("a", "peer", transfer.request.transfer_id, GIVEN_UP, now=0.0)
+    if is_accepted:
+        receiver.accept(transfer)
+    else:
+        receiver.transfers.reject(transfer, Rejected("no_memory", "too late"))
+    assert receiver.final_frames(transfer) == [FrameType.ERROR]
+    kinds = [type(event) for event in receiver.transfers.events]
+    assert kinds == ([ReceiveFailed, ReceiveMemoryFree] if is_accepted else [ReceiveFailed])
+
+
+def test_a_second_decision_is_an_error_of_the_caller(receiver: Receiver) -> None:
+    transfer = receiver.open("a")
+    with pytest.raises(LocalProtocolError, match="ACCEPT is not allowed"):
+        receiver.accept(transfer)
+
+
+def test_a_repeated_open_is_answered_with_have_at_once_or_at_a_later_tick(receiver: Receiver) -> None:
+    transfer = receiver.open("a")
+    receiver.now = 1.0
+    for _ in range(3):
+        assert receiver.transfers.open("b", transfer.request, now=receiver.now) is None
+    receiver.now += HAVE_SECONDS
+    receiver.transfers.open("b", transfer.request, now=receiver.now)
+    assert [reply.is_delayed for reply in receiver.transfers.replies] == [False, False, True, True, False]
+
+
+def test_replies_try_the_connection_first_that_opened_the_transfer_last(receiver: Receiver) -> None:
+    transfer = receiver.open("a")
+    for connection in ("b", "a"):
+        transfer.opened_over(connection)
+        assert transfer.latest_first[0] == connection
+
+
+def test_a_sender_without_connections_is_gone_after_a_while_unless_it_opens_the_transfer_again(
+    receiver: Receiver,
+) -> None:
+    transfer = receiver.open("a")
+    transfer.opened_over("b")
+    for now, connection in ((0.0, "a"), (50.0, "b"), (55.0, "b")):
+        assert transfer.overdue_reason(now, reconnect_seconds=RECONNECT_SECONDS) is None
+        transfer.connection_lost(connection, now=now)
+    assert transfer.overdue_reason(59.9, reconnect_seconds=RECONNECT_SECONDS) is None
+    assert transfer.overdue_reason(60.0, reconnect_seconds=RECONNECT_SECONDS) == "unreachable"
+    transfer.opened_over("a")
+    assert transfer.overdue_reason(60.0, reconnect_seconds=RECONNECT_SECONDS) is None
+
+
+def test_an_active_transfer_fails_at_its_deadline(receiver: Receiver) -> None:
+    transfer = receiver.open("a")
+    receiver.transfers.tick(DEADLINE_SECONDS - 0.1)
+    assert receiver.transfers.events == []
+    for _ in range(2):
+        receiver.transfers.tick(DEADLINE_SECONDS)
+    failed, freed = receiver.transfers.events
+    assert isinstance(failed, ReceiveFailed) and failed.reason == "deadline"
+    assert freed == ReceiveMemoryFree(transfer.request.transfer_id)
+
+
+def test_reopen_goes_over_a_few_other_connections_after_each_interval(receiver: Receiver) -> None:
+    transfers = [receiver.open("a") for _ in range(5)]
+    others = [str(number) for number in range(3 * REOPEN_CONNECTIONS)]
+    for connection in others:
+        receiver.transfers.connected(connection, "peer")
+    receiver.transfers.connected("a", "peer")
+    receiver.transfers.disconnected("a", "peer", now=10.0)
+    sent: Counter[tuple[str, bytes]] = Counter()
+    for tick in range(39):
+        sent.update(receiver.transfers.tick(10.0 + tick / 4).reopens)
+        num_intervals = int(tick / 4 / (REOPEN_RATIO * RECONNECT_SECONDS))
+        assert sent.total() == num_intervals * REOPEN_CONNECTIONS * len(transfers)
+    frames = [Header(FrameType.REOPEN, 0, transfer.request.transfer_id).encode() for transfer in transfers]
+    assert sent == {(connection, frame): 1 for connection in others for frame in frames}
+
+
+def test_a_have_lists_no_more_slabs_than_fit_its_frame(receiver: Receiver) -> None:
+    transfer = receiver.offer("a", (1, 3 * MAX_SLABS))
+    receiver.accept(transfer, held=Ranges([(0, 1)]))
+    assert transfer.assembler is not None
+    slabs = [Slab(2 * number + 1, 1, 0, 1) for number in range(MAX_SLABS + 10)]
+    for slab in slabs:
+        transfer.assembler.add(slab)
+    have = transfer.have()
+    assert have is not None and have.held.to_list() == [(0, 1)] and have.arrived == tuple(slabs[:MAX_SLABS])
+
+
+@pytest.mark.parametrize("fate", ["never opened", "disconnected", "cancelled here", "complete"])
+def test_a_cancel_is_answered_on_the_connection_that_brought_it(receiver: Receiver, fate: str) -> None:
+    transfer = receiver.open("a")
+    transfer_id = os.urandom(16) if fate == "never opened" else transfer.request.transfer_id
+    if fate == "disconnected":
+        receiver.transfers.connected("a", "peer")
+        receiver.transfers.disconnected("a", "peer", now=0.0)
+    elif fate == "cancelled here":
+        receiver.transfers.cancel(transfer_id, "cancelled", "not wanted", now=0.0)
+    elif fate == "complete":
+        receiver.write("a", transfer)
+    answer = receiver.transfers.cancelled("b", "peer", transfer_id, GIVEN_UP, now=0.0)
+    if fate == "disconnected":
+        assert "b" in receiver.transfers.replies[-1].connections
+        answer = receiver.transfers.replies[-1].frame
+    assert answer is not None
+    assert Header.decode(answer[:HEADER_BYTES]).type is (FrameType.DONE if fate == "complete" else FrameType.ERROR)
+
+
+def test_a_cancel_that_overtakes_its_open_refuses_the_open(receiver: Receiver) -> None:
+    request = receiver.request()
+    answer = receiver.transfers.cancelled("a", "peer", request.transfer_id, GIVEN_UP, now=0.0)
+    assert answer is not None and receiver.transfers.refusal(request) == answer
+
+
+def test_one_peer_leaves_room_for_the_transfers_of_others(receiver: Receiver) -> None:
+    def num_opened(peer: str) -> int:
+        requests = [receiver.request(peer=peer) for _ in range(MAX_TRANSFERS)]
+        for request in requests:
+            if receiver.transfers.refusal(request) is None:
+                receiver.transfers.open("a", request, now=0.0)
+        return sum(receiver.transfers.get(request.transfer_id) is not None for request in requests)
+
+    assert [num_opened("greedy"), num_opened("honest")] == [MAX_TRANSFERS * 3 // 4, MAX_TRANSFERS // 4]
+
+
+def test_one_peer_leaves_room_for_stray_cancels_of_others(receiver: Receiver) -> None:
+    def num_taken(peer: str, count: int) -> int:
+        for number in range(count):
+            try:
+                receiver.transfers.cancelled("a", peer, os.urandom(16), GIVEN_UP, now=0.0)
+            except RemoteProtocolError:
+                return number
+        return count
+
+    num_greedy = num_taken("greedy", MAX_STRAY_CANCELS)
+    assert MAX_CANCELS <= num_greedy < MAX_STRAY_CANCELS
+    assert num_taken("honest", MAX_CANCELS) == MAX_CANCELS, "as many as any sender keeps"
+    peers = Counter(event.peer_name for event in receiver.transfers.events if isinstance(event, ReceiveFailed))
+    assert peers == {"greedy": num_greedy, "honest": MAX_CANCELS}
+
+
+def test_outcomes_of_ended_transfers_take_bounded_memory(receiver: Receiver) -> None:
+    tracemalloc.start()
+    for number in range(2 * MAX_ENDED):
+        ending = Ending("cancelled", "x" * MAX_MESSAGE_CHARACTERS)
+        receiver.transfers.cancelled("a", "peer", os.urandom(16), ending, now=float(number))
+        receiver.transfers.events.clear()
+    assert tracemalloc.get_traced_memory()[0] < MAX_ENDED * (MAX_ENDED_MESSAGE_BYTES + 400)
+    tracemalloc.stop()
+
+
+def test_chunks_that_split_the_arrived_area_at_once_stay_within_the_bound(receiver: Receiver) -> None:
+    """Each transfer has one column with every second object; a chunk inside that column makes three of it."""
+    connections = [str(number) for number in range(6)]
+    transfers = [receiver.open(connection, (100, 4 * FAIR_FRAGMENTS)) for connection in connections]
+    for connection, transfer in zip(connections, transfers, strict=True):
+        for first in range(0, 2 * FAIR_FRAGMENTS, 2):
+            receiver.write(connection, transfer, Slab(first, 1, 0, 90))
+    assert receiver.num_fragments == 6 * FAIR_FRAGMENTS, "half of this peer's share; each transfer would add a sixth"
+    begun = [
+        (connection, receiver.begin(connection, transfer, Slab(0, 2, 10, 20)))
+        for connection, transfer in zip(connections, transfers, strict=True)
+    ]
+    outcomes: list[ChunkOutcome] = ["whole", "lost", "corrupt"]
+    for (connection, header), outcome in zip(begun, itertools.cycle(outcomes), strict=False):
+        receiver.end(connection, header, outcome)
+        assert receiver.num_fragments <= 12 * FAIR_FRAGMENTS
+
+
+def test_a_chunk_that_would_split_the_arrived_area_beyond_the_bound_is_refused(receiver: Receiver) -> None:
+    transfer = receiver.open("a", (100, 16 * FAIR_FRAGMENTS))
+    for first in range(0, 10 * FAIR_FRAGMENTS, 2):
+        receiver.write("a", transfer, Slab(first, 1, 0, 90))
+    with pytest.raises(RemoteProtocolError) as refused:
+        receiver.begin("a", transfer, Slab(0, 2, 10, 20))
+    assert refused.value.reason == "fragments"
+
+
+@pytest.mark.parametrize("outcome", ["whole", "lost", "corrupt"])
+def test_one_transfer_has_bounded_fragments_however_much_room_there_is(outcome: ChunkOutcome) -> None:
+    num_objects, receiver = 2 * MAX_FRAGMENTS, Receiver()
+    transfer, firsts = receiver.open("a", (100, num_objects)), iter(range(0, num_objects, 2))
+    for first in itertools.islice(firsts, MAX_FRAGMENTS // 3 - 2):
+        receiver.write("b", transfer, Slab(first, 1, 0, 90))
+    header = receiver.begin("a", transfer, Slab(num_objects - 1, 1, 10, 20))  # Splits every fragment into three.
+    for first in itertools.islice(firsts, 10):
+        receiver.write("b", transfer, Slab(first, 1, 0, 90))
+    with pytest.raises(RemoteProtocolError, match="fragments"):
+        receiver.begin("b", transfer, Slab(num_objects - 2, 1, 10, 20))
+    receiver.end("a", header, outcome)
+    assert receiver.num_fragments <= 1, "everything else must arrive again"
