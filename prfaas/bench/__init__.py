@@ -1,1 +1,1 @@
-"""What `prfaas-bench` measures between two hosts."""
+"""Link measurement of `prfaas-bench`: send layers between two hosts, time them, and recommend settings."""

@@ -1,4 +1,4 @@
-"""The layers of a model's KV cache in the order in which prefill finishes them, as bytes (pure)."""
+"""Layers of a model's KV cache in the order in which prefill finishes them. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from prfaas.model.kv.geometry import Geometry
 
 
 def layer_sizes(geometry: Geometry, num_tokens: int) -> list[int]:
-    """Bytes of each layer for a prompt of `num_tokens`, first layer first.
+    """Return the bytes of each layer for a prompt of `num_tokens`, first layer first.
 
-    Layers of several kinds are spread evenly over the depth, as hybrids do. An indexer's layers, which accompany
-    attention layers, count as layers of their own.
+    Layers of several kinds are spread evenly over the depth, as in hybrid models. An indexer's layers, which
+    accompany attention layers, count as layers of their own.
     """
     placed = [
         ((number + 0.5) / group.num_layers, order, round(group.bytes_at(num_tokens) / group.num_layers))

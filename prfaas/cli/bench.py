@@ -13,10 +13,7 @@ from typing import Any
 
 import prfaas
 from prfaas import grants
-from prfaas.bench import far as far_end
-from prfaas.bench import near as near_end
-from prfaas.bench.far import BenchReceiver
-from prfaas.bench.near import BenchSender, Progress
+from prfaas.bench.link import MAX_OBJECTS, RECEIVER_NAME, SENDER_NAME, BenchReceiver, BenchSender, Progress
 from prfaas.bench.report import Host, Measurement, render, to_json
 from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
@@ -77,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     link.add_argument(
         "--layers",
-        type=_kind("count", least=1, most=far_end.MAX_OBJECTS),
+        type=_kind("count", least=1, most=MAX_OBJECTS),
         default="64",
         metavar="N",
         help="without --model",
@@ -154,7 +151,9 @@ def _serve(flags: argparse.Namespace) -> int:
         insecure_plaintext=flags.insecure_plaintext,
         congestion_control=flags.congestion_control,
     )
-    far = BenchReceiver(config, key=_key(flags), memory_bytes=flags.memory, say=_say, name=flags.name or far_end.NAME)
+    far = BenchReceiver(
+        config, key=_key(flags), memory_bytes=flags.memory, report=_say, name=flags.name or RECEIVER_NAME
+    )
     _say(f"listening on {far.start()}")
     refused: dict[str, int] = {}
     while signal.sigtimedwait(stopping, REFUSALS_SECONDS) is None:
@@ -177,7 +176,7 @@ def _measure(flags: argparse.Namespace) -> int:
         certificates=_certificates(flags),
         insecure_plaintext=flags.insecure_plaintext,
     )
-    names = {"name": flags.name or near_end.NAME, "peer_name": flags.peer or far_end.NAME}
+    names = {"name": flags.name or SENDER_NAME, "peer_name": flags.peer or RECEIVER_NAME}
     near = BenchSender(flags.to, config=config, key=_key(flags), layer_bytes=sizes, **names)
     try:
         found = _runs(near, sizes, prefill_seconds, flags)

@@ -80,7 +80,7 @@ def _client_door(config: RouterConfig) -> TlsProxy | None:
         certificates,
         setting="listen",
         refused=lambda reason: refused.labels(reason=reason).inc(),
-        max_strangers=MAX_CLIENT_STRANGERS,
+        max_handshakes=MAX_CLIENT_STRANGERS,
     )
     door.bind()
     return door

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
-from prfaas.transport.net.tls import FAULTS, CertificateFiles, certificate_shown, make_contexts
+from prfaas.transport.net.tls import CERTIFICATE_FAULTS, CertificateFiles, certificate_shown, make_contexts
 
 SOON_SECONDS = 14 * 86400.0
-_REMEDIES: dict[int, tuple[Subject, str]] = {  # by X509_V_ERR_*, as FAULTS
+_REMEDIES: dict[int, tuple[Subject, str]] = {  # by X509_V_ERR_*, as CERTIFICATE_FAULTS
     9: ("certificate_time", "set this machine's clock, or issue it anew"),
     10: ("certificate_time", "issue it anew; the wire takes new files without a restart"),
     12: ("certificate_time", "publish a new list as tls_revocations"),
@@ -99,9 +99,9 @@ def _unusable(files: CertificateFiles, error: ssl.SSLError, where: str) -> Findi
 
 
 def _rejected(files: CertificateFiles, error: ssl.SSLCertVerificationError, where: str) -> Finding:
-    if error.verify_code in FAULTS:
+    if error.verify_code in CERTIFICATE_FAULTS:
         subject, remedy = _REMEDIES[error.verify_code]
-        return bad(subject, where, f"{files.certificate}: {FAULTS[error.verify_code]}", remedy=remedy)
+        return bad(subject, where, f"{files.certificate}: {CERTIFICATE_FAULTS[error.verify_code]}", remedy=remedy)
     message = f"{files.certificate}: {files.authority} has not signed it ({error.verify_message})"
     remedy = "name the authority that signed it as tls_authority, the same on every machine"
     return bad("certificate_authority", where, message, remedy=remedy)

@@ -271,12 +271,12 @@ class Connection:
 
     @property
     def is_worn(self) -> bool:
-        """Whether the keys have served long enough: another connection should take over."""
+        """Return whether the keys have served long enough: another connection should take over."""
         return self._stream.is_worn
 
     @property
     def is_worn_out(self) -> bool:
-        """Whether the sending peer should have retired the connection by now."""
+        """Return whether the sending peer should have retired the connection by now."""
         return self._stream.is_worn_out
 
     # Kernel

@@ -1,4 +1,4 @@
-"""Keeps the connections of a link: dials as many as are wanted, and dials again whatever is lost."""
+"""Dialler of a link: keeps as many connections as are wanted, and replaces lost ones."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from prfaas.transport.net.tls import describe_error
 
 _log = logs.get("transport")
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.05, 1.0
-KEEP_WARM_SECONDS = 600.0  # lost connections of a link are made again so long after its last transfer
+KEEP_WARM_SECONDS = 600.0  # After the last transfer, lost connections are still replaced for so long.
 CLOSE_SECONDS = 15.0
 
 
 class Dialler:
-    """A thread for each connection that is wanted. What is not said to lock is called with the link's lock held."""
+    """One thread per wanted connection. Callers hold the link's lock unless a method says otherwise."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Dialler:
         peer_name: str,
         num_connections: int,
     ) -> None:
-        """`connect(number)`, called without the lock, makes one connection and serves it until it is lost.
+        """`connect(number)` makes one connection and serves it until it is lost; it is called without the lock.
 
-        `num_connections` 0: as many as the first one's round trip asks for.
+        With `num_connections` 0, the round-trip time of the first connection decides the number.
         """
         self.num_wanted = num_connections or FIRST_CONNECTIONS
         self.keeps_warm = True
@@ -49,13 +49,13 @@ class Dialler:
         self._is_busy = is_busy
         self._peer_name = peer_name
         self._is_fixed = bool(num_connections)
-        self._logged = 0  # the number that the log has last
+        self._logged_count = 0
         self._congestion_control = ""
         self._last_used_at = time.monotonic()
-        self._threads: dict[int, threading.Thread] = {}  # by the number of the connection
+        self._threads: dict[int, threading.Thread] = {}
 
     def start(self) -> None:
-        """Have a thread for every connection that is wanted; what cannot be started now waits for the next call."""
+        """Start a thread for every wanted connection. Threads that cannot be started wait for the next call."""
         for number in range(0 if self.is_closed.is_set() else self.num_wanted):
             if number in self._threads:
                 continue
@@ -70,7 +70,7 @@ class Dialler:
             self._threads[number] = thread
 
     def count_by(self, connection: Connection) -> None:
-        """Decide from the link's first connection how many there should be."""
+        """Decide the number of connections from the first one."""
         info = connection.tcp_info()
         self._congestion_control = connection.congestion_control()
         self._want(
@@ -80,41 +80,41 @@ class Dialler:
         )
 
     def count_anew(self, carried: LinkThroughput, *, rtt_seconds: float) -> None:
-        """Decide from what all that are wanted have carried; while one is missing nothing changes."""
+        """Decide the number of connections from their throughput, once all of them are connected."""
         if carried.num_connections == self.num_wanted:
             control = self._congestion_control
             self._want(connection_count(rtt_seconds=rtt_seconds, congestion_control=control, carried=carried))
 
     def _want(self, wanted: ConnectionCount) -> None:
         if self._is_fixed:
-            wanted = ConnectionCount(self.num_wanted, "num_connections says so")
-        if wanted.count != self._logged:
-            _log.info("link.connections", peer=self._peer_name, count=wanted.count, reason=wanted.reason)
-            self._logged = wanted.count
+            wanted = ConnectionCount(self.num_wanted, "set by num_connections")
+        if wanted.count != self._logged_count:
+            _log.info("link.connection_count_changed", peer=self._peer_name, count=wanted.count, reason=wanted.reason)
+            self._logged_count = wanted.count
         self.num_wanted, self.keeps_warm = wanted.count, wanted.keeps_warm
         self.start()
 
     def used(self) -> None:
-        """A transfer has just ended."""
+        """Note that a transfer has just ended."""
         self._last_used_at = time.monotonic()
         if not self.keeps_warm:
             self._changed.notify_all()
 
     def is_wanted(self) -> bool:
-        """Whether somebody sends, or has sent not long ago: then connections are kept, and made again."""
+        """Return whether connections are kept: while transfers run, and for a while afterwards."""
         return self._is_busy() or (self.keeps_warm and time.monotonic() - self._last_used_at < KEEP_WARM_SECONDS)
 
     def is_idle(self, now: float) -> bool:
-        """Whether nobody has sent for so long that no connection is kept; `now` is monotonic seconds."""
+        """Return whether the link has been unused for long. `now` is monotonic seconds."""
         return not self._is_busy() and now - self._last_used_at >= KEEP_WARM_SECONDS
 
     def lost_by(self, error: Exception) -> None:
-        """Remember why there is no connection; one that nobody wants any more says nothing. Takes no lock."""
+        """Remember why a wanted connection was lost. Needs no lock."""
         if self.is_wanted():
             self.last_error = f"({describe_error(error)})"
 
     def join(self) -> None:
-        """Wait for the threads, after `is_closed` was set; takes no lock."""
+        """Wait for the threads after `is_closed` was set, without the lock."""
         for thread in list(self._threads.values()):
             thread.join(CLOSE_SECONDS)
 
@@ -126,8 +126,8 @@ class Dialler:
                 self._connect(number)
             except (OSError, PrfaasError) as error:
                 self.lost_by(error)
-            except Exception as error:  # the next connection may do better than no thread at all
-                _log.exception("link.failed", peer=self._peer_name)
+            except Exception as error:  # The next connection may succeed; without a thread there is none.
+                _log.exception("link.connection_failed", peer=self._peer_name)
                 self.lost_by(error)
             if time.monotonic() - began_at >= STEADY_SECONDS:
                 pause = FIRST_RETRY_SECONDS
@@ -135,12 +135,12 @@ class Dialler:
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _wait_until_wanted(self, number: int) -> bool:
-        """Wait until the link is in use; False: it is closed, or should have fewer connections, and this thread ends."""
+        """Wait until the link is in use. Return False if this thread must end, as the connection is not wanted any more."""
         with self._changed:
             while not self.is_closed.is_set() and number < self.num_wanted:
                 if self.is_wanted():
                     return True
                 self._changed.wait(MAX_RETRY_SECONDS)
-            if not self.is_closed.is_set():  # else who joins wants to know it
+            if not self.is_closed.is_set():  # `join` needs the threads of a closed link.
                 del self._threads[number]
         return False

@@ -1,4 +1,4 @@
-"""The sockets of the wire: each is made and tuned here, and nowhere else."""
+"""Sockets of the wire: dialled, listening, tuned, read and written, and what the kernel reports of them (Linux)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from prfaas.transport.ranges import bytes_after, first_bytes
 from prfaas.units import is_public, split_address
 
 CONNECT_SECONDS = 5.0
-SEND_SECONDS = 10.0  # a peer that takes nothing for this long is gone
-SEND_BUFFER_BYTES = 4 << 20  # measured: 1.9 times the default's bytes in flight over 30 ms
+SEND_SECONDS = 10.0  # A peer that takes nothing for so long counts as gone.
+SEND_BUFFER_BYTES = 4 << 20  # Measured: 1.9 times the default's bytes in flight over 30 ms.
+RECEIVE_STEP_BYTES = 256 << 10  # A reader is woken for so many bytes of a chunk, not for each packet.
 
 
 def make_socket(address: str, *, congestion_control: str, allow_public: bool) -> socket.socket:
-    """Connect to `address`; every socket of the wire is made here or in `listen`.
+    """Connect to an address and tune the socket.
 
     Raises:
-        ConfigError: it is no address, or public, and nobody has allowed that.
+        ConfigError: the address is malformed, or public without `allow_public`.
         OSError: nobody answers.
     """
     try:
@@ -36,7 +37,7 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
         raise ConfigError(
             f"{host} is public; give the tls_ settings, or set insecure_plaintext: true to send KV there unencrypted"
         )
-    made = _connected(found)
+    made = _connect(found)
     try:
         tune(made, congestion_control=congestion_control)
     except OSError:
@@ -45,18 +46,19 @@ def make_socket(address: str, *, congestion_control: str, allow_public: bool) ->
     return made
 
 
-def _connected(found: Iterable[tuple[int, int, int, str, Any]]) -> socket.socket:
-    """A connection to the first of these addresses that answers, each as it was looked up: the next answer for a name may
-    be an address that nobody has allowed, and a link-local one is nothing without its interface.
+def _connect(found: Iterable[tuple[int, int, int, str, Any]]) -> socket.socket:
+    """Connect to the first of these addresses that answers.
+
+    The name is not looked up again: a later answer may be an address that is not allowed.
 
     Raises:
-        OSError: none does.
+        OSError: none answers.
     """
     failure = OSError("the name has no address")
     for family, kind, protocol, _, address in found:
         try:
             made = socket.socket(family, kind, protocol)
-        except OSError as error:  # a family that this machine lacks
+        except OSError as error:  # The machine may lack the address family.
             failure = error
             continue
         try:
@@ -70,10 +72,10 @@ def _connected(found: Iterable[tuple[int, int, int, str, Any]]) -> socket.socket
 
 
 def listen(address: str, *, allow_public: bool) -> socket.socket:
-    """A listening socket.
+    """Return a listening socket.
 
     Raises:
-        ConfigError: the address is taken, or public, and nobody has allowed that.
+        ConfigError: the address is taken, or public without `allow_public`.
     """
     host, port = split_address(address)
     try:
@@ -89,15 +91,15 @@ def listen(address: str, *, allow_public: bool) -> socket.socket:
 
 
 def public_address(host: str) -> str | None:
-    """The first address of `host` that lies beyond private networks; binding to all of them counts."""
+    """Return the host if any of its addresses is public; binding to all addresses counts as public."""
     found = socket.getaddrinfo(host, None)
     return host if any(is_public(str(address[0])) for *_, address in found) else None
 
 
 def tune(connection: socket.socket, *, congestion_control: str) -> None:
-    """Set what a long link needs; where the kernel refuses an optional setting its own default stays.
+    """Set the options that a long link needs. Optional ones keep the kernel's default where it refuses them.
 
-    SO_RCVBUF stays unset: setting it ends the kernel's own tuning, which reaches further.
+    SO_RCVBUF stays unset, because setting it ends the kernel's own tuning, which reaches further.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SEND_SECONDS * 1000))
@@ -108,21 +110,17 @@ def tune(connection: socket.socket, *, congestion_control: str) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_LOW_WATER_BYTES)
 
 
-RECEIVE_STEP_BYTES = 256 << 10  # a thread that reads a chunk is woken for so much, not for each packet
-
-
 class PlainStream:
-    """Bytes as they are. One call gives or takes a whole chunk: the socket blocks, with the kernel's own time-outs."""
+    """Unencrypted bytes over a blocking socket, a whole chunk per call, with the kernel's time-outs."""
 
     is_worn = is_worn_out = False
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
-    def send(self, buffers: Sequence[bytes | memoryview], *, within_seconds: float) -> int:
-        """Send all of it; returns its length."""
+    def send(self, buffers: Sequence[bytes | memoryview], *, within_seconds: float) -> None:
+        """Send all buffers."""
         left, deadline = sum(map(len, buffers)), time.monotonic() + within_seconds
-        total = left
         while left:
             sent = self._socket.sendmsg(buffers)
             left -= sent
@@ -130,20 +128,18 @@ class PlainStream:
                 if time.monotonic() > deadline:
                     raise TimeoutError("the peer takes a frame too slowly")
                 buffers = bytes_after(buffers, sent)
-        return total
 
-    def receive(self, views: Sequence[memoryview], *, within_seconds: float) -> int:
-        """Fill `views`; returns their length."""
+    def receive(self, views: Sequence[memoryview], *, within_seconds: float) -> None:
+        """Fill all views."""
         total, deadline = sum(map(len, views)), time.monotonic() + within_seconds
         if total >= 2 * RECEIVE_STEP_BYTES:
-            # Only while a whole step is still to come: the last bytes of a transfer are followed by nothing.
+            # The last step is excepted, because nothing may follow it that would wake the reader.
             steps = total - RECEIVE_STEP_BYTES
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, RECEIVE_STEP_BYTES)
             self._fill(first_bytes(views, steps), deadline)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             views = bytes_after(views, steps)
         self._fill(views, deadline)
-        return total
 
     def _fill(self, views: Sequence[memoryview], deadline: float) -> None:
         left = sum(map(len, views))
@@ -152,7 +148,7 @@ class PlainStream:
             left -= got
             if left:
                 if time.monotonic() > deadline:
-                    raise TimeoutError("a frame comes too slowly")
+                    raise TimeoutError("the peer sends a frame too slowly")
                 views = bytes_after(views, got)
 
     def _receive(self, views: Sequence[memoryview]) -> int:
@@ -165,71 +161,62 @@ class PlainStream:
         return got
 
     def has_input(self) -> bool:
-        """Nothing is kept here."""
+        """Return False: no received bytes are kept here."""
         return False
 
 
+# Offsets in struct tcp_info of include/uapi/linux/tcp.h, stable since Linux 5.5. Only what is used is unpacked.
 _TCP_INFO = 11
 _READ_BYTES = 248
-# Offsets of include/uapi/linux/tcp.h, stable since Linux 5.5; only what is used is unpacked, which takes about 2 µs.
 _NUMBER = struct.Struct("=I")
 _MSS_AT, _SACKED_AT, _RTT_AT = 16, 28, 68
 _MAX_PACING_RATE = struct.Struct("=Q")
 _MAX_PACING_RATE_AT = 112
 _HEARD_UNSENT_AND_MIN_RTT = struct.Struct("=III")
 _HEARD_AT = 140
-# delivery rate, busy time, of that limited by the receive window, by the send buffer; delivered, of that with ECN; sent, resent
+# Delivery rate; busy time, limited by the receive window, by the send buffer; segments delivered, with ECN; bytes.
 _PROGRESS = struct.Struct("=QQQQIIQQ")
 _PROGRESS_AT = 160
 _MICROSECOND = 1e-6
 
 
 class Growth(NamedTuple):
-    """What has come to a connection, or to several, over some time."""
+    """Progress of one or several connections over some time."""
 
     delivered_bytes: int = 0
     sent_bytes: int = 0
     retransmitted_bytes: int = 0
-    busy_seconds: float = 0.0  # with something to send or to be acknowledged
-    receiver_limited_seconds: float = 0.0  # of those, held up by the peer's receive window
-    buffer_limited_seconds: float = 0.0  # of those, held up by our send buffer
+    busy_seconds: float = 0.0  # Time with unacknowledged bytes.
+    receiver_limited_seconds: float = 0.0  # Part of it limited by the peer's receive window.
+    buffer_limited_seconds: float = 0.0  # Part of it limited by the send buffer.
 
 
 @dataclass(frozen=True)
 class TcpInfo:
-    """One connection at one moment; byte counts and times are since it was made."""
+    """The kernel's figures of one connection. Byte counts and times are since its start; segments count modulo 2^32."""
 
     rtt_seconds: float
     min_rtt_seconds: float
-    heard_segments: int  # modulo 2^32; acknowledgements too, each of which may be a sample of the round trip
-    # modulo 2^32; also those behind a hole, which acknowledged bytes leave out for a round trip
-    delivered_segments: int
+    heard_segments: int  # Received ones with acknowledgements, each of which may be a sample of the round trip.
+    delivered_segments: int  # Also segments behind a lost one, which byte counts leave out for a round trip.
     segment_bytes: int
-    out_of_order_bytes: int  # at the peer, behind a lost segment: it reads none of them yet
+    out_of_order_bytes: int  # At the peer, behind a lost segment.
     bytes_sent: int
     bytes_retransmitted: int
     max_pacing_bytes_per_second: int
     unsent_bytes: int
-    delivery_bytes_per_second: int  # over about a round trip; swings by half
+    delivery_bytes_per_second: int  # Over about a round trip; swings by half.
     busy_seconds: float
     receiver_limited_seconds: float
     buffer_limited_seconds: float
 
     def heard_since(self, before: TcpInfo | None) -> int:
-        """Segments that have come from the peer since an earlier moment, or the start."""
-        return (self.heard_segments - (before.heard_segments if before else 0)) % (1 << 32)
+        """Return the number of segments received since an earlier moment, or the start."""
+        return (self.heard_segments - (before or _START).heard_segments) % (1 << 32)
 
     def grown_since(self, before: TcpInfo | None) -> Growth:
-        """What has come since an earlier moment, or the start."""
-        if before is None:
-            return Growth(
-                self.delivered_segments * self.segment_bytes,
-                self.bytes_sent,
-                self.bytes_retransmitted,
-                self.busy_seconds,
-                self.receiver_limited_seconds,
-                self.buffer_limited_seconds,
-            )
+        """Return the growth since an earlier moment, or the start."""
+        before = before or _START
         return Growth(
             (self.delivered_segments - before.delivered_segments) % (1 << 32) * self.segment_bytes,
             self.bytes_sent - before.bytes_sent,
@@ -240,8 +227,11 @@ class TcpInfo:
         )
 
 
+_START = TcpInfo(0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
 def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
-    """The kernel's figures, or None when the socket is closed or the kernel is older."""
+    """Return the kernel's figures, or None when the socket is closed or the kernel is too old."""
     try:
         raw = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _READ_BYTES)
     except OSError:

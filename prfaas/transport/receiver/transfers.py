@@ -133,7 +133,7 @@ class InboundTransfer(Generic[C]):
 
     @property
     def is_active(self) -> bool:
-        """Whether the transfer has not ended."""
+        """Return whether the transfer has not ended."""
         return self.state is InboundState.RECEIVING or self.state is InboundState.DECIDING
 
     @property

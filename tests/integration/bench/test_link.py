@@ -75,7 +75,7 @@ def test_a_models_layers_leave_at_the_pace_of_its_prefill(far: str, secret: Path
 
 def test_a_far_end_that_refuses_says_why(far: str, secret: Path) -> None:
     answer = measure(far, secret, "--layers", "1", "--layer-bytes", "9MiB")
-    assert answer.returncode == 1 and "start the far end with more --memory" in answer.stderr
+    assert answer.returncode == 1 and "--memory" in answer.stderr
 
 
 def test_another_secret_is_refused(far: str, secret: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_more_memory_than_the_far_end_has_is_refused_by_name(secret: Path) -> No
     line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "1e30"]
     answer = subprocess.run(line, capture_output=True, text=True, timeout=90, check=False)
     assert answer.returncode == 2 and answer.stderr.count("\n") == 1
-    assert "prfaas-bench: --memory: " in answer.stderr and "GB to spare" in answer.stderr
+    assert "prfaas-bench: --memory: " in answer.stderr and "of memory" in answer.stderr
 
 
 def test_an_interrupted_measurement_ends_in_one_line(secret: Path) -> None:

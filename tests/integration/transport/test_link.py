@@ -350,7 +350,7 @@ def test_the_log_says_once_how_many_connections_there_are_and_why(
         near = near_to(far.address, num_connections=num_connections)
         for _ in range(3):
             assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
-    (line,) = _logged(caplog, "link.connections")
+    (line,) = _logged(caplog, "link.connection_count_changed")
     assert why in line
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.bench.near import TransferRun
+from prfaas.bench.link import TransferRun
 from prfaas.bench.report import Host, Measurement, recommendations, render, to_json
 from prfaas.transport.sender.stats import LinkStats
 

@@ -41,12 +41,12 @@ def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> tuple[s
     ("kind", "near_says", "far_says"),
     [
         ("good", "", ""),
-        ("expired", "the peer refuses our certificate, it has expired", "the peer's certificate has expired: "),
-        ("revoked", "the peer refuses our certificate, it is revoked", "the peer's certificate is revoked: "),
+        ("expired", "the peer refuses our certificate: it has expired", "the peer's certificate has expired: "),
+        ("revoked", "the peer refuses our certificate: it is revoked", "the peer's certificate is revoked: "),
         (
             "foreign",
-            "the peer refuses our certificate, it is not of ",
-            "the peer shows no certificate that counts here: ",
+            "the peer refuses our certificate: the peer trusts another authority",
+            "the peer has no certificate of this deployment's authority: ",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_who_speaks_no_tls_is_named(tmp_path: Path) -> None:
     incoming.write(b"PRFS" + bytes(44))
     with pytest.raises(ssl.SSLError) as failed:
         listening.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
-    assert describe_error(failed.value).startswith("the peer speaks no TLS: ")
+    assert describe_error(failed.value).startswith("the peer does not use TLS: ")
 
 
 def test_any_other_error_says_what_it_says() -> None:

@@ -1,0 +1,270 @@
+"""Both hosts of a link measurement: one sends a prompt's layers, the other checks and discards them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.errors import ConfigError, RemoteProtocolError
+from prfaas.transport.receiver.api import (
+    Accepted,
+    Decision,
+    OpenRequest,
+    ReceiveCompleted,
+    ReceiveEvent,
+    ReceiveFailed,
+    Rejected,
+)
+from prfaas.transport.receiver.server import Receiver, ReceiverConfig
+from prfaas.transport.sender.api import (
+    SendAccepted,
+    SendCompleted,
+    SendEvent,
+    SendFailed,
+    SendMemoryFree,
+    SendProgress,
+    SendRequest,
+)
+from prfaas.transport.sender.link import Link, LinkConfig
+from prfaas.transport.sender.stats import LinkStats
+
+SENDER_NAME, RECEIVER_NAME = "bench-near", "bench-far"
+MAX_OBJECTS = 4096  # Far more layers than any model has.
+DEADLINE_SECONDS = 3600.0
+PROGRESS_SECONDS = 0.2
+PATTERN_BYTES = 1 << 20
+MEMINFO = Path("/proc/meminfo")
+
+Progress = Callable[[int, LinkStats], None]  # Is told how many bytes have arrived.
+
+
+class BenchReceiver:
+    """Receiving host. All transfers share one piece of memory, since nobody reads it."""
+
+    def __init__(
+        self,
+        config: ReceiverConfig,
+        *,
+        key: bytes,
+        memory_bytes: int,
+        report: Callable[[str], None],
+        name: str = RECEIVER_NAME,
+    ) -> None:
+        """`report` gets one line per transfer, from any thread; `name` is that of the certificate, if there is one.
+
+        Raises:
+            ConfigError: this host has too little memory.
+        """
+        self._report = report
+        self._memory = allocate(memory_bytes, flag="--memory")
+        # Touch every page, so that no page fault is measured.
+        self._memory[:: mmap.PAGESIZE] = bytes(len(range(0, memory_bytes, mmap.PAGESIZE)))
+        self._sizes: dict[bytes, int] = {}
+        self._lock = threading.Lock()
+        self._receiver = Receiver(config, local_name=name, key=key, accept=self._accept, on_event=self._on_event)
+        self.start, self.close = self._receiver.start, self._receiver.close
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Number of connections that were refused or ended for what they sent, by reason."""
+        return self._receiver.refused
+
+    def _accept(self, request: OpenRequest, reply: Callable[[Decision], None]) -> None:
+        if len(request.object_bytes) > MAX_OBJECTS:
+            reply(Rejected("protocol", f"more than {MAX_OBJECTS} layers"))
+            return
+        sizes = list(request.object_bytes)
+        if max(sizes, default=0) > len(self._memory):
+            reply(Rejected("no_memory", f"a layer of {max(sizes)} bytes; start the receiver with more --memory"))
+            return
+        views = self._views(sizes)
+        with self._lock:
+            self._sizes[request.transfer_id] = sum(sizes)
+        reply(Accepted(held=(), destination=views.__getitem__))
+
+    def _views(self, sizes: list[int]) -> list[memoryview]:
+        """Return memory for each layer, which overlaps when it is used up."""
+        start, views = 0, []
+        for size in sizes:
+            start = 0 if start + size > len(self._memory) else start
+            views.append(self._memory[start : start + size])
+            start += size
+        return views
+
+    def _on_event(self, event: ReceiveEvent) -> None:
+        if not isinstance(event, ReceiveCompleted | ReceiveFailed):
+            return
+        with self._lock:
+            num_bytes = self._sizes.pop(event.transfer_id, 0)
+        if isinstance(event, ReceiveFailed):
+            self._report(f"failed: {event.reason}: {event.message}")
+        else:
+            self._report(f"received {num_bytes / 1e6:.1f} MB, {event.stats.checksum_failures} corrupt chunks")
+
+
+@dataclass(frozen=True)
+class TransferRun:
+    """One transfer by the sender's clock, less half the smallest round trip, which confirmations take."""
+
+    num_bytes: int
+    seconds: float  # From the first ready layer to the arrival of the last byte.
+    first_seconds: float  # From the first ready layer to the arrival of the first chunk.
+    exposed_seconds: float  # From the last ready layer to the arrival of the last byte.
+    cpu_seconds: float  # Of this process, in user and kernel mode.
+    checksum_failures: int
+    link: LinkStats
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.num_bytes / self.seconds
+
+
+class BenchSender:
+    """Sending host: a link over which transfers run one after another."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        config: LinkConfig,
+        key: bytes,
+        layer_bytes: Sequence[int],
+        name: str = SENDER_NAME,
+        peer_name: str = RECEIVER_NAME,
+    ) -> None:
+        """`name` and `peer_name` are those of the certificates, if there are any.
+
+        Raises:
+            ConfigError: this host has too little memory.
+        """
+        self._layers = _make_layers(layer_bytes)
+        self._watch = _TransferWatch()
+        self._link = Link(
+            address,
+            config=config,
+            local_name=name,
+            peer_name=peer_name,
+            key=key,
+            on_event=lambda event: self._watch.on_event(event),
+        )
+
+    def close(self) -> None:
+        """End the link."""
+        self._link.close()
+
+    def run(self, *, pause_seconds: float, progress: Progress) -> TransferRun:
+        """Send every layer, one after each pause, or all at once.
+
+        Raises:
+            RemoteProtocolError: the receiver refused, or went away.
+        """
+        watch = self._watch = _TransferWatch()
+        transfer_id, sizes = os.urandom(16), [len(layer) for layer in self._layers]
+        self._link.open(SendRequest(transfer_id, b"", sizes, self._layers.__getitem__, 0, DEADLINE_SECONDS))
+        self._wait(watch.accepted, DEADLINE_SECONDS, progress)
+        cpu_seconds, began_at = _cpu_seconds(), time.monotonic()
+        last_ready_at = self._release_layers(transfer_id, pause_seconds, progress)
+        self._wait(watch.freed, DEADLINE_SECONDS, progress)
+        cpu_seconds, stats = _cpu_seconds() - cpu_seconds, self._link.snapshot()
+        return_seconds = stats.min_rtt_seconds / 2
+        return TransferRun(
+            num_bytes=sum(sizes),
+            seconds=watch.ended_at - began_at - return_seconds,
+            first_seconds=(watch.first_at or watch.ended_at) - began_at - return_seconds,
+            exposed_seconds=watch.ended_at - last_ready_at - return_seconds,
+            cpu_seconds=cpu_seconds,
+            checksum_failures=watch.checksum_failures,
+            link=stats,
+        )
+
+    def _release_layers(self, transfer_id: bytes, pause_seconds: float, progress: Progress) -> float:
+        """Let one layer after the other leave, and return when the last was ready."""
+        due_at = time.monotonic()
+        for number, layer in enumerate(self._layers):
+            due_at += pause_seconds
+            if pause_seconds:
+                self._wait(self._watch.freed, due_at - time.monotonic(), progress)
+            self._link.ready(transfer_id, first_object=number, num_objects=1, offset_bytes=0, length_bytes=len(layer))
+        return time.monotonic()
+
+    def _wait(self, until: threading.Event, seconds: float, progress: Progress) -> None:
+        """Wait for an event or until the time is over. Raises when the transfer has failed."""
+        end = time.monotonic() + seconds
+        while not until.wait(max(0.0, min(PROGRESS_SECONDS, end - time.monotonic()))) and time.monotonic() < end:
+            progress(self._watch.acked_bytes, self._link.snapshot())
+        if self._watch.failure is not None:
+            raise self._watch.failure
+
+
+class _TransferWatch:
+    """Events of one transfer, and when they came."""
+
+    def __init__(self) -> None:
+        self.accepted = threading.Event()
+        self.freed = threading.Event()
+        self.acked_bytes = 0
+        self.first_at = 0.0
+        self.ended_at = 0.0
+        self.checksum_failures = 0
+        self.failure: RemoteProtocolError | None = None
+
+    def on_event(self, event: SendEvent) -> None:
+        now = time.monotonic()
+        if isinstance(event, SendAccepted):
+            self.accepted.set()
+        elif isinstance(event, SendProgress):
+            self.acked_bytes, self.first_at = event.acked_bytes, self.first_at or now
+        elif isinstance(event, SendCompleted):
+            self.ended_at, self.checksum_failures = now, event.stats.checksum_failures
+        elif isinstance(event, SendFailed):
+            self.failure = RemoteProtocolError(event.reason, event.message)
+        elif isinstance(event, SendMemoryFree):
+            self.freed.set()
+            self.accepted.set()
+
+
+def allocate(num_bytes: int, *, flag: str) -> memoryview:
+    """Allocate memory that a flag asked for.
+
+    Raises:
+        ConfigError: this host has too little. The kernel would kill a process once the memory is written to.
+    """
+    available = _available_bytes()
+    if num_bytes > available:
+        needed, free = f"{num_bytes / 1e9:.1f} GB", f"{available / 1e9:.1f} GB"
+        raise ConfigError(f"{flag}: needs {needed} of memory, but this host has {free} available")
+    return memoryview(mmap.mmap(-1, num_bytes))
+
+
+def _available_bytes() -> float:
+    """Return the memory that can be had without swapping, or infinity if the kernel does not report it."""
+    with contextlib.suppress(OSError):
+        for line in MEMINFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) << 10
+    return math.inf
+
+
+def _make_layers(sizes: Sequence[int]) -> list[memoryview]:
+    """Return memory for the layers, with bytes that do not repeat within a chunk."""
+    content = allocate(sum(sizes), flag="--layers, --layer-bytes, or --tokens of a --model")
+    pattern = os.urandom(PATTERN_BYTES)
+    for at in range(0, len(content), PATTERN_BYTES):
+        part = content[at : at + PATTERN_BYTES]
+        part[:] = pattern[: len(part)]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return [content[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
