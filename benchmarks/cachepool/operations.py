@@ -15,6 +15,7 @@ from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.pool import Pool
 from prfaas.pool_events import PoolChange
 from prfaas.types import BlockHash
+from tests.support.pool_integrity import check_integrity
 
 NUM_BLOCKS = 2_000
 BLOCK_TOKENS = 16
@@ -40,7 +41,7 @@ def _rounds(num_prompts: int, *, on_change: Callable[[PoolChange], None] | None)
     pool = Pool((num_prompts + 2) * NUM_BLOCKS * SLOT_BYTES * 2, shares=TenantShares(learns=True), on_change=on_change)
     arena = pool.arena(dense(BLOCK_TOKENS))
     rounds = [_round(pool, arena) for _ in range(NUM_ROUNDS + NUM_WARM_UP)][NUM_WARM_UP:]
-    pool.check_integrity()
+    check_integrity(pool)
     pool.close()
     together = sorted(sum(its) for its in rounds)
     per_step = {name: round(median(its[step] for its in rounds) * 1e3, 3) for step, name in enumerate(STEPS)}

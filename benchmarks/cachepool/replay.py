@@ -12,6 +12,7 @@ from benchmarks.cachepool import trace
 from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, STATE, dense, hybrid
 from benchmarks.cachepool.trace import BLOCK_TOKENS, MAX_INPUT_TOKENS, Request
 from prfaas.agent.config import AgentConfig
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.capacity import NO_LIMITS, TenantShares
 from prfaas.cachepool.eviction import EvictionPolicy
 from prfaas.cachepool.pool import Pool
@@ -20,6 +21,7 @@ from prfaas.config import default
 from prfaas.model.cost.profile import PrefillProfile
 from prfaas.solve.files import catalog
 from prfaas.types import BlockHash
+from tests.support.pool_integrity import check_integrity
 
 CAPACITIES = (1_000, 3_000, 10_000, 30_000)  # blocks
 _ROOM = 2 * MAX_INPUT_TOKENS // BLOCK_TOKENS  # transfer slots: what the longest request needs
@@ -108,7 +110,7 @@ def replay(requests: Iterable[Request], capacity: int, case: Case, policy: str) 
     savings = Savings(case.profile)
     for request in requests:
         savings.add(node.serve(request) * BLOCK_TOKENS, request.input_tokens)
-    pool.check_integrity()
+    check_integrity(pool)
     pool.close()
     return savings
 
@@ -162,12 +164,7 @@ class _Node:
             slots = self._pool.allocate(self._arena, 1, lease)
             assert slots is not None
             self._pool.publish(
-                self._arena,
-                slots[0],
-                group=STATE,
-                block_hash=hashes[-1],
-                parent=hashes[-1],
-                num_tokens=lengths[-1],
+                self._arena, slots[0], BlockIdentity(STATE, hashes[-1], hashes[-1], lengths[-1], hashes[-1])
             )
 
 

@@ -28,7 +28,7 @@ def measure(pool: Pool, ssd: SsdTier | None, *, tenants: Iterable[str]) -> None:
     stats = pool.stats()
     for kind, count in stats.slots_by_kind.items():
         metrics.POOL_SLOTS.labels(kind=kind).set(count)
-    metrics.POOL_NEWCOMER_BYTES.set(stats.newcomer_bytes)
+    metrics.POOL_NEWCOMER_BYTES.set(stats.probation_bytes)
     for tenant in tenants:
         metrics.POOL_TENANT_BYTES.labels(tenant=tenant).set(stats.tenant_bytes.get(tenant, 0))
     for kind, count in (ssd.slots_by_kind() if ssd else {}).items():
@@ -42,7 +42,7 @@ def page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:
         "pool": stats.slots_by_kind,
         "leases": stats.num_leases,
         "prefix_bytes": stats.prefix_bytes,
-        "newcomer_bytes": stats.newcomer_bytes,
+        "newcomer_bytes": stats.probation_bytes,
         "tenant_bytes": stats.tenant_bytes,
         "ssd": ssd.slots_by_kind() if ssd else None,
     }

@@ -12,8 +12,8 @@ from typing import Protocol
 from prfaas.kv.layout import Layout
 
 PAGE_BYTES = mmap.PAGESIZE
-SLOT_ALIGNMENT_BYTES = 64  # a cache line
-WIDE_SLOT_BYTES = 1 << 18  # from here on a page is less than 2 % of a slot
+SLOT_ALIGNMENT_BYTES = 64  # A cache line.
+WIDE_SLOT_BYTES = 1 << 18  # A page is less than 2 % of such a slot.
 _GENERATION_BYTES = 8
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
@@ -21,13 +21,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def stride_of(layout: Layout) -> int:
-    """Distance between two slots of this layout's arena; whole pages, as direct I/O wants them, where they cost little."""
+    """Return the distance between two slots: whole pages, for direct I/O, if they waste little."""
     alignment = PAGE_BYTES if layout.slot_bytes >= WIDE_SLOT_BYTES else SLOT_ALIGNMENT_BYTES
     return -(-layout.slot_bytes // alignment) * alignment
 
 
 class SlotMemory(Protocol):
-    """What a pool keeps its slots in: an `Arena`, or a file of an SSD."""
+    """Memory or file in which a pool keeps its slots."""
 
     layout: Layout
     pinned: bool
@@ -42,9 +42,9 @@ class SlotMemory(Protocol):
 
 
 class Arena:
-    """A sealed memfd: a table of one u64 generation per slot, then the slots. Memory is touched when it is used.
+    """Sealed memfd with a table of one u64 generation per slot, then the slots. The system backs pages on first use.
 
-    `pinned` says that a device may reach the memory by its physical address: its pages must stay where they are.
+    `pinned` means that a device may reach the memory by its physical address, so its pages must stay.
     """
 
     def __init__(self, layout: Layout, num_slots: int) -> None:
@@ -63,7 +63,7 @@ class Arena:
         self._generations = self._view[: num_slots * _GENERATION_BYTES].cast("Q")
 
     def slot_view(self, slot: int) -> memoryview:
-        """The bytes of a slot, padding included; valid until `close`."""
+        """Return the bytes of a slot, padding included; valid until `close`."""
         start = self.header_bytes + slot * self.stride_bytes
         return self._view[start : start + self.stride_bytes]
 
@@ -76,14 +76,14 @@ class Arena:
         return self._generations[slot]
 
     def bump(self, slots: Iterable[int]) -> None:
-        """Say to every reader that these slots are other blocks' from here on."""
+        """Give slots a new generation, so that readers notice that they hold other blocks."""
         generations = self._generations
         self._last_generation = generation = self._last_generation + 1
         for slot in slots:
             generations[slot] = generation
 
     def give_back(self, slots: Iterable[int]) -> None:
-        """Return the memory of slots that nobody uses to the system; what they held is lost.
+        """Return the memory of unused slots to the system. Their contents are lost.
 
         Pages that a slot shares with its neighbours stay until the neighbours go in the same call.
 
@@ -91,28 +91,28 @@ class Arena:
             OSError: the system refuses.
         """
         assert not self.pinned, "a device would go on writing to the pages that leave"
-        for first, end in neighbours(slots):
+        for first, end in slot_ranges(slots):
             start = -(-(self.header_bytes + first * self.stride_bytes) // PAGE_BYTES) * PAGE_BYTES
             stop = (self.header_bytes + end * self.stride_bytes) // PAGE_BYTES * PAGE_BYTES
             if start < stop:
                 punch_hole(self.fd, start, stop - start)
 
     def close(self) -> None:
-        """Give the memory back once no engine maps it; views of slots keep their mapping alive until they go."""
+        """Give the memory back once no engine maps it. Views of slots keep their mapping alive until they go."""
         os.close(self.fd)
         self._generations.release()
         try:
             self._view.release()
             self._map.close()
         except BufferError:
-            pass  # a thread still holds a slot's view: the mapping ends with it
+            pass  # A thread still holds a slot's view. The mapping ends with that view.
 
     def __repr__(self) -> str:
         return f"<Arena {self.layout.model} rank={self.layout.shard.rank} slots={self.num_slots}x{self.stride_bytes}>"
 
 
-def neighbours(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring slots together, as (first, end)."""
+def slot_ranges(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield adjacent slots together, as (first, end)."""
     first = end = -1
     for slot in sorted(slots):
         if slot != end:
@@ -125,7 +125,7 @@ def neighbours(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Return the memory or disk behind whole pages of a file to the system; they read as zeros afterwards.
+    """Return the memory or disk space behind whole pages of a file to the system. They read as zeros afterwards.
 
     Raises:
         OSError: the system refuses.

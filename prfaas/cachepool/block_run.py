@@ -1,22 +1,21 @@
-"""A run: consecutive prefix blocks of one chain in one arena, kept as one thing, which leaves from its tail."""
+"""The block run: consecutive prefix blocks of one hash chain in one arena, which leave from the tail."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prfaas.hashing import NO_HASH
+from prfaas.kv.kinds.kind import ChainKey
 from prfaas.types import BlockHash
 
-ChainKey = tuple[int, BlockHash]  # group and hash: a prefix block within one arena
-
-# Longer chains are several runs, each hung on the one before it. Positions are searched for linearly, 10 ns a block.
+# A longer chain is several runs, each hung on the previous one. Positions are found by linear search, 10 ns per block.
 MAX_RUN_BLOCKS = 256
 
 
 @dataclass(frozen=True)
 class BlockIdentity:
-    """What `BlocksStored` says of one block, the hash one block earlier, and that of model and tenant where it is known."""
+    """Everything that `BlocksStored` states about one block, with the previous block's hash and the chain's root."""
 
     group: int
     block_hash: BlockHash
@@ -26,86 +25,57 @@ class BlockIdentity:
     root: BlockHash = NO_HASH
 
 
+@dataclass(eq=False, slots=True)
 class BlockRun:
-    """Blocks that were stored one after the other. A linear state is a run of its own."""
+    """Blocks that were stored one after the other. A linear state is a run of its own.
 
-    __slots__ = (
-        "_last_used",
-        "_num_uses",
-        "_read_to",
-        "above",
-        "arena_number",
-        "block_tokens",
-        "children",
-        "group",
-        "hashes",
-        "num_asked",
-        "num_tokens",
-        "num_written",
-        "parent",
-        "root",
-        "slots",
-    )
+    `above` is the block that the first block hangs on; `parent` and `num_tokens` are the first block's. An *end* is the
+    position after a block.
+    """
 
-    def __init__(
-        self,
-        arena_number: int,
-        group: int,
-        *,
-        above: ChainKey | None,
-        parent: BlockHash,
-        num_tokens: int,
-        block_tokens: int,
-        root: BlockHash = NO_HASH,
-    ) -> None:
-        """`above` is the block that the first one hangs on; `parent` and `num_tokens` are the first one's."""
-        self.arena_number = arena_number
-        self.group = group
-        self.root = root
-        self.above = above
-        self.parent = parent
-        self.num_tokens = num_tokens
-        self.block_tokens = block_tokens
-        self.slots: list[int] = []
-        self.hashes: list[BlockHash] = []
-        self.num_written = 0  # blocks whose writer's lease has not ended
-        self.num_asked = 0  # blocks, from the start, that somebody used after they were stored
-        self.children: dict[int, int] = {}  # position → how many blocks of other runs hang on that block
-        self._read_to: dict[int, int] = {}  # end → how many leases use blocks before it, and the last of those
-        self._num_uses: dict[int, int] = {}  # end → how often that was so, ever
-        self._last_used: list[tuple[int, int]] = []  # (end, when), ends falling and times rising
+    arena_number: int
+    group: int
+    above: ChainKey | None
+    parent: BlockHash
+    num_tokens: int
+    block_tokens: int
+    root: BlockHash = NO_HASH
+    slots: list[int] = field(default_factory=list)
+    hashes: list[BlockHash] = field(default_factory=list)
+    num_written: int = 0  # Blocks whose writer's lease has not ended.
+    num_read: int = 0  # Leading blocks that somebody has read since they were stored.
+    children: dict[int, int] = field(default_factory=dict)  # Blocks of other runs that hang on a position.
+    _readers: dict[int, int] = field(default_factory=dict)  # Leases that read up to an end.
+    _num_uses: dict[int, int] = field(default_factory=dict)  # Reads up to an end since the run began.
+    _last_used: list[tuple[int, int]] = field(default_factory=list)  # (end, time), with falling ends and rising times.
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def tokens_at(self, position: int) -> int:
-        """Length of the chain up to the end of a block."""
+        """Return the length of the chain up to the end of a block."""
         return self.num_tokens + position * self.block_tokens
 
     @property
     def tokens_above(self) -> int:
-        """Length of the chain up to the end of what the first block hangs on."""
+        """Length of the chain up to the end of the block that the first block hangs on."""
         if self.above is not None and self.above[1] == self.hashes[0]:
             return self.num_tokens
         return self.num_tokens - (self.num_tokens % self.block_tokens or self.block_tokens)
 
-    def parent_at(self, position: int) -> BlockHash:
-        """The parent of a block, as `BlocksStored` has it."""
-        return self.hashes[position - 1] if position else self.parent
-
     def position_of(self, block_hash: BlockHash) -> int:
-        """Where a block of this run stands in it; the last one is found at once."""
+        """Return a block's position. The last block is found at once."""
         return len(self.hashes) - 1 if self.hashes[-1] == block_hash else self.hashes.index(block_hash)
 
     def identity(self, position: int) -> BlockIdentity:
-        """What it takes to publish a block elsewhere."""
-        parent, above = self.parent_at(position), self.above
-        own = above[1] if above is not None and above[0] == self.group else parent
-        before = parent if position else own
+        """Return everything that is needed to publish a block elsewhere."""
+        parent = before = self.hashes[position - 1] if position else self.parent
+        if not position and self.above is not None and self.above[0] == self.group:
+            before = self.above[1]
         return BlockIdentity(self.group, self.hashes[position], parent, self.tokens_at(position), before, self.root)
 
     def num_equal(self, position: int, slots: Sequence[int], start: int) -> int:
-        """How many slots from `slots[start]` on are those of this run from `position` on."""
+        """Return how many slots from `slots[start]` on are this run's slots from `position` on."""
         own = self.slots[position : position + len(slots) - start]
         if own == slots[start : start + len(own)]:
             return len(own)
@@ -113,49 +83,49 @@ class BlockRun:
 
     # Uses
 
-    def grow(self, slots: Sequence[int], hashes: Sequence[BlockHash], when: int) -> None:
-        """Append blocks that a lease still writes to."""
+    def grow(self, slots: Sequence[int], hashes: Sequence[BlockHash], now: int) -> None:
+        """Append blocks that a lease still writes."""
         self.slots += slots
         self.hashes += hashes
         self.num_written += len(slots)
-        self._touch(len(self.slots), when)
+        self._touch(len(self.slots), now)
 
-    def read(self, end: int, when: int | None) -> None:
-        """A lease uses blocks, the last of them the one before `end`; without `when` nobody asked for them."""
-        self._read_to[end] = self._read_to.get(end, 0) + 1
-        if when is not None:
+    def begin_read(self, end: int, now: int | None) -> None:
+        """Count a lease that reads up to `end`. Without `now` the read does not make the blocks more valuable."""
+        self._readers[end] = self._readers.get(end, 0) + 1
+        if now is not None:
             self._num_uses[end] = self._num_uses.get(end, 0) + 1
-            self.num_asked = max(self.num_asked, end)
-            self._touch(end, when)
+            self.num_read = max(self.num_read, end)
+            self._touch(end, now)
 
-    def unread(self, end: int) -> None:
-        """Such a lease has ended."""
-        left = self._read_to[end] = self._read_to[end] - 1
+    def end_read(self, end: int) -> None:
+        """Count that such a lease has ended."""
+        left = self._readers[end] = self._readers[end] - 1
         if not left:
-            del self._read_to[end]
+            del self._readers[end]
 
-    def _touch(self, end: int, when: int) -> None:
+    def _touch(self, end: int, now: int) -> None:
         last_used = self._last_used
         while last_used and last_used[-1][0] <= end:
             last_used.pop()
-        last_used.append((end, when))
+        last_used.append((end, now))
 
     def num_kept(self) -> int:
-        """How many blocks from the start may not leave: somebody uses them, or something hangs on them."""
+        """Return how many leading blocks may not leave because of a reader, a writer or a child."""
         if self.num_written:
             return len(self.slots)
-        return max(max(self._read_to, default=0), max(self.children, default=-1) + 1)
+        return max(max(self._readers, default=0), max(self.children, default=-1) + 1)
 
-    def num_reads(self) -> int:
-        """How many uses by readers there are."""
-        return sum(self._read_to.values())
+    def num_readers(self) -> int:
+        """Return the number of reads that have not ended."""
+        return sum(self._readers.values())
 
     def add_child(self, position: int) -> None:
-        """A block of another run comes to hang on a block of this one."""
+        """Count a block of another run that hangs on a block of this run."""
         self.children[position] = self.children.get(position, 0) + 1
 
     def drop_child(self, position: int) -> None:
-        """Such a block is gone."""
+        """Count that such a block is gone."""
         left = self.children[position] = self.children[position] - 1
         if not left:
             del self.children[position]
@@ -163,21 +133,20 @@ class BlockRun:
     # The tail
 
     def tail_uses(self) -> tuple[int, int]:
-        """When the last block was last used, and how often."""
+        """Return the time of the last block's last use, and its number of uses."""
         return self._last_used[0][1], 1 + self._num_uses.get(len(self.slots), 0)
 
     def even_tail(self) -> int:
-        """Position from which on all blocks were used at the same times."""
-        ends = (end for end in (*(its[0] for its in self._last_used), *self._num_uses) if end < len(self.slots))
+        """Return the position from which on all blocks were used at the same times."""
+        ends = (end for end in (*(end for end, _ in self._last_used), *self._num_uses) if end < len(self.slots))
         return max(ends, default=0)
 
     def cut(self, num_blocks: int) -> tuple[list[int], list[BlockHash]]:
-        """Take off the last blocks; their slots and hashes, from the tail on."""
+        """Remove the last blocks and return their slots and hashes, the tail first."""
         left = len(self.slots) - num_blocks
-        gone = self.slots[: left - 1 : -1] if left else self.slots[::-1]
-        hashes = self.hashes[: left - 1 : -1] if left else self.hashes[::-1]
+        gone, hashes = self.slots[left:][::-1], self.hashes[left:][::-1]
         del self.slots[left:], self.hashes[left:]
-        self.num_asked = min(self.num_asked, left)
+        self.num_read = min(self.num_read, left)
         while len(self._last_used) > 1 and self._last_used[1][0] >= left:
             del self._last_used[0]
         self._last_used[0] = (left, self._last_used[0][1])

@@ -1,9 +1,8 @@
-"""The file arena: equal slots of a file on an SSD, each with a record that says what it holds and how to check it.
+"""The file arena: equal slots of a file on an SSD, each with a record of its block and a checksum.
 
-Three files of one name: `.layout`, the layout; `.records`, 128 bytes for each slot, mapped; `.blocks`, the slots. A slot is
-emptied by zeros in its record before anything is written to it, and gets its record once its bytes are in the file, so that
-whatever ends this process leaves whole blocks or none. The record carries a checksum of the bytes, which is compared at
-every read: it also finds what a loss of power or the disk has changed.
+Three files share a name: `.layout`; `.records`, 128 mapped bytes for each slot; and `.blocks`, the slots. Zeros in the
+record empty a slot before it is written, and the record is written once the bytes are in the file. So the end of this
+process leaves whole blocks or none. Each read compares the checksum, which also finds changes by a power loss or the disk.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from pathlib import Path
 import msgpack
 import xxhash
 
-from prfaas.cachepool.arena import PAGE_BYTES, neighbours, punch_hole
+from prfaas.cachepool.arena import PAGE_BYTES, punch_hole, slot_ranges
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
 from prfaas.types import BlockHash
 
-RECORD_BYTES = 128  # a divisor of a page, so that a record never lies on two
+RECORD_BYTES = 128  # Divides a page, so that no record lies on two pages.
 _MAGIC = b"prfaas1\n"
-# magic, group, tokens, payload bytes, hash, parent, before, root, checksum of the payload
+# Magic, group, tokens, payload bytes, hash, parent, before, root, and checksum of the payload.
 _RECORD = struct.Struct("<8sIQQ16s16s16s16s16s")
 _CHECK = struct.Struct("<Q")
 
 
 class AlignedBuffer:
-    """A page-aligned piece of memory, for direct I/O of slots that are not; one per thread."""
+    """Page-aligned memory of one thread, for direct I/O of slots that are not aligned."""
 
     def __init__(self, num_bytes: int) -> None:
         self._map = mmap.mmap(-1, num_bytes)
@@ -51,7 +50,7 @@ class AlignedBuffer:
 
 
 class FileArena:
-    """Slots in a file. `write` and `read` may run on any thread, no two at once on one slot; the rest on one thread."""
+    """Slots in a file. `write` and `read` may run on any thread, one at a time per slot; the rest runs on one thread."""
 
     def __init__(self, layout: Layout, num_slots: int, *, directory: Path) -> None:
         """Open the layout's files in `directory`, or make them.
@@ -75,9 +74,9 @@ class FileArena:
             raise
 
     def bump(self, slots: Iterable[int]) -> None:
-        """These slots hold nothing from here on."""
+        """Empty these slots."""
         emptied = list(slots)
-        for first, end in neighbours(emptied):
+        for first, end in slot_ranges(emptied):
             self._records[first * RECORD_BYTES : end * RECORD_BYTES] = bytes((end - first) * RECORD_BYTES)
         self._failed.difference_update(emptied)
 
@@ -87,11 +86,11 @@ class FileArena:
         Raises:
             OSError: the system refuses.
         """
-        for first, end in neighbours(slots):
+        for first, end in slot_ranges(slots):
             punch_hole(self._blocks_fd, first * self.stride_bytes, (end - first) * self.stride_bytes)
 
     def write(self, slot: int, memory: memoryview, block: BlockIdentity, buffer: AlignedBuffer) -> None:
-        """Write the block that `memory` begins with to a slot that `bump` has emptied; returns when it is in the file.
+        """Write the block at the start of `memory` to an emptied slot, and return when it is in the file.
 
         Raises:
             OSError: the disk refuses; the slot stays empty.
@@ -109,7 +108,7 @@ class FileArena:
         self._records[where : where + RECORD_BYTES] = _pack(block, num_bytes, checksum)
 
     def read(self, slot: int, into: memoryview, buffer: AlignedBuffer) -> bool:
-        """Read a block over the start of `into`; False, with `into` in any state, when its bytes are not those written.
+        """Read a block over the start of `into`, and return whether its bytes are the written ones.
 
         Raises:
             OSError: the disk refuses.
@@ -128,21 +127,21 @@ class FileArena:
         return True
 
     def _pages(self, memory: memoryview, num_bytes: int) -> memoryview | None:
-        """The pages that a block of so many bytes lies in, where it begins with a page and has the last to itself."""
+        """Return the pages of a block that starts on a page and has its last page to itself, else None."""
         is_aligned = _address(memory) % PAGE_BYTES == 0 and memory.nbytes >= _whole_pages(num_bytes)
         return memory[: _whole_pages(num_bytes)] if is_aligned else None
 
     def mark_failed(self, slot: int) -> None:
-        """What the slot holds cannot be read: nobody is to be told of it any more, now or after a restart."""
+        """Empty a slot whose block cannot be read, so that nobody finds it now or after a restart."""
         self.bump([slot])
         self._failed.add(slot)
 
     def is_readable(self, slot: int) -> bool:
-        """Whether no read of what the slot holds has failed."""
+        """Return whether no read of the slot's block has failed."""
         return slot not in self._failed
 
     def blocks(self) -> dict[int, BlockIdentity]:
-        """The slots with a valid record, and the blocks they hold; of several with one hash the first."""
+        """Return the slots with a valid record, and their blocks; of equal blocks only the first."""
         found: dict[tuple[int, BlockHash], int] = {}
         blocks: dict[int, BlockIdentity] = {}
         empty = bytes(RECORD_BYTES)
@@ -154,7 +153,7 @@ class FileArena:
         return blocks
 
     def _record(self, slot: int) -> tuple[BlockIdentity, int, bytes] | None:
-        """The block in a slot, its payload's length and checksum; None when the record is empty or torn."""
+        """Return a slot's block, payload bytes and checksum, or None when the record is empty or torn."""
         record = self._records[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES]
         fields = _RECORD.unpack_from(record)
         if fields[0] != _MAGIC or _CHECK.unpack_from(record, _RECORD.size)[0] != _digest(record[: _RECORD.size]):
@@ -167,13 +166,13 @@ class FileArena:
         return identity, num_bytes, checksum
 
     def close(self) -> None:
-        """Close the files, which stay; no thread reads or writes any more."""
+        """Close the files, which stay. No thread may read or write any more."""
         os.close(self._blocks_fd)
         self._records.close()
 
 
 def saved_layouts(directory: Path) -> list[Layout]:
-    """The layouts whose files lie in a directory; files that are none of ours are passed over."""
+    """Return the layouts whose files lie in a directory; other files are ignored."""
     layouts = []
     for path in sorted(directory.glob("*.layout")):
         with contextlib.suppress(OSError, ValueError, LayoutError, msgpack.UnpackException):
@@ -202,11 +201,12 @@ def _whole_pages(num_bytes: int) -> int:
 
 
 def _open(path: Path) -> int:
-    """A file for reading and writing, past the page cache where its file system can."""
+    """Open a file for reading and writing, past the page cache if its file system can do that."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600)
-    except OSError:  # a file system in memory
+    except OSError:
+        # A file system in memory has no direct I/O.
         return os.open(path, flags, 0o600)
 
 
@@ -214,14 +214,15 @@ def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, num_bytes)
-        os.posix_fallocate(fd, 0, num_bytes)  # a full disk refuses now; to a hole of a mapped file nobody could say no
+        # A full disk refuses now. A later write to a hole of the mapped file could not be refused.
+        os.posix_fallocate(fd, 0, num_bytes)
         return mmap.mmap(fd, num_bytes)
     finally:
         os.close(fd)
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that nobody ever sees a part of it."""
+    """Write a file that appears only when it is complete."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with open(descriptor, "wb") as file:

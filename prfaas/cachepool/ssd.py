@@ -1,4 +1,4 @@
-"""A budget of bytes per second that may be spent in bursts of a quarter second (pure)."""
+"""The SSD tier: prefix blocks of the memory pool, written behind to files and read back on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas import logs, metrics
@@ -27,40 +27,17 @@ from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange
 from prfaas.types import BlockHash
 
 BURST_SECONDS = 0.25
-
-
-class DiskBudget:
-    """Says when the next piece may go. A piece may overdraw the budget; the next one then waits for it."""
-
-    def __init__(self, bytes_per_second: float) -> None:
-        """0 bytes per second: no limit."""
-        self._bytes_per_second = bytes_per_second
-        self._balance = bytes_per_second * BURST_SECONDS
-        self._at = 0.0
-
-    def has_room(self, now: float) -> bool:
-        """Whether the next piece may go now."""
-        earned = (now - self._at) * self._bytes_per_second
-        self._balance = min(self._balance + earned, self._bytes_per_second * BURST_SECONDS)
-        self._at = now
-        return not self._bytes_per_second or self._balance > 0
-
-    def spend(self, num_bytes: int) -> None:
-        """A piece goes."""
-        self._balance -= num_bytes
-
-
-MAX_WAITING = 1 << 20  # blocks that wait to be written; the oldest are given up first, they are the next to be evicted
-_IN_FLIGHT_RATIO = 0.05  # of the budget: slots that are being written
+MAX_WAITING = 1 << 20  # Blocks that wait to be written. The oldest are dropped first: they are evicted next.
+_IN_FLIGHT_RATIO = 0.05  # Share of the budget for slots that are being written.
 _log = logs.get("cachepool.ssd")
 
-Post = Callable[..., None]  # (function, *arguments): have it run on the loop
-Key = tuple[bytes, int, BlockHash]  # layout, group, hash
+Post = Callable[..., None]  # Takes a function and its arguments, and calls it on the event loop.
+BlockKey = tuple[bytes, int, BlockHash]  # Layout fingerprint, group and hash.
 
 
 @dataclass(frozen=True)
 class SsdSettings:
-    """Rates are in bytes per second, 0 for what the disk allows."""
+    """Settings of the tier. Rates are in bytes per second; 0 means no limit."""
 
     directory: Path
     budget_bytes: int
@@ -69,17 +46,36 @@ class SsdSettings:
     read_bytes_per_second: float = 0.0
 
 
+class DiskBudget:
+    """Rate limit for blocks, with bursts of a quarter second. A block may overdraw it; the next block then waits."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._balance = bytes_per_second * BURST_SECONDS
+        self._updated_at = 0.0
+
+    def has_room(self, now: float) -> bool:
+        """Return whether the next block may go now."""
+        earned = (now - self._updated_at) * self._bytes_per_second
+        self._balance = min(self._balance + earned, self._bytes_per_second * BURST_SECONDS)
+        self._updated_at = now
+        return not self._bytes_per_second or self._balance > 0
+
+    def spend(self, num_bytes: int) -> None:
+        self._balance -= num_bytes
+
+
 @dataclass(frozen=True)
-class _Writing:
+class _WriteJob:
     arena: FileArena
     slot: int
     block: BlockIdentity
-    source: LeaseId  # of the memory pool
-    target: LeaseId
+    source_lease: LeaseId  # In the memory pool.
+    target_lease: LeaseId
 
 
 @dataclass(frozen=True, eq=False)
-class _Reading:
+class _ReadJob:
     arena: FileArena
     slot: int
     block: BlockIdentity
@@ -89,13 +85,15 @@ class _Reading:
 
 
 class SsdTier:
-    """One directory of file arenas. `pump` is called now and then, and continues by itself while there is work."""
+    """One directory of file arenas. The caller runs `pump` regularly; while there is work, jobs also run it."""
 
     def __init__(
         self, settings: SsdSettings, memory: Pool, *, post: Post, on_change: Callable[[PoolChange], None]
     ) -> None:
-        """Raises:
-        ConfigError: the directory cannot be used, another agent uses it, or its disk is smaller than the budget.
+        """Open the directory.
+
+        Raises:
+            ConfigError: the directory cannot be used, another agent uses it, or its disk is smaller than the budget.
         """
         _check_disk(settings)
         self._lock = _lock(settings.directory)
@@ -114,30 +112,30 @@ class SsdTier:
         self._buffers = threading.local()
         self._write_budget = DiskBudget(settings.write_bytes_per_second)
         self._read_budget = DiskBudget(settings.read_bytes_per_second)
-        self._to_write: deque[Key] = deque(maxlen=MAX_WAITING)
-        self._to_read: deque[_Reading] = deque()
-        self._too_wide: set[bytes] = set()  # layouts whose blocks the budget does not hold
-        self._writing: set[_Writing] = set()
-        self._reading: set[_Reading] = set()
-        self._awaited: list[tuple[set[_Writing | _Reading], Callable[[], None]]] = []  # and what is called after them
+        self._to_write: deque[BlockKey] = deque(maxlen=MAX_WAITING)
+        self._to_read: deque[_ReadJob] = deque()
+        self._too_wide: set[bytes] = set()  # Layouts whose blocks do not fit the budget.
+        self._writing: set[_WriteJob] = set()
+        self._reading: set[_ReadJob] = set()
+        self._awaited: list[tuple[set[_WriteJob | _ReadJob], Callable[[], None]]] = []  # Jobs, and a call after them.
         self._is_closed = False
 
     def restore(self, on_layout: Callable[[Layout], None]) -> None:
-        """Take up what an earlier life left, and announce it; `on_layout` hears of each layout first."""
+        """Publish the blocks of an earlier life; `on_layout` gets each layout first."""
         for layout in saved_layouts(self._settings.directory):
             try:
                 arena = self._pool.arena(layout)
             except OSError as error:
-                _log.warning("ssd.not_restored", model=layout.model, error=str(error))
+                _log.warning("ssd.restore_failed", model=layout.model, error=str(error))
                 continue
             on_layout(layout)
             self._pool.restore(arena, arena.blocks())
         _log.info("ssd.restored", **self._pool.stats().slots_by_kind)
 
-    # What is there
+    # Queries
 
     def holds(self, layout: Layout, group: int, hashes: Iterable[BlockHash]) -> list[bool]:
-        """Of each block whether it can be read."""
+        """Return for each block whether it can be read."""
         arena = self._arena(layout)
         if arena is None:
             return [False for _ in hashes]
@@ -145,83 +143,90 @@ class SsdTier:
         return [slot is not None and arena.is_readable(slot) for slot in found]
 
     def identity(self, layout: Layout, group: int, block_hash: BlockHash) -> BlockIdentity | None:
-        """What a block is, when it is here."""
+        """Return the identity of a block if it is here."""
         arena = self._arena(layout)
         slot = None if arena is None else self._pool.find(arena, group, block_hash)
         return None if arena is None or slot is None else self._pool.identity(arena, slot)
 
     def states_after(self, layout: Layout, group: int, unit: BlockHash) -> dict[BlockHash, int]:
-        """As `Pool.states_after`."""
+        """Return the same as `Pool.states_after`, for this tier."""
         arena = self._arena(layout)
         return {} if arena is None else self._pool.states_after(arena, group, unit)
 
-    @property
-    def tables(self) -> list[SlotTable]:
-        """As `Pool.tables`."""
-        return self._pool.tables
-
-    def cut(self, cuts: Iterable[RunCut]) -> int:
-        """As `Pool.cut`."""
-        return self._pool.cut(cuts)
-
-    def write_none_of(self, hashes: Set[BlockHash], then: Callable[[], None]) -> bool:
-        """Nothing of these blocks waits to be written any more; whether none is being written either.
-
-        If one is, `then` is called once that has ended.
-        """
-        self._to_write = deque((key for key in self._to_write if key[2] not in hashes), maxlen=MAX_WAITING)
-        return self._have_ended({its for its in self._writing if its.block.block_hash in hashes}, then)
-
-    def _have_ended(self, under_way: set[_Writing | _Reading], then: Callable[[], None]) -> bool:
-        """Whether all of this has; if not, `then` is called once it has."""
-        if under_way:
-            self._awaited.append((under_way, then))
-        return not under_way
-
-    def forget(self, model: str, then: Callable[[], None]) -> int:
-        """As `Pool.forget`, of which memory comes first: what it holds is written again when it leaves the SSD.
-
-        `then` is called once nothing of the model is being written or read any more, which an agent that is killed before
-        would leave. Who waits for a read of it hears that it is not there.
-        """
-        num_bytes = self._pool.forget(model)
-        self._give_up(lambda its: its.arena.layout.model == model)
-        if self._have_ended({its for its in self._under_way() if its.arena.layout.model == model}, then):
-            then()
-        return num_bytes
-
-    def _under_way(self) -> set[_Writing | _Reading]:
-        return {*self._writing, *self._reading}
-
     def _arena(self, layout: Layout) -> FileArena | None:
         return self._pool.arena_of(layout.fingerprint)
+
+    @property
+    def tables(self) -> list[SlotTable]:
+        return self._pool.tables
 
     def slots_by_kind(self) -> dict[str, int]:
         return self._pool.stats().slots_by_kind
 
     def is_idle(self) -> bool:
-        """Whether nothing waits to be written or read."""
+        """Return whether nothing waits to be written or read."""
         return not (self._to_write or self._to_read or self._writing or self._reading)
+
+    # Removal
+
+    def cut(self, cuts: Iterable[RunCut]) -> int:
+        """Do `Pool.cut` for this tier."""
+        return self._pool.cut(cuts)
+
+    def write_none_of(self, hashes: Set[BlockHash], then: Callable[[], None]) -> bool:
+        """Drop these blocks from the write queue, and return whether none is being written now.
+
+        If a block is being written, `then` is called after that.
+        """
+        self._to_write = deque((key for key in self._to_write if key[2] not in hashes), maxlen=MAX_WAITING)
+        return self._have_ended({job for job in self._writing if job.block.block_hash in hashes}, then)
+
+    def forget(self, model: str, then: Callable[[], None]) -> int:
+        """Do `Pool.forget` for this tier, after the memory pool's: blocks in memory would be written again.
+
+        Pending reads of the model report failure. `then` is called once nothing of the model is being written or read.
+        Files of an agent that is killed before then may still hold blocks of the model.
+        """
+        num_bytes = self._pool.forget(model)
+        self._give_up(lambda job: job.arena.layout.model == model)
+        if self._have_ended({job for job in self._jobs() if job.arena.layout.model == model}, then):
+            then()
+        return num_bytes
+
+    def _jobs(self) -> set[_WriteJob | _ReadJob]:
+        return {*self._writing, *self._reading}
+
+    def _have_ended(self, jobs: set[_WriteJob | _ReadJob], then: Callable[[], None]) -> bool:
+        """Return whether there are no jobs; if there are, call `then` once they have ended."""
+        if jobs:
+            self._awaited.append((jobs, then))
+        return not jobs
+
+    def _call_waiters(self) -> None:
+        waiting, self._awaited = self._awaited, []
+        for awaited, then in waiting:
+            if self._have_ended(awaited & self._jobs(), then):
+                then()
 
     # Writing behind
 
     def offer(self, change: PoolChange) -> None:
-        """The memory pool has changed: what it stored is to be written when there is time."""
+        """Queue the blocks that the memory pool has stored."""
         if isinstance(change, BlocksStored):
             self._to_write.extend((change.layout, change.group, block_hash) for block_hash in change.hashes)
 
     def _on_own_change(self, change: PoolChange) -> None:
-        """What leaves the SSD while memory still holds it is written again, or it would be nowhere once memory evicts it.
+        """Queue evicted blocks again if memory still holds them, so that they survive their eviction from memory.
 
-        Not where the SSD is no larger than memory: what is written would drive out what is to be written next.
+        This needs an SSD larger than memory: otherwise each write would drive out the next block to be written.
         """
         self._on_change(change)
         if isinstance(change, BlocksRemoved) and self._settings.budget_bytes > self._memory.budget_bytes:
             keys = ((change.layout, change.group, block_hash) for block_hash in change.hashes)
             self._to_write.extend(key for key in keys if self._source(key) is not None)
 
-    def _source(self, key: Key) -> tuple[Arena, int] | None:
-        """Where in memory a block is."""
+    def _source(self, key: BlockKey) -> tuple[Arena, int] | None:
+        """Return the arena and slot of a block in memory."""
         fingerprint, group, block_hash = key
         arena = self._memory.arena_of(fingerprint)
         slot = None if arena is None else self._memory.find(arena, group, block_hash)
@@ -237,8 +242,8 @@ class SsdTier:
                 return
             self._to_write.popleft()
 
-    def _begin_write(self, key: Key) -> bool:
-        """Begin to write a block, if it needs to be; False when there is no room for it now."""
+    def _begin_write(self, key: BlockKey) -> bool:
+        """Begin to write a block if that is needed; return False when there is no room for it now."""
         found = self._source(key)
         if found is None:
             return True
@@ -247,12 +252,13 @@ class SsdTier:
             if arena is None or self._pool.find(arena, key[1], key[2]) is not None:
                 return True
             return self._write_from(*found, arena)
-        except OSError as error:  # a disk that refuses costs blocks, not the agent
-            self._write_failed(str(error))
+        except OSError as error:
+            # A disk that refuses costs blocks, not the agent.
+            self._note_write_failure(str(error))
             return True
 
     def _arena_for(self, layout: Layout) -> FileArena | None:
-        """Where blocks of this layout are written; None when not even one at a time has room in the budget."""
+        """Return the arena for blocks of this layout, or None if the budget cannot hold even one block in flight."""
         arena = self._pool.arena(layout)
         in_flight_bytes = int(self._settings.budget_bytes * _IN_FLIGHT_RATIO)
         if arena.stride_bytes <= in_flight_bytes:
@@ -260,10 +266,10 @@ class SsdTier:
         if layout.fingerprint not in self._too_wide:
             self._too_wide.add(layout.fingerprint)
             sizes = {"block_bytes": arena.stride_bytes, "in_flight_bytes": in_flight_bytes}
-            _log.warning("ssd.too_small", model=layout.model, **sizes)
+            _log.warning("ssd.budget_too_small", model=layout.model, **sizes)
         return None
 
-    def _write_failed(self, error: str) -> None:
+    def _note_write_failure(self, error: str) -> None:
         metrics.SSD_FAILURES.labels(reason="write").inc()
         _log.warning("ssd.write_failed", error=error)
 
@@ -280,96 +286,90 @@ class SsdTier:
         block, reader = self._memory.identity(source, source_slot), self._memory.open_lease("ssd")
         self._memory.pin(source, [source_slot], reader, is_use=False)
         self._write_budget.spend(_num_bytes(arena, block))
-        its = _Writing(arena, taken[0], block, reader, lease)
-        self._writing.add(its)
-        self._threads.submit(self._write, its, source.slot_view(source_slot))
+        job = _WriteJob(arena, taken[0], block, reader, lease)
+        self._writing.add(job)
+        self._threads.submit(self._write, job, source.slot_view(source_slot))
         return True
 
-    def _write(self, its: _Writing, memory: memoryview) -> None:
-        """On a thread."""
+    def _write(self, job: _WriteJob, memory: memoryview) -> None:
+        """Write a block, on a thread."""
         error = ""
         try:
-            its.arena.write(its.slot, memory, its.block, self._buffer(its.arena))
-            metrics.SSD_BYTES.labels(direction="write").inc(_num_bytes(its.arena, its.block))
+            job.arena.write(job.slot, memory, job.block, self._buffer(job.arena))
+            metrics.SSD_BYTES.labels(direction="write").inc(_num_bytes(job.arena, job.block))
         except OSError as failure:
             error = str(failure)
-        self._post(self._written, its, error)
+        self._post(self._end_write, job, error)
 
-    def _written(self, its: _Writing, error: str) -> None:
+    def _end_write(self, job: _WriteJob, error: str) -> None:
         if self._is_closed:
             return
-        self._writing.discard(its)
+        self._writing.discard(job)
         if error:
-            self._write_failed(error)
+            self._note_write_failure(error)
         else:
-            self._pool.publish(its.arena, its.slot, **asdict(its.block))
-        self._pool.end_lease(its.target)
-        self._memory.end_lease(its.source)
-        self._tell_who_waits()
+            self._pool.publish(job.arena, job.slot, job.block)
+        self._pool.end_lease(job.target_lease)
+        self._memory.end_lease(job.source_lease)
+        self._call_waiters()
         self.pump()
-
-    def _tell_who_waits(self) -> None:
-        waiting, self._awaited = self._awaited, []
-        for awaited, then in waiting:
-            if self._have_ended(awaited & self._under_way(), then):
-                then()
 
     # Reading back
 
     def read(self, layout: Layout, block: BlockIdentity, into: memoryview, done: Callable[[bool], None]) -> bool:
-        """Read a block over the start of a slot, which stays taken until `done` hears whether it is whole; False when it is
-        not here."""
+        """Queue a read over the start of a slot, and return False when the block is not here.
+
+        The slot must stay taken until `done` is told whether the block is whole.
+        """
         arena = self._arena(layout)
         slot = None if arena is None else self._pool.find(arena, block.group, block.block_hash)
         if arena is None or slot is None or not arena.is_readable(slot):
             return False
         lease = self._pool.open_lease("reader")
         self._pool.pin(arena, [slot], lease)
-        self._to_read.append(_Reading(arena, slot, block, into, lease, done))
+        self._to_read.append(_ReadJob(arena, slot, block, into, lease, done))
         return True
 
     def give_up(self, done: Callable[[bool], None]) -> None:
-        """Nobody needs the blocks any more that `done` waits for: those that are not being read yet are not read."""
-        self._give_up(lambda its: its.done == done)
+        """Drop the queued reads for which `done` waits."""
+        self._give_up(lambda job: job.done == done)
 
-    def _give_up(self, is_meant: Callable[[_Reading], bool]) -> None:
+    def _give_up(self, is_meant: Callable[[_ReadJob], bool]) -> None:
         unread = list(filter(is_meant, self._to_read))
         self._to_read = deque(itertools.filterfalse(is_meant, self._to_read))
-        for its in unread:
-            self._pool.end_lease(its.lease)
-            its.done(False)
+        for job in unread:
+            self._pool.end_lease(job.lease)
+            job.done(False)
 
-    def _begin_read(self, its: _Reading) -> None:
-        self._read_budget.spend(_num_bytes(its.arena, its.block))
-        self._reading.add(its)
-        self._threads.submit(self._read, its)
+    def _begin_read(self, job: _ReadJob) -> None:
+        self._read_budget.spend(_num_bytes(job.arena, job.block))
+        self._reading.add(job)
+        self._threads.submit(self._read, job)
 
-    def _read(self, its: _Reading) -> None:
-        """On a thread."""
+    def _read(self, job: _ReadJob) -> None:
+        """Read a block, on a thread."""
         try:
-            is_whole = its.arena.read(its.slot, its.into, self._buffer(its.arena))
+            is_whole = job.arena.read(job.slot, job.into, self._buffer(job.arena))
         except OSError:
             is_whole = False
-        self._post(self._was_read, its, is_whole)
+        self._post(self._end_read, job, is_whole)
 
-    def _was_read(self, its: _Reading, is_whole: bool) -> None:
+    def _end_read(self, job: _ReadJob, is_whole: bool) -> None:
         if self._is_closed:
             return
-        self._reading.discard(its)
-        is_known = (
-            self._pool.find(its.arena, its.block.group, its.block.block_hash) == its.slot
-        )  # else it was forgotten
+        self._reading.discard(job)
+        group, block_hash = job.block.group, job.block.block_hash
+        # The block may have been forgotten meanwhile.
+        is_known = self._pool.find(job.arena, group, block_hash) == job.slot
         if is_whole:
-            metrics.SSD_BYTES.labels(direction="read").inc(_num_bytes(its.arena, its.block))
-        elif is_known and its.arena.is_readable(its.slot):
+            metrics.SSD_BYTES.labels(direction="read").inc(_num_bytes(job.arena, job.block))
+        elif is_known and job.arena.is_readable(job.slot):
             metrics.SSD_FAILURES.labels(reason="read").inc()
-            its.arena.mark_failed(its.slot)
-            self._on_change(
-                BlocksRemoved(its.arena.layout.fingerprint, its.block.group, (its.block.block_hash,), "ssd")
-            )
-        self._pool.end_lease(its.lease)
-        its.done(is_whole and is_known)
-        self._tell_who_waits()
+            job.arena.mark_failed(job.slot)
+            self._on_change(BlocksRemoved(job.arena.layout.fingerprint, group, (block_hash,), "ssd"))
+        self._pool.end_lease(job.lease)
+        job.done(is_whole and is_known)
+        self._call_waiters()
         self.pump()
 
     def _buffer(self, arena: FileArena) -> AlignedBuffer:
@@ -378,14 +378,8 @@ class SsdTier:
             buffers[arena.stride_bytes] = AlignedBuffer(arena.stride_bytes)
         return buffers[arena.stride_bytes]
 
-    # The end
-
-    def check_integrity(self) -> None:
-        """As `Pool.check_integrity`."""
-        self._pool.check_integrity()
-
     def close(self) -> None:
-        """Wait for the threads; what was not yet written is not kept."""
+        """Wait for the threads. Queued blocks are not written any more."""
         self._is_closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._pool.close()
@@ -393,26 +387,23 @@ class SsdTier:
 
 
 def disk_bytes(directory: Path) -> int:
-    """The size of the disk on which a directory is, or would be made."""
-    return shutil.disk_usage(
-        next(parent for parent in (directory.absolute(), *directory.absolute().parents) if parent.exists())
-    ).total
+    """Return the size of the disk on which a directory is, or would be made."""
+    path = directory.absolute()
+    return shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).total
 
 
 def _check_disk(settings: SsdSettings) -> None:
-    there = disk_bytes(settings.directory)
-    if settings.budget_bytes > there:
-        message = (
-            f"{settings.budget_bytes >> 20}MiB, and the disk of {settings.directory} has {there >> 20}MiB; write less"
-        )
-        raise ConfigError(f"ssd_bytes: {message}")
+    size = disk_bytes(settings.directory)
+    if settings.budget_bytes > size:
+        wanted, found = f"{settings.budget_bytes >> 20}MiB", f"{size >> 20}MiB"
+        raise ConfigError(f"ssd_bytes: {wanted}, and the disk of {settings.directory} has {found}; write less")
 
 
 def _lock(directory: Path) -> int:
-    """Make the directory and have it for this process alone, for as long as the descriptor is open.
+    """Make the directory and lock it for this process while the returned descriptor is open.
 
     Raises:
-        ConfigError: it cannot be made or written to, or somebody else has it.
+        ConfigError: the directory cannot be made or written to, or another agent has it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

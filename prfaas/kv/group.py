@@ -31,12 +31,12 @@ class KVGroup:
 
     @property
     def is_state(self) -> bool:
-        """Whether the group holds one state at an exact length instead of blocks of tokens."""
+        """True if the group holds one state at an exact length instead of blocks of tokens."""
         return self.rules.is_state
 
     @property
     def keeps_all_tokens(self) -> bool:
-        """Whether every token attends to all earlier ones."""
+        """True if every token attends to all earlier ones."""
         return self.rules.keeps_all_tokens
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
@@ -90,7 +90,7 @@ class Placement:
         arena = self.arenas[self.run_of(chain[0]).rank]
         first = self._identities[chain[0]]
         if len(chain) == 1:
-            self.pool.publish(arena, self.slots[chain[0]], **asdict(first))
+            self.pool.publish(arena, self.slots[chain[0]], first)
             return
         self.pool.publish_run(
             arena,

@@ -208,7 +208,7 @@ def test_an_ssd_that_has_no_room_for_one_block_in_flight_says_so_and_keeps_none(
     tier.settle()
     assert not tier.has(name(0))
     warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.getMessage().split()[0] for record in warned] == ["ssd.too_small"]
+    assert [record.getMessage().split()[0] for record in warned] == ["ssd.budget_too_small"]
     tier.close()
 
 

@@ -15,6 +15,7 @@ from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdSettings, SsdTier
 from prfaas.pool_events import PoolChange, PoolEvent
 from prfaas.types import BlockHash
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import ROOT, hybrid
 
 SLOT_BYTES = 20_000
@@ -96,7 +97,7 @@ class Tier:
         return bytes(into) if answers[0] else None
 
     def close(self) -> None:
-        self.ssd.check_integrity()
-        self.memory.check_integrity()
+        check_integrity(self.ssd._pool)
+        check_integrity(self.memory)
         self.ssd.close()
         self.memory.close()

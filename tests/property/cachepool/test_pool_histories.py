@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.capacity import NO_LIMITS, TenantShares
 from prfaas.cachepool.eviction import POLICIES, EvictionPolicy
 from prfaas.cachepool.pool import Pool
@@ -18,6 +19,7 @@ from prfaas.cachepool.slots import LeaseId
 from prfaas.hashing import root_hash
 from prfaas.pool_events import BlockStored, PoolChange, PoolEvent
 from prfaas.types import BlockHash
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
 NUM_TRANSFER, NUM_PREFIX = 12, 16
@@ -25,9 +27,9 @@ ATTENTION, STATE = 0, 1
 TENANTS = ("one", "two", "three")
 SHARES = (
     NO_LIMITS,
-    TenantShares(newcomers=0.3),
+    TenantShares(probation=0.3),
     TenantShares(each_tenant=0.6, of_tenants={"one": 0.2}),
-    TenantShares(newcomers=0.5, learns=True, each_tenant=0.4),
+    TenantShares(probation=0.5, learns=True, each_tenant=0.4),
 )
 Key = tuple[bytes, int, BlockHash]  # layout, group, hash
 Where = tuple[bytes, int]  # layout, slot
@@ -143,11 +145,7 @@ class History:
         stored = self.pool.publish(
             arena,
             slot,
-            group=group,
-            block_hash=block,
-            parent=parent,
-            num_tokens=32 * _depth_of(number),
-            root=_tenant_of(number, arena.layout.model),
+            BlockIdentity(group, block, parent, 32 * _depth_of(number), parent, _tenant_of(number, arena.layout.model)),
         )
         self.publishing = None
         assert not (stored and (layout, slot) in self.barred), "what was forgotten while it was written is found"
@@ -212,7 +210,7 @@ class History:
         self.former |= {(layout, slot): arena.generation(slot) for slot in held & self._in_use(layout)}
 
     def check(self) -> None:
-        self.pool.check_integrity()
+        check_integrity(self.pool)
         for arena in self.arenas:
             for group in (ATTENTION, STATE):
                 found = {number for number in range(1, 40) if self.pool.find(arena, group, name(number)) is not None}

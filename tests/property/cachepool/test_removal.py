@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.removal import removal
 from prfaas.hashing import HashChain, root_hash
@@ -15,6 +16,7 @@ from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout, prefix_groups
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import BlockHash, GroupBlocks, Prefix, Shard
+from tests.support.pool_integrity import check_integrity
 
 SLOT_BYTES, NUM_SLOTS = 64, 4096
 LENGTHS = (16, 32, 40, 48, 64, 96, 100, 160, 224)
@@ -83,14 +85,7 @@ class Node:
             parent = its.parent if group.is_state else chain.at(len(block.start))
             taken = pool.allocate(self._arenas[tier], 1, lease)
             assert taken is not None
-            if pool.publish(
-                self._arenas[tier],
-                taken[0],
-                group=its.group,
-                block_hash=block_hash,
-                parent=parent,
-                num_tokens=end,
-            ):
+            if pool.publish(self._arenas[tier], taken[0], BlockIdentity(its.group, block_hash, parent, end, parent)):
                 self.blocks.add(block)
         pool.end_lease(lease)
 
@@ -108,7 +103,7 @@ class Node:
 
     def close(self) -> None:
         for pool in self.tiers:
-            pool.check_integrity()
+            check_integrity(pool)
             pool.close()
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolChange, PoolEvent
 from prfaas.types import BlockHash
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
 NUM_TRANSFER, NUM_PREFIX = 16, 12
@@ -37,10 +39,10 @@ class Side:
             else:
                 parents = [parent, *hashes]
                 for slot, block, before, tokens in zip(run, hashes, parents, lengths, strict=False):
-                    self.pool.publish(self.arena, slot, group=group, block_hash=block, parent=before, num_tokens=tokens)
+                    self.pool.publish(self.arena, slot, BlockIdentity(group, block, before, tokens, before))
         if not keep:
             self.pool.end_lease(lease)
-        self.pool.check_integrity()
+        check_integrity(self.pool)
 
     def outcome(self) -> tuple[list[BlockStored], list[BlockRemoved], dict[str, int]]:
         stored = [event for event in self.events if isinstance(event, BlockStored)]

@@ -15,6 +15,7 @@ from prfaas.cachepool.slots import LeaseId
 from prfaas.kv.layout import Layout
 from prfaas.types import AgentName
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
+from tests.support.pool_integrity import check_integrity
 
 MAX_FOREIGN = 4
 
@@ -49,7 +50,7 @@ class Node:
 def node() -> Iterator[Node]:
     made = Node()
     yield made
-    made.pool.check_integrity()
+    check_integrity(made.pool)
     made.pool.close()
 
 

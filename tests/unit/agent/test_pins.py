@@ -6,6 +6,7 @@ import pytest
 
 from prfaas.agent.prefix.pins import Pins
 from prfaas.types import CopyEnd, PoolCommand, PoolOrder, TransferId
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import name
 from tests.unit.cachepool.test_pool import Node
 
@@ -23,4 +24,4 @@ def test_a_pin_ends_when_what_it_names_is_forgotten(order: PoolOrder) -> None:
     assert pins.status() == []
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 0, "free": 2}
     assert node.pool.stats().num_leases == 0
-    node.pool.check_integrity()
+    check_integrity(node.pool)

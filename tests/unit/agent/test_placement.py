@@ -13,6 +13,7 @@ from prfaas.cachepool.pool import Pool
 from prfaas.hashing import NO_HASH, HashChain, root_hash
 from prfaas.pool_events import BlockStored, PoolEvent
 from prfaas.types import GroupBlocks
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import hybrid
 
 ROOT = root_hash("hybrid")
@@ -55,7 +56,7 @@ class Node:
 def node() -> Iterator[Node]:
     node = Node()
     yield node
-    node.pool.check_integrity()
+    check_integrity(node.pool)
     node.pool.close()
 
 

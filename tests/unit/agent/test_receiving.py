@@ -49,6 +49,7 @@ from prfaas.transport.receiver.api import (
 from prfaas.transport.receiver.transfers import shorten
 from prfaas.types import AgentName, BlockHash, GroupBlocks, Shard, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, layouts
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import hybrid
 
 KEY = b"g" * 32
@@ -397,7 +398,7 @@ def test_a_reader_that_leaves_while_blocks_are_cut_leaves_nothing_once_they_are(
     cutting.run_background()
     assert cutting.pool.stats().num_leases == 0
     assert not cutting.heard()
-    cutting.pool.check_integrity()
+    check_integrity(cutting.pool)
 
 
 def test_a_claim_whose_blocks_are_cut_when_its_grant_ends_is_served(cutting: Node) -> None:

@@ -19,7 +19,7 @@ def _facts(kind: str = "attention", *, num_tokens: int = 512, last_used: int = 1
 
 
 def _run() -> BlockRun:
-    return BlockRun(0, 0, above=None, parent=ROOT, num_tokens=32, block_tokens=32)
+    return BlockRun(0, 0, None, ROOT, 32, 32)
 
 
 def _drain(candidates: Candidates) -> list[BlockRun]:
@@ -42,7 +42,7 @@ def test_runs_leave_in_the_order_of_their_last_keys(seed: int) -> None:
             expected.pop(run, None)
         else:
             soft, key = rng.random() < 0.2, rng.random()
-            candidates.add(run, key, soft=soft)
+            candidates.add(run, key, is_soft=soft)
             expected[run] = (soft, key)
     assert len(candidates) == len(expected)
     assert _drain(candidates) == sorted(expected, key=expected.__getitem__)

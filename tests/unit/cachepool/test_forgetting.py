@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.file_arena import FileArena
 from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.removal import removal
 from prfaas.cachepool.slots import LeaseId
 from prfaas.pool_events import BlockRemoved, BlocksStored, PoolChange
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 from tests.unit.cachepool.test_pool import ATTENTION, STATE, Node
 
@@ -26,7 +28,7 @@ def _written(node: Node, *numbers: int) -> tuple[LeaseId, list[int]]:
 
 
 def _publish(node: Node, slot: int, number: int) -> bool:
-    return node.pool.publish(node.arena, slot, group=ATTENTION, block_hash=name(number), parent=ROOT, num_tokens=32)
+    return node.pool.publish(node.arena, slot, BlockIdentity(ATTENTION, name(number), ROOT, 32, ROOT))
 
 
 def test_all_blocks_of_the_model_leave_and_nothing_of_another() -> None:
@@ -38,10 +40,10 @@ def test_all_blocks_of_the_model_leave_and_nothing_of_another() -> None:
     lease = node.pool.open_lease("test")
     taken = node.pool.allocate(other, 1, lease)
     assert taken is not None
-    node.pool.publish(other, taken[0], group=ATTENTION, block_hash=name(1), parent=ROOT, num_tokens=32)
+    node.pool.publish(other, taken[0], BlockIdentity(ATTENTION, name(1), ROOT, 32, ROOT))
     node.pool.end_lease(lease)
     assert node.pool.forget(MODEL) == 5 * SLOT_BYTES
-    node.pool.check_integrity()
+    check_integrity(node.pool)
     assert node.holds(1, 2, 3, 4) == node.holds(3, group=STATE) == []
     assert node.pool.find(other, ATTENTION, name(1)) == taken[0]
     assert node.pool.stats().slots_by_kind == {"prefix": 1, "transfer": 0, "quarantined": 0, "free": 5}
@@ -75,7 +77,7 @@ def test_each_block_on_an_ssd_is_emptied_once(tmp_path: Path) -> None:
     before = arena.num_emptied
     pool.forget(MODEL)
     assert arena.num_emptied - before == 600
-    pool.check_integrity()
+    check_integrity(pool)
     pool.close()
 
 
@@ -92,14 +94,14 @@ def test_what_is_read_keeps_its_slot_until_its_reader_ends_and_is_announced_once
     assert node.holds(1, 2, 3) == []
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 2, "free": 1}
     assert [node.arena.generation(slot) for slot in slots] == generations
-    node.pool.check_integrity()
+    check_integrity(node.pool)
     node.pool.end_lease(first)
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 1, "free": 2}
-    node.pool.check_integrity()
+    check_integrity(node.pool)
     node.pool.end_lease(second)
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 0, "free": 3}
     assert node.arena.generation(slots[0]) > generations[0]
-    node.pool.check_integrity()
+    check_integrity(node.pool)
     assert [event.block_hash for event in node.events if isinstance(event, BlockRemoved)] == [name(3), name(2), name(1)]
 
 
@@ -114,10 +116,10 @@ def test_what_is_being_written_never_becomes_a_prefix_block() -> None:
     )
     assert node.holds(1, 2) == []
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 1, "free": 0}
-    node.pool.check_integrity()
+    check_integrity(node.pool)
     node.pool.end_lease(lease)
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 0, "free": 2}
-    node.pool.check_integrity()
+    check_integrity(node.pool)
 
 
 def test_the_same_blocks_are_stored_anew_beside_those_that_are_still_read() -> None:
@@ -131,7 +133,7 @@ def test_the_same_blocks_are_stored_anew_beside_those_that_are_still_read() -> N
     assert node.holds(1, 2, 3) == [1, 2, 3]
     assert node.slot(2) != former
     node.pool.end_lease(reading)
-    node.pool.check_integrity()
+    check_integrity(node.pool)
     assert node.holds(1, 2, 3) == [1, 2, 3]
 
 
@@ -144,7 +146,7 @@ def test_a_block_that_waited_for_its_parent_does_not_hang_on_the_one_that_comes_
     node.keep(2)
     assert node.pool.cut(removal(node.pool.tables, name(2))) == SLOT_BYTES
     node.pool.end_lease(reading)
-    node.pool.check_integrity()
+    check_integrity(node.pool)
 
 
 def test_a_tenants_room_is_free_again() -> None:
@@ -156,11 +158,11 @@ def test_a_tenants_room_is_free_again() -> None:
         slots = pool.allocate(arena, 2, lease)
         assert slots is not None
         for number, slot in enumerate(slots, 1):
-            pool.publish(arena, slot, group=ATTENTION, block_hash=name(number), parent=ROOT, num_tokens=32, root=ROOT)
+            pool.publish(arena, slot, BlockIdentity(ATTENTION, name(number), ROOT, 32, ROOT, ROOT))
         pool.end_lease(lease)
         assert pool.stats().tenant_bytes == {ROOT.hex(): 2 * SLOT_BYTES}
         pool.forget(MODEL)
         assert pool.stats().tenant_bytes == {ROOT.hex(): 0}
-        pool.check_integrity()
+        check_integrity(pool)
     assert sum(isinstance(change, BlocksStored) for change in changes) == 4
     pool.close()

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from prfaas.cachepool.arena import PAGE_BYTES, Arena
+from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.eviction import EvictionPolicy
 from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.removal import removal
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
 
 ATTENTION, STATE, WINDOW = 0, 1, 2
@@ -40,13 +42,11 @@ class Node:
             slots = self.pool.allocate(self.arena, 1, lease)
             assert slots is not None
             tokens = start if start and group == STATE else start + 32 * (depth + 1)
-            stored = self.pool.publish(
-                self.arena, slots[0], group=group, block_hash=name(number), parent=before, num_tokens=tokens
-            )
+            stored = self.pool.publish(self.arena, slots[0], BlockIdentity(group, name(number), before, tokens, before))
             assert stored
             before = name(number)
         self.pool.end_lease(lease)
-        self.pool.check_integrity()
+        check_integrity(self.pool)
 
     def _tokens_at(self, number: int) -> int:
         """How long the chain up to an attention block is; 0 where that is not here."""
@@ -76,7 +76,7 @@ class Node:
 def node() -> Iterator[Node]:
     node = Node()
     yield node
-    node.pool.check_integrity()
+    check_integrity(node.pool)
     node.pool.close()
 
 
@@ -118,7 +118,7 @@ def test_the_older_of_two_equal_blocks_stays(node: Node) -> None:
     lease = node.pool.open_lease("second")
     slots = node.pool.allocate(node.arena, 1, lease)
     assert slots is not None
-    assert not node.pool.publish(node.arena, slots[0], group=ATTENTION, block_hash=name(1), parent=ROOT, num_tokens=32)
+    assert not node.pool.publish(node.arena, slots[0], BlockIdentity(ATTENTION, name(1), ROOT, 32, ROOT))
     node.pool.end_lease(lease)
     assert node.slot(1) == older
     assert node.pool.stats().slots_by_kind["transfer"] == 0
@@ -141,9 +141,7 @@ def test_a_block_never_makes_room_for_its_own_child() -> None:
     lease = node.pool.open_lease("second")
     slots = node.pool.allocate(node.arena, 1, lease)
     assert slots is not None
-    assert not node.pool.publish(
-        node.arena, slots[0], group=ATTENTION, block_hash=name(2), parent=name(1), num_tokens=64
-    )
+    assert not node.pool.publish(node.arena, slots[0], BlockIdentity(ATTENTION, name(2), name(1), 64, name(1)))
     node.pool.end_lease(lease)
     assert node.holds(1, 2) == [1]
     node.keep(3)
@@ -165,7 +163,7 @@ def test_pinned_blocks_stay_and_soft_pinned_ones_leave_last() -> None:
     node.keep(6)
     assert node.holds(1, 2, 5, 6) == [1, 5, 6]
     node.pool.end_lease(lease)
-    node.pool.check_integrity()
+    check_integrity(node.pool)
 
 
 def test_a_soft_pin_ends_with_its_block() -> None:
@@ -177,7 +175,7 @@ def test_a_soft_pin_ends_with_its_block() -> None:
     node.keep(3)
     assert node.holds(1, 2, 3) == [3]
     assert node.pool.arena(hybrid()) is node.arena
-    node.pool.check_integrity()
+    check_integrity(node.pool)
 
 
 def test_the_block_that_was_asked_for_last_stays_longest_even_when_its_reader_ended_first() -> None:
@@ -225,9 +223,7 @@ def test_a_partial_tail_keeps_the_block_before_it() -> None:
     slots = node.pool.allocate(node.arena, 1, lease)
     assert slots is not None
     unit = name(999)
-    node.pool.publish(
-        node.arena, slots[0], group=ATTENTION, block_hash=name(2), parent=unit, num_tokens=50, before=name(1)
-    )
+    node.pool.publish(node.arena, slots[0], BlockIdentity(ATTENTION, name(2), unit, 50, name(1)))
     node.pool.end_lease(lease)
     assert node.events[-1] == BlockStored(node.arena.layout.fingerprint, ATTENTION, name(2), unit, 50)
     node.keep(3)
@@ -249,7 +245,7 @@ def test_a_state_that_saves_a_long_prefill_outlives_attention_blocks_under_cost(
     lease = node.pool.open_lease("state")
     slots = node.pool.allocate(node.arena, 1, lease)
     assert slots is not None
-    node.pool.publish(node.arena, slots[0], group=STATE, block_hash=name(9), parent=name(9), num_tokens=32_000)
+    node.pool.publish(node.arena, slots[0], BlockIdentity(STATE, name(9), name(9), 32_000, name(9)))
     node.pool.end_lease(lease)
     for number in range(10, 20):
         node.keep(number)
@@ -267,7 +263,7 @@ def test_an_arena_gives_the_memory_of_free_slots_to_another() -> None:
         for slot in taken:
             arena.slot_view(slot)[:] = b"x" * slot_bytes
         pool.end_lease(lease)
-        pool.check_integrity()
+        check_integrity(pool)
         used = sum(_used_bytes(each) for each in (first, second))
         assert used <= 8 * slot_bytes + 4 * PAGE_BYTES
     pool.close()
@@ -304,7 +300,7 @@ def test_memory_that_is_not_taken_back_stays_with_the_free_slots_that_have_it() 
     lease = pool.open_lease("test")
     with pytest.raises(OSError, match="not supported"):
         pool.allocate(second, 1, lease)
-    pool.check_integrity()
+    check_integrity(pool)
     assert pool.allocate(first, 8, lease) is not None
     pool.close()
 
@@ -336,7 +332,7 @@ def test_what_is_removed_takes_along_what_follows_it_and_what_only_it_needed() -
     assert node.remove(5) == 3
     assert node.holds(1, 2, 5, 7, 8) == [7, 8]
     assert {event.block_hash for event in node.events if isinstance(event, BlockRemoved)} == set(map(name, range(1, 6)))
-    node.pool.check_integrity()
+    check_integrity(node.pool)
 
 
 def test_a_window_that_begins_beyond_the_end_of_what_is_removed_leaves_with_it() -> None:
@@ -345,7 +341,7 @@ def test_a_window_that_begins_beyond_the_end_of_what_is_removed_leaves_with_it()
     node.keep(7, 8, parent=6, group=WINDOW)
     assert node.remove(2) == 10
     assert node.holds(7, 8, group=WINDOW) == []
-    node.pool.check_integrity()
+    check_integrity(node.pool)
 
 
 def test_a_state_before_the_end_of_what_is_removed_keeps_its_window_and_all_attention_before_it() -> None:
@@ -356,7 +352,7 @@ def test_a_state_before_the_end_of_what_is_removed_keeps_its_window_and_all_atte
     node.keep(4, parent=4, group=STATE)
     assert node.remove(4) == 3
     assert [node.holds(1, 2, 3, 4, group=its) for its in (ATTENTION, WINDOW, STATE)] == [[1, 2, 3], [1, 2, 3], [3]]
-    node.pool.check_integrity()
+    check_integrity(node.pool)
 
 
 def test_what_is_removed_leaves_blocks_in_use_and_what_those_hang_on() -> None:
@@ -368,7 +364,7 @@ def test_what_is_removed_leaves_blocks_in_use_and_what_those_hang_on() -> None:
     assert node.holds(1, 2, 3, 4) == [1, 2, 3]
     node.pool.end_lease(lease)
     assert node.remove(2) == 3
-    node.pool.check_integrity()
+    check_integrity(node.pool)
 
 
 def test_an_arena_is_dropped_when_nothing_is_in_it(node: Node) -> None:
@@ -391,7 +387,7 @@ def test_an_arena_with_a_prefix_block_is_not_dropped_and_one_that_comes_after_an
     lease = node.pool.open_lease("test")
     taken = node.pool.allocate(second, 1, lease)
     assert taken is not None
-    node.pool.publish(second, taken[0], group=ATTENTION, block_hash=name(7), parent=ROOT, num_tokens=32)
+    node.pool.publish(second, taken[0], BlockIdentity(ATTENTION, name(7), ROOT, 32, ROOT))
     node.pool.end_lease(lease)
     assert node.pool.drop(first.layout.fingerprint)
     assert not node.pool.drop(second.layout.fingerprint)

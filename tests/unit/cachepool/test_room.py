@@ -1,13 +1,14 @@
-"""Who must make room: a tenant at its limit among its own blocks, newcomers before what somebody has asked for."""
+"""Who must make capacity: a tenant at its limit among its own blocks, probation before what somebody has asked for."""
 
 from __future__ import annotations
 
 from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.capacity import LEAST_SHARE, MAX_ACCOUNTS, Capacity, Probation, TenantShares
+from prfaas.cachepool.capacity import MAX_ACCOUNTS, MIN_PROBATION_SHARE, Capacity, Probation, TenantShares
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
 from prfaas.hashing import root_hash
 from prfaas.types import BlockHash
+from tests.support.pool_integrity import check_integrity
 from tests.unit.cachepool.layouts import SLOT_BYTES, hybrid, name
 
 NUM_PREFIX = 10
@@ -39,7 +40,7 @@ class Node:
         taken = [number in self.held(first, end) for number in range(first, end)]
         if lease is None:
             self.pool.end_lease(own)
-        self.pool.check_integrity()
+        check_integrity(self.pool)
         return taken
 
     def held(self, first: int, end: int) -> list[int]:
@@ -50,7 +51,7 @@ class Node:
         slots = [self.pool.find(self.arena, 0, name(number)) for number in range(first, end)]
         self.pool.pin(self.arena, [slot for slot in slots if slot is not None], lease)
         self.pool.end_lease(lease)
-        self.pool.check_integrity()
+        check_integrity(self.pool)
 
     def tenant_blocks(self) -> dict[str, int]:
         return {tenant: num // SLOT_BYTES for tenant, num in self.pool.stats().tenant_bytes.items()}
@@ -87,14 +88,14 @@ def test_a_tenant_whose_blocks_in_use_fill_its_share_gets_no_more_though_there_i
 
 
 def test_a_named_tenants_prompts_of_all_models_are_under_one_limit() -> None:
-    room = Capacity(1000, TenantShares(of_tenants={"alice": 0.5}))
-    one, two = (room.account(model, root_hash(model, b"alice")) for model in ("one", "two"))
+    capacity = Capacity(1000, TenantShares(of_tenants={"alice": 0.5}))
+    one, two = (capacity.account(model, root_hash(model, b"alice")) for model in ("one", "two"))
     assert one is two and one.limit_bytes == 500
-    assert room.account("one", BOB).limit_bytes is None
+    assert capacity.account("one", BOB).limit_bytes is None
 
 
-def test_what_is_never_asked_again_does_not_drive_out_what_was_asked_for() -> None:
-    node = Node(TenantShares(newcomers=0.3))
+def test_what_is_never_asked_again_does_not_drive_out_what_was_read_for() -> None:
+    node = Node(TenantShares(probation=0.3))
     node.keep(0, 7)
     node.ask(0, 7)
     for first in range(100, 200, 2):
@@ -104,15 +105,15 @@ def test_what_is_never_asked_again_does_not_drive_out_what_was_asked_for() -> No
 
 
 def test_newcomers_take_all_the_room_that_nobody_else_needs() -> None:
-    node = Node(TenantShares(newcomers=0.3))
+    node = Node(TenantShares(probation=0.3))
     node.keep(0, 10)
     assert node.held(0, 10) == list(range(10))
     node.ask(0, 10)
-    assert node.pool.stats().newcomer_bytes == 0
+    assert node.pool.stats().probation_bytes == 0
 
 
-def test_blocks_that_follow_what_was_asked_for_are_newcomers_themselves() -> None:
-    node = Node(TenantShares(newcomers=0.3))
+def test_blocks_that_follow_what_was_read_for_are_newcomers_themselves() -> None:
+    node = Node(TenantShares(probation=0.3))
     lease = node.pool.open_lease("engine")
     slots = node.pool.allocate(node.arena, 8, lease)
     assert slots is not None
@@ -123,15 +124,15 @@ def test_blocks_that_follow_what_was_asked_for_are_newcomers_themselves() -> Non
         node.arena, slots[6:], group=0, hashes=hashes[6:], parent=hashes[5], num_tokens=224, root=ALICE
     )
     node.pool.end_lease(lease)
-    node.pool.check_integrity()
-    assert node.pool.stats().newcomer_bytes == 2 * SLOT_BYTES
+    check_integrity(node.pool)
+    assert node.pool.stats().probation_bytes == 2 * SLOT_BYTES
     node.keep(100, 102)
     node.keep(200, 203)
     assert node.held(0, 8) == list(range(6))
 
 
 def test_a_prompt_larger_than_the_newcomers_share_is_kept_whole_and_makes_room_for_the_next() -> None:
-    node = Node(TenantShares(newcomers=0.3))
+    node = Node(TenantShares(probation=0.3))
     node.keep(0, 10)
     node.ask(0, 10)
     assert node.keep(100, 105) == [True] * 5
@@ -141,45 +142,45 @@ def test_a_prompt_larger_than_the_newcomers_share_is_kept_whole_and_makes_room_f
     assert node.held(100, 105) == [100, 101]
 
 
-def test_the_share_of_newcomers_falls_while_what_was_asked_for_is_missed_and_rises_while_they_are() -> None:
-    newcomers = Probation(1000, most=0.8, learns=True)
-    shares = [newcomers.limit_bytes]
+def test_the_share_of_newcomers_falls_while_what_was_read_for_is_missed_and_rises_while_they_are() -> None:
+    probation = Probation(1000, max_share=0.8, learns=True)
+    shares = [probation.limit_bytes]
     for number in range(20):
-        _miss(newcomers, number, was_asked=True)
-        shares.append(newcomers.limit_bytes)
+        _miss(probation, number, was_read=True)
+        shares.append(probation.limit_bytes)
     assert shares == sorted(shares, reverse=True) and shares[-1] < shares[0] == 800
-    low = newcomers.limit_bytes
+    low = probation.limit_bytes
     for number in range(100, 200):
-        _miss(newcomers, number, was_asked=False)
-    assert low < newcomers.limit_bytes <= 800
+        _miss(probation, number, was_read=False)
+    assert low < probation.limit_bytes <= 800
 
 
 def test_the_share_of_newcomers_never_falls_to_nothing() -> None:
-    newcomers = Probation(1600, most=1.0, learns=True)
+    probation = Probation(1600, max_share=1.0, learns=True)
     for number in range(1000):
-        _miss(newcomers, number, was_asked=True)
-    assert newcomers.limit_bytes == 1600 * LEAST_SHARE
+        _miss(probation, number, was_read=True)
+    assert probation.limit_bytes == 1600 * MIN_PROBATION_SHARE
 
 
 def test_what_left_long_ago_teaches_nothing() -> None:
-    newcomers = Probation(1000, most=0.8, learns=True)
-    newcomers.left([name(1)], 0, 10)
+    probation = Probation(1000, max_share=0.8, learns=True)
+    probation.remove([name(1)], 0, 10)
     for number in range(100, 300):
-        newcomers.left([name(number)], 0, 10)
-    newcomers.stored([name(1)], 10)
-    assert newcomers.limit_bytes == 800
+        probation.remove([name(number)], 0, 10)
+    probation.add([name(1)], 10)
+    assert probation.limit_bytes == 800
 
 
 def test_a_share_that_is_not_to_be_learnt_stays() -> None:
-    newcomers = Probation(1000, most=0.8, learns=False)
-    _miss(newcomers, 1, was_asked=True)
-    assert newcomers.limit_bytes == 800
+    probation = Probation(1000, max_share=0.8, learns=False)
+    _miss(probation, 1, was_read=True)
+    assert probation.limit_bytes == 800
 
 
-def _miss(newcomers: Probation, number: int, *, was_asked: bool) -> None:
+def _miss(probation: Probation, number: int, *, was_read: bool) -> None:
     """A block leaves and is stored again."""
-    newcomers.left([name(number)], 0 if was_asked else 1, 10)
-    newcomers.stored([name(number)], 10)
+    probation.remove([name(number)], 0 if was_read else 1, 10)
+    probation.add([name(number)], 10)
 
 
 def test_a_pool_learns_to_keep_what_is_asked_for_from_a_scan() -> None:
@@ -196,31 +197,31 @@ def test_a_pool_learns_to_keep_what_is_asked_for_from_a_scan() -> None:
 
 
 def test_tenants_that_hold_nothing_are_forgotten() -> None:
-    room = Capacity(1 << 30, TenantShares(each_tenant=0.5))
-    first = room.account(MODEL, ALICE)
-    room.came(first, [name(1)], 10)
+    capacity = Capacity(1 << 30, TenantShares(each_tenant=0.5))
+    first = capacity.account(MODEL, ALICE)
+    capacity.add_blocks(first, [name(1)], 10)
     for number in range(3 * MAX_ACCOUNTS):
-        room.account(MODEL, name(number))
-    assert len(room.tenant_bytes()) <= MAX_ACCOUNTS
-    assert room.account(MODEL, ALICE) is first
+        capacity.account(MODEL, name(number))
+    assert len(capacity.tenant_bytes()) <= MAX_ACCOUNTS
+    assert capacity.account(MODEL, ALICE) is first
 
 
 def test_of_tenants_without_a_limit_nothing_is_kept() -> None:
-    room = Capacity(1 << 30, TenantShares(of_tenants={"alice": 0.5}))
-    everybody = room.account(MODEL, BOB)
-    before = _num_kept(room)
-    assert all(room.account(MODEL, name(number)) is everybody for number in range(10))
-    assert _num_kept(room) == before
+    capacity = Capacity(1 << 30, TenantShares(of_tenants={"alice": 0.5}))
+    everybody = capacity.account(MODEL, BOB)
+    before = _num_kept(capacity)
+    assert all(capacity.account(MODEL, name(number)) is everybody for number in range(10))
+    assert _num_kept(capacity) == before
 
 
-def _num_kept(room: Capacity) -> int:
-    return sum(len(var) for var in vars(room).values() if isinstance(var, dict))
+def _num_kept(capacity: Capacity) -> int:
+    return sum(len(var) for var in vars(capacity).values() if isinstance(var, dict))
 
 
 def test_tenants_that_hold_something_are_looked_through_only_now_and_then() -> None:
-    room = Capacity(1 << 30, TenantShares(each_tenant=0.5))
+    capacity = Capacity(1 << 30, TenantShares(each_tenant=0.5))
     for number in range(1, MAX_ACCOUNTS + 1):
-        room.came(room.account(MODEL, name(number)), [name(number)], 10)
+        capacity.add_blocks(capacity.account(MODEL, name(number)), [name(number)], 10)
     for number in range(MAX_ACCOUNTS + 1, MAX_ACCOUNTS + 501):
-        room.account(MODEL, name(number))
-    assert len(room.tenant_bytes()) == MAX_ACCOUNTS + 500, "nobody was forgotten, which takes a look at all"
+        capacity.account(MODEL, name(number))
+    assert len(capacity.tenant_bytes()) == MAX_ACCOUNTS + 500, "nobody was forgotten, which takes a look at all"
