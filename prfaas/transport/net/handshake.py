@@ -61,7 +61,7 @@ def dial(connection: Connection, identity: Identity, *, peer_name: str, receives
         answer = _payload(connection)
     except ConnectionResetError as error:
         hint = "" if connection.certified_name is not None else "; the peer may require certificates (tls_)"
-        raise ConnectionResetError(f"{error} before the peer has sent its name{hint}") from error
+        raise ConnectionResetError(f"{error} before sending its name{hint}") from error
     challenge = messages.decode_challenge(answer)
     transcript = _transcript(hello, challenge)
     if not hmac.compare_digest(challenge.proof, _proof(identity.key, b"listener", transcript)):

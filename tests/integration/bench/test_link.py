@@ -141,4 +141,4 @@ def test_agents_certificates_encrypt_the_measurement(secret: Path, tmp_path: Pat
         half = measure(far, secret, *near)
         assert half.returncode == 2 and "--peer" in half.stderr
         plain = measure(far, secret, "--layers", "1", "--layer-bytes", "1MiB", "--peer", "decode-1")
-        assert plain.returncode == 1 and "it may ask for certificates" in plain.stderr
+        assert plain.returncode == 1 and "require certificates" in plain.stderr
