@@ -1,4 +1,4 @@
-"""`prfaas-agent`: one per machine, beside the engines; owns the pool and the wire."""
+"""`prfaas-agent`: one per machine, beside the engines. Owns the pool and all KV transfers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prfaas.errors import ConfigError, MissingExtraError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong."""
+    """Serve until SIGTERM or SIGINT. Return 2 when the configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
     settings = config.parse(AgentConfig, component="agent", argv=arguments, doc=__doc__ or "", check=named_files.check)
     logs.setup("agent")

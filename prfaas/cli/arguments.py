@@ -1,4 +1,4 @@
-"""An argument parser that refuses in one line, for commands whose input is a description rather than settings."""
+"""Argument parser with one-line errors, for commands that take a description instead of settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NoReturn
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong with the command line without repeating its usage, and exits with 2."""
+    """Parser that reports an error without the usage text and exits with 2."""
 
     def error(self, message: str) -> NoReturn:
-        """End the process."""
+        """End the process with the error on one line."""
         self.exit(2, f"{self.prog}: {message}\n")

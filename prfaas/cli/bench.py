@@ -1,4 +1,4 @@
-"""`prfaas-bench`: what a link between two hosts carries of a model's KV, and what to change."""
+"""`prfaas-bench`: measures how fast a link between two hosts carries a model's KV, and recommends changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prfaas-colocate`: one device that prefills and decodes at once. `serve` answers requests, `profile` measures shares."""
+"""`prfaas-colocate`: prefill and decode at the same time on one device. `serve` answers requests, `profile` measures shares."""
 
 from __future__ import annotations
 

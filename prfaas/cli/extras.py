@@ -1,4 +1,4 @@
-"""Loads the part of a command that needs an optional extra, or says which extra to install."""
+"""Import of modules that need an optional extra, with the extra's name in the error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Extra = Literal[
 
 
 def load(module: str, *, extra: Extra) -> ModuleType:
-    """Return the module `module` of this package, whose foreign imports come with `extra`.
+    """Return a module of this package. `extra` provides the libraries that the module imports.
 
     Raises:
-        MissingExtraError: one of them is not installed.
+        MissingExtraError: a library is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""`prfaas-manager`: one or more per deployment; knows what is cached where, decides where requests run."""
+"""`prfaas-manager`: one or more per deployment. Keeps the index of cached prefixes and routes requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prfaas.manager.config import ManagerConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong."""
+    """Serve until SIGTERM or SIGINT. Return 2 when the configuration is wrong."""
     arguments = sys.argv[1:] if argv is None else argv
     settings = config.parse(
         ManagerConfig, component="manager", argv=arguments, doc=__doc__ or "", check=named_files.check

@@ -1,4 +1,4 @@
-"""What a component's start looks at before it asks anybody: the files that its settings name, and where its Redis is."""
+"""Checks of files and addresses that settings name, made before a component starts."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from prfaas.transport.net.tls import Certificates
 
 
 def check(settings: Any) -> None:
-    """Raise ConfigError, with the setting's name, for what the start could not use."""
+    """Raise ConfigError with the setting's name for anything that the start could not use."""
     _CHECKS[type(settings)](settings)
 
 
 def _check_certificates(settings: Any, load: Callable[[], object], *, prefix: str = "tls") -> None:
-    """Have the certificates loaded, and name the setting of the file for which they cannot be."""
+    """Load the certificates. On failure, name the setting of the file at fault."""
     try:
         load()
-    except (ConfigError, OSError) as error:  # an SSLError is an OSError
+    except (ConfigError, OSError) as error:  # SSLError is a subclass of OSError.
         for name, read in _READ.items():
             _check_file(f"{prefix}_{name}", getattr(settings, f"{prefix}_{name}", None), read)
         raise ConfigError(f"{prefix}_certificate: {error}") from error
@@ -52,7 +52,7 @@ def _trust(path: Path) -> None:
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
 
 
-# How each file is read by itself; whether a key fits its certificate shows only with both.
+# Reader of each file alone. A mismatch of key and certificate shows only when both are loaded.
 _READ: Mapping[str, Callable[[Path], object]] = {
     "authority": _trust,
     "certificate": Path.read_bytes,
@@ -65,7 +65,7 @@ def _check_agent(settings: AgentConfig) -> None:
     grants.read_secret(settings.secret_file)
     if settings.lossy_fp8:
         fp8.check()
-    _check_certificates(settings, lambda: Certificates.of(settings))  # managers are shown them in any case
+    _check_certificates(settings, lambda: Certificates.of(settings))  # Managers always ask for them.
 
 
 def _check_manager(settings: ManagerConfig) -> None:
@@ -73,7 +73,7 @@ def _check_manager(settings: ManagerConfig) -> None:
     _check_certificates(settings, lambda: settings.certificates(speaks=()))
     read_policy(settings)
     if settings.redis_url:
-        with contextlib.suppress(MissingExtraError):  # the start says so by itself
+        with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
             extras.load("prfaas.index.store.redis_store", extra="manager").RedisStore(settings.redis_url)
     if settings.deployment is not None:
         _check_deployment(settings.deployment)
@@ -97,7 +97,7 @@ def _check_router(settings: RouterConfig) -> None:
     read_clients(settings.operator_keys_file, setting="operator_keys_file")
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
     if settings.discovery.kubernetes_selector:
-        with contextlib.suppress(MissingExtraError):  # the start says so by itself
+        with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
             discovery = extras.load("prfaas.router.engines.discovery", extra="router")
             discovery.ServiceAccount.read(settings.discovery)
 

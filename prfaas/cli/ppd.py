@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build or show a table; 2 when a flag or a file cannot be used, 1 when nothing could be measured."""
+    """Build or show a table. Return 2 for a bad flag or file, 1 when nothing could be measured."""
     flags = _parser().parse_args(argv)
     try:
         return {"build": _build, "show": _show}[flags.what](flags)
@@ -44,13 +44,13 @@ def _parser() -> argparse.ArgumentParser:
         "--pd",
         required=True,
         metavar="URL",
-        help="front door whose managers have local_policy: static and local_turns_ratio: 0",
+        help="router whose managers have local_policy: static and local_turns_ratio: 0",
     )
     build.add_argument(
         "--local",
         required=True,
         metavar="URL",
-        help="front door whose managers have the same with local_turns_ratio: 1",
+        help="router whose managers have the same with local_turns_ratio: 1",
     )
     build.add_argument("--model", required=True, help="served model name")
     build.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
@@ -96,7 +96,7 @@ def _above_zero(kind: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _check_can_be_written(file: Path) -> None:
-    """Before minutes of measuring. Raises OSError."""
+    """Raise OSError if the file cannot be written, before minutes of measuring."""
     is_there = file.exists()
     file.open("a").close()
     if not is_there:
@@ -150,8 +150,10 @@ def _build(flags: argparse.Namespace) -> int:
 
 
 async def _runs(measuring: Any, flags: argparse.Namespace, cells: list[TableCell]) -> tuple[list[PpdRun], list[PpdRun]]:
-    """Return each cell on both front doors, one after the other, so that neither is beside the other's load; without the cells
-    that a door answered otherwise than it should.
+    """Return the runs of all cells on both routers.
+
+    The routers are measured in turn, so that neither sees the load of the other. Cells in which a router did not
+    follow the expected policy are left out.
     """
     ends = [
         measuring.Endpoint(url.rstrip("/"), flags.model, route, flags.vocabulary)
@@ -165,21 +167,21 @@ async def _runs(measuring: Any, flags: argparse.Namespace, cells: list[TableCell
             pd, local = [await measuring.measure(session, end, cell, effort) for end in ends]
             sys.stderr.write(
                 f"{line}: TTFT {pd.run.ttft_seconds:.3f} s by P, {local.run.ttft_seconds:.3f} s by D\n"
-                + _astray(line, "--pd", "by a PD-P instance", pd)
-                + _astray(line, "--local", "on the decode node", local)
+                + _stray_warning(line, "--pd", "by a PD-P instance", pd)
+                + _stray_warning(line, "--local", "on the decode node", local)
             )
-            if not (pd.is_astray or local.is_astray):
+            if not (pd.has_strayed or local.has_strayed):
                 runs[0].append(pd.run)
                 runs[1].append(local.run)
     return runs
 
 
-def _astray(line: str, door: str, where: str, measured: Any) -> str:
-    """What to say of second turns that were prefilled elsewhere; nothing where all were as they should."""
+def _stray_warning(line: str, door: str, where: str, measured: Any) -> str:
+    """Return a warning about second turns that were prefilled elsewhere, or an empty text."""
     if not measured.strayed:
         return ""
     reasons = ", ".join(f"{reason} {count}" for reason, count in measured.strayed.most_common())
-    left_out = "; the cell is left out" if measured.is_astray else ""
+    left_out = "; the cell is left out" if measured.has_strayed else ""
     count = f"{measured.strayed.total()} of {measured.num_conversations} second turns"
     return f"{line}: {door}: {count} were not prefilled {where} ({reasons}){left_out}\n"
 

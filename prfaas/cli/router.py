@@ -1,4 +1,4 @@
-"""`prfaas-router`: the OpenAI-compatible front door of a PD cluster."""
+"""`prfaas-router`: the OpenAI-compatible HTTP server of a PD cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a server until SIGTERM or SIGINT, on uvloop."""
+"""Server runner: uvloop until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import uvloop
 
 
 def serve(server: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    """Run `server()`; a signal cancels it, and its own clean-up decides how it ends."""
+    """Run `server()` until a signal cancels it. The server cleans up by itself."""
     uvloop.run(_until_signalled(server))
 
 
 async def _until_signalled(server: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    gc.freeze()  # to look through all that was loaded at each full collection would hold up everything for tens of ms
+    # Without this, each full collection scans all loaded modules and stops the loop for tens of milliseconds.
+    gc.freeze()
     serving = asyncio.ensure_future(server())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)

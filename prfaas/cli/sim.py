@@ -1,4 +1,4 @@
-"""`prfaas-sim`: what a deployment does under given traffic, simulated with the functions that decide in production."""
+"""`prfaas-sim`: simulates a deployment under given traffic with the production scheduler functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
 
-# Which of the flags that are no scenario's each kind of run takes; `config` stands for the scenario's own too.
+# Flags beside the scenario that each kind of run accepts. `config` includes the scenario's settings.
 _TAKES = {
     "replay": frozenset[str](),
     "compare": frozenset(("json", "plot", "config")),
@@ -24,7 +24,7 @@ _TAKES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate and report; 2 when an input cannot be used or an extra is missing."""
+    """Simulate and report. Return 2 when an input cannot be used or an extra is missing."""
     try:
         scenario = extras.load("prfaas.sim.config.scenario", extra="solve").Scenario
         return _run(_parser(scenario).parse_args(argv))
@@ -94,7 +94,7 @@ def _run(flags: argparse.Namespace) -> int:
 
 
 def _plots(module: str, folder: Path | None) -> ModuleType | None:
-    """What draws into `folder`, which is there from here on, before minutes of simulating; None where nothing is drawn."""
+    """Return the plot module and create `folder` before minutes of simulation. Return None without a folder."""
     if folder is None:
         return None
     loaded = extras.load(module, extra="plot")
@@ -108,7 +108,7 @@ def _plots(module: str, folder: Path | None) -> ModuleType | None:
 
 
 def _progress(done: int, total: int) -> None:
-    """A bar on the terminal, nothing in a file."""
+    """Show a progress bar on a terminal."""
     if sys.stderr.isatty():
         filled = 30 * done // total
         sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{total}" + ("\n" if done == total else ""))

@@ -1,4 +1,4 @@
-"""`prfaas-solve`: what threshold, what split, what throughput, latency, egress and cost, and what to buy next."""
+"""`prfaas-solve`: plans threshold, split, throughput, latency, egress and cost, and the next purchase."""
 
 from __future__ import annotations
 

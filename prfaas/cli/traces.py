@@ -1,4 +1,4 @@
-"""Where a command's spans go, as its `traces_endpoint` says."""
+"""Destination of a command's spans, from the setting `traces_endpoint`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from prfaas.cli import extras
 
 
 def send(component: str, endpoint: str, *, instance: str) -> None:
-    """Have the spans of this process sent to `endpoint`; when it is empty none are made.
+    """Send the spans of this process to `endpoint`. An empty endpoint turns spans off.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.

@@ -1,1 +1,1 @@
-"""What people see of a deployment at a terminal, and what is wrong with a machine."""
+"""Terminal views of a deployment, changes to it, and diagnosis of a machine."""

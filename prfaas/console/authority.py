@@ -1,4 +1,4 @@
-"""An authority that signs certificates as a deployment's would, and takes them back: to try mutual TLS out, and for tests."""
+"""Certificate authority for trials of mutual TLS and for tests: issues and revokes certificates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from prfaas.errors import ConfigError
 
 DAY = datetime.timedelta(days=1)
 AUTHORITY_DAYS = 3650
-LIST_DAYS = 90  # a list that has run out refuses everybody: publish one more often
+LIST_DAYS = 90  # An expired list rejects all certificates, so publish a new one earlier.
 LOOPBACK = ("127.0.0.1", "localhost")
 _PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True)
 class Issued:
-    """PEM files, as settings name them."""
+    """One certificate with the PEM files that settings name."""
 
     authority: Path
     certificate: Path
@@ -38,37 +38,37 @@ class Issued:
 
 
 class Authority:
-    """Keeps its files, and those it issues, in one directory; one that is there already is gone on with."""
+    """Authority whose files lie in one directory. An existing one is continued."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
-        """Raises ConfigError when the directory has an authority's certificate without its key."""
+        """Open or create the authority. Raise ConfigError when its certificate exists without the key."""
         self._directory = directory
         self._name = _subject(name)
         self.path = directory / f"{name}.pem"
         self.revocations = directory / f"{name}.crl"
         key = directory / f"{name}.key"
         if self.path.exists() and not key.exists():
-            raise ConfigError(f"{self.path} is there and {key} is not: go on where the authority was made")
-        self._key = _read_key(key) if key.exists() else self._found(key)
+            raise ConfigError(f"{self.path} exists and {key} does not; use the machine where the authority was created")
+        self._key = _read_key(key) if key.exists() else self._create(key)
         self.revoke()
 
-    def _found(self, path: Path) -> ec.EllipticCurvePrivateKey:
-        key = _made_key(path)
+    def _create(self, path: Path) -> ec.EllipticCurvePrivateKey:
+        key = _create_key(path)
         made = self._builder(self._name, key.public_key(), AUTHORITY_DAYS * DAY)
         made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.path.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(_PEM))
         return key
 
     def issue(self, name: str, *, valid_for: datetime.timedelta = DAY, hosts: Sequence[str] = LOOPBACK) -> Issued:
-        """Return a certificate for `name`, which may serve on `hosts` (addresses and names); a negative time has run out.
+        """Issue a certificate for `name` that may serve on `hosts` (addresses and names). A negative time has expired.
 
         Raises:
-            ConfigError: the name cannot be a file's, or is the authority's own.
+            ConfigError: the name is no valid file name, or is the authority's own.
         """
         if not name or "/" in name or name.startswith(".") or name == self.path.stem:
-            raise ConfigError(f"{name!r}: write a name that can be a file's, and is not the authority's own")
+            raise ConfigError(f"{name!r}: write a valid file name other than the authority's own")
         certificate, path = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        key = _made_key(path)
+        key = _create_key(path)
         made = self._builder(_subject(name), key.public_key(), valid_for)
         made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         signed = made.sign(self._key, hashes.SHA256())
@@ -76,7 +76,7 @@ class Authority:
         return self._issued(path, signed)
 
     def issued(self) -> Iterator[Issued]:
-        """Yield the certificates that lie in the directory and are of this authority, by name."""
+        """Yield the certificates in the directory that this authority signed, by name."""
         own = x509.load_pem_x509_certificate(self.path.read_bytes())
         for path in sorted(self._directory.glob("*.pem")):
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -97,7 +97,7 @@ class Authority:
         return frozenset(entry.serial_number for entry in published)
 
     def revoke(self, *serials: int) -> None:
-        """Publish the list anew, with these besides."""
+        """Publish a new revocation list that also contains these serial numbers."""
         now = datetime.datetime.now(datetime.UTC)
         made = x509.CertificateRevocationListBuilder(self._name, now - DAY, now + LIST_DAYS * DAY)
         for serial in sorted({*self.revoked, *serials}):
@@ -128,8 +128,8 @@ def _is_signed_by(authority: x509.Certificate, certificate: x509.Certificate) ->
     return True
 
 
-def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return a new key, in a file that only its owner may read."""
+def _create_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return a new key, stored in a file that only the owner may read."""
     key = ec.generate_private_key(ec.SECP256R1())
     data = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     path.unlink(missing_ok=True)
@@ -139,11 +139,11 @@ def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def list_ends_at(revocations: Path) -> float:
-    """When a revocation list is out of date, in seconds since the epoch.
+    """Return the Unix time when a revocation list expires.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no list in PEM.
+        OSError: the file cannot be read.
+        ValueError: the file is no PEM revocation list.
     """
     ends = x509.load_pem_x509_crl(revocations.read_bytes()).next_update_utc
     return math.inf if ends is None else ends.timestamp()
@@ -151,7 +151,7 @@ def list_ends_at(revocations: Path) -> float:
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey), "as made above"
+    assert isinstance(key, ec.EllipticCurvePrivateKey), "`_create_key` creates EC keys only"
     return key
 
 

@@ -1,4 +1,4 @@
-"""`prfaas certs`: an authority of one's own to try mutual TLS out with, its certificates, and its revocation list."""
+"""`prfaas certs`: a certificate authority for trials of mutual TLS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOODS: dict[State, Mood] = {"valid": "good", "expired": "warning", "revoked": "
 
 @dataclass(frozen=True)
 class Entry:
-    """One certificate in the directory."""
+    """One certificate of the directory, as shown to the user."""
 
     name: str
     state: State
@@ -28,10 +28,10 @@ class Entry:
 
 
 def make(directory: Path, names: Sequence[str], *, hosts: Sequence[str], days: int) -> list[Entry]:
-    """Found the authority if it is not there, and issue a certificate for each name.
+    """Create the authority if there is none, and issue a certificate for each name.
 
     Raises:
-        ConfigError: the authority's key is not there, or a name cannot be a file's.
+        ConfigError: the authority's key is missing, or a name is no valid file name.
         OSError: the directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -42,13 +42,13 @@ def make(directory: Path, names: Sequence[str], *, hosts: Sequence[str], days: i
 
 
 def revoke(directory: Path, names: Iterable[str]) -> list[Entry]:
-    """Put the certificates of these names on the list.
+    """Put the certificates of these names on the revocation list.
 
     Raises:
         ConfigError: there is no authority, or no certificate of that name.
     """
     authority = _existing(directory)
-    issued = {its.certificate.stem: its.serial for its in authority.issued()}
+    issued = {issue.certificate.stem: issue.serial for issue in authority.issued()}
     unknown = [name for name in names if name not in issued]
     if unknown:
         raise ConfigError(f"{directory} has no certificate for {', '.join(unknown)}; it has {', '.join(issued)}")
@@ -57,10 +57,10 @@ def revoke(directory: Path, names: Iterable[str]) -> list[Entry]:
 
 
 def entries(directory: Path) -> list[Entry]:
-    """Return every certificate in the directory that its authority signed. Raises ConfigError when there is no authority."""
+    """Return every certificate that the directory's authority signed. Raise ConfigError without an authority."""
     authority = _existing(directory)
     revoked, now = authority.revoked, datetime.datetime.now(datetime.UTC)
-    return [_entry(its, revoked, now) for its in authority.issued()]
+    return [_entry(issued, revoked, now) for issued in authority.issued()]
 
 
 def _existing(directory: Path) -> Authority:
@@ -69,13 +69,13 @@ def _existing(directory: Path) -> Authority:
     return Authority(directory)
 
 
-def _entry(its: Issued, revoked: frozenset[int], now: datetime.datetime) -> Entry:
-    state: State = "revoked" if its.serial in revoked else "valid" if its.expires_at > now else "expired"
-    expires = its.expires_at.isoformat(timespec="minutes")
-    return Entry(its.certificate.stem, state, expires, str(its.certificate), str(its.key))
+def _entry(issued: Issued, revoked: frozenset[int], now: datetime.datetime) -> Entry:
+    state: State = "revoked" if issued.serial in revoked else "valid" if issued.expires_at > now else "expired"
+    expires = issued.expires_at.isoformat(timespec="minutes")
+    return Entry(issued.certificate.stem, state, expires, str(issued.certificate), str(issued.key))
 
 
 def entries_table(found: Sequence[Entry]) -> Table:
-    rows = tuple((its.name, its.state, its.expires, its.certificate, its.key) for its in found)
-    moods = tuple[Mood, ...](_MOODS[its.state] for its in found)
+    rows = tuple((entry.name, entry.state, entry.expires, entry.certificate, entry.key) for entry in found)
+    moods = tuple[Mood, ...](_MOODS[entry.state] for entry in found)
     return Table("Certificates", ("name", "state", "until", "certificate", "key"), rows, moods)

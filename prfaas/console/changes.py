@@ -1,4 +1,4 @@
-"""What changes a deployment, asked of its managers over gRPC under the operator's name."""
+"""Changes to a deployment, requested from the managers over gRPC under the operator's name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from prfaas.transport.net.tls import CertificateFiles
 
 
 def client_of(config: ConsoleConfig, secret: bytes) -> ManagerClient:
-    """Return the managers, spoken to as the operator; close it."""
+    """Return a client for the managers under the operator's name. The caller closes it."""
     tls, deadline = CertificateFiles.of(config), config.timeout
     return ManagerClient(config.managers, name=config.name, secret=secret, deadline_seconds=deadline, tls=tls)
 
 
 async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: float) -> dict[str, Any]:
-    """Have a node get nothing new and give away what is asked for and only there; what has moved
-    and what still runs after at most `seconds`.
+    """Drain a node: send no new work there and copy its unique hot prefixes elsewhere, within `seconds`.
+
+    Return what was copied and what still runs.
 
     Raises:
-        ManagerUnreachable: no manager carries it out in time.
-        IndexRefusal: the node is unknown or silent, or the manager does not take orders from this name.
+        ManagerUnreachable: no manager completes the change in time.
+        IndexRefusal: the node is unknown or silent, or this name has no operator rights.
     """
     client = client_of(config, secret)
     try:
@@ -39,11 +40,11 @@ async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: flo
 
 
 async def undrain(config: ConsoleConfig, secret: bytes, *, node: str) -> dict[str, Any]:
-    """Place on a drained node again.
+    """Send work to a drained node again.
 
     Raises:
-        ManagerUnreachable: no manager carries it out in time.
-        IndexRefusal: the node is unknown or silent, or the manager does not take orders from this name.
+        ManagerUnreachable: no manager completes the change in time.
+        IndexRefusal: the node is unknown or silent, or this name has no operator rights.
     """
     client = client_of(config, secret)
     try:
@@ -56,10 +57,10 @@ async def undrain(config: ConsoleConfig, secret: bytes, *, node: str) -> dict[st
 async def order_pool(
     config: ConsoleConfig, secret: bytes, *, nodes: Sequence[str], end_hash: bytes, order: str
 ) -> list[dict[str, Any]]:
-    """Have nodes keep the prefix that ends with a hash, or let go of it; each one's answer.
+    """Pin, unpin or remove the prefix that ends with a hash on nodes. Return each node's answer.
 
     Raises:
-        ManagerUnreachable: no manager carries it out in time.
+        ManagerUnreachable: no manager completes the change in time.
         IndexRefusal: a node is unknown or silent, or the manager does not take this order.
     """
     client = client_of(config, secret)
@@ -76,7 +77,7 @@ async def order_pool(
 
 
 def _bytes(fields: dict[str, Any]) -> dict[str, int]:
-    """Protobuf's JSON writes 64-bit numbers as text."""
+    """Return the byte counts. Protobuf's JSON writes 64-bit numbers as text."""
     return {name: int(value) for name, value in fields.items() if name.endswith("_bytes")}
 
 
@@ -85,7 +86,7 @@ async def flip(config: ConsoleConfig, secret: bytes, *, node: str, role: str, se
     None where nobody says what it runs.
 
     Raises:
-        ManagerUnreachable: no manager carries it out in time.
+        ManagerUnreachable: no manager completes the change in time.
         IndexRefusal: the node is unknown or silent, or the manager does not take this order.
     """
     client = client_of(config, secret)

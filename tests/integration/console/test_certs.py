@@ -61,7 +61,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert "prfaas certs new" in run_here("certs", "ls", str(tmp_path)).error
     run_here("certs", "new", str(tmp_path), "west-0")
     assert "no certificate for west-1; it has west-0" in run_here("certs", "revoke", str(tmp_path), "west-1").error
-    assert "can be a file's" in run_here("certs", "new", str(tmp_path), "west/0").error
+    assert "valid file name" in run_here("certs", "new", str(tmp_path), "west/0").error
 
 
 async def test_a_manager_takes_them_as_they_are(deployment: Deployment, tmp_path: Path) -> None:
