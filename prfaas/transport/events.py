@@ -1,4 +1,4 @@
-"""Events of several threads, told one at a time in the order in which they were put, under none of their locks."""
+"""Delivery of events from several threads, and periodic checks on a thread of their own."""
 
 from __future__ import annotations
 
@@ -9,44 +9,45 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+FAILED_SECONDS = 1.0  # Pause after a failed check, so that a permanent failure does not fill the log.
 
 
 class EventQueue(Generic[T]):
-    """A queue whose `tell` hands every event to `on_event` exactly once."""
+    """Queue that hands every event to `on_event` exactly once, in order, and to one thread at a time."""
 
     def __init__(self, on_event: Callable[[T], None]) -> None:
         self._on_event = on_event
         self._events: deque[T] = deque()
-        self._telling = threading.Lock()
+        self._delivering = threading.Lock()
 
     def put(self, event: T) -> None:
-        """Queue an event; call with the lock held that orders it, and `tell` after that lock is released."""
+        """Queue an event. Call it under the lock that orders the events, and `deliver` after its release."""
         self._events.append(event)
 
-    def tell(self) -> None:
-        """Tell what is queued, unless another thread is at it, which then tells this too."""
-        while self._events and self._telling.acquire(blocking=False):
+    def deliver(self) -> None:
+        """Deliver the queued events, unless another thread is delivering, which then delivers these too."""
+        while self._events and self._delivering.acquire(blocking=False):
             try:
                 while self._events:
                     self._on_event(self._events.popleft())
             finally:
-                self._telling.release()
+                self._delivering.release()
 
 
-FAILED_SECONDS = 1.0  # after a look that failed, so that what fails each time does not fill the log
-
-
-def watch(
-    look: Callable[[float], None],
+def check_repeatedly(
+    check: Callable[[float], None],
     *,
     is_closed: threading.Event,
     pause_seconds: Callable[[], float],
     log_failure: Callable[[], None],
 ) -> None:
-    """Call `look(now)`, in monotonic seconds, until `is_closed`; `log_failure` is called where it has raised something."""
+    """Call `check(now)` with monotonic seconds until `is_closed` is set.
+
+    An exception is logged and does not end the loop: without checks no deadline would hold.
+    """
     while not is_closed.wait(pause_seconds()):
         try:
-            look(time.monotonic())
-        except Exception:  # the next look may do better than no deadline at all
+            check(time.monotonic())
+        except Exception:
             log_failure()
             is_closed.wait(FAILED_SECONDS)

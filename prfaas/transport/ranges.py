@@ -1,4 +1,4 @@
-"""Parts of scattered memory (pure)."""
+"""Ranges of numbers, and areas of bytes across many objects (pure)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 
 def first_bytes(buffers: Sequence[bytes | memoryview], num_bytes: int) -> list[memoryview]:
-    """Views of the first `num_bytes` of `buffers`, or of all where there are fewer."""
-    taken = []
+    """Return views of the first `num_bytes` of `buffers`, or of everything if there are fewer."""
+    views = []
     for buffer in buffers:
         if num_bytes <= 0:
             break
-        taken.append(memoryview(buffer)[:num_bytes])
+        views.append(memoryview(buffer)[:num_bytes])
         num_bytes -= len(buffer)
-    return taken
+    return views
 
 
 def bytes_after(buffers: Sequence[bytes | memoryview], num_bytes: int) -> list[memoryview]:
-    """Views of what is left of `buffers` after the first `num_bytes`."""
-    left = []
+    """Return views of `buffers` after the first `num_bytes`."""
+    views = []
     for buffer in buffers:
         if num_bytes < len(buffer):
-            left.append(memoryview(buffer)[num_bytes:])
+            views.append(memoryview(buffer)[num_bytes:])
         num_bytes = max(0, num_bytes - len(buffer))
-    return left
+    return views
 
 
 class Ranges:
@@ -36,18 +36,18 @@ class Ranges:
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self.total = 0  # numbers covered
+        self.total = 0  # Count of covered numbers.
         for start, end in ranges:
             self.add(start, end)
 
     def __len__(self) -> int:
-        """How many disjoint ranges."""
+        """Return the number of disjoint ranges."""
         return len(self._starts)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ranges) and (self._starts, self._ends) == (other._starts, other._ends)
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]
 
     def __contains__(self, number: int) -> bool:
         at = bisect_right(self._starts, number) - 1
@@ -59,7 +59,7 @@ class Ranges:
         return made
 
     def add(self, start: int, end: int) -> int:
-        """Cover [start, end); returns how many numbers were not covered before."""
+        """Cover [start, end). Returns how many numbers were not covered before."""
         if start >= end:
             return 0
         first = bisect_left(self._ends, start)
@@ -74,7 +74,7 @@ class Ranges:
         return new
 
     def remove(self, start: int, end: int) -> int:
-        """Uncover [start, end); returns how many numbers were covered before."""
+        """Uncover [start, end). Returns how many numbers were covered before."""
         first = bisect_right(self._ends, start)
         last = bisect_left(self._starts, end)
         if start >= end or first >= last:
@@ -89,7 +89,7 @@ class Ranges:
         return gone
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The parts of [start, end) that are not covered, in order."""
+        """Return the parts of [start, end) that are not covered, in order."""
         gaps = []
         for at in range(bisect_right(self._ends, start), len(self._starts)):
             if self._starts[at] >= end:
@@ -102,17 +102,17 @@ class Ranges:
         return gaps
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether all of [start, end) is covered."""
+        """Return whether all of [start, end) is covered."""
         at = bisect_right(self._starts, start) - 1
         return start >= end or (at >= 0 and end <= self._ends[at])
 
     def touches(self, start: int, end: int) -> bool:
-        """Whether any of [start, end) is covered."""
+        """Return whether any of [start, end) is covered."""
         at = bisect_right(self._ends, start)
         return start < end and at < len(self._starts) and self._starts[at] < end
 
     def num_between(self, start: int, end: int) -> int:
-        """How many of the ranges have numbers in [start, end)."""
+        """Return how many of the ranges have numbers in [start, end)."""
         return bisect_left(self._starts, end) - bisect_right(self._ends, start)
 
     def to_list(self) -> list[tuple[int, int]]:
@@ -120,7 +120,7 @@ class Ranges:
 
 
 class Slab(NamedTuple):
-    """The bytes [offset, offset + length) of each of the objects [first, first + num_objects)."""
+    """Bytes [offset, offset + length) of each of the objects [first, first + num_objects)."""
 
     first: int
     num_objects: int
@@ -133,12 +133,12 @@ class Slab(NamedTuple):
 
     @property
     def last(self) -> int:
-        """One past its last object."""
+        """Index after the last object."""
         return self.first + self.num_objects
 
     @property
     def end(self) -> int:
-        """One past its last byte."""
+        """Offset after the last byte."""
         return self.offset + self.length
 
     def overlaps(self, other: Slab) -> bool:
@@ -147,32 +147,34 @@ class Slab(NamedTuple):
         )
 
     def precedes(self, other: Slab) -> bool:
-        """Whether it may stand before `other` among disjoint slabs that are listed column by column."""
+        """Return whether the slab may precede `other` in a list of disjoint slabs, column by column."""
         is_same_column = (self.offset, self.length) == (other.offset, other.length)
         return self.last <= other.first if is_same_column else self.end <= other.offset
 
 
 class Area:
-    """A union of slabs, each byte counted once."""
+    """Union of slabs, kept as disjoint columns: byte ranges with the objects that they cover."""
 
     def __init__(self, slabs: Iterable[Slab] = ()) -> None:
-        self._starts: list[int] = []  # of the columns, disjoint and in order
+        self._starts: list[int] = []
         self._ends: list[int] = []
         self._objects: list[Ranges] = []
         self.num_bytes = 0
-        self.num_fragments: int = 0  # how many disjoint pieces it is kept as; memory is proportional to it
+        self.num_fragments: int = 0  # Number of disjoint pieces, to which memory is proportional.
         for slab in slabs:
             self.add(slab)
 
     def growth(self, slab: Slab) -> int:
-        """How many pieces more it is kept as at most once a slab is added, or removed: the columns that it begins and ends
-        within are cut in two, objects and all."""
+        """Return the largest number of pieces that adding or removing a slab may add.
+
+        The columns in which the slab begins and ends are cut in two, with all their objects.
+        """
         cuts = [at for position in (slab.offset, slab.end) if (at := self._within(position)) is not None]
         num_columns = bisect_left(self._starts, slab.end) - bisect_right(self._ends, slab.offset)
         return sum(len(self._objects[at]) for at in cuts) + 2 * num_columns + 1
 
     def add(self, slab: Slab) -> int:
-        """Cover a slab; returns how many bytes were not covered before."""
+        """Cover a slab. Returns how many bytes were not covered before."""
         new = 0
         for at in self._columns(slab.offset, slab.end):
             objects, width = self._objects[at], self._ends[at] - self._starts[at]
@@ -183,7 +185,7 @@ class Area:
         return new
 
     def remove(self, slab: Slab) -> int:
-        """Uncover a slab; returns how many bytes were covered before."""
+        """Uncover a slab. Returns how many bytes were covered before."""
         for position in (slab.offset, slab.end):
             at = self._within(position)
             if at is not None and self._objects[at].touches(slab.first, slab.last):
@@ -200,7 +202,7 @@ class Area:
         return gone
 
     def covers(self, slab: Slab) -> bool:
-        """Whether every byte of a slab is covered."""
+        """Return whether every byte of a slab is covered."""
         at, position = bisect_right(self._ends, slab.offset), slab.offset
         while position < slab.end:
             is_gap = at == len(self._starts) or self._starts[at] > position
@@ -211,7 +213,7 @@ class Area:
         return True
 
     def missing(self, slab: Slab) -> Iterator[Slab]:
-        """The parts of a slab that are not covered, column by column."""
+        """Yield the parts of a slab that are not covered, column by column."""
         at_byte = slab.offset
         for at in range(bisect_right(self._ends, slab.offset), len(self._starts)):
             start, end = max(self._starts[at], slab.offset), min(self._ends[at], slab.end)
@@ -226,13 +228,13 @@ class Area:
             yield Slab(slab.first, slab.num_objects, at_byte, slab.end - at_byte)
 
     def slabs(self) -> Iterator[Slab]:
-        """Disjoint slabs that make up the area, column by column."""
+        """Yield the disjoint slabs of the area, column by column."""
         for start, end, objects in zip(self._starts, self._ends, self._objects, strict=True):
             for first, last in objects.to_list():
                 yield Slab(first, last - first, start, end - start)
 
     def _columns(self, start: int, end: int) -> range:
-        """The columns that together are exactly [start, end), split and added as needed."""
+        """Return the columns that together are exactly [start, end). Splits and adds columns as needed."""
         first = bisect_left(self._starts, start)
         if first < len(self._starts) and self._starts[first] == start and self._ends[first] == end:
             return range(first, first + 1)
@@ -251,7 +253,7 @@ class Area:
         return range(first, at)
 
     def _within(self, position: int) -> int | None:
-        """The column that has bytes on both sides of a position."""
+        """Return the column that has bytes on both sides of a position, or None."""
         at = bisect_right(self._starts, position) - 1
         return at if at >= 0 and self._starts[at] < position < self._ends[at] else None
 

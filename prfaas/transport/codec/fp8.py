@@ -1,10 +1,10 @@
-"""Attention's bfloat16 values cast to 8-bit floats for the wire: LOSSY, and only where both ends' settings ask for it (pure).
+"""Lossy cast of attention values from bfloat16 to 8-bit floats, used only if the settings of both ends allow it (pure).
 
-An 8-bit float has a sign, 4 bits of exponent and 3 of mantissa (E4M3 without infinities). A chunk's values are first divided
-by a power of two, so that its greatest lies between 128 and 256: of any value down to an 8 000th of the greatest at most a
-sixteenth is lost, of smaller ones at most a 130 000th of the greatest. A chunk with an infinity or no number travels exactly.
+An 8-bit float has a sign, 4 exponent bits and 3 mantissa bits (E4M3 without infinities). A chunk's values are first divided
+by a power of two, so that the largest lies between 128 and 256. Values down to 1/8000 of the largest lose at most 1/16 of
+themselves. Smaller values lose at most 1/130000 of the largest. A chunk with an infinity or NaN travels exactly.
 
-    biased exponent (8 bits, of bfloat16) of the greatest value 1, one byte for each value
+Payload of a LOSSY frame: biased bfloat16 exponent of the largest value (1), then one byte per value.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from typing import Any
 
 from prfaas.errors import ConfigError, RemoteProtocolError
 
-LOSSY_FP8 = "lossy_fp8"  # the capability; both ends must name it
-DTYPE = "bfloat16"  # the only one that is known
+LOSSY_FP8 = "lossy_fp8"  # Capability that both ends must name.
+DTYPE = "bfloat16"
 VALUE_BYTES, HEAD_BYTES = 2, 1
 _EXPONENT_MASK, _EXPONENT_AT, _EXPONENT_BIAS = 0x7F80, 7, 127
-_LEAST_EXPONENT, _TOP_EXPONENT, _MANTISSA = (
-    -6,
-    7,
-    8,
-)  # of an 8-bit float; where the greatest value goes; steps between powers
-_NO_NUMBER = 254  # a biased exponent from here on is too large to be cast, an infinity, or no number
+_LEAST_EXPONENT = -6  # Of an 8-bit float.
+_TOP_EXPONENT = 7  # The largest value is scaled to this exponent.
+_MANTISSA = 8  # Steps between powers of two.
+_MAX_EXPONENT = 254  # Biased exponents from here on are too large to cast, infinite or NaN.
 
 
 @cache
 def _numpy() -> Any:
-    """Loaded where casts are asked for: it takes a third of the time that a command needs to start."""
+    """Import numpy on first use, because it takes a third of a command's start time."""
     return importlib.import_module("numpy")
 
 
 def check() -> None:
-    """Have it loaded before the first transfer waits for it; raise ConfigError where this host cannot cast."""
+    """Load numpy before the first transfer.
+
+    Raises:
+        ConfigError: numpy is not installed.
+    """
     try:
         _numpy()
     except ImportError as error:
@@ -42,45 +44,46 @@ def check() -> None:
 
 
 def cast(raw: bytes) -> bytes | None:
-    """The payload of a LOSSY frame; None: these bytes must travel as they are."""
+    """Return the payload of a LOSSY frame, or None if these bytes must travel exactly."""
     if len(raw) % VALUE_BYTES or not raw:
         return None
     values = _numpy().frombuffer(raw, dtype="<u2")
     top = int((values & _EXPONENT_MASK).max()) >> _EXPONENT_AT
-    if top >= _NO_NUMBER:
+    if top >= _MAX_EXPONENT:
         return None
     return bytes((top,)) + bytes(_codes(top)[values].data)
 
 
 def raw_bytes(payload: bytes | bytearray) -> int:
-    """How many bytes a LOSSY payload stands for.
+    """Return the number of bytes that a LOSSY payload stands for.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: the payload is malformed.
     """
-    if len(payload) <= HEAD_BYTES or payload[0] >= _NO_NUMBER:
+    if len(payload) <= HEAD_BYTES or payload[0] >= _MAX_EXPONENT:
         raise RemoteProtocolError("lossy", f"a lossy chunk of {len(payload)} bytes that begins with {payload[:1]!r}")
     return (len(payload) - HEAD_BYTES) * VALUE_BYTES
 
 
 def restore(payload: bytes | bytearray) -> bytes:
-    """The values that the receiver keeps, as bfloat16; `payload` has gone through `raw_bytes`, or come from `cast`."""
+    """Return the values as bfloat16. The payload must come from `cast`, or have passed `raw_bytes`."""
     codes = _numpy().frombuffer(payload, dtype="u1", offset=HEAD_BYTES)
     restored: bytes = _values(payload[0])[codes].tobytes()
     return restored
 
 
 def _scale(top: int) -> int:
-    """Values are divided by 2 to this power."""
+    """Return the power of two by which values are divided."""
     return max(top, 1) - _EXPONENT_BIAS - _TOP_EXPONENT
 
 
 @lru_cache(maxsize=64)
 def _codes(top: int) -> Any:
-    """Of every 16-bit value its 8-bit float, rounded to the nearest, ties to even: 64 KiB."""
+    """Return the nearest 8-bit float of every 16-bit value, with ties to even, as a table of 64 KiB."""
     numpy = _numpy()
     bits = numpy.arange(1 << 16, dtype="u4")
-    with numpy.errstate(invalid="ignore", over="ignore"):  # of values beyond the greatest, which do not occur
+    # Values above the largest do not occur in the chunk, so their overflow does not matter.
+    with numpy.errstate(invalid="ignore", over="ignore"):
         magnitudes = numpy.ldexp((bits << 16 & 0x7FFFFFFF).view("f4").astype("f8"), -_scale(top))
         _, exponents = numpy.frexp(magnitudes)
         exponents = numpy.where(magnitudes, numpy.maximum(exponents - 1, _LEAST_EXPONENT), _LEAST_EXPONENT)
@@ -91,7 +94,7 @@ def _codes(top: int) -> Any:
 
 @lru_cache(maxsize=64)
 def _values(top: int) -> Any:
-    """Of every 8-bit float its 16-bit value."""
+    """Return the 16-bit value of every 8-bit float as a table."""
     numpy = _numpy()
     codes = numpy.arange(256, dtype="i4")
     fields, steps = codes >> 3 & 0xF, codes & 7

@@ -1,10 +1,11 @@
-"""A chunk's bytes made shorter for the wire: byte planes, each compressed where that helps (pure).
+"""Lossless packing of chunks, and the policy that decides when it pays (pure).
 
-Of 16-bit floats the high bytes (sign and exponent) repeat, the low ones are noise. So a chunk is taken apart into planes,
-the bytes at i, i + width, i + 2 width and so on, and each plane travels compressed, or as it is where that is shorter. lz4 is
-always there; zstd, which finds about twice as much in exponents, where the package `zstandard` is installed.
+The high bytes of 16-bit floats (sign and exponent) repeat; the low bytes are noise. So a chunk is split into byte planes:
+the bytes at i, i + width, i + 2 width and so on. Each plane travels compressed, or raw if that is shorter. lz4 is always
+available. zstd compresses exponents about twice as well and needs the package `zstandard`.
 
-    raw bytes 4, codec 1, width 1, zero 2, bytes of each of four planes 4 each (0 beyond the width), the planes
+Payload of a PACKED frame: raw bytes (4), codec (1), width (1), zero (2), lengths of four planes (4 each, 0 beyond the
+width), planes.
 """
 
 from __future__ import annotations
@@ -27,29 +28,35 @@ _HEAD = struct.Struct("<IBBH4I")
 PACKED_HEAD_BYTES = _HEAD.size
 WIDTHS = (1, 2, 4)
 CODEC_NUMBERS = {"lz4": 1, "zstd": 2}
-CODECS = tuple(name for name in CODEC_NUMBERS if name != "zstd" or zstandard is not None)  # that this side has
+CODECS = tuple(name for name in CODEC_NUMBERS if name != "zstd" or zstandard is not None)  # Codecs of this host.
 _CODEC_ERRORS: tuple[type[Exception], ...] = (ValueError, lz4.block.LZ4BlockError)
 if zstandard is not None:
     _CODEC_ERRORS += (zstandard.ZstdError,)
-ZSTD_LEVEL = 1  # of exponent planes 2.5 times at 0.5 GB/s a core; higher levels gain under 5 %
-LEAST_GAIN = 0.97  # of its bytes: a plane that shrinks less travels as it is
+ZSTD_LEVEL = 1  # Shrinks exponent planes 2.5 times at 0.5 GB/s per core. Higher levels gain less than 5 %.
+LEAST_GAIN = 0.97  # A plane that shrinks less travels raw.
+TRIAL_BYTES = 64 << 10  # Beginning of a chunk that a trial packs in every format.
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 60.0
+BEGIN_BELOW, END_ABOVE = 0.9, 0.97  # Time of a packed chunk, relative to an unpacked one.
+MAX_CPU_RATIO = 0.25  # Share of the host's processors, which also serve an engine.
+SMOOTHING = 0.2  # Weight of the latest chunk.
+ARRIVAL_SECONDS = 1.0  # Time of a full link over which arriving payload is compared.
 
 
 class PackFormat(NamedTuple):
-    """How chunks are packed."""
+    """Codec and number of byte planes."""
 
     codec: str
     width: int
 
 
 def pack_formats(codecs: Sequence[str]) -> tuple[PackFormat, ...]:
-    """Every way of packing with these codecs."""
+    """Return every pack format of these codecs."""
     return tuple(PackFormat(codec, width) for codec in codecs for width in WIDTHS)
 
 
 @dataclass(frozen=True)
 class PackedHead:
-    """What precedes the planes."""
+    """Header in front of the planes."""
 
     raw_bytes: int
     codec: str
@@ -58,7 +65,7 @@ class PackedHead:
 
 
 class Packer:
-    """Packs and unpacks. Compressors keep state: one thread at a time."""
+    """Packs and unpacks chunks. Compressors keep state, so each thread needs its own."""
 
     def __init__(self) -> None:
         self._compress: dict[str, Callable[[bytes], bytes]] = {"lz4": _lz4_compress}
@@ -67,16 +74,17 @@ class Packer:
             self._compress["zstd"] = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress
             self._decompress[2] = _zstd_decompress(zstandard.ZstdDecompressor())
 
-    def pack(self, raw: bytes, way: PackFormat) -> bytes | None:
-        """The payload of a PACKED frame, or None when it would not be shorter."""
-        if not raw or len(raw) % way.width:
+    def pack(self, raw: bytes, pack_format: PackFormat) -> bytes | None:
+        """Return the payload of a PACKED frame, or None if it would not be shorter."""
+        codec, width = pack_format
+        if not raw or len(raw) % width:
             return None
-        planes = [self._shorter(raw[at :: way.width], way.codec) for at in range(way.width)]
+        planes = [self._shorter(raw[at::width], codec) for at in range(width)]
         lengths = [len(plane) for plane in planes]
         if PACKED_HEAD_BYTES + sum(lengths) > LEAST_GAIN * len(raw):
             return None
-        rest = [0] * (max(WIDTHS) - way.width)
-        head = _HEAD.pack(len(raw), CODEC_NUMBERS[way.codec], way.width, 0, *lengths, *rest)
+        rest = [0] * (max(WIDTHS) - width)
+        head = _HEAD.pack(len(raw), CODEC_NUMBERS[codec], width, 0, *lengths, *rest)
         return b"".join((head, *planes))
 
     def _shorter(self, plane: bytes, codec: str) -> bytes:
@@ -84,10 +92,10 @@ class Packer:
         return packed if len(packed) <= LEAST_GAIN * len(plane) else plane
 
     def unpack(self, payload: bytes | bytearray) -> bytes | bytearray:
-        """The raw bytes.
+        """Return the raw bytes.
 
         Raises:
-            RemoteProtocolError: it is no packed chunk.
+            RemoteProtocolError: the payload is not a packed chunk.
         """
         head, view, at = read_head(payload), memoryview(payload), PACKED_HEAD_BYTES
         if head.width == 1:
@@ -107,22 +115,22 @@ class Packer:
         except _CODEC_ERRORS as error:
             raise RemoteProtocolError("packing", f"{head.codec}: {error}") from error
         if len(plane) != expected:
-            raise RemoteProtocolError("packing", f"a plane of {len(plane)} bytes in place of {expected}")
+            raise RemoteProtocolError("packing", f"a plane has {len(plane)} bytes instead of {expected}")
         return plane
 
 
 def read_head(payload: bytes | bytearray) -> PackedHead:
-    """What a PACKED frame's payload says of itself; every length is within bounds.
+    """Return the header of a PACKED frame's payload. Every length is within bounds.
 
     Raises:
-        RemoteProtocolError: it is no packed chunk, or of a codec that is not here.
+        RemoteProtocolError: the payload is not a packed chunk, or this host lacks the codec.
     """
     if len(payload) < PACKED_HEAD_BYTES:
         raise RemoteProtocolError("packing", f"a packed chunk of {len(payload)} bytes")
     raw_bytes, number, width, zero, *lengths = _HEAD.unpack_from(payload)
     codec = next((name for name in CODECS if CODEC_NUMBERS[name] == number), None)
     if codec is None:
-        raise RemoteProtocolError("packing", f"codec {number} is not known here")
+        raise RemoteProtocolError("packing", f"codec {number} is unknown")
     if width not in WIDTHS or zero or any(lengths[width:]):
         raise RemoteProtocolError("packing", f"{width} planes of {lengths} bytes")
     if not 0 < raw_bytes <= MAX_CHUNK_BYTES or raw_bytes % width:
@@ -145,72 +153,64 @@ def _lz4_decompress(packed: memoryview, num_bytes: int) -> bytes:
 
 def _zstd_decompress(decompressor: Any) -> Callable[[memoryview, int], bytes]:
     def decompress(packed: memoryview, num_bytes: int) -> bytes:
-        """A frame that claims another size is refused before memory is taken."""
+        """Decompress a frame. Rejects a frame that claims another size before memory is allocated."""
         claimed = zstandard.frame_content_size(packed)
         if claimed != num_bytes:
-            raise ValueError(f"a frame of {claimed} bytes in place of {num_bytes}")
+            raise ValueError(f"a frame claims {claimed} bytes instead of {num_bytes}")
         plane: bytes = decompressor.decompress(packed, max_output_size=num_bytes)
         return plane
 
     return decompress
 
 
-TRIAL_BYTES = 64 << 10  # of a chunk, packed in every way to see what that would bring
-FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 60.0
-BEGIN_BELOW, END_ABOVE = 0.9, 0.97  # of the time that the same bytes take as they are
-MAX_CPU_RATIO = 0.25  # of this host's processors, which have an engine to serve
-SMOOTHING = 0.2  # weight of the latest chunk
-WATCH_SECONDS = 1.0  # of a full link, over which the payload that arrives is compared
-
-
 class PackingCost(NamedTuple):
-    """What packing some bytes in one way took."""
+    """Measured cost of packing some bytes in one format."""
 
-    way: PackFormat
+    format: PackFormat
     raw_bytes: int
     packed_bytes: int
-    seconds: float  # by the clock: other threads may have run meanwhile
-    cpu_seconds: float  # of this thread
+    seconds: float  # Elapsed time, in which other threads may have run.
+    cpu_seconds: float
 
 
 class LinkLoad(NamedTuple):
-    """A link at one moment, as far as packing is concerned."""
+    """Load of a link at one moment, as far as packing is concerned."""
 
-    at: float  # seconds on a clock that only goes forward
-    bytes_per_second: float  # that it carries, on the wire
+    at: float
+    bytes_per_second: float  # Rate estimate in bytes on the wire.
     num_connections: int
-    is_full: bool  # more is ready than the connections have taken
-    acknowledged_bytes: int  # payload, unpacked, since the link's start
+    is_full: bool  # More is ready than the connections have taken.
+    acknowledged_bytes: int  # Total payload, unpacked.
 
 
 class _CostPerByte(NamedTuple):
-    """Of one raw byte, in one way."""
+    """Cost of packing one raw byte."""
 
     seconds: float
     cpu_seconds: float
     packed_bytes: float
 
     @staticmethod
-    def of(sample: PackingCost) -> _CostPerByte:
-        size = sample.raw_bytes
-        return _CostPerByte(sample.seconds / size, sample.cpu_seconds / size, sample.packed_bytes / size)
+    def of(cost: PackingCost) -> _CostPerByte:
+        num_bytes = cost.raw_bytes
+        return _CostPerByte(cost.seconds / num_bytes, cost.cpu_seconds / num_bytes, cost.packed_bytes / num_bytes)
 
 
-class _Arrivals:
-    """Payload that arrives in a second of a full link, measured over a second of it."""
+class _ArrivalRate:
+    """Payload per second that arrives over a full link."""
 
     def __init__(self) -> None:
         self._last: LinkLoad | None = None
         self._seconds, self._bytes = 0.0, 0
 
-    def add(self, pace: LinkLoad) -> float | None:
-        """The rate, once in a second."""
-        last, self._last = self._last, pace
-        if last is None or not (last.is_full and pace.is_full):
+    def add(self, load: LinkLoad) -> float | None:
+        """Return the rate after each ARRIVAL_SECONDS of a full link, else None."""
+        last, self._last = self._last, load
+        if last is None or not (last.is_full and load.is_full):
             return None
-        self._seconds += pace.at - last.at
-        self._bytes += pace.acknowledged_bytes - last.acknowledged_bytes
-        if self._seconds < WATCH_SECONDS:
+        self._seconds += load.at - last.at
+        self._bytes += load.acknowledged_bytes - last.acknowledged_bytes
+        if self._seconds < ARRIVAL_SECONDS:
             return None
         rate = self._bytes / self._seconds
         self._seconds, self._bytes = 0.0, 0
@@ -218,31 +218,41 @@ class _Arrivals:
 
 
 class PackingPolicy:
-    """Takes the link's pace every few tens of milliseconds, and the samples of its connections."""
+    """Decides whether a link packs its chunks, and in which format.
+
+    Packing pays if it saves more wire time than it costs. Part of the cost is hidden, because the kernel still sends the
+    previous chunk meanwhile. The decision follows three measurements:
+
+    - trials of every format on the beginning of a chunk, now and then while the link is full;
+    - the cost of each packed chunk, which grows when processors are busy;
+    - the payload that arrives, which must not fall below that without packing.
+
+    A link that fails one of these stops packing, and tries again after an ever longer while.
+    """
 
     def __init__(self, *, num_processors: int) -> None:
-        self.way: PackFormat | None = None  # None: as they are
+        self.format: PackFormat | None = None
         self.saved_bytes = 0
         self._num_processors = num_processors
-        self._pace = LinkLoad(0.0, 0.0, 1, is_full=False, acknowledged_bytes=0)
-        self._arrivals = _Arrivals()
-        self._plain_rate = 0.0  # payload a second that arrived unpacked; 0: not known
-        self._cost = _CostPerByte(0.0, 0.0, 1.0)  # of the present way
+        self._load = LinkLoad(0.0, 0.0, 1, is_full=False, acknowledged_bytes=0)
+        self._arrivals = _ArrivalRate()
+        self._plain_rate = 0.0  # Payload per second that arrived unpacked; 0 if unknown.
+        self._cost = _CostPerByte(0.0, 0.0, 1.0)  # Cost of the present format.
         self._retry_at = 0.0
         self._patience = FIRST_RETRY_SECONDS
 
     @property
     def packed_ratio(self) -> float:
-        """Bytes on the wire for each of payload, at present."""
-        return 1.0 if self.way is None else self._cost.packed_bytes
+        """Bytes on the wire per byte of payload at present."""
+        return 1.0 if self.format is None else self._cost.packed_bytes
 
-    def observe(self, pace: LinkLoad) -> None:
-        """Take the link's pace; stop packing when less arrives than before."""
-        self._pace = pace
-        rate = self._arrivals.add(pace)
+    def observe(self, load: LinkLoad) -> None:
+        """Take the link's load, every few tens of milliseconds. Stops packing if less arrives than without."""
+        self._load = load
+        rate = self._arrivals.add(load)
         if rate is None:
             return
-        if self.way is None:
+        if self.format is None:
             self._plain_rate = rate
         elif rate < self._plain_rate:
             self._stop()
@@ -250,50 +260,50 @@ class PackingPolicy:
             self._patience = FIRST_RETRY_SECONDS
 
     def wants_trial(self) -> bool:
-        """Whether the next chunk's beginning should be packed in every way, to see."""
-        pace = self._pace
-        if self.way is not None or not pace.is_full or not self._plain_rate or pace.at < self._retry_at:
+        """Return whether to try every format on the next chunk's beginning."""
+        load = self._load
+        if self.format is not None or not load.is_full or not self._plain_rate or load.at < self._retry_at:
             return False
-        self._retry_at = pace.at + self._patience
+        self._retry_at = load.at + self._patience
         return True
 
-    def learn(self, samples: Sequence[PackingCost]) -> None:
-        """Take what packing a chunk took, or what it would have taken in each way."""
-        if len(samples) == 1:
-            self._packed(samples[0])
-        elif samples:
-            self._tried(samples)
+    def learn(self, costs: Sequence[PackingCost]) -> None:
+        """Take the cost of a packed chunk, or the costs of a trial."""
+        if len(costs) == 1:
+            self._learn_chunk(costs[0])
+        elif costs:
+            self._learn_trial(costs)
 
-    def _tried(self, samples: Sequence[PackingCost]) -> None:
-        gains = {sample: self._gain(_CostPerByte.of(sample)) for sample in samples}
-        best = min(gains, key=gains.__getitem__)
-        if gains[best] > BEGIN_BELOW:
+    def _learn_trial(self, costs: Sequence[PackingCost]) -> None:
+        ratios = {cost: self._time_ratio(_CostPerByte.of(cost)) for cost in costs}
+        best = min(ratios, key=ratios.__getitem__)
+        if ratios[best] > BEGIN_BELOW:
             self._patience = min(2 * self._patience, MAX_RETRY_SECONDS)
-            self._retry_at = self._pace.at + self._patience
+            self._retry_at = self._load.at + self._patience
         else:
-            self.way, self._cost, self._arrivals = best.way, _CostPerByte.of(best), _Arrivals()
+            self.format, self._cost, self._arrivals = best.format, _CostPerByte.of(best), _ArrivalRate()
 
-    def _packed(self, sample: PackingCost) -> None:
-        """A chunk has been packed, or was found not to become shorter; stop when it has ceased to pay."""
-        self.saved_bytes += sample.raw_bytes - sample.packed_bytes
-        if sample.way != self.way:
+    def _learn_chunk(self, cost: PackingCost) -> None:
+        """Take the cost of a chunk, which may not have become shorter. Stops packing if it no longer pays."""
+        self.saved_bytes += cost.raw_bytes - cost.packed_bytes
+        if cost.format != self.format:
             return
-        latest = _CostPerByte.of(sample)
+        latest = _CostPerByte.of(cost)
         self._cost = _CostPerByte(*(old + SMOOTHING * (new - old) for old, new in zip(self._cost, latest, strict=True)))
-        if self._gain(self._cost) > END_ABOVE:
+        if self._time_ratio(self._cost) > END_ABOVE:
             self._stop()
 
     def _stop(self) -> None:
-        self.way, self._arrivals, self._plain_rate = None, _Arrivals(), 0.0
+        self.format, self._arrivals, self._plain_rate = None, _ArrivalRate(), 0.0
         self._patience = min(4 * self._patience, MAX_RETRY_SECONDS)
-        self._retry_at = self._pace.at + self._patience
+        self._retry_at = self._load.at + self._patience
 
-    def _gain(self, cost: _CostPerByte) -> float:
-        """The time of a chunk's way with packing, over that without; 2 where none is known, or processors are too few."""
-        rate = self._pace.bytes_per_second if self._pace.num_connections else 0.0
+    def _time_ratio(self, cost: _CostPerByte) -> float:
+        """Return the time of a packed chunk relative to an unpacked one; 2 without a rate or without processors."""
+        rate = self._load.bytes_per_second if self._load.num_connections else 0.0
         if not rate or rate / cost.packed_bytes * cost.cpu_seconds > MAX_CPU_RATIO * self._num_processors:
             return 2.0
-        wire_seconds = self._pace.num_connections / rate  # a byte, on one of the connections
+        wire_seconds = self._load.num_connections / rate  # Time of one byte on one connection.
         plain = MAX_CHUNK_BYTES * wire_seconds
         hidden = min(MAX_CHUNK_BYTES * cost.packed_bytes, NOT_SENT_LOW_WATER_BYTES) * wire_seconds
         packing = MAX_CHUNK_BYTES * cost.seconds

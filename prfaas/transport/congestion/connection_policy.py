@@ -1,11 +1,12 @@
-"""How many connections a link keeps, by its round trip, by what they carry and by the kernel's congestion control (pure).
+"""Connection policy of a link: how many connections it keeps, and when one of them searches for a higher rate (pure).
 
-One connection keeps at most its send buffer in flight, so a long link needs several; on a short one more than two only
-overshoot its queue and cost processor time. Measured over emulated links: 10 Gbit/s and 2 ms sustain 0.998 of the link with
-two connections and 0.87 of it on short transfers with eight; 5 Gbit/s and 30 ms need eight. Beyond, it shows by what they
-carry: at 5 Gbit/s and 80 ms eight carry 0.68 of the link, 16 0.90, 24 0.86 with 3.7 % sent again; at 2 Gbit/s and 200 ms
-these carry 0.72, 0.87, and 0.85 with 10.8 % sent again. Congestion control that takes
-every loss for congestion (cubic, reno) leaves a long link idle unless many connections share the losses.
+One connection keeps at most its send buffer in flight, so a long link needs several. On a short link more than two only
+overshoot its queue and cost processor time. Measured over emulated links:
+
+- 10 Gbit/s, 2 ms: two connections sustain 0.998 of the link; eight sustain 0.87 of it on short transfers.
+- 5 Gbit/s, 30 ms: eight are needed.
+- 5 Gbit/s, 80 ms: 8, 16, 24 connections carry 0.68, 0.90, 0.86 of the link; the last with 3.7 % retransmitted.
+- 2 Gbit/s, 200 ms: 8, 16, 24 connections carry 0.72, 0.87, 0.85 of it; the last with 10.8 % retransmitted.
 """
 
 from __future__ import annotations
@@ -16,34 +17,40 @@ from typing import NamedTuple
 
 from prfaas.transport.congestion.rate_estimator import LinkSample
 
-FIRST_CONNECTIONS = 8  # dialled at once, before the round trip is known
-MIN_CONNECTIONS, MAX_CONNECTIONS = 2, 8  # before it is known what the link carries
-MAX_MEASURED_CONNECTIONS = 32  # that what it carries may ask for
-MEASURED_ROOM, FIRST_ROOM = 1.5, 2.0  # in flight at most, over the bandwidth-delay product
-OVERFLOW_RATIO = 0.03  # of the bytes, sent again: a queue that is too short for so many connections
-LOSS_BASED_CONNECTIONS = 32  # on a long link; more of them overshoot its queue together and lose their start
+FIRST_CONNECTIONS = 8  # Dialled at once, before the round-trip time is known.
+MIN_CONNECTIONS, MAX_CONNECTIONS = 2, 8  # Range until the throughput is known.
+MAX_MEASURED_CONNECTIONS = 32  # Limit for a number that follows the throughput.
+MEASURED_ROOM, FIRST_ROOM = 1.5, 2.0  # Bytes in flight, relative to the bandwidth-delay product.
+OVERFLOW_RATIO = 0.03  # A larger share of retransmitted bytes shows a queue too short for more connections.
+LOSS_BASED_CONNECTIONS = 32  # On a long link. More of them overshoot its queue together and lose their start.
 LONG_RTT_SECONDS = 0.005
-NOT_SENT_LOW_WATER_BYTES = 128 << 10  # a connection takes new work only when its own is nearly on the wire
-SHORT_NOT_SENT_LOW_WATER_BYTES = 512 << 10  # on a short link, which takes the other faster than a thread wakes
-FILLED_BYTES_PER_SECOND = 1.25e9  # 10 Gbit/s: what they should suffice for
-IN_FLIGHT_BYTES = 4.7e6  # of a connection with a send buffer of 4 MiB, which the kernel doubles
-RATE_BASED = frozenset({"bbr", "bbr2", "bbr3"})  # congestion control that follows the measured rate, not losses
+NOT_SENT_LOW_WATER_BYTES = 128 << 10  # A connection takes new work only when its own is nearly on the wire.
+SHORT_NOT_SENT_LOW_WATER_BYTES = 512 << 10  # A short link drains the other amount faster than a thread wakes.
+FILLED_BYTES_PER_SECOND = 1.25e9  # The first connections suffice for 10 Gbit/s.
+IN_FLIGHT_BYTES = 4.7e6  # Of a connection with a send buffer of 4 MiB, which the kernel doubles.
+RATE_BASED = frozenset({"bbr", "bbr2", "bbr3"})  # Congestion control that follows the measured rate, not losses.
+SETTLED_SECONDS = 2.0  # Throughput is measured over this much time of a full link.
+ROOM_SECONDS = 0.15  # Samples must show room for this long before a search.
+NO_QUEUE_RATIO, NO_QUEUE_RISE_SECONDS = 1.15, 0.001  # A longer round trip shows a queue.
+TURN_SECONDS = 8.0  # Time from one turn of a connection to its next.
+LITTLE_QUEUE_RATIO = 1.5  # Up to this round-trip ratio a search adds no noticeable wait.
+MIN_SEARCH_CONNECTIONS = 4  # With fewer, none can be spared.
 
 
 class LinkThroughput(NamedTuple):
-    """What a link's connections carried while more waited than they took."""
+    """Throughput of a link's connections while more waited than they took."""
 
     num_connections: int
     bytes_per_second: float
-    resent_ratio: float  # of the bytes sent
+    resent_ratio: float
 
 
 @dataclass(frozen=True)
 class ConnectionCount:
-    """A number of connections and the reason for it, for the log.
+    """Number of connections, and its reason for the log.
 
-    `keeps_warm`: idle connections are worth keeping. Loss-based ones forget their rate when idle and remember their last
-    loss, so that new ones fill a long link sooner.
+    `keeps_warm` keeps idle connections. Loss-based congestion control forgets its rate when idle and remembers its last
+    loss, so that new connections fill a long link sooner.
     """
 
     count: int
@@ -52,48 +59,45 @@ class ConnectionCount:
 
 
 def not_sent_low_water(*, rtt_seconds: float) -> int:
-    """How much a connection may hold unsent when it takes new work, in bytes.
+    """Return the unsent bytes below which a connection takes new work.
 
-    Measured at 5 Gbit/s and 2 ms, two connections: with the larger one 64 MiB take 0.89 of the time, and 1 GiB 0.88 of the
-    processor time; eight connections of a slow long link would hold up an urgent transfer with it.
+    Measured at 5 Gbit/s and 2 ms with two connections: the larger value reduces the time of 64 MiB to 0.89 and the
+    processor time of 1 GiB to 0.88. On eight connections of a slow long link it would delay urgent transfers.
     """
     return SHORT_NOT_SENT_LOW_WATER_BYTES if rtt_seconds < LONG_RTT_SECONDS else NOT_SENT_LOW_WATER_BYTES
 
 
 def connection_count(
-    *, rtt_seconds: float, congestion_control: str, carried: LinkThroughput | None = None
+    *, rtt_seconds: float, congestion_control: str, throughput: LinkThroughput | None = None
 ) -> ConnectionCount:
-    """How many connections a link of this round trip should have; `carried` None: it is not known what it carries.
+    """Return how many connections a link should have.
 
-    What may be in flight leaves room for recovery and for uneven shares. At first it is for 10 Gbit/s, with no more than
-    MAX_CONNECTIONS; then for what they carry, where that asks for more of them and no queue overflows. What a link carries has
-    an end, so has their number; it does not follow a rate that falls, which may be back in a moment.
+    Bytes in flight need room for recovery and for uneven shares. The first number suits 10 Gbit/s. Later the number
+    follows the throughput, if that asks for more and no queue overflows. It never follows a falling throughput, which
+    may recover in a moment. Congestion control that takes every loss for congestion (cubic, reno) leaves a long link idle
+    unless many connections share the losses.
     """
     rtt = f"a round trip of {rtt_seconds * 1e3:.1f} ms"
     if congestion_control not in RATE_BASED and rtt_seconds >= LONG_RTT_SECONDS:
-        why = f"{rtt}, and {congestion_control} slows down at every loss; bbr would not"
-        return ConnectionCount(LOSS_BASED_CONNECTIONS, why, keeps_warm=False)
+        reason = f"{rtt}, and {congestion_control} slows down at every loss; bbr would not"
+        return ConnectionCount(LOSS_BASED_CONNECTIONS, reason, keeps_warm=False)
     first = min(max(_needed(FIRST_ROOM * FILLED_BYTES_PER_SECOND * rtt_seconds), MIN_CONNECTIONS), MAX_CONNECTIONS)
-    why = f"{rtt}, {congestion_control}, {IN_FLIGHT_BYTES / 1e6:.1f} MB in flight on each"
-    if carried is None:
-        return ConnectionCount(first, why)
-    what = f"{carried.num_connections} carry {carried.bytes_per_second / 1e6:.0f} MB/s"
-    needed = min(_needed(MEASURED_ROOM * carried.bytes_per_second * rtt_seconds), MAX_MEASURED_CONNECTIONS)
-    most = needed if carried.resent_ratio <= OVERFLOW_RATIO else 0
-    return ConnectionCount(
-        max(first, carried.num_connections, most), f"{why}; {what}, {carried.resent_ratio:.1%} sent again"
-    )
+    reason = f"{rtt}, {congestion_control}, {IN_FLIGHT_BYTES / 1e6:.1f} MB in flight on each"
+    if throughput is None:
+        return ConnectionCount(first, reason)
+    num_present, rate, resent_ratio = throughput
+    needed = min(_needed(MEASURED_ROOM * rate * rtt_seconds), MAX_MEASURED_CONNECTIONS)
+    count = max(first, num_present, needed if resent_ratio <= OVERFLOW_RATIO else 0)
+    measured = f"{num_present} carry {rate / 1e6:.0f} MB/s, {resent_ratio:.1%} retransmitted"
+    return ConnectionCount(count, f"{reason}; {measured}")
 
 
 def _needed(in_flight_bytes: float) -> int:
     return math.ceil(in_flight_bytes / IN_FLIGHT_BYTES)
 
 
-SETTLED_SECONDS = 2.0  # of being full: what has just begun is still finding its rate
-
-
 class ThroughputMeter:
-    """Takes the link meter's samples."""
+    """Measures the throughput of a link's connections while it is full. Takes the monitor's samples."""
 
     def __init__(self) -> None:
         self._last: LinkSample | None = None
@@ -105,9 +109,9 @@ class ThroughputMeter:
         self._delivered_bytes = self._sent_bytes = self._retransmitted_bytes = 0
 
     def add(self, sample: LinkSample, *, num_connections: int) -> LinkThroughput | None:
-        """What so many connections have carried in the last SETTLED_SECONDS that more waited than they took; else None.
+        """Return the throughput after each SETTLED_SECONDS of a full link, else None.
 
-        Other time does not count, and with another number of them it begins anew.
+        Time in which nothing waits does not count. Another number of connections restarts the measurement.
         """
         last, self._last = self._last, sample
         if num_connections != self._num_connections:
@@ -119,31 +123,32 @@ class ThroughputMeter:
             self._retransmitted_bytes += sample.retransmitted_bytes - last.retransmitted_bytes
         if self._seconds < SETTLED_SECONDS:
             return None
-        carried = LinkThroughput(
-            num_connections,
-            self._delivered_bytes / self._seconds,
-            self._retransmitted_bytes / self._sent_bytes if self._sent_bytes else 0.0,
-        )
+        resent_ratio = self._retransmitted_bytes / self._sent_bytes if self._sent_bytes else 0.0
+        throughput = LinkThroughput(num_connections, self._delivered_bytes / self._seconds, resent_ratio)
         self._begin(num_connections)
-        return carried
-
-
-PATIENCE_SECONDS = 0.15  # of samples that all say that there is room
-NO_QUEUE_RATIO, NO_QUEUE_RISE_SECONDS = 1.15, 0.001  # up to which a round trip counts as without a queue
-TURN_SECONDS = 8.0  # from one turn of a connection to its next
-LITTLE_QUEUE_RATIO = 1.5  # up to which a search adds no wait that anybody would notice
-MIN_SEARCH_CONNECTIONS = 4  # of which one can be spared
+        return throughput
 
 
 class RateSearch:
-    """Takes the link meter's samples."""
+    """Decides when a BBR connection of a long link should search for a higher rate at once.
+
+    There are two reasons:
+
+    - Room. BBR keeps a rate that the link once refused, and tries a quarter more every eighth round trip. A link of 40 ms
+      that has widened threefold is full only after two seconds. Bytes that wait here during short round trips show room.
+    - A turn. BBR nearly stops for 0.2 s after ten seconds without a shorter round trip, on all connections at once. A
+      search restarts these ten seconds, so the connections search in turn. There is no turn while round trips are long:
+      a search would lengthen a queue, and BBR should measure a path that has become longer.
+
+    On a short link eight round trips are over in a moment, and a search disturbs more than it finds.
+    """
 
     def __init__(self) -> None:
         self._room_since: float | None = None
         self._turn_at: float | None = None
 
     def is_due(self, sample: LinkSample, *, num_connections: int) -> bool:
-        """Whether one connection, the next in order, should search now."""
+        """Return whether the next connection should search now."""
         if sample.min_rtt_seconds < LONG_RTT_SECONDS:
             return False
         has_room, is_turn = self._has_room(sample), self._is_turn(sample, num_connections)
@@ -157,7 +162,7 @@ class RateSearch:
             self._room_since = None
         elif self._room_since is None:
             self._room_since = sample.at
-        elif sample.at - self._room_since >= PATIENCE_SECONDS:
+        elif sample.at - self._room_since >= ROOM_SECONDS:
             self._room_since = sample.at
             return True
         return False

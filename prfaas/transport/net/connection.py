@@ -87,16 +87,16 @@ class ConnectionStats:
         info: TcpInfo,
         *,
         recent: TcpHistory,
-        pulse: ConnectionLiveness,
+        liveness: ConnectionLiveness,
         unacknowledged_bytes: int,
         now: float,
     ) -> ConnectionStats:
         """Return the present figures of a connection with these local and remote addresses."""
         seconds, grown = recent.until(info, now)
-        waits_since = pulse.waits_since
+        waits_since = liveness.waits_since
         return cls(
             *addresses,
-            age_seconds=now - pulse.began_at,
+            age_seconds=now - liveness.began_at,
             rtt_seconds=info.rtt_seconds,
             min_rtt_seconds=info.min_rtt_seconds,
             delivery_bytes_per_second=info.delivery_bytes_per_second,

@@ -79,11 +79,11 @@ class Dialler:
             )
         )
 
-    def count_anew(self, carried: LinkThroughput, *, rtt_seconds: float) -> None:
+    def count_anew(self, throughput: LinkThroughput, *, rtt_seconds: float) -> None:
         """Decide the number of connections from their throughput, once all of them are connected."""
-        if carried.num_connections == self.num_wanted:
+        if throughput.num_connections == self.num_wanted:
             control = self._congestion_control
-            self._want(connection_count(rtt_seconds=rtt_seconds, congestion_control=control, carried=carried))
+            self._want(connection_count(rtt_seconds=rtt_seconds, congestion_control=control, throughput=throughput))
 
     def _want(self, wanted: ConnectionCount) -> None:
         if self._is_fixed:

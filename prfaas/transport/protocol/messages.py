@@ -22,6 +22,7 @@ from prfaas.transport.protocol.wire import MAX_PAYLOAD_BYTES, NO_TRANSFER, Frame
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.types import FailureReason
 
+MAX_CANCELS = 4096  # CANCELs per peer that a sender keeps for repetition.
 MAX_MESSAGE_CHARACTERS = 500  # Of the message of an ERROR or CANCEL.
 MAX_OBJECTS = 1 << 21  # 1M tokens in blocks of 16, 8 ranks, 4 groups. As a bitmap 256 KiB.
 MAX_OBJECT_BYTES = 1 << 32

@@ -6,10 +6,10 @@ from collections import Counter, OrderedDict
 from typing import Generic, TypeVar
 
 from prfaas.errors import RemoteProtocolError
+from prfaas.transport.protocol.messages import MAX_CANCELS
 from prfaas.transport.ranges import Area, Slab
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.assembler import MAX_FRAGMENTS
-from prfaas.transport.sender.outbound_transfer import MAX_CANCELS
 
 # Bounds over all peers.
 MAX_TRANSFERS = 1024

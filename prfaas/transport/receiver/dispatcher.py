@@ -59,7 +59,7 @@ class InboundDispatcher:
             due = [reply.transfer_id for reply in self._transfers.replies if not reply.is_delayed]
             self._transfers.events.clear()
             self._transfers.replies.clear()
-        self._events.tell()
+        self._events.deliver()
         for transfer_id in due:
             self._replies.send(transfer_id)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.events import watch
+from prfaas.transport.events import check_repeatedly
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import Identity, capabilities_of
@@ -230,7 +230,7 @@ class Receiver:
         return "connections" if is_full or self._is_closed.is_set() else None
 
     def _tick_forever(self) -> None:
-        watch(
+        check_repeatedly(
             self._tick,
             is_closed=self._is_closed,
             pause_seconds=lambda: TICK_SECONDS,

@@ -12,26 +12,27 @@ from prfaas.types import FailureReason
 
 @dataclass(frozen=True)
 class SendRequest:
-    """Objects to send. `source` gives an object's memory, which must stay unchanged until SendMemoryFree.
-
-    A lower `priority` is more urgent: each step is a sixteenth of the share of the link. The objects `castable` hold
-    nothing but bfloat16: where both ends ask for it they are cast to 8 bits, which loses some of each. Where `open_body`
-    leaves out what the peer knows, `whole_body` makes the body for a process of the peer that may not.
-    """
+    """Description of one outbound transfer."""
 
     transfer_id: bytes
-    open_body: bytes
+    open_body: bytes  # Payload of the OPEN frame.
     object_bytes: Sequence[int]
-    source: Callable[[int], memoryview]
-    priority: int
+    source: Callable[[int], memoryview]  # Memory of an object, which must stay unchanged until SendMemoryFree.
+    priority: int  # Lower is more urgent. Each step divides the transfer's share of the link by 16.
     deadline_seconds: float
-    castable: Ranges = field(default_factory=Ranges)
+    castable: Ranges = field(
+        default_factory=Ranges
+    )  # Objects of bfloat16 values only, which may travel as 8-bit floats.
+    # Makes an OPEN payload for a process of the peer that does not know what the present one knows.
     whole_body: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True)
 class SendAccepted:
-    """The peer answered: it has the objects `held`, and `missing_bytes` must travel. `process` names the one that answered."""
+    """The peer accepted the transfer. It holds the objects `held`, so that `missing_bytes` must travel.
+
+    `process` is the boot id of the process that answered.
+    """
 
     transfer_id: bytes
     missing_bytes: int
@@ -41,7 +42,7 @@ class SendAccepted:
 
 @dataclass(frozen=True)
 class SendProgress:
-    """`acked_bytes` have landed and were checked, in all; fewer than before only when the peer lost its memory."""
+    """Bytes that have arrived and passed their checksum, in total. Decreases only if the peer lost its memory."""
 
     transfer_id: bytes
     acked_bytes: int
@@ -65,7 +66,7 @@ class SendFailed:
 
 @dataclass(frozen=True)
 class SendMemoryFree:
-    """No thread reads this transfer's memory any more; last, and once for each transfer."""
+    """No thread reads the transfer's memory any more. Last event of every transfer."""
 
     transfer_id: bytes
 

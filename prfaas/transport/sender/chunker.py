@@ -1,18 +1,18 @@
-"""What leaves next: ready slabs of several transfers, cut into chunks, shared fairly by priority (pure).
+"""Chunker of a link: cuts the ready bytes of several transfers into chunks and shares the link by priority (pure).
 
-Start-time fair queueing: each transfer has a virtual time that advances by bytes / weight as it is served, and the one
-furthest behind is next. A priority step is a factor of 16 in weight, so that an urgent transfer takes nearly the whole link
-and the others still move. Within a transfer bytes leave in the order in which they became ready, which is layer by layer.
+Start-time fair queueing: a transfer's virtual time advances by bytes / weight when it is served, and the transfer with the
+lowest virtual time is next. A priority step is a factor of 16 in weight. An urgent transfer takes nearly the whole link, and
+the others still move. Within a transfer bytes leave in the order in which they became ready, which is layer by layer.
 
-The chunk size follows the backlog and the rate: large chunks cost less work per byte, small ones at the end let all connections
-finish together, and those of a slow link are acknowledged in time. Powers of two keep the two sides' areas in few columns.
+The chunk size follows the backlog and the rate. Large chunks cost less work per byte. Small chunks at the end let all
+connections finish together, and on a slow link they are acknowledged in time. Powers of two keep the areas of both ends in
+few columns.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -20,35 +20,24 @@ from prfaas.transport.protocol.wire import MAX_CHUNK_BYTES, MAX_OBJECTS_PER_CHUN
 from prfaas.transport.ranges import Slab
 
 MIN_CHUNK_BYTES = 128 << 10
-SLOW_CHUNK_BYTES = 64 << 10  # the least on a slow link
-# On its connection: what is more urgent waits for the chunk that each is sending, and a peer that says nothing within one is
-# gone after 15 s. Measured at 100 Mbit/s and 40 ms: 1 MiB beside bulk takes 3.1 times its time alone, with 2 s 5.6 times.
+SLOW_CHUNK_BYTES = 64 << 10  # Smallest chunk on a slow link.
+# An urgent transfer waits for the chunk that each connection is sending, and a peer that is silent for 15 s is gone.
+# Measured at 100 Mbit/s and 40 ms: 1 MiB beside bulk takes 3.1 times its time alone, and 5.6 times with chunks of 2 s.
 CHUNK_SECONDS = 0.1
-CHUNKS_PER_CONNECTION = 4  # the backlog is cut into at least so many chunks per connection
+CHUNKS_PER_CONNECTION = 4  # The backlog is cut into at least this many chunks per connection.
 WEIGHT_STEP = 16.0
 MAX_PRIORITY = 7
 
 
-@dataclass(frozen=True)
-class ChunkSize:
-    """The most that a chunk has, while much waits, and why, for the log."""
-
-    num_bytes: int
-    reason: str
-
-
-def chunk_size(*, bytes_per_second: float) -> ChunkSize:
-    """For connections that carry so much each; infinity while that is not known."""
-    if math.isinf(bytes_per_second):
-        return ChunkSize(MAX_CHUNK_BYTES, "it is not known what a connection carries")
-    in_time = int(min(MAX_CHUNK_BYTES, max(SLOW_CHUNK_BYTES, CHUNK_SECONDS * bytes_per_second)))
-    why = f"a connection carries {bytes_per_second / 1e6:.1f} MB/s, for {CHUNK_SECONDS} s of which there is a least and a most"
-    return ChunkSize(1 << in_time.bit_length() - 1, why)
+def max_chunk_bytes(bytes_per_second: float) -> int:
+    """Return the chunk size for the rate of one connection; infinity if the rate is unknown."""
+    in_time = min(MAX_CHUNK_BYTES, max(SLOW_CHUNK_BYTES, CHUNK_SECONDS * bytes_per_second))
+    return 1 << int(in_time).bit_length() - 1
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one frame carries."""
+    """Slab of a transfer that travels in one frame."""
 
     transfer_id: bytes
     slab: Slab
@@ -60,27 +49,27 @@ class _Flow:
     weight: float
     virtual_time: float = 0.0
     slabs: deque[Slab] = field(default_factory=deque)
-    entry: int = -1  # its valid entry of the backlog; others are stale
+    entry: int = -1  # Number of the valid backlog entry. Earlier entries are stale.
 
 
 class Chunker:
-    """The work queue of one link."""
+    """Work queue of one link."""
 
     def __init__(self, num_connections: int = 1) -> None:
         self.num_connections = num_connections
-        self.size = chunk_size(bytes_per_second=math.inf)
+        self.max_chunk_bytes = MAX_CHUNK_BYTES
         self.queued_bytes = 0
         self._flows: dict[bytes, _Flow] = {}
-        self._backlog: list[tuple[float, int, _Flow]] = []  # flows that have slabs, by virtual time
+        self._backlog: list[tuple[float, int, _Flow]] = []  # Heap of flows that have slabs, by virtual time.
         self._order = itertools.count()
-        self._virtual_time = 0.0  # of the flow served last
+        self._virtual_time = 0.0  # Virtual time of the flow served last.
 
     def add(self, transfer_id: bytes, *, priority: int) -> None:
-        """A transfer may have slabs from here on; a lower `priority` is more urgent."""
+        """Add a transfer. A lower `priority` is more urgent."""
         self._flows[transfer_id] = _Flow(transfer_id, _weight(priority))
 
     def prioritise(self, transfer_id: bytes, priority: int) -> None:
-        """From here on a transfer counts as this urgent: what it was given as another does not count against it."""
+        """Change the priority of a transfer. What it received earlier does not count against it."""
         flow = self._flows.get(transfer_id)
         if flow is None:
             return
@@ -89,7 +78,7 @@ class Chunker:
             self._push(flow)
 
     def clear(self, transfer_id: bytes) -> None:
-        """Forget what a transfer has queued."""
+        """Forget the queued slabs of a transfer."""
         flow = self._flows.get(transfer_id)
         if flow is not None:
             self.queued_bytes -= sum(slab.num_bytes for slab in flow.slabs)
@@ -100,17 +89,18 @@ class Chunker:
         self.clear(transfer_id)
         self._flows.pop(transfer_id, None)
         if not self._flows:
-            self._backlog.clear()  # of stale entries
+            # Only stale entries are left.
+            self._backlog.clear()
 
     def has_work(self) -> bool:
         return self.queued_bytes > 0
 
     def is_drained(self, transfer_id: bytes) -> bool:
-        """Whether a transfer has nothing queued."""
+        """Return whether a transfer has nothing queued."""
         return not self._flows[transfer_id].slabs
 
     def ready(self, transfer_id: bytes, slab: Slab) -> None:
-        """These bytes may leave, after those that were ready before."""
+        """Queue bytes of a transfer behind its earlier ones."""
         flow = self._flows[transfer_id]
         if flow.slabs and (merged := _merged(flow.slabs[-1], slab)) is not None:
             flow.slabs[-1] = merged
@@ -120,7 +110,7 @@ class Chunker:
         self.queued_bytes += slab.num_bytes
 
     def put_back(self, chunk: Chunk) -> None:
-        """A chunk that was taken and did not arrive leaves again, first of its transfer."""
+        """Queue a chunk that did not arrive in front of the transfer's other bytes."""
         flow = self._flows.get(chunk.transfer_id)
         if flow is None:
             return
@@ -129,7 +119,7 @@ class Chunker:
         self.queued_bytes += chunk.slab.num_bytes
 
     def take(self) -> Chunk | None:
-        """The next chunk, or None when nothing is ready."""
+        """Take the next chunk, or return None if nothing is ready."""
         while self._backlog:
             time, entry, flow = heapq.heappop(self._backlog)
             if not flow.slabs or flow.entry != entry:
@@ -145,7 +135,7 @@ class Chunker:
         return None
 
     def _enter(self, flow: _Flow) -> None:
-        """Join the backlog with the first slab, not ahead of those who have waited."""
+        """Put a flow that had no slabs into the backlog, but not ahead of flows that have waited."""
         if len(flow.slabs) == 1:
             flow.virtual_time = max(flow.virtual_time, self._virtual_time)
             self._push(flow)
@@ -156,7 +146,7 @@ class Chunker:
 
     def _chunk_bytes(self) -> int:
         share = max(MIN_CHUNK_BYTES, self.queued_bytes // (CHUNKS_PER_CONNECTION * self.num_connections))
-        return min(self.size.num_bytes, 1 << share.bit_length() - 1)
+        return min(self.max_chunk_bytes, 1 << share.bit_length() - 1)
 
 
 def _weight(priority: int) -> float:
@@ -164,7 +154,7 @@ def _weight(priority: int) -> float:
 
 
 def _merged(last: Slab, new: Slab) -> Slab | None:
-    """Both as one slab, when they are adjacent."""
+    """Return two adjacent slabs as one, or None if they are not adjacent."""
     if (last.offset, last.length) == (new.offset, new.length) and last.last == new.first:
         return Slab(last.first, last.num_objects + new.num_objects, last.offset, last.length)
     same_objects = (last.first, last.num_objects) == (new.first, new.num_objects)
@@ -174,13 +164,13 @@ def _merged(last: Slab, new: Slab) -> Slab | None:
 
 
 def _cut(slab: Slab, chunk_bytes: int) -> tuple[Slab, list[Slab]]:
-    """The first chunk of a slab, and what is left of it in order."""
+    """Return the first chunk of a slab and the rest in order."""
     if slab.length > chunk_bytes:
-        taken = Slab(slab.first, 1, slab.offset, chunk_bytes)
+        chunk = Slab(slab.first, 1, slab.offset, chunk_bytes)
         rest = [Slab(slab.first, 1, slab.offset + chunk_bytes, slab.length - chunk_bytes)]
     else:
         count = min(slab.num_objects, chunk_bytes // slab.length, MAX_OBJECTS_PER_CHUNK)
-        taken, rest = Slab(slab.first, count, slab.offset, slab.length), []
-    if taken.last < slab.last:
-        rest.append(Slab(taken.last, slab.last - taken.last, slab.offset, slab.length))
-    return taken, rest
+        chunk, rest = Slab(slab.first, count, slab.offset, slab.length), []
+    if chunk.last < slab.last:
+        rest.append(Slab(chunk.last, slab.last - chunk.last, slab.offset, slab.length))
+    return chunk, rest

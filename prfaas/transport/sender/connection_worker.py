@@ -1,4 +1,4 @@
-"""One connection of a link, sending side: this thread writes, a second one reads the answers."""
+"""Workers of a link, one per connection: one thread writes frames, a second one reads the peer's answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,77 +23,83 @@ from prfaas.transport.ranges import first_bytes
 from prfaas.transport.sender.api import SendRequest
 from prfaas.transport.sender.chunker import Chunk
 
-WRITABLE_SECONDS = 0.5  # how long a connection waits for room before it looks at what there is to do again
-MAX_UNACKNOWLEDGED = 4096  # chunks of a connection; the kernels' buffers are full before, but of very small ones
-LAST_ACK_SECONDS = 10.0  # a connection that has served for long enough waits for its last acknowledgement
+WRITABLE_SECONDS = 0.5  # Longest wait for buffer space before the worker looks for other work.
+MAX_UNACKNOWLEDGED = 4096  # Chunks per connection. Only very small chunks reach it before the kernel's buffers fill.
+LAST_ACK_SECONDS = 10.0  # Longest wait for the last acknowledgement on a connection that is being replaced.
 _PING = Header(FrameType.PING, 0).encode()
 
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk to send, of a transfer. `way`: how it is packed, None as it is; `is_trial`: its beginning is to be packed
-    in every way."""
+    """Chunk to send. `pack_format` None sends it unpacked; `is_trial` also tries every pack format on its first bytes."""
 
     chunk: Chunk
-    transfer: SendRequest
-    way: PackFormat | None = None
+    request: SendRequest
+    pack_format: PackFormat | None = None
     is_trial: bool = False
 
 
 class WorkSource(Protocol):
-    """What a line does for: the link, seen from one of its lines."""
+    """Link as its workers see it: the source of frames and chunks, and the handler of the peer's answers."""
 
-    def has_work(self, line: ConnectionWorker, timeout_seconds: float) -> bool: ...
-    def take(self, line: ConnectionWorker) -> bytes | ChunkTask | None: ...
-    def sent(self, line: ConnectionWorker, chunk: Chunk, samples: Sequence[PackingCost]) -> None: ...
-    def acknowledged(self, line: ConnectionWorker, landed: list[Chunk], changed: list[Chunk]) -> None: ...
-    def have(self, line: ConnectionWorker, header: Header, payload: bytearray) -> None: ...
-    def done(self, transfer_id: bytes, done: Done) -> None: ...
-    def refused(self, transfer_id: bytes, ending: Ending) -> None: ...
-    def reopen(self, transfer_id: bytes) -> None: ...
-    def may_send(self, line: ConnectionWorker, bytes_per_second: int) -> None: ...
+    def has_work(self, worker: ConnectionWorker, timeout_seconds: float) -> bool: ...
+    def take(self, worker: ConnectionWorker) -> bytes | ChunkTask | None: ...
+    def sent(self, worker: ConnectionWorker, chunk: Chunk, costs: Sequence[PackingCost]) -> None: ...
+    def on_acknowledged(self, worker: ConnectionWorker, landed: list[Chunk], damaged: list[Chunk]) -> None: ...
+    def on_have(self, worker: ConnectionWorker, header: Header, payload: bytearray) -> None: ...
+    def on_done(self, transfer_id: bytes, done: Done) -> None: ...
+    def on_refused(self, transfer_id: bytes, ending: Ending) -> None: ...
+    def on_reopen(self, transfer_id: bytes) -> None: ...
+    def on_rate(self, worker: ConnectionWorker, bytes_per_second: int) -> None: ...
     def wake(self) -> None: ...
 
 
 class ConnectionWorker:
-    """Frames of one link over one connection, which has been through its handshake."""
+    """Sends frames of one link over one connection, which has completed its handshake."""
 
     def __init__(
-        self, work: WorkSource, connection: Connection, *, generation: int, capabilities: Sequence[str] = ()
+        self, link: WorkSource, connection: Connection, *, generation: int, capabilities: Sequence[str] = ()
     ) -> None:
-        """`generation` numbers the peer's processes as the link has met them; `capabilities` are those of both ends."""
+        """Create a worker.
+
+        Args:
+            link: Source of the work.
+            connection: Connection to write to and read from.
+            generation: Number of the peer's process, counted by the link.
+            capabilities: Capabilities that both ends have.
+        """
         self.generation = generation
         self.is_alive = True
         self.in_flight_bytes = 0
-        self.seen: TcpInfo | None = None  # the kernel's figures when they were last counted
-        self.pulse = ConnectionLiveness(began_at=time.monotonic())
-        self.recent = TcpHistory(self.pulse.began_at)
-        self.reads: bytes | None = None  # the transfer whose memory it is sending from
-        self.says: bytes | None = None  # the transfer of the control frame that it took, no bytes since
+        self.seen: TcpInfo | None = None  # Kernel figures at the last sample.
+        self.liveness = ConnectionLiveness(began_at=time.monotonic())
+        self.recent = TcpHistory(self.liveness.began_at)
+        self.reading: bytes | None = None  # Transfer whose memory the worker reads.
+        self.last_control: bytes | None = None  # Transfer of the control frame taken last, unless a chunk followed.
         self.casts = fp8.LOSSY_FP8 in capabilities
-        self._ways = pack_formats([name for name in CODECS if name in capabilities])
-        self._work = work
+        self._pack_formats = pack_formats([name for name in CODECS if name in capabilities])
+        self._link = link
         self._connection = connection
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._in_flight: deque[tuple[float, Chunk]] = deque()  # when it left, and what; oldest first
+        self._has_room = threading.Condition(self._lock)
+        self._in_flight: deque[tuple[float, Chunk]] = deque()  # Send times and chunks, oldest first.
         self._is_retiring = False
-        self._refusal: RemoteProtocolError | None = None  # what one side holds against the other
-        self._num_acknowledged = 0  # of all chunks sent on this connection
+        self._refusal: RemoteProtocolError | None = None  # Violation or refusal that ends the connection.
+        self._num_acknowledged = 0
         self._packer = Packer()
-        self._changed: set[int] = set()  # numbers of chunks that did not match their checksum
+        self._damaged: set[int] = set()  # Numbers of chunks that did not match their checksum.
 
     @property
     def can_pack(self) -> bool:
-        """Whether both ends have a codec."""
-        return bool(self._ways)
+        """Return whether both ends have a codec."""
+        return bool(self._pack_formats)
 
     def run(self) -> None:
-        """Send until the connection is lost, or has served for long enough and what it carried is acknowledged.
+        """Send until the connection is lost, or has reached its age limit and everything is acknowledged.
 
         Raises:
-            OSError: it is lost.
-            RemoteProtocolError: the peer breaks the protocol, and can still be told so, or refuses.
+            OSError: the connection is lost.
+            RemoteProtocolError: the peer refuses or violates the protocol, and can still be told so.
         """
         reader = threading.Thread(target=self._read_forever, name="send-read", daemon=True)
         reader.start()
@@ -106,7 +112,7 @@ class ConnectionWorker:
             raise self._refusal
 
     def unacknowledged(self) -> list[Chunk]:
-        """What was sent and may not have arrived."""
+        """Return the chunks that were sent and may not have arrived."""
         with self._lock:
             return [chunk for _, chunk in self._in_flight]
 
@@ -114,7 +120,7 @@ class ConnectionWorker:
         return self._connection.tcp_info()
 
     def state(self, now: float) -> ConnectionStats | None:
-        """Its figures, for whoever looks for a bad path; None once it is closed."""
+        """Return the figures of the connection, or None if it is closed."""
         addresses, info = self._connection.addresses(), self.tcp_info()
         if addresses is None or info is None:
             return None
@@ -122,7 +128,7 @@ class ConnectionWorker:
             addresses,
             info,
             recent=self.recent,
-            pulse=self.pulse,
+            liveness=self.liveness,
             unacknowledged_bytes=self.in_flight_bytes,
             now=now,
         )
@@ -133,34 +139,35 @@ class ConnectionWorker:
     def pace(self, bytes_per_second: float) -> None:
         self._connection.pace(bytes_per_second)
 
-    def look(self, now: float) -> ConnectionLiveness:
-        """Its signs of life, with what the kernel has said of it last."""
+    def update_liveness(self, now: float) -> ConnectionLiveness:
+        """Return the signs of life, updated with the latest kernel figures."""
         if self.seen is not None:
-            its = self.seen
-            self.pulse.saw(unsent_bytes=its.unsent_bytes, delivered_segments=its.delivered_segments, now=now)
-        return self.pulse
+            unsent, delivered = self.seen.unsent_bytes, self.seen.delivered_segments
+            self.liveness.observe_kernel(unsent_bytes=unsent, delivered_segments=delivered, now=now)
+        return self.liveness
 
-    def leaving(self, now: float) -> bytes | None:
-        """The transfer of the control frame that it took last, while the peer is still taking that."""
+    def transfer_leaving(self, now: float) -> bytes | None:
+        """Return the transfer of the last control frame while the peer is still taking that frame."""
         is_all_sent = self.seen is None or not self.seen.unsent_bytes
-        return None if is_all_sent or not self.pulse.is_moving(now) else self.says
+        return None if is_all_sent or not self.liveness.is_moving(now) else self.last_control
 
     def ping(self) -> None:
-        """Have the peer show that it answers on this connection, where the kernel takes a frame at once."""
-        if self.pulse.pinged_at is not None:
+        """Send a PING, if the kernel takes it at once and none is unanswered."""
+        if self.liveness.pinged_at is not None:
             return
-        self.pulse.pinged(time.monotonic())
-        with contextlib.suppress(OSError):  # whoever serves it notices
+        self.liveness.pinged(time.monotonic())
+        # The worker's own threads notice a lost connection.
+        with contextlib.suppress(OSError):
             if not self._connection.write_at_once(_PING):
-                self.pulse.pinged_at = None
+                self.liveness.pinged_at = None
 
     def abort(self) -> None:
-        """End this line; its own thread cleans up."""
+        """End the connection. The worker's own threads clean up."""
         self.is_alive = False
         self._connection.abort()
 
     def _end(self) -> None:
-        """Carry nothing any more; whoever serves the connection closes it, and may tell the peer a refusal before."""
+        """Stop sending. Leaves the connection open if the peer must still be told of a violation."""
         self.is_alive = False
         if self._refusal is None:
             self._connection.abort()
@@ -170,7 +177,7 @@ class ConnectionWorker:
     def _write_until_worn(self, reader: threading.Thread) -> None:
         try:
             while not self._connection.is_worn:
-                self._do(has_work=self._work.has_work(self, SILENCE_SECONDS / 3))
+                self._write_next(has_work=self._link.has_work(self, SILENCE_SECONDS / 3))
             self._is_retiring = True
             if self._in_flight:
                 reader.join(LAST_ACK_SECONDS)
@@ -178,81 +185,78 @@ class ConnectionWorker:
             self._end()
             reader.join()
 
-    def _do(self, *, has_work: bool) -> None:
+    def _write_next(self, *, has_work: bool) -> None:
         if not has_work:
-            self.pulse.pinged(time.monotonic())
+            self.liveness.pinged(time.monotonic())
             self._connection.write(_PING)
-        elif self._has_room() and self._connection.wait_writable(WRITABLE_SECONDS):
-            taken = self._work.take(self)
-            if isinstance(taken, bytes):
-                self._connection.write(taken)
-            elif taken is not None:
-                self._send(taken)
+        elif self._wait_for_room() and self._connection.wait_writable(WRITABLE_SECONDS):
+            work = self._link.take(self)
+            if isinstance(work, bytes):
+                self._connection.write(work)
+            elif work is not None:
+                self._send(work)
 
-    def _has_room(self) -> bool:
-        """Whether the peer acknowledges what it is sent; waits a moment for that."""
-        with self._room:
-            return self._room.wait_for(lambda: len(self._in_flight) < MAX_UNACKNOWLEDGED, WRITABLE_SECONDS)
+    def _wait_for_room(self) -> bool:
+        """Wait a moment until fewer than MAX_UNACKNOWLEDGED chunks are in flight. Returns whether that is so."""
+        with self._has_room:
+            return self._has_room.wait_for(lambda: len(self._in_flight) < MAX_UNACKNOWLEDGED, WRITABLE_SECONDS)
 
-    def _send(self, taken: ChunkTask) -> None:
-        chunk, slab = taken.chunk, taken.chunk.slab
-        samples: list[PackingCost] = []
+    def _send(self, task: ChunkTask) -> None:
+        chunk, slab = task.chunk, task.chunk.slab
+        costs: list[PackingCost] = []
         with self._lock:
             self._in_flight.append((time.monotonic(), chunk))
-            self.pulse.oldest_at = self._in_flight[0][0]
+            self.liveness.oldest_at = self._in_flight[0][0]
             self.in_flight_bytes += slab.num_bytes
         try:
-            source = taken.transfer.source
+            source = task.request.source
             views = [source(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
             if sum(map(len, views)) != slab.num_bytes:
                 raise LocalProtocolError(f"the memory of {slab} is too short")
-            is_castable = self.casts and taken.transfer.castable.covers(slab.first, slab.last)
+            is_castable = self.casts and task.request.castable.covers(slab.first, slab.last)
             if not is_castable or not self._write_cast(chunk, views):
-                self._write(taken, views, samples)
+                self._write(task, views, costs)
             for view in views:
                 view.release()
         finally:
-            self._work.sent(self, chunk, samples)
+            self._link.sent(self, chunk, costs)
 
-    def _write(self, taken: ChunkTask, views: list[memoryview], samples: list[PackingCost]) -> None:
-        """As it is, or packed; what packing took goes to `samples`."""
-        transfer_id, slab = taken.chunk.transfer_id, taken.chunk.slab
-        if taken.is_trial:
-            samples += self._try(first_bytes(views, TRIAL_BYTES))
+    def _write(self, task: ChunkTask, views: list[memoryview], costs: list[PackingCost]) -> None:
+        """Write a chunk, packed if that makes it shorter. Appends the costs of packing to `costs`."""
+        transfer_id, slab = task.chunk.transfer_id, task.chunk.slab
+        if task.is_trial:
+            trial_views = first_bytes(views, TRIAL_BYTES)
+            for pack_format in self._pack_formats:
+                self._pack(trial_views, pack_format, costs)
         checksum = chunk_checksum(transfer_id, slab, views)
-        packed = self._pack(views, taken.way, samples) if taken.way in self._ways else None
+        packed = None
+        if task.pack_format is not None and task.pack_format in self._pack_formats:
+            packed = self._pack(views, task.pack_format, costs)
         if packed is None:
             self._connection.write(chunk_header(transfer_id, slab, checksum), *views)
         else:
             self._connection.write(packed_header(transfer_id, slab, checksum, packed_bytes=len(packed)), packed)
 
     def _write_cast(self, chunk: Chunk, views: list[memoryview]) -> bool:
-        """Cast to 8 bits, which loses some of each value; False: these bytes cannot be."""
+        """Write a chunk as lossy 8-bit floats. Returns False if its bytes cannot be cast."""
         payload = fp8.cast(b"".join(views)) if chunk.slab.offset % fp8.VALUE_BYTES == 0 else None
         if payload is None:
             return False
-        kept = memoryview(fp8.restore(payload))
-        checksum = chunk_checksum(chunk.transfer_id, chunk.slab, [kept])
+        # The checksum covers the values that the receiver will restore.
+        restored = memoryview(fp8.restore(payload))
+        checksum = chunk_checksum(chunk.transfer_id, chunk.slab, [restored])
         head = packed_header(chunk.transfer_id, chunk.slab, checksum, packed_bytes=len(payload), kind=FrameType.LOSSY)
         self._connection.write(head, payload)
         return True
 
-    def _try(self, beginning: list[memoryview]) -> list[PackingCost]:
-        samples: list[PackingCost] = []
-        for way in self._ways:
-            self._pack(beginning, way, samples)
-        return samples
-
-    def _pack(self, views: list[memoryview], way: PackFormat | None, samples: list[PackingCost]) -> bytes | None:
-        """The packed chunk, None when it is not shorter; what it took goes to `samples`."""
-        if way is None:
-            return None
+    def _pack(self, views: list[memoryview], pack_format: PackFormat, costs: list[PackingCost]) -> bytes | None:
+        """Return the packed bytes, or None if they are not shorter. Appends the cost to `costs`."""
         began, cpu_began = time.monotonic(), time.thread_time()
         raw = b"".join(views)
-        packed = self._packer.pack(raw, way)
-        size = len(raw) if packed is None else len(packed)
+        packed = self._packer.pack(raw, pack_format)
+        num_bytes = len(raw) if packed is None else len(packed)
         seconds, cpu_seconds = time.monotonic() - began, time.thread_time() - cpu_began
-        samples.append(PackingCost(way, len(raw), size, seconds, cpu_seconds))
+        costs.append(PackingCost(pack_format, len(raw), num_bytes, seconds, cpu_seconds))
         return packed
 
     # Reading
@@ -260,102 +264,89 @@ class ConnectionWorker:
     def _read_forever(self) -> None:
         try:
             while self._in_flight or not self._is_retiring:
-                self._heard(self._next_header())
+                self._handle(self._next_header())
         except OSError:
             pass
         except RemoteProtocolError as error:
             self._refusal = error
-        finally:  # whatever ended it: nobody would hear acknowledgements any more
+        finally:
+            # Without a reader no acknowledgement would arrive, so the writer must stop too.
             self._end()
-            self._work.wake()
+            self._link.wake()
 
     def _next_header(self) -> Header:
-        """The peer may be silent while it is taking what is sent to it."""
+        """Read a header. The peer may be silent for as long as it takes what is sent to it."""
         while True:
             try:
                 return self._connection.read_header()
             except BlockingIOError:
-                if not self.pulse.is_moving(time.monotonic()):
+                if not self.liveness.is_moving(time.monotonic()):
                     raise
 
-    def _heard(self, header: Header) -> None:
+    def _handle(self, header: Header) -> None:
         kind, transfer_id = header.type, header.transfer_id
         payload = self._connection.read_payload(header)
         if kind is FrameType.ACK:
-            self._acknowledged(header.offset)
+            self._acknowledge(header.offset)
         elif kind is FrameType.AGAIN:
-            self._came_changed(header.offset)
+            self._note_damaged(header.offset)
         elif kind is FrameType.HAVE:
-            self._work.have(self, header, payload)
+            self._link.on_have(self, header, payload)
         elif kind is FrameType.DONE:
-            self._work.done(transfer_id, messages.decode_done(payload))
+            self._link.on_done(transfer_id, messages.decode_done(payload))
         elif kind is FrameType.REOPEN:
-            self._work.reopen(transfer_id)
+            self._link.on_reopen(transfer_id)
         elif kind is FrameType.RATE:
-            self._work.may_send(self, header.offset)
+            self._link.on_rate(self, header.offset)
         elif kind is FrameType.PONG:
-            self.pulse.ponged()
+            self.liveness.ponged()
         elif transfer_id == NO_TRANSFER:
             raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         else:
-            self._work.refused(transfer_id, messages.decode_ending(payload, kind))
+            self._link.on_refused(transfer_id, messages.decode_ending(payload, kind))
 
-    def _came_changed(self, number: int) -> None:
+    def _note_damaged(self, number: int) -> None:
         with self._lock:
             if not self._num_acknowledged <= number < self._num_acknowledged + len(self._in_flight):
                 raise RemoteProtocolError("ack", f"chunk {number} is not in flight")
-            self._changed.add(number)
+            self._damaged.add(number)
 
-    def _acknowledged(self, count: int) -> None:
-        """The first `count` chunks of this connection have been dealt with."""
+    def _acknowledge(self, count: int) -> None:
+        """Handle an ACK: the peer has processed the first `count` chunks of the connection."""
         landed: list[Chunk] = []
-        changed: list[Chunk] = []
-        left_at: list[float] = []
-        with self._room:
+        damaged: list[Chunk] = []
+        sent_at: list[float] = []
+        with self._has_room:
             if not self._num_acknowledged <= count <= self._num_acknowledged + len(self._in_flight):
-                raise RemoteProtocolError("ack", f"{count} chunks acknowledged")
+                raise RemoteProtocolError("ack", f"{count} chunks acknowledged, which were not all sent")
             while self._num_acknowledged < count:
                 at, chunk = self._in_flight.popleft()
-                left_at.append(at)
+                sent_at.append(at)
                 self.in_flight_bytes -= chunk.slab.num_bytes
-                (changed if self._num_acknowledged in self._changed else landed).append(chunk)
-                self._changed.discard(self._num_acknowledged)
+                (damaged if self._num_acknowledged in self._damaged else landed).append(chunk)
+                self._damaged.discard(self._num_acknowledged)
                 self._num_acknowledged += 1
-            if left_at:
+            if sent_at:
                 oldest_at = self._in_flight[0][0] if self._in_flight else None
-                self.pulse.acknowledged(left_at[0], left_at[-1], oldest_at=oldest_at, now=time.monotonic())
-                self._room.notify()
-        self._work.acknowledged(self, landed, changed)
+                self.liveness.acknowledged(sent_at[0], sent_at[-1], oldest_at=oldest_at, now=time.monotonic())
+                self._has_room.notify()
+        self._link.on_acknowledged(self, landed, damaged)
 
 
-class ConnectionWorkers:
-    """No threads and no locks of its own: `sender.Link` holds its lock around every call. `now` is monotonic seconds."""
+class ConnectionWorkers(set[ConnectionWorker]):
+    """Workers of a link's connections. `Link` holds its lock around every call and passes monotonic seconds."""
 
     def __init__(self) -> None:
-        self.process: bytes | None = None  # names the one that has answered last
-        self.generation = 0  # its number among those that have answered: of lines of another nothing counts any more
-        self._lines: set[ConnectionWorker] = set()
+        super().__init__()
+        self.process: bytes | None = None  # Boot id of the peer's process that answered last.
+        self.generation = 0  # Number of that process. Reports of workers of another generation do not count.
         self._stalls: StallDetector[ConnectionWorker] = StallDetector()
 
-    def __len__(self) -> int:
-        return len(self._lines)
+    def set_process(self, process: bytes) -> bool:
+        """Note which process of the peer answers. A new process ends the connections to the previous one.
 
-    def __iter__(self) -> Iterator[ConnectionWorker]:
-        return iter(self._lines)
-
-    def __contains__(self, line: object) -> bool:
-        return line in self._lines
-
-    def add(self, line: ConnectionWorker) -> None:
-        """A connection is made."""
-        self._lines.add(line)
-
-    def remove(self, line: ConnectionWorker) -> None:
-        """It is gone."""
-        self._lines.discard(line)
-
-    def lead_to(self, process: bytes) -> bool:
-        """This process of the peer answers; returns whether that is new. Connections to an earlier one are dead, and end."""
+        Returns whether the process is new.
+        """
         if process == self.process:
             return False
         self.process = process
@@ -365,37 +356,35 @@ class ConnectionWorkers:
 
     def abort(self) -> None:
         """End every connection."""
-        for line in self._lines:
-            line.abort()
+        for worker in self:
+            worker.abort()
 
     def abort_readers(self, transfers: Set[bytes]) -> None:
-        """End those that are sending from the memory of any of these."""
-        for line in self._lines:
-            if line.reads in transfers:
-                line.abort()
-
-    # What the link's watch asks
+        """End the connections that read the memory of any of these transfers."""
+        for worker in self:
+            if worker.reading in transfers:
+                worker.abort()
 
     @property
     def in_flight_bytes(self) -> int:
-        """Sent and not acknowledged."""
-        return sum(line.in_flight_bytes for line in self._lines)
+        """Bytes that were sent and are not acknowledged."""
+        return sum(worker.in_flight_bytes for worker in self)
 
     @property
     def rtt_seconds(self) -> float:
-        """The longest that the kernel had seen when it was asked last; 0: it has not been."""
-        return max((line.seen.rtt_seconds for line in self._lines if line.seen), default=0.0)
+        """Longest round-trip time at the last sample; 0 if unknown."""
+        return max((worker.seen.rtt_seconds for worker in self if worker.seen), default=0.0)
 
     def is_any_slow(self, now: float) -> bool:
-        """Whether bytes still move on one that has lasted: its peer is not out of reach."""
-        return any(line.pulse.is_slow(now) for line in self._lines)
+        """Return whether an old connection still moves bytes, so that the peer is slow but not unreachable."""
+        return any(worker.liveness.is_slow(now) for worker in self)
 
-    def leaving(self, now: float) -> set[bytes]:
-        """The transfers of control frames that the peer is still taking."""
-        return {said for line in self._lines if (said := line.leaving(now)) is not None}
+    def transfers_leaving(self, now: float) -> set[bytes]:
+        """Return the transfers whose latest control frame the peer is still taking."""
+        return {leaving for worker in self if (leaving := worker.transfer_leaving(now)) is not None}
 
     def stalled(self, now: float) -> tuple[list[ConnectionWorker], list[ConnectionWorker]]:
-        """Those that stand still while others are answered, and those that a PING is to tell of. To be asked often."""
-        pulses = {line: line.look(now) for line in self._lines if line.is_alive}
-        verdict = self._stalls.look(pulses, now=now)
-        return verdict.stalled, list(pulses) if verdict.wants_pings else []
+        """Return the workers that are stalled, and the workers that should send a PING. Call often."""
+        liveness = {worker: worker.update_liveness(now) for worker in self if worker.is_alive}
+        stalled, wants_pings = self._stalls.check(liveness, now=now)
+        return stalled, list(liveness) if wants_pings else []

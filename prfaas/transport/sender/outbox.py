@@ -1,17 +1,19 @@
-"""The transfers that leave over one link and the bytes of theirs that may: what its connections take from.
+"""Outbox of a link: its outbound transfers, the queue of their ready bytes, and the control frames to send.
 
-No threads and no locks of its own: `sender.Link` holds its lock around every call, and tells the events afterwards.
+No threads and no locks: `Link` holds its lock around every call and delivers the events afterwards.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from prfaas.errors import LocalProtocolError
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Done, Ending, ObjectSizes
+from prfaas.transport.protocol.messages import MAX_CANCELS, Done, Ending, ObjectSizes
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.api import TransferStats
@@ -24,279 +26,340 @@ from prfaas.transport.sender.api import (
     SendProgress,
     SendRequest,
 )
-from prfaas.transport.sender.chunker import Chunk, Chunker, ChunkSize, chunk_size
-from prfaas.transport.sender.outbound_transfer import MAX_CUTS, OutboundTransfer, PeerState, PendingCancels, sizes_of
+from prfaas.transport.sender.chunker import Chunk, Chunker, max_chunk_bytes
+from prfaas.transport.sender.outbound_transfer import (
+    MAX_CUTS,
+    OutboundEvent,
+    OutboundTransfer,
+    PeerState,
+    wire_sizes,
+)
 from prfaas.types import FailureReason
 
-MAX_ENDS = 4096  # waiting for a connection; the oldest are dropped, whose transfers ask again
+MAX_ENDS = 4096  # END frames that wait for a connection. OPEN is repeated for transfers whose END was dropped.
+
+
+class _Cancel(NamedTuple):
+    frame: bytes
+    deadline: float  # Time at which the peer gives the transfer up by itself.
+
+
+class PendingCancels:
+    """CANCEL frames until the peer has answered them.
+
+    A CANCEL leaves once, and again if a connection is lost before the answer: the frame may have been lost with it.
+    Of more than MAX_CANCELS the oldest are dropped. The peer gives those transfers up at their deadline.
+    """
+
+    def __init__(self) -> None:
+        self.unsent: dict[bytes, _Cancel] = {}
+        self._unanswered: dict[bytes, _Cancel] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.unsent or self._unanswered)
+
+    def put(self, transfer_id: bytes, frame: bytes, *, deadline: float) -> None:
+        """Queue a CANCEL."""
+        _put_bounded(self.unsent, transfer_id, _Cancel(frame, deadline))
+
+    def next_frame(self) -> tuple[bytes, bytes]:
+        """Take the oldest unsent CANCEL. Returns its transfer id and frame."""
+        transfer_id = next(iter(self.unsent))
+        cancel = self.unsent.pop(transfer_id)
+        _put_bounded(self._unanswered, transfer_id, cancel)
+        return transfer_id, cancel.frame
+
+    def answered(self, transfer_id: bytes) -> None:
+        """Forget a CANCEL, since the peer has said how the transfer ended."""
+        self._unanswered.pop(transfer_id, None)
+
+    def connection_lost(self) -> None:
+        """Queue every unanswered CANCEL again."""
+        unheard = self._unanswered | self.unsent
+        self.unsent = dict(itertools.islice(unheard.items(), max(0, len(unheard) - MAX_CANCELS), None))
+        self._unanswered = {}
+
+    def expire(self, now: float) -> None:
+        """Forget the CANCELs of transfers whose deadline has passed."""
+        for cancels in (self.unsent, self._unanswered):
+            for transfer_id in [name for name, cancel in cancels.items() if now >= cancel.deadline]:
+                del cancels[transfer_id]
+
+
+def _put_bounded(cancels: dict[bytes, _Cancel], transfer_id: bytes, cancel: _Cancel) -> None:
+    cancels[transfer_id] = cancel
+    if len(cancels) > MAX_CANCELS:
+        del cancels[next(iter(cancels))]
 
 
 class Outbox:
-    """Transfers by id, the queue of their ready bytes, and the control frames that any connection may carry."""
+    """Outbound transfers of a link, and everything that its connections may send next."""
 
     def __init__(self, on_event: Callable[[SendEvent], None], *, num_connections: int) -> None:
-        """`on_event` is called within the calls below."""
+        """Create an empty outbox. Its methods call `on_event` before they return."""
         self._on_event = on_event
         self._chunker = Chunker(num_connections)
-        self._sendings: dict[bytes, OutboundTransfer] = {}
-        self._to_open: dict[bytes, OutboundTransfer] = {}  # in order
+        self._transfers: dict[bytes, OutboundTransfer] = {}
+        self._to_open: dict[bytes, OutboundTransfer] = {}
         self._cancels = PendingCancels()
         self._ends: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_ENDS)
         self.acknowledged_bytes = 0
 
     @property
     def num_transfers(self) -> int:
-        return len(self._sendings)
+        return len(self._transfers)
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are transfers, or CANCELs that the peer has not answered."""
-        return bool(self._sendings) or self._cancels.is_any
+        """Return whether there are transfers, or CANCELs that the peer has not answered."""
+        return bool(self._transfers or self._cancels)
 
     @property
-    def is_owed(self) -> bool:
-        """Whether something depends on the peer."""
-        return any(sending.is_owed for sending in self._sendings.values() if not sending.has_ended)
+    def awaits_peer(self) -> bool:
+        """Return whether a transfer can continue only after an answer of the peer."""
+        return any(transfer.awaits_peer for transfer in self._transfers.values() if not transfer.has_ended)
 
     @property
     def queued_bytes(self) -> int:
-        """Ready, and not yet handed to a connection."""
+        """Ready bytes that no connection has taken."""
         return self._chunker.queued_bytes
 
     def set_num_connections(self, count: int) -> None:
-        """The queue is cut finely enough for so many."""
+        """Cut the queue finely enough for this number of connections."""
         self._chunker.num_connections = count
 
-    def set_rate(self, bytes_per_second: float) -> ChunkSize:
-        """What each connection carries; infinity while that is not known. Returns how large chunks are for it."""
-        self._chunker.size = chunk_size(bytes_per_second=bytes_per_second)
-        return self._chunker.size
+    def set_rate(self, bytes_per_second: float) -> None:
+        """Choose the chunk size for the rate of one connection; infinity if unknown."""
+        self._chunker.max_chunk_bytes = max_chunk_bytes(bytes_per_second)
 
-    # What the agent says
+    # Called for the agent
 
-    def open(self, transfer: SendRequest, *, now: float) -> None:
-        """Offer a transfer to the peer; one that the wire cannot carry fails with its reason.
+    def open(self, request: SendRequest, *, now: float) -> None:
+        """Offer a transfer to the peer. A transfer that the wire cannot carry fails at once.
 
         Raises:
-            LocalProtocolError: it is open already.
+            LocalProtocolError: a transfer of this id is open.
         """
-        if transfer.transfer_id in self._sendings:
-            raise LocalProtocolError(f"transfer {transfer.transfer_id.hex()} is open already")
-        sizes, objection = sizes_of(transfer)
-        sending = OutboundTransfer(transfer, sizes, now)
-        self._sendings[sending.id] = self._to_open[sending.id] = sending
-        self._chunker.add(sending.id, priority=transfer.priority)
+        if request.transfer_id in self._transfers:
+            raise LocalProtocolError(f"transfer {request.transfer_id.hex()} is open already")
+        sizes, objection = wire_sizes(request)
+        transfer = OutboundTransfer(request, sizes, now)
+        self._transfers[transfer.id] = self._to_open[transfer.id] = transfer
+        self._chunker.add(transfer.id, priority=request.priority)
         if objection:
-            self._end(sending, SendFailed(sending.id, "protocol", objection), now)
+            self._end(transfer, SendFailed(transfer.id, "protocol", objection), now)
 
     def ready(self, transfer_id: bytes, slab: Slab, *, now: float) -> bool:
-        """These bytes may leave now; returns whether that gave a connection something to do.
+        """Mark bytes as ready to leave. Returns whether connections may have new work.
 
         Raises:
             LocalProtocolError: the transfer has no such bytes.
         """
-        sending = self._live(transfer_id)
-        if sending is None:
+        transfer = self._live(transfer_id)
+        if transfer is None:
             return False
-        if not sending.sizes.holds(slab):
+        if not transfer.sizes.holds(slab):
             raise LocalProtocolError(f"no object of transfer {transfer_id.hex()} has {slab}")
-        fresh = sending.make_ready(slab)
-        if sending.is_accepted:
-            self._queue(sending, fresh, now=now)
-        return sending.is_accepted
+        fresh = transfer.make_ready(slab)
+        if transfer.is_sending:
+            self._queue(transfer, fresh, now=now)
+        return transfer.is_sending
 
     def prioritise(self, transfer_id: bytes, priority: int) -> None:
-        """A transfer has become more or less urgent."""
-        sending = self._live(transfer_id)
-        if sending is not None and priority != sending.transfer.priority:
-            sending.transfer = replace(sending.transfer, priority=priority)
+        """Change the priority of a transfer."""
+        transfer = self._live(transfer_id)
+        if transfer is not None and priority != transfer.request.priority:
+            transfer.request = replace(transfer.request, priority=priority)
             self._chunker.prioritise(transfer_id, priority)
 
     def _live(self, transfer_id: bytes) -> OutboundTransfer | None:
-        sending = self._sendings.get(transfer_id)
-        return None if sending is None or sending.has_ended else sending
+        transfer = self._transfers.get(transfer_id)
+        return None if transfer is None or transfer.has_ended else transfer
 
-    def _queue(self, sending: OutboundTransfer, slabs: list[Slab], *, now: float) -> None:
-        """Have the parts of these that the peer lacks leave; a transfer that this would cut too finely ends."""
-        if not sending.cut(slabs):
-            text = f"what the peer holds would cut what it lacks into more than {MAX_CUTS} pieces"
-            self.cancel(sending.id, Ending("protocol", text), now=now)
+    def _queue(self, transfer: OutboundTransfer, slabs: list[Slab], *, now: float) -> None:
+        """Queue the parts that the peer lacks. Cancels a transfer whose ranges would become too fragmented."""
+        if not transfer.count_cuts(slabs):
+            text = f"objects that the peer holds cut the missing ones into more than {MAX_CUTS} pieces"
+            self.cancel(transfer.id, Ending("protocol", text), now=now)
             return
         for slab in slabs:
-            for part in sending.take_up(slab):
-                self._chunker.ready(sending.id, part)
+            for part in transfer.parts_to_send(slab):
+                self._chunker.ready(transfer.id, part)
 
     def cancel(self, transfer_id: bytes, ending: Ending, *, now: float) -> None:
-        """End a transfer; the peer hears of it."""
-        sending = self._live(transfer_id)
-        if sending is not None:
-            self.decline(transfer_id, ending, deadline=sending.deadline)
-            self._end(sending, SendFailed(transfer_id, ending.reason, ending.message), now)
+        """End a transfer and tell the peer."""
+        transfer = self._live(transfer_id)
+        if transfer is not None:
+            self.decline(transfer_id, ending, deadline=transfer.deadline)
+            self._end(transfer, SendFailed(transfer_id, ending.reason, ending.message), now)
 
     def decline(self, transfer_id: bytes, ending: Ending, *, deadline: float) -> None:
-        """Have the peer hear that a transfer will not be opened, which it may await until `deadline`."""
+        """Tell the peer that a transfer, which it may await until `deadline`, will not be opened."""
         self._cancels.put(transfer_id, messages.encode_ending(FrameType.CANCEL, transfer_id, ending), deadline=deadline)
 
     def fail_all(self, reason: FailureReason, message: str, *, now: float) -> None:
-        """End every transfer; nobody hears of it but their owners."""
-        for sending in list(self._sendings.values()):
-            self._end(sending, SendFailed(sending.id, reason, message), now)
+        """End every transfer without telling the peer."""
+        for transfer in list(self._transfers.values()):
+            if not transfer.has_ended:
+                self._end(transfer, SendFailed(transfer.id, reason, message), now)
 
     def late(self, *, now: float, unreachable_before: float) -> list[tuple[bytes, FailureReason]]:
-        """Transfers whose time is up, and why; the peer has been out of reach for too long for those opened before."""
+        """Return the transfers whose time is up, and why. See `OutboundTransfer.lateness`."""
         self._cancels.expire(now)
-        sendings = self._sendings.values()
-        reasons = {sending.id: sending.lateness(now, unreachable_before=unreachable_before) for sending in sendings}
+        transfers = self._transfers.values()
+        reasons = {transfer.id: transfer.lateness(now, unreachable_before=unreachable_before) for transfer in transfers}
         return [(transfer_id, reason) for transfer_id, reason in reasons.items() if reason is not None]
 
     def stuck(self, *, ended_before: float) -> set[bytes]:
-        """Transfers that ended before then and whose memory a connection still reads."""
+        """Return the transfers that ended before this time, but whose memory a connection still reads."""
         return {
-            sending.id
-            for sending in self._sendings.values()
-            if sending.ended_at is not None and sending.ended_at < ended_before
+            transfer.id
+            for transfer in self._transfers.values()
+            if transfer.ended_at is not None and transfer.ended_at < ended_before
         }
 
-    # What the connections take
+    # Called for the connections
 
     def has_work(self) -> bool:
-        """Whether something waits for a connection."""
-        return bool(self._cancels.unsaid or self._ends or self._to_open) or self._chunker.has_work()
+        """Return whether a connection has anything to send."""
+        return bool(self._cancels.unsent or self._ends or self._to_open) or self._chunker.has_work()
 
     def next_frame(self, *, now: float) -> tuple[bytes, bytes] | None:
-        """A control frame that waits for a connection, after its transfer; they go before bytes."""
-        if self._cancels.unsaid:
+        """Take the next control frame, if any. Returns its transfer id and the frame. Control frames precede chunks."""
+        if self._cancels.unsent:
             return self._cancels.next_frame()
         if self._ends:
             return self._ends.popleft()
         if self._to_open:
-            sending = self._to_open.pop(next(iter(self._to_open)))
-            return sending.id, sending.open_frame(now)
+            transfer = self._to_open.pop(next(iter(self._to_open)))
+            return transfer.id, transfer.open_frame(now)
         return None
 
     def take(self) -> tuple[Chunk, SendRequest] | None:
-        """The next bytes to send, and of what; their memory is in use until `sent`."""
+        """Take the next chunk, if any. The connection reads the transfer's memory until it calls `sent`."""
         chunk = self._chunker.take()
         if chunk is None:
             return None
-        sending = self._sendings[chunk.transfer_id]
-        sending.num_users += 1
-        return chunk, sending.transfer
+        transfer = self._transfers[chunk.transfer_id]
+        transfer.num_readers += 1
+        return chunk, transfer.request
 
     def sent(self, chunk: Chunk) -> bool:
-        """A connection has read the chunk's memory for the last time; returns whether a frame is there to send."""
-        sending = self._sendings[chunk.transfer_id]
-        sending.num_users -= 1
-        if sending.has_ended:
-            self._free(sending)
+        """Note that a connection has finished reading a chunk's memory. Returns whether END is ready to leave."""
+        transfer = self._transfers[chunk.transfer_id]
+        transfer.num_readers -= 1
+        if transfer.has_ended:
+            self._free_unread(transfer)
             return False
-        return self._say_end(sending)
+        return self._queue_end(transfer)
 
-    def _say_end(self, sending: OutboundTransfer) -> bool:
-        is_all = sending.is_accepted and not sending.unready_bytes and self._chunker.is_drained(sending.id)
-        if not is_all or sending.said_end:
+    def _queue_end(self, transfer: OutboundTransfer) -> bool:
+        is_all_sent = transfer.is_sending and not transfer.unready_bytes and self._chunker.is_drained(transfer.id)
+        if not is_all_sent or transfer.has_queued_end:
             return False
-        sending.said_end = True
-        self._ends.append((sending.id, Header(FrameType.END, 0, sending.id, offset=sending.missing_bytes).encode()))
+        transfer.has_queued_end = True
+        end = Header(FrameType.END, 0, transfer.id, offset=transfer.missing_bytes).encode()
+        self._ends.append((transfer.id, end))
         return True
 
-    # What the peer says
+    # Called for frames of the peer
 
-    def sizes_of(self, transfer_id: bytes) -> ObjectSizes | None:
-        """The objects of a transfer whose HAVE is awaited; None: there is no such transfer."""
-        sending = self._live(transfer_id)
-        return None if sending is None or sending.is_accepted else sending.sizes
+    def sizes_awaiting_have(self, transfer_id: bytes) -> ObjectSizes | None:
+        """Return the object sizes of a transfer that awaits its HAVE, or None."""
+        transfer = self._live(transfer_id)
+        return None if transfer is None or transfer.is_sending else transfer.sizes
 
-    def have(self, transfer_id: bytes, standing: PeerState, *, process: bytes, now: float) -> None:
-        """This process of the peer has accepted a transfer and says what it holds; all else that is ready may leave."""
-        sending = self._live(transfer_id)
-        if sending is None or sending.is_accepted:
+    def have(self, transfer_id: bytes, peer_state: PeerState, *, process: bytes, now: float) -> None:
+        """Start sending a transfer that a process of the peer has accepted."""
+        transfer = self._live(transfer_id)
+        if transfer is None or transfer.is_sending:
             return
-        sending.accepted(standing)
-        if not sending.was_accepted:
-            sending.was_accepted = True
-            self._on_event(SendAccepted(transfer_id, sending.missing_bytes, standing.held.copy(), process))
-        self._queue(sending, list(sending.ready.slabs()), now=now)
+        transfer.accept(peer_state)
+        if not transfer.was_accepted:
+            transfer.was_accepted = True
+            self._on_event(SendAccepted(transfer_id, transfer.missing_bytes, peer_state.held.copy(), process))
+        self._queue(transfer, list(transfer.ready.slabs()), now=now)
 
     def landed(self, chunks: Iterable[Chunk], *, time_ns: int) -> None:
-        """Chunks have arrived whole."""
+        """Count chunks that have arrived intact."""
         grown: dict[bytes, OutboundTransfer] = {}
         for chunk in chunks:
-            sending = self._live(chunk.transfer_id)
-            if sending is not None:
-                self.acknowledged_bytes += sending.acked.add(chunk.slab)
-                grown[sending.id] = sending
-        for sending in grown.values():
-            self._on_event(SendProgress(sending.id, sending.acked.num_bytes, time_ns))
+            transfer = self._live(chunk.transfer_id)
+            if transfer is not None:
+                self.acknowledged_bytes += transfer.acked.add(chunk.slab)
+                grown[transfer.id] = transfer
+        for transfer in grown.values():
+            self._on_event(SendProgress(transfer.id, transfer.acked.num_bytes, time_ns))
 
     def put_back(self, chunks: list[Chunk]) -> None:
-        """Chunks that were taken, oldest first, and did not arrive leave again."""
+        """Queue chunks again that were taken, oldest first, and did not arrive."""
         for chunk in reversed(chunks):
-            sending = self._live(chunk.transfer_id)
-            if sending is not None and sending.is_accepted:
+            transfer = self._live(chunk.transfer_id)
+            if transfer is not None and transfer.is_sending:
                 self._chunker.put_back(chunk)
 
     def done(self, transfer_id: bytes, done: Done, *, now: float) -> None:
-        """The peer has every byte. The last acknowledgements may come after this."""
+        """Complete a transfer. Its last acknowledgements may come later."""
         self._cancels.answered(transfer_id)
-        sending = self._live(transfer_id)
-        if sending is not None:
-            self.acknowledged_bytes += sending.missing_bytes - sending.acked.num_bytes
+        transfer = self._live(transfer_id)
+        if transfer is not None:
+            self.acknowledged_bytes += transfer.missing_bytes - transfer.acked.num_bytes
             stats = TransferStats(done.wire_bytes, done.checksum_failures)
-            self._end(sending, SendCompleted(transfer_id, stats), now)
+            self._end(transfer, SendCompleted(transfer_id, stats), now)
 
     def refused(self, transfer_id: bytes, ending: Ending, *, now: float) -> None:
-        """The peer gives a transfer up, as this side may have before, or does not take it."""
+        """Fail a transfer that the peer rejects or gives up. Also the answer to a CANCEL."""
         self._cancels.answered(transfer_id)
-        sending = self._live(transfer_id)
-        if sending is not None:
-            self._end(sending, SendFailed(transfer_id, ending.reason, ending.message), now)
+        transfer = self._live(transfer_id)
+        if transfer is not None:
+            self._end(transfer, SendFailed(transfer_id, ending.reason, ending.message), now)
 
     def reopen(self, transfer_id: bytes) -> None:
-        """The peer does not know a transfer that it was sent chunks of."""
-        sending = self._sendings.get(transfer_id)
-        if sending is not None and sending.is_accepted:
-            self._open_again(sending)
+        """Open a transfer again that the peer does not know."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None and transfer.is_sending:
+            self._reopen(transfer)
 
     def connection_lost(self, *, is_last: bool) -> None:
-        """Whoever waits for an answer asks again, and after the last connection everybody."""
+        """Open the transfers again whose answer may be lost. After the last connection that is all of them."""
         self._cancels.connection_lost()
-        for sending in self._sendings.values():
-            if is_last or sending.awaits_answer:
-                self._open_again(sending)
+        for transfer in self._transfers.values():
+            if not transfer.has_ended and (is_last or transfer.awaits_answer):
+                self._reopen(transfer)
 
-    def ask_again(self, *, now: float, patience_seconds: float, leaving: Set[bytes]) -> bool:
-        """Repeat the OPEN of whoever waits for an answer for so long, twice as long each time; returns whether any does.
+    def repeat_unanswered(self, *, now: float, patience_seconds: float, leaving: Set[bytes]) -> bool:
+        """Repeat the OPEN of transfers that have waited too long for an answer. Returns whether there are any.
 
-        The answer may be lost with its connection, or say what chunks that came damaged have undone: HAVE and DONE tell.
-        Nobody waits yet for the answer to a frame that is still leaving: `leaving` are the transfers of those.
+        The answer may have been lost with its connection, or damaged chunks may be missing: HAVE and DONE tell.
+        `leaving` are the transfers whose last control frame has not left completely. Their wait has not begun.
         """
         is_any = False
-        for sending in self._sendings.values():
-            is_said = sending.id not in self._to_open and sending.id not in leaving
-            if sending.is_to_repeat(now, is_said=is_said, patience_seconds=patience_seconds):
-                self._open_again(sending)
+        for transfer in self._transfers.values():
+            has_left = transfer.id not in self._to_open and transfer.id not in leaving
+            if transfer.repeats_open(now, has_left=has_left, patience_seconds=patience_seconds):
+                self._reopen(transfer)
                 is_any = True
         return is_any
 
-    def _open_again(self, sending: OutboundTransfer) -> None:
-        sending.is_accepted = False
-        if not sending.has_ended:
-            sending.tell_whole()
-            self._to_open[sending.id] = sending
-        self._chunker.clear(sending.id)  # HAVE tells what is still to be sent
+    def _reopen(self, transfer: OutboundTransfer) -> None:
+        transfer.reopen()
+        self._to_open[transfer.id] = transfer
+        # HAVE will name the bytes that still have to travel.
+        self._chunker.clear(transfer.id)
 
-    # Ending
+    # Endings
 
-    def _end(self, sending: OutboundTransfer, event: SendCompleted | SendFailed, now: float) -> None:
-        if sending.has_ended:
-            return
-        sending.ended_at = now
-        self._chunker.remove(sending.id)
-        self._to_open.pop(sending.id, None)
+    def _end(self, transfer: OutboundTransfer, event: SendCompleted | SendFailed, now: float) -> None:
+        is_completed = isinstance(event, SendCompleted)
+        transfer.apply(OutboundEvent.COMPLETED if is_completed else OutboundEvent.FAILED)
+        transfer.ended_at = now
+        self._chunker.remove(transfer.id)
+        self._to_open.pop(transfer.id, None)
         self._on_event(event)
-        self._free(sending)
+        self._free_unread(transfer)
 
-    def _free(self, sending: OutboundTransfer) -> None:
-        if sending.num_users == 0 and self._sendings.pop(sending.id, None) is not None:
-            self._on_event(SendMemoryFree(sending.id))
+    def _free_unread(self, transfer: OutboundTransfer) -> None:
+        if transfer.num_readers == 0:
+            transfer.apply(OutboundEvent.RELEASED)
+            del self._transfers[transfer.id]
+            self._on_event(SendMemoryFree(transfer.id))

@@ -354,38 +354,6 @@ def test_the_log_says_once_how_many_connections_there_are_and_why(
     assert why in line
 
 
-def test_the_log_says_once_how_large_chunks_are_and_why(
-    far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger="prfaas.transport"):
-        near = near_to(far.address, num_connections=1, max_bytes_per_second=2e6)
-        for _ in range(3):
-            assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
-    (line,) = _logged(caplog, "link.chunks")
-    assert "bytes=131072" in line and "a connection carries 2.0 MB/s" in line
-
-
-def test_a_peer_that_tells_ever_other_rates_does_not_fill_the_log(
-    near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
-) -> None:
-    count = 10_000
-    rates = [Header(FrameType.RATE, 0, offset=(1000, 10**9)[number % 2]).encode() for number in range(count)]
-
-    def serve(connection: Connection) -> None:
-        header = connection.read_header()
-        connection.read_payload(header)
-        connection.write(b"".join(rates))
-        connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
-        while True:
-            connection.read_payload(connection.read_header())
-
-    with RawReceiver(serve) as receiver, caplog.at_level(logging.INFO, logger="prfaas.transport"):
-        near = near_to(receiver.address, num_connections=1)
-        send(near, objects_of(10))
-        wait_until(lambda: near.of(SendAccepted))
-    assert len(_logged(caplog, "link.chunks")) < count / 2
-
-
 def test_chunks_are_no_larger_than_fits_the_rate_that_the_peer_has_told(near_to: Callable[..., Near]) -> None:
     lengths: list[int] = []
 

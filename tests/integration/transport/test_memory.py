@@ -20,6 +20,7 @@ from prfaas.transport.net.sockets import SEND_BUFFER_BYTES
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import (
+    MAX_CANCELS,
     MAX_MESSAGE_CHARACTERS,
     MAX_OBJECTS,
     MAX_SLABS,
@@ -42,7 +43,7 @@ from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveComplete
 from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
-from prfaas.transport.sender.outbound_transfer import MAX_CANCELS, PeerState
+from prfaas.transport.sender.outbound_transfer import PeerState
 from tests.integration.transport.ends import Far, Near, fill_up, resident_bytes, send
 from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.support.waiting import PATIENCE_SECONDS, wait_until

@@ -253,16 +253,18 @@ def test_what_a_link_offers_first_has_its_whole_time_however_long_ago_the_link_w
     near_to: Callable[..., Near],
 ) -> None:
     near = near_to("127.0.0.1:1", awaits_peer=True, reconnect_seconds=PATIENCE_SECONDS)
-    near.link._reach = PeerLiveness(now=time.monotonic() - 10 * PATIENCE_SECONDS)  # as of one that was made then
+    near.link._peer_liveness = PeerLiveness(
+        now=time.monotonic() - 10 * PATIENCE_SECONDS
+    )  # as of one that was made then
     offered_at = time.monotonic()
     send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS)
     ours, theirs = socket.socketpair()
     with _served(near, ours), contextlib.closing(Connection(theirs, state=ConnectionState.RECEIVING)) as peer:
         peer.set_read_timeout(PATIENCE_SECONDS)
         assert peer.read_header().type is FrameType.OPEN
-        near.link._end_late(offered_at + PATIENCE_SECONDS + FRUITLESS_SECONDS / 2)
+        near.link._cancel_late(offered_at + PATIENCE_SECONDS + FRUITLESS_SECONDS / 2)
         assert not near.of(SendFailed)
-        near.link._end_late(offered_at + 2 * PATIENCE_SECONDS + FRUITLESS_SECONDS)
+        near.link._cancel_late(offered_at + 2 * PATIENCE_SECONDS + FRUITLESS_SECONDS)
         [failed] = near.of(SendFailed)
         assert isinstance(failed, SendFailed) and failed.reason == "unreachable"
 

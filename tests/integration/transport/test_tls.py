@@ -199,7 +199,7 @@ def test_a_connection_that_is_replaced_waits_for_what_it_carries(authority: Auth
 
     def is_being_replaced() -> bool:
         with links[0]._changed:
-            return any(line._is_retiring for line in links[0]._lines)
+            return any(line._is_retiring for line in links[0]._workers)
 
     def acknowledge_late(connection: Connection) -> None:
         nonlocal num_chunks

@@ -1,58 +1,153 @@
-"""How many connections a link has."""
+"""Number of connections of a link, the throughput that changes it, and searches for a higher rate."""
 
 from __future__ import annotations
 
 import pytest
 
-from prfaas.transport.congestion.connection_policy import LOSS_BASED_CONNECTIONS, LinkThroughput, connection_count
+from prfaas.transport.congestion.connection_policy import (
+    LOSS_BASED_CONNECTIONS,
+    ROOM_SECONDS,
+    SETTLED_SECONDS,
+    TURN_SECONDS,
+    LinkThroughput,
+    RateSearch,
+    ThroughputMeter,
+    connection_count,
+)
+from prfaas.transport.congestion.rate_estimator import LinkSample
+
+# Number of connections
 
 
 @pytest.mark.parametrize(
     ("rtt_ms", "count"), [(0.05, 2), (2.0, 2), (5.0, 3), (10.0, 6), (30.0, 8), (80.0, 8), (250.0, 8)]
 )
-def test_connections_follow_the_bandwidth_delay_product_between_two_and_eight(rtt_ms: float, count: int) -> None:
+def test_first_number_follows_the_round_trip(rtt_ms: float, count: int) -> None:
     wanted = connection_count(rtt_seconds=rtt_ms / 1e3, congestion_control="bbr")
     assert (wanted.count, wanted.keeps_warm) == (count, True)
-    assert f"{rtt_ms:.1f} ms" in wanted.reason
 
 
 @pytest.mark.parametrize("name", ["cubic", "reno"])
-def test_a_long_link_without_bbr_has_many_that_are_not_kept(name: str) -> None:
+def test_long_link_with_loss_based_congestion_control_has_many_that_are_not_kept(name: str) -> None:
     wanted = connection_count(rtt_seconds=0.03, congestion_control=name)
     assert (wanted.count, wanted.keeps_warm) == (LOSS_BASED_CONNECTIONS, False)
-    assert name in wanted.reason and "bbr" in wanted.reason
-
-
-def test_a_short_link_without_bbr_is_like_one_with_it() -> None:
-    assert connection_count(rtt_seconds=0.001, congestion_control="cubic").count == 2
+    assert connection_count(rtt_seconds=0.001, congestion_control=name).count == 2
 
 
 @pytest.mark.parametrize(
-    ("rtt_ms", "megabytes_per_second", "num_before", "count"),
+    ("rtt_ms", "megabytes_per_second", "num_before", "resent_ratio", "count"),
     [
-        (80.0, 400, 8, 11),  # of 5 Gbit/s
-        (80.0, 540, 11, 14),
-        (80.0, 580, 15, 15),  # half as much again as the bandwidth-delay product
-        (80.0, 235, 8, 8),
-        (30.0, 588, 8, 8),
-        (2.0, 1177, 2, 2),
-        (500.0, 5000, 8, 32),
+        (80.0, 400, 8, 0.001, 11),
+        (80.0, 540, 11, 0.001, 14),
+        # Enough for 1.5 times the bandwidth-delay product of 5 Gbit/s.
+        (80.0, 580, 15, 0.001, 15),
+        (80.0, 235, 8, 0.001, 8),
+        (30.0, 588, 8, 0.001, 8),
+        (2.0, 1177, 2, 0.001, 2),
+        (500.0, 5000, 8, 0.001, 32),
+        # A lower throughput takes none away, and an overflowing queue gets none.
+        (80.0, 30, 20, 0.0, 20),
+        (80.0, 450, 8, 0.05, 8),
     ],
 )
-def test_connections_whose_send_buffers_hold_a_link_up_become_more(
-    rtt_ms: float, megabytes_per_second: float, num_before: int, count: int
+def test_number_grows_while_send_buffers_limit_the_throughput(
+    rtt_ms: float, megabytes_per_second: float, num_before: int, resent_ratio: float, count: int
 ) -> None:
-    carried = LinkThroughput(num_before, megabytes_per_second * 1e6, 0.001)
-    wanted = connection_count(rtt_seconds=rtt_ms / 1e3, congestion_control="bbr", carried=carried)
+    throughput = LinkThroughput(num_before, megabytes_per_second * 1e6, resent_ratio)
+    wanted = connection_count(rtt_seconds=rtt_ms / 1e3, congestion_control="bbr", throughput=throughput)
     assert wanted.count == count
-    assert f"{num_before} carry {megabytes_per_second} MB/s" in wanted.reason
 
 
-def test_a_count_that_was_grown_stays_where_the_link_carries_less_for_a_while() -> None:
-    carried = LinkThroughput(20, 30e6, 0.0)
-    assert connection_count(rtt_seconds=0.08, congestion_control="bbr", carried=carried).count == 20
+# Throughput
+
+STEP, RATE = 0.25, 100e6
 
 
-def test_no_connection_is_added_where_a_queue_overflows() -> None:
-    carried = LinkThroughput(8, 450e6, 0.05)
-    assert connection_count(rtt_seconds=0.08, congestion_control="bbr", carried=carried).count == 8
+class _SteadyLink:
+    """Link with a steady rate that retransmits a tenth of its bytes."""
+
+    def __init__(self) -> None:
+        self._meter, self._at = ThroughputMeter(), 0.0
+
+    def run(self, seconds: float, *, queued_bytes: int = 1, num_connections: int = 8) -> list[LinkThroughput]:
+        found = []
+        for _ in range(int(seconds / STEP)):
+            self._at += STEP
+            num_bytes = int(self._at * RATE)
+            sample = LinkSample(self._at, num_bytes, num_bytes, num_bytes // 10, queued_bytes, 0, 0.1, 0.1)
+            found.append(self._meter.add(sample, num_connections=num_connections))
+        return [throughput for throughput in found if throughput is not None]
+
+
+def test_throughput_is_measured_again_and_again_while_the_link_is_full() -> None:
+    found = _SteadyLink().run(3 * SETTLED_SECONDS + STEP)
+    assert [throughput.num_connections for throughput in found] == [8, 8, 8]
+    assert found[0].bytes_per_second == pytest.approx(RATE)
+    assert found[0].resent_ratio == pytest.approx(0.1)
+
+
+def test_time_without_waiting_bytes_does_not_count() -> None:
+    link, half = _SteadyLink(), SETTLED_SECONDS / 2 + STEP
+    assert link.run(half) == link.run(10.0, queued_bytes=0) == []
+    (throughput,) = link.run(half)
+    assert throughput.bytes_per_second == pytest.approx(RATE)
+
+
+def test_another_number_of_connections_restarts_the_measurement() -> None:
+    link = _SteadyLink()
+    assert link.run(SETTLED_SECONDS) == link.run(SETTLED_SECONDS, num_connections=9) == []
+    (throughput,) = link.run(STEP, num_connections=9)
+    assert throughput.num_connections == 9
+
+
+# Searches for a higher rate
+
+STEP_SECONDS = 0.05
+MIN_RTT_SECONDS = 0.04
+
+
+def _searches(
+    seconds: float,
+    *,
+    rtt_seconds: float = MIN_RTT_SECONDS,
+    min_rtt_seconds: float = MIN_RTT_SECONDS,
+    queued: int = 0,
+    unacknowledged: int = 0,
+) -> list[float]:
+    """Return the times of the searches on a link of four connections whose samples are all alike."""
+    search = RateSearch()
+    samples = (
+        LinkSample(step * STEP_SECONDS, 0, 0, 0, queued, unacknowledged, rtt_seconds, min_rtt_seconds)
+        for step in range(int(seconds / STEP_SECONDS))
+    )
+    return [sample.at for sample in samples if search.is_due(sample, num_connections=4)]
+
+
+def test_waiting_bytes_during_short_round_trips_start_a_search() -> None:
+    found = _searches(1, queued=1, rtt_seconds=0.042)
+    assert len(found) >= 3
+    assert found[0] == pytest.approx(ROOM_SECONDS)
+
+
+def test_each_connection_searches_once_in_eight_seconds() -> None:
+    found = _searches(TURN_SECONDS + STEP_SECONDS, unacknowledged=1, rtt_seconds=0.05)
+    assert found == pytest.approx([TURN_SECONDS * turn / 4 for turn in (1, 2, 3, 4)])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "queued", "unacknowledged", "rtt_seconds", "min_rtt_seconds"),
+    [
+        (1, 1, 0, 0.06, 0.04),
+        (0.15, 1, 0, 0.04, 0.04),
+        (10, 0, 0, 0.04, 0.04),
+        (10, 0, 1, 0.2, 0.04),
+        (10, 1, 1, 0.002, 0.002),
+    ],
+    ids=["queue on the path", "short moment without a queue", "idle", "path has become longer", "short link"],
+)
+def test_no_search_where_it_would_not_help(
+    seconds: float, queued: int, unacknowledged: int, rtt_seconds: float, min_rtt_seconds: float
+) -> None:
+    assert not _searches(
+        seconds, queued=queued, unacknowledged=unacknowledged, rtt_seconds=rtt_seconds, min_rtt_seconds=min_rtt_seconds
+    )

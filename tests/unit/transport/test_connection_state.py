@@ -15,7 +15,7 @@ def _state(
     info: TcpInfo, *, recent: TcpHistory, pulse: ConnectionLiveness | None = None, now: float
 ) -> ConnectionStats:
     its = pulse or ConnectionLiveness()
-    return ConnectionStats.of(("a:1", "b:2"), info, recent=recent, pulse=its, unacknowledged_bytes=0, now=now)
+    return ConnectionStats.of(("a:1", "b:2"), info, recent=recent, liveness=its, unacknowledged_bytes=0, now=now)
 
 
 def test_what_is_sent_again_and_what_limits_is_of_the_last_seconds_and_not_of_its_whole_life() -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
-from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, MAX_SLABS, Ending, ObjectSizes
+from prfaas.transport.protocol.messages import MAX_CANCELS, MAX_MESSAGE_CHARACTERS, MAX_SLABS, Ending, ObjectSizes
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.admission import FAIR_FRAGMENTS, MAX_STRAY_CANCELS, MAX_TRANSFERS
@@ -34,7 +34,6 @@ from prfaas.transport.receiver.transfers import (
     InboundTransfer,
     InboundTransfers,
 )
-from prfaas.transport.sender.outbound_transfer import MAX_CANCELS
 
 DEADLINE_SECONDS, RECONNECT_SECONDS = 100.0, 10.0
 WHOLE = Slab(0, 1, 0, 100)
