@@ -21,7 +21,7 @@ from prfaas.model.planning.single_pd import SinglePd
 from prfaas.solve.case_study import TABLE_3_TOKENS, TABLE_6, sizing_claims
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
-from prfaas.solve.files.trace_spec import parse_spec
+from prfaas.solve.files.traces import parse_spec
 from prfaas.solve.report.json import to_json
 from prfaas.solve.study import study
 

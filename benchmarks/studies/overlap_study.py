@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from benchmarks.studies.sustained import sustained
 from prfaas.model.planning.planner import best_plan, homogeneous
-from prfaas.sim.config.instances import InstanceSettings
-from prfaas.sim.config.scenario import Scenario
-from prfaas.sim.deployed import deploy, threshold_tokens
-from prfaas.sim.kernel.parallel import Progress, on_all_cores
-from prfaas.sim.model.colocated import Interference
-from prfaas.sim.run import Counting, prepare, summarise
+from prfaas.sim.builder import InstanceSettings, deploy, threshold_tokens
+from prfaas.sim.command import Progress, on_all_cores
+from prfaas.sim.model.sharing import ModelledSharing
+from prfaas.sim.run import CountingRules, prepare, summarise
+from prfaas.sim.scenario import Scenario
 from prfaas.sim.workload.traffic import draw_requests
 
 OBJECTIVES = (40.0, 30.0, 20.0)  # tokens per second of each answer
@@ -46,7 +45,7 @@ def outcome(case: Case) -> Outcome:
     deployment = homogeneous(setup.deployment) if case.variant == "homogeneous-pd" else setup.deployment
     objectives = replace(deployment.objectives, decode_tokens_per_second=case.tokens_per_second)
     (pd,) = deployment.pd
-    interference = Interference() if case.shared else None
+    interference = ModelledSharing() if case.shared else None
     if interference:
         pd = replace(pd, shared_instances=pd.num_instances, overlap=interference.overlap)
     deployment = replace(deployment, pd=(pd,), objectives=objectives)
@@ -56,7 +55,7 @@ def outcome(case: Case) -> Outcome:
     twin = deploy(deployment, setup.workload, replace(plan, threshold_tokens=threshold), settings)
     rate = _OVERLOAD * plan.system_throughput
     twin.run(draw_requests(setup.workload, "poisson", count=_REQUESTS, rate=rate, seed=_SEED))
-    summary = summarise(twin.requests, Counting(), gaps=twin.gaps.arrays())
+    summary = summarise(twin.requests, CountingRules(), gaps=twin.gaps.arrays())
     return Outcome(case, plan.system_throughput, sustained(twin.requests), summary.tpot.mean)
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.studies.sustained import sustained
-from prfaas.sim.config.scenario import Scenario
-from prfaas.sim.kernel.parallel import Progress, on_all_cores
+from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.run import prepare, traffic
-from prfaas.sim.stations import Stations
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.stations import StationTwin
 
 SPLITS = tuple(range(1, 8))  # N_p of eight instances, at the planned t
 THRESHOLDS = (0, 5_000, 10_000, 15_000, 19_400, 25_000, 30_000, 40_000, 50_000, 60_000)  # at the planned split
@@ -30,7 +30,7 @@ class Point:
 def _point(scenario: Scenario) -> Point:
     setup = prepare(scenario)
     requests = traffic(scenario, setup, _OVERLOAD * setup.capacity)
-    Stations(setup.deployment, setup.workload, setup.plan).run(requests)
+    StationTwin(setup.deployment, setup.workload, setup.plan).run(requests)
     assert scenario.threshold is not None
     assert scenario.prefill_instances is not None
     return Point(scenario.prefill_instances, scenario.threshold, setup.capacity, sustained(requests))

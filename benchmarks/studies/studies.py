@@ -18,9 +18,9 @@ from benchmarks.studies.ppd.deployments import GRID
 from benchmarks.studies.rapid import study as rapid
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
-from prfaas.sim.config.scenario import VARIANTS, Scenario
-from prfaas.sim.kernel.parallel import Progress, on_all_cores
+from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.run import simulate
+from prfaas.sim.scenario import VARIANTS, Scenario
 from prfaas.sim.workload.conversations import recorded
 
 LOADS = ("50%", "80%", "90%", "95%")

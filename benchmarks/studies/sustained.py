@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
 
 
-def sustained(requests: Sequence[Request]) -> float:
+def sustained(requests: Sequence[SimulatedRequest]) -> float:
     """Requests per second: the least, over the reasons, of its rate over its share. The faster way was never full."""
     ends = defaultdict[str, list[float]](list)
     for request in requests:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prfaas.model.capacity.queueing import Station
+from prfaas.model.capacity.ttft import QueueModel
 from prfaas.model.cost.curve import FloatArray
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.queue import Pool
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.stations import Station
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ def serve(service: FloatArray, *, rate: float, num_servers: int, generator: np.r
     waits: list[float] = []
     stays: list[float] = []
 
-    def started(request: Request, seconds: float) -> None:
+    def started(request: SimulatedRequest, seconds: float) -> None:
         waits.append(timeline.now - request.arrival)
 
-    pool = Pool(timeline, num_servers, on_start=started, on_end=lambda one: stays.append(timeline.now - one.arrival))
+    pool = Station(timeline, num_servers, on_start=started, on_end=lambda one: stays.append(timeline.now - one.arrival))
     gaps = _with_mean(generator.exponential(1.0, len(service)), 1 / rate)
     arriving = iter(zip(np.cumsum(gaps).tolist(), service.tolist(), strict=True))
 
     def await_next() -> None:
         for time, seconds in arriving:
-            timeline.at(time, arrive, (Request(0, time, prompt_tokens=1, output_tokens=1), seconds))
+            timeline.at(time, arrive, (SimulatedRequest(0, time, prompt_tokens=1, output_tokens=1), seconds))
             return
 
-    def arrive(pair: tuple[Request, float]) -> None:
+    def arrive(pair: tuple[SimulatedRequest, float]) -> None:
         await_next()
         pool.enter(*pair)
 
@@ -69,4 +69,4 @@ def relative_wait(num_servers: int, squared_cv: float, load: float, *, count: in
     generator = np.random.default_rng(1)
     rate = load * num_servers
     served = serve(service_times(squared_cv, count, generator), rate=rate, num_servers=num_servers, generator=generator)
-    return served.mean_wait / Station(num_servers, rate, 1.0, squared_cv).mean_wait_seconds
+    return served.mean_wait / QueueModel(num_servers, rate, 1.0, squared_cv).mean_wait_seconds

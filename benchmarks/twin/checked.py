@@ -9,9 +9,9 @@ from benchmarks.studies.studies import Table
 from benchmarks.studies.theory import relative_wait
 from benchmarks.twin import measured_ppd
 from benchmarks.twin.figure import Figure
-from prfaas.sim.config.scenario import VARIANTS, Scenario
-from prfaas.sim.run import Run, prepare, simulate, traffic
-from prfaas.sim.stations import Stations
+from prfaas.sim.run import SimulationRun, prepare, simulate, traffic
+from prfaas.sim.scenario import VARIANTS, Scenario
+from prfaas.sim.stations import StationTwin
 from prfaas.solve.case_study import TABLE_6
 
 THEORY = {
@@ -33,7 +33,7 @@ def theory() -> Iterator[Figure]:
     scenario = Scenario(load="90%", requests=20_000)
     setup = prepare(scenario)
     requests = traffic(scenario, setup, 2.8)
-    twin = Stations(setup.deployment, setup.workload, setup.plan)
+    twin = StationTwin(setup.deployment, setup.workload, setup.plan)
     twin.run(requests)
     kv_bytes = setup.deployment.model.kv_bytes
     offloaded = sum(kv_bytes(request.num_uncached_tokens) for request in requests if request.reason == "long")
@@ -69,7 +69,7 @@ def case_study() -> Iterator[Figure]:
     yield Figure(name, round(gain, 3), "-0.64 ± 0.03", abs(gain + 0.64) <= 0.03)
 
 
-def _idle(variant: str) -> Run:
+def _idle(variant: str) -> SimulationRun:
     """Table 6's own account: one request after the other, prefill makes the first token."""
     return simulate(
         Scenario(variant=variant, method="paper", load="0.05req/s", requests=60_000, first_token_steps=0, warmup=0.0)

@@ -15,7 +15,7 @@ from benchmarks.studies.ppd.interference import PrefillKind, slowdown_ratio, und
 from benchmarks.studies.ppd.model import TURN_HARNESS
 from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
-from prfaas.sim.kernel.parallel import on_all_cores
+from prfaas.sim.command import on_all_cores
 from prfaas.sim.workload.conversations import Turn
 
 FOLDER = "PPD_MEASURED"  # the environment variable that names where they are

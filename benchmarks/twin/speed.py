@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.twin.figure import Figure
 from benchmarks.twin.peer import dynamo_requests_per_second
-from prfaas.sim.config.scenario import Scenario
 from prfaas.sim.replay_log import Recorder, replay
 from prfaas.sim.report import to_json
 from prfaas.sim.run import simulate
+from prfaas.sim.scenario import Scenario
 
 _REPEATS = 5
 _FULL = Scenario(

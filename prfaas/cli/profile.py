@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measured(flags: argparse.Namespace) -> dict[str, Any]:
-    endpoint = endpoint_profile.Endpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
+    endpoint = endpoint_profile.EngineEndpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
     prefill = endpoint_profile.measure_prefill(endpoint, flags.lengths, repeats=flags.repeats)
     if flags.cached:
         prefill += endpoint_profile.measure_appends(endpoint, flags.append, flags.cached, repeats=flags.repeats)

@@ -26,7 +26,7 @@ _TAKES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and report. Return 2 when an input cannot be used or an extra is missing."""
     try:
-        scenario = extras.load("prfaas.sim.config.scenario", extra="solve").Scenario
+        scenario = extras.load("prfaas.sim.scenario", extra="solve").Scenario
         return _run(_parser(scenario).parse_args(argv))
     except (ConfigError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-sim: {' '.join(str(error).split())}\n")

@@ -1,16 +1,35 @@
-"""What `prfaas-sim` runs: one scenario, or one for each value of a setting."""
+"""The same work on many inputs, on all cores, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from prfaas import config
 from prfaas.errors import ConfigError
-from prfaas.sim.config.scenario import Scenario
-from prfaas.sim.kernel.parallel import Progress, on_all_cores
 from prfaas.sim.replay_log import Recorder, read_records, replay
-from prfaas.sim.run import Run, arrival_rate, prepare, simulate
+from prfaas.sim.run import SimulationRun, arrival_rate, prepare, simulate
+from prfaas.sim.scenario import Scenario
+
+Progress = Callable[[int, int], None]  # done, of how many
+Input = TypeVar("Input")
+Output = TypeVar("Output")
+
+
+def on_all_cores(work: Callable[[Input], Output], inputs: Sequence[Input], progress: Progress) -> list[Output]:
+    """`work` of each input, which is a function of a module: other processes do it."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(1, min(len(inputs), os.cpu_count() or 1)), mp_context=context) as workers:
+        futures = [workers.submit(work, one) for one in inputs]
+        outputs = []
+        for done, future in enumerate(futures, start=1):
+            outputs.append(future.result())
+            progress(done, len(futures))
+    return outputs
 
 
 def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Scenario:
@@ -22,7 +41,7 @@ def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Sc
     return config.load(Scenario, component="sim", file=file, flags=flags, varied=varied)
 
 
-def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, Run]]:
+def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, SimulationRun]]:
     """Return the scenario itself; its decisions go to `record`, one on each line."""
     scenario = read(file, flags)
     if record is None:
@@ -54,7 +73,7 @@ def replay_file(path: Path) -> str:
     )
 
 
-def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tuple[str, Run]]:
+def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tuple[str, SimulationRun]]:
     """Return a run for each value of "setting=a,b,c", all at the rate of the scenario without it, with the same seed."""
     variants = _variants(file, flags, choice)
     base = read(file, flags, varied=_varied(choice))
@@ -62,7 +81,9 @@ def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tu
     return [(name, simulate(scenario, rate=rate)) for name, scenario in variants]
 
 
-def sweep(file: Path | None, flags: Mapping[str, str], choice: str, progress: Progress) -> list[tuple[str, Run]]:
+def sweep(
+    file: Path | None, flags: Mapping[str, str], choice: str, progress: Progress
+) -> list[tuple[str, SimulationRun]]:
     """Return a run for each value of "setting=a,b,c", each at its own load, on all cores."""
     variants = _variants(file, flags, choice)
     runs = on_all_cores(simulate, [scenario for _, scenario in variants], progress)

@@ -9,17 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from prfaas.sim.run import Distribution, Run
+from prfaas.sim.run import Distribution, SimulationRun
 from prfaas.solve.report.plots import save
 
-Named = tuple[str, Run]
+Named = tuple[str, SimulationRun]
 # A palette that stays apart in greyscale and for colour-blind readers (Okabe and Ito).
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 _SIZE = (6.4, 4.0)
 # What is drawn over time: the requests in each stage, then the loads whose names begin so, by their unit.
 _STAGES = ("waiting", "prefill", "transfer", "decode")
 _OVER_TIME = {"busy": "busy share", "memory": "share of KV memory", "egress": "egress (bytes/s)"}
-_LATENCIES: dict[str, Callable[[Run], Distribution]] = {
+_LATENCIES: dict[str, Callable[[SimulationRun], Distribution]] = {
     "ttft": lambda run: run.summary.ttft,
     "itl": lambda run: run.summary.itl,
     "end_to_end": lambda run: run.summary.end_to_end,
@@ -65,7 +65,7 @@ def _cdf(runs: Sequence[Named], latency: str) -> Callable[[Axes], None]:
     return draw
 
 
-def _over_time(run: Run, series: Sequence[str], label: str) -> Callable[[Axes], None]:
+def _over_time(run: SimulationRun, series: Sequence[str], label: str) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         for colour, name in zip(_COLOURS, series, strict=False):
             counts = run.summary.over_time[name]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prfaas.sim.run import QUANTILES, Distribution, Run, Summary
+from prfaas.sim.run import QUANTILES, Distribution, SimulationRun, Summary
 
 _LATENCIES: dict[str, Callable[[Summary], Distribution]] = {
     "TTFT": lambda its: its.ttft,
@@ -18,7 +18,7 @@ _LATENCIES: dict[str, Callable[[Summary], Distribution]] = {
 _GBIT = 1e9 / 8
 
 
-def render(runs: Sequence[tuple[str, Run]]) -> str:
+def render(runs: Sequence[tuple[str, SimulationRun]]) -> str:
     """Return one block of columns for each figure; a column for each run."""
     rows = [["", *(name for name, _ in runs)]]
     for label, show in _lines(runs):
@@ -28,8 +28,8 @@ def render(runs: Sequence[tuple[str, Run]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], str]]]:
-    lines: list[tuple[str, Callable[[Run], str]]] = [
+def _lines(runs: Sequence[tuple[str, SimulationRun]]) -> list[tuple[str, Callable[[SimulationRun], str]]]:
+    lines: list[tuple[str, Callable[[SimulationRun], str]]] = [
         ("t (tokens)", _threshold),
         ("N_p / N_d", lambda run: f"{run.setup.plan.num_prefill:g} / {run.setup.plan.num_decode:g}"),
         ("capacity (req/s)", lambda run: f"{run.setup.capacity:.3f}"),
@@ -56,36 +56,36 @@ def _lines(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Callable[[Run], s
     return lines + [(f"reason {name}", _share_of("reasons", name)) for name in _names(runs, "reasons")]
 
 
-def _num_counted(run: Run) -> str:
+def _num_counted(run: SimulationRun) -> str:
     """Return those after the warm-up; of a trace that is shorter than what was asked for, that these are all."""
     its, counted = run.scenario, run.summary.num_requests
     is_short = its.arrivals == "trace" and counted < its.requests - int(its.requests * its.warmup)
     return f"{counted} (the trace has no more)" if is_short else str(counted)
 
 
-def _threshold(run: Run) -> str:
+def _threshold(run: SimulationRun) -> str:
     """Return where a plan has one."""
     tokens = run.setup.plan.threshold_tokens
     return "-" if tokens is None else str(tokens)
 
 
-def price_per_thousand(run: Run) -> float | None:
+def price_per_thousand(run: SimulationRun) -> float | None:
     """What 1,000 answered requests cost, in the deployment's currency; None where it has no prices, or answers none."""
     price = run.setup.deployment.price_per_hour
     return None if price is None or not run.summary.throughput else price / 3.6 / run.summary.throughput
 
 
-def _price(run: Run) -> str:
+def _price(run: SimulationRun) -> str:
     price = price_per_thousand(run)
     return "-" if price is None else f"{price:.3g}"
 
 
-def _names(runs: Sequence[tuple[str, Run]], field: str) -> list[str]:
+def _names(runs: Sequence[tuple[str, SimulationRun]], field: str) -> list[str]:
     return list(dict.fromkeys(name for _, run in runs for name in getattr(run.summary, field)))
 
 
-def _share_of(field: str, name: str) -> Callable[[Run], str]:
-    def show(run: Run) -> str:
+def _share_of(field: str, name: str) -> Callable[[SimulationRun], str]:
+    def show(run: SimulationRun) -> str:
         shares = getattr(run.summary, field)
         return f"{shares[name]:.1%}" if name in shares else "-"
 
@@ -96,7 +96,7 @@ def _seconds(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 
-def to_json(name: str, run: Run) -> dict[str, Any]:
+def to_json(name: str, run: SimulationRun) -> dict[str, Any]:
     """Return one run as JSON can hold it; null where a figure has no meaning."""
     summary, plan = run.summary, run.setup.plan
     plain = {key: getattr(summary, key) for key in ("num_requests", "arrivals", "throughput", "goodput")}

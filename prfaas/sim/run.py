@@ -14,17 +14,24 @@ from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.curve import FloatArray
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment
+from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
-from prfaas.sim.config.instances import instance_settings, lossy_path, speeds
-from prfaas.sim.config.scenario import Scenario
-from prfaas.sim.deployed import deploy, refuse_longer_than_memory, threshold_tokens, with_bursts
-from prfaas.sim.kernel.meter import Load, since
-from prfaas.sim.model.blueprint import Watch
-from prfaas.sim.model.request import Request
-from prfaas.sim.stations import Stations, StationSettings
+from prfaas.sim.builder import (
+    deploy,
+    instance_settings,
+    lossy_path,
+    refuse_longer_than_memory,
+    speeds,
+    threshold_tokens,
+    with_bursts,
+)
+from prfaas.sim.kernel.meter import LoadSeries, since
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.stations import StationSettings, StationTwin
+from prfaas.sim.twin import Watch
 from prfaas.sim.workload.conversations import read_conversations
 from prfaas.sim.workload.traffic import draw_requests, longest_tokens, recorded_requests
 from prfaas.solve.command import find_trace
@@ -32,7 +39,7 @@ from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
 
 NUM_BINS = 100
-_STAGES: Mapping[str, Callable[[Request], tuple[float, float]]] = {
+_STAGES: Mapping[str, Callable[[SimulatedRequest], tuple[float, float]]] = {
     "waiting": lambda one: (one.arrival, one.prefill_start),
     "prefill": lambda one: (one.prefill_start, one.prefill_end),
     "transfer": lambda one: (one.prefill_end, one.transfer_end),
@@ -40,7 +47,7 @@ _STAGES: Mapping[str, Callable[[Request], tuple[float, float]]] = {
 }
 
 
-def requests_over_time(requests: Sequence[Request], end: float) -> dict[str, tuple[float, ...]]:
+def requests_over_time(requests: Sequence[SimulatedRequest], end: float) -> dict[str, tuple[float, ...]]:
     """Of each stage the mean number of requests in it, in each of `NUM_BINS` equal parts of [0, end] seconds.
 
     A request that never ended is left out.
@@ -56,7 +63,7 @@ def requests_over_time(requests: Sequence[Request], end: float) -> dict[str, tup
     return counts
 
 
-def loads_over_time(loads: Mapping[str, Load], end: float) -> dict[str, tuple[float, ...]]:
+def loads_over_time(loads: Mapping[str, LoadSeries], end: float) -> dict[str, tuple[float, ...]]:
     """Return each load in each of the same parts."""
     return {name: load.over(_edges(end)) for name, load in loads.items()}
 
@@ -95,7 +102,7 @@ class Slo:
     itl_seconds: float | None = None  # of the P95 of a request's own gaps
     attained_ratio: float = 0.0  # so many requests must meet it, else nothing is good
 
-    def met(self, request: Request) -> bool:
+    def met(self, request: SimulatedRequest) -> bool:
         """Return whether a request that ended meets all of them."""
         bounds = [] if self.ttft_seconds is None else [self.ttft_seconds]
         if self.ttft_seconds_per_thousand is not None:
@@ -156,7 +163,7 @@ def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distr
 
 
 @dataclass(frozen=True)
-class Counting:
+class CountingRules:
     """What is counted: requests after the first `warmup_ratio` of them, against these objectives."""
 
     slo: Slo = Slo()
@@ -165,12 +172,12 @@ class Counting:
 
 
 def summarise(
-    requests: Sequence[Request],
-    counting: Counting,
+    requests: Sequence[SimulatedRequest],
+    counting: CountingRules,
     *,
     gaps: tuple[FloatArray, FloatArray] | None = None,
-    busy: Mapping[str, Load] | None = None,
-    loads: Mapping[str, Load] | None = None,
+    busy: Mapping[str, LoadSeries] | None = None,
+    loads: Mapping[str, LoadSeries] | None = None,
 ) -> Summary:
     """Return the summary of all requests of a run, ascending by arrival; `gaps` are inter-token gaps with their weights."""
     counted = requests[int(len(requests) * counting.warmup_ratio) :]
@@ -207,15 +214,15 @@ def summarise(
     )
 
 
-def _mean(load: Load, end: float) -> float:
+def _mean(load: LoadSeries, end: float) -> float:
     return load.over(np.array([0.0, max(end, 1e-12)]))[0]
 
 
-def _of(requests: Sequence[Request], value: Callable[[Request], float]) -> Distribution:
+def _of(requests: Sequence[SimulatedRequest], value: Callable[[SimulatedRequest], float]) -> Distribution:
     return distribution(np.array([value(request) for request in requests]))
 
 
-def _gaps(requests: Sequence[Request]) -> Distribution:
+def _gaps(requests: Sequence[SimulatedRequest]) -> Distribution:
     """Return where decode steps are equally long, a request's gaps all equal its TPOT."""
     decoded = [request for request in requests if request.num_output_tokens > 1]
     weights = np.array([one.num_output_tokens - 1 for one in decoded], dtype=float)
@@ -223,7 +230,7 @@ def _gaps(requests: Sequence[Request]) -> Distribution:
 
 
 @dataclass(frozen=True)
-class Setup:
+class ResolvedScenario:
     """A scenario resolved: clusters, plan, traffic and the exact capacity in requests per second."""
 
     deployment: Deployment
@@ -233,16 +240,16 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulationRun:
     """A scenario, what it was resolved to, the rate it was given and what came out."""
 
     scenario: Scenario
-    setup: Setup
+    setup: ResolvedScenario
     rate: float
     summary: Summary
 
 
-def prepare(scenario: Scenario) -> Setup:
+def prepare(scenario: Scenario) -> ResolvedScenario:
     """Read what a scenario names and solve for what it leaves open.
 
     Raises:
@@ -262,7 +269,7 @@ def prepare(scenario: Scenario) -> Setup:
     if scenario.shared:
         deployment = _shared(deployment, speeds(scenario).overlap)
     plan, capacity = _plan(scenario, deployment, workload)
-    return Setup(deployment, workload, plan, capacity)
+    return ResolvedScenario(deployment, workload, plan, capacity)
 
 
 def _shared(deployment: Deployment, overlap: float) -> Deployment:
@@ -287,7 +294,7 @@ def _plan(scenario: Scenario, deployment: Deployment, workload: Workload) -> tup
     return plan, solver.sustained(threshold_tokens(plan), plan.num_prefill)
 
 
-def arrival_rate(scenario: Scenario, setup: Setup) -> float:
+def arrival_rate(scenario: Scenario, setup: ResolvedScenario) -> float:
     """Requests per second that the scenario asks for, or that its trace has.
 
     Raises:
@@ -312,28 +319,28 @@ def arrival_rate(scenario: Scenario, setup: Setup) -> float:
     return value
 
 
-def _rate_of(requests: Sequence[Request]) -> float:
+def _rate_of(requests: Sequence[SimulatedRequest]) -> float:
     span = requests[-1].arrival - requests[0].arrival
     if span <= 0:
         raise ConfigError("trace: all of its requests arrive at one moment, so there is no rate")
     return (len(requests) - 1) / span
 
 
-def traffic(scenario: Scenario, setup: Setup, rate: float) -> list[Request]:
+def traffic(scenario: Scenario, setup: ResolvedScenario, rate: float) -> list[SimulatedRequest]:
     """Return the scenario's requests, ascending by arrival."""
     if scenario.arrivals == "trace":
         return recorded_requests(Path(scenario.trace), count=scenario.requests)
     return draw_requests(setup.workload, scenario.arrivals, count=scenario.requests, rate=rate, seed=scenario.seed)
 
 
-def counting(scenario: Scenario) -> Counting:
+def counting(scenario: Scenario) -> CountingRules:
     """What the scenario counts."""
     asked = scenario.goodput
     slo = Slo(asked.ttft, asked.ttft_per_thousand, asked.tpot, asked.itl, asked.attained)
-    return Counting(slo, scenario.warmup, float("inf") if scenario.timeout is None else scenario.timeout)
+    return CountingRules(slo, scenario.warmup, float("inf") if scenario.timeout is None else scenario.timeout)
 
 
-def simulate(scenario: Scenario, *, rate: float | None = None, watch: Watch | None = None) -> Run:
+def simulate(scenario: Scenario, *, rate: float | None = None, watch: Watch | None = None) -> SimulationRun:
     """Run a scenario, at `rate` requests (of `turns`: conversations) per second where given, else at its own load.
 
     Raises:
@@ -342,15 +349,15 @@ def simulate(scenario: Scenario, *, rate: float | None = None, watch: Watch | No
     setup = prepare(scenario)
     asked = arrival_rate(scenario, setup) if rate is None else rate
     if scenario.fidelity == "instances":
-        return Run(scenario, setup, asked, _with_instances(scenario, setup, asked, watch))
+        return SimulationRun(scenario, setup, asked, _with_instances(scenario, setup, asked, watch))
     if watch:
         raise ConfigError("recorded decisions need fidelity: instances")
-    return Run(scenario, setup, asked, _with_stations(scenario, setup, asked))
+    return SimulationRun(scenario, setup, asked, _with_stations(scenario, setup, asked))
 
 
-def _with_stations(scenario: Scenario, setup: Setup, rate: float) -> Summary:
+def _with_stations(scenario: Scenario, setup: ResolvedScenario, rate: float) -> Summary:
     settings = StationSettings(scenario.layers, lossy_path(scenario), scenario.first_token_steps)
-    twin = Stations(setup.deployment, setup.workload, setup.plan, settings=settings)
+    twin = StationTwin(setup.deployment, setup.workload, setup.plan, settings=settings)
     requests = traffic(scenario, setup, rate)
     twin.run(requests)
     return summarise(
@@ -361,7 +368,7 @@ def _with_stations(scenario: Scenario, setup: Setup, rate: float) -> Summary:
     )
 
 
-def _with_instances(scenario: Scenario, setup: Setup, rate: float, watch: Watch | None) -> Summary:
+def _with_instances(scenario: Scenario, setup: ResolvedScenario, rate: float, watch: Watch | None) -> Summary:
     conversations = read_conversations(scenario)
     follow_up = conversations.following if conversations else None
     opening = traffic(scenario, setup, rate)
@@ -375,6 +382,6 @@ def _with_instances(scenario: Scenario, setup: Setup, rate: float, watch: Watch 
         twin.requests,
         counting(scenario),
         gaps=twin.gaps.arrays(),
-        busy={name: Load([one.busy]) for name, one in twin.instances.items()},
+        busy={name: LoadSeries([one.busy]) for name, one in twin.instances.items()},
         loads=twin.loads(),
     )

@@ -1,27 +1,79 @@
-"""A deployment as stations: prefill pools, a link and decode slots, with one event for each request and stage.
-
-One PrfaaS cluster at most, before one PD cluster. A decode instance is BS_max slots, each as slow as in a full batch:
-what the throughput model has too, so that both can be compared. Where a request goes is `scheduler.threshold`'s rule.
-"""
+"""A station of k equal servers with one queue, first come first served."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from prfaas.errors import ConfigError
-from prfaas.model.cost.decoding import decode_capacity
+from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment
+from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 from prfaas.scheduler.threshold import prefill_site
-from prfaas.sim.deployed import threshold_tokens
-from prfaas.sim.kernel.meter import Load
+from prfaas.sim.builder import threshold_tokens
+from prfaas.sim.kernel.meter import LoadSeries, Meter
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.network import Egress, LossyPath, Transfers
-from prfaas.sim.model.queue import Ended, Pool, Started
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
+
+Started = Callable[[SimulatedRequest, float], None]
+Ended = Callable[[SimulatedRequest], None]
+
+
+class Station:
+    """Serves each request for as long as `enter` says, and calls `on_start(request, seconds)` and `on_end(request)`.
+
+    `busy` are the servers' seconds given so far, `area` the time integral of the number of requests here.
+    """
+
+    def __init__(self, timeline: Timeline, num_servers: int, *, on_start: Started, on_end: Ended) -> None:
+        self.num_servers = num_servers
+        self.busy = Meter()  # the servers' seconds
+        self.num_served = 0
+        self.area = 0.0
+        self._timeline = timeline
+        self._idle = num_servers
+        self._waiting: deque[tuple[SimulatedRequest, float]] = deque()
+        self._present = 0
+        self._changed_at = 0.0
+        self._on_start, self._on_end = on_start, on_end
+
+    @property
+    def busy_seconds(self) -> float:
+        return self.busy.total
+
+    def enter(self, request: SimulatedRequest, seconds: float) -> None:
+        """Serve `request` for `seconds` as soon as a server is free."""
+        self._count(1)
+        if self._idle:
+            self._idle -= 1
+            self._serve(request, seconds)
+        else:
+            self._waiting.append((request, seconds))
+
+    def _serve(self, request: SimulatedRequest, seconds: float) -> None:
+        end = self._timeline.now + seconds
+        self.busy.add(self._timeline.now, end, seconds)
+        self._timeline.at(end, self._leave, request)
+        self._on_start(request, seconds)
+
+    def _leave(self, request: SimulatedRequest) -> None:
+        self._count(-1)
+        self.num_served += 1
+        if self._waiting:
+            self._serve(*self._waiting.popleft())
+        else:
+            self._idle += 1
+        self._on_end(request)
+
+    def _count(self, change: int) -> None:
+        now = self._timeline.now
+        self.area += self._present * (now - self._changed_at)
+        self._present += change
+        self._changed_at = now
 
 
 @dataclass(frozen=True)
@@ -34,7 +86,7 @@ class StationSettings:
     first_token_steps: int = 1
 
 
-class Stations:
+class StationTwin:
     """The twin of one deployment under one plan. Pools that the plan leaves empty are None."""
 
     def __init__(
@@ -59,36 +111,36 @@ class Stations:
         capacity = decode_capacity(pd, deployment, workload)
         slots = _whole(split.num_decode) * capacity.max_batch
         self._step_seconds = capacity.step_seconds
-        self.decode = Pool(self.timeline, slots, on_start=self._decode_started, on_end=self._decode_ended)
-        self._arriving: Iterator[Request] = iter(())
+        self.decode = Station(self.timeline, slots, on_start=self._decode_started, on_end=self._decode_ended)
+        self._arriving: Iterator[SimulatedRequest] = iter(())
 
-    def _prefill_pool(self, num_servers: float, on_start: Started, on_end: Ended) -> Pool | None:
+    def _prefill_pool(self, num_servers: float, on_start: Started, on_end: Ended) -> Station | None:
         servers = _whole(num_servers)
-        return Pool(self.timeline, servers, on_start=on_start, on_end=on_end) if servers else None
+        return Station(self.timeline, servers, on_start=on_start, on_end=on_end) if servers else None
 
-    def run(self, requests: Iterable[Request]) -> None:
+    def run(self, requests: Iterable[SimulatedRequest]) -> None:
         """Take all requests, which ascend by arrival, and let them end; they carry their times afterwards."""
         self._arriving = iter(requests)
         self._await_next()
         self.timeline.run()
 
-    def busy(self) -> dict[str, Load]:
+    def busy(self) -> dict[str, LoadSeries]:
         """How busy each station is, over its servers."""
         pools = {"prfaas": self.remote, "pd-prefill": self.local, "pd-decode": self.decode}
-        shares = {name: Load([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
-        return shares | ({"egress": Load([self.egress.busy])} if self.remote else {})
+        shares = {name: LoadSeries([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
+        return shares | ({"egress": LoadSeries([self.egress.busy])} if self.remote else {})
 
-    def loads(self) -> dict[str, Load]:
+    def loads(self) -> dict[str, LoadSeries]:
         """How busy the servers of each station are, and the egress in bytes/s."""
         found = {f"busy {name}": load for name, load in self.busy().items() if name != "egress"}
-        return found | ({"egress": Load([self.egress.sent])} if self.remote else {})
+        return found | ({"egress": LoadSeries([self.egress.sent])} if self.remote else {})
 
     def _await_next(self) -> None:
         request = next(self._arriving, None)
         if request is not None:
             self.timeline.at(request.arrival, self._arrive, request)
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: SimulatedRequest) -> None:
         self._await_next()
         cached = request.num_cached_tokens
         new = request.num_prompt_tokens - cached
@@ -107,29 +159,29 @@ class Stations:
             request.reason = "long"
             self.remote.enter(request, self._remote_seconds(new, cached))
 
-    def _local_started(self, request: Request, seconds: float) -> None:
+    def _local_started(self, request: SimulatedRequest, seconds: float) -> None:
         request.prefill_start = self.timeline.now
         request.prefill_end = self.timeline.now + seconds
 
-    def _remote_started(self, request: Request, seconds: float) -> None:
+    def _remote_started(self, request: SimulatedRequest, seconds: float) -> None:
         self._local_started(request, seconds)
         num_bytes = self._kv(request.num_uncached_tokens)
         self._transfers.start(request, num_bytes, prefill_seconds=seconds, arrived=self._hand_over)
 
-    def _remote_ended(self, request: Request) -> None:
+    def _remote_ended(self, request: SimulatedRequest) -> None:
         """Its instance is free; the request waits for its KV."""
 
-    def _hand_over(self, request: Request) -> None:
+    def _hand_over(self, request: SimulatedRequest) -> None:
         request.transfer_end = self.timeline.now
         self.decode.enter(request, request.num_output_tokens * self._step_seconds)
 
-    def _decode_started(self, request: Request, seconds: float) -> None:
+    def _decode_started(self, request: SimulatedRequest, seconds: float) -> None:
         now = self.timeline.now
         request.decode_start = now
         request.first_token = now + self.settings.first_token_steps * self._step_seconds
         request.decode_end = now + seconds
 
-    def _decode_ended(self, request: Request) -> None:
+    def _decode_ended(self, request: SimulatedRequest) -> None:
         """It has its last token."""
 
 

@@ -1,28 +1,85 @@
-"""Instances, caches and links under traffic; every request goes where `scheduler.route` sends it."""
+"""What a twin is told of its deployment: nodes, what carries KV between them, and the rules of the route."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prfaas.errors import ConfigError
+from prfaas.model.cost.curve import Curve
 from prfaas.scheduler.route import Decision, route
-from prfaas.scheduler.snapshot import InstanceState, RequestFacts
-from prfaas.sim.kernel.meter import Gaps, Load
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.sim.kernel.meter import LoadSeries, TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.blueprint import FollowUp, Node, Rules, Watch, Wires
-from prfaas.sim.model.colocated import SharedInstance
-from prfaas.sim.model.engine import Callbacks, Instance, Prefill
-from prfaas.sim.model.instance_faults import Operations, Outage, RoleChange
-from prfaas.sim.model.link_faults import LinkChange, Shares
-from prfaas.sim.model.link_watch import LinkWatch
+from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedInstance
+from prfaas.sim.model.faults import EgressChange, Outage, PlannedEvents, PlannedRoleChange, Shares
 from prfaas.sim.model.network import Egress, Transfers
-from prfaas.sim.model.prefix_cache import Caches
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.path_monitor import PathMonitor
+from prfaas.sim.model.prefix_cache import CacheRules, NodeCaches
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.model.sharing import SharedInstance, SharingSpec
 from prfaas.types import AgentName, ClusterName, InstanceId
+
+FollowUp = Callable[
+    [SimulatedRequest, float], SimulatedRequest | None
+]  # the request that an answer calls forth, given when it ended
+Watch = Callable[[Snapshot, RequestFacts, Decision], None]  # sees every decision with what it was made from
+Assign = Callable[[SimulatedRequest], tuple[Snapshot, frozenset[InstanceId]]]
+DEFAULT_CACHE_BLOCKS = 1 << 16
+
+
+@dataclass(frozen=True)
+class SimulatedNode:
+    """One machine with one engine: what the scheduler knows of it, how it computes, what its cache may hold.
+
+    With `sharing` it prefills and decodes at the same time.
+    """
+
+    state: InstanceState
+    spec: InstanceSpec
+    cache_blocks: int = DEFAULT_CACHE_BLOCKS
+    sharing: SharingSpec | None = None
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """What carries KV: S_kv(l), each cluster's egress to others, each node's rate within its cluster.
+
+    `setup_seconds` pass before each transfer's first byte. With `sends_all` also what the receiver holds is sent.
+    """
+
+    kv: Curve
+    egress_bytes_per_second: Mapping[ClusterName, float]
+    intra_bytes_per_second: float = math.inf
+    rtt_seconds: float = 0.0
+    setup_seconds: float = 0.0
+    num_layers: int = 1
+    sends_all: bool = False
+    loss_ratio: float = 0.0  # as TCP reports it; the rates above already bear it
+
+
+@dataclass(frozen=True)
+class RoutingRules:
+    """The snapshot's fixed part, and what stands before the engines.
+
+    A request takes `overhead_seconds` and `overhead_per_token_seconds` for each prompt token before its engine has it.
+    No more than `max_sessions` conversations are under way; the others wait before they are routed. `assign` gives a
+    request rules of its own, and the decode instances that it may not go to. With `follows_congestion` t rises while the
+    egress of a cluster is congested.
+    """
+
+    snapshot: Snapshot
+    caches: CacheRules = field(default_factory=CacheRules)
+    overhead_seconds: float = 0.0
+    overhead_per_token_seconds: float = 0.0
+    max_sessions: float = math.inf
+    assign: Assign | None = None
+    operations: PlannedEvents = field(default_factory=PlannedEvents)
+    follows_congestion: bool = False
+
 
 _NOBODY: frozenset[InstanceId] = frozenset()
 
@@ -39,26 +96,26 @@ class Twin:
 
     def __init__(
         self,
-        nodes: Iterable[Node],
-        wires: Wires,
-        rules: Rules,
+        nodes: Iterable[SimulatedNode],
+        wires: NetworkSpec,
+        rules: RoutingRules,
         *,
         follow_up: FollowUp | None = None,
         watch: Watch | None = None,
     ) -> None:
         self.timeline = Timeline()
-        self.requests: list[Request] = []
-        self.gaps = Gaps()
+        self.requests: list[SimulatedRequest] = []
+        self.gaps = TokenGaps()
         self.rules, self.wires, self._follow_up, self._watch = rules, wires, follow_up, watch
         self._nodes = {node.state.instance: node for node in nodes}
         self._states = [node.state for node in self._nodes.values()]
         self._position = {name: index for index, name in enumerate(self._nodes)}
         room = {node.state.agent: node.cache_blocks for node in self._nodes.values()}
-        self._caches = Caches(self.timeline, rules.caches, room)
+        self._caches = NodeCaches(self.timeline, rules.caches, room)
         self.instances = {name: self._engine(node) for name, node in self._nodes.items()}
         self._groups = self._by_cluster_and_role()
         self._session_agent: dict[int, AgentName] = {}
-        self._decisions: dict[Request, Decision] = {}
+        self._decisions: dict[SimulatedRequest, Decision] = {}
         self.egress = {
             name: Egress(self.timeline, wires.egress_bytes_per_second.get(name, math.inf))
             for name in dict.fromkeys(state.cluster for state in self._states)
@@ -70,27 +127,29 @@ class Twin:
         }
         self.links = self._watched_links()
         self._paths: dict[tuple[InstanceId, ClusterName], Transfers] = {}
-        self._arriving: Iterator[Request] = iter(())
-        self._outside: deque[Request] = deque()
+        self._arriving: Iterator[SimulatedRequest] = iter(())
+        self._outside: deque[SimulatedRequest] = deque()
         self._num_sessions = 0
         self.area = 0.0
         self._present, self._present_since = 0, 0.0
         self._dead: set[InstanceId | None] = set()
         self._known_dead: set[InstanceId] = set()
-        self._changes: dict[InstanceId, deque[RoleChange]] = {}  # the one under way, and those that wait for its end
+        self._changes: dict[
+            InstanceId, deque[PlannedRoleChange]
+        ] = {}  # the one under way, and those that wait for its end
         self._draining: set[InstanceId] = set()
         self._plan_operations(rules.operations)
 
-    def _by_cluster_and_role(self) -> dict[str, list[Instance | SharedInstance]]:
+    def _by_cluster_and_role(self) -> dict[str, list[SimulatedInstance | SharedInstance]]:
         """Return the instances by their role at the start."""
-        groups: dict[str, list[Instance | SharedInstance]] = {}
+        groups: dict[str, list[SimulatedInstance | SharedInstance]] = {}
         for node in self._nodes.values():
             group = f"{node.state.cluster} {node.state.role}"
             groups.setdefault(group, []).append(self.instances[node.state.instance])
         return groups
 
-    def _watched_links(self) -> LinkWatch:
-        return LinkWatch(
+    def _watched_links(self) -> PathMonitor:
+        return PathMonitor(
             self.timeline,
             {name: self.egress[name] for name in self._shares},
             list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
@@ -99,25 +158,25 @@ class Twin:
             loss_ratio=self.wires.loss_ratio,
         )
 
-    def _engine(self, node: Node) -> Instance | SharedInstance:
+    def _engine(self, node: SimulatedNode) -> SimulatedInstance | SharedInstance:
         callbacks = Callbacks(self._send, self._prefilled, self._answered)
         if node.sharing is not None:
             return SharedInstance(self.timeline, node.spec, callbacks, self.gaps, sharing=node.sharing)
         prefills = node.state.role == "prefill"
         spec = replace(node.spec, decode=None, chunk_tokens=None) if prefills else node.spec
-        return Instance(self.timeline, spec, callbacks, self.gaps)
+        return SimulatedInstance(self.timeline, spec, callbacks, self.gaps)
 
-    def loads(self) -> dict[str, Load]:
+    def loads(self) -> dict[str, LoadSeries]:
         """How busy each cluster's instances of a role are, how full their KV memory is, and each egress in bytes/s."""
-        found: dict[str, Load] = {}
+        found: dict[str, LoadSeries] = {}
         for group, engines in self._groups.items():
-            found[f"busy {group}"] = Load([engine.busy for engine in engines], len(engines))
+            found[f"busy {group}"] = LoadSeries([engine.busy for engine in engines], len(engines))
             room = sum(engine.kv_tokens for engine in engines)
             if math.isfinite(room):
-                found[f"memory {group}"] = Load([engine.held for engine in engines], room)
-        return found | {f"egress {name}": Load([self.egress[name].sent]) for name in self._shares}
+                found[f"memory {group}"] = LoadSeries([engine.held for engine in engines], room)
+        return found | {f"egress {name}": LoadSeries([self.egress[name].sent]) for name in self._shares}
 
-    def run(self, requests: Iterable[Request]) -> None:
+    def run(self, requests: Iterable[SimulatedRequest]) -> None:
         """Take these requests, which ascend by arrival, and what follows them, and let all of them end. Once."""
         self._arriving = iter(requests)
         self._await_next()
@@ -131,7 +190,7 @@ class Twin:
         if request is not None:
             self.timeline.at(request.arrival, self._take_next, request)
 
-    def _take_next(self, request: Request) -> None:
+    def _take_next(self, request: SimulatedRequest) -> None:
         self._await_next()
         if self._num_sessions < self.rules.max_sessions:
             self._num_sessions += 1
@@ -139,13 +198,13 @@ class Twin:
         else:
             self._outside.append(request)
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: SimulatedRequest) -> None:
         self._count_present(1)
         request.admitted = self.timeline.now
         self.requests.append(request)
         self._route(request)
 
-    def _route(self, request: Request) -> None:
+    def _route(self, request: SimulatedRequest) -> None:
         base, excluded = self.rules.assign(request) if self.rules.assign else (self.rules.snapshot, _NOBODY)
         snapshot = replace(base, instances=tuple(self._states), **self.links.fields)
         facts = self._facts(request, excluded)
@@ -168,7 +227,7 @@ class Twin:
         overhead = self.rules.overhead_seconds + self.rules.overhead_per_token_seconds * request.num_prompt_tokens
         self.timeline.at(self.timeline.now + overhead, self._start, request)
 
-    def _facts(self, request: Request, excluded: frozenset[InstanceId]) -> RequestFacts:
+    def _facts(self, request: SimulatedRequest, excluded: frozenset[InstanceId]) -> RequestFacts:
         return RequestFacts(
             request.num_prompt_tokens,
             num_cached_tokens=0 if request.blocks else request.num_cached_tokens,
@@ -191,7 +250,7 @@ class Twin:
         if name in self._draining and not self._states[position].num_requests:
             self._drained(name)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: SimulatedRequest) -> None:
         decision = self._decisions.get(request)
         if decision is None:  # it was sent again
             return
@@ -214,7 +273,7 @@ class Twin:
         num_bytes = self._missing_bytes(prefill.request, target.agent)
         path.start(prefill.request, num_bytes, prefill_seconds=seconds, arrived=self._arrived)
 
-    def _missing_bytes(self, request: Request, agent: AgentName) -> float:
+    def _missing_bytes(self, request: SimulatedRequest, agent: AgentName) -> float:
         kv = self.wires.kv
         held = 0 if self.wires.sends_all else self._caches.usable(request, agent)
         return kv(request.num_prompt_tokens) - (kv(held) - kv(0.0))
@@ -245,13 +304,13 @@ class Twin:
         if decision.prefill is not None:
             self._count(decision.prefill, -1)
 
-    def _arrived(self, request: Request) -> None:
+    def _arrived(self, request: SimulatedRequest) -> None:
         if self.wires.setup_seconds:
             self.timeline.at(self.timeline.now + self.wires.setup_seconds, self._hand_over, request)
         else:
             self._hand_over(request)
 
-    def _hand_over(self, request: Request) -> None:
+    def _hand_over(self, request: SimulatedRequest) -> None:
         decision = self._decisions.get(request)
         if decision is None or decision.prefill in self._dead:
             return
@@ -260,7 +319,7 @@ class Twin:
         self._caches.keep(self._nodes[decision.decode].state.agent, request.blocks)
         self.instances[decision.decode].decode(request)
 
-    def _answered(self, request: Request) -> None:
+    def _answered(self, request: SimulatedRequest) -> None:
         decision = self._decisions.pop(request)
         assert decision.decode is not None
         self._count_present(-1)
@@ -280,7 +339,7 @@ class Twin:
 
     # Operations
 
-    def _plan_operations(self, operations: Operations) -> None:
+    def _plan_operations(self, operations: PlannedEvents) -> None:
         _refuse_unknown("outages", "instance", (outage.instance for outage in operations.outages), self._nodes)
         _refuse_unknown(
             "role_changes", "instance", (change.instance for change in operations.role_changes), self._nodes
@@ -320,7 +379,7 @@ class Twin:
             if has_lost:
                 self._send_again(request, decision)
 
-    def _change_link(self, change: LinkChange) -> None:
+    def _change_link(self, change: EgressChange) -> None:
         self._shares[change.cluster].begin(change)
         if change.seconds > self.rules.operations.notice_seconds and not change.share:
             moment = self.timeline.now + self.rules.operations.notice_seconds
@@ -336,13 +395,13 @@ class Twin:
                 self._send_again(request, decision)
         self.egress[cluster].drop(lambda request: request not in self._decisions)
 
-    def _end_link_change(self, change: LinkChange) -> None:
+    def _end_link_change(self, change: EgressChange) -> None:
         shares = self._shares[change.cluster]
         shares.end(change)
         if not shares.is_down:
             self.links.set_down(change.cluster, is_down=False)
 
-    def _send_again(self, request: Request, decision: Decision) -> None:
+    def _send_again(self, request: SimulatedRequest, decision: Decision) -> None:
         del self._decisions[request]
         assert decision.decode is not None
         self._count(decision.decode, -1)
@@ -362,7 +421,7 @@ class Twin:
     def _tell_health(self, name: InstanceId) -> None:
         self._set(name, healthy=name not in self._known_dead and name not in self._changes)
 
-    def _change_role(self, change: RoleChange) -> None:
+    def _change_role(self, change: PlannedRoleChange) -> None:
         changes = self._changes.setdefault(change.instance, deque())
         changes.append(change)
         self._tell_health(change.instance)
@@ -379,7 +438,7 @@ class Twin:
         change = self._changes[name][0]
         self.timeline.at(self.timeline.now + change.seconds, self._become, change)
 
-    def _become(self, change: RoleChange) -> None:
+    def _become(self, change: PlannedRoleChange) -> None:
         name = change.instance
         self._take_role(change)
         self._changes[name].popleft()
@@ -389,7 +448,7 @@ class Twin:
         del self._changes[name]
         self._tell_health(name)
 
-    def _take_role(self, change: RoleChange) -> None:
+    def _take_role(self, change: PlannedRoleChange) -> None:
         name = change.instance
         self._set(name, role=change.role)
         self._nodes[name] = replace(self._nodes[name], state=self._states[self._position[name]])

@@ -11,12 +11,11 @@ from prfaas import config
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import Method
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
+from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import SloSection, read_deployment
 from prfaas.solve.files.quantities import LOAD, NUMBER
-from prfaas.solve.files.trace_file import read_trace
-from prfaas.solve.files.trace_spec import DEFAULT, parse_spec
+from prfaas.solve.files.traces import DEFAULT_TRACE, parse_spec, read_trace
 from prfaas.solve.study import Study, study
 from prfaas.units import Kind, parse_rate, parse_ratio
 
@@ -46,7 +45,7 @@ def plan_for(flags: Namespace) -> Study:
 def is_case_study(flags: Namespace) -> bool:
     """Nothing given that takes the question away from the paper's own."""
     given = (flags.deployment, flags.model, flags.bandwidth, flags.slo, flags.prices, flags.local_turns)
-    return all(value is None for value in given) and flags.trace in (None, DEFAULT)
+    return all(value is None for value in given) and flags.trace in (None, DEFAULT_TRACE)
 
 
 def _method(flags: Namespace) -> Method:

@@ -22,7 +22,7 @@ _FIRST_TOKEN_ID = 10  # below it tokenizers keep their special tokens
 
 
 @dataclass(frozen=True)
-class PrefillTime:
+class PrefillMeasurement:
     """The median over some prompts of this many new tokens behind this many cached ones."""
 
     tokens: int
@@ -31,7 +31,7 @@ class PrefillTime:
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepMeasurement:
     """The median gap between the tokens of each of `batch` requests decoding at once."""
 
     batch: int
@@ -39,7 +39,7 @@ class StepTime:
     step: float
 
 
-class Endpoint:
+class EngineEndpoint:
     """One engine. Prompts are random token ids, each new, so that nothing is cached that was not put there."""
 
     def __init__(self, url: str, *, model: str, vocabulary: int, seed: int = 0) -> None:
@@ -60,7 +60,7 @@ class Endpoint:
     def prefill_seconds(self, prompt: Sequence[int]) -> float:
         """From sending a prompt to having its first and only token."""
         started = time.perf_counter()
-        with _Answer(self._parts, self._body(prompt, max_tokens=1)) as answer:
+        with _CompletionResponse(self._parts, self._body(prompt, max_tokens=1)) as answer:
             answer.read()
         return time.perf_counter() - started
 
@@ -71,14 +71,14 @@ class Endpoint:
             "ignore_eos": True,
             "min_tokens": num_tokens,
         }
-        with _Answer(self._parts, body) as answer:
+        with _CompletionResponse(self._parts, body) as answer:
             return [time.perf_counter() for _ in answer.events()]
 
     def _body(self, prompt: Sequence[int], *, max_tokens: int) -> dict[str, Any]:
         return {"model": self._model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0}
 
 
-class _Answer:
+class _CompletionResponse:
     """One request's answer; every failure of the other side becomes a ConfigError."""
 
     def __init__(self, parts: urllib.parse.SplitResult, body: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class _Answer:
         self._body = json.dumps(body).encode()
         self._where = parts.geturl()
 
-    def __enter__(self) -> _Answer:
+    def __enter__(self) -> _CompletionResponse:
         try:
             self._connection.request("POST", self._path, self._body, {"Content-Type": "application/json"})
             self._response = self._connection.getresponse()
@@ -123,11 +123,11 @@ class _Answer:
             raise ConfigError(f"{self._where}: the answer breaks off: {error!r}") from error
 
 
-def measure_prefill(endpoint: Endpoint, lengths: Sequence[int], *, repeats: int) -> list[PrefillTime]:
+def measure_prefill(endpoint: EngineEndpoint, lengths: Sequence[int], *, repeats: int) -> list[PrefillMeasurement]:
     """T_prefill at each length, nothing cached."""
     endpoint.prefill_seconds(endpoint.prompt(min(lengths)))  # the first request of an engine compiles and warms up
     return [
-        PrefillTime(
+        PrefillMeasurement(
             length, 0, statistics.median(endpoint.prefill_seconds(endpoint.prompt(length)) for _ in range(repeats))
         )
         for length in lengths
@@ -135,8 +135,8 @@ def measure_prefill(endpoint: Endpoint, lengths: Sequence[int], *, repeats: int)
 
 
 def measure_appends(
-    endpoint: Endpoint, lengths: Sequence[int], cached: Sequence[int], *, repeats: int
-) -> list[PrefillTime]:
+    endpoint: EngineEndpoint, lengths: Sequence[int], cached: Sequence[int], *, repeats: int
+) -> list[PrefillMeasurement]:
     """T_prefill(m | n): the prefix is sent once, then prompts that continue it."""
     times = []
     for prefix_length in cached:
@@ -144,18 +144,18 @@ def measure_appends(
         endpoint.prefill_seconds(prefix)
         for length in lengths:
             seconds = [endpoint.prefill_seconds(prefix + endpoint.prompt(length)) for _ in range(repeats)]
-            times.append(PrefillTime(length, prefix_length, statistics.median(seconds)))
+            times.append(PrefillMeasurement(length, prefix_length, statistics.median(seconds)))
     return times
 
 
 def measure_decode(
-    endpoint: Endpoint, batches: Sequence[int], contexts: Sequence[int], *, num_tokens: int
-) -> list[StepTime]:
+    endpoint: EngineEndpoint, batches: Sequence[int], contexts: Sequence[int], *, num_tokens: int
+) -> list[StepMeasurement]:
     """T_decode at each batch and context."""
     return [_step(endpoint, batch, context, num_tokens) for context in contexts for batch in batches]
 
 
-def _step(endpoint: Endpoint, batch: int, context: int, num_tokens: int) -> StepTime:
+def _step(endpoint: EngineEndpoint, batch: int, context: int, num_tokens: int) -> StepMeasurement:
     """Gaps while every request of the batch is decoding: from the last first token to the first last one."""
     prompts = [endpoint.prompt(context) for _ in range(batch)]
     arrivals: list[list[float]] = [[] for _ in prompts]
@@ -178,4 +178,4 @@ def _step(endpoint: Endpoint, batch: int, context: int, num_tokens: int) -> Step
     gaps = [b - a for times in arrivals for a, b in itertools.pairwise(times) if a >= begin and b <= end]
     if not gaps:
         raise ConfigError(f"a batch of {batch} never decoded together for a whole step; ask for more --decode-tokens")
-    return StepTime(batch, context, statistics.median(gaps))
+    return StepMeasurement(batch, context, statistics.median(gaps))

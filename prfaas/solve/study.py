@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from prfaas.errors import ConfigError
 from prfaas.model.capacity import throughput, ttft
 from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
+from prfaas.model.capacity.decoding import DecodeCapacity
 from prfaas.model.capacity.loads import LoadModel, Loads, Method
 from prfaas.model.capacity.ttft import Ttft
-from prfaas.model.cost.decoding import DecodeCapacity
 from prfaas.model.cost.workload import Workload
+from prfaas.model.deployment import Deployment
 from prfaas.model.planning.advantage import Advantage, judge
-from prfaas.model.planning.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
 from prfaas.model.planning.sensitivity import Sensitivity, sensitivity

@@ -8,10 +8,10 @@ from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.lengths import Lengths, LogNormal
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
-from prfaas.model.planning.deployment import Deployment, PdCluster, PrfaasCluster
+from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
-from prfaas.solve.files.trace_spec import parse_spec
+from prfaas.solve.files.traces import parse_spec
 
 PAPER_LENGTHS = LogNormal(9.90, 1.00, 128, 131_072)
 

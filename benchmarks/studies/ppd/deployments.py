@@ -13,9 +13,8 @@ from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import polynomial
 from prfaas.scheduler.ppd import PpdTable
 from prfaas.scheduler.snapshot import InstanceState, Snapshot
-from prfaas.sim.model.blueprint import Node, Rules, Wires
-from prfaas.sim.model.request import Request
-from prfaas.sim.twin import Twin
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.twin import NetworkSpec, RoutingRules, SimulatedNode, Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
@@ -90,24 +89,24 @@ class Proxy:
         self._node_of: dict[int, InstanceId] = {}
         self._strayed_ratio = strayed_ratio
 
-    def __call__(self, request: Request) -> tuple[Snapshot, frozenset[InstanceId]]:
+    def __call__(self, request: SimulatedRequest) -> tuple[Snapshot, frozenset[InstanceId]]:
         name = self._node_of.get(request.session)
         if name is None:
             name = self._node_of[request.session] = next(self._next)
         return self._rules(self._kind[name], request), frozenset(self._kind.keys() - {name})
 
-    def _rules(self, kind: NodeKind, request: Request) -> Snapshot:
+    def _rules(self, kind: NodeKind, request: SimulatedRequest) -> Snapshot:
         if self._later is not None and kind != "R":
             return self._overruled(self._later, request)
         return _ALWAYS_LOCAL if kind == "pD" and not _falls_below(self._strayed_ratio, request) else _ALWAYS_P
 
-    def _overruled(self, later: LaterTurns, request: Request) -> Snapshot:
+    def _overruled(self, later: LaterTurns, request: SimulatedRequest) -> Snapshot:
         if later.table is not None:
             return replace(_ALWAYS_P, local_policy="ppd", ppd_table=later.table, requests_per_second=later.qps)
         return _ALWAYS_LOCAL if _falls_below(later.local_ratio, request) else _ALWAYS_P
 
 
-def _falls_below(ratio: float, request: Request) -> bool:
+def _falls_below(ratio: float, request: SimulatedRequest) -> bool:
     """Of the later turns this share, always the same ones."""
     mixed = (request.session * _KNUTH + request.turn * _WEYL) % _SPREAD
     return request.turn > 1 and mixed < ratio * _SPREAD
@@ -128,14 +127,14 @@ def twin(
     """
     nodes = [(kind, InstanceId(f"{kind}-{index}")) for index, kind in enumerate(kinds(configuration))]
     has_proxy = any(kind == "P" for kind, _ in nodes)
-    rules = Rules(
+    rules = RoutingRules(
         _ALWAYS_P,
         assign=Proxy(nodes, harness.strayed_ratio, later),
         overhead_seconds=model.overhead_seconds + (model.proxy_seconds if has_proxy else 0.0),
         overhead_per_token_seconds=model.overhead_per_token_seconds,
         max_sessions=model.max_sessions,
     )
-    wires = Wires(
+    wires = NetworkSpec(
         polynomial(0.0, KV_BYTES_PER_TOKEN),
         {},
         intra_bytes_per_second=model.kv_bytes_per_second,
@@ -146,6 +145,6 @@ def twin(
     return Twin([_node(*node, model) for node in nodes], wires, rules, follow_up=conversations.following)
 
 
-def _node(kind: NodeKind, name: InstanceId, model: PpdModel) -> Node:
+def _node(kind: NodeKind, name: InstanceId, model: PpdModel) -> SimulatedNode:
     spec = model.prefill_engine if kind == "P" else model.decode_engine
-    return Node(InstanceState(name, _CLUSTER, "pd", _ROLES[kind], AgentName(name)), spec)
+    return SimulatedNode(InstanceState(name, _CLUSTER, "pd", _ROLES[kind], AgentName(name)), spec)

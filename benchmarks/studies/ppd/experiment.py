@@ -12,8 +12,8 @@ from benchmarks.studies.ppd.deployments import LaterTurns, twin
 from benchmarks.studies.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, PpdRun, PpdTable, WorkloadType, build_table
-from prfaas.sim.kernel.parallel import Progress, on_all_cores
-from prfaas.sim.model.request import Request
+from prfaas.sim.command import Progress, on_all_cores
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.workload.conversations import Conversations, Turn
 
 ARRIVAL_SECONDS = 10.0
@@ -41,7 +41,7 @@ def converse(
     seed: int,
     later: LaterTurns | None = None,
     count: int | None = None,
-) -> list[Request]:
+) -> list[SimulatedRequest]:
     """Return the requests of all turns of a run, in order of arrival; conversations take the scripts in turn.
 
     `count` conversations arrive, or those of `ARRIVAL_SECONDS`.
@@ -74,7 +74,7 @@ def measure(
     return [_figures([request for request in requests if request.turn == turn + 1]) for turn in range(len(turns))]
 
 
-def _figures(requests: Sequence[Request]) -> TurnFigures:
+def _figures(requests: Sequence[SimulatedRequest]) -> TurnFigures:
     count = len(requests)
     in_time = sum(request.served_seconds <= TIMEOUT_SECONDS for request in requests)
     ttft, tpot = (math.fsum(request.ttft for request in requests), math.fsum(request.tpot for request in requests))

@@ -13,8 +13,8 @@ from benchmarks.studies.ppd.experiment import TIMEOUT_SECONDS, Effort, converse,
 from benchmarks.studies.ppd.model import TURN_HARNESS
 from prfaas.errors import ConfigError
 from prfaas.scheduler.ppd import PpdTable
-from prfaas.sim.kernel.parallel import Progress, on_all_cores
-from prfaas.sim.model.request import Request
+from prfaas.sim.command import Progress, on_all_cores
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.run import Distribution, distribution
 from prfaas.sim.workload.conversations import Turn
 
@@ -90,7 +90,7 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _is_local(request: Request) -> bool:
+def _is_local(request: SimulatedRequest) -> bool:
     return request.transfer_end == request.prefill_end
 
 

@@ -13,11 +13,10 @@ from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import PrefillProfile
 from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
-from prfaas.sim.model.blueprint import Node, Rules, Wires
-from prfaas.sim.model.colocated import Interference, SharingSpec
-from prfaas.sim.model.request import Request
-from prfaas.sim.run import Counting, Slo, Summary, summarise
-from prfaas.sim.twin import Twin
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.model.sharing import ModelledSharing, SharingSpec
+from prfaas.sim.run import CountingRules, Slo, Summary, summarise
+from prfaas.sim.twin import NetworkSpec, RoutingRules, SimulatedNode, Twin
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 _NUM_GPUS = 8
@@ -35,7 +34,7 @@ class Trace:
     mean_output_tokens: float = 256.0
     sigma: float = 0.6
 
-    def requests(self, count: int, rate: float, seed: int) -> list[Request]:
+    def requests(self, count: int, rate: float, seed: int) -> list[SimulatedRequest]:
         """Poisson arrivals at `rate` per second."""
         generator = np.random.default_rng(seed)
         times = np.cumsum(generator.exponential(1 / rate, count))
@@ -44,7 +43,7 @@ class Trace:
         outputs = np.maximum(generator.exponential(self.mean_output_tokens, count), 2).astype(int)
         columns = zip(times.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
         return [
-            Request(index, time, prompt_tokens=prompt, output_tokens=output)
+            SimulatedRequest(index, time, prompt_tokens=prompt, output_tokens=output)
             for index, (time, prompt, output) in enumerate(columns)
         ]
 
@@ -72,13 +71,13 @@ class Setting:
     model: Model
     itl_slo_seconds: float
     transfer: Transfer = Transfer()
-    interference: Interference = field(default_factory=Interference)
+    interference: ModelledSharing = field(default_factory=ModelledSharing)
 
 
-def _shared(setting: Setting) -> list[Node]:
+def _shared(setting: Setting) -> list[SimulatedNode]:
     spec = Group(setting.model, _NUM_GPUS).engine()
     return [
-        Node(
+        SimulatedNode(
             _state("rapid", "both"),
             spec,
             sharing=SharingSpec(SharingPolicy(setting.itl_slo_seconds), setting.interference),
@@ -86,25 +85,25 @@ def _shared(setting: Setting) -> list[Node]:
     ]
 
 
-def _chunked(setting: Setting, chunk_tokens: int) -> list[Node]:
-    return [Node(_state("chunked", "both"), Group(setting.model, _NUM_GPUS).engine(chunk_tokens=chunk_tokens))]
+def _chunked(setting: Setting, chunk_tokens: int) -> list[SimulatedNode]:
+    return [SimulatedNode(_state("chunked", "both"), Group(setting.model, _NUM_GPUS).engine(chunk_tokens=chunk_tokens))]
 
 
-def _disaggregated(setting: Setting) -> list[Node]:
+def _disaggregated(setting: Setting) -> list[SimulatedNode]:
     spec = Group(setting.model, _NUM_GPUS // 2).engine()
     per_token = setting.model.kv_bytes_per_token / setting.transfer.busy_bytes_per_second
     busy = polynomial(setting.transfer.busy_seconds, per_token)
     slower = replace(
         spec, prefill=PrefillProfile(spec.prefill.fresh.plus(busy), 1, spec.prefill.max_tokens), decode=None
     )
-    return [Node(_state("prefill", "prefill"), slower), Node(_state("decode", "decode"), spec)]
+    return [SimulatedNode(_state("prefill", "prefill"), slower), SimulatedNode(_state("decode", "decode"), spec)]
 
 
 def _state(name: str, role: InstanceRole) -> InstanceState:
     return InstanceState(InstanceId(name), _CLUSTER, "pd", role, AgentName(name))
 
 
-SYSTEMS: Mapping[str, Callable[[Setting], list[Node]]] = MappingProxyType({
+SYSTEMS: Mapping[str, Callable[[Setting], list[SimulatedNode]]] = MappingProxyType({
     "rapid": _shared,
     "chunked-512": lambda setting: _chunked(setting, 512),
     "chunked-1024": lambda setting: _chunked(setting, 1024),
@@ -113,11 +112,11 @@ SYSTEMS: Mapping[str, Callable[[Setting], list[Node]]] = MappingProxyType({
 })  # fmt: skip
 
 
-def _run(system: str, setting: Setting, requests: list[Request]) -> Twin:
+def _run(system: str, setting: Setting, requests: list[SimulatedRequest]) -> Twin:
     policy: LocalPolicy = "pd" if system == "disaggregated" else "decode"
     kv = polynomial(0.0, setting.model.kv_bytes_per_token)
-    wires = Wires(kv, {}, intra_bytes_per_second=setting.transfer.bytes_per_second)
-    twin = Twin(SYSTEMS[system](setting), wires, Rules(Snapshot(1 << 40, (), local_policy=policy)))
+    wires = NetworkSpec(kv, {}, intra_bytes_per_second=setting.transfer.bytes_per_second)
+    twin = Twin(SYSTEMS[system](setting), wires, RoutingRules(Snapshot(1 << 40, (), local_policy=policy)))
     twin.run(requests)
     return twin
 
@@ -126,7 +125,7 @@ def run(system: str, setting: Setting, trace: Trace, *, rate: float, count: int 
     """Return one system under one trace at `rate` requests per second."""
     twin = _run(system, setting, trace.requests(count, rate, seed))
     slo = Slo(ttft_seconds_per_thousand=TTFT_SECONDS_PER_THOUSAND, tpot_seconds=setting.itl_slo_seconds)
-    return summarise(twin.requests, Counting(slo), gaps=twin.gaps.arrays())
+    return summarise(twin.requests, CountingRules(slo), gaps=twin.gaps.arrays())
 
 
 def saturated_throughput(system: str, setting: Setting, trace: Trace, *, count: int = 400) -> float:

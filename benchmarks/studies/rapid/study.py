@@ -21,12 +21,12 @@ from benchmarks.studies.rapid.experiment import (
     saturated_throughput,
 )
 from benchmarks.studies.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B
-from prfaas.sim.kernel.parallel import Progress, on_all_cores
-from prfaas.sim.model.colocated import Interference
+from prfaas.sim.command import Progress, on_all_cores
+from prfaas.sim.model.sharing import ModelledSharing
 from prfaas.sim.run import Summary
 
 SETTINGS = {"Llama-70B": Setting(LLAMA_70B, 0.1), "Mixtral 8x7B": Setting(MIXTRAL_8X7B, 0.05)}
-ASSUMED = Interference()
+ASSUMED = ModelledSharing()
 OTHER_SPEEDS = (0.7, 0.8)
 _PAIRS = [(model, trace) for model in SETTINGS for trace in TRACES]
 LOADS = tuple(quarter / 4 for quarter in range(1, 9))
@@ -64,7 +64,7 @@ class Cell:
         return ours / theirs if theirs > NEAR_ZERO * arrivals else None
 
 
-def cell(named: tuple[str, Trace], interference: Interference = ASSUMED) -> Cell:
+def cell(named: tuple[str, Trace], interference: ModelledSharing = ASSUMED) -> Cell:
     """Everything of one model and trace."""
     model, trace = named
     setting = replace(SETTINGS[model], interference=interference)

@@ -26,7 +26,7 @@ from prfaas.colocate.device.runner import Row, Runner
 from prfaas.colocate.model.cache import CacheShape
 from prfaas.colocate.profile.prefill_load import PrefillLoad, model_for, prompt_parts, run_once
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import Colocation, Interference, SharedPrefill, ShareTable
+from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def measure(config: ColocateConfig, plan: Plan) -> Measured:
     full, append = _load(config, plan, share=1.0), _load(config, plan, share=1.0, append=True)
     (beside_full, whole), (beside_append, _) = (_overallocated(bench, plan, load) for load in (full, append))
     interference = tuple(
-        Interference(batch, load.num_new_tokens, load.num_cached_tokens, seconds[batch] / alone[batch])
+        InterferenceRatio(batch, load.num_new_tokens, load.num_cached_tokens, seconds[batch] / alone[batch])
         for load, seconds in ((full, beside_full), (append, beside_append))
         for batch in plan.batches
     )

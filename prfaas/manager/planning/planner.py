@@ -25,10 +25,10 @@ from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
 from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.state.traffic import Traffic, likely_output_tokens
 from prfaas.manager.state.world import OFFLOAD_NOTHING, Advice, ClusterSupply, ThresholdPlan, World
-from prfaas.model.cost.decoding import decode_capacity
+from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
-from prfaas.model.planning.deployment import Deployment, Link, PdCluster, PrfaasCluster
+from prfaas.model.deployment import ClusterPath, Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
 from prfaas.scheduler.roles import Role
@@ -346,14 +346,14 @@ def bounded_rates(
     return {pair: within(pair, rate) for pair, rate in rates.items()}
 
 
-def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[Link]:
+def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[ClusterPath]:
     """The file's links with the rates that were measured. Where it lists none, every pair that was not measured is
     limited by its cluster's egress alone."""
     links = {(link.source, link.target): link.bytes_per_second for link in file.links}
     measured = {(source, target): rate for source, target, rate in rates}
     if measured and not file.links:
         links = {(prfaas.name, pd.name): math.inf for prfaas in file.prfaas for pd in file.pd}
-    return [Link(*pair, rate) for pair, rate in (links | measured).items()]
+    return [ClusterPath(*pair, rate) for pair, rate in (links | measured).items()]
 
 
 def _supplies(deployment: Deployment, plan: Plan) -> dict[str, ClusterSupply]:

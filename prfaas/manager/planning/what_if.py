@@ -9,7 +9,7 @@ from typing import Any
 
 from prfaas.model.capacity.ttft import with_queueing
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment, PdCluster, PrfaasCluster
+from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from prfaas.model.capacity.decoding import DecodeCapacity, decode_capacity
 from prfaas.model.cost.curve import NEW_TOKENS, ONE, CachedTokens, Curve, OfNewTokens
-from prfaas.model.cost.decoding import DecodeCapacity, decode_capacity
 from prfaas.model.cost.lengths import Cumulative
 from prfaas.model.cost.profile import PrefillProfile
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment
+from prfaas.model.deployment import Deployment
 
 Method = Literal["paper", "exact"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.curve import FloatArray
-from prfaas.model.planning.deployment import PdCluster
+from prfaas.model.deployment import PdCluster
 
 Indices = NDArray[np.int64]
 
@@ -37,7 +37,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Route:
+class RemoteRoute:
     """From one PrfaaS cluster to one PD cluster, by their indices, over one listed link or none."""
 
     source: int
@@ -57,7 +57,7 @@ class Solution:
     num_prefill: tuple[float, ...]
     remote_flows: FloatArray
     local_flows: FloatArray
-    routes: tuple[Route, ...]
+    routes: tuple[RemoteRoute, ...]
     remote: FloatArray
     egress: FloatArray
     links: FloatArray
@@ -96,16 +96,16 @@ def _roles_value(cluster: PdCluster, prefill: float, *, decode: float, split: fl
     return max(prefill * full + decode * rest, prefill * rest + decode * full)
 
 
-def find_routes(loads: LoadModel) -> tuple[Route, ...]:
+def find_routes(loads: LoadModel) -> tuple[RemoteRoute, ...]:
     """Return every pair of clusters that KV can go between."""
     deployment = loads.deployment
     if not deployment.links:
         pairs = [(j, d) for j in range(len(deployment.prfaas)) for d in range(len(deployment.pd))]
-        return tuple(Route(j, d, None) for j, d in pairs)
+        return tuple(RemoteRoute(j, d, None) for j, d in pairs)
     sources = {cluster.name: index for index, cluster in enumerate(deployment.prfaas)}
     targets = {cluster.name: index for index, cluster in enumerate(deployment.pd)}
     return tuple(
-        Route(sources[link.source], targets[link.target], i) for i, link in enumerate(deployment.links)
+        RemoteRoute(sources[link.source], targets[link.target], i) for i, link in enumerate(deployment.links)
     )  # fmt: skip
 
 
@@ -200,7 +200,9 @@ class _Marked:
     roles: list[int]
 
 
-def _limits(demand: Demand, loads: LoadModel, routes: Sequence[Route], columns: _Columns) -> tuple[_Rows, _Marked]:
+def _limits(
+    demand: Demand, loads: LoadModel, routes: Sequence[RemoteRoute], columns: _Columns
+) -> tuple[_Rows, _Marked]:
     rows, deployment = _Rows(), loads.deployment
     marked = _Marked([], [], [], [], [], [], [])
     for j, cluster in enumerate(deployment.prfaas):
@@ -235,7 +237,7 @@ def _limit_pd(
     *,
     demand: Demand,
     loads: LoadModel,
-    routes: Sequence[Route],
+    routes: Sequence[RemoteRoute],
     columns: _Columns,
 ) -> None:
     prefill, decode = columns.num_prefill[d], columns.num_decode[d]
@@ -279,7 +281,7 @@ def _read(
     *,
     demand: Demand,
     loads: LoadModel,
-    routes: tuple[Route, ...],
+    routes: tuple[RemoteRoute, ...],
     columns: _Columns,
 ) -> Solution:
     def of(rows: Sequence[int | None], unit: float = 1.0) -> FloatArray:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prfaas.model.capacity.queueing import Station
 from prfaas.model.cost.curve import FloatArray
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment
+from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 
 # A trace of more requests is represented by so many of them: the queue-free figures are read off directly, those with
@@ -95,11 +94,11 @@ def _appended(deployment: Deployment, workload: Workload, count: int) -> _Path:
     return _Path(weights * workload.appended_ratio, seconds, np.zeros_like(seconds), math.inf, math.inf)
 
 
-def _pool(path: _Path, arrivals_per_second: float) -> Station:
+def _pool(path: _Path, arrivals_per_second: float) -> QueueModel:
     share = float(path.weights.sum())
     mean = float(path.weights @ path.prefill) / share
     square = float(path.weights @ path.prefill**2) / share
-    return Station(
+    return QueueModel(
         path.num_servers, arrivals_per_second * share, mean, max(square / mean**2 - 1.0, 0.0) if mean else 0.0
     )
 
@@ -110,10 +109,10 @@ def _link_wait(path: _Path, arrivals_per_second: float) -> float:
     if not mean:
         return 0.0
     square = float(path.weights @ path.transfer**2) / share
-    return Station(1, arrivals_per_second * share, mean, max(square / mean**2 - 1.0, 0.0)).mean_wait_seconds
+    return QueueModel(1, arrivals_per_second * share, mean, max(square / mean**2 - 1.0, 0.0)).mean_wait_seconds
 
 
-def _queued_quantile(queues: list[tuple[_Path, Station]], arrivals: float, quantile: float) -> float:
+def _queued_quantile(queues: list[tuple[_Path, QueueModel]], arrivals: float, quantile: float) -> float:
     """x with P(TTFT > x) = 1 − quantile, by bisection; the wait for the link enters by its mean."""
     services = [path.service + _link_wait(path, arrivals) for path, _ in queues]
     total = sum(float(path.weights.sum()) for path, _ in queues)
@@ -132,7 +131,7 @@ def _queued_quantile(queues: list[tuple[_Path, Station]], arrivals: float, quant
     return high
 
 
-def _tail(pool: Station, left: FloatArray) -> FloatArray:
+def _tail(pool: QueueModel, left: FloatArray) -> FloatArray:
     """P(W > left) for each element: those who wait do so exponentially, with the mean that E[W] implies."""
     wait = pool.mean_wait_seconds
     if not wait:
@@ -146,3 +145,43 @@ def _weighted_quantile(values: FloatArray, weights: FloatArray, quantile: float)
     reached = np.cumsum(weights[order])
     index = min(int(np.searchsorted(reached, quantile * reached[-1])), len(values) - 1)
     return float(values[order][index])
+
+
+@dataclass(frozen=True)
+class QueueModel:
+    """k servers with Poisson arrivals. `num_servers` is whole or, for instances that share their time, a fraction."""
+
+    num_servers: float
+    arrivals_per_second: float
+    mean_seconds: float
+    squared_cv: float  # variance of the service time over its squared mean
+
+    @property
+    def load(self) -> float:
+        """ρ: the share of time that the servers are busy."""
+        return self.arrivals_per_second * self.mean_seconds / self.num_servers if self.num_servers else math.inf
+
+    @property
+    def waiting_probability(self) -> float:
+        """Erlang's C: how often an arrival finds every server busy."""
+        return erlang_c(max(round(self.num_servers), 1), self.load)
+
+    @property
+    def mean_wait_seconds(self) -> float:
+        """E[W] ≈ C(k, ρ) / (k/E[S] − λ) · (1 + c²) / 2; infinite at a load of 1 or more."""
+        if not self.arrivals_per_second or math.isinf(self.num_servers):
+            return 0.0
+        if self.load >= 1.0:
+            return math.inf
+        drain = self.num_servers / self.mean_seconds - self.arrivals_per_second
+        return self.waiting_probability / drain * (1.0 + self.squared_cv) / 2.0
+
+
+def erlang_c(num_servers: int, load: float) -> float:
+    """Return the probability of waiting in M/M/k at load ρ, by Erlang B's recursion, which never overflows."""
+    if load >= 1.0:
+        return 1.0
+    offered, blocked = load * num_servers, 1.0
+    for servers in range(1, num_servers + 1):
+        blocked = offered * blocked / (servers + offered * blocked)
+    return blocked / (1.0 - load * (1.0 - blocked))

@@ -54,7 +54,7 @@ class SharedPrefill:
 
 
 @dataclass(frozen=True)
-class Interference:
+class InterferenceRatio:
     """What a prefill that competes for everything does to a decode step: its seconds with it over those without.
 
     `num_cached_tokens` of 0 is a full prefill, else an append-prefill behind so many.
@@ -74,4 +74,4 @@ class Colocation:
     context_tokens: int
     decode: ShareTable
     prefill: tuple[SharedPrefill, ...]
-    interference: tuple[Interference, ...]
+    interference: tuple[InterferenceRatio, ...]

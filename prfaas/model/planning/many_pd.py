@@ -10,7 +10,7 @@ import numpy as np
 from prfaas.model.capacity import throughput
 from prfaas.model.capacity.loads import LoadModel, Loads
 from prfaas.model.capacity.program import Demand, Solution, solve
-from prfaas.model.planning.deployment import PdCluster
+from prfaas.model.deployment import PdCluster
 from prfaas.model.planning.plan import Limit, Plan, Split
 
 _BUSY = 1e-9  # a price above it marks a station that limits

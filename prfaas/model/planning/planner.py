@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from prfaas.model.capacity.loads import LoadModel, Method
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment, PdCluster
+from prfaas.model.deployment import Deployment, PdCluster
 from prfaas.model.planning.many_pd import ManyPd
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.single_pd import SinglePd

@@ -10,8 +10,8 @@ from typing import TypeVar
 from prfaas.model.capacity.loads import Method
 from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
 from prfaas.model.cost.workload import OutputTokens, Workload, half_output_tokens
+from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.kv.geometry import Geometry
-from prfaas.model.planning.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import relaxed_plan
 
@@ -21,7 +21,7 @@ Change = Callable[[Deployment, Workload, float], Input]
 
 
 @dataclass(frozen=True)
-class Answer:
+class SensitivityPoint:
     """The best plan when one input is `factor` times what was assumed."""
 
     input_name: str
@@ -34,7 +34,7 @@ class Sensitivity:
     """The plan that the answers are compared with, and the answers: each input lower, then higher."""
 
     base: Plan
-    answers: tuple[Answer, ...]
+    answers: tuple[SensitivityPoint, ...]
 
 
 def sensitivity(
@@ -45,7 +45,7 @@ def sensitivity(
     With several PD clusters all plans compared have splits that need not be whole.
     """
     answers = (
-        Answer(name, factor, relaxed_plan(*change(deployment, workload, factor), method=method, near=plan))
+        SensitivityPoint(name, factor, relaxed_plan(*change(deployment, workload, factor), method=method, near=plan))
         for name, change in _changes(deployment).items()
         for factor in (1.0 - step, 1.0 + step)
     )

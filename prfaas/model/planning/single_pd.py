@@ -10,7 +10,7 @@ import numpy as np
 from prfaas.model.capacity import throughput
 from prfaas.model.capacity.loads import LoadModel, Loads
 from prfaas.model.cost.curve import FloatArray, best_fraction, best_of_two, first_at_least
-from prfaas.model.planning.deployment import PdCluster
+from prfaas.model.deployment import PdCluster
 from prfaas.model.planning.plan import Limit, Plan, Split
 
 # Where the paper's form is scanned before the root is sought: its curves need not be monotone.

@@ -12,7 +12,7 @@ import numpy as np
 from prfaas.model.cost.curve import FloatArray
 
 
-class Gaps:
+class TokenGaps:
     """Seconds between two tokens of a request, each with how many tokens came after such a gap."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def _before(moments: FloatArray, values: FloatArray, edges: FloatArray) -> Float
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadSeries:
     """What some meters show per second, over what they could at most together; 1 for a plain rate."""
 
     meters: Sequence[Meter]

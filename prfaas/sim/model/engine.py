@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
-from prfaas.sim.kernel.meter import Gaps, Meter, StepLog
+from prfaas.sim.kernel.meter import Meter, StepLog, TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
 
 _ENDLESS = 1 << 62  # tokens
 
@@ -35,12 +35,12 @@ class DecodeBatch:
         )
         self._ends: list[tuple[int, int]] = []  # heap: step, order; of those who left early too
         # By order: step and context at its end, the step from which on its tokens follow one another.
-        self._members: dict[int, tuple[Request, int, int, int]] = {}
+        self._members: dict[int, tuple[SimulatedRequest, int, int, int]] = {}
         self._log = StepLog()
         self._joined = 0
         self._num_fresh = 0  # whose first token ever is the next step's
 
-    def join(self, request: Request, context: int, num_tokens: int, *, has_token: bool = True) -> None:
+    def join(self, request: SimulatedRequest, context: int, num_tokens: int, *, has_token: bool = True) -> None:
         """Add a request that holds `context` tokens and is to get `num_tokens` more; the first ever follows no other."""
         self._joined += 1
         self.num += 1
@@ -62,7 +62,7 @@ class DecodeBatch:
         """So many steps, at least 1, before the contexts would be more than this."""
         return max(1, int((min(kv_tokens, _ENDLESS) - self.context) // self.num))
 
-    def give_up_latest(self) -> tuple[Request, int]:
+    def give_up_latest(self) -> tuple[SimulatedRequest, int]:
         """Take out who joined last; returns it with how many tokens it still was to get."""
         order = next(reversed(self._members))
         request, end, final, start = self._members.pop(order)
@@ -104,7 +104,7 @@ class DecodeBatch:
             steps += 1
         return steps
 
-    def advance(self, num_steps: int, seconds: float) -> list[Request]:
+    def advance(self, num_steps: int, seconds: float) -> list[SimulatedRequest]:
         """Take so many steps, which took so long together; returns those who then have all their tokens."""
         self.steps += num_steps
         self._num_fresh = 0
@@ -153,7 +153,7 @@ class Prefill:
     __slots__ = ("cached", "done", "new", "owed", "request", "since", "stays")
 
     def __init__(
-        self, request: Request, new: int, cached: int, *, stays: bool, owed: int = 0, since: float = 0.0
+        self, request: SimulatedRequest, new: int, cached: int, *, stays: bool, owed: int = 0, since: float = 0.0
     ) -> None:
         self.request, self.new, self.cached, self.stays = request, new, cached, stays
         self.owed, self.since = owed, since
@@ -174,7 +174,7 @@ class Callbacks:
 
     on_last_chunk: Callable[[Prefill, float], None]
     on_prefilled: Callable[[Prefill], None]
-    on_ended: Callable[[Request], None]
+    on_ended: Callable[[SimulatedRequest], None]
 
 
 Chunk = list[tuple[Prefill, int]]
@@ -189,7 +189,7 @@ def give_up_latest(batch: DecodeBatch, now: float) -> Prefill:
     )
 
 
-class Instance:
+class SimulatedInstance:
     """An engine on a timeline. `busy` are the seconds in which it computed anything.
 
     An iteration with prompts in it takes the greater of both fixed parts, the decode step's own part, and what the chunk
@@ -197,7 +197,7 @@ class Instance:
     that is under way.
     """
 
-    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: Gaps) -> None:
+    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: TokenGaps) -> None:
         self.busy = Meter()
         self.held = Meter()  # token-seconds of KV
         self._timeline, self._spec, self._callbacks, self._gaps = timeline, spec, callbacks, gaps
@@ -205,8 +205,8 @@ class Instance:
         self._batch = DecodeBatch(spec.decode)
         self._queue: deque[Prefill] = deque()
         self._current: list[Prefill] = []  # begun, not finished
-        self._joining: deque[Request] = deque()  # their KV is here
-        self._fresh: list[Request] = []  # decode without having had a token
+        self._joining: deque[SimulatedRequest] = deque()  # their KV is here
+        self._fresh: list[SimulatedRequest] = []  # decode without having had a token
         self._chunk: Chunk = []
         self._num_steps = 0  # of the iterations under way
         self._started = 0.0
@@ -226,13 +226,13 @@ class Instance:
             self._queue.append(prefill)
             self._wake()
 
-    def decode(self, request: Request) -> None:
+    def decode(self, request: SimulatedRequest) -> None:
         """Take over a request whose KV has arrived; the first step recomputes its last prompt token."""
         if not self._is_stopped:
             self._joining.append(request)
             self._wake()
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: SimulatedRequest) -> None:
         """A prompt that still waits is not computed."""
         self._queue = deque(one for one in self._queue if one.request is not request)
 
@@ -323,7 +323,7 @@ class Instance:
             admitted += 1
         return admitted
 
-    def _has_room(self, request: Request, num_tokens: int) -> bool:
+    def _has_room(self, request: SimulatedRequest, num_tokens: int) -> bool:
         """Return whether a request that holds so many tokens by its next step may start."""
         staying = [one for one in self._current if one.stays]
         if self._spec.preempts:
@@ -407,10 +407,10 @@ class Instance:
         else:
             self._ended(prefill.request)
 
-    def _ended(self, request: Request) -> None:
+    def _ended(self, request: SimulatedRequest) -> None:
         request.decode_end = self._timeline.now
         self._callbacks.on_ended(request)
 
 
-def _held(request: Request) -> int:
+def _held(request: SimulatedRequest) -> int:
     return request.num_prompt_tokens + request.num_output_tokens

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from prfaas.sim.kernel.meter import Meter
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
 
 CongestionControl = Literal["bbr", "cubic"]
 _SEGMENT_BYTES = 1448
@@ -44,7 +44,7 @@ Arrived = Callable[[Any], None]
 _ROUNDING = 1e-12  # what a moment in seconds, as a float, may be wrong by, relative to itself, with room to spare
 
 
-class Link:
+class SimulatedLink:
     """One path. `served` is how many bytes each flow that was there all along would have sent: a flow of S bytes that
     joined at `served` = v is done at v + S. `bytes_in` were handed to it, `bytes_out` have left it (of a flow that is not
     done, once it is)."""
@@ -70,18 +70,18 @@ class Egress:
         self.busy = Meter()  # seconds in which anything flowed
         self.sent = Meter()  # bytes, also of flows that are not done
         self.bytes_dropped = 0.0  # of flows that were given up, what had not left
-        self.links: list[Link] = []
+        self.links: list[SimulatedLink] = []
         self._timeline = timeline
         self._moved_at = 0.0
         self._sent = 0
         self._wake = 0
 
-    def link(self, bytes_per_second: float, *, rtt_seconds: float = 0.0) -> Link:
+    def link(self, bytes_per_second: float, *, rtt_seconds: float = 0.0) -> SimulatedLink:
         """Return a further link."""
-        self.links.append(Link(bytes_per_second, rtt_seconds))
+        self.links.append(SimulatedLink(bytes_per_second, rtt_seconds))
         return self.links[-1]
 
-    def send(self, link: Link, num_bytes: float, arrived: Arrived, argument: Any) -> None:
+    def send(self, link: SimulatedLink, num_bytes: float, arrived: Arrived, argument: Any) -> None:
         """Put a flow on a link; `arrived(argument)` half an RTT after its last byte was sent."""
         link.bytes_in += num_bytes
         if math.isinf(min(link.rate, self.bytes_per_second)):
@@ -150,7 +150,7 @@ class Egress:
             self._release(link)
         self._share()
 
-    def _release(self, link: Link) -> None:
+    def _release(self, link: SimulatedLink) -> None:
         slack = link.flow_rate * _ROUNDING * (1.0 + self._timeline.now)
         while link.flows and link.flows[0][0] <= link.served + slack:
             _, _, num_bytes, arrived, argument = heapq.heappop(link.flows)
@@ -179,17 +179,22 @@ class Transfers:
         self,
         timeline: Timeline,
         egress: Egress,
-        link: Link,
+        link: SimulatedLink,
         *,
         num_layers: int,
-        is_wanted: Callable[[Request], bool] = lambda _: True,
+        is_wanted: Callable[[SimulatedRequest], bool] = lambda _: True,
     ) -> None:
         self._is_wanted = is_wanted
         self._timeline, self._egress, self._link = timeline, egress, link
         self._pieces = list(_pieces(num_layers))
 
     def start(
-        self, request: Request, num_bytes: float, *, prefill_seconds: float, arrived: Callable[[Request], None]
+        self,
+        request: SimulatedRequest,
+        num_bytes: float,
+        *,
+        prefill_seconds: float,
+        arrived: Callable[[SimulatedRequest], None],
     ) -> None:
         """The prefill starts now and takes so long; `arrived(request)` once every byte is there.
 
@@ -197,7 +202,7 @@ class Transfers:
         """
         left = [len(self._pieces)]
 
-        def one_arrived(request: Request) -> None:
+        def one_arrived(request: SimulatedRequest) -> None:
             left[0] -= 1
             if not left[0]:
                 arrived(request)
@@ -207,7 +212,7 @@ class Transfers:
                 self._timeline.now + moment * prefill_seconds, self._send, (request, share * num_bytes, one_arrived)
             )
 
-    def _send(self, piece: tuple[Request, float, Callable[[Request], None]]) -> None:
+    def _send(self, piece: tuple[SimulatedRequest, float, Callable[[SimulatedRequest], None]]) -> None:
         request, num_bytes, arrived = piece
         if self._is_wanted(request):
             self._egress.send(self._link, num_bytes, arrived, request)

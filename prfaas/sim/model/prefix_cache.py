@@ -14,7 +14,7 @@ from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.pool_events import BlocksStored, PoolChange
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.types import AgentName, BlockHash, Shard
 
 _SLOT_BYTES = 64  # of memory that is never touched; what a block weighs only ranks it
@@ -142,7 +142,7 @@ class CacheRules:
     announce_seconds: float = 0.0
 
 
-class Caches:
+class NodeCaches:
     """A cache for each node with room for any blocks. A request without blocks has cached what its traffic says."""
 
     def __init__(self, timeline: Timeline, rules: CacheRules, max_blocks: Mapping[AgentName, int]) -> None:
@@ -163,11 +163,11 @@ class Caches:
         else:
             self._view.apply((agent, change))
 
-    def known(self, request: Request) -> dict[AgentName, int]:
+    def known(self, request: SimulatedRequest) -> dict[AgentName, int]:
         """Return the prefix that each node is said to hold, in tokens; nodes without any are left out."""
         return self._view.match(request.blocks) if request.blocks else {}
 
-    def usable(self, request: Request, agent: AgentName) -> int:
+    def usable(self, request: SimulatedRequest, agent: AgentName) -> int:
         """Return the prefix that a node does hold; the last token is always computed."""
         if not request.blocks:
             return request.num_cached_tokens

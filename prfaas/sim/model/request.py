@@ -13,7 +13,7 @@ from prfaas.types import BlockHash
 NEVER = math.nan
 
 
-class Request:
+class SimulatedRequest:
     """One request on its way. Times are seconds since the start; NaN: it has not come to that.
 
     `num_cached_tokens` is the usable prefix as the traffic states it; `blocks` name the prompt's blocks where prefix
@@ -80,9 +80,9 @@ class Request:
         self.prefill_start = self.prefill_end = self.transfer_end = NEVER
         self.decode_start = self.first_token = self.decode_end = NEVER
 
-    def again(self) -> Request:
+    def again(self) -> SimulatedRequest:
         """Return the same request, with nothing done for it yet."""
-        fresh = Request(
+        fresh = SimulatedRequest(
             self.index,
             self.arrival,
             prompt_tokens=self.num_prompt_tokens,

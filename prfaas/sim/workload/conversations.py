@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.errors import ConfigError
-from prfaas.sim.config.scenario import Scenario
 from prfaas.sim.model.prefix_cache import block_name
-from prfaas.sim.model.request import Request
-from prfaas.solve.files.trace_file import read_requests
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.scenario import Scenario
+from prfaas.solve.files.traces import read_requests
 from prfaas.types import BlockHash
 
 _MAX_BLOCKS = 1 << 20  # of one conversation
@@ -50,11 +50,11 @@ class Conversations:
         """Prompt and answer of the longest request."""
         return max(sum(turn.num_new_tokens + turn.num_output_tokens for turn in script) for script in self._scripts)
 
-    def first(self, session: int, arrival: float) -> Request:
+    def first(self, session: int, arrival: float) -> SimulatedRequest:
         """Return the request that opens a conversation."""
         return self._request(session, 0, arrival, 0)
 
-    def following(self, request: Request, now: float) -> Request | None:
+    def following(self, request: SimulatedRequest, now: float) -> SimulatedRequest | None:
         """As a `FollowUp`."""
         if request.turn == len(self._script(request.session)):
             return None
@@ -64,10 +64,10 @@ class Conversations:
     def _script(self, session: int) -> Sequence[Turn]:
         return self._scripts[session % len(self._scripts)]
 
-    def _request(self, session: int, index: int, arrival: float, said: int) -> Request:
+    def _request(self, session: int, index: int, arrival: float, said: int) -> SimulatedRequest:
         turn = self._script(session)[index]
         prompt = said + turn.num_new_tokens
-        return Request(
+        return SimulatedRequest(
             session * self._longest + index,
             arrival,
             prompt_tokens=prompt,

@@ -12,9 +12,9 @@ from prfaas.model.cost.curve import FloatArray
 from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
 from prfaas.model.cost.workload import OutputTokens, Workload
 from prfaas.sim.model.prefix_cache import block_name
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.workload.arrivals import Generator, arrivals
-from prfaas.solve.files.trace_file import read_requests
+from prfaas.solve.files.traces import read_requests
 
 Tokens = tuple[FloatArray, FloatArray]  # new, cached
 
@@ -63,7 +63,7 @@ def _outputs(output: OutputTokens, count: int, generator: Generator) -> FloatArr
     return generator.gamma(1.0 / output.squared_cv, output.mean * output.squared_cv, count)
 
 
-def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> list[Request]:
+def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> list[SimulatedRequest]:
     """Return one request for each arrival time, later turns among them as the workload has them, in whole tokens."""
     lengths = workload.lengths
     if workload.later is not None:
@@ -74,7 +74,7 @@ def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> 
     outputs = np.maximum(np.rint(_outputs(workload.output, len(times), generator)), 1).astype(int)
     columns = zip(times.tolist(), prompts.tolist(), hits.tolist(), outputs.tolist(), strict=True)
     return [
-        Request(index, time, prompt_tokens=prompt, output_tokens=output, cached_tokens=hit)
+        SimulatedRequest(index, time, prompt_tokens=prompt, output_tokens=output, cached_tokens=hit)
         for index, (time, prompt, hit, output) in enumerate(columns)
     ]
 
@@ -83,14 +83,14 @@ _MILLISECOND = 1e-3  # the unit of timestamps in traces with hash ids, as Moonca
 _DEFAULT_OUTPUT_TOKENS = 1024
 
 
-def draw_requests(workload: Workload, process: str, *, count: int, rate: float, seed: int) -> list[Request]:
+def draw_requests(workload: Workload, process: str, *, count: int, rate: float, seed: int) -> list[SimulatedRequest]:
     """`count` requests of a workload, arriving by a process of `arrivals` at `rate` per second."""
     times, sizes = np.random.SeedSequence(seed).spawn(2)
     moments = arrivals(process, count, rate, np.random.default_rng(times))
     return requests_of(workload, moments, np.random.default_rng(sizes))
 
 
-def recorded_requests(path: Path, *, count: int) -> list[Request]:
+def recorded_requests(path: Path, *, count: int) -> list[SimulatedRequest]:
     """Return the first `count` requests of a file, at its timestamps: milliseconds where it has hash ids, else seconds.
 
     Raises:
@@ -103,7 +103,7 @@ def recorded_requests(path: Path, *, count: int) -> list[Request]:
         if row.timestamp is None:
             raise ConfigError(f"{path}: request {index + 1} has no timestamp, so arrivals cannot be its own")
         requests.append(
-            Request(
+            SimulatedRequest(
                 index,
                 row.timestamp * unit,
                 prompt_tokens=int(row.prompt_tokens),
@@ -116,6 +116,6 @@ def recorded_requests(path: Path, *, count: int) -> list[Request]:
     return requests
 
 
-def longest_tokens(requests: Iterable[Request]) -> int:
+def longest_tokens(requests: Iterable[SimulatedRequest]) -> int:
     """Prompt and answer of the longest one."""
     return max(request.num_prompt_tokens + request.num_output_tokens for request in requests)

@@ -9,9 +9,9 @@ from pathlib import Path
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
+from prfaas.model.deployment import ClusterPath, Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.kv import huggingface
 from prfaas.model.kv.geometry import Geometry
-from prfaas.model.planning.deployment import Deployment, Link, Objectives, PdCluster, PrfaasCluster
 from prfaas.solve.files import catalog
 from prfaas.solve.files.quantities import NUMBER, TOKENS_PER_SECOND
 from prfaas.units import choice
@@ -99,7 +99,7 @@ def read_deployment(file: Path) -> tuple[Deployment, DeploymentFile]:
         model=model,
         prfaas=tuple(_prfaas(section, file.parent) for section in written.prfaas),
         pd=tuple(_pd(section, file.parent) for section in written.pd),
-        links=tuple(Link(link.source, link.target, link.bandwidth) for link in written.links),
+        links=tuple(ClusterPath(link.source, link.target, link.bandwidth) for link in written.links),
         objectives=Objectives(written.slo.decode, written.slo.ttft, written.slo.quantile),
     )
     _check(deployment, file)

@@ -11,7 +11,7 @@ import numpy as np
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import Colocation, Interference, SharedPrefill, ShareTable
+from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
 from prfaas.model.cost.curve import Curve, fitted, polynomial, through
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile, fit_decode
 from prfaas.solve.files.quantities import NUMBER
@@ -79,7 +79,7 @@ def colocation(part: ColocationPart) -> Colocation:
         part.context,
         table,
         tuple(SharedPrefill(point.tokens, point.share, point.seconds) for point in part.prefill),
-        tuple(Interference(point.batch, point.tokens, point.cached, point.ratio) for point in part.interference),
+        tuple(InterferenceRatio(point.batch, point.tokens, point.cached, point.ratio) for point in part.interference),
     )
 
 

@@ -6,7 +6,7 @@ from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.curve import ONE, OfNewTokens
 from prfaas.model.cost.lengths import expectation
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment, PdCluster, PrfaasCluster
+from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
 
 

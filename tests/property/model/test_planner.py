@@ -16,7 +16,7 @@ from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture, ex
 from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.weighted import expected_minimum
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment
+from prfaas.model.deployment import Deployment
 from prfaas.model.planning.planner import best_plan
 from prfaas.model.planning.single_pd import SinglePd
 from tests.support.planner_inputs import profile, small_deployment, workload

@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.colocate.profile import measure
 from prfaas.colocate.profile.measure import Measured, PrefillTime, StepTime
-from prfaas.model.cost.colocation import Colocation, Interference, SharedPrefill, ShareTable
+from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
 from prfaas.solve.files.profile_file import read_colocation, read_profile
 
 COLOCATION = Colocation(
@@ -16,7 +16,7 @@ COLOCATION = Colocation(
     100,
     decode=ShareTable((0.25, 0.5), (1, 8), ((0.02, 0.01), (0.04, 0.00003)), (0.03, 0.05)),
     prefill=(SharedPrefill(1024, 0.75, 0.5),),
-    interference=(Interference(8, 1024, 0, 1.57), Interference(8, 128, 2048, 1.09)),
+    interference=(InterferenceRatio(8, 1024, 0, 1.57), InterferenceRatio(8, 128, 2048, 1.09)),
 )
 MEASURED = Measured(
     hardware="a device",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prfaas.manager.planning.what_if import Present, answer, form
-from prfaas.model.planning.deployment import Link
+from prfaas.model.deployment import ClusterPath
 from prfaas.solve.command import find_trace
 from prfaas.solve.files.deployment_file import read_deployment
 
@@ -49,7 +49,7 @@ def test_more_instances_sustain_more_and_a_free_split_no_less(present: Present) 
 
 
 def test_another_egress_widens_the_links_too(present: Present) -> None:
-    linked = replace(present, deployment=replace(present.deployment, links=(Link("east", "west", 50e6),)))
+    linked = replace(present, deployment=replace(present.deployment, links=(ClusterPath("east", "west", 50e6),)))
     assert form(linked)["clusters"][0]["egress_bytes_per_second"] == 50e6
     asked = {"clusters": {"east": {"egress_bytes_per_second": 12.5e9}}}
     found, wide = answer(linked, asked), answer(present, {})

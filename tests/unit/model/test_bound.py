@@ -9,10 +9,10 @@ import pytest
 from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.workload import Workload
+from prfaas.model.deployment import ClusterPath, Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.advantage import judge
-from prfaas.model.planning.deployment import Deployment, Link, PdCluster, PrfaasCluster
 from prfaas.model.planning.planner import best_plan
-from prfaas.solve.files.trace_spec import parse_spec
+from prfaas.solve.files.traces import parse_spec
 from tests.support.planner_inputs import case_study, profile, small_deployment, with_links_as_wide
 
 
@@ -64,7 +64,7 @@ def two_by_two(*, link: float) -> Deployment:
         case_study()[0].model,
         (PrfaasCluster("east", remote, 4), PrfaasCluster("west", remote, 2)),
         (PdCluster("a", local, 8), PdCluster("b", local, 5)),
-        tuple(Link(source, target, link) for source in ("east", "west") for target in ("a", "b")),
+        tuple(ClusterPath(source, target, link) for source in ("east", "west") for target in ("a", "b")),
     )
 
 

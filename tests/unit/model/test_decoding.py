@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.model.cost.decoding import DecodeCapacity, decode_capacity
+from prfaas.model.capacity.decoding import DecodeCapacity, decode_capacity
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.cost.workload import LaterTurns
-from prfaas.model.planning.deployment import Deployment, Objectives
+from prfaas.model.deployment import Deployment, Objectives
 from tests.support.planner_inputs import PAPER_LENGTHS, profile, small_deployment, workload
 
 TRAFFIC = workload(PAPER_LENGTHS)

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from prfaas.model.capacity.queueing import Station, erlang_c
+from prfaas.model.capacity.ttft import QueueModel, erlang_c
 
 
 def test_one_server_waits_as_pollaczek_and_khinchine_say() -> None:
-    station = Station(1, arrivals_per_second=0.5, mean_seconds=1.0, squared_cv=0.25)
+    station = QueueModel(1, arrivals_per_second=0.5, mean_seconds=1.0, squared_cv=0.25)
     assert station.mean_wait_seconds == pytest.approx(0.5 * 1.0 * (1 + 0.25) / (2 * (1 - 0.5)))
 
 
@@ -20,14 +20,14 @@ def test_erlang_c_of_the_textbook() -> None:
 
 @pytest.mark.parametrize("arrivals", [4.0, 9.0])
 def test_a_station_at_or_above_its_capacity_never_catches_up(arrivals: float) -> None:
-    assert Station(4, arrivals, 1.0, 0.0).mean_wait_seconds == math.inf
+    assert QueueModel(4, arrivals, 1.0, 0.0).mean_wait_seconds == math.inf
 
 
 def test_nobody_waits_without_arrivals_or_with_servers_without_end() -> None:
-    assert Station(4, 0.0, 1.0, 0.0).mean_wait_seconds == 0
-    assert Station(math.inf, 5.0, 1.0, 0.0).mean_wait_seconds == 0
+    assert QueueModel(4, 0.0, 1.0, 0.0).mean_wait_seconds == 0
+    assert QueueModel(math.inf, 5.0, 1.0, 0.0).mean_wait_seconds == 0
 
 
 def test_more_servers_at_the_same_load_wait_less() -> None:
-    waits = [Station(k, 0.8 * k, 1.0, 1.0).mean_wait_seconds for k in (1, 2, 4, 8, 16)]
+    waits = [QueueModel(k, 0.8 * k, 1.0, 1.0).mean_wait_seconds for k in (1, 2, 4, 8, 16)]
     assert waits == sorted(waits, reverse=True)

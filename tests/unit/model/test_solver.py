@@ -10,7 +10,7 @@ import pytest
 from prfaas.model.capacity.loads import LoadModel, Method
 from prfaas.model.cost.lengths import Empirical, Mixture
 from prfaas.model.cost.workload import LaterTurns, Workload
-from prfaas.model.planning.deployment import Deployment
+from prfaas.model.deployment import Deployment
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
 from tests.support.planner_inputs import (

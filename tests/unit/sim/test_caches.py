@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.prefix_cache import CacheRules, Caches, PrefixCache, block_name
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.prefix_cache import CacheRules, NodeCaches, PrefixCache, block_name
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.types import AgentName, BlockHash
 
 A, B = AgentName("a"), AgentName("b")
@@ -21,14 +21,14 @@ def chain(*numbers: int) -> list[BlockHash]:
     return [block_name(number) for number in numbers]
 
 
-def request(blocks: Sequence[BlockHash]) -> Request:
-    return Request(0, 0.0, prompt_tokens=16 * len(blocks) + 8, output_tokens=1, blocks=blocks)
+def request(blocks: Sequence[BlockHash]) -> SimulatedRequest:
+    return SimulatedRequest(0, 0.0, prompt_tokens=16 * len(blocks) + 8, output_tokens=1, blocks=blocks)
 
 
 @contextmanager
-def two_caches(rules: CacheRules, max_blocks: int = 100) -> Iterator[tuple[Timeline, Caches]]:
+def two_caches(rules: CacheRules, max_blocks: int = 100) -> Iterator[tuple[Timeline, NodeCaches]]:
     timeline = Timeline()
-    with closing(Caches(timeline, rules, {A: max_blocks, B: max_blocks})) as caches:
+    with closing(NodeCaches(timeline, rules, {A: max_blocks, B: max_blocks})) as caches:
         yield timeline, caches
 
 
@@ -97,5 +97,5 @@ def test_what_is_announced_late_is_not_known_before() -> None:
 def test_the_last_token_is_always_computed() -> None:
     with two_caches(CacheRules()) as (_, caches):
         caches.keep(A, chain(1, 2))
-        asked = Request(0, 0.0, prompt_tokens=32, output_tokens=1, blocks=chain(1, 2))
+        asked = SimulatedRequest(0, 0.0, prompt_tokens=32, output_tokens=1, blocks=chain(1, 2))
         assert caches.usable(asked, A) == 31

@@ -6,16 +6,16 @@ import pytest
 
 from prfaas.model.capacity.ttft import queue_free
 from prfaas.model.planning.plan import Plan
-from prfaas.sim.config.scenario import Scenario
-from prfaas.sim.run import Run, prepare, simulate, traffic
-from prfaas.sim.stations import Stations
+from prfaas.sim.run import SimulationRun, prepare, simulate, traffic
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.stations import StationTwin
 from prfaas.solve.case_study import TABLE_6
 
 VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
 ALMOST_IDLE = "0.05req/s"  # one request after the other
 
 
-def idle(variant: str) -> Run:
+def idle(variant: str) -> SimulationRun:
     """Table 6's own account: the paper's plan, no queue, prefill makes the first token."""
     return simulate(
         Scenario(variant=variant, method="paper", load=ALMOST_IDLE, requests=8_000, first_token_steps=0, warmup=0.0)
@@ -23,25 +23,25 @@ def idle(variant: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def without_queues() -> dict[str, Run]:
+def without_queues() -> dict[str, SimulationRun]:
     return {variant: idle(variant) for variant in VARIANTS}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_table_6_latencies_are_met_within_three_percent(without_queues: dict[str, Run], variant: str) -> None:
+def test_table_6_latencies_are_met_within_three_percent(without_queues: dict[str, SimulationRun], variant: str) -> None:
     summary, printed = without_queues[variant].summary, TABLE_6[variant]
     assert summary.ttft.mean == pytest.approx(printed["ttft_mean_seconds"], rel=0.03)
     assert summary.ttft.quantile(0.9) == pytest.approx(printed["ttft_p90_seconds"], rel=0.03)
 
 
-def test_table_6_gains_are_met_within_three_percent(without_queues: dict[str, Run]) -> None:
+def test_table_6_gains_are_met_within_three_percent(without_queues: dict[str, SimulationRun]) -> None:
     prfaas, pd, naive = (without_queues[variant].summary.ttft for variant in VARIANTS)
     assert prfaas.mean / pd.mean == pytest.approx(2.22 / 4.44, rel=0.03)
     assert prfaas.quantile(0.9) / pd.quantile(0.9) == pytest.approx(3.51 / 9.73, rel=0.03)
     assert naive.mean < prfaas.mean < pd.mean
 
 
-def test_as_much_is_offloaded_as_the_paper_says(without_queues: dict[str, Run]) -> None:
+def test_as_much_is_offloaded_as_the_paper_says(without_queues: dict[str, SimulationRun]) -> None:
     assert without_queues["prfaas-pd"].summary.reasons["long"] == pytest.approx(0.496, rel=0.03)
 
 
@@ -61,7 +61,7 @@ def test_bytes_on_the_link_are_those_of_what_was_offloaded() -> None:
     scenario = Scenario(load="80%", requests=5_000, layers=64)
     setup = prepare(scenario)
     requests = traffic(scenario, setup, 2.5)
-    twin = Stations(setup.deployment, setup.workload, setup.plan)
+    twin = StationTwin(setup.deployment, setup.workload, setup.plan)
     twin.run(requests)
     offloaded = [request for request in requests if request.reason == "long"]
     expected = sum(setup.deployment.model.kv_bytes(one.num_uncached_tokens) for one in offloaded)
@@ -72,7 +72,7 @@ def test_each_station_obeys_littles_law() -> None:
     scenario = Scenario(load="90%", requests=5_000)
     setup = prepare(scenario)
     requests = traffic(scenario, setup, 2.8)
-    twin = Stations(setup.deployment, setup.workload, setup.plan)
+    twin = StationTwin(setup.deployment, setup.workload, setup.plan)
     twin.run(requests)
     assert twin.local is not None
     assert twin.remote is not None

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
-from prfaas.sim.kernel.meter import Gaps
+from prfaas.sim.kernel.meter import TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.engine import Callbacks, Instance, InstanceSpec, Prefill
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedInstance
+from prfaas.sim.model.request import SimulatedRequest
 
 PREFILL = PrefillProfile(polynomial(0.02, 1e-4, 1e-9), 1, 1e9)
 DECODE = DecodeProfile(0.01, 1e-3, 1e-6)
@@ -22,21 +22,21 @@ class Bench:
 
     def __init__(self, spec: InstanceSpec) -> None:
         self.timeline = Timeline()
-        self.gaps = Gaps()
+        self.gaps = TokenGaps()
         self.last_chunks: list[float] = []
-        self.ended: list[Request] = []
+        self.ended: list[SimulatedRequest] = []
         callbacks = Callbacks(lambda _, seconds: self.last_chunks.append(seconds), lambda _: None, self.ended.append)
-        self.instance = Instance(self.timeline, spec, callbacks, self.gaps)
+        self.instance = SimulatedInstance(self.timeline, spec, callbacks, self.gaps)
 
-    def decode_at(self, moment: float, request: Request) -> None:
+    def decode_at(self, moment: float, request: SimulatedRequest) -> None:
         self.timeline.at(moment, self.instance.decode, request)
 
     def prefill_at(self, moment: float, prefill: Prefill) -> None:
         self.timeline.at(moment, self.instance.prefill, prefill)
 
 
-def request(prompt: int, output: int, arrival: float = 0.0) -> Request:
-    return Request(0, arrival, prompt_tokens=prompt, output_tokens=output)
+def request(prompt: int, output: int, arrival: float = 0.0) -> SimulatedRequest:
+    return SimulatedRequest(0, arrival, prompt_tokens=prompt, output_tokens=output)
 
 
 def step_by_step(asked: list[tuple[float, int, int]], max_batch: int) -> list[tuple[float, float]]:

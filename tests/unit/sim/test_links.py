@@ -13,16 +13,21 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.sim.config.instances import InstanceSettings
-from prfaas.sim.config.scenario import Scenario
-from prfaas.sim.deployed import deploy
+from prfaas.sim.builder import InstanceSettings, deploy
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.instance_faults import Operations
-from prfaas.sim.model.link_faults import CrossTraffic, LinkChange, bursts, read_cross_traffic, read_link_changes
-from prfaas.sim.model.link_watch import LinkWatch
+from prfaas.sim.model.faults import (
+    CrossTraffic,
+    EgressChange,
+    PlannedEvents,
+    bursts,
+    read_cross_traffic,
+    read_link_changes,
+)
 from prfaas.sim.model.network import Egress, LossyPath
+from prfaas.sim.model.path_monitor import PathMonitor
 from prfaas.sim.replay_log import Recorder, replay
 from prfaas.sim.run import prepare, simulate, traffic
+from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import Twin
 from prfaas.types import ClusterName
 
@@ -33,9 +38,9 @@ MBIT = 1e6 / 8
 class Watched:
     """The case study at 2 requests per second, its KV leaving at its end, and when what was decided."""
 
-    def __init__(self, changes: list[LinkChange], *, congestion: bool = False, requests: int = 300) -> None:
+    def __init__(self, changes: list[EgressChange], *, congestion: bool = False, requests: int = 300) -> None:
         setup = prepare(Scenario())
-        operations = Operations(link_changes=changes, notice_seconds=2.0)
+        operations = PlannedEvents(link_changes=changes, notice_seconds=2.0)
         settings = InstanceSettings(operations=operations, follows_congestion=congestion)
         self.decided: list[tuple[float, Snapshot, Decision]] = []
         self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, settings, watch=self._watch)
@@ -53,7 +58,7 @@ class Watched:
 
 
 def test_over_a_link_that_is_down_nothing_is_sent_once_that_is_known_and_again_when_it_is_up() -> None:
-    run = Watched([LinkChange(REMOTE, 30.0, 0.0, 40.0)])
+    run = Watched([EgressChange(REMOTE, 30.0, 0.0, 40.0)])
     while_down = [its for moment, its, _ in run.decided if 32.0 <= moment < 70.0]
     assert while_down
     assert all(its.links_down == {(REMOTE, HOME)} for its in while_down)
@@ -62,7 +67,7 @@ def test_over_a_link_that_is_down_nothing_is_sent_once_that_is_known_and_again_w
 
 
 def test_what_was_on_a_link_that_went_down_is_prefilled_at_home() -> None:
-    run = Watched([LinkChange(REMOTE, 30.0, 0.0, 40.0)])
+    run = Watched([EgressChange(REMOTE, 30.0, 0.0, 40.0)])
     again = [request for request in run.twin.requests if request.num_retries]
     assert again
     assert {one.reason for one in again} == {"pd"}
@@ -71,21 +76,21 @@ def test_what_was_on_a_link_that_went_down_is_prefilled_at_home() -> None:
 
 
 def test_a_link_that_comes_back_before_anybody_notices_only_delays() -> None:
-    run = Watched([LinkChange(REMOTE, 30.0, 0.0, 1.5)])
+    run = Watched([EgressChange(REMOTE, 30.0, 0.0, 1.5)])
     assert not any(request.num_retries for request in run.twin.requests)
     assert not any(its.links_down for _, its, _ in run.decided)
     assert run.mean_ttft > Watched([]).mean_ttft
 
 
 def test_bytes_that_were_given_up_are_counted_as_such() -> None:
-    egress = Watched([LinkChange(REMOTE, 30.0, 0.0, 40.0)]).twin.egress[REMOTE]
+    egress = Watched([EgressChange(REMOTE, 30.0, 0.0, 40.0)]).twin.egress[REMOTE]
     handed_over = math.fsum(link.bytes_in for link in egress.links)
     assert egress.bytes_out + egress.bytes_dropped == pytest.approx(handed_over, rel=1e-9)
     assert egress.sent.total == pytest.approx(egress.bytes_out, rel=1e-9)
 
 
 def test_a_narrow_link_raises_t_and_gives_it_back() -> None:
-    run = Watched([LinkChange(REMOTE, 20.0, 0.03, 60.0)], congestion=True, requests=600)
+    run = Watched([EgressChange(REMOTE, 20.0, 0.03, 60.0)], congestion=True, requests=600)
     raised = [(moment, its.paths[0].threshold_tokens) for moment, its, _ in run.decided if its.paths]
     assert raised
     assert min(moment for moment, _ in raised) > 20.0
@@ -95,7 +100,7 @@ def test_a_narrow_link_raises_t_and_gives_it_back() -> None:
 
 
 def test_who_follows_congestion_offloads_less_over_a_narrow_link() -> None:
-    narrow = [LinkChange(REMOTE, 20.0, 0.03, 60.0)]
+    narrow = [EgressChange(REMOTE, 20.0, 0.03, 60.0)]
     followed, stayed = (Watched(narrow, congestion=follows).reasons(30.0, 80.0)["long"] for follows in (True, False))
     assert followed < stayed
 
@@ -120,11 +125,11 @@ def test_decisions_over_changing_links_are_made_again_from_their_records() -> No
     assert list(replay(records)) == []
 
 
-def link_watch(timeline: Timeline, under_way: Sized) -> tuple[LinkWatch, Callable[[float], None]]:
+def link_watch(timeline: Timeline, under_way: Sized) -> tuple[PathMonitor, Callable[[float], None]]:
     """Over an egress of 100 bytes per second, and what sends over it."""
     egress = Egress(timeline, 100.0)
     link = egress.link(math.inf)
-    watch = LinkWatch(timeline, {REMOTE: egress}, [HOME], under_way=under_way, threshold_tokens=1000)
+    watch = PathMonitor(timeline, {REMOTE: egress}, [HOME], under_way=under_way, threshold_tokens=1000)
     return watch, lambda num_bytes: egress.send(link, num_bytes, lambda _: None, None)
 
 
@@ -214,8 +219,8 @@ def test_bursts_of_others_make_first_tokens_later() -> None:
 
 def test_what_is_written_is_read() -> None:
     assert read_link_changes("h200@5m=30%+2m, h200@9m=0%+30s") == [
-        LinkChange(REMOTE, 300.0, 0.3, 120.0),
-        LinkChange(REMOTE, 540.0, 0.0, 30.0),
+        EgressChange(REMOTE, 300.0, 0.3, 120.0),
+        EgressChange(REMOTE, 540.0, 0.0, 30.0),
     ]
     assert read_cross_traffic("on=2s,share=70%") == CrossTraffic(on=2.0, off=20.0, share=0.7)
     assert read_cross_traffic(" ") is None

@@ -12,9 +12,9 @@ from prfaas.colocate.profile.measure import Measured, PrefillTime, StepTime
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import Colocation, SharedPrefill, ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition
-from prfaas.sim.config.scenario import Scenario
-from prfaas.sim.model.colocated import MeasuredSharing, read_sharing
+from prfaas.sim.model.sharing import MeasuredSharing, read_sharing
 from prfaas.sim.run import prepare, simulate
+from prfaas.sim.scenario import Scenario
 
 # Alone: 10 ms a step, 1 s a prompt of 1,000 tokens.
 SHARED = Colocation(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.sim.kernel.meter import Load, Meter
+from prfaas.sim.kernel.meter import LoadSeries, Meter
 
 spans = st.lists(
     st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(0, 1000)).map(
@@ -39,4 +39,4 @@ def test_a_load_is_a_share_of_what_all_could() -> None:
     one, other = Meter(), Meter()
     one.add(0.0, 10.0, 10.0)
     other.add(5.0, 10.0, 5.0)
-    assert Load([one, other], 2).over(np.array([0.0, 5.0, 10.0])) == (0.5, 1.0)
+    assert LoadSeries([one, other], 2).over(np.array([0.0, 5.0, 10.0])) == (0.5, 1.0)

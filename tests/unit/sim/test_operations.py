@@ -9,13 +9,12 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.sim.config.instances import InstanceSettings
-from prfaas.sim.config.scenario import Scenario
-from prfaas.sim.deployed import deploy
-from prfaas.sim.model.colocated import Interference
-from prfaas.sim.model.instance_faults import Operations, Outage, RoleChange, read_outages, read_role_changes
-from prfaas.sim.model.request import Request
+from prfaas.sim.builder import InstanceSettings, deploy
+from prfaas.sim.model.faults import Outage, PlannedEvents, PlannedRoleChange, read_outages, read_role_changes
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.model.sharing import ModelledSharing
 from prfaas.sim.run import prepare, simulate, traffic
+from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
 from prfaas.types import InstanceId
@@ -26,10 +25,10 @@ PREFILLS, DECODES, REMOTE = InstanceId("h20-000"), InstanceId("h20-005"), Instan
 class Watched:
     """A run of the case study at 2 requests per second, and when who was chosen."""
 
-    def __init__(self, operations: Operations, *, requests: int = 300, shared: bool = False) -> None:
+    def __init__(self, operations: PlannedEvents, *, requests: int = 300, shared: bool = False) -> None:
         setup = prepare(Scenario())
         settings = InstanceSettings(
-            "decode" if shared else "pd", operations=operations, interference=Interference() if shared else None
+            "decode" if shared else "pd", operations=operations, interference=ModelledSharing() if shared else None
         )
         self.chosen: list[tuple[float, Decision]] = []
         self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, settings, watch=self._watch)
@@ -42,7 +41,7 @@ class Watched:
         return sum(name in (its.prefill, its.decode) for moment, its in self.chosen if start < moment <= end)
 
 
-def all_answered(requests: list[Request]) -> bool:
+def all_answered(requests: list[SimulatedRequest]) -> bool:
     counts = Counter(request.index for request in requests)
     return max(counts.values()) == 1 and all(
         request.decode_end > request.first_token > request.arrival for request in requests
@@ -51,7 +50,7 @@ def all_answered(requests: list[Request]) -> bool:
 
 @pytest.mark.parametrize("name", [PREFILLS, DECODES, REMOTE])
 def test_what_a_dead_instance_had_is_answered_by_others(name: InstanceId) -> None:
-    run = Watched(Operations([Outage(name, 30.0, 60.0)], notice_seconds=5.0))
+    run = Watched(PlannedEvents([Outage(name, 30.0, 60.0)], notice_seconds=5.0))
     assert len(run.twin.requests) == 300
     assert all_answered(run.twin.requests)
     assert any(request.num_retries for request in run.twin.requests)
@@ -59,14 +58,14 @@ def test_what_a_dead_instance_had_is_answered_by_others(name: InstanceId) -> Non
 
 
 def test_nobody_is_sent_to_the_dead_once_it_is_noticed_and_again_when_it_is_back() -> None:
-    run = Watched(Operations([Outage(DECODES, 30.0, 60.0)], notice_seconds=5.0))
+    run = Watched(PlannedEvents([Outage(DECODES, 30.0, 60.0)], notice_seconds=5.0))
     assert run.uses(DECODES, 30.0, 35.0) > 0
     assert run.uses(DECODES, 35.0, 90.0) == 0
     assert run.uses(DECODES, 90.0, 1e9) > 0
 
 
 def test_a_shared_instance_dies_as_well() -> None:
-    run = Watched(Operations([Outage(PREFILLS, 30.0, 60.0)]), requests=150, shared=True)
+    run = Watched(PlannedEvents([Outage(PREFILLS, 30.0, 60.0)]), requests=150, shared=True)
     assert all_answered(run.twin.requests)
     assert any(request.num_retries for request in run.twin.requests)
 
@@ -77,7 +76,7 @@ def test_a_death_takes_the_cache_along() -> None:
     dead = [Outage(InstanceId(f"h20-{index:03d}"), 60.0, 10.0) for index in range(8)]
 
     def later_reason(outages: list[Outage]) -> str:
-        settings = InstanceSettings("suffix", non_cached_tokens=1024, operations=Operations(outages))
+        settings = InstanceSettings("suffix", non_cached_tokens=1024, operations=PlannedEvents(outages))
         follow_up = conversations.following
         twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up)
         twin.run([conversations.first(0, 0.0)])
@@ -88,8 +87,8 @@ def test_a_death_takes_the_cache_along() -> None:
 
 
 def test_an_instance_takes_its_new_role_after_its_last_request() -> None:
-    change = RoleChange(PREFILLS, 30.0, "decode", 20.0)
-    run = Watched(Operations(role_changes=[change]))
+    change = PlannedRoleChange(PREFILLS, 30.0, "decode", 20.0)
+    run = Watched(PlannedEvents(role_changes=[change]))
     assert all_answered(run.twin.requests)
     assert run.uses(PREFILLS, 30.0, 50.0) == 0
     later = [its for moment, its in run.chosen if moment > 50.0 and PREFILLS in (its.prefill, its.decode)]
@@ -99,7 +98,7 @@ def test_an_instance_takes_its_new_role_after_its_last_request() -> None:
 
 @pytest.mark.parametrize("dies_at", [29.0, 35.0, 55.0])
 def test_an_instance_that_dies_while_its_role_changes_is_used_when_both_are_over(dies_at: float) -> None:
-    operations = Operations([Outage(PREFILLS, dies_at, 20.0)], [RoleChange(PREFILLS, 30.0, "decode", 30.0)])
+    operations = PlannedEvents([Outage(PREFILLS, dies_at, 20.0)], [PlannedRoleChange(PREFILLS, 30.0, "decode", 30.0)])
     run = Watched(operations)
     assert all_answered(run.twin.requests)
     both_over = max(60.0, dies_at + 20.0)
@@ -109,8 +108,8 @@ def test_an_instance_that_dies_while_its_role_changes_is_used_when_both_are_over
 
 
 def test_a_role_change_waits_for_the_end_of_the_one_before() -> None:
-    changes = [RoleChange(PREFILLS, 30.0, "decode", 30.0), RoleChange(PREFILLS, 31.0, "prefill", 10.0)]
-    run = Watched(Operations(role_changes=changes))
+    changes = [PlannedRoleChange(PREFILLS, 30.0, "decode", 30.0), PlannedRoleChange(PREFILLS, 31.0, "prefill", 10.0)]
+    run = Watched(PlannedEvents(role_changes=changes))
     assert all_answered(run.twin.requests)
     assert run.uses(PREFILLS, 31.0, 70.0) == 0
     later = [its for moment, its in run.chosen if moment > 70.0 and PREFILLS in (its.prefill, its.decode)]
@@ -118,7 +117,7 @@ def test_a_role_change_waits_for_the_end_of_the_one_before() -> None:
 
 
 def test_a_decode_instance_becomes_one_that_prefills() -> None:
-    run = Watched(Operations(role_changes=[RoleChange(DECODES, 10.0, "prefill", 5.0)]))
+    run = Watched(PlannedEvents(role_changes=[PlannedRoleChange(DECODES, 10.0, "prefill", 5.0)]))
     assert all_answered(run.twin.requests)
     assert any(its.prefill == DECODES for _, its in run.chosen)
 
@@ -128,7 +127,7 @@ def test_operations_are_read_as_they_are_written() -> None:
         Outage(InstanceId("pd-003"), 120.0, 30.0),
         Outage(InstanceId("prfaas-000"), 5.0, 60.0),
     ]
-    assert read_role_changes("pd-003@2m=decode+30s") == [RoleChange(InstanceId("pd-003"), 120.0, "decode", 30.0)]
+    assert read_role_changes("pd-003@2m=decode+30s") == [PlannedRoleChange(InstanceId("pd-003"), 120.0, "decode", 30.0)]
 
 
 @pytest.mark.parametrize("text", ["pd-003", "pd-003@2m", "pd-003@soon+1s"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.run import NUM_BINS, requests_over_time
 
 
-def request(*moments: float) -> Request:
-    one = Request(0, moments[0], prompt_tokens=1, output_tokens=1)
+def request(*moments: float) -> SimulatedRequest:
+    one = SimulatedRequest(0, moments[0], prompt_tokens=1, output_tokens=1)
     one.prefill_start, one.prefill_end, one.transfer_end, one.decode_start, one.decode_end = moments[1:]
     return one
 
@@ -33,4 +33,4 @@ def test_time_spent_in_a_stage_adds_up() -> None:
 
 
 def test_who_never_ended_is_left_out() -> None:
-    assert sum(requests_over_time([Request(0, 1.0, prompt_tokens=1, output_tokens=1)], 5.0)["waiting"]) == 0.0
+    assert sum(requests_over_time([SimulatedRequest(0, 1.0, prompt_tokens=1, output_tokens=1)], 5.0)["waiting"]) == 0.0

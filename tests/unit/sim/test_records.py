@@ -12,9 +12,9 @@ from prfaas.errors import ConfigError
 from prfaas.manager.routing.decision_log import RecordedDecision
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
-from prfaas.sim.config.scenario import Scenario
 from prfaas.sim.replay_log import Recorder, read_records, replay
 from prfaas.sim.run import simulate
+from prfaas.sim.scenario import Scenario
 from prfaas.types import AgentName, ClusterName, InstanceId
 
 

@@ -11,28 +11,28 @@ from hypothesis import strategies as st
 from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
 from prfaas.scheduler.colocation import SharingPolicy
-from prfaas.sim.kernel.meter import Gaps
+from prfaas.sim.kernel.meter import TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.colocated import Interference, SharedInstance, SharingSpec
 from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.model.sharing import ModelledSharing, SharedInstance, SharingSpec
 
 SPEC = InstanceSpec(PrefillProfile(polynomial(0.01, 1e-4), 1, 1e9), DecodeProfile(0.02, 1e-4), 64)
-TOGETHER = Interference(0.5, 0.04, 0.02, 0.8, 0.5)
+TOGETHER = ModelledSharing(0.5, 0.04, 0.02, 0.8, 0.5)
 
 
 class Bench:
     """One shared engine with nothing around it."""
 
     def __init__(self, itl_slo_seconds: float, spec: InstanceSpec = SPEC) -> None:
-        self.timeline, self.gaps = Timeline(), Gaps()
-        self.ended: list[Request] = []
+        self.timeline, self.gaps = Timeline(), TokenGaps()
+        self.ended: list[SimulatedRequest] = []
         callbacks = Callbacks(lambda *_: None, lambda _: None, self.ended.append)
         sharing = SharingSpec(SharingPolicy(itl_slo_seconds), TOGETHER)
         self.instance = SharedInstance(self.timeline, spec, callbacks, self.gaps, sharing=sharing)
 
-    def ask(self, moment: float, prompt: int, output: int) -> Request:
-        request = Request(0, moment, prompt_tokens=prompt, output_tokens=output)
+    def ask(self, moment: float, prompt: int, output: int) -> SimulatedRequest:
+        request = SimulatedRequest(0, moment, prompt_tokens=prompt, output_tokens=output)
         self.timeline.at(moment, self.instance.prefill, Prefill(request, prompt, 0, stays=True))
         return request
 
@@ -76,7 +76,7 @@ def test_a_tight_objective_gives_decode_what_meets_it_and_prefill_the_rest() -> 
 
 def test_what_came_over_a_link_has_its_first_token_after_a_step() -> None:
     bench = Bench(0.1)
-    request = Request(0, 0.0, prompt_tokens=100, output_tokens=3)
+    request = SimulatedRequest(0, 0.0, prompt_tokens=100, output_tokens=3)
     bench.timeline.at(0.0, bench.instance.decode, request)
     bench.timeline.run()
     assert request.first_token == pytest.approx(0.0201)

@@ -9,19 +9,18 @@ import pytest
 from prfaas.model.planning.plan import Split
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.sim.config.instances import InstanceSettings
-from prfaas.sim.config.scenario import GoodputSection, Scenario
-from prfaas.sim.deployed import deploy
-from prfaas.sim.model.colocated import Interference
-from prfaas.sim.model.instance_faults import Operations, Outage
-from prfaas.sim.model.request import Request
-from prfaas.sim.run import NUM_BINS, Setup, Summary, prepare, simulate, traffic
+from prfaas.sim.builder import InstanceSettings, deploy
+from prfaas.sim.model.faults import Outage, PlannedEvents
+from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.model.sharing import ModelledSharing
+from prfaas.sim.run import NUM_BINS, ResolvedScenario, Summary, prepare, simulate, traffic
+from prfaas.sim.scenario import GoodputSection, Scenario
 from prfaas.sim.twin import Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
 from prfaas.types import InstanceId
 
 
-def case_study() -> Setup:
+def case_study() -> ResolvedScenario:
     return prepare(Scenario())
 
 
@@ -65,9 +64,9 @@ def test_every_request_ends_and_every_byte_arrives() -> None:
     "settings",
     [
         InstanceSettings(),
-        InstanceSettings("decode", interference=Interference()),
+        InstanceSettings("decode", interference=ModelledSharing()),
         InstanceSettings(kv_tokens=150_000),
-        InstanceSettings(operations=Operations([Outage(InstanceId("h20-005"), 60.0, 60.0)])),
+        InstanceSettings(operations=PlannedEvents([Outage(InstanceId("h20-005"), 60.0, 60.0)])),
     ],
     ids=["apart", "shared", "preempting", "with an outage"],
 )
@@ -140,7 +139,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_a_refused_request_is_counted_and_holds_nothing_up() -> None:
     twin, _ = twin_of(InstanceSettings())
     lonely = Twin([], twin.wires, twin.rules)
-    lonely.run([Request(0, 0.0, prompt_tokens=10, output_tokens=1)])
+    lonely.run([SimulatedRequest(0, 0.0, prompt_tokens=10, output_tokens=1)])
     assert lonely.requests[0].reason == "no_decode_instance"
 
 

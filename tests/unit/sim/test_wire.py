@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.network import Egress, Transfers
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
 
 
 class Arrivals:
@@ -24,8 +24,8 @@ class Arrivals:
         self.at[name] = self.timeline.now
 
 
-def request() -> Request:
-    return Request(0, 0.0, prompt_tokens=1000, output_tokens=1)
+def request() -> SimulatedRequest:
+    return SimulatedRequest(0, 0.0, prompt_tokens=1000, output_tokens=1)
 
 
 def test_two_flows_of_one_link_halve_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment
+from prfaas.model.deployment import Deployment
 from prfaas.solve.report import plots
 from prfaas.solve.report.manager_settings import manager_settings
 from prfaas.solve.report.screen import render

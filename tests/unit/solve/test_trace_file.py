@@ -9,7 +9,7 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import CachedTokens
 from prfaas.model.cost.lengths import Empirical, expectation, mean_tokens
-from prfaas.solve.files.trace_file import read_trace
+from prfaas.solve.files.traces import read_trace
 
 
 def written(folder: Path, name: str, text: str) -> Path:

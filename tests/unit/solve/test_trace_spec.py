@@ -5,7 +5,7 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import ONE, CachedTokens
 from prfaas.model.cost.lengths import expectation, mean_tokens
-from prfaas.solve.files.trace_spec import parse_spec
+from prfaas.solve.files.traces import parse_spec
 
 
 def test_the_bare_name_is_the_paper_s_trace() -> None:

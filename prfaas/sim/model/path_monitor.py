@@ -19,7 +19,7 @@ _LIMITS = CongestionLimits()
 Pair = tuple[ClusterName, ClusterName]
 
 
-class LinkWatch:
+class PathMonitor:
     """Samples the egress of each cluster once a second, as managers do, and lets `scheduler.congestion` move t.
 
     `fields` are those of a `Snapshot` that say it. While no request is under way, nothing is queued and no t is raised,

@@ -15,10 +15,10 @@ import numpy as np
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition, Sharing, SharingPolicy, StepLoad, next_sharing
-from prfaas.sim.kernel.meter import Gaps, Meter
+from prfaas.sim.kernel.meter import Meter, TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.engine import Callbacks, DecodeBatch, InstanceSpec, Prefill, give_up_latest
-from prfaas.sim.model.request import Request
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.solve.files.profile_file import read_colocation, read_profile
 
 Points = tuple[tuple[float, float], ...]  # (share of the compute units, speed relative to the whole device alone)
@@ -98,7 +98,7 @@ def _at(points: Points, share: float) -> float:
 
 
 @dataclass(frozen=True)
-class Interference:
+class ModelledSharing:
     """How fast each side is, relative to having the device to itself.
 
     Decode is at its peak from `decode_peak_share` of the compute units on, and in proportion below; prefill is in
@@ -141,7 +141,7 @@ class Interference:
         return partition.prefill_share * (1.0 - self.prefill_memory_ratio)
 
 
-class Speeds(Protocol):
+class SharingSpeeds(Protocol):
     """How fast both sides are under a partition: RAPID-Serve's figures (`Interference`), or measured (`MeasuredSharing`)."""
 
     @property
@@ -159,7 +159,7 @@ class Speeds(Protocol):
         """Relative to the whole device alone."""
 
 
-def share_table(spec: InstanceSpec, interference: Speeds, *, context_tokens: float) -> ShareTable:
+def share_table(spec: InstanceSpec, interference: SharingSpeeds, *, context_tokens: float) -> ShareTable:
     """What the resource manager learns offline: steps at contexts of so many tokens, by batch and share."""
     assert spec.decode is not None, "a shared instance decodes"
     shares = tuple(step / 20 for step in range(2, 19))
@@ -179,7 +179,7 @@ class SharingSpec:
     """How a device is shared: the speeds, the manager's policy, and the context length of its offline profile."""
 
     policy: SharingPolicy
-    interference: Speeds = field(default_factory=Interference)
+    interference: SharingSpeeds = field(default_factory=ModelledSharing)
     context_tokens: float = 8192.0
 
 
@@ -192,7 +192,7 @@ class SharedInstance:
     """
 
     def __init__(
-        self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: Gaps, *, sharing: SharingSpec
+        self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: TokenGaps, *, sharing: SharingSpec
     ) -> None:
         self.busy = Meter()
         self.held = Meter()  # token-seconds of KV
@@ -212,7 +212,7 @@ class SharedInstance:
         self._is_stepping = False
         self._is_stopped = False
         self._life = 0  # counts the stops: a step of an earlier life has no end
-        self._fresh: list[Request] = []  # decode without having had a token
+        self._fresh: list[SimulatedRequest] = []  # decode without having had a token
 
     @property
     def kv_tokens(self) -> float:
@@ -225,7 +225,7 @@ class SharedInstance:
             self._queue.append(prefill)
             self._start_prompt()
 
-    def decode(self, request: Request) -> None:
+    def decode(self, request: SimulatedRequest) -> None:
         """Take over a request whose KV is here."""
         if self._is_stopped:
             return
@@ -233,7 +233,7 @@ class SharedInstance:
         if not self._is_stepping:
             self._step()
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: SimulatedRequest) -> None:
         """A prompt that still waits is not computed."""
         self._queue = deque(one for one in self._queue if one.request is not request)
 
@@ -376,10 +376,10 @@ class SharedInstance:
         self._start_prompt()
         self._step()
 
-    def _ended(self, request: Request) -> None:
+    def _ended(self, request: SimulatedRequest) -> None:
         request.decode_end = self._timeline.now
         self._callbacks.on_ended(request)
 
 
-def _held(request: Request) -> int:
+def _held(request: SimulatedRequest) -> int:
     return request.num_prompt_tokens + request.num_output_tokens

@@ -10,7 +10,7 @@ from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import Cost
 from prfaas.model.cost.lengths import expectation
 from prfaas.model.cost.workload import Workload
-from prfaas.model.planning.deployment import Deployment, PdCluster
+from prfaas.model.deployment import Deployment, PdCluster
 
 BatchLimit = Literal["slo", "memory", "profile"]
 _ROUNDING = 1e-9  # a step that meets the objective up to rounding meets it

@@ -13,9 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from prfaas import config
+from prfaas.config import setting
 from prfaas.errors import ConfigError
-from prfaas.model.cost.lengths import Empirical
-from prfaas.model.cost.workload import LaterTurns, OutputTokens, Workload
+from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
+from prfaas.model.cost.workload import LaterTurns, OutputTokens, Workload, with_context
+from prfaas.solve.files.quantities import NUMBER
+from prfaas.units import parse_ratio
 
 MOONCAKE_BLOCK_TOKENS = 512  # one hash id of a Mooncake trace stands for so many tokens
 _CHARACTERS_PER_TOKEN = 4  # for conversations without token counts
@@ -33,7 +37,7 @@ _MESSAGES = ("conversations", "conversation", "messages")  # ShareGPT's, WildCha
 
 
 @dataclass(frozen=True)
-class Request:
+class TraceRequest:
     """One line of a trace; `turn` counts from 1. `blocks` are the hash ids of a Mooncake trace."""
 
     prompt_tokens: float
@@ -54,7 +58,7 @@ def read_trace(path: Path) -> Workload:
     return workload_of(requests, name=path.name, inferred=inferred)
 
 
-def read_requests(path: Path) -> tuple[list[Request], tuple[str, ...]]:
+def read_requests(path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
     """Return the requests of a recorded trace in its order, and what of them was inferred.
 
     Raises:
@@ -75,7 +79,7 @@ def read_requests(path: Path) -> tuple[list[Request], tuple[str, ...]]:
     return requests, inferred
 
 
-def workload_of(requests: list[Request], *, name: str, inferred: tuple[str, ...] = ()) -> Workload:
+def workload_of(requests: list[TraceRequest], *, name: str, inferred: tuple[str, ...] = ()) -> Workload:
     """Return the workload that these requests are a sample of."""
     cached = np.array([request.cached_tokens for request in requests])
     new = np.maximum(np.array([request.prompt_tokens for request in requests]) - cached, 1.0)
@@ -89,7 +93,7 @@ def workload_of(requests: list[Request], *, name: str, inferred: tuple[str, ...]
     return Workload(name, Empirical(new[~later], cached[~later]), _output(requests), turns, inferred)
 
 
-def _output(requests: list[Request]) -> OutputTokens:
+def _output(requests: list[TraceRequest]) -> OutputTokens:
     """Moments of the output; the mean context weighs each request by how long it decodes."""
     outputs = np.array([_DEFAULT_OUTPUT_TOKENS if r.output_tokens is None else r.output_tokens for r in requests])
     prompts = np.array([request.prompt_tokens for request in requests])
@@ -137,7 +141,9 @@ def _jsonl_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any
         yield line, fields
 
 
-def _requests(rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path) -> Iterator[tuple[Request, Mapping[str, Any]]]:
+def _requests(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path
+) -> Iterator[tuple[TraceRequest, Mapping[str, Any]]]:
     """Yield each line as a request, beside its fields; what the columns are called is looked up when it changes."""
     known: Set[str] = set()
     for line, fields in rows:
@@ -154,13 +160,13 @@ def _called(fields: Mapping[str, Any], path: Path, line: int) -> dict[str, str]:
     return called
 
 
-def _request(fields: Mapping[str, Any], called: Mapping[str, str], path: Path, line: int) -> Request:
+def _request(fields: Mapping[str, Any], called: Mapping[str, str], path: Path, line: int) -> TraceRequest:
     values = {name: _number(fields[key], name, f"{path} line {line}: {key}") for name, key in called.items()}
     prompt, cached = values["prompt"], values.get("cached") or 0.0
     if prompt is None:
         raise ConfigError(f"{path} line {line}: {called['prompt']}: empty")
     cached = min(cached, prompt - 1)  # the last token is always computed
-    return Request(prompt, values.get("output"), cached, values.get("timestamp"), int(values.get("turn") or 1))
+    return TraceRequest(prompt, values.get("output"), cached, values.get("timestamp"), int(values.get("turn") or 1))
 
 
 def _number(written: Any, name: str, where: str) -> float | None:
@@ -177,7 +183,7 @@ def _number(written: Any, name: str, where: str) -> float | None:
     return value
 
 
-def _with_hash_ids(rows: Iterable[tuple[Request, Mapping[str, Any]]]) -> Iterator[Request]:
+def _with_hash_ids(rows: Iterable[tuple[TraceRequest, Mapping[str, Any]]]) -> Iterator[TraceRequest]:
     """Mooncake's hash ids turned into prefix hits: a block is cached once any earlier request brought it."""
     seen: set[Any] = set()
     for request, fields in rows:
@@ -191,7 +197,7 @@ def _with_hash_ids(rows: Iterable[tuple[Request, Mapping[str, Any]]]) -> Iterato
         yield replace(request, cached_tokens=max(cached, 0.0), blocks=tuple(ids))
 
 
-def _lines(rows: list[tuple[int, Mapping[str, Any]]], path: Path) -> tuple[list[Request], tuple[str, ...]]:
+def _lines(rows: list[tuple[int, Mapping[str, Any]]], path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
     """Return a request for each line; or, as WildChat has it, a conversation for each: {"conversation": [...]}."""
     if not rows or _messages(rows[0][1]) is None:
         return list(_with_hash_ids(_requests(rows, path))), ()
@@ -204,7 +210,7 @@ def _messages(entry: Any) -> list[Any] | None:
     return next((messages for messages in named if isinstance(messages, list)), None)
 
 
-def _conversations(text: str, path: Path) -> tuple[list[Request], tuple[str, ...]]:
+def _conversations(text: str, path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
     """ShareGPT-like: a list of {"conversations": [{"from": "human" | "gpt", "value": ...}]}."""
     try:
         listed = json.loads(text)
@@ -215,13 +221,13 @@ def _conversations(text: str, path: Path) -> tuple[list[Request], tuple[str, ...
     return _listed(listed, path)
 
 
-def _listed(listed: Sequence[Any], path: Path) -> tuple[list[Request], tuple[str, ...]]:
+def _listed(listed: Sequence[Any], path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
     requests = [request for index, entry in enumerate(listed) for request in _turns(entry, path, index)]
     counted = f"token counts of {path.name} ({_CHARACTERS_PER_TOKEN} characters each, where it has none)"
     return requests, (counted,)
 
 
-def _turns(entry: Any, path: Path, index: int) -> Iterator[Request]:
+def _turns(entry: Any, path: Path, index: int) -> Iterator[TraceRequest]:
     """Yield a request for each message of the user that has an answer; what was said before is cached."""
     messages = _messages(entry)
     if messages is None:
@@ -233,7 +239,7 @@ def _turns(entry: Any, path: Path, index: int) -> Iterator[Request]:
             asked += tokens
         elif asked:
             turn += 1
-            yield Request(held + asked, tokens, held, None, turn)
+            yield TraceRequest(held + asked, tokens, held, None, turn)
             held, asked = held + asked + tokens, 0.0
 
 
@@ -248,7 +254,7 @@ def _message_tokens(message: Any, path: Path, index: int) -> float:
     return float(max(-(-len(text) // _CHARACTERS_PER_TOKEN), 1))
 
 
-def _check(requests: list[Request], path: Path) -> None:
+def _check(requests: list[TraceRequest], path: Path) -> None:
     if not requests:
         raise ConfigError(f"{path}: no requests")
     stamps = [request.timestamp for request in requests if request.timestamp is not None]
@@ -259,3 +265,85 @@ def _check(requests: list[Request], path: Path) -> None:
         raise ConfigError(
             f"{path}: every request has {requests[0].prompt_tokens:.0f} tokens; no threshold splits one length"
         )
+
+
+DEFAULT_TRACE = "lognormal"
+
+
+@dataclass(frozen=True)
+class LogNormalSpec:
+    """A truncated log-normal; the defaults are the paper's case study."""
+
+    mu: float = setting(NUMBER, default=9.90, doc="Mean of ln(prompt tokens).")
+    sigma: float = setting(NUMBER, default=1.00, minimum=1e-3, doc="Standard deviation of ln(prompt tokens).")
+    min: int = setting("tokens", default=128, minimum=1, doc="Shortest prompt.")
+    max: int = setting("tokens", default=131_072, doc="Longest prompt.")
+    output: int = setting("tokens", default=1024, minimum=1, doc="Mean number of output tokens.")
+    output_cv: float = setting(NUMBER, default=0.0, doc="Standard deviation of the output tokens over their mean.")
+    hits: str = setting(
+        "text", default="", doc='Prefix hits, "40%:50%/20%:90%": 40 % find half of their prompt cached.'
+    )
+    later: float = setting("ratio", default=0.0, maximum=0.999, doc="Share of requests that continue a conversation.")
+    later_new: int = setting("tokens", default=512, minimum=1, doc="New tokens of a later turn.")
+    later_cached: int = setting("tokens", default=20_000, doc="Tokens before them that were cached.")
+    interference: float = setting("ratio", default=1.0, doc="Share of an append's time that decode loses beside it.")
+
+    def __post_init__(self) -> None:
+        if self.min >= self.max:
+            raise ValueError("min must be below max")
+
+
+def parse_spec(spec: str) -> Workload:
+    """Return the workload of a one-line description.
+
+    Raises:
+        ConfigError: an unknown kind, key or unit.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind.strip() != "lognormal":
+        raise ConfigError(f"trace {spec!r}: neither a file nor lognormal[:key=value,...]")
+    pairs = [item.partition("=") for item in rest.split(",") if item.strip()]
+    values = {key.strip(): value.strip() for key, _, value in pairs}
+    parsed = config.load_mapping(LogNormalSpec, values, where=f"trace {spec!r}")
+    lengths = _prompts(parsed, spec)
+    output = with_context(OutputTokens(parsed.output, parsed.output_cv**2), _all_prompts(lengths, parsed))
+    later = None
+    if parsed.later:
+        turns = Empirical([parsed.later_new], [parsed.later_cached])
+        later = LaterTurns(parsed.later, turns, interference=parsed.interference)
+    return Workload(spec, lengths, output, later)
+
+
+def _all_prompts(lengths: Lengths, parsed: LogNormalSpec) -> Lengths:
+    turns = Empirical([parsed.later_new], [parsed.later_cached])
+    return Mixture(((1 - parsed.later, lengths), (parsed.later, turns))) if parsed.later else lengths
+
+
+def _prompts(parsed: LogNormalSpec, spec: str) -> LogNormal | Mixture:
+    """Uncached tokens: a request with a hit of h has (1 − h) of its prompt left and h / (1 − h) times that cached."""
+    whole = LogNormal(parsed.mu, parsed.sigma, float(parsed.min), float(parsed.max))
+    if whole.kept_mass < 1e-6:
+        raise ConfigError(f"trace {spec!r}: almost no prompt falls between min and max")
+    hits = _hits(parsed.hits, spec)
+    missed = 1.0 - sum(share for share, _ in hits)
+    if not hits:
+        return whole
+    parts: list[tuple[float, Lengths]] = [(missed, whole)] if missed > 1e-12 else []
+    for share, ratio in hits:
+        left = 1.0 - ratio
+        shifted = replace(whole, mu=whole.mu + math.log(left), low=whole.low * left, high=whole.high * left)
+        parts.append((share, replace(shifted, cached_ratio=ratio / left)))
+    return Mixture(tuple(parts))
+
+
+def _hits(text: str, spec: str) -> list[tuple[float, float]]:
+    hits = []
+    for item in filter(None, text.split("/")):
+        share, _, ratio = item.partition(":")
+        try:
+            hits.append((parse_ratio(share), parse_ratio(ratio)))
+        except ValueError as error:
+            raise ConfigError(f'trace {spec!r}: hits: {item!r}: {error}; write "40%:50%/20%:90%"') from error
+    if sum(share for share, _ in hits) > 1 + 1e-12 or any(ratio >= 1 for _, ratio in hits):
+        raise ConfigError(f"trace {spec!r}: hits: shares add up to 100% at most, and no hit is the whole prompt")
+    return hits

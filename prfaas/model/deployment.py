@@ -50,7 +50,7 @@ class PdCluster:
 
 
 @dataclass(frozen=True)
-class Link:
+class ClusterPath:
     """The path from a PrfaaS cluster to a PD cluster."""
 
     source: str
@@ -75,7 +75,7 @@ class Deployment:
     model: Geometry
     prfaas: tuple[PrfaasCluster, ...]
     pd: tuple[PdCluster, ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[ClusterPath, ...] = ()
     objectives: Objectives = Objectives()
 
     def link_bytes_per_second(self, source: str, target: str) -> float:
