@@ -1,12 +1,14 @@
-"""Which nodes there are, what stands beside them, and which of them are alive."""
+"""Membership: the registered nodes with their engines and figures, and which of them are alive."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from prfaas.errors import IndexRefusal
 from prfaas.kv.layout import Layout
+from prfaas.state_machine import TransitionTable
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
 
@@ -17,12 +19,12 @@ class Engine:
     instance: InstanceId
     url: str
     role: InstanceRole
-    model: str  # the served model name, which the block hashes are rooted in
+    model: str  # The served model name, at which the block hashes are rooted.
 
 
 @dataclass(frozen=True)
 class Node:
-    """What an agent says of its machine when it registers."""
+    """An agent's description of its machine, sent when it registers."""
 
     name: AgentName
     cluster: ClusterName
@@ -31,35 +33,33 @@ class Node:
     epoch: int
     layouts: tuple[Layout, ...] = ()
     engines: tuple[Engine, ...] = ()
-    hardware: str = ""  # what computes there, equal over a cluster; empty: not said
-    takes_probes: bool = False  # of links
+    hardware: str = ""  # Accelerators, equal over a cluster; empty if not stated.
+    takes_probes: bool = False  # The agent accepts link probes.
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """One node's path to a peer; rates are since its last report."""
+    """One node's link to a peer. Rates are since the last report."""
 
     peer: AgentName
     bytes_per_second: float
-    capacity_bytes_per_second: float  # what it is known to carry at most; 0 when unknown
+    capacity_bytes_per_second: float  # The most that the link is known to carry; 0 when unknown.
     rtt_seconds: float
     min_rtt_seconds: float
     queued_bytes: int
     retransmit_ratio: float
     num_connections: int
-    is_down: bool = False  # dialled, and nobody answers; a link that has not been dialled yet is not down
-    queue_seconds: float = 0.0  # that what waits takes at its achievable rate
-    congestion: str = ""  # why it is choked, as its agent sees it: queue, loss or rtt; "": it is not
-    limit: str = ""  # what its connections mostly wait for: application, receiver_window, send_buffer or network
-    is_probed: bool = False  # the capacity is what a probe found
-    least_bytes_per_second: float = (
-        0.0  # while the capacity is not known, what a probe has shown the link to carry at least
-    )
+    is_down: bool = False  # Dialled without an answer. A link that has not been dialled yet is not down.
+    queue_seconds: float = 0.0  # Time that the queued bytes take at the achievable rate.
+    congestion: str = ""  # Cause as the agent sees it: queue, loss or rtt; empty without congestion.
+    limit: str = ""  # Main wait of the connections: application, receiver_window, send_buffer or network.
+    is_probed: bool = False  # A probe found the capacity.
+    least_bytes_per_second: float = 0.0  # Lower bound from a probe while the capacity is not known.
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """How busy an instance is."""
+    """Load of an instance."""
 
     instance: InstanceId
     num_running: int
@@ -75,13 +75,47 @@ class Figures:
     engines: tuple[EngineLoad, ...] = ()
 
 
+class NodeState(Enum):
+    """State of a node as one manager sees it."""
+
+    UNKNOWN = auto()
+    LIVE = auto()
+    SILENT = auto()  # Not heard of for the expiry.
+
+
+class NodeEvent(Enum):
+    """Event that may change a node's state."""
+
+    REGISTER = auto()
+    REPORT = auto()
+    EXPIRE = auto()
+    FORGET = auto()
+
+
+TRANSITIONS = TransitionTable(
+    "node membership",
+    NodeState.UNKNOWN,
+    {
+        (NodeState.UNKNOWN, NodeEvent.REGISTER): NodeState.LIVE,
+        (NodeState.LIVE, NodeEvent.REGISTER): NodeState.LIVE,
+        (NodeState.LIVE, NodeEvent.REPORT): NodeState.LIVE,
+        (NodeState.LIVE, NodeEvent.EXPIRE): NodeState.SILENT,
+        (NodeState.LIVE, NodeEvent.FORGET): NodeState.UNKNOWN,
+        (NodeState.SILENT, NodeEvent.REGISTER): NodeState.LIVE,
+        (NodeState.SILENT, NodeEvent.REPORT): NodeState.LIVE,
+        (NodeState.SILENT, NodeEvent.FORGET): NodeState.UNKNOWN,
+    },
+)
+
+
 @dataclass(frozen=True)
 class Member:
-    """A node, and when it was last heard of on the caller's clock."""
+    """A node, the time when it was last heard of, and its state at the latest look."""
 
     node: Node
     heard_at: float
     figures: Figures = Figures()
+    state: NodeState = NodeState.LIVE
 
 
 class Membership:
@@ -89,7 +123,7 @@ class Membership:
 
     def __init__(self, expiry_seconds: float) -> None:
         self.expiry_seconds = expiry_seconds
-        self.version = 0  # grows with everything that is heard of any node
+        self.version = 0  # Grows with everything that is heard of any node.
         self._members: dict[AgentName, Member] = {}
 
     def __contains__(self, name: AgentName) -> bool:
@@ -101,11 +135,15 @@ class Membership:
     def get(self, name: AgentName) -> Member | None:
         return self._members.get(name)
 
+    def state(self, name: AgentName) -> NodeState:
+        member = self._members.get(name)
+        return TRANSITIONS.initial if member is None else member.state
+
     def register(self, node: Node, now: float) -> bool:
-        """Make a node known; True when that changes anything but the time.
+        """Add or replace a node, and return whether that changes anything but the time.
 
         Raises:
-            IndexRefusal: its epoch is older than the known one, or an instance of it stands beside another live node.
+            IndexRefusal: the epoch is older than the known epoch, or an instance already stands beside another live node.
         """
         known = self._members.get(node.name)
         if known and node.epoch < known.node.epoch:
@@ -114,60 +152,68 @@ class Membership:
         figures = Figures()
         if known and known.node.epoch == node.epoch:
             figures, now = known.figures, max(now, known.heard_at)
-        self._members[node.name] = Member(node, now, figures)
+        state = TRANSITIONS.next(self.state(node.name), NodeEvent.REGISTER)
+        self._members[node.name] = Member(node, now, figures, state)
         self.version += 1
         return known is None or known.node != node
 
     def _check_instances(self, node: Node, now: float) -> None:
-        ours = {engine.instance for engine in node.engines}
-        for member in self._members.values():
-            theirs = {engine.instance for engine in member.node.engines}
-            if member.node.name != node.name and ours & theirs and self._is_live(member, now):
-                raise IndexRefusal("malformed", f"{', '.join(ours & theirs)} stands beside {member.node.name} already")
+        own = {engine.instance for engine in node.engines}
+        for member in self.live(now) if own else ():
+            shared = own & {engine.instance for engine in member.node.engines}
+            if member.node.name != node.name and shared:
+                raise IndexRefusal("malformed", f"{', '.join(shared)} stands beside {member.node.name} already")
 
     def hear(self, name: AgentName, *, epoch: int, now: float, figures: Figures | None = None) -> None:
-        """Note a sign of life.
+        """Record a sign of life.
 
         Raises:
-            IndexRefusal: the node is unknown, or has another epoch: it must register.
+            IndexRefusal: the node is unknown or has another epoch, and so must register.
         """
         member = self._members.get(name)
         if member is None:
             raise IndexRefusal("unknown_node", f"{name} has not registered")
         if member.node.epoch != epoch:
             raise IndexRefusal("stale_epoch", f"{name} speaks of epoch {epoch}; {member.node.epoch} is registered")
-        heard_at = max(now, member.heard_at)
-        self._members[name] = replace(member, heard_at=heard_at, figures=figures or member.figures)
+        state = TRANSITIONS.next(member.state, NodeEvent.REPORT)
+        self._members[name] = Member(member.node, max(now, member.heard_at), figures or member.figures, state)
         self.version += 1
 
     def live(self, now: float) -> list[Member]:
-        """The members heard of within the expiry, by name."""
-        return [member for _, member in sorted(self._members.items()) if self._is_live(member, now)]
-
-    def _is_live(self, member: Member, now: float) -> bool:
-        return now - member.heard_at < self.expiry_seconds
+        """Return the members that were heard of within the expiry, by name."""
+        found = []
+        for name, member in sorted(self._members.items()):
+            if now - member.heard_at < self.expiry_seconds:
+                found.append(member)
+            elif member.state is NodeState.LIVE:
+                state = TRANSITIONS.next(member.state, NodeEvent.EXPIRE)
+                self._members[name] = replace(member, state=state)
+        return found
 
     def silent_for(self, seconds: float, now: float) -> list[AgentName]:
-        """Names of the nodes that have not been heard of for so long."""
+        """Return the nodes that have not been heard of for so long."""
         return [name for name, member in self._members.items() if now - member.heard_at >= seconds]
 
     def forget(self, name: AgentName) -> None:
-        self._members.pop(name, None)
+        """Remove a node; nothing happens if it is unknown."""
+        member = self._members.pop(name, None)
+        if member is not None:
+            TRANSITIONS.next(member.state, NodeEvent.FORGET)
         self.version += 1
 
 
-def check_beside(node: Node, other: Node) -> None:
-    """Raises IndexRefusal where two nodes cannot be in one cluster."""
-    cannot = f"they cannot both be in cluster {node.cluster}"
-    if node.cluster_kind != other.cluster_kind:
+def check_beside(node: Node, known: Node) -> None:
+    """Raise IndexRefusal if two nodes cannot be in one cluster."""
+    conflict = f"they cannot both be in cluster {node.cluster}"
+    if node.cluster_kind != known.cluster_kind:
         raise IndexRefusal(
             "mixed_kinds",
-            f"{node.name} says that its cluster is {node.cluster_kind} and {other.name} that it is {other.cluster_kind}: "
-            f"{cannot}; give one of them another cluster or cluster_kind",
+            f"{node.name} says that its cluster is {node.cluster_kind} and {known.name} that it is {known.cluster_kind}: "
+            f"{conflict}; give one of them another cluster or cluster_kind",
         )
-    if node.hardware and other.hardware and other.hardware != node.hardware:
+    if node.hardware and known.hardware and known.hardware != node.hardware:
         raise IndexRefusal(
             "mixed_hardware",
-            f"{node.name} has {node.hardware} and {other.name} has {other.hardware}: {cannot}; "
+            f"{node.name} has {node.hardware} and {known.name} has {known.hardware}: {conflict}; "
             "give one of them a cluster of its own",
         )

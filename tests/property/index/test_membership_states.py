@@ -1,0 +1,70 @@
+"""Random events for one membership: only transitions of the table occur, and each of them is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.errors import IndexRefusal
+from prfaas.index.membership import TRANSITIONS, Membership, Node, NodeEvent, NodeState
+from prfaas.types import AgentName, ClusterName
+
+EXPIRY_SECONDS = 30.0
+NODES = [Node(AgentName(name), ClusterName("east"), "pd", f"{name}:7400", epoch=0) for name in "ab"]
+Transition = tuple[NodeState, NodeEvent, NodeState]
+
+
+class Driver:
+    """A membership under random calls, and the transitions that they caused."""
+
+    def __init__(self) -> None:
+        self.membership = Membership(EXPIRY_SECONDS)
+        self.now = 0.0
+        self.seen: set[Transition] = set()
+
+    def step(self, event: NodeEvent, node: Node, seconds: float) -> None:
+        self.now += seconds
+        self._look()
+        before = self.membership.state(node.name)
+        with contextlib.suppress(IndexRefusal):
+            if event is NodeEvent.REGISTER:
+                self.membership.register(node, self.now)
+            elif event is NodeEvent.REPORT:
+                self.membership.hear(node.name, epoch=0, now=self.now)
+            elif event is NodeEvent.FORGET:
+                self.membership.forget(node.name)
+        self._note(before, event, self.membership.state(node.name))
+        self._look()
+
+    def _look(self) -> None:
+        """Expire silent nodes, and compare the states with the times."""
+        before = {node.name: self.membership.state(node.name) for node in NODES}
+        live = {member.node.name for member in self.membership.live(self.now)}
+        for name, state in before.items():
+            self._note(state, NodeEvent.EXPIRE, self.membership.state(name))
+            assert (self.membership.state(name) is NodeState.LIVE) == (name in live)
+
+    def _note(self, before: NodeState, event: NodeEvent, after: NodeState) -> None:
+        if before is not after or (TRANSITIONS.allows(before, event) and event is not NodeEvent.EXPIRE):
+            assert TRANSITIONS.next(before, event) is after
+            self.seen.add((before, event, after))
+
+
+steps = st.tuples(st.sampled_from(list(NodeEvent)), st.sampled_from(NODES), st.sampled_from([0.0, 10.0, 40.0]))
+
+
+@given(st.lists(steps, max_size=40))
+def test_only_transitions_of_the_table_occur(events: list[tuple[NodeEvent, Node, float]]) -> None:
+    driver = Driver()
+    for event, node, seconds in events:
+        driver.step(event, node, seconds)
+
+
+def test_every_transition_of_the_table_is_reached() -> None:
+    rng, driver = random.Random(1), Driver()
+    for _ in range(500):
+        driver.step(rng.choice(list(NodeEvent)), rng.choice(NODES), rng.choice([0.0, 10.0, 40.0]))
+    assert driver.seen == {(state, event, after) for (state, event), after in TRANSITIONS.transitions.items()}
