@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from enum import Enum
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.state_machine import TransitionTable
@@ -25,38 +25,38 @@ MAX_CUTS = 4 * MAX_FRAGMENTS  # Pieces into which held objects may cut the ready
 
 
 class OutboundState(Enum):
-    """States of an outbound transfer."""
+    """State of an outbound transfer."""
 
-    OPENING = auto()  # The peer has not answered the latest OPEN.
-    SENDING = auto()  # The peer has said what it holds, and the rest leaves.
-    COMPLETED = auto()  # The peer has every byte, but a connection may still read the memory.
-    FAILED = auto()  # The transfer was given up, but a connection may still read the memory.
-    FREED = auto()  # No connection reads the memory.
+    OPENING = "the latest OPEN is unanswered"
+    SENDING = "the peer has said what it lacks"
+    COMPLETED = "the peer has every byte, and the memory may still be read"
+    FAILED = "given up, and the memory may still be read"
+    RELEASED = "memory is free"
 
 
 class OutboundEvent(Enum):
-    """Events of an outbound transfer."""
+    """Event that moves an outbound transfer to another state."""
 
-    ACCEPTED = auto()  # HAVE arrived.
-    REOPENED = auto()  # The peer may not know the transfer, so OPEN leaves again.
-    COMPLETED = auto()  # DONE arrived.
-    FAILED = auto()  # Either end gave the transfer up, or its time is up.
-    RELEASED = auto()  # The last connection has read the memory.
+    ACCEPT = "HAVE arrives"
+    REOPEN = "OPEN leaves again, as the peer may not know the transfer"
+    COMPLETE = "DONE arrives"
+    FAIL = "cancelled, late, unreachable, or rejected by the peer"
+    RELEASE = "the last reader has left"
 
 
-TRANSITIONS: TransitionTable[OutboundState, OutboundEvent] = TransitionTable(
+TRANSITIONS = TransitionTable(
     "outbound transfer",
     OutboundState.OPENING,
     {
-        (OutboundState.OPENING, OutboundEvent.ACCEPTED): OutboundState.SENDING,
-        (OutboundState.OPENING, OutboundEvent.REOPENED): OutboundState.OPENING,
-        (OutboundState.OPENING, OutboundEvent.COMPLETED): OutboundState.COMPLETED,
-        (OutboundState.OPENING, OutboundEvent.FAILED): OutboundState.FAILED,
-        (OutboundState.SENDING, OutboundEvent.REOPENED): OutboundState.OPENING,
-        (OutboundState.SENDING, OutboundEvent.COMPLETED): OutboundState.COMPLETED,
-        (OutboundState.SENDING, OutboundEvent.FAILED): OutboundState.FAILED,
-        (OutboundState.COMPLETED, OutboundEvent.RELEASED): OutboundState.FREED,
-        (OutboundState.FAILED, OutboundEvent.RELEASED): OutboundState.FREED,
+        (OutboundState.OPENING, OutboundEvent.ACCEPT): OutboundState.SENDING,
+        (OutboundState.OPENING, OutboundEvent.REOPEN): OutboundState.OPENING,
+        (OutboundState.OPENING, OutboundEvent.COMPLETE): OutboundState.COMPLETED,
+        (OutboundState.OPENING, OutboundEvent.FAIL): OutboundState.FAILED,
+        (OutboundState.SENDING, OutboundEvent.REOPEN): OutboundState.OPENING,
+        (OutboundState.SENDING, OutboundEvent.COMPLETE): OutboundState.COMPLETED,
+        (OutboundState.SENDING, OutboundEvent.FAIL): OutboundState.FAILED,
+        (OutboundState.COMPLETED, OutboundEvent.RELEASE): OutboundState.RELEASED,
+        (OutboundState.FAILED, OutboundEvent.RELEASE): OutboundState.RELEASED,
     },
 )
 
@@ -143,7 +143,7 @@ class OutboundTransfer:
             return "deadline"
         return "unreachable" if self.opened_at <= unreachable_before else None
 
-    def apply(self, event: OutboundEvent) -> None:
+    def advance(self, event: OutboundEvent) -> None:
         """Change the state.
 
         Raises:
@@ -163,7 +163,7 @@ class OutboundTransfer:
 
     def reopen(self) -> None:
         """Return to OPENING with the complete OPEN payload, if the wire can carry it."""
-        self.apply(OutboundEvent.REOPENED)
+        self.advance(OutboundEvent.REOPEN)
         body = self.request.whole_body() if self.request.whole_body is not None else b""
         if 0 < len(body) <= MAX_BODY_BYTES:
             self.request = replace(self.request, open_body=body, whole_body=None)
@@ -188,7 +188,7 @@ class OutboundTransfer:
 
     def accept(self, peer_state: PeerState) -> None:
         """Take the peer's answer to OPEN. Everything that is ready must be queued again."""
-        self.apply(OutboundEvent.ACCEPTED)
+        self.advance(OutboundEvent.ACCEPT)
         self.has_queued_end = False
         self.waits_since, self.num_repeats, self.num_cuts = None, 0, 0
         self.held, self.acked = peer_state.held, peer_state.arrived

@@ -351,7 +351,7 @@ class Outbox:
 
     def _end(self, transfer: OutboundTransfer, event: SendCompleted | SendFailed, now: float) -> None:
         is_completed = isinstance(event, SendCompleted)
-        transfer.apply(OutboundEvent.COMPLETED if is_completed else OutboundEvent.FAILED)
+        transfer.advance(OutboundEvent.COMPLETE if is_completed else OutboundEvent.FAIL)
         transfer.ended_at = now
         self._chunker.remove(transfer.id)
         self._to_open.pop(transfer.id, None)
@@ -360,6 +360,6 @@ class Outbox:
 
     def _free_unread(self, transfer: OutboundTransfer) -> None:
         if transfer.num_readers == 0:
-            transfer.apply(OutboundEvent.RELEASED)
+            transfer.advance(OutboundEvent.RELEASE)
             del self._transfers[transfer.id]
             self._on_event(SendMemoryFree(transfer.id))

@@ -1,4 +1,4 @@
-"""Chunks cut by the sender and put together by the receiver are the identity, whatever the network does to them."""
+"""The receiver restores what the sender cut into chunks, whatever the network does to them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ sizes_in_kib = st.lists(st.integers(1, 900), min_size=1, max_size=8)
 
 
 class Network:
-    """Loses, delays, duplicates and changes chunks, by a seed; a lost connection's chunks go back to the sender."""
+    """Network that loses, delays, duplicates and damages chunks. Lost chunks return to the sender."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self.held_back: list[Chunk] = []
 
     def deliver(self, chunker: Chunker, chunk: Chunk) -> Iterator[tuple[Slab, bool]]:
-        """What arrives now, and whether its checksum matches."""
+        """Yield the slabs that arrive now, and whether they are intact."""
         fate = self._random.random()
         if fate < 0.15:
             chunker.put_back(chunk)
@@ -43,16 +43,16 @@ class Network:
 
 
 class Memory:
-    """Both ends' objects; a delivered slab is copied as `recv_into` would, wrongly when it is changed on the way."""
+    """Objects of both ends, between which delivered slabs are copied."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.source = [random.Random(index).randbytes(size) for index, size in enumerate(sizes)]
         self.target = [bytearray(size) for size in sizes]
 
-    def copy(self, slab: Slab, *, is_right: bool) -> None:
+    def copy(self, slab: Slab, *, is_intact: bool) -> None:
         for index in range(slab.first, slab.last):
             piece = self.source[index][slab.offset : slab.end]
-            self.target[index][slab.offset : slab.end] = piece if is_right else piece[::-1]
+            self.target[index][slab.offset : slab.end] = piece if is_intact else piece[::-1]
 
 
 def _ready_in_two_parts(chunker: Chunker, sizes: list[int], held: Ranges, cuts: list[int]) -> None:
@@ -70,10 +70,10 @@ def _send(chunker: Chunker, network: Network, assembler: Assembler, memory: Memo
         if chunk is None:
             chunker.put_back(network.held_back.pop())
             continue
-        for slab, is_right in network.deliver(chunker, chunk):
+        for slab, is_intact in network.deliver(chunker, chunk):
             if assembler.wants(slab):
-                memory.copy(slab, is_right=is_right)
-                assembler.add(slab) if is_right else assembler.reject(slab)
+                memory.copy(slab, is_intact=is_intact)
+                assembler.add(slab) if is_intact else assembler.reject(slab)
 
 
 @given(sizes_in_kib, st.sets(st.integers(0, 7)), st.lists(st.integers(0, 1 << 20), min_size=8, max_size=8), seeds)
@@ -93,7 +93,7 @@ slabs = st.builds(Slab, st.integers(0, 50), st.integers(1, 700), st.integers(0, 
 
 
 @given(st.lists(slabs, min_size=1, max_size=6), st.integers(1, 16))
-def test_chunks_are_exactly_what_was_ready_and_each_fits_a_frame(ready: list[Slab], num_connections: int) -> None:
+def test_chunks_are_exactly_the_ready_bytes_and_fit_into_frames(ready: list[Slab], num_connections: int) -> None:
     chunker = Chunker(num_connections)
     chunker.add(ID, priority=0)
     area, taken = Area(), Area()
@@ -105,6 +105,6 @@ def test_chunks_are_exactly_what_was_ready_and_each_fits_a_frame(ready: list[Sla
     assert chunker.queued_bytes == area.num_bytes
     while (chunk := chunker.take()) is not None:
         assert 0 < chunk.slab.num_bytes <= 1 << 20 and chunk.slab.num_objects <= 512
-        assert taken.add(chunk.slab) == chunk.slab.num_bytes, "no byte leaves twice"
+        assert taken.add(chunk.slab) == chunk.slab.num_bytes
     assert chunker.queued_bytes == 0 and taken.num_bytes == area.num_bytes
     assert all(area.covers(slab) for slab in taken.slabs())

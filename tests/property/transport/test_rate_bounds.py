@@ -1,4 +1,4 @@
-"""Whatever is handed over when, and however much a proxy takes at once: a link's rate lies between its bounds."""
+"""A link's rate lies between its bounds, whatever is handed over when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from prfaas.transport.congestion.rate_estimator import RateBounds
 
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 pieces = st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 1_000_000)), min_size=1, max_size=20)
 
 
@@ -16,19 +16,19 @@ pieces = st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 1_000_000)), min
 def test_the_rate_of_a_link_lies_between_its_bounds(
     taken: list[tuple[float, int]], rate: float, rtt_seconds: float
 ) -> None:
-    """One connection over a link that serves in order; pieces are handed over after these pauses."""
+    """Hand pieces over one connection after random pauses; the link serves them in order."""
     bounds = RateBounds()
-    events: list[tuple[float, int, int]] = []  # when, 0 lands and 1 is handed over, bytes
+    events: list[tuple[float, int, int]] = []  # Time, kind (0 landing, 1 handover) and bytes.
     now = free_at = 0.0
     for pause, num_bytes in taken:
         now += pause
         free_at = max(now, free_at) + num_bytes / rate
         events += [(now, 1, num_bytes), (free_at + rtt_seconds, 0, num_bytes)]
-    looked_at = 0.0
+    checked_at = 0.0
     for at, kind, num_bytes in sorted(events, key=lambda event: event[:2]):
-        while looked_at < at:
-            assert bounds.most(rtt_seconds=rtt_seconds, num_connections=1, now=looked_at) >= rate * (1 - 1e-6)
-            looked_at += LOOK_SECONDS
+        while checked_at < at:
+            assert bounds.most(rtt_seconds=rtt_seconds, num_connections=1, now=checked_at) >= rate * (1 - 1e-6)
+            checked_at += CHECK_SECONDS
         if kind:
             bounds.handed(num_bytes, now=at)
         else:
@@ -37,7 +37,7 @@ def test_the_rate_of_a_link_lies_between_its_bounds(
 
 
 @pytest.mark.parametrize("rate", [1.2e6, 12e6])
-def test_of_pieces_that_wait_for_one_another_the_bounds_come_near_the_rate(rate: float) -> None:
+def test_bounds_of_waiting_pieces_come_near_the_rate(rate: float) -> None:
     bounds, size = RateBounds(), 1_000_000
     for _ in range(40):
         bounds.handed(size, now=0.0)
@@ -51,8 +51,8 @@ def test_of_pieces_that_wait_for_one_another_the_bounds_come_near_the_rate(rate:
 
 
 @given(st.permutations(range(12)), st.floats(1e5, 1e9))
-def test_pieces_that_overtake_a_lost_one_do_not_make_a_link_look_slower(order: list[int], rate: float) -> None:
-    """One connection, whose pieces are all handed over at once, arrive in this order and land in their own."""
+def test_pieces_that_overtake_a_lost_piece_do_not_lower_the_upper_bound(order: list[int], rate: float) -> None:
+    """Hand all pieces over at once; they arrive in a random order and land in their own."""
     bounds, size = RateBounds(), 1_000_000
     for _ in order:
         bounds.handed(size, now=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from hypothesis import given
@@ -13,13 +13,18 @@ from hypothesis import strategies as st
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol import wire
-from prfaas.transport.protocol.messages import Ending, ObjectSizes
+from prfaas.transport.protocol.messages import Done, Ending, Have, ObjectSizes
 from prfaas.transport.protocol.wire import ConnectionState, ConnectionStep, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver import transfers
 from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
 from prfaas.transport.receiver.assembler import Assembler
 from prfaas.transport.receiver.transfers import InboundEvent, InboundState, InboundTransfers
+from prfaas.transport.sender import outbound_transfer
+from prfaas.transport.sender.api import SendEvent, SendMemoryFree, SendRequest
+from prfaas.transport.sender.chunker import Chunk
+from prfaas.transport.sender.outbound_transfer import OutboundEvent, OutboundState, PeerState
+from prfaas.transport.sender.outbox import Outbox
 
 ConnectionEvent = FrameType | ConnectionStep
 CONNECTION_EVENTS: list[ConnectionEvent] = [*FrameType, *ConnectionStep]
@@ -162,6 +167,95 @@ def test_an_inbound_transfer_reaches_every_transition_of_its_table() -> None:
     )
     reached = set().union(*map(_run_inbound, runs))
     assert reached == set(transfers.TRANSITIONS.transitions)
+
+
+class OutboundRun:
+    """One outbound transfer of 100 bytes, all of them ready, in an outbox."""
+
+    def __init__(self) -> None:
+        self.outbox = Outbox(self._note_event, num_connections=1)
+        self._reading: list[Chunk] = []
+        self._is_released = False
+        request = SendRequest(bytes(16), b"", [100], lambda index: memoryview(bytes(100)), 0, 100.0)
+        self.outbox.open(request, now=0.0)
+        self._transfer = transfer = self.outbox._transfers[bytes(16)]
+        self.transitions: set[tuple[OutboundState, OutboundEvent]] = set()
+        self._advance, transfer.advance = transfer.advance, self._record  # type: ignore[method-assign]
+        self.outbox.ready(bytes(16), Slab(0, 1, 0, 100), now=0.0)
+
+    def _note_event(self, event: SendEvent) -> None:
+        self._is_released |= isinstance(event, SendMemoryFree)
+
+    def _record(self, event: OutboundEvent) -> None:
+        before = self._transfer.state
+        self._advance(event)
+        assert outbound_transfer.TRANSITIONS.transitions[before, event] is self._transfer.state
+        self.transitions.add((before, event))
+
+    def apply(self, action: str) -> None:
+        """Do what the agent, a connection, the peer or the clock may do at any time."""
+        OUTBOUND_ACTIONS[action](self, self.outbox)
+        is_released = self._transfer.state is OutboundState.RELEASED
+        assert is_released == self._is_released == (self.outbox.num_transfers == 0)
+
+    def take(self) -> None:
+        if (taken := self.outbox.take()) is not None:
+            self._reading.append(taken[0])
+
+    def sent(self) -> None:
+        if self._reading:
+            chunk = self._reading.pop()
+            self.outbox.sent(chunk)
+            self.outbox.landed([chunk], time_ns=0)
+
+    def drain(self) -> None:
+        while self.outbox.next_frame(now=0.0) is not None:
+            pass
+
+    def repeat_unanswered(self) -> None:
+        for now in (0.0, 1e9):
+            self.outbox.repeat_unanswered(now=now, patience_seconds=1.0, leaving=frozenset())
+
+
+ID = bytes(16)
+NOTHING_HELD = PeerState.of(Have(Ranges(), ()), ObjectSizes.of([100]))
+OUTBOUND_ACTIONS: dict[str, Callable[[OutboundRun, Outbox], object]] = {
+    "have": lambda run, outbox: outbox.have(ID, NOTHING_HELD, process=bytes(16), now=0.0),
+    "take": lambda run, outbox: run.take(),
+    "sent": lambda run, outbox: run.sent(),
+    "drain": lambda run, outbox: run.drain(),
+    "reopen": lambda run, outbox: outbox.reopen(ID),
+    "connection lost": lambda run, outbox: outbox.connection_lost(is_last=False),
+    "last connection lost": lambda run, outbox: outbox.connection_lost(is_last=True),
+    "unanswered": lambda run, outbox: run.repeat_unanswered(),
+    "done": lambda run, outbox: outbox.done(ID, Done(100, 0), now=0.0),
+    "refused": lambda run, outbox: outbox.refused(ID, Ending("no_memory", "full"), now=0.0),
+    "cancel": lambda run, outbox: outbox.cancel(ID, Ending("cancelled", "not wanted"), now=0.0),
+    "shutdown": lambda run, outbox: outbox.fail_all("shutdown", "stops", now=0.0),
+}
+
+
+def _run_outbound(actions: Iterable[str]) -> set[tuple[OutboundState, OutboundEvent]]:
+    run = OutboundRun()
+    for action in actions:
+        run.apply(action)
+    return run.transitions
+
+
+@given(st.lists(st.sampled_from(list(OUTBOUND_ACTIONS)), max_size=20))
+def test_an_outbound_transfer_makes_only_transitions_of_its_table(actions: list[str]) -> None:
+    _run_outbound(actions)
+
+
+def test_an_outbound_transfer_reaches_every_transition_of_its_table() -> None:
+    runs = (
+        ["drain", "unanswered", "have", "take", "sent", "done"],
+        ["have", "take", "reopen", "done", "sent"],
+        ["have", "take", "cancel", "sent"],
+        ["refused"],
+    )
+    reached = set().union(*map(_run_outbound, runs))
+    assert reached == set(outbound_transfer.TRANSITIONS.transitions)
 
 
 def _paths(
