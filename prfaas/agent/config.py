@@ -1,9 +1,11 @@
-"""Every setting of `prfaas-agent`."""
+"""Settings of `prfaas-agent`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.eviction import policy_of
@@ -33,17 +35,14 @@ class EngineConfig:
 
     instance: str = setting("text", required=True, doc="Name of the instance, unique in the deployment.")
     url: str = setting("text", required=True, doc="Base URL of its OpenAI server, such as http://10.0.0.5:8000.")
-    role: str = setting("text", required=True, doc="What it does: prefill, decode or both.")
+    role: str = setting("text", required=True, doc="prefill, decode or both.")
     model: str = setting(
-        "text", required=True, doc="The model's served name, which its connector hashes prompts under."
+        "text", required=True, doc="Served name of the model, under which its connector hashes prompts."
     )
-
     kv_events: str = setting(
-        "text",
-        default="",
-        doc="Where it publishes its KV events (kv_events_config of vLLM), such as tcp://127.0.0.1:5557.",
+        "text", default="", doc="Endpoint of its KV events (kv_events_config of vLLM), such as tcp://127.0.0.1:5557."
     )
-    kv_events_replay: str = setting("text", default="", doc="Where it repeats KV events that were lost.")
+    kv_events_replay: str = setting("text", default="", doc="Endpoint that repeats lost KV events.")
 
     def __post_init__(self) -> None:
         check_url("url", self.url)
@@ -51,68 +50,56 @@ class EngineConfig:
             raise ValueError("kv_events: missing; kv_events_replay repeats them")
         for name in ("kv_events", "kv_events_replay"):
             if endpoint := getattr(self, name):
-                _check_endpoint(name, endpoint)
+                try:
+                    check_endpoint(endpoint)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from error
         if self.role not in ("prefill", "decode", "both"):
             raise ValueError(f"role: {self.role!r}; write prefill, decode or both")
 
 
-def _check_endpoint(name: str, endpoint: str) -> None:
-    try:
-        check_endpoint(endpoint)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
 @dataclass(frozen=True)
 class TenantConfig:
-    """One tenant whose share of the pool is its own."""
+    """One tenant with its own share of the pool."""
 
-    tenant: str = setting(
-        "text",
-        required=True,
-        doc="Its salt: of the routers a tenant, a client or `tenant`.",
-    )
-    ratio: float = setting("ratio", required=True, doc="Share of the prefix blocks' room that it may hold.")
+    tenant: str = setting("text", required=True, doc="The tenant's salt, as routers have it.")
+    ratio: float = setting("ratio", required=True, doc="Most of the prefix blocks' room that it may hold.")
 
 
 @dataclass(frozen=True)
-class EgressConfig:
-    """What this node may send to some others together."""
+class PeerRateConfig:
+    """Rate limit for transfers to or from some peers."""
 
-    peers: str = setting("text", required=True, doc="Which: an agent's name, or a pattern such as tokyo-*.")
+    peers: str = setting("text", required=True, doc="Name of an agent, or a pattern such as tokyo-*.")
     max_rate: float = setting(
         "rate",
         default=0.0,
-        doc="What all connections to them may send together; those that send share it. 0: learned, where the way to them "
-        "loses bytes for seconds on end, from what arrives meanwhile.",
+        doc="Rate of all connections with these peers together, divided among those in use. 0, for egress only: learned "
+        "while the path loses bytes for seconds.",
     )
-    each: bool = setting(
-        "flag", default=False, doc="Whether `max_rate` is of each of them by itself, in place of all together."
-    )
-
-
-@dataclass(frozen=True)
-class IngressConfig:
-    """What some others may send to this node together."""
-
-    peers: str = setting("text", required=True, doc="Which: an agent's name, or a pattern such as tokyo-*.")
-    max_rate: float = setting(
-        "rate", required=True, minimum=1.0, doc="What they may send here together; those that send share it."
-    )
-    each: bool = setting(
-        "flag", default=False, doc="Whether `max_rate` is of each of them by itself, in place of all together."
-    )
+    each: bool = setting("flag", default=False, doc="Apply `max_rate` to each peer, not to all together.")
 
 
 @dataclass(frozen=True)
 class AgentConfig:
     """One machine's agent."""
 
+    REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
+        "newcomer_ratio": "the agent learns the share of probation blocks",
+        "learn_newcomer_ratio": "the agent learns the share of probation blocks",
+        "ssd_threads": "the agent reads and writes 8 blocks at a time",
+        "ssd_read_rate": "the agent reads as fast as the disk allows",
+        "ssd_wait_seconds": "engines wait 5 s for the SSD",
+        "link_probe_bytes": "the managers' link_probe_bytes bounds probes, or turns them off",
+        "num_connections": "the agent chooses the number by round trip",
+        "congestion_control": "the agent uses BBR where the kernel has it",
+    }
+
     name: str = setting(
         "text", required=True, doc="Name of this node, unique in the deployment; letters, digits, '.', '_' and '-'."
     )
     socket: Path = setting("path", default=Path("/run/prfaas/agent.sock"), doc="Unix socket at which engines attach.")
-    listen: str = setting("address", default="127.0.0.1:7400", doc="Where other agents' KV arrives.")
+    listen: str = setting("address", default="127.0.0.1:7400", doc="Address for KV from other agents.")
     status_listen: str = setting(
         "address", default="127.0.0.1:7401", doc="HTTP: /metrics, /healthz, /transfers, /status."
     )
@@ -120,108 +107,78 @@ class AgentConfig:
     hardware: str = setting(
         "text",
         default="",
-        doc="What computes on this machine, such as H200; empty: its NVIDIA GPUs' names. Managers refuse nodes of unlike "
+        doc="Accelerator of this machine, such as H200; empty: the names of its NVIDIA GPUs. Managers refuse different "
         "hardware in one cluster.",
     )
     pool_bytes: int = setting("bytes", default=4 << 30, minimum=1 << 12, doc="Host memory for KV, over all layouts.")
-    transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool that transfers in flight may take.")
-    eviction: str = setting("text", default="lru", doc="Which prefix blocks leave first: lru, lfu or cost.")
-    newcomer_ratio: float = setting(
+    transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool for transfers in flight.")
+    eviction: str = setting("text", default="lru", doc="Order in which prefix blocks leave: lru, lfu or cost.")
+    tenant_ratio: float = setting(
         "ratio",
         default=1.0,
-        doc="Most of the prefix blocks' room that those may take that nobody asks for again, once it is full; 1: no limit.",
-    )
-    learn_newcomer_ratio: bool = setting(
-        "flag", default=True, doc="Lower that share as far as what is missed later shows that it should be lower."
-    )
-    tenant_ratio: float = setting(
-        "ratio", default=1.0, doc="Share of that room for each tenant that `tenants` does not name; 1: no limit."
+        doc="Most of the prefix blocks' room that each tenant outside `tenants` may hold; 1: no limit.",
     )
     tenants: tuple[TenantConfig, ...] = setting(
-        records(TenantConfig),
-        default=(),
-        doc="Shares of single tenants; where all add up to 1, each is sure of its own.",
+        records(TenantConfig), default=(), doc="Shares of single tenants. Shares that add up to 1 are guaranteed."
     )
     ssd_directory: Path | None = setting(
-        "path", default=None, doc="Directory on a local SSD for prefix blocks below the pool; none: memory alone."
+        "path", default=None, doc="Directory on a local SSD for prefix blocks below the pool; empty: memory only."
     )
     ssd_bytes: int = setting("bytes", default=64 << 30, doc="Room in `ssd_directory`, over all layouts.")
-    ssd_threads: int = setting(
-        "count", default=8, doc="Blocks that are written, and read, at the same time.", minimum=1
-    )
     ssd_write_rate: float = setting(
-        "rate", default=0.0, doc="What is written to the SSD at most; 0: what it allows. Bounds its wear, too."
-    )
-    ssd_read_rate: float = setting("rate", default=0.0, doc="What is read from the SSD at most; 0: what it allows.")
-    ssd_wait_seconds: float = setting(
-        "seconds", default=5.0, doc="How long an engine waits for blocks from the SSD before it computes them."
-    )
-    num_connections: int = setting(
-        "count", default=0, doc="TCP connections per peer agent; 0: as many as the round trip asks for."
+        "rate", default=0.0, doc="Most bytes written to the SSD, which bounds its wear; 0: as fast as it allows."
     )
     max_link_rate: float = setting(
-        "rate", default=0.0, doc="What all connections to one peer agent may send together; 0: what the link allows."
+        "rate", default=0.0, doc="Most that all connections to one peer send together; 0: as fast as the link allows."
     )
-    egress: tuple[EgressConfig, ...] = setting(
-        records(EgressConfig),
+    egress: tuple[PeerRateConfig, ...] = setting(
+        records(PeerRateConfig),
         default=(),
-        doc="Limits over several peers, such as those of one cluster; every entry that fits a peer holds for it.",
+        doc="Limits for sending to several peers, such as those of one cluster. All entries that match a peer apply.",
     )
-    ingress: tuple[IngressConfig, ...] = setting(
-        records(IngressConfig),
+    ingress: tuple[PeerRateConfig, ...] = setting(
+        records(PeerRateConfig),
         default=(),
-        doc="Limits over what peers send here, of which each hears its share; every entry that fits a peer holds for it. "
-        "Agents that do not know of them send as before.",
-    )
-    link_probe_bytes: int = setting(
-        "bytes",
-        default=2 << 30,
-        doc="Most bytes of one probe of a link, which this agent sends or takes when a manager wants to know what an idle link "
-        "carries; 0: it does neither.",
-    )
-    congestion_control: str = setting(
-        "text", default="bbr", doc="TCP congestion control; the kernel's own default where it has no such."
+        doc="Limits for receiving from several peers. The agent tells each peer its share; very old agents ignore it.",
     )
     compression: str = setting(
         "text",
         default="auto",
-        doc="auto: chunks are compressed while the link is full and a sample shows that it makes them faster; off.",
+        doc="auto: compress chunks without loss while the link is full and a sample shows a gain; off.",
     )
     lossy_fp8: bool = setting(
         "flag",
         default=False,
-        doc="LOSSY: attention blocks (bfloat16) travel as 8-bit floats, in half the bytes, to and from agents that say so "
-        "too; answers may differ. Engines whose attention has another dtype are refused.",
+        doc="LOSSY: send attention blocks (bfloat16) as 8-bit floats, in half the bytes, between agents that both set this; "
+        "answers may differ. Engines with another attention dtype are refused.",
     )
     reconnect_seconds: float = setting(
-        "seconds", default=3.0, doc="How long a transfer survives with no connection to its peer."
+        "seconds", default=3.0, doc="Time that a transfer survives without a connection to its peer."
     )
     open_timeout_seconds: float = setting(
         "seconds",
         default=15.0,
-        doc="How long an engine waits for a transfer that its sender has not even opened; it then computes the prompt.",
+        doc="Time that an engine waits for a transfer that its sender has not opened; then it computes the prompt.",
     )
     peers: tuple[str, ...] = setting(
         "text_list",
         default=(),
-        doc="Agents (name=host:port) whose layouts must equal ours before an engine may attach.",
+        doc="Agents (name=host:port) whose layouts must match before an engine may attach.",
     )
     fetch_from: tuple[str, ...] = setting(
         "text_list",
         default=(),
-        doc="Agents (name=host:port) that cannot dial this one: it dials them, and receives over these connections.",
+        doc="Agents (name=host:port) that cannot dial this agent: it dials them and receives over these connections.",
     )
     dialled_by: tuple[str, ...] = setting(
         "text_list",
         default=(),
-        doc="Names of agents that dial this one to receive from it (their fetch_from); it never dials them.",
+        doc="Agents that dial this agent to receive from it (their fetch_from); it never dials them.",
     )
-    managers: tuple[str, ...] = setting(
-        "text_list", default=(), doc="Managers (host:port) to report to; none: this agent stands alone."
-    )
+    managers: tuple[str, ...] = setting("text_list", default=(), doc="Managers (host:port) to report to; empty: none.")
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: who signed managers' and agents' certificates."
+        "path", default=None, doc="PEM file: authority of managers' and agents' certificates."
     )
     tls_certificate: Path | None = setting(
         "path", default=None, doc="PEM file: this agent's certificate, for its name."
@@ -231,33 +188,32 @@ class AgentConfig:
         "path",
         default=None,
         only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list; agents whose certificates it names are refused.",
+        doc="PEM file: the authority's revocation list; agents with a revoked certificate are refused.",
     )
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),
         default="system",
-        doc="Who vouches for engines whose URLs begin with https: the system's authorities, or tls_authority; to engines of "
-        "the deployment the agent shows tls_certificate.",
+        doc="Authority for engines with https URLs: the system's, or tls_authority. With `deployment` the agent also shows "
+        "tls_certificate.",
     )
-    cluster: str = setting("text", default="", doc="Name of this node's cluster; needed with managers.")
+    cluster: str = setting("text", default="", doc="Name of this node's cluster; required with managers.")
     cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
     advertise: str = setting(
         "address",
         default="",
-        doc="Where other agents reach `listen`, when that differs from it. They look a name up at each dial: one that "
-        "resolves later will do.",
+        doc="Address of `listen` for other agents, if it differs. They resolve a name at each dial.",
     )
     drain_seconds: float = setting(
         "seconds",
         default=0.0,
-        doc="How long an agent that is told to stop may take to give away what is asked for and only here; 0: it just stops.",
+        doc="Time for a stopping agent to copy hot prefixes that only it holds to other nodes; 0: stop at once.",
     )
     engines: tuple[EngineConfig, ...] = setting(records(EngineConfig), default=(), doc="The engines beside this agent.")
     insecure_plaintext: bool = setting(
         "flag",
         default=False,
-        doc="Leave the wire between agents unencrypted where certificates are set, or beyond private networks; and the pages "
-        "beyond loopback.",
+        doc="Leave traffic between agents unencrypted beyond private networks or despite certificates, and the pages beyond "
+        "loopback.",
     )
 
     def __post_init__(self) -> None:
@@ -265,7 +221,7 @@ class AgentConfig:
         check_socket_path("socket", self.socket)
         policy_of(self.eviction)
         if len({tenant.tenant for tenant in self.tenants}) < len(self.tenants):
-            raise ValueError("tenants: one is named twice")
+            raise ValueError("tenants: a tenant is named twice")
         if self.ssd_directory is not None and not self.ssd_bytes:
             raise ValueError("ssd_bytes: 0; write a size such as 64GiB, or no ssd_directory")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
@@ -285,49 +241,45 @@ class AgentConfig:
         _addresses("peers", self.peers)
         if self.compression not in ("auto", "off"):
             raise ValueError(f"compression: {self.compression!r}; write auto or off")
+        if any(not entry.max_rate for entry in self.ingress):
+            raise ValueError("ingress: max_rate: missing; only egress can learn its rate")
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
 
     def shares(self) -> TenantShares:
-        """Who may hold how much of the room for prefix blocks."""
+        """Return the shares of tenants and of probation blocks."""
         tenants = {tenant.tenant: tenant.ratio for tenant in self.tenants}
-        return TenantShares(self.newcomer_ratio, self.learn_newcomer_ratio, self.tenant_ratio, tenants)
+        return TenantShares(learns=True, each_tenant=self.tenant_ratio, of_tenants=tenants)
 
     def ssd(self) -> SsdSettings | None:
-        """The SSD tier, if there is one."""
+        """Return the settings of the SSD tier, if there is one."""
         if self.ssd_directory is None:
             return None
-        return SsdSettings(
-            self.ssd_directory,
-            self.ssd_bytes,
-            num_threads=self.ssd_threads,
-            write_bytes_per_second=self.ssd_write_rate,
-            read_bytes_per_second=self.ssd_read_rate,
-        )
+        return SsdSettings(self.ssd_directory, self.ssd_bytes, write_bytes_per_second=self.ssd_write_rate)
 
     def fetch_addresses(self) -> dict[str, str]:
-        """Address by name of the agents that this one dials to receive."""
+        """Return address by name of the agents in `fetch_from`."""
         return _addresses("fetch_from", self.fetch_from)
 
     def certificates(self, *, speaks: tuple[str, ...] = ()) -> Certificates | None:
-        """What the wire, and pages beyond loopback, show and ask for; None: they speak plain text.
+        """Return the certificates for the wire and for pages beyond loopback; None for plain text.
 
         Raises:
-            ConfigError: the files cannot be used.
+            ConfigError: The files cannot be used.
         """
         return None if self.insecure_plaintext else Certificates.of(self, speaks=speaks)
 
     def engine_certificates(self) -> Certificates | None:
-        """What engines at https are shown and asked for; None: the system's authorities vouch for them.
+        """Return the certificates for engines with https URLs; None to trust the system's authorities.
 
         Raises:
-            ConfigError: the files cannot be used.
+            ConfigError: The files cannot be used.
         """
         return Certificates.of(self) if self.engine_tls == "deployment" else None
 
 
 def _addresses(key: str, entries: tuple[str, ...]) -> dict[str, str]:
-    """Address by name; raises ValueError where an entry has another form."""
+    """Return address by name, or raise ValueError if an entry has another form."""
     pairs = [entry.partition("=") for entry in entries]
     for (name, _, address), entry in zip(pairs, entries, strict=True):
         try:

@@ -1,4 +1,8 @@
-"""The agent: puts engines, pool and wire together on one event loop."""
+"""The agent: one event loop that connects engines, pool, links and managers.
+
+`Agent.__init__` creates the parts, `run` starts them and ends them in reverse order. Engines' messages and commands of
+managers arrive on the loop. Threads of links and receiver hand their events over to it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prfaas import grants, logs, metrics
-from prfaas.agent import status as occupancy
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.engine.protocol import (
     Attach,
@@ -28,13 +31,20 @@ from prfaas.agent.engine.protocol import (
     Send,
     Store,
 )
-from prfaas.agent.engine.server import EngineCallbacks, EngineConnection, EngineListener, OneATurn
+from prfaas.agent.engine.server import (
+    EngineCallbacks,
+    EngineConnection,
+    EngineListener,
+    PendingClaims,
+    arenas_of,
+    layouts_of,
+)
 from prfaas.agent.links import Links, RateLimits
 from prfaas.agent.prefix.pins import Pins
 from prfaas.agent.prefix.replicate import PrefixCopies
 from prfaas.agent.prefix.store import PrefixStore
-from prfaas.agent.status import LinkMetrics, StatusServer
-from prfaas.agent.transfer.inbound import PendingClaims
+from prfaas.agent.status import LinkMetrics, StatusServer, measure_pool, pool_page
+from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.layouts import LayoutProbes, LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes, OutboundProbes
 from prfaas.agent.transfer.log import TransferLog
@@ -58,28 +68,35 @@ from prfaas.types import AgentName, CopyEnd, TransferTiming
 if TYPE_CHECKING:
     from prfaas.agent.report import NodeReporter
 
-MakeReporting = Callable[..., "NodeReporter"]
-TICK_SECONDS = 0.1  # deadlines are looked at this often
+T = TypeVar("T")
+MakeReporter = Callable[..., "NodeReporter"]
+# Deadlines are checked so often.
+TICK_SECONDS = 0.1
 _log = logs.get("agent")
 
 
 class Agent:
-    """One machine's pool and wire. `run` lives until it is cancelled and then ends every transfer with a reason."""
+    """One machine's pool, and all its KV transfers."""
 
-    def __init__(self, config: AgentConfig, secret: bytes, *, report: MakeReporting | None = None) -> None:
-        """`report` makes what tells the managers of this node; without it the agent stands alone."""
+    def __init__(self, config: AgentConfig, secret: bytes, *, report: MakeReporter | None = None) -> None:
+        """`report` makes the connection to the managers; without it the agent has none."""
         self._config = config
         self._secret = secret
-        self._make_reporting = report
-        self._reporting: NodeReporter | None = None
+        self._make_reporter = report
+        self._reporter: NodeReporter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._name = AgentName(config.name)
         self._epoch = time.time_ns() // 1_000_000
+        self._wire_address = ""
         self._certificates = config.certificates()
         if config.lossy_fp8:
             fp8.check()
         wire_key = grants.derive_key(secret, "wire")
-        self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=self._sent_from_thread)
-        self._link_metrics = LinkMetrics(self._links.states)
+        grant_check = GrantCheck(self._name, grants.derive_key(secret, "grant"))
+        handles = itertools.count(1)
+        self._transfer_log = TransferLog(self._report_timing)
+
+        # Pool
         self._pool = Pool(
             config.pool_bytes,
             transfer_ratio=config.transfer_ratio,
@@ -87,27 +104,29 @@ class Agent:
             shares=config.shares(),
             on_change=self._on_pool_change,
         )
-        self._layouts = LayoutRegistry(self._name, self._pool)
-        self._probing = LayoutProbes(config.peers, self._links.to)
-        settings = config.ssd()
+        ssd_settings = config.ssd()
         self._ssd = (
-            None if settings is None else SsdTier(settings, self._pool, post=self._hand_over, on_change=self._announce)
+            None
+            if ssd_settings is None
+            else SsdTier(ssd_settings, self._pool, post=self._call_on_loop, on_change=self._report_change)
         )
-        self._transfer_log = TransferLog(self._report_timing)
-        grant_key = grants.derive_key(secret, "grant")
-        handles = itertools.count(1)
-        self._keeping = PrefixStore(self._pool, handles, ssd=self._ssd, ssd_wait_seconds=config.ssd_wait_seconds)
-        self._sending = OutboundTransfers(
-            name=self._name,
-            grant_key=grant_key,
+        self._layouts = LayoutRegistry(self._name, self._pool)
+        self._prefix_store = PrefixStore(self._pool, handles, ssd=self._ssd)
+        self._pins = Pins(self._pool, self._ssd, report=self._report_end)
+
+        # Links, and all that leaves over them
+        self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=self._link_event)
+        self._link_metrics = LinkMetrics(self._links.stats)
+        self._layout_probes = LayoutProbes(config.peers, self._links.to)
+        self._outbound = OutboundTransfers(
+            grant_check=grant_check,
             pool=self._pool,
             handles=handles,
             link_to=self._links.to,
             transfer_log=self._transfer_log,
         )
-        self._copying = PrefixCopies(
-            name=self._name,
-            grant_key=grant_key,
+        self._copies = PrefixCopies(
+            grant_check=grant_check,
             pool=self._pool,
             arenas=self._layouts.native_arenas,
             ssd=self._ssd,
@@ -115,60 +134,58 @@ class Agent:
             transfer_log=self._transfer_log,
             report=self._report_end,
         )
-        self._pins = Pins(self._pool, self._ssd, report=self._report_end)
-        self._sent_probes = OutboundProbes(
-            name=self._name,
-            grant_key=grant_key,
-            max_bytes=config.link_probe_bytes,
-            link_to=self._links.to,
-            states=self._links.states,
-            report=self._report_end,
+        self._outbound_probes = OutboundProbes(
+            grant_check=grant_check, link_to=self._links.to, link_stats=self._links.stats, report=self._report_end
         )
-        self._receiving = InboundTransfers(
-            name=self._name,
-            grant_key=grant_key,
+
+        # Receiver, and all that arrives
+        self._opens: asyncio.Queue[tuple[OpenRequest, Reply]] = asyncio.Queue()
+        self._inbound = InboundTransfers(
+            grant_check=grant_check,
             pool=self._pool,
             layouts=self._layouts,
             transfer_log=self._transfer_log,
             open_timeout_seconds=config.open_timeout_seconds,
             in_background=self._in_background,
-            probes=InboundProbes(name=self._name, grant_key=grant_key, max_bytes=config.link_probe_bytes),
+            probes=InboundProbes(grant_check=grant_check),
         )
-        self._take_open = OneATurn(self._receiving.on_open)
-        self._early = PendingClaims()
-        callbacks = EngineCallbacks(self._attach, self._on_attached, self._on_message, self._read_ring, self._on_lost)
-        self._engines = EngineListener(Path(config.socket), callbacks)
-        self._receiver = Receiver(
+        self._receiver = self._inbound.receiver = Receiver(
             ReceiverConfig(
                 listen=config.listen,
                 certificates=self._certificates,
                 insecure_plaintext=config.insecure_plaintext,
                 reconnect_seconds=config.reconnect_seconds,
-                congestion_control=config.congestion_control,
-                num_connections=config.num_connections,
                 fetch_from=config.fetch_addresses(),
                 lossy_fp8=config.lossy_fp8,
-                ingress_of=RateLimits(config.ingress).of,
+                ingress_of=RateLimits(config.ingress).budgets_of,
             ),
             local_name=config.name,
             key=wire_key,
-            accept=self._accept_from_thread,
-            on_event=self._received_from_thread,
-            send_over=self._links.awaited(),
+            accept=self._open_received,
+            on_event=self._receiver_event,
+            send_over=self._links.reverse(),
         )
-        self._receiving.receiver = self._receiver
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._wire = ""  # where it listens, once it does
 
-    # Life
+        # Engines
+        self._pending_claims = PendingClaims()
+        callbacks = EngineCallbacks(
+            attach=self._attach,
+            attached=self._on_attached,
+            message=self._on_message,
+            ring_written=self._on_ring_written,
+            lost=self._on_lost,
+        )
+        self._engines = EngineListener(Path(config.socket), callbacks)
+
+    # Start and end
 
     async def run(self, started: Callable[[str], None] = lambda address: None) -> None:
-        """Serve until cancelled, then drain; cancelled again, stop at once.
+        """Serve until cancelled, then drain and end every transfer; a second cancel stops at once.
 
-        `started` hears the wire's address once everything listens.
+        `started` gets the wire's address once everything listens.
 
         Raises:
-            ConfigError: one of its addresses is taken, or not to be listened at.
+            ConfigError: One of the addresses cannot be bound.
         """
         self._loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as closing:
@@ -176,35 +193,30 @@ class Agent:
             closing.callback(self._pool.close)
             if self._ssd is not None:
                 closing.callback(self._ssd.close)
-            door = self._pages_door()
-            if door is not None:
-                closing.push_async_callback(door.close)
-            status = self._status_server(INNER if door else self._config.status_listen)
+            proxy = self._page_proxy()
+            if proxy is not None:
+                closing.push_async_callback(proxy.close)
+            status = StatusServer(INNER if proxy else self._config.status_listen, self._documents())
             closing.callback(status.close)
             closing.callback(self._receiver.close)
             closing.callback(self._links.close)
             closing.push_async_callback(self._engines.close)
             await self._engines.start()
-            address = self._wire = self._receiver.start()
+            address = self._wire_address = self._receiver.start()
             status.start()
-            if door is not None:
-                door.start(status.address)
-            pages = door.address if door else status.address
+            if proxy is not None:
+                proxy.start(status.address)
+            pages = proxy.address if proxy else status.address
             _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=pages)
             started(address)
             await self._serve_and_drain(asyncio.ensure_future(self._serve(address)))
 
-    def _status_server(self, address: str) -> StatusServer:
-        documents = {
-            "/healthz": self._health,
-            "/status": self._status,
-            "/node": self._node,
-            "/transfers": self._transfer_log.to_list,
-        }
-        return StatusServer(address, documents)
+    def _page_proxy(self) -> TlsProxy | None:
+        """Return the TLS proxy of the status pages, bound; None where they speak plain text.
 
-    def _pages_door(self) -> TlsProxy | None:
-        """Raises ConfigError: the address of the pages is taken, or the certificates cannot be used."""
+        Raises:
+            ConfigError: The address cannot be bound, or the certificates cannot be used.
+        """
         return tls_proxy_for(
             self._config.status_listen,
             self._config.certificates(speaks=("http/1.1",)),
@@ -213,86 +225,70 @@ class Agent:
             refused=lambda reason: metrics.PAGES_REFUSALS.labels(reason=reason).inc(),
         )
 
-    async def _serve(self, address: str) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            if self._make_reporting is not None:
-                self._reporting = self._make_reporting(
-                    self._config,
-                    self._secret,
-                    epoch=self._epoch,
-                    wire_address=address,
-                    links=self._links.states,
-                    on_copy=self._copying.take,
-                    layouts_of=self._layouts_of,
-                    on_pool=self._pins.take,
-                    on_probe=self._sent_probes.take,
-                )
-                tasks.create_task(self._reporting.run())
-            if self._ssd is not None:
-                self._ssd.restore(self._add_layout)
-            tasks.create_task(self._tick_forever())
-
     async def _serve_and_drain(self, serving: asyncio.Future[None]) -> None:
-        """Whoever drains still serves: its copies leave over the wire, and its manager hears from it."""
+        """Serve until cancelled, and while draining: copies leave over the links, and managers hear of them."""
         try:
             await asyncio.shield(serving)
         except asyncio.CancelledError:
-            if self._reporting is not None and self._config.drain_seconds:
-                await self._reporting.drain(self._config.drain_seconds)
+            if self._reporter is not None and self._config.drain_seconds:
+                await self._reporter.drain(self._config.drain_seconds)
             raise
         finally:
             serving.cancel()
             await asyncio.wait([serving])
 
+    async def _serve(self, address: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if self._make_reporter is not None:
+                self._reporter = self._make_reporter(
+                    self._config,
+                    self._secret,
+                    epoch=self._epoch,
+                    wire_address=address,
+                    link_stats=self._links.stats,
+                    layouts_of=lambda name, model: layouts_of(self._engines.workers_of_model(name, model)),
+                    on_copy=self._copies.take,
+                    on_pool=self._pins.take,
+                    on_probe=self._outbound_probes.take,
+                )
+                tasks.create_task(self._reporter.run())
+            if self._ssd is not None:
+                self._ssd.restore(self._add_layout)
+            tasks.create_task(self._tick_forever())
+            tasks.create_task(take_one_per_iteration(self._opens, self._answer_open))
+
     async def _tick_forever(self) -> None:
         while True:
             now = time.monotonic()
-            self._receiving.expire(now)
-            self._keeping.expire(now)
-            self._sent_probes.expire(now)
+            self._inbound.expire(now)
+            self._prefix_store.expire(now)
+            self._outbound_probes.expire(now)
             for link in self._links.take_idle(now):
                 asyncio.get_running_loop().run_in_executor(None, link.close)
             if self._ssd is not None:
                 self._ssd.pump()
-            self._measure(now)
+            measure_pool(self._pool, self._ssd, tenants=(tenant.tenant for tenant in self._config.tenants))
+            self._link_metrics.refresh(now)
+            metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
             await asyncio.sleep(TICK_SECONDS)
-
-    def _measure(self, now: float) -> None:
-        occupancy.measure(self._pool, self._ssd, tenants=(tenant.tenant for tenant in self._config.tenants))
-        self._link_metrics.refresh(now)
-        metrics.CONNECTIONS.labels(direction="in").set(self._receiver.num_connections)
-
-    def _layouts_of(self, instance: str, model: str) -> list[Layout]:
-        return [worker.layout for worker in self._engines.workers_of(instance, model) if worker.layout is not None]
-
-    def _on_pool_change(self, change: PoolChange) -> None:
-        if self._ssd is not None:
-            self._ssd.offer(change)
-        self._announce(change)
-
-    def _announce(self, change: PoolChange) -> None:
-        if self._reporting is not None:
-            self._reporting.on_change(change)
-
-    def _report_timing(self, timing: TransferTiming) -> None:
-        if self._reporting is not None:
-            self._reporting.on_timing(timing)
-
-    def _report_end(self, end: CopyEnd) -> None:
-        if self._reporting is not None:
-            self._reporting.on_copy_end(end)
 
     # Engines
 
     async def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, Arena | None]:
+        """Return the answer to an engine, and the arena for a worker.
+
+        Raises:
+            LayoutError: The worker's layout is refused.
+        """
         if layout is None:
             return Attached(self._name, 0, 0, 0, self._epoch), None
         if self._config.lossy_fp8:
             check_castable(layout)
-        found = await self._probing.conflict(layout)
+        found = await self._layout_probes.conflict(layout)
         if found is not None:
             raise LayoutError(found)
-        self._engines.check_beside(attach, layout)  # nothing is awaited from here on until it is among them
+        # No await follows until the listener has added the worker, so no second worker can pass this check.
+        self._engines.check_conflicts(attach, layout)
         try:
             arena = self._pool.arena(layout)
         except OSError as error:
@@ -302,126 +298,158 @@ class Agent:
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
 
     def _add_layout(self, layout: Layout) -> None:
-        self._layouts.attached(layout)
-        if self._reporting is not None:
-            self._reporting.add_layout(layout)
+        self._layouts.add_native(layout)
+        if self._reporter is not None:
+            self._reporter.add_layout(layout)
 
     def _on_attached(self, engine: EngineConnection) -> None:
-        if self._engines.workers(engine.attach.instance):
-            for scheduler, message in self._early.take(engine.attach.instance):
+        if self._engines.workers(engine.instance):
+            for scheduler, message in self._pending_claims.take(engine.instance):
                 self._on_message(scheduler, message)
 
     def _on_message(self, engine: EngineConnection, message: Message) -> None:
-        workers = self._engines.workers(engine.attach.instance)
+        workers = self._engines.workers(engine.instance)
         if isinstance(message, Send | Receive) and not workers:
-            self._early.keep(engine, message)
+            self._pending_claims.add(engine, message)
         elif isinstance(message, Send):
-            self._sending.open(engine, workers, message)
+            self._outbound.open(engine, workers, message)
         elif isinstance(message, Receive):
-            arenas = tuple(worker.arena for worker in workers if worker.arena is not None)
-            self._receiving.claim(engine, arenas, message)
+            self._inbound.claim(engine, arenas_of(workers), message)
         elif isinstance(message, Store | Lookup | Hold):
-            self._keeping.on_message(engine, workers, message)
+            self._prefix_store.on_message(engine, workers, message)
         elif isinstance(message, Promised):
-            if self._reporting is not None:
-                self._reporting.on_promise(message)
+            if self._reporter is not None:
+                self._reporter.on_promise(message)
         elif isinstance(message, Forget):
-            self._forget(engine, message)
+            # Includes blocks on their way here, and from here to other nodes.
+            self._copies.forget(message.model)
+            self._inbound.forget(message.model)
+            self._prefix_store.forget(engine, message)
+            self._pins.drop_absent()
         elif isinstance(message, Release | Cancel):
-            self._early.drop(engine, message.transfer_id)
-            self._end(engine.attach.instance, message)
+            self._pending_claims.drop(engine, message.transfer_id)
+            # An engine ends its own part only: of a transfer within this node, another engine has the other part.
+            self._prefix_store.end(message.transfer_id, engine.instance)
+            self._inbound.release(message.transfer_id, engine.instance)
+            if isinstance(message, Cancel):
+                self._outbound.engine_done(message.transfer_id, engine.instance)
 
-    def _forget(self, engine: EngineConnection, request: Forget) -> None:
-        """Nobody finds what was computed for a model before, here, on its way here, or, from here, elsewhere."""
-        self._copying.forget(request.model)
-        self._receiving.forget(request.model)
-        self._keeping.forget(engine, request)
-        self._pins.drop_absent()
-
-    def _end(self, instance: str, message: Release | Cancel) -> None:
-        """An engine ends its own part; of a transfer within this node the other part is another engine's."""
-        self._keeping.end(message.transfer_id, instance)
-        self._receiving.release(message.transfer_id, instance)
-        if isinstance(message, Cancel):
-            self._sending.engine_done(message.transfer_id, instance)
-
-    def _read_ring(self, worker: EngineConnection) -> None:
-        """Take what a worker has written to its ring since."""
+    def _on_ring_written(self, worker: EngineConnection) -> None:
         for entry in worker.ring.drain() if worker.ring else ():
-            self._sending.on_ring(worker, entry)
-            self._keeping.on_ring(worker, entry)
+            self._outbound.on_ring(worker, entry)
+            self._prefix_store.on_ring(worker, entry)
 
     def _on_lost(self, engine: EngineConnection) -> None:
-        self._early.forget(engine)
-        instance = engine.attach.instance
-        entirely = not any(other.attach.instance == instance for other in self._engines.connections)
-        self._sending.engine_lost(engine, entirely=entirely)
-        self._keeping.engine_lost(engine, entirely=entirely)
-        self._receiving.engine_lost(engine)
+        self._pending_claims.drop_engine(engine)
+        is_last = not self._engines.has_instance(engine.instance)
+        self._outbound.engine_lost(engine, is_last=is_last)
+        self._prefix_store.engine_lost(engine, is_last=is_last)
+        self._inbound.engine_lost(engine)
 
-    # The wire: its threads hand everything over to the loop
+    # Events from threads of links, receiver and SSD, handed over to the loop
 
-    def _hand_over(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has stopped
+        # The loop is closed once the agent has stopped.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
+    def _link_event(self, event: SendEvent) -> None:
+        self._call_on_loop(self._on_link_event, event)
+
+    def _on_link_event(self, event: SendEvent) -> None:
+        if not self._layout_probes.on_event(event):
+            self._outbound.on_event(event)
+            self._copies.on_event(event)
+            self._outbound_probes.on_event(event)
+
+    def _receiver_event(self, event: ReceiveEvent) -> None:
+        self._call_on_loop(self._inbound.on_event, event)
+
+    def _open_received(self, request: OpenRequest, reply: Reply) -> None:
+        self._call_on_loop(self._opens.put_nowait, (request, reply))
+
+    def _answer_open(self, opened: tuple[OpenRequest, Reply]) -> None:
+        self._inbound.on_open(*opened)
+
     def _in_background(self, work: Callable[[], None], then: Callable[[bool], None]) -> None:
+        """Run `work` in a thread, then call `then` on the loop with whether it succeeded."""
+
         def ended(future: asyncio.Future[None]) -> None:
             if not future.cancelled():
                 if error := future.exception():
-                    _log.error("background.failed", message=repr(error))
+                    _log.error("background.work_failed", message=repr(error))
                 then(error is None)
 
         assert self._loop is not None
         self._loop.run_in_executor(None, work).add_done_callback(ended)
 
-    def _sent_from_thread(self, event: SendEvent) -> None:
-        self._hand_over(self._on_sent, event)
+    # Reports to the managers
 
-    def _received_from_thread(self, event: ReceiveEvent) -> None:
-        self._hand_over(self._receiving.on_event, event)
+    def _on_pool_change(self, change: PoolChange) -> None:
+        if self._ssd is not None:
+            self._ssd.offer(change)
+        self._report_change(change)
 
-    def _accept_from_thread(self, request: OpenRequest, reply: Reply) -> None:
-        self._hand_over(self._take_open, request, reply)
+    def _report_change(self, change: PoolChange) -> None:
+        if self._reporter is not None:
+            self._reporter.on_change(change)
 
-    def _on_sent(self, event: SendEvent) -> None:
-        if not self._probing.on_event(event):
-            self._sending.on_event(event)
-            self._copying.on_event(event)
-            self._sent_probes.on_event(event)
+    def _report_timing(self, timing: TransferTiming) -> None:
+        if self._reporter is not None:
+            self._reporter.on_timing(timing)
 
-    # Pages
+    def _report_end(self, end: CopyEnd) -> None:
+        if self._reporter is not None:
+            self._reporter.on_copy_end(end)
 
-    def _health(self) -> dict[str, Any]:
-        return {"status": "ok", "name": self._name}
+    # Status pages, called from the status server's threads
 
-    def _node(self) -> dict[str, Any]:
-        """What a router without managers must know of this node."""
-        its = self._config
+    def _documents(self) -> dict[str, Callable[[], Any]]:
         return {
-            "name": its.name,
-            "cluster": its.cluster,
-            "cluster_kind": its.cluster_kind,
-            "wire_address": its.advertise or self._wire,
+            "/healthz": lambda: {"status": "ok", "name": self._name},
+            "/status": self._status_page,
+            "/node": self._node_page,
+            "/transfers": self._transfer_log.to_list,
+        }
+
+    def _node_page(self) -> dict[str, Any]:
+        """Return this node's description for routers without managers."""
+        config = self._config
+        return {
+            "name": config.name,
+            "cluster": config.cluster,
+            "cluster_kind": config.cluster_kind,
+            "wire_address": config.advertise or self._wire_address,
             "engines": [
-                {"instance": engine.instance, "url": engine.url, "role": engine.role} for engine in its.engines
+                {"instance": engine.instance, "url": engine.url, "role": engine.role} for engine in config.engines
             ],
         }
 
-    def _status(self) -> dict[str, Any]:
+    def _status_page(self) -> dict[str, Any]:
         return {
             "name": self._name,
             "encrypted": self._certificates is not None,
-            "sending": len(self._sending),
-            "copying": len(self._copying),
-            "receiving": len(self._receiving),
-            "prefix_store": len(self._keeping),
-            "pending_claims": len(self._early),
-            **occupancy.page(self._pool, self._ssd),
+            "sending": len(self._outbound),
+            "copying": len(self._copies),
+            "receiving": len(self._inbound),
+            "prefix_store": len(self._prefix_store),
+            "pending_claims": len(self._pending_claims),
+            **pool_page(self._pool, self._ssd),
             "pins": self._pins.status(),
-            "engines": [f"{c.attach.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
-            "reverse_connections": [asdict(inlet) for inlet in self._receiver.reverse_dials()],
+            "engines": [f"{c.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
+            "reverse_connections": [asdict(connection) for connection in self._receiver.reverse_dials()],
             "links": self._links.page(),
-            "reporting": self._reporting.status() if self._reporting else None,
+            "reporting": self._reporter.status() if self._reporter else None,
         }
+
+
+async def take_one_per_iteration(queue: asyncio.Queue[T], take: Callable[[T], None]) -> None:
+    """Call `take` for each item, one per iteration of the event loop, until cancelled.
+
+    An OPEN can take 15 ms to read. Between two of them the loop serves the engines' sockets, so a peer that sends many
+    costly OPENs cannot stall the engines.
+    """
+    while True:
+        take(await queue.get())
+        await asyncio.sleep(0)

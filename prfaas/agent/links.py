@@ -1,4 +1,4 @@
-"""How urgent a transfer is on the wire, by the priority of the request that it is for."""
+"""Links to peers, their rate limits, and the priority of transfers on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from prfaas.agent.config import AgentConfig, EgressConfig, IngressConfig
+from prfaas.agent.config import AgentConfig, PeerRateConfig
 from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.receiver.server import SendOver
@@ -17,34 +17,34 @@ from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import AgentName
 
-ORDINARY = 3  # of a request that names none: there are three steps above it and four below
+# Wire priority of a request without a priority: three steps are more urgent, four are less.
+ORDINARY = 3
+# Address of a peer that dials this agent.
+REVERSE = "its own connections"
 
 
 def wire_priority(priority: int) -> int:
-    """As in vLLM a lower one is more urgent and 0 the ordinary one; beyond three steps up and four down all are alike."""
+    """Return the wire priority of a vLLM request priority: lower is more urgent, 0 is ordinary."""
     return min(max(ORDINARY + priority, 0), MAX_PRIORITY)
 
 
-AWAITED = "its own connections"  # the address of a peer that dials this agent
-
-
 class RateLimits:
-    """The budgets that hold for each peer: those that its link sends from, or those that it sends to this node within."""
+    """Rate budgets of peers, made from `egress` or `ingress` entries."""
 
-    def __init__(self, entries: Iterable[EgressConfig | IngressConfig]) -> None:
+    def __init__(self, entries: Iterable[PeerRateConfig]) -> None:
         self._entries = [(entry, RateBudget(entry.max_rate)) for entry in entries]
 
-    def of(self, peer: str) -> tuple[RateBudget, ...]:
-        """Those of one that is made for this peer: shared with others, or its own."""
+    def budgets_of(self, peer: str) -> tuple[RateBudget, ...]:
+        """Return the budget of every entry that matches the peer: a shared one, or a new one for this peer."""
         return tuple(
-            RateBudget(its.max_rate) if its.each else together
-            for its, together in self._entries
-            if fnmatch.fnmatchcase(peer, its.peers)
+            RateBudget(entry.max_rate) if entry.each else shared
+            for entry, shared in self._entries
+            if fnmatch.fnmatchcase(peer, entry.peers)
         )
 
 
 class Links:
-    """Links by address and peer; of a peer that dials this agent there is one, whatever its address."""
+    """Links by address and peer. A peer that dials this agent has one link, whatever its address."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Links:
         certificates: Certificates | None,
         on_event: Callable[[SendEvent], None],
     ) -> None:
-        """Events come from the links' threads."""
+        """`on_event` is called from the links' threads."""
         self._config = config
         self._key = key
         self._certificates = certificates
@@ -63,14 +63,14 @@ class Links:
         self._links: dict[tuple[str, AgentName], Link] = {}
 
     def to(self, address: str, peer: AgentName) -> Link:
-        """The link to this peer."""
+        """Return the link to a peer."""
         if peer in self._config.dialled_by:
-            address = AWAITED
+            address = REVERSE
         link = self._links.get((address, peer))
         if link is None:
             link = self._links[address, peer] = Link(
                 address,
-                config=self._config_of(peer),
+                config=self._link_config(peer),
                 local_name=self._config.name,
                 peer_name=peer,
                 key=self._key,
@@ -78,7 +78,7 @@ class Links:
             )
         return link
 
-    def _config_of(self, peer: AgentName) -> LinkConfig:
+    def _link_config(self, peer: AgentName) -> LinkConfig:
         config = self._config
         return LinkConfig(
             num_connections=config.num_connections,
@@ -87,35 +87,35 @@ class Links:
             reconnect_seconds=config.reconnect_seconds,
             certificates=self._certificates,
             insecure_plaintext=config.insecure_plaintext,
-            budgets=self._limits.of(peer),
+            budgets=self._limits.budgets_of(peer),
             packs=config.compression == "auto",
             lossy_fp8=config.lossy_fp8,
             awaits_peer=peer in config.dialled_by,
         )
 
-    def awaited(self) -> dict[str, SendOver]:
-        """What sends over the connections of each peer that dials this agent."""
-        return {name: self.to(AWAITED, AgentName(name)).serve for name in self._config.dialled_by}
+    def reverse(self) -> dict[str, SendOver]:
+        """Return for each peer that dials this agent the function that sends over its connections."""
+        return {name: self.to(REVERSE, AgentName(name)).serve for name in self._config.dialled_by}
 
-    def states(self) -> list[LinkStats]:
-        """Each link's figures."""
+    def stats(self) -> list[LinkStats]:
+        """Return the figures of each link; callable from any thread."""
         return [link.snapshot() for link in list(self._links.values())]
 
     def page(self) -> list[dict[str, Any]]:
-        """Each link's figures, with those of each of its connections."""
+        """Return the figures of each link and of its connections; callable from any thread."""
         return [
             link.snapshot().to_dict() | {"connections": [asdict(connection) for connection in link.connections()]}
             for link in list(self._links.values())
         ]
 
     def take_idle(self, now: float) -> list[Link]:
-        """Links that nobody has used for long, for the caller to close: peers may have left, or have other addresses."""
+        """Remove and return links that were idle for long, for the caller to close; peers may have left or moved."""
         idle = {name: link for name, link in self._links.items() if link.is_idle(now)}
         for name in idle:
             del self._links[name]
         return list(idle.values())
 
     def close(self) -> None:
-        """End every transfer of every link."""
+        """Close every link, which ends its transfers."""
         for link in self._links.values():
             link.close()

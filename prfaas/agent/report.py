@@ -1,4 +1,4 @@
-"""The names of this machine's NVIDIA GPUs, as the driver tells them without its libraries."""
+"""Reports of this node to the managers: links, engine loads, GPU names, pool changes and outcomes of commands."""
 
 from __future__ import annotations
 
@@ -41,42 +41,37 @@ from prfaas.types import (
     TransferTiming,
 )
 
-DRIVER = Path("/proc/driver/nvidia")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
+LOAD_INTERVAL_SECONDS = 1.0
+LOAD_TIMEOUT_SECONDS = 2.0
+# The load of an engine that has not answered for so long is unknown.
+LOAD_EXPIRY_SECONDS = 5.0
+MAX_PAGE_BYTES = 4 << 20
+# Largest number that a report to the manager can carry.
+_MAX_U32 = (1 << 32) - 1
+_SAMPLE = re.compile(
+    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE
+)
+_log = logs.get("agent.report")
 
 
-def gpu_names(driver: Path = DRIVER) -> str:
-    """Each name once, in order, such as "NVIDIA H200"; empty where there is no such GPU."""
+def gpu_names(driver: Path = NVIDIA_DRIVER) -> str:
+    """Return the names of this machine's NVIDIA GPUs, each once, such as "NVIDIA H200"; empty without a GPU."""
     names = set()
     for file in driver.glob("gpus/*/information"):
-        with contextlib.suppress(OSError):  # it may be the driver's users' alone
+        # The file may be readable for the driver's users only.
+        with contextlib.suppress(OSError):
             found = re.search(r"^Model:\s*(\S.*)$", file.read_text(errors="replace"), re.MULTILINE)
             if found:
                 names.add(found[1].strip())
     return " + ".join(sorted(names))
 
 
-PERIOD_SECONDS = 1.0
-TIMEOUT_SECONDS = 2.0
-STALE_SECONDS = 5.0  # an engine that has not answered for so long has no known load
-MAX_PAGE_BYTES = 4 << 20
-_MAX_REQUESTS = (1 << 32) - 1  # that a report to the manager can state
-_SAMPLE = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE
-)
-_log = logs.get("agent.engine_load")
-
-
-@dataclass(frozen=True)
-class _Seen:
-    load: EngineLoad
-    at: float
-
-
 def load_from_page(instance: InstanceId, page: bytes) -> EngineLoad:
-    """The load that a vLLM metrics page states; data-parallel ranks are added up, their KV usage is averaged.
+    """Return the load on a vLLM metrics page: requests summed over data-parallel ranks, KV usage averaged.
 
     Raises:
-        ValueError: the page has no vLLM figures, or one that cannot be.
+        ValueError: The page has no vLLM figures, or impossible ones.
     """
     values: dict[bytes, list[float]] = {}
     for name, value in _SAMPLE.findall(page):
@@ -86,33 +81,34 @@ def load_from_page(instance: InstanceId, page: bytes) -> EngineLoad:
         raise ValueError("no vllm:num_requests_running and vllm:num_requests_waiting on its page")
     usage = values.get(b"kv_cache_usage_perc", [0.0])
     num_running, num_waiting, kv_usage_ratio = sum(running), sum(waiting), sum(usage) / len(usage)
-    if not (0 <= num_running <= _MAX_REQUESTS and 0 <= num_waiting <= _MAX_REQUESTS and 0 <= kv_usage_ratio <= 1):
+    if not (0 <= num_running <= _MAX_U32 and 0 <= num_waiting <= _MAX_U32 and 0 <= kv_usage_ratio <= 1):
         raise ValueError(f"{num_running:g} running, {num_waiting:g} waiting, KV usage {kv_usage_ratio:g} on its page")
     return EngineLoad(instance, int(num_running), int(num_waiting), kv_usage_ratio)
 
 
 class EngineLoads:
-    """Asks every engine each second. `current` is for the event loop that `watch_forever` runs in."""
+    """Loads of this node's engines, read from their metrics pages each second."""
 
     def __init__(self, engines: Iterable[EngineConfig], certificates: Certificates | None = None) -> None:
-        """`certificates`: what engines at https are shown and asked for; None: the system's authorities vouch for them."""
+        """`certificates` are for engines with https URLs; None trusts the system's authorities."""
         self._certificates = certificates
         self._urls: Mapping[InstanceId, str] = {
             InstanceId(engine.instance): engine.url.rstrip("/") for engine in engines
         }
-        self._seen: dict[InstanceId, _Seen] = {}
+        # Load and time of the last answer.
+        self._loads: dict[InstanceId, tuple[EngineLoad, float]] = {}
         self._silent: set[InstanceId] = set()
 
     def current(self) -> tuple[EngineLoad, ...]:
-        """The loads of the engines that answered lately."""
-        oldest = time.monotonic() - STALE_SECONDS
-        return tuple(seen.load for seen in self._seen.values() if seen.at >= oldest)
+        """Return the loads of the engines that answered recently."""
+        oldest = time.monotonic() - LOAD_EXPIRY_SECONDS
+        return tuple(load for load, answered_at in self._loads.values() if answered_at >= oldest)
 
     async def watch_forever(self) -> None:
-        """Ask until cancelled."""
+        """Ask all engines each second until cancelled."""
         while self._urls:
             await asyncio.gather(*(self._ask(instance, url) for instance, url in self._urls.items()))
-            await asyncio.sleep(PERIOD_SECONDS)
+            await asyncio.sleep(LOAD_INTERVAL_SECONDS)
 
     async def _ask(self, instance: InstanceId, url: str) -> None:
         try:
@@ -124,28 +120,28 @@ class EngineLoads:
             self._silent.add(instance)
             return
         self._silent.discard(instance)
-        self._seen[instance] = _Seen(load, time.monotonic())
+        self._loads[instance] = load, time.monotonic()
 
 
 def _fetch(url: str, tls: ssl.SSLContext | None) -> bytes:
-    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS, context=tls) as response:
+    with urllib.request.urlopen(url, timeout=LOAD_TIMEOUT_SECONDS, context=tls) as response:
         page: bytes = response.read(MAX_PAGE_BYTES)
         return page
 
 
 @dataclass
-class _Last:
-    """What a link's figures are compared with."""
+class _LinkSample:
+    """Counters of a link at the previous report."""
 
     acknowledged_bytes: int
     sent_bytes: int
     retransmitted_bytes: int
-    at: float
+    taken_at: float
     is_probing: bool = False
 
 
 class NodeReporter:
-    """Feeds a reporter from pool and links. Runs on the agent's loop."""
+    """Connection of pool, links and engines to the managers. Runs on the agent's loop."""
 
     def __init__(
         self,
@@ -154,33 +150,31 @@ class NodeReporter:
         *,
         epoch: int,
         wire_address: str,
-        links: Callable[[], Iterable[LinkStats]],
-        on_copy: Callable[[CopyCommand], None],
+        link_stats: Callable[[], Iterable[LinkStats]],
         layouts_of: Callable[[str, str], Sequence[Layout]],
+        on_copy: Callable[[CopyCommand], None],
         on_pool: Callable[[PoolCommand], None],
         on_probe: Callable[[ProbeCommand], None],
     ) -> None:
-        """`epoch` grows with every start of the agent; blocks of an older one are void. `on_copy`, `on_pool` and
-        `on_probe` hear commands.
+        """Create the reporter; `on_copy`, `on_pool` and `on_probe` get the managers' commands.
 
-        `layouts_of` gives the layouts of an instance of a model in the order of its ranks, () unless every rank is attached.
+        `epoch` grows with every start of the agent; blocks of an older epoch are void. `layouts_of` returns the layouts of
+        an instance and model by rank, () unless every rank is attached.
         """
-        self._links = links
+        self._link_stats = link_stats
         self._loads = EngineLoads(config.engines, config.engine_certificates())
-        self._last: dict[tuple[str, str], _Last] = {}
-        node = _node(config, epoch, wire_address)
-        tls = CertificateFiles.of(config)
+        self._samples: dict[tuple[str, str], _LinkSample] = {}
         self.reporter = Reporter(
             config.managers,
-            node=node,
+            node=_node(config, epoch, wire_address),
             secret=secret,
             figures=self.figures,
             on_copy=on_copy,
             on_pool=on_pool,
             on_probe=on_probe,
-            tls=tls,
+            tls=CertificateFiles.of(config),
         )
-        self._caches = [
+        self._feeds = [
             EngineCacheFeed(
                 EngineSource(InstanceId(engine.instance), engine.kv_events, engine.kv_events_replay),
                 layouts=functools.partial(layouts_of, engine.instance, engine.model),
@@ -196,39 +190,40 @@ class NodeReporter:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reporter.run())
             tasks.create_task(self._loads.watch_forever())
-            for cache in self._caches:
-                tasks.create_task(cache.run())
+            for feed in self._feeds:
+                tasks.create_task(feed.run())
 
     def add_layout(self, layout: Layout) -> None:
-        """An engine brought this layout; comes before its blocks."""
+        """Report a layout, before any of its blocks."""
         self.reporter.add_layout(layout)
 
     def on_change(self, change: PoolChange) -> None:
+        """Report a change of the pool."""
         self.reporter.publish((change,))
 
+    def on_timing(self, timing: TransferTiming) -> None:
+        """Report the phases of a completed transfer."""
+        self.reporter.note_timing(timing)
+
+    def on_copy_end(self, end: CopyEnd) -> None:
+        """Report the outcome of a command."""
+        self.reporter.note_copy_end(end)
+
     def on_promise(self, promise: Promised) -> None:
-        """An engine says how a decision turned out.
+        """Report the tokens that an engine found, against those that the router predicted.
 
         Raises:
-            RemoteProtocolError: in what is no number of tokens.
+            RemoteProtocolError: A number is out of range.
         """
-        if not (_is_of_tokens(promise.predicted_tokens) and _is_of_tokens(promise.found_tokens)):
+        if not (_fits_u32(promise.predicted_tokens) and _fits_u32(promise.found_tokens)):
             raise RemoteProtocolError("malformed", f"{promise.found_tokens} tokens of {promise.predicted_tokens}")
-        held = {its[0]: its[1] for its in promise.held_tokens or () if _is_of_a_group(its)}
+        held = {pair[0]: pair[1] for pair in promise.held_tokens or () if _is_kind_and_tokens(pair)}
         self.reporter.note_promise(
             predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens, held_tokens=held
         )
 
-    def on_timing(self, timing: TransferTiming) -> None:
-        """A transfer has ended here."""
-        self.reporter.note_timing(timing)
-
-    def on_copy_end(self, end: CopyEnd) -> None:
-        """A command has ended here."""
-        self.reporter.note_copy_end(end)
-
     async def drain(self, seconds: float) -> None:
-        """Have what is asked for and only here moved to other nodes; returns when that has ended, or cannot be."""
+        """Wait until the managers have copied hot prefixes that only this node holds, or cannot."""
         try:
             num_prefixes = await self.reporter.drain(seconds)
         except (ManagerUnreachable, IndexRefusal, Fenced) as error:
@@ -237,44 +232,45 @@ class NodeReporter:
             _log.info("drain.complete", num_prefixes=num_prefixes)
 
     def status(self) -> dict[str, Any]:
-        """How the reporting stands, for the status page."""
+        """Return the state of the reports for the status page."""
         return asdict(self.reporter.status)
 
     def figures(self) -> Figures:
-        """Of its links and engines, now; rates are since they were asked for last."""
-        states = self._links()
-        figures = Figures(links=tuple(map(self._link, states)), engines=self._loads.current())
-        present = {(state.peer, state.address) for state in states}
-        self._last = {name: last for name, last in self._last.items() if name in present}
+        """Return the figures of links and engines; rates count from the previous call."""
+        links = list(self._link_stats())
+        figures = Figures(links=tuple(map(self._link_figures, links)), engines=self._loads.current())
+        present = {(link.peer, link.address) for link in links}
+        self._samples = {name: sample for name, sample in self._samples.items() if name in present}
         return figures
 
-    def _link(self, state: LinkStats) -> LinkFigures:
+    def _link_figures(self, link: LinkStats) -> LinkFigures:
         now = time.monotonic()
-        last = self._last.get((state.peer, state.address), _Last(0, 0, 0, now))
-        seconds = now - last.at
-        rate = (state.acknowledged_bytes - last.acknowledged_bytes) / seconds if seconds else 0.0
-        sent = state.sent_bytes - last.sent_bytes
-        retransmitted = state.retransmitted_bytes - last.retransmitted_bytes
-        self._last[state.peer, state.address] = _Last(
-            state.acknowledged_bytes, state.sent_bytes, state.retransmitted_bytes, now, state.is_probing
+        previous = self._samples.get((link.peer, link.address), _LinkSample(0, 0, 0, now))
+        seconds = now - previous.taken_at
+        rate = (link.acknowledged_bytes - previous.acknowledged_bytes) / seconds if seconds else 0.0
+        sent = link.sent_bytes - previous.sent_bytes
+        retransmitted = link.retransmitted_bytes - previous.retransmitted_bytes
+        self._samples[link.peer, link.address] = _LinkSample(
+            link.acknowledged_bytes, link.sent_bytes, link.retransmitted_bytes, now, link.is_probing
         )
-        counts = not (state.is_probing or last.is_probing)  # what a probe does to a link is no congestion
-        is_enough = sent > 0 and sent >= LOSS_SEGMENTS * state.segment_bytes
+        # A probe's queues and losses are not congestion.
+        is_regular = not (link.is_probing or previous.is_probing)
+        has_sample = sent > 0 and sent >= LOSS_SEGMENTS * link.segment_bytes
         return LinkFigures(
-            peer=AgentName(state.peer),
+            peer=AgentName(link.peer),
             bytes_per_second=rate,
-            capacity_bytes_per_second=state.achievable_bytes_per_second,
-            rtt_seconds=state.rtt_seconds if counts else state.min_rtt_seconds,
-            min_rtt_seconds=state.min_rtt_seconds,
-            queued_bytes=state.queued_bytes + state.unacknowledged_bytes if counts else 0,
-            retransmit_ratio=retransmitted / sent if is_enough and counts else 0.0,
-            num_connections=state.num_connections,
-            is_down=state.is_down,
-            queue_seconds=state.queue_seconds,
-            congestion=state.congestion or "",
-            limit=state.limit or "",
-            is_probed=state.rate_source == "probe",
-            least_bytes_per_second=state.least_bytes_per_second,
+            capacity_bytes_per_second=link.achievable_bytes_per_second,
+            rtt_seconds=link.rtt_seconds if is_regular else link.min_rtt_seconds,
+            min_rtt_seconds=link.min_rtt_seconds,
+            queued_bytes=link.queued_bytes + link.unacknowledged_bytes if is_regular else 0,
+            retransmit_ratio=retransmitted / sent if has_sample and is_regular else 0.0,
+            num_connections=link.num_connections,
+            is_down=link.is_down,
+            queue_seconds=link.queue_seconds,
+            congestion=link.congestion or "",
+            limit=link.limit or "",
+            is_probed=link.rate_source == "probe",
+            least_bytes_per_second=link.least_bytes_per_second,
         )
 
 
@@ -291,7 +287,7 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
             for engine in config.engines
         ),
         hardware=config.hardware or gpu_names(),
-        takes_probes=config.link_probe_bytes > 0,
+        takes_probes=True,
     )
 
 
@@ -299,13 +295,12 @@ def _role(text: str) -> InstanceRole:
     return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"
 
 
-def _is_of_a_group(its: object) -> bool:
-    """Whether that is [kind of KV group, tokens]."""
-    if not isinstance(its, list) or len(its) != 2:
+def _is_kind_and_tokens(pair: object) -> bool:
+    """Return whether an engine's value is [KV kind, tokens]."""
+    if not isinstance(pair, list) or len(pair) != 2:
         return False
-    return its[0] in KINDS and isinstance(its[1], int) and _is_of_tokens(its[1])
+    return pair[0] in KINDS and isinstance(pair[1], int) and _fits_u32(pair[1])
 
 
-def _is_of_tokens(number: int) -> bool:
-    """Whether so many tokens can be, as a manager is told of them."""
-    return 0 <= number < 1 << 32
+def _fits_u32(number: int) -> bool:
+    return 0 <= number <= _MAX_U32

@@ -1,4 +1,4 @@
-"""What is in this node's pool and on its SSD, in numbers: for the metrics and for the status page."""
+"""Gauges of this node, and the HTTP server for its metrics and status pages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,29 @@ from prfaas.transport.congestion.rate_estimator import CongestionReason, LinkLim
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.units import join_address, split_address
 
+LINK_REFRESH_SECONDS = 1.0
+REQUEST_TIMEOUT_SECONDS = 5.0
+# `StatusServer.close` waits so long at most.
+_SHUTDOWN_POLL_SECONDS = 0.05
+_REASON_GAUGES: dict[Gauge, tuple[str, ...]] = {
+    metrics.LINK_CONGESTED: typing.get_args(CongestionReason),
+    metrics.LINK_LIMITED: typing.get_args(LinkLimit),
+}
+_NUMBER_GAUGES: dict[Gauge, Callable[[LinkStats], float]] = {
+    metrics.LINK_QUEUE_SECONDS: lambda link: link.queue_seconds,
+    metrics.LINK_QUEUED_BYTES: lambda link: link.queued_bytes,
+    metrics.LINK_UNSENT_BYTES: lambda link: link.unsent_bytes,
+    metrics.LINK_UNACKNOWLEDGED_BYTES: lambda link: link.unacknowledged_bytes,
+    metrics.LINK_RTT_SECONDS: lambda link: link.rtt_seconds,
+    metrics.LINK_RTT_INFLATION: lambda link: link.rtt_seconds / link.min_rtt_seconds if link.min_rtt_seconds else 0.0,
+    metrics.LINK_RETRANSMITS: lambda link: link.resent_ratio,
+    metrics.LINK_UTILIZATION: lambda link: link.utilization_ratio,
+    metrics.LINK_ACHIEVABLE: lambda link: link.achievable_bytes_per_second,
+}
 
-def measure(pool: Pool, ssd: SsdTier | None, *, tenants: Iterable[str]) -> None:
-    """Set the gauges; of tenants those that are named."""
+
+def measure_pool(pool: Pool, ssd: SsdTier | None, *, tenants: Iterable[str]) -> None:
+    """Set the gauges of pool and SSD, and of the named tenants."""
     stats = pool.stats()
     for kind, count in stats.slots_by_kind.items():
         metrics.POOL_SLOTS.labels(kind=kind).set(count)
@@ -35,8 +55,8 @@ def measure(pool: Pool, ssd: SsdTier | None, *, tenants: Iterable[str]) -> None:
         metrics.SSD_SLOTS.labels(kind=kind).set(count)
 
 
-def page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:
-    """The same for people."""
+def pool_page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:
+    """Return the figures of pool and SSD for the status page."""
     stats = pool.stats()
     return {
         "pool": stats.slots_by_kind,
@@ -48,65 +68,44 @@ def page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:
     }
 
 
-REFRESH_SECONDS = 1.0
-_WORDS: dict[Gauge, tuple[str, ...]] = {
-    metrics.LINK_CONGESTED: typing.get_args(CongestionReason),
-    metrics.LINK_LIMITED: typing.get_args(LinkLimit),
-}
-_NUMBERS: dict[Gauge, Callable[[LinkStats], float]] = {
-    metrics.LINK_QUEUE_SECONDS: lambda its: its.queue_seconds,
-    metrics.LINK_QUEUED_BYTES: lambda its: its.queued_bytes,
-    metrics.LINK_UNSENT_BYTES: lambda its: its.unsent_bytes,
-    metrics.LINK_UNACKNOWLEDGED_BYTES: lambda its: its.unacknowledged_bytes,
-    metrics.LINK_RTT_SECONDS: lambda its: its.rtt_seconds,
-    metrics.LINK_RTT_INFLATION: lambda its: its.rtt_seconds / its.min_rtt_seconds if its.min_rtt_seconds else 0.0,
-    metrics.LINK_RETRANSMITS: lambda its: its.resent_ratio,
-    metrics.LINK_UTILIZATION: lambda its: its.utilization_ratio,
-    metrics.LINK_ACHIEVABLE: lambda its: its.achievable_bytes_per_second,
-}
-
-
 class LinkMetrics:
-    """Sets the gauges of links, and takes away those of links that have gone."""
+    """Gauges of the links; those of closed links are removed."""
 
-    def __init__(self, states: Callable[[], Iterable[LinkStats]]) -> None:
-        self._states = states
+    def __init__(self, link_stats: Callable[[], Iterable[LinkStats]]) -> None:
+        self._link_stats = link_stats
         self._refreshed_at = float("-inf")
         self._peers: set[str] = set()
 
     def refresh(self, now: float) -> None:
-        """Set them when they are due; `now` is monotonic seconds."""
-        if now - self._refreshed_at < REFRESH_SECONDS:
+        """Set the gauges if a refresh is due; `now` is monotonic seconds."""
+        if now - self._refreshed_at < LINK_REFRESH_SECONDS:
             return
         self._refreshed_at = now
-        states = sorted(self._states(), key=lambda its: its.num_connections)
-        metrics.CONNECTIONS.labels(direction="out").set(sum(state.num_connections for state in states))
-        by_peer = {state.peer: state for state in states}  # of a peer that has moved, the link that is in use
+        # A peer that has moved has two links; the link in use comes last and wins.
+        links = sorted(self._link_stats(), key=lambda link: link.num_connections)
+        by_peer = {link.peer: link for link in links}
+        metrics.CONNECTIONS.labels(direction="out").set(sum(link.num_connections for link in links))
         for peer in self._peers - set(by_peer):
-            _forget(peer)
-        for peer, state in by_peer.items():
-            _show(peer, state)
+            _remove(peer)
+        for peer, link in by_peer.items():
+            _set(peer, link)
         self._peers = set(by_peer)
 
 
-def _show(peer: str, state: LinkStats) -> None:
-    for gauge, number in _NUMBERS.items():
-        gauge.labels(peer=peer).set(number(state))
-    for gauge, words in _WORDS.items():
-        for word in words:
-            gauge.labels(peer=peer, reason=word).set(word in (state.congestion, state.limit))
+def _set(peer: str, link: LinkStats) -> None:
+    for gauge, number in _NUMBER_GAUGES.items():
+        gauge.labels(peer=peer).set(number(link))
+    for gauge, reasons in _REASON_GAUGES.items():
+        for reason in reasons:
+            gauge.labels(peer=peer, reason=reason).set(reason in (link.congestion, link.limit))
 
 
-def _forget(peer: str) -> None:
-    for gauge in _NUMBERS:
+def _remove(peer: str) -> None:
+    for gauge in _NUMBER_GAUGES:
         gauge.remove(peer)
-    for gauge, words in _WORDS.items():
-        for word in words:
-            gauge.remove(peer, word)
-
-
-REQUEST_TIMEOUT_SECONDS = 5.0
-_LOOK_SECONDS = 0.05  # between looks at whether the agent stops, which waits for one
+    for gauge, reasons in _REASON_GAUGES.items():
+        for reason in reasons:
+            gauge.remove(peer, reason)
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -121,40 +120,43 @@ class _QuietRequest(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT_SECONDS
 
     def log_message(self, format: str, *args: object) -> None:
-        """One line per scrape tells nobody anything."""
+        """Drop the access log: each scrape would write a line."""
 
 
 class StatusServer:
-    """Serves JSON documents by path, beside /metrics, from threads of its own."""
+    """HTTP server with its own threads for /metrics and JSON documents by path."""
 
     def __init__(self, address: str, documents: dict[str, Callable[[], Any]]) -> None:
-        """Bind; a document is asked for at every request and must not touch the agent's loop.
+        """Bind the address. Document functions are called from the server's threads.
 
         Raises:
-            ConfigError: the address is taken, or not this machine's.
+            ConfigError: The address is taken, or does not belong to this machine.
         """
         host, port = split_address(address)
         self._documents = documents
         self._metrics = make_wsgi_app()
-        kind = _ServerOverIPv6 if ":" in host else _Server
+        server_class = _ServerOverIPv6 if ":" in host else _Server
         try:
-            self._server = make_server(host, port, self._answer, server_class=kind, handler_class=_QuietRequest)
+            self._server = make_server(host, port, self._answer, server_class=server_class, handler_class=_QuietRequest)
         except OSError as error:
             raise ConfigError(f"status_listen: {address} cannot be bound ({error.strerror})") from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="status", daemon=True
+            target=self._server.serve_forever, args=(_SHUTDOWN_POLL_SECONDS,), name="status", daemon=True
         )
 
     @property
     def address(self) -> str:
+        """Address that the server is bound to."""
         host, port = self._server.server_address[:2]
         return join_address(str(host), port)
 
     def start(self) -> None:
+        """Start to serve."""
         self._thread.start()
 
     def close(self) -> None:
-        if self._thread.ident is not None:  # else nobody would ever end `shutdown`
+        """Stop to serve. A server that was never started has no loop that could end `shutdown`."""
+        if self._thread.ident is not None:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()

@@ -1,1 +1,1 @@
-"""Protocol between agent and engine: messages, shared-memory ring, client, server."""
+"""Protocol between an engine and its agent: messages, shared-memory ring, client and server."""

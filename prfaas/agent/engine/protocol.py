@@ -1,31 +1,31 @@
-"""What the connector and the agent say to each other over the Unix socket and the ring.
+"""Messages between an engine and its agent over the Unix socket.
 
-Theory of operation. An engine opens two kinds of connection to its agent: one from the scheduler side and one from each
-worker rank. Every message is a u32 length (little-endian) and a msgpack array `[name, fields...]`. Nobody waits for an
-answer: requests carry an id (mostly the transfer's), answers come whenever they come, and the scheduler side meanwhile
-says "not yet" to the engine. File descriptors (arena, ring, eventfd) ride on `Attached`.
+An engine opens one connection from its scheduler and one from each worker rank. Every message is a u32 length
+(little-endian) and a msgpack array `[name, fields...]`. No side waits for an answer: requests carry an id, mostly the
+transfer's, and answers come in any order. Until then the scheduler tells the engine "not yet". File descriptors of
+arena, ring and eventfd travel with `Attached`.
 
     worker     Attach(layout) ──▶ Attached + fds | Refused
     scheduler  Attach          ──▶ Attached       | Refused
 
-    sending    Send ──▶ SendOpened (a slot per block) | TransferFailed
+    send       Send ──▶ SendOpened (a slot per block) | TransferFailed
                worker copies layers into the slots and writes LAYER_READY, FORWARD_ENDED to the ring
-               REQUEST_ENDED on the ring of every rank, or Cancel when no rank was ever told to copy
+               REQUEST_ENDED on the ring of every rank, or Cancel if no rank was told to copy
                ◀── TransferDone | TransferFailed
-    storing    Store ──▶ SendOpened | TransferFailed; then as sending, but nothing leaves this machine
-    looking up Lookup (hashes of the prompt) ──▶ LookedUp (lengths that this pool can serve)
-               Promised (how what the router was told compares with it)
-               Hold (the blocks of one length) ──▶ ReceiveReady | TransferFailed; then as receiving
-    receiving  Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
-               worker copies the slots into engine blocks, compares generations
-               Release: the slots are no longer read, or never will be
-    resetting  Forget (a model) ──▶ Forgotten
+    store      Store ──▶ SendOpened | TransferFailed; then as for send, but nothing leaves this machine
+    look up    Lookup (hashes of the prompt) ──▶ LookedUp (lengths that this pool can serve)
+               Promised (the router's prediction compared with the lookup)
+               Hold (the blocks of one length) ──▶ ReceiveReady | TransferFailed; then as for receive
+    receive    Receive ──▶ (the transfer may have begun before) ReceiveReady (a slot per block) | TransferFailed
+               worker copies the slots into engine blocks and compares generations
+               Release: the engine no longer reads the slots, or never will
+    reset      Forget (a model) ──▶ Forgotten
 
-A connection's death ends what its engine reads. What its ranks may be writing to stays until they say that they do not, which
-they do for all of it once a scheduler that has attached anew plans a step (SCHEDULER_BACK), or until the engine's last
-connection has gone, as when its process dies. A scheduler that attaches anew ends its earlier connection, with what nobody has
-read of it yet. "Layer ready" is not a message but a 32-byte entry in a ring in shared memory, announced by an eventfd (see
-ring.py).
+When a connection dies, the agent releases what the engine reads. Slots that ranks may be writing to stay until every rank
+reports that it stopped. A rank reports so once a scheduler that has attached again plans a step (SCHEDULER_REATTACHED).
+The slots also become free when the engine's last connection has gone, as when its process dies. A scheduler that attaches
+again ends its earlier connection together with its unread messages.
+"Layer ready" is a 32-byte entry in a shared-memory ring, announced by an eventfd (see ring.py).
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.types import BlockHash, FailureReason, GroupBlocks, TransferId
 
 PROTOCOL_VERSION = 1
-MAX_MESSAGE_BYTES = 16 << 20  # 1M tokens in units of 16 are 1 MiB of hashes a group
+# 1M tokens in units of 16 are 1 MiB of hashes for each group.
+MAX_MESSAGE_BYTES = 16 << 20
 LENGTH_BYTES = 4
-HELD = -1  # in a slot list: the agent holds this block already, do not copy it
+# In a slot list: the agent holds this block already, so the worker does not copy it.
+HELD = -1
 
 AttachRole = Literal["scheduler", "worker"]
 
@@ -52,16 +54,19 @@ _OPTIONAL = {"optional": True}
 
 
 def _optional(value: Any) -> Any:
-    """The default of a field that is left out of the message while it and all after it have theirs: older peers do not know
-    it."""
+    """Declare a field that older peers do not know.
+
+    Trailing fields with their default are left out of the message.
+    """
     return field(default=value, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
 class Attach:
-    """The first message of every connection. `layout` is `Layout.to_dict()` from a worker, None from a scheduler.
+    """First message of every connection.
 
-    `pins_arena` says that a device will reach the arena by physical address, so that its pages must stay where they are.
+    `layout` is `Layout.to_dict()` from a worker, None from a scheduler. `pins_arena`: a device will access the arena by
+    physical address, so its pages must not move.
     """
 
     version: int
@@ -74,37 +79,47 @@ class Attach:
 
 @dataclass(frozen=True)
 class Attached:
-    """The agent's answer; to a worker with three descriptors: arena memfd, ring memfd, ring eventfd."""
+    """Answer to `Attach`; a worker also gets three descriptors: arena memfd, ring memfd, ring eventfd."""
 
     agent: str
     num_slots: int
-    slot_bytes: int  # distance between two slots in the arena
-    header_bytes: int  # where slot 0 begins; before it the generation table
-    epoch: int = 0  # of the agent's start: slots and handles mean nothing to an agent of another one
-    session: int = _optional(0)  # how many schedulers of this instance were attached here before this one
+    # Distance between two slots in the arena.
+    slot_bytes: int
+    # Offset of slot 0; the generation table lies before it.
+    header_bytes: int
+    # Start of the agent. Slots and handles are invalid at an agent with another epoch.
+    epoch: int = 0
+    # Number of schedulers of this instance that attached before this scheduler.
+    session: int = _optional(0)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The connection is refused and will be closed; `message` names what is wrong."""
+    """Refusal of `Attach`; the agent closes the connection. `message` names the cause."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Send:
-    """Open a transfer to the agent that the grant names, and grant slots for its blocks."""
+    """Request to open a transfer to the agent that the grant names, with slots for its blocks."""
 
     transfer_id: TransferId
     grant: bytes
     groups: tuple[GroupBlocks, ...]
-    trace: str = _optional("")  # traceparent of the leg
-    priority: int = _optional(0)  # the request's, as vLLM has it: a lower one is more urgent
+    # The leg's traceparent.
+    trace: str = _optional("")
+    # The request's priority as in vLLM: a lower number is more urgent.
+    priority: int = _optional(0)
 
 
 @dataclass(frozen=True)
 class SendOpened:
-    """`slots[rank][i][j]` takes block j of `groups[i]`, HELD where nothing need be copied; the ring knows it as `handle`."""
+    """Slots of an opened transfer or store.
+
+    `slots[rank][i][j]` takes block j of `groups[i]`, or is HELD if the worker need not copy it. Ring entries name the
+    transfer by `handle`.
+    """
 
     transfer_id: TransferId
     handle: int
@@ -113,21 +128,25 @@ class SendOpened:
 
 @dataclass(frozen=True)
 class Receive:
-    """Ask for the blocks of a granted transfer; the engine's own `prompt_hash` must be the granted one.
+    """Claim of a granted transfer's blocks; the engine's own `prompt_hash` must equal the granted hash.
 
-    Without groups: the engine will not load it, and it is given up.
+    A claim without groups gives the transfer up: the engine will not load it.
     """
 
     transfer_id: TransferId
     grant: bytes
     prompt_hash: BlockHash
     groups: tuple[GroupBlocks, ...]
-    trace: str = _optional("")  # traceparent of the leg
+    # The leg's traceparent.
+    trace: str = _optional("")
 
 
 @dataclass(frozen=True)
 class ReceiveReady:
-    """Everything is in host memory: `slots[rank][i][j]` holds block j of `groups[i]` at `generations[rank][i][j]`."""
+    """Notice that all blocks are in host memory.
+
+    `slots[rank][i][j]` holds block j of `groups[i]` at `generations[rank][i][j]`.
+    """
 
     transfer_id: TransferId
     slots: list[list[list[int]]]
@@ -136,7 +155,7 @@ class ReceiveReady:
 
 @dataclass(frozen=True)
 class Store:
-    """Keep these computed blocks for later requests; the engine fills the slots of `SendOpened` as for a transfer."""
+    """Request to keep computed blocks for later requests; the engine fills the slots of `SendOpened`."""
 
     transfer_id: TransferId
     num_tokens: int
@@ -145,42 +164,46 @@ class Store:
 
 @dataclass(frozen=True)
 class Lookup:
-    """How much of a prompt does this node's pool hold? `root` and `units` are its chain, 16 bytes each, joined."""
+    """Question for the lengths of a prompt that this node holds.
+
+    `root` and `units` are the prompt's hash chain, 16 bytes per hash, joined.
+    """
 
     transfer_id: TransferId
     root: BlockHash
     units: bytes
     limit_tokens: int
-    promised_tokens: int = _optional(0)  # what a decision counted on
+    # Cached tokens that the router's decision relied on.
+    promised_tokens: int = _optional(0)
 
 
 @dataclass(frozen=True)
 class LookedUp:
-    """Lengths that all KV groups can serve, longest first, each with the hash that the prompt must have at that length.
+    """Lengths that all KV groups can serve, longest first, each with the prompt's hash at that length.
 
-    A length that is no multiple of 16 is a candidate: the engine, which has the tokens, compares the hash.
+    A length that is not a multiple of 16 is a candidate: the engine has the tokens and compares the hash.
     """
 
     transfer_id: TransferId
-    lengths: list[list[Any]]  # [num_tokens, hash]
-    # where they fall short of what was promised: [kind of KV group, what groups of that kind could serve by themselves]
+    # Pairs [num_tokens, hash].
+    lengths: list[list[Any]]
+    # Present when the lengths fall short of `promised_tokens`: pairs [KV kind, tokens that groups of this kind could serve].
     held_tokens: list[list[Any]] | None = field(default=None, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
 class Promised:
-    """How a decision's promise of cached tokens turned out: what the engine could take up of them."""
+    """Comparison of a decision's predicted cached tokens with the tokens that the engine found."""
 
     predicted_tokens: int
     found_tokens: int
-    held_tokens: list[list[Any]] | None = field(
-        default=None, metadata=_OPTIONAL
-    )  # as in LookedUp, of a promise that was broken
+    # As in `LookedUp`, if fewer tokens were found than predicted.
+    held_tokens: list[list[Any]] | None = field(default=None, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
 class Hold:
-    """Pin the blocks of one length; they are all here, or the answer is TransferFailed."""
+    """Request to pin all blocks of one length; the answer is TransferFailed if a block is missing."""
 
     transfer_id: TransferId
     num_tokens: int
@@ -189,43 +212,44 @@ class Hold:
 
 @dataclass(frozen=True)
 class Release:
-    """The reader has ended; the slots of this transfer need not be kept for it, nor what has not come yet be waited for."""
+    """Notice that the engine no longer reads this transfer's slots and no longer waits for it."""
 
     transfer_id: TransferId
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """The request has ended and no worker copies anything for it; a transfer that is not whole is given up."""
+    """Notice that the request ended and no worker copies for it; an incomplete transfer fails."""
 
     transfer_id: TransferId
 
 
 @dataclass(frozen=True)
 class Forget:
-    """Nobody is to find what was computed for a model before: its weights may be others from here on."""
+    """Request to drop all blocks computed for a model, because its weights may change."""
 
-    transfer_id: TransferId  # names the answer
+    # Also names the answer.
+    transfer_id: TransferId
     model: str
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """It is done: in memory, on the SSD, and of what is still being filled."""
+    """Answer to `Forget`: the blocks are gone from memory, SSD and unfinished stores."""
 
     transfer_id: TransferId
 
 
 @dataclass(frozen=True)
 class TransferDone:
-    """Every byte was acknowledged by the receiver; the sending side's slots are free again."""
+    """Notice that the receiver acknowledged every byte; the sender's slots are free."""
 
     transfer_id: TransferId
 
 
 @dataclass(frozen=True)
 class TransferFailed:
-    """The transfer ended without its data. The receiving engine computes the prompt itself."""
+    """Notice that the transfer failed; the receiving engine computes the prompt itself."""
 
     transfer_id: TransferId
     reason: FailureReason
@@ -257,16 +281,16 @@ _HINTS = {kind: typing.get_type_hints(kind) for kind in _BY_NAME.values()}
 
 
 def encode(message: Message) -> bytes:
-    """The message as it stands on the socket, length included."""
-    said = list(fields(message))
-    while said and _is_left_out(message, said[-1]):
-        said.pop()
-    body: bytes = msgpack.packb([type(message).__name__, *(_plain(getattr(message, its.name)) for its in said)])
+    """Return the message in its form on the socket, length included."""
+    sent = list(fields(message))
+    while sent and _has_optional_default(message, sent[-1]):
+        sent.pop()
+    body: bytes = msgpack.packb([type(message).__name__, *(_plain(getattr(message, spec.name)) for spec in sent)])
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
-def _is_left_out(message: Message, its: Field[Any]) -> bool:
-    return "optional" in its.metadata and getattr(message, its.name) == its.default
+def _has_optional_default(message: Message, spec: Field[Any]) -> bool:
+    return "optional" in spec.metadata and getattr(message, spec.name) == spec.default
 
 
 def _plain(value: Any) -> Any:
@@ -276,17 +300,17 @@ def _plain(value: Any) -> Any:
 
 
 def decode(body: bytes) -> Message:
-    """The message inside one frame.
+    """Return the message inside one frame.
 
     Raises:
-        RemoteProtocolError: it is not msgpack, its name is unknown, or a field is of the wrong type.
+        RemoteProtocolError: The frame is not msgpack, its name is unknown, or a field has the wrong type.
     """
     try:
         name, *values = msgpack.unpackb(body)
         kind = _BY_NAME[name]
         hints = _HINTS[kind]
-        values += [its.default for its in fields(kind)[len(values) :] if "optional" in its.metadata]
-        typed = [_typed(hints[its.name], value) for its, value in zip(fields(kind), values, strict=True)]
+        values += [spec.default for spec in fields(kind)[len(values) :] if "optional" in spec.metadata]
+        typed = [_typed(hints[spec.name], value) for spec, value in zip(fields(kind), values, strict=True)]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(
             "malformed", f"not a message of protocol version {PROTOCOL_VERSION}: {error!r}"
@@ -296,7 +320,7 @@ def decode(body: bytes) -> Message:
 
 
 def _typed(hint: Any, value: Any) -> Any:
-    """`value` as `hint`, or a TypeError; nested lists are checked where they are used."""
+    """Return `value` as the type `hint`, or raise TypeError; users of nested lists check these."""
     if hint == tuple[GroupBlocks, ...]:
         return unpack_groups(value)
     origin = typing.get_origin(hint)
@@ -314,42 +338,39 @@ def _typed(hint: Any, value: Any) -> Any:
 
 
 def pack_groups(groups: tuple[GroupBlocks, ...]) -> list[Any]:
-    """Block lists as msgpack takes them; the wire's `open` carries the same form."""
+    """Return block lists in the form for msgpack, which OPEN on the wire uses too."""
     return [[group.group, group.first_block, b"".join(group.hashes), group.parent] for group in groups]
 
 
 def unpack_groups(packed: Any) -> tuple[GroupBlocks, ...]:
-    """The inverse of `pack_groups`.
+    """Return the block lists that `pack_groups` packed.
 
     Raises:
-        TypeError: it has another form.
+        TypeError: `packed` has another form.
     """
     return tuple(_group_blocks(*item) for item in packed)
 
 
 def _group_blocks(group: int, first_block: int, joined: bytes, parent: bytes) -> GroupBlocks:
-    numbers = isinstance(group, int) and isinstance(first_block, int) and group >= 0 and first_block >= 0
-    if (
-        not (numbers and isinstance(joined, bytes) and isinstance(parent, bytes))
-        or len(joined) % 16
-        or len(parent) != 16
-    ):
+    has_numbers = isinstance(group, int) and isinstance(first_block, int) and group >= 0 and first_block >= 0
+    has_bytes = isinstance(joined, bytes) and isinstance(parent, bytes)
+    if not has_numbers or not has_bytes or len(joined) % 16 or len(parent) != 16:
         raise TypeError("a block list is [group, first block, 16-byte hashes, hash of the block before]")
     hashes = tuple(BlockHash(joined[start : start + 16]) for start in range(0, len(joined), 16))
     return GroupBlocks(group=group, first_block=first_block, hashes=hashes, parent=BlockHash(parent))
 
 
 class MessageBuffer:
-    """Bytes in, messages out, for one side of one connection."""
+    """Parser of the messages that arrive on one connection."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes.
+        """Return the messages that `data` completes.
 
         Raises:
-            RemoteProtocolError: a message is malformed or longer than MAX_MESSAGE_BYTES.
+            RemoteProtocolError: A message is malformed or longer than MAX_MESSAGE_BYTES.
         """
         self._pending += data
         messages = []

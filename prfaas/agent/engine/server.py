@@ -1,4 +1,4 @@
-"""Calls that are made on the agent's loop one at each of its turns: what its sockets bring is heard between two of them."""
+"""Agent's end of its Unix socket: accepts engines, and passes their messages and finished layers on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import contextlib
 import itertools
 import os
 import socket
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, ParamSpec
 
 from prfaas import logs
 from prfaas.agent.engine.protocol import (
@@ -21,7 +20,10 @@ from prfaas.agent.engine.protocol import (
     Attach,
     Attached,
     Message,
+    Receive,
     Refused,
+    Send,
+    TransferFailed,
     decode,
     encode,
 )
@@ -29,35 +31,14 @@ from prfaas.agent.engine.ring import RingReader, create_ring
 from prfaas.cachepool.arena import Arena
 from prfaas.errors import ConfigError, LayoutError, RemoteProtocolError
 from prfaas.kv.layout import Layout, difference
-
-P = ParamSpec("P")
-
-
-class OneATurn(Generic[P]):
-    """Calls a function as often as it is asked to, in that order."""
-
-    def __init__(self, call: Callable[P, None]) -> None:
-        self._call = call
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    def __call__(self, *arguments: P.args, **named: P.kwargs) -> None:
-        """On the loop."""
-        self._waiting.append(lambda: self._call(*arguments, **named))
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._next)
-
-    def _next(self) -> None:
-        try:
-            self._waiting[0]()
-        finally:
-            del self._waiting[0]
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._next)
-
+from prfaas.types import TransferId
 
 ATTACH_DEADLINE_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 0.05
-MAX_QUEUED_MESSAGES = 4096  # a live engine reads within a step; one that lets so many wait is stuck
+# A live engine reads within a step, so an engine that leaves more messages unread hangs.
+MAX_QUEUED_MESSAGES = 4096
+# An engine may hold so many requests parked while its workers attach.
+MAX_PENDING_CLAIMS = 1024
 _log = logs.get("agent.engines")
 _ids = itertools.count(1)
 
@@ -71,85 +52,152 @@ class EngineConnection:
     arena: Arena | None
     ring: RingReader | None
     client: socket.socket
-    session: int = 0  # as in `Attached`
+    # As in `Attached`.
+    session: int = 0
     outbox: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(MAX_QUEUED_MESSAGES))
     owner: str = field(default_factory=lambda: f"engine-{next(_ids)}")
-    lost: bool = False
+    is_lost: bool = False
+
+    @property
+    def instance(self) -> str:
+        """Name of the engine's instance."""
+        return self.attach.instance
 
     def post(self, message: Message) -> None:
-        """Queue a message; an engine that no longer reads is lost, not waited for: its connection ends."""
-        if self.lost:
+        """Queue a message; an engine that does not read its messages loses its connection."""
+        if self.is_lost:
             return
         try:
             self.outbox.put_nowait(encode(message))
         except asyncio.QueueFull:
-            self.lost = True
-            _log.warning("engine.stuck", instance=self.attach.instance, queued=self.outbox.qsize())
-            with contextlib.suppress(OSError):
-                self.client.shutdown(socket.SHUT_RDWR)
+            self.is_lost = True
+            _log.warning("engine.not_reading", instance=self.instance, queued=self.outbox.qsize())
+            self.shut_down()
+
+    def shut_down(self) -> None:
+        """End the connection; its reader notices."""
+        with contextlib.suppress(OSError):
+            self.client.shutdown(socket.SHUT_RDWR)
 
     def __repr__(self) -> str:
-        return f"<EngineConnection {self.attach.instance} {self.attach.role} rank={self.attach.rank} lost={self.lost}>"
+        role, rank = self.attach.role, self.attach.rank
+        return f"<EngineConnection {self.instance} {role} rank={rank} is_lost={self.is_lost}>"
+
+
+def layouts_of(workers: list[EngineConnection]) -> tuple[Layout, ...]:
+    """Return the layout of each worker."""
+    return tuple(worker.layout for worker in workers if worker.layout is not None)
+
+
+def arenas_of(workers: list[EngineConnection]) -> tuple[Arena, ...]:
+    """Return the arena of each worker."""
+    return tuple(worker.arena for worker in workers if worker.arena is not None)
+
+
+class PendingClaims:
+    """Sends and receives of schedulers, kept in order until all workers of their engine are attached.
+
+    After a restart of the agent, schedulers usually attach before their workers. The blocks' layout is unknown until then.
+    """
+
+    def __init__(self) -> None:
+        self._by_engine: dict[EngineConnection, dict[TransferId, Send | Receive]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_engine.values()))
+
+    def add(self, engine: EngineConnection, message: Send | Receive) -> None:
+        """Keep a message, or answer TransferFailed if the engine has too many."""
+        pending = self._by_engine.setdefault(engine, {})
+        if len(pending) < MAX_PENDING_CLAIMS:
+            pending[message.transfer_id] = message
+        else:
+            text = f"the workers of {engine.instance} are not all attached"
+            engine.post(TransferFailed(message.transfer_id, "no_layout", text))
+
+    def take(self, instance: str) -> list[tuple[EngineConnection, Send | Receive]]:
+        """Remove and return the messages of an instance."""
+        engines = [engine for engine in self._by_engine if engine.instance == instance]
+        return [(engine, message) for engine in engines for message in self._by_engine.pop(engine).values()]
+
+    def drop(self, engine: EngineConnection, transfer_id: TransferId) -> None:
+        """Remove a message that the engine has cancelled."""
+        self._by_engine.get(engine, {}).pop(transfer_id, None)
+
+    def drop_engine(self, engine: EngineConnection) -> None:
+        """Remove the messages of a lost connection."""
+        self._by_engine.pop(engine, None)
 
 
 @dataclass(frozen=True)
 class EngineCallbacks:
-    """What the agent does when an engine wants to attach (or is refused, by LayoutError), is attached, speaks, finishes
-    layers, or goes."""
+    """Functions of the agent that the listener calls. `attach` raises LayoutError to refuse an engine."""
 
     attach: Callable[[Attach, Layout | None], Awaitable[tuple[Attached, Arena | None]]]
     attached: Callable[[EngineConnection], None]
     message: Callable[[EngineConnection, Message], None]
-    layers: Callable[[EngineConnection], None]
+    ring_written: Callable[[EngineConnection], None]
     lost: Callable[[EngineConnection], None]
 
 
 class EngineListener:
-    """Accepts engines on a Unix socket that only this user may open."""
+    """Server for engines on a Unix socket that only this user may open."""
 
     def __init__(self, path: Path, callbacks: EngineCallbacks) -> None:
         self._path = path
         self._callbacks = callbacks
-        self._connections: dict[EngineConnection, None] = {}  # in order of arrival
-        self._num_schedulers: Counter[str] = Counter()  # that have attached, of each instance that is here
+        # In order of arrival.
+        self._connections: dict[EngineConnection, None] = {}
+        # Number of schedulers that have attached, by instance.
+        self._num_schedulers: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._socket: socket.socket | None = None  # once the path is this listener's
+        self._socket: socket.socket | None = None
 
     @property
     def connections(self) -> list[EngineConnection]:
+        """All attached schedulers and workers in order of arrival."""
         return list(self._connections)
 
+    def has_instance(self, instance: str) -> bool:
+        """Return whether any connection of the instance is attached."""
+        return any(connection.instance == instance for connection in self._connections)
+
     def workers(self, instance: str) -> list[EngineConnection]:
-        """The attached ranks of an instance in order; empty unless every rank is there."""
-        workers = [c for c in self._connections if (c.attach.instance, c.attach.role) == (instance, "worker")]
+        """Return the attached ranks of an instance in order; empty unless every rank is attached."""
+        workers = [c for c in self._connections if (c.instance, c.attach.role) == (instance, "worker")]
         workers.sort(key=lambda worker: worker.attach.rank)
         size = workers[0].layout.shard.size if workers and workers[0].layout else 0
         return workers if [worker.attach.rank for worker in workers] == list(range(size)) else []
 
-    def workers_of(self, name: str, model: str) -> list[EngineConnection]:
-        """The attached ranks of an engine that is known from outside: the one called `name`, as vLLM's `engine_id` may say,
-        or else the only one here of its model. As `workers` otherwise.
-        """
-        alike = {c.attach.instance for c in self._connections if c.layout is not None and c.layout.model == model}
-        only = alike.pop() if len(alike) == 1 else ""
-        return self.workers(name) or self.workers(only)
+    def workers_of_model(self, name: str, model: str) -> list[EngineConnection]:
+        """Return the ranks of the engine `name`, or of the only engine here with this model.
 
-    def check_beside(self, attach: Attach, layout: Layout) -> None:
-        """Raise LayoutError when a living engine has the same model and rank with another layout, or the same name and rank."""
-        for other in self._connections:
-            if other.layout is None or other.attach.rank != attach.rank:
+        A name from outside may differ from the instance: vLLM's `engine_id` can be set.
+        """
+        instances = {c.instance for c in self._connections if c.layout is not None and c.layout.model == model}
+        only_instance = instances.pop() if len(instances) == 1 else ""
+        return self.workers(name) or self.workers(only_instance)
+
+    def check_conflicts(self, attach: Attach, layout: Layout) -> None:
+        """Check a worker against the attached workers.
+
+        Raises:
+            LayoutError: A worker has the same model and rank with another layout, or the same instance and rank.
+        """
+        for worker in self._connections:
+            if worker.layout is None or worker.attach.rank != attach.rank:
                 continue
-            is_alike = (other.layout.model, other.layout.shard) == (layout.model, layout.shard)
-            if is_alike and other.layout != layout:
-                raise LayoutError(f"{other.attach.instance} runs this model too: {difference(other.layout, layout)}")
-            if other.attach.instance == attach.instance:
+            is_same_shard = (worker.layout.model, worker.layout.shard) == (layout.model, layout.shard)
+            if is_same_shard and worker.layout != layout:
+                raise LayoutError(f"{worker.instance} runs this model too: {difference(worker.layout, layout)}")
+            if worker.instance == attach.instance:
                 raise LayoutError(f"instance {attach.instance} rank {attach.rank} is attached already")
 
     async def start(self) -> None:
         """Listen.
 
         Raises:
-            ConfigError: the path cannot be bound, or another agent answers there.
+            ConfigError: The path cannot be bound, or another agent answers there.
         """
         try:
             _remove_stale_socket(self._path)
@@ -169,7 +217,8 @@ class EngineListener:
         while True:
             try:
                 client, _ = await loop.sock_accept(listener)
-            except OSError:  # of descriptors there may be more in a moment
+            except OSError:
+                # The process may be out of descriptors for a moment.
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             client.setblocking(False)
@@ -181,11 +230,11 @@ class EngineListener:
             async with asyncio.timeout(ATTACH_DEADLINE_SECONDS):
                 connection = await self._attach(client)
             if connection is not None:
-                await self._talk(connection)
+                await self._exchange_messages(connection)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass
         except RemoteProtocolError as error:
-            _log.warning("engine.protocol", reason=error.reason, message=str(error))
+            _log.warning("engine.protocol_violated", reason=error.reason, message=str(error))
         finally:
             if connection is not None:
                 self._lose(connection)
@@ -194,18 +243,19 @@ class EngineListener:
     async def _attach(self, client: socket.socket) -> EngineConnection | None:
         loop = asyncio.get_running_loop()
         attach = await _read_message(client)
-        descriptors: list[int] = []
         try:
-            layout = _check_attach(attach)
-            assert isinstance(attach, Attach)
+            if not isinstance(attach, Attach):
+                raise LayoutError(f"the first message is Attach, not {type(attach).__name__}")
+            layout = _layout_of(attach)
             attached, arena = await self._callbacks.attach(attach, layout)
-            if attach.role == "scheduler":
-                self._end_earlier(attach.instance)
-                attached = replace(attached, session=self._num_schedulers[attach.instance])
         except LayoutError as error:
             _log.warning("engine.refused", message=str(error))
             await loop.sock_sendall(client, encode(Refused(str(error))))
             return None
+        if attach.role == "scheduler":
+            self._end_earlier_scheduler(attach.instance)
+            attached = replace(attached, session=self._num_schedulers[attach.instance])
+        descriptors: list[int] = []
         ring = None
         if arena is not None:
             ring_fd, event_fd = create_ring()
@@ -213,7 +263,7 @@ class EngineListener:
             ring = RingReader(ring_fd, event_fd)
         try:
             socket.send_fds(client, [encode(attached)], descriptors)
-        except OSError:  # it has gone meanwhile
+        except OSError:
             if ring is not None:
                 ring.close()
             raise
@@ -221,17 +271,17 @@ class EngineListener:
         self._connections[connection] = None
         self._num_schedulers[attach.instance] += attach.role == "scheduler"
         if ring is not None:
-            loop.add_reader(ring.event_fd, self._callbacks.layers, connection)
+            loop.add_reader(ring.event_fd, self._callbacks.ring_written, connection)
         _log.info("engine.attached", instance=attach.instance, role=attach.role, rank=attach.rank)
         self._callbacks.attached(connection)
         return connection
 
-    async def _talk(self, connection: EngineConnection) -> None:
+    async def _exchange_messages(self, connection: EngineConnection) -> None:
         writer = asyncio.create_task(_write_forever(connection))
         try:
             while True:
                 message = await _read_message(connection.client)
-                if connection.lost:
+                if connection.is_lost:
                     return
                 self._callbacks.message(connection, message)
         finally:
@@ -239,55 +289,62 @@ class EngineListener:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await writer
 
-    def _end_earlier(self, instance: str) -> None:
-        """A scheduler attaches anew: what it said before, and nobody has read yet, is not heard any more."""
-        for other in self.connections:
-            if (other.attach.instance, other.attach.role) == (instance, "scheduler"):
-                self._lose(other)
-                with contextlib.suppress(OSError):
-                    other.client.shutdown(socket.SHUT_RDWR)
+    def _end_earlier_scheduler(self, instance: str) -> None:
+        """End the earlier connection of a scheduler that attaches again, with its unread messages."""
+        for connection in self.connections:
+            if (connection.instance, connection.attach.role) == (instance, "scheduler"):
+                self._lose(connection)
+                connection.shut_down()
 
     def _lose(self, connection: EngineConnection) -> None:
         if connection not in self._connections:
             return
         del self._connections[connection]
-        connection.lost = True
+        connection.is_lost = True
         if connection.ring is not None:
-            self._callbacks.layers(connection)  # what it said before it went still counts
+            # Entries that the worker wrote before it ended still count.
+            self._callbacks.ring_written(connection)
             asyncio.get_running_loop().remove_reader(connection.ring.event_fd)
         self._callbacks.lost(connection)
         if connection.ring is not None:
             connection.ring.close()
-        instance = connection.attach.instance
-        if not any(other.attach.instance == instance for other in self._connections):
-            del self._num_schedulers[instance]
-        _log.info("engine.lost", instance=instance, role=connection.attach.role)
+        if not self.has_instance(connection.instance):
+            del self._num_schedulers[connection.instance]
+        _log.info("engine.lost", instance=connection.instance, role=connection.attach.role)
 
     async def close(self) -> None:
         """Stop listening, close every connection, remove the socket file."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._socket is not None:  # else the file may be another agent's
+        # Without a socket of its own, the file may belong to another agent.
+        if self._socket is not None:
             self._socket.close()
             self._path.unlink(missing_ok=True)
 
 
-def _check_attach(message: Message) -> Layout | None:
-    if not isinstance(message, Attach):
-        raise LayoutError(f"the first message is Attach, not {type(message).__name__}")
-    if message.version != PROTOCOL_VERSION:
-        raise LayoutError(f"protocol version {message.version}: this agent speaks version {PROTOCOL_VERSION}")
-    if message.role == "scheduler":
+def _layout_of(attach: Attach) -> Layout | None:
+    """Return a worker's layout, None for a scheduler.
+
+    Raises:
+        LayoutError: The protocol version or the layout is wrong.
+    """
+    if attach.version != PROTOCOL_VERSION:
+        raise LayoutError(f"protocol version {attach.version}: this agent speaks version {PROTOCOL_VERSION}")
+    if attach.role == "scheduler":
         return None
-    layout = Layout.from_dict(message.layout)
-    if layout.shard.rank != message.rank:
-        raise LayoutError(f"rank: {message.rank} attaches with the layout of rank {layout.shard.rank}")
+    layout = Layout.from_dict(attach.layout)
+    if layout.shard.rank != attach.rank:
+        raise LayoutError(f"rank: {attach.rank} attaches with the layout of rank {layout.shard.rank}")
     return layout
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the socket of an agent that died; refuse to take a living agent's."""
+    """Remove the socket of a dead agent.
+
+    Raises:
+        ConfigError: A living agent answers there.
+    """
     if not path.exists():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -313,23 +370,23 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-async def _read_exactly(client: socket.socket, length: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    buffer = bytearray(length)
-    view, got = memoryview(buffer), 0
-    while got < length:
-        count = await loop.sock_recv_into(client, view[got:])
-        if not count:
-            raise asyncio.IncompleteReadError(bytes(buffer[:got]), length)
-        got += count
-    return bytes(buffer)
-
-
 async def _read_message(client: socket.socket) -> Message:
     length = int.from_bytes(await _read_exactly(client, LENGTH_BYTES), "little")
     if length > MAX_MESSAGE_BYTES:
         raise RemoteProtocolError("too_long", f"a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
     return decode(await _read_exactly(client, length))
+
+
+async def _read_exactly(client: socket.socket, length: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    buffer = bytearray(length)
+    view, received = memoryview(buffer), 0
+    while received < length:
+        count = await loop.sock_recv_into(client, view[received:])
+        if not count:
+            raise asyncio.IncompleteReadError(bytes(buffer[:received]), length)
+        received += count
+    return bytes(buffer)
 
 
 async def _write_forever(connection: EngineConnection) -> None:

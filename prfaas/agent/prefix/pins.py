@@ -1,9 +1,8 @@
-"""Prefixes that operators want kept in this node's pool, or out of it: a manager's command, carried out at once.
+"""Prefixes that operators keep in this node's pool or remove from it, by commands of a manager.
 
-A pin is a lease in the operators' name: its blocks never leave. A soft pin makes them leave after all others; of a prefix
-that is pinned it is refused. Both name a prefix by the hash of its last token, hold what of it is in memory at that moment,
-in all groups and on all ranks, and end with an unpin, a removal or the agent. What an order finds nothing for ends as
-`evicted`; given again it does the same.
+A pin is a lease of the operators: its blocks never leave. A soft pin lets them leave last. Both name a prefix by the hash
+of its last token, and cover the blocks in memory at that moment, in all groups and ranks. They end with an unpin, a removal
+or the agent.
 """
 
 from __future__ import annotations
@@ -24,23 +23,25 @@ _log = logs.get("agent.pins")
 
 
 class Pins:
-    """What operators have pinned here. Runs on the agent's loop."""
+    """Pinned prefixes of this node. Runs on the agent's loop."""
 
     def __init__(self, pool: Pool, ssd: SsdTier | None, *, report: Callable[[CopyEnd], None]) -> None:
-        """`report` hears how each command ended, once for each time that it came."""
+        """`report` gets the outcome of each command, also of a repeated one."""
         self._pool = pool
         self._ssd = ssd
         self._report = report
-        self._pinned: dict[BlockHash, tuple[LeaseId, int]] = {}  # with the bytes
+        # Lease and bytes of each pin, and bytes of each soft pin, by the prefix's last hash.
+        self._pinned: dict[BlockHash, tuple[LeaseId, int]] = {}
         self._soft: dict[BlockHash, int] = {}
 
     def take(self, command: PoolCommand) -> None:
-        """Carry out a command and report it; a removal once nothing of the prefix is being written to the SSD."""
+        """Carry out a command and report it. A removal waits until the SSD writes none of its blocks."""
         if command.order == "remove" and self._ssd is not None:
             leaving = {
                 block_hash for cut in self._cuts(command.end_hash) for block_hash in cut.run.hashes[cut.num_left :]
             }
-            if not self._ssd.write_none_of(leaving, lambda: self.take(command)):  # by then others may be
+            # After the wait, other blocks may be written.
+            if not self._ssd.write_none_of(leaving, lambda: self.take(command)):
                 return
         self._carry_out(command)
 
@@ -57,28 +58,32 @@ class Pins:
             self._pin(command.end_hash, chains, held_bytes)
         elif command.order == "soft_pin" and chains:
             self._soft[command.end_hash] = held_bytes
-            self._soften(command.end_hash, keep=True)
+            self._set_soft(command.end_hash, keep=True)
         elif command.order == "remove":
-            removed_bytes = self._remove(command.end_hash)
-        metrics.POOL_PINNED_BYTES.set(sum(num_bytes for _, num_bytes in self._pinned.values()))
-        found = bool(held_bytes or removed_bytes or command.order == "unpin")
-        self._end(command, "completed" if found else "evicted", removed_bytes=removed_bytes, held_bytes=held_bytes)
+            cuts = self._cuts(command.end_hash)
+            removed_bytes = self._pool.cut(cuts) + (0 if self._ssd is None else self._ssd.cut(cuts))
+        self._measure()
+        is_found = bool(held_bytes or removed_bytes or command.order == "unpin")
+        self._end(command, "completed" if is_found else "evicted", removed_bytes=removed_bytes, held_bytes=held_bytes)
 
     def _end(self, command: PoolCommand, outcome: CopyOutcome, *, removed_bytes: int = 0, held_bytes: int = 0) -> None:
-        _log.info("pool.ordered", order=command.order, end_hash=command.end_hash.hex(), outcome=outcome)
+        _log.info("pool.order_ended", order=command.order, end_hash=command.end_hash.hex(), outcome=outcome)
         self._report(CopyEnd(command.command_id, outcome, "", removed_bytes, held_bytes))
 
     def drop_absent(self) -> None:
-        """Pins of what nobody finds here any more end."""
-        for end_hash in [its for its in (*self._pinned, *self._soft) if not self._chains(its)]:
+        """End the pins of prefixes that the pool no longer holds."""
+        for end_hash in [pin for pin in (*self._pinned, *self._soft) if not self._chains(pin)]:
             self._unpin(end_hash)
+        self._measure()
+
+    def _measure(self) -> None:
         metrics.POOL_PINNED_BYTES.set(sum(num_bytes for _, num_bytes in self._pinned.values()))
 
     def status(self) -> list[dict[str, Any]]:
-        """What is pinned, for the status page; from any thread."""
+        """Return all pins for the status page; callable from any thread."""
         pins = [(end_hash, "pin", num_bytes) for end_hash, (_, num_bytes) in list(self._pinned.items())]
         pins += [(end_hash, "soft_pin", num_bytes) for end_hash, num_bytes in list(self._soft.items())]
-        return [{"end_hash": its.hex(), "order": order, "num_bytes": num_bytes} for its, order, num_bytes in pins]
+        return [{"end_hash": name.hex(), "order": order, "num_bytes": num_bytes} for name, order, num_bytes in pins]
 
     def _chains(self, end_hash: BlockHash) -> list[tuple[Arena, list[int]]]:
         found = [(arena, self._pool.chain(arena, end_hash)) for arena in self._pool.arenas]
@@ -95,18 +100,14 @@ class Pins:
         if lease is not None:
             self._pool.end_lease(lease)
         if self._soft.pop(end_hash, None) is not None:
-            self._soften(end_hash, keep=False)
-            for other in self._soft:  # which may share blocks with it
-                self._soften(other, keep=True)
+            self._set_soft(end_hash, keep=False)
+            # Remaining soft pins may share blocks with this prefix.
+            for remaining in self._soft:
+                self._set_soft(remaining, keep=True)
 
-    def _soften(self, end_hash: BlockHash, *, keep: bool) -> None:
+    def _set_soft(self, end_hash: BlockHash, *, keep: bool) -> None:
         for arena, slots in self._chains(end_hash):
             self._pool.soft_pin(arena, slots, keep=keep)
 
     def _cuts(self, end_hash: BlockHash) -> list[RunCut]:
         return removal([*self._pool.tables, *(() if self._ssd is None else self._ssd.tables)], end_hash)
-
-    def _remove(self, end_hash: BlockHash) -> int:
-        """Bytes that left, on the SSD too."""
-        cuts = self._cuts(end_hash)
-        return self._pool.cut(cuts) + (0 if self._ssd is None else self._ssd.cut(cuts))

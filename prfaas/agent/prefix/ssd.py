@@ -1,73 +1,111 @@
-"""Prefix blocks that an engine is to load and that lie on the SSD alone: read into the pool first."""
+"""Blocks of one layout in memory and on the SSD, and promotion: reading blocks from the SSD into the pool."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import TransferPlan, is_prefix_block
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdTier
+from prfaas.types import BlockHash
 
-OWNER = "ssd"  # of the slots: threads write to them, whatever becomes of the engine
+# The SSD's threads write to the slots even after the engine is gone, so the slots are not the engine's.
+OWNER = "ssd"
 Done = Callable[[Placement | None], None]
 
 
+class LocalHoldings:
+    """Blocks that this node holds in one arena, in memory or on its SSD."""
+
+    def __init__(self, pool: Pool, ssd: SsdTier | None, arena: Arena) -> None:
+        self._pool = pool
+        self._ssd = ssd
+        self.arena = arena
+
+    def has(self, group: int, block_hash: BlockHash) -> bool:
+        """Return whether a block is held."""
+        return self.have(group, [block_hash])[0]
+
+    def have(self, group: int, hashes: Sequence[BlockHash]) -> list[bool]:
+        """Return for each block whether it is held."""
+        in_memory = [slot is not None for slot in self._pool.find_all(self.arena, group, hashes)]
+        if self._ssd is None or all(in_memory):
+            return in_memory
+        on_ssd = self._ssd.holds(self.arena.layout, group, hashes)
+        return [memory or ssd for memory, ssd in zip(in_memory, on_ssd, strict=True)]
+
+    def parent(self, group: int, block_hash: BlockHash) -> BlockHash | None:
+        """Return the parent of a held block, else None."""
+        slot = self._pool.find(self.arena, group, block_hash)
+        if slot is not None:
+            return self._pool.identity(self.arena, slot).parent
+        identity = None if self._ssd is None else self._ssd.identity(self.arena.layout, group, block_hash)
+        return None if identity is None else identity.parent
+
+    def states_after(self, group: int, unit: BlockHash) -> dict[BlockHash, int]:
+        """Return the linear states after a hash unit, as `Pool.states_after`."""
+        in_memory = self._pool.states_after(self.arena, group, unit)
+        return in_memory if self._ssd is None else self._ssd.states_after(self.arena.layout, group, unit) | in_memory
+
+
 class Promotion:
-    """One placement whose absent blocks come from the SSD. `done` hears of it once, unless it was cancelled."""
+    """Slots of a plan whose missing blocks are read from the SSD. `done` gets them, or None if a block is lost."""
 
     def __init__(self, placement: Placement, ssd: SsdTier, done: Done) -> None:
-        self.placement = placement
+        self._placement = placement
         self._ssd = ssd
         self._done: Done | None = done
-        self._absent = [index for index in range(len(placement.slots)) if index not in placement.held]
-        self._num_unread = 0
-        self._is_whole = True
+        self._missing = [index for index in range(len(placement.slots)) if index not in placement.held]
+        self._num_reading = 0
+        self._is_complete = True
 
     def begin(self) -> None:
-        """Ask for every absent block."""
-        for index in self._absent:
-            self._num_unread += 1
-            identity = self.placement.identity(index)
-            layout = self.placement.arenas[self.placement.run_of(index).rank].layout
-            asked = is_prefix_block(identity.block_hash) and self._ssd.read(
-                layout, identity, self.placement.whole_slot(index), self._was_read
-            )
-            if not asked:
-                self._num_unread -= 1
-                self._is_whole = False
+        """Start to read every missing block."""
+        for index in self._missing:
+            self._num_reading += 1
+            identity = self._placement.identity(index)
+            layout, slot = self._placement.arena_of(index).layout, self._placement.whole_slot(index)
+            if not is_prefix_block(identity.block_hash) or not self._ssd.read(layout, identity, slot, self._on_read):
+                self._num_reading -= 1
+                self._is_complete = False
                 break
         self._ssd.pump()
-        if not self._num_unread:
+        if not self._num_reading:
             self._end()
 
     def cancel(self) -> None:
-        """Nobody waits any more; the slots are released when the reads that have begun have ended."""
+        """Drop `done`; the slots are released when reads in progress have ended."""
         self._done = None
-        self._ssd.give_up(self._was_read)
+        self._ssd.give_up(self._on_read)
 
-    def _was_read(self, is_whole: bool) -> None:
-        self._num_unread -= 1
-        self._is_whole &= is_whole
-        if not self._num_unread:
+    def _on_read(self, is_complete: bool) -> None:
+        self._num_reading -= 1
+        self._is_complete &= is_complete
+        if not self._num_reading:
             self._end()
 
     def _end(self) -> None:
-        if self._is_whole:
-            self.placement.publish(self._absent)
-        if self._is_whole and self._done is not None:
-            self._done(self.placement)
+        if self._is_complete:
+            self._placement.publish(self._missing)
+        if self._is_complete and self._done is not None:
+            self._done(self._placement)
             return
-        self.placement.release()
+        self._placement.release()
         if self._done is not None:
             self._done(None)
 
 
-def promote(pool: Pool, ssd: SsdTier, plan: TransferPlan, arenas: tuple[Arena, ...], *, done: Done) -> Promotion | None:
-    """What brings a plan's blocks into the pool once it begins, or None when there is no memory for them.
-
-    `done` hears the placement, or None when a block is nowhere or not whole.
-    """
+def promote(
+    pool: Pool, ssd: SsdTier | None, plan: TransferPlan, arenas: tuple[Arena, ...], *, done: Done
+) -> Promotion | None:
+    """Return the promotion of a plan's blocks, not begun; None if a block is nowhere or memory is short."""
+    if ssd is None or not all(_holds_all(LocalHoldings(pool, ssd, arena), plan) for arena in arenas):
+        return None
     placement = place(pool, plan, arenas, owner=OWNER)
     return None if placement is None else Promotion(placement, ssd, done)
+
+
+def _holds_all(holdings: LocalHoldings, plan: TransferPlan) -> bool:
+    return all(all(holdings.have(blocks.group, blocks.hashes)) for blocks in plan.groups)

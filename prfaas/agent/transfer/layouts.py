@@ -1,4 +1,9 @@
-"""Which layouts each peer's process has accepted: a later open to the same process need not describe them again."""
+"""Layouts that this node and its peers know, and the questions about them before an engine attaches.
+
+A sender omits layouts that the peer's process accepted before (`AcceptedLayouts`). A receiver keeps its engines' layouts
+and those of engines of other tensor-parallel sizes (`LayoutRegistry`). Before an engine attaches, its agent asks the
+configured peers whether they hold the model with another layout (`LayoutProbes`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from prfaas.agent.transfer.grant_check import Refusal
-from prfaas.agent.transfer.plan import OpenBody, encode_probe, probed_layout, read_layout
-from prfaas.agent.transfer.repack import obstacle
+from prfaas.agent.transfer.open_body import OpenBody, decode_layout_probe, encode_layout_probe, read_layout
+from prfaas.agent.transfer.repack import repack_obstacle
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.kv.layout import Layout, difference, fingerprint_of
@@ -20,130 +25,129 @@ from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, Se
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, TransferId
 
+# Each layout of another tensor-parallel size costs a file descriptor and a little memory.
+MAX_FOREIGN_LAYOUTS = 256
+# Bytes of unknown layouts that are read per period, over all peers: the agent does nothing else meanwhile.
+# An engine of eight ranks and 130 layers describes 200 KB, once.
+MAX_DESCRIBED_BYTES = 4 << 20
+DESCRIBED_PERIOD_SECONDS = 4.0
+# A peer that does not answer a probe by then counts as down, which is no conflict.
+PROBE_DEADLINE_SECONDS = 2.0
+TOO_MANY_LAYOUTS = "peers have described too many layouts recently; try again later"
+
 
 class AcceptedLayouts:
-    """Fingerprints by peer. Another process at the same peer, or one that cannot be named, knows nothing."""
+    """Fingerprints that each peer's process has accepted. A restarted peer knows none."""
 
     def __init__(self) -> None:
-        self._by_peer: dict[str, tuple[bytes, set[bytes]]] = {}  # the process, and what it has accepted
+        # Process and fingerprints by peer.
+        self._by_peer: dict[str, tuple[bytes, set[bytes]]] = {}
 
     def knows(self, peer: str, process: bytes | None, fingerprints: Collection[bytes]) -> bool:
-        """Whether this process of the peer has accepted all of them."""
-        its_process, accepted = self._by_peer.get(peer, (None, set()))
-        return process is not None and process == its_process and accepted.issuperset(fingerprints)
+        """Return whether this process of the peer accepted all fingerprints; False for an unknown process (None)."""
+        known_process, accepted = self._by_peer.get(peer, (None, set()))
+        return process is not None and process == known_process and accepted.issuperset(fingerprints)
 
     def accept(self, peer: str, process: bytes, fingerprints: Iterable[bytes]) -> None:
-        """This process has accepted them; what another one accepted before it is forgotten."""
+        """Record accepted fingerprints, and forget those of the peer's earlier process."""
         if self._by_peer.get(peer, (b"", set()))[0] != process:
             self._by_peer[peer] = process, set()
         self._by_peer[peer][1].update(fingerprints)
 
     def forget(self, peer: str, fingerprints: Iterable[bytes]) -> None:
-        """The peer has not got these, or not any more."""
+        """Remove fingerprints that the peer no longer knows."""
         if peer in self._by_peer:
             self._by_peer[peer][1].difference_update(fingerprints)
 
 
-def answer_layout_probe(request: OpenRequest, layouts: LayoutRegistry) -> Accepted | Rejected:
-    """Accepted: they would be, or nobody here has the model.
-
-    Raises:
-        LayoutError: the layout is malformed.
-        RemoteProtocolError: it is no probe.
-    """
-    packed = probed_layout(request.open_body)
-    known = layouts.known(packed)
-    if known is None and not layouts.may_describe(request.peer_name, len(packed)):
-        return Rejected("no_memory", TOO_MUCH)
-    found = layouts.conflict(known or read_layout(packed))
-    return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_destination)
-
-
-def _no_destination(index: int) -> memoryview:
-    raise AssertionError(f"a probe has no object {index}")
-
-
-MAX_FOREIGN_LAYOUTS = 256  # ranks of engines of other tensor-parallel sizes: a file descriptor and a little memory each
-# Bytes of layouts unknown here that are read in so many seconds, over all peers; the agent does nothing else meanwhile. An
-# engine of eight ranks and 130 layers describes 200 KB, once.
-MAX_DESCRIBED_BYTES, DESCRIBED_SECONDS = 4 << 20, 4.0
-TOO_MUCH = "peers have described too many layouts of late; come again"
-
-
 class LayoutRegistry:
-    """The layouts of one node. A *foreign* one is no engine's here: what arrives in it is cut anew and kept for nobody."""
+    """Layouts of one node. A *foreign* layout belongs to no engine here: its blocks are repacked and never shared."""
 
     def __init__(self, name: AgentName, pool: Pool, *, max_foreign: int = MAX_FOREIGN_LAYOUTS) -> None:
         self._name = name
         self._pool = pool
         self._max_foreign = max_foreign
-        self._foreign: OrderedDict[bytes, None] = OrderedDict()  # fingerprints, what was used longest ago first
-        self._described, self._described_until = FairQuota(MAX_DESCRIBED_BYTES), 0.0  # monotonic seconds
+        # Fingerprints, least recently used first.
+        self._foreign: OrderedDict[bytes, None] = OrderedDict()
+        self._described = FairQuota(MAX_DESCRIBED_BYTES)
+        self._period_ends_at = 0.0  # monotonic seconds
 
     def expire(self, now: float) -> None:
-        """Peers may describe layouts again, once enough time has passed; `now` is monotonic seconds."""
-        if now >= self._described_until:
-            self._described, self._described_until = FairQuota(MAX_DESCRIBED_BYTES), now + DESCRIBED_SECONDS
+        """Start a new period for peers' descriptions once it is due; `now` is monotonic seconds."""
+        if now >= self._period_ends_at:
+            self._described = FairQuota(MAX_DESCRIBED_BYTES)
+            self._period_ends_at = now + DESCRIBED_PERIOD_SECONDS
 
-    def known(self, packed: memoryview) -> Layout | None:
-        """The layout that a peer has packed so, where an arena here has it: it need not be read."""
-        arena = self._pool.arena_of(fingerprint_of(packed))
-        return None if arena is None else arena.layout
+    def add_native(self, layout: Layout) -> None:
+        """Record that an engine here has this layout."""
+        self._foreign.pop(layout.fingerprint, None)
 
-    def may_describe(self, peer: str, num_bytes: int) -> bool:
-        """Whether so much of what a peer says of unknown layouts is to be read; it counts."""
+    def native_arenas(self) -> list[Arena]:
+        """Return the arenas of layouts that engines here have."""
+        return [arena for arena in self._pool.arenas if arena.layout.fingerprint not in self._foreign]
+
+    def has_foreign(self, layouts: Collection[Layout]) -> bool:
+        """Return whether any of the layouts is foreign."""
+        return any(layout.fingerprint in self._foreign for layout in layouts)
+
+    def wants_description(self, peer: str, fingerprints: Collection[bytes], num_bytes: int) -> bool:
+        """Return whether the layouts in an OPEN must be read: not all are known here.
+
+        Raises:
+            Refusal: Peers described too much recently.
+        """
+        if all(self._pool.arena_of(fingerprint) is not None for fingerprint in fingerprints):
+            return False
+        if not self._may_describe(peer, num_bytes):
+            raise Refusal("no_memory", TOO_MANY_LAYOUTS)
+        return True
+
+    def _may_describe(self, peer: str, num_bytes: int) -> bool:
+        """Return whether a peer may describe `num_bytes` of unknown layouts now, and count them."""
         has_room = self._described.has_room(peer, num_bytes)
         if has_room:
             self._described.change(peer, num_bytes)
         return has_room
 
-    def wants_description(self, peer: str, fingerprints: Collection[bytes], num_bytes: int) -> bool:
-        """Whether what an OPEN says of layouts is to be read: where all are known it need not be.
+    def answer_probe(self, request: OpenRequest) -> Accepted | Rejected:
+        """Return whether the probed layout fits the engines here.
 
         Raises:
-            Refusal: too much was read of late.
+            LayoutError: The layout is malformed.
+            RemoteProtocolError: The body is not a layout probe.
         """
-        if all(self._pool.arena_of(fingerprint) is not None for fingerprint in fingerprints):
-            return False
-        if not self.may_describe(peer, num_bytes):
-            raise Refusal("no_memory", TOO_MUCH)
-        return True
+        packed = decode_layout_probe(request.open_body)
+        arena = self._pool.arena_of(fingerprint_of(packed))
+        if arena is None and not self._may_describe(request.peer_name, len(packed)):
+            return Rejected("no_memory", TOO_MANY_LAYOUTS)
+        found = self.conflict(read_layout(packed) if arena is None else arena.layout)
+        return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_object)
 
-    def attached(self, layout: Layout) -> None:
-        """An engine here has this layout."""
-        self._foreign.pop(layout.fingerprint, None)
+    def conflict(self, peer_layout: Layout) -> str | None:
+        """Return why engines of the same model here cannot read blocks of `peer_layout`, or None.
 
-    def are_foreign(self, layouts: Collection[Layout]) -> bool:
-        return any(layout.fingerprint in self._foreign for layout in layouts)
-
-    def conflict(self, theirs: Layout) -> str | None:
-        """What keeps the engines of the same model here from reading blocks of `theirs`, in words; None where nothing does.
-
-        Where no rank of a model is cut as theirs is, blocks are cut anew; where another rank is, theirs has not come yet.
+        Blocks of another tensor-parallel size are repacked. With the same size, the layout of the same rank must be equal,
+        if that rank has attached already.
         """
-        ours = self._of_model(theirs.model)
-        alike = [our for our in ours if our.shard.size == theirs.shard.size]
-        same = next((its for its in alike if its.shard == theirs.shard), None)
-        if theirs in ours or not ours or (alike and same is None):
+        own_layouts = self._of_model(peer_layout.model)
+        same_size = [layout for layout in own_layouts if layout.shard.size == peer_layout.shard.size]
+        same_rank = next((layout for layout in same_size if layout.shard == peer_layout.shard), None)
+        if peer_layout in own_layouts or not own_layouts or (same_size and same_rank is None):
             return None
-        if same is not None:
-            return f"{self._name} holds this model with another layout: {difference(same, theirs)}"
-        sizes = f"tensor-parallel size: {ours[0].shard.size} here, {theirs.shard.size} there"
-        found = obstacle(theirs, ours[0])
+        if same_rank is not None:
+            return f"{self._name} holds this model with another layout: {difference(same_rank, peer_layout)}"
+        sizes = f"tensor-parallel size: {own_layouts[0].shard.size} here, {peer_layout.shard.size} there"
+        found = repack_obstacle(peer_layout, own_layouts[0])
         return found and f"{self._name} holds this model with another layout: {sizes}; {found}"
 
     def _of_model(self, model: str) -> list[Layout]:
         return [arena.layout for arena in self.native_arenas() if arena.layout.model == model]
 
-    def native_arenas(self) -> list[Arena]:
-        """Those of engines here."""
-        return [arena for arena in self._pool.arenas if arena.layout.fingerprint not in self._foreign]
-
     def arenas(self, opened: OpenBody) -> tuple[Arena, ...]:
-        """One for each rank of the engine that sends.
+        """Return one arena for each rank of the sending engine.
 
         Raises:
-            Refusal: they are not the ranks of one engine, or nobody here can read what they hold.
+            Refusal: The layouts are not the ranks of one engine, or no engine here can read their blocks.
         """
         if found := next((text for layout in opened.layouts if (text := self.conflict(layout))), None):
             raise Refusal("layout_mismatch", found)
@@ -152,8 +156,8 @@ class LayoutRegistry:
             raise Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
         arenas = tuple(self._arena(opened, fingerprint) for fingerprint in opened.fingerprints)
         for rank, layout in enumerate(arena.layout for arena in arenas):
-            its = replace(first.layout.shard, rank=rank)
-            if (layout.model, layout.packing, layout.shard) != (first.layout.model, first.layout.packing, its):
+            shard = replace(first.layout.shard, rank=rank)
+            if (layout.model, layout.packing, layout.shard) != (first.layout.model, first.layout.packing, shard):
                 raise Refusal("no_layout", f"the layout in place {rank} is of another model or rank")
         return arenas
 
@@ -164,40 +168,39 @@ class LayoutRegistry:
             if is_foreign:
                 self._foreign.move_to_end(fingerprint)
             return arena
-        its = next((layout for layout in opened.layouts if layout.fingerprint == fingerprint), None)
-        if its is None or opened.is_copy or not self._can_be_cut(its):  # of a copy nobody says which blocks to cut
+        layout = next((layout for layout in opened.layouts if layout.fingerprint == fingerprint), None)
+        # A copy has no reader whose blocks it could be repacked into.
+        if layout is None or opened.is_copy or not self._can_repack(layout):
             raise Refusal("no_layout", f"no engine beside {self._name} has this layout")
         self._make_room(frozenset(opened.fingerprints))
-        arena = self._pool.arena(its)
+        arena = self._pool.arena(layout)
         self._foreign[fingerprint] = None
         return arena
 
     def _make_room(self, needed: frozenset[bytes]) -> None:
-        """Where there are enough foreign arenas, give up the one that nothing is in and that was used longest ago.
+        """Drop the least recently used foreign arena that is empty, if there are too many.
 
-        Its senders describe the layout again after one transfer that is refused with `no_layout`.
+        Its senders describe the layout again after a transfer is refused with `no_layout`.
 
         Raises:
-            Refusal: every one is in use, or needed.
+            Refusal: Every foreign arena is in use or needed.
         """
         if len(self._foreign) < self._max_foreign:
             return
-        dropped = next((its for its in self._foreign if its not in needed and self._pool.drop(its)), None)
+        unneeded = (fingerprint for fingerprint in self._foreign if fingerprint not in needed)
+        dropped = next((fingerprint for fingerprint in unneeded if self._pool.drop(fingerprint)), None)
         if dropped is None:
             raise Refusal("no_memory", f"{self._max_foreign} layouts of other tensor-parallel sizes are in use")
         del self._foreign[dropped]
 
-    def _can_be_cut(self, theirs: Layout) -> bool:
-        """Whether engines here have the model, none of them in as many ranks; that nothing is in the way is known."""
-        ours = self._of_model(theirs.model)
-        return bool(ours) and all(our.shard.size != theirs.shard.size for our in ours)
-
-
-PROBE_DEADLINE_SECONDS = 2.0  # a peer that does not answer by then is taken to be down, which is no conflict
+    def _can_repack(self, peer_layout: Layout) -> bool:
+        """Return whether engines here have the model, all in other tensor-parallel sizes."""
+        own_layouts = self._of_model(peer_layout.model)
+        return bool(own_layouts) and all(layout.shard.size != peer_layout.shard.size for layout in own_layouts)
 
 
 class LayoutProbes:
-    """The probes under way. Runs on the agent's loop; link events are handed over to it."""
+    """Layout probes to peers. Runs on the agent's loop."""
 
     def __init__(self, peers: Sequence[str], link_to: Callable[[str, AgentName], Link]) -> None:
         """`peers` are name=host:port."""
@@ -206,7 +209,7 @@ class LayoutProbes:
         self._answers: dict[TransferId, asyncio.Future[str | None]] = {}
 
     async def conflict(self, layout: Layout) -> str | None:
-        """What a peer that answers holds against the layout, in words."""
+        """Ask all peers and return a conflict with the layout, or None."""
         answers = await asyncio.gather(*(self._probe(peer, layout) for peer in self._peers))
         return next((answer for answer in answers if answer), None)
 
@@ -218,7 +221,7 @@ class LayoutProbes:
         self._link_to(address, AgentName(name)).open(
             SendRequest(
                 transfer_id=transfer_id,
-                open_body=encode_probe(layout),
+                open_body=encode_layout_probe(layout),
                 object_bytes=[],
                 source=_no_object,
                 priority=0,
@@ -234,7 +237,7 @@ class LayoutProbes:
             del self._answers[transfer_id]
 
     def on_event(self, event: SendEvent) -> bool:
-        """What a link says; whether it was about a probe."""
+        """Take an event of a link; return whether it belongs to a probe."""
         answer = self._answers.get(TransferId(event.transfer_id))
         if answer is not None and not answer.done() and isinstance(event, SendCompleted):
             answer.set_result(None)
@@ -244,4 +247,4 @@ class LayoutProbes:
 
 
 def _no_object(index: int) -> memoryview:
-    raise AssertionError(f"a probe has no object {index}")
+    raise AssertionError(f"a layout probe has no object {index}")

@@ -1,4 +1,4 @@
-"""What is remembered of each transfer: its times, its bytes, its outcome; one canonical log line at its end."""
+"""Record of each transfer with times, bytes and outcome, and one log line at its end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from prfaas.tracing import NO_SPAN, Span
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendEvent, SendFailed, SendProgress
 from prfaas.types import TransferId, TransferPhase, TransferTiming
 
-MAX_REMEMBERED = 1024  # about 1 KiB each, and what follows
-MAX_LATER = (
-    64  # acknowledgements, about 130 bytes each, of which it is not known yet whether a forward pass came after them
-)
+# About 1 KiB for each record, and its acknowledgements.
+MAX_RECORDS = 1024
+# Recent acknowledgements, about 130 bytes each. A forward pass that ended before them may still be reported.
+MAX_ACKNOWLEDGEMENTS = 64
 _NS = 1e-9
 _log = logs.get("agent.transfer")
 
@@ -26,7 +26,7 @@ Direction = Literal["out", "in"]
 
 @dataclass
 class TransferRecord:
-    """One transfer as this node saw it. Times are CLOCK_MONOTONIC nanoseconds, bytes are payload."""
+    """One transfer as seen by this node. Times are CLOCK_MONOTONIC nanoseconds, bytes are payload."""
 
     transfer_id: TransferId
     direction: Direction
@@ -34,40 +34,47 @@ class TransferRecord:
     num_tokens: int
     payload_bytes: int
     attention_bytes: int
-    priority: int | None = None  # on the wire, lowest first, of one that leaves
-    held_bytes: int = 0  # what the receiver had already
+    # Priority on the wire of an outbound transfer; lower is more urgent.
+    priority: int | None = None
+    # Bytes that the receiver had already.
+    held_bytes: int = 0
     opened_ns: int = field(default_factory=time.monotonic_ns)
     accepted_ns: int | None = None
     first_acknowledged_ns: int | None = None
-    first_layer_ns: int | None = None  # the first layer that the prefill brought
-    forward_ended_ns: int | None = None  # the last forward pass of the prefill
-    ended_ns: int | None = None  # all bytes have arrived, or it has failed
+    first_layer_ns: int | None = None
+    # End of the last forward pass of the prefill.
+    forward_ended_ns: int | None = None
+    # All bytes have arrived, or the transfer failed.
+    ended_ns: int | None = None
     acknowledged_bytes: int = 0
-    acknowledged_before_prefill_ended_bytes: int = 0  # before the last forward pass ended, of measured events only
-    wire_bytes: int = 0  # payload and framing that crossed the wire
+    acknowledged_before_prefill_ended_bytes: int = 0
+    # Payload and framing that crossed the wire.
+    wire_bytes: int = 0
     checksum_failures: int = 0
     outcome: str = "running"
-    span: Span = NO_SPAN  # ends with the record
-    _later: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_LATER))
+    # Ends with the record.
+    span: Span = NO_SPAN
+    _acknowledgements: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ACKNOWLEDGEMENTS))
 
     @property
     def has_arrived(self) -> bool:
-        """Whether the peer has all of it and the record is not closed yet."""
+        """True when the peer has all bytes and the record is still open."""
         return self.outcome == "running" and self.ended_ns is not None
 
     def acknowledge(self, time_ns: int, num_bytes: int) -> None:
+        """Record that `num_bytes` are acknowledged in total."""
         self.first_acknowledged_ns = self.first_acknowledged_ns or time_ns
         self.acknowledged_bytes = num_bytes
-        self._later.append((time_ns, num_bytes))
+        self._acknowledgements.append((time_ns, num_bytes))
 
     def end_forward(self, time_ns: int) -> None:
-        """A forward pass has ended, perhaps the last one; acknowledgements of before and after may be noted already."""
+        """Record the end of a forward pass. Acknowledgements from before and after may be recorded already."""
         self.forward_ended_ns = time_ns
-        while self._later and self._later[0][0] <= time_ns:
-            self.acknowledged_before_prefill_ended_bytes = self._later.popleft()[1]
+        while self._acknowledgements and self._acknowledgements[0][0] <= time_ns:
+            self.acknowledged_before_prefill_ended_bytes = self._acknowledgements.popleft()[1]
 
     def phases(self) -> dict[TransferPhase, float]:
-        """Seconds of a whole transfer that left; empty for a copy, which nobody computes."""
+        """Return the seconds of each phase of a completed outbound transfer; empty for a copy, which has no prefill."""
         if self.forward_ended_ns is None or self.ended_ns is None:
             return {}
         first = self.forward_ended_ns if self.first_layer_ns is None else self.first_layer_ns
@@ -76,7 +83,7 @@ class TransferRecord:
         return {"queue": queue, "prefill": prefill, "wire": wire}
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as the status page and the log line show it."""
+        """Return the record for the status page and the log line."""
         return {
             "transfer_id": self.transfer_id.hex(),
             "direction": self.direction,
@@ -103,19 +110,20 @@ class TransferRecord:
 
 
 class TransferLog:
-    """The transfers of late, newest last."""
+    """Recent transfers, newest last."""
 
     def __init__(self, report: Callable[[TransferTiming], None] = lambda timing: None) -> None:
-        """`report` hears how long the phases of a whole transfer were."""
+        """`report` gets the seconds of each phase of a completed transfer."""
         self._report = report
-        self._records: deque[TransferRecord] = deque(maxlen=MAX_REMEMBERED)
+        self._records: deque[TransferRecord] = deque(maxlen=MAX_RECORDS)
 
     def begin(self, record: TransferRecord) -> TransferRecord:
+        """Add a record and return it."""
         self._records.append(record)
         return record
 
     def follow(self, record: TransferRecord, event: SendEvent) -> None:
-        """Note what the link says of a transfer that leaves; a failure closes the record, and `complete` closes a whole one."""
+        """Record a link's event for an outbound transfer. A failure closes the record; `complete` closes a success."""
         if isinstance(event, SendAccepted):
             record.accepted_ns = time.monotonic_ns()
             record.held_bytes = record.payload_bytes - event.missing_bytes
@@ -131,12 +139,12 @@ class TransferLog:
             self.end(record, event.reason, message=event.message)
 
     def complete(self, record: TransferRecord) -> None:
-        """Close the record of a transfer that the peer has and that nobody computes any more."""
+        """Close the record of a transfer that has arrived and that no worker fills any more."""
         self.end(record, "completed")
         self._time(record, record.phases())
 
     def end(self, record: TransferRecord, outcome: str, *, message: str = "") -> None:
-        """Close a record: one log line, one count."""
+        """Close a record: write its log line and count it."""
         record.outcome = outcome
         record.ended_ns = record.ended_ns or time.monotonic_ns()
         record.span.note(held_bytes=record.held_bytes, wire_bytes=record.wire_bytes)
@@ -152,16 +160,16 @@ class TransferLog:
         )
 
     def loaded(self, record: TransferRecord) -> None:
-        """The engine has read what this transfer brought, all of which was here when the record ended."""
+        """Record that the engine has read the blocks of a completed inbound transfer."""
         if record.ended_ns is not None:
             self._time(record, {"load": (time.monotonic_ns() - record.ended_ns) * _NS})
 
     def _time(self, record: TransferRecord, seconds: Mapping[TransferPhase, float]) -> None:
-        for phase, its in seconds.items():
-            metrics.TRANSFER_PHASE_SECONDS.labels(phase=phase).observe(its)
+        for phase, phase_seconds in seconds.items():
+            metrics.TRANSFER_PHASE_SECONDS.labels(phase=phase).observe(phase_seconds)
         if seconds:
             self._report(TransferTiming(record.transfer_id, seconds))
 
     def to_list(self) -> list[dict[str, Any]]:
-        """From any thread."""
+        """Return all records; callable from any thread."""
         return [record.to_dict() for record in list(self._records)]

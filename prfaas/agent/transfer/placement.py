@@ -1,18 +1,24 @@
-"""Where the objects of one transfer lie in this node's pool."""
+"""Slots of one transfer's objects in this node's pool, and the layers that workers have written into them."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+from prfaas.agent.engine.protocol import HELD, ReceiveReady, SendOpened
+from prfaas.agent.engine.ring import RingEntry
 from prfaas.agent.transfer.plan import ObjectRange, TransferPlan, is_prefix_block
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
+from prfaas.types import TransferId
+
+# Called with first object, number of objects, offset and length.
+BytesReady = Callable[[int, int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -21,73 +27,83 @@ class Placement:
 
     pool: Pool
     plan: TransferPlan
-    arenas: tuple[Arena, ...]  # one per rank
+    # One arena per rank.
+    arenas: tuple[Arena, ...]
     slots: tuple[int, ...]
     held: frozenset[int]
     lease: LeaseId
 
     @cached_property
-    def _first_objects(self) -> list[int]:
-        return [run.first_object for run in self.plan.runs if run.blocks.num_blocks]
+    def _ranges(self) -> list[ObjectRange]:
+        return [objects for objects in self.plan.ranges if objects.blocks.num_blocks]
 
     @cached_property
-    def _filled_runs(self) -> list[ObjectRange]:
-        return [run for run in self.plan.runs if run.blocks.num_blocks]
+    def _first_objects(self) -> list[int]:
+        return [objects.first_object for objects in self._ranges]
 
     @cached_property
     def _identities(self) -> list[BlockIdentity]:
-        return [identity for run in self.plan.runs for identity in self.plan.identities(run)]
+        return [identity for objects in self.plan.ranges for identity in self.plan.identities(objects)]
 
-    def run_of(self, index: int) -> ObjectRange:
-        """The run that object `index` belongs to."""
-        return self._filled_runs[bisect_right(self._first_objects, index) - 1]
+    def range_of(self, index: int) -> ObjectRange:
+        """Return the range that object `index` belongs to."""
+        return self._ranges[bisect_right(self._first_objects, index) - 1]
+
+    def arena_of(self, index: int) -> Arena:
+        """Return the arena of object `index`."""
+        return self.arenas[self.range_of(index).rank]
 
     def identity(self, index: int) -> BlockIdentity:
-        """What object `index` is."""
+        """Return the identity of object `index`."""
         return self._identities[index]
 
     def memory(self, index: int) -> memoryview:
-        """The bytes of object `index`, without the slot's padding; valid until `release`."""
-        return self.whole_slot(index)[: self.run_of(index).group.block_bytes]
+        """Return the bytes of object `index` without the slot's padding; valid until `release`."""
+        return self.whole_slot(index)[: self.range_of(index).group.block_bytes]
 
     def whole_slot(self, index: int) -> memoryview:
-        """The slot of object `index`, padding included; valid until `release`."""
-        return self.arenas[self.run_of(index).rank].slot_view(self.slots[index])
+        """Return the slot of object `index`, padding included; valid until `release`."""
+        return self.arena_of(index).slot_view(self.slots[index])
 
-    def held_stretches(self) -> Iterator[tuple[int, int]]:
-        """First object and number of objects of all that is held; those in a row of one size are one."""
+    def held_ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield first object and number of objects for each row of held objects of one size."""
         sizes = self.plan.object_bytes
-        stretches = groupby(enumerate(sorted(self.held)), key=lambda its: (its[1] - its[0], sizes[its[1]]))
-        for _, numbered in stretches:
-            indices = [index for _, index in numbered]
+        for _, row in groupby(enumerate(sorted(self.held)), key=lambda item: (item[1] - item[0], sizes[item[1]])):
+            indices = [index for _, index in row]
             yield indices[0], len(indices)
 
-    def generations(self) -> list[int]:
-        return [self.arenas[self.run_of(index).rank].generation(slot) for index, slot in enumerate(self.slots)]
+    def send_opened(self, transfer_id: TransferId, handle: int) -> SendOpened:
+        """Return the message that names the slots to fill to an engine."""
+        slots = [HELD if index in self.held else slot for index, slot in enumerate(self.slots)]
+        return SendOpened(transfer_id, handle, self.plan.nested(slots))
+
+    def receive_ready(self, transfer_id: TransferId) -> ReceiveReady:
+        """Return the message that names the slots to read, with their generations, to an engine."""
+        generations = [self.arena_of(index).generation(slot) for index, slot in enumerate(self.slots)]
+        return ReceiveReady(transfer_id, self.plan.nested(list(self.slots)), self.plan.nested(generations))
 
     def publish(self, indices: Iterable[int]) -> None:
-        """These objects, in order, are whole: those that are hashed may be reused by later requests."""
+        """Make these complete objects, given in order, available as prefix blocks if they are hashed."""
         chain: list[int] = []
         for index in indices:
-            identity = self._identities[index]
-            if index in self.held or not is_prefix_block(identity.block_hash):
+            if index in self.held or not is_prefix_block(self._identities[index].block_hash):
                 continue
-            if chain and not self._continues(chain[-1], index):
+            if chain and not self._is_next_block(chain[-1], index):
                 self._publish_chain(chain)
                 chain = []
             chain.append(index)
         if chain:
             self._publish_chain(chain)
 
-    def _continues(self, last: int, index: int) -> bool:
-        """Whether object `index` is the full block that comes after object `last`."""
+    def _is_next_block(self, last: int, index: int) -> bool:
+        """Return whether object `index` is the full block after object `last`."""
         before, identity = self._identities[last], self._identities[index]
-        is_full = identity.num_tokens == before.num_tokens + self.run_of(index).group.block_tokens
+        is_full = identity.num_tokens == before.num_tokens + self.range_of(index).group.block_tokens
         follows = identity.parent == identity.before == before.block_hash
         return index == last + 1 and is_full and follows and identity.group == before.group
 
     def _publish_chain(self, chain: list[int]) -> None:
-        arena = self.arenas[self.run_of(chain[0]).rank]
+        arena = self.arena_of(chain[0])
         first = self._identities[chain[0]]
         if len(chain) == 1:
             self.pool.publish(arena, self.slots[chain[0]], first)
@@ -103,40 +119,80 @@ class Placement:
         )
 
     def release(self) -> None:
-        """Nobody reads or writes these slots for this transfer any more."""
+        """End the lease: this transfer no longer reads or writes the slots."""
         self.pool.end_lease(self.lease)
 
 
 def place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str) -> Placement | None:
-    """Pin the prefix blocks that are here already, take transfer blocks for the others; None when memory is short."""
-    return _place(pool, plan, arenas, owner=owner, fill=True)
+    """Pin the prefix blocks that are here and allocate slots for the others; return None if memory is short."""
+    return _place(pool, plan, arenas, owner=owner, may_allocate=True)
 
 
 def place_held(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str) -> Placement | None:
-    """Pin prefix blocks that are all here; None when one is not."""
-    return _place(pool, plan, arenas, owner=owner, fill=False)
+    """Pin prefix blocks; return None unless all are in the pool."""
+    return _place(pool, plan, arenas, owner=owner, may_allocate=False)
 
 
-def _place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str, fill: bool) -> Placement | None:
+def _place(
+    pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str, may_allocate: bool
+) -> Placement | None:
     lease = pool.open_lease(owner)
     slots: list[int] = []
     held: set[int] = set()
-    for run in plan.runs:
-        arena = arenas[run.rank]
-        found = [_find(pool, arena, run, position) for position in range(run.blocks.num_blocks)]
+    for objects in plan.ranges:
+        arena = arenas[objects.rank]
+        found = [
+            pool.find(arena, objects.blocks.group, block_hash) if is_prefix_block(block_hash) else None
+            for block_hash in objects.blocks.hashes
+        ]
         present = [slot for slot in found if slot is not None]
         pool.pin(arena, present, lease)
         num_absent = len(found) - len(present)
-        fresh = pool.allocate(arena, num_absent, lease) if fill or not num_absent else None
-        if fresh is None:
+        allocated = pool.allocate(arena, num_absent, lease) if may_allocate or not num_absent else None
+        if allocated is None:
             pool.end_lease(lease)
             return None
-        supply = iter(fresh)
+        supply = iter(allocated)
         slots += [next(supply) if slot is None else slot for slot in found]
-        held.update(run.first_object + offset for offset, slot in enumerate(found) if slot is not None)
+        held.update(objects.first_object + offset for offset, slot in enumerate(found) if slot is not None)
     return Placement(pool, plan, arenas, tuple(slots), frozenset(held), lease)
 
 
-def _find(pool: Pool, arena: Arena, run: ObjectRange, position: int) -> int | None:
-    block_hash = run.blocks.hashes[position]
-    return pool.find(arena, run.blocks.group, block_hash) if is_prefix_block(block_hash) else None
+class LayerProgress:
+    """Layers of a placement's blocks that workers have written. Complete blocks become prefix blocks at once."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        # One bit per layer for each object.
+        self._layers: list[int] = [0] * len(placement.slots)
+        self.num_incomplete = len(placement.slots) - len(placement.held)
+        self._ranks_done: set[int] = set()
+
+    def layer_ready(self, rank: int, entry: RingEntry, bytes_ready: BytesReady | None = None) -> None:
+        """Record a layer that a worker has written. An entry that fits no block is ignored."""
+        plan = self.placement.plan
+        if entry.group >= len(plan.groups):
+            return
+        objects = plan.range_of(rank, entry.group)
+        fits = entry.first_block + entry.num_blocks <= objects.blocks.num_blocks
+        if entry.layer >= len(objects.group.layers) or not entry.num_blocks or not fits:
+            return
+        first, layer = objects.first_object + entry.first_block, objects.group.layers[entry.layer]
+        if bytes_ready is not None:
+            bytes_ready(first, entry.num_blocks, layer.offset_bytes, layer.payload_bytes)
+        all_layers = (1 << len(objects.group.layers)) - 1
+        indices = range(first, first + entry.num_blocks)
+        completed = [index for index in indices if self._completes(index, 1 << entry.layer, all_layers)]
+        self.num_incomplete -= len(completed)
+        self.placement.publish(completed)
+
+    def _completes(self, index: int, layer_bit: int, all_layers: int) -> bool:
+        """Record a layer of a block; return whether it was the last missing layer of a block that is not held."""
+        before = self._layers[index]
+        self._layers[index] = before | layer_bit
+        return before != all_layers and before | layer_bit == all_layers and index not in self.placement.held
+
+    def rank_done(self, rank: int) -> bool:
+        """Record that a rank writes nothing more; return whether all ranks are done."""
+        self._ranks_done.add(rank)
+        return len(self._ranks_done) == len(self.placement.plan.layouts)

@@ -1,37 +1,45 @@
-"""Transfers that arrive: from another agent's open to slots that an engine may load.
+"""Inbound transfers: from another agent's OPEN to slots that an engine may read.
 
-The two sides of a transfer may come in any order: the other agent's `open` (the data) and the local engine's `Receive`
-(the claim). Either creates the entry; it becomes ready when both are there and every byte is in host memory. Only then are
-its prefix blocks there for other requests: the claim's hashes are the engine's own. A copy's are those of its grant.
+A transfer begins with either side, in any order: the peer's OPEN (the data) or the local engine's Receive (the claim).
+It is ready when both have come and every byte is in host memory. Its prefix blocks are published only then, because
+the claim's hashes are the engine's own. The hashes of a copy are those of its grant.
 
-    claimed ──open──▶ arriving ──all bytes──▶ ready ──Release──▶ gone
-    arriving ──claim──▶ (still arriving, now with a reader)
-    arriving, a copy ──all bytes──▶ gone: its prefix blocks stay, nobody claims it
-    any ──cancel, failure, deadline──▶ ended, remembered until the grant expires: a late open or claim hears why
+    claimed ──OPEN──▶ arriving ──all bytes──▶ ready ──Release──▶ ended
+    arriving ──claim──▶ arriving, with a reader
+    arriving, a copy ──all bytes──▶ ended: its prefix blocks stay, no engine claims it
+    any ──cancel, failure, deadline──▶ ended
+
+The outcome is remembered until the grant expires, so that a late OPEN or claim gets the reason.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
-from prfaas import grants, logs, metrics, tracing
-from prfaas.agent.engine.protocol import Receive, ReceiveReady, TransferFailed
+from prfaas import logs, metrics, tracing
+from prfaas.agent.engine.protocol import Receive, TransferFailed
 from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.transfer.grant_check import Refusal, reason_of
-from prfaas.agent.transfer.inbound import InboundTransfer, Offer, OutcomeCache, offer_of
-from prfaas.agent.transfer.layouts import LayoutRegistry, answer_layout_probe
+from prfaas.agent.transfer.grant_check import GrantCheck, Refusal, refusal_reason, seconds_left
+from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes
-from prfaas.agent.transfer.log import TransferLog
+from prfaas.agent.transfer.log import TransferLog, TransferRecord
+from prfaas.agent.transfer.open_body import OpenBody, is_link_probe, read_grant
 from prfaas.agent.transfer.placement import Placement, place
-from prfaas.agent.transfer.plan import grant_of, is_link_probe
-from prfaas.agent.transfer.repack import Background, repacking_into
+from prfaas.agent.transfer.plan import TransferPlan, make_plan
+from prfaas.agent.transfer.repack import Background, RepackJob, have_same_prompt, side_of, start_repack
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
-from prfaas.grants import Grant, GrantKind
+from prfaas.grants import Grant
+from prfaas.hashing import prefix_hash
+from prfaas.kv.layout import Layout
+from prfaas.kv.prefix import is_well_formed, prefix_groups
 from prfaas.kv.repack import Side
 from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, Ending
+from prfaas.transport.receiver.admission import EndedTransfers
 from prfaas.transport.receiver.api import (
     Accepted,
     OpenRequest,
@@ -40,22 +48,201 @@ from prfaas.transport.receiver.api import (
     ReceiveFailed,
     ReceiveMemoryFree,
     Rejected,
+    TransferStats,
 )
 from prfaas.transport.receiver.server import Receiver
-from prfaas.types import AgentName, FailureReason, TransferId
+from prfaas.transport.receiver.transfers import shorten
+from prfaas.types import FailureReason, GroupBlocks, Prefix, TransferId
 
-_log = logs.get("agent.receiving")
+# Ended transfers whose grants have not expired, about 400 bytes each.
+MAX_OUTCOMES = 1 << 16
+# Transfers that were cancelled before their OPEN or claim came, about 400 bytes each.
+MAX_CANCELLED = 1 << 12
+_log = logs.get("agent.receive")
 Reply = Callable[[Accepted | Rejected], None]
 
 
+@dataclass(eq=False)
+class InboundTransfer:
+    """One transfer at its receiver."""
+
+    grant: Grant
+    # Monotonic seconds.
+    deadline: float
+    # Monotonic seconds. A sender that has not sent its OPEN by then never will.
+    open_deadline: float
+    # Engine that claimed the transfer, with the blocks it expects and its ranks' arenas.
+    reader: EngineConnection | None = None
+    claimed: Side | None = None
+    arenas: tuple[Arena, ...] = ()
+    # Slots for the blocks that arrive.
+    placement: Placement | None = None
+    # Copy into the reader's layout, if that differs.
+    repack: RepackJob | None = None
+    record: TransferRecord | None = None
+    # The sender was told to omit blocks that the reader holds in its own layout.
+    is_partial: bool = False
+    is_complete: bool = False
+    # The engine was given the slots and has not released them.
+    is_being_read: bool = False
+    # The transport no longer writes to the slots.
+    is_memory_free: bool = True
+    # From the claim until the engine has read the slots.
+    delivery: tracing.Span = tracing.NO_SPAN
+
+    @property
+    def is_copy(self) -> bool:
+        """True for a prefix copy: it has no reader and ends with its last byte."""
+        return self.grant.kind == "copy"
+
+    @property
+    def is_verified(self) -> bool:
+        """True when the reader or a copy's grant confirms the sender's hashes."""
+        if self.is_copy:
+            return True
+        if self.placement is None or self.claimed is None:
+            return False
+        return self.claimed.groups == self.placement.plan.groups
+
+    @property
+    def delivered(self) -> Placement | None:
+        """Slots that the reader gets."""
+        return self.repack.target if self.repack is not None else self.placement
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Objects that the sender need not send."""
+        if self.placement is None:
+            return frozenset()
+        return self.placement.held if self.repack is None else self.placement.held | self.repack.unneeded()
+
+    def accepts(self, side: Side) -> bool:
+        """Return whether these blocks agree with the blocks that are claimed and that arrive."""
+        known = [self.claimed] if self.claimed is not None else []
+        known += [side_of(self.placement)] if self.placement is not None else []
+        return all(have_same_prompt(side, other_side, num_tokens=self.grant.num_tokens) for other_side in known)
+
+    def note_stats(self, stats: TransferStats) -> None:
+        """Record the bytes and checksum failures on the wire."""
+        if self.record is not None:
+            self.record.wire_bytes, self.record.checksum_failures = stats.wire_bytes, stats.checksum_failures
+
+    def __repr__(self) -> str:
+        state = f"is_complete={self.is_complete} is_being_read={self.is_being_read}"
+        return f"<InboundTransfer {self.grant.transfer_id.hex()[:8]} {state}>"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Content of an OPEN whose grant is valid. `arenas[rank]` takes the blocks of that rank of `plan`."""
+
+    plan: TransferPlan
+    arenas: tuple[Arena, ...]
+    peer: str
+    # Traceparent of the sender.
+    trace: str
+
+    def record(self, transfer_id: TransferId, *, held_bytes: int) -> TransferRecord:
+        """Return the record of the transfer that begins now."""
+        plan = self.plan
+        span = tracing.continued(
+            "agent.receive",
+            self.trace,
+            transfer_id=transfer_id.hex(),
+            peer=self.peer,
+            num_tokens=plan.num_tokens,
+            payload_bytes=plan.total_bytes,
+        )
+        return TransferRecord(
+            transfer_id=transfer_id,
+            direction="in",
+            peer=self.peer,
+            num_tokens=plan.num_tokens,
+            payload_bytes=plan.total_bytes,
+            attention_bytes=plan.attention_bytes,
+            held_bytes=held_bytes,
+            span=span,
+        )
+
+
+def read_offer(request: OpenRequest, grant: Grant, layouts: LayoutRegistry) -> Offer:
+    """Return the offer in an OPEN.
+
+    Raises:
+        GrantError: The OPEN copies another prefix than granted.
+        LayoutError: A layout is malformed.
+        RemoteProtocolError: The body has another form.
+        Refusal: No engine here can read the blocks, or they are not those of the grant.
+    """
+    wants_layouts = partial(layouts.wants_description, request.peer_name)
+    opened = OpenBody.decode(request.open_body, wants_layouts=wants_layouts)
+    arenas = layouts.arenas(opened)
+    groups = _offered_groups(opened, arenas[0].layout, grant)
+    try:
+        plan = make_plan(tuple(arena.layout for arena in arenas), groups, grant.num_tokens)
+    except RemoteProtocolError as error:
+        raise Refusal("protocol", str(error)) from error
+    if list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:
+        raise Refusal("protocol", "the objects are not those of the grant and the layout")
+    return Offer(plan, arenas, request.peer_name, opened.trace)
+
+
+def _offered_groups(opened: OpenBody, layout: Layout, grant: Grant) -> tuple[GroupBlocks, ...]:
+    """Return the blocks listed in an OPEN, or the blocks of the granted prefix of a copy.
+
+    Raises:
+        GrantError: The copy is of another prefix.
+    """
+    if opened.copied is None:
+        return opened.groups
+    prefix = Prefix(layout.model, opened.copied.units, grant.num_tokens, grant.prompt_hash)
+    if not is_well_formed(prefix) or prefix_hash(prefix) != grant.prefix_hash:
+        raise GrantError("other_prefix", "the grant is for another prefix")
+    return prefix_groups(layout, prefix, root=opened.copied.root)
+
+
+class OutcomeCache:
+    """Outcomes of ended transfers, for OPENs and claims that come later. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        # Expiry and outcome.
+        self._ended: dict[TransferId, tuple[float, Ending]] = {}
+        self._cancelled: EndedTransfers[Ending] = EndedTransfers(MAX_CANCELLED)
+
+    def get(self, grant: Grant) -> Ending | None:
+        """Return the outcome of the granted transfer, or its sender's early cancel."""
+        _, outcome = self._ended.get(grant.transfer_id, (0.0, None))
+        return outcome or self._cancelled.get(grant.source, grant.transfer_id)
+
+    def put(self, transfer_id: TransferId, outcome: Ending, *, until: float) -> None:
+        """Remember an outcome until its grant expires."""
+        self._ended[transfer_id] = until, _shortened(outcome)
+
+    def put_cancelled(self, peer: str, transfer_id: TransferId, outcome: Ending) -> None:
+        """Remember a peer's cancel of an unknown transfer. It counts only if the grant names this peer as sender."""
+        self._cancelled.put(peer, transfer_id, _shortened(outcome))
+
+    def expire(self, now: float) -> None:
+        """Forget expired outcomes, and the oldest beyond the limit."""
+        while self._ended:
+            oldest = next(iter(self._ended))
+            if self._ended[oldest][0] >= now and len(self._ended) <= MAX_OUTCOMES:
+                return
+            del self._ended[oldest]
+
+
+def _shortened(outcome: Ending) -> Ending:
+    """Return the outcome with a bounded message, because a peer may have written it."""
+    return replace(outcome, message=shorten(outcome.message))
+
+
 class InboundTransfers:
-    """Every transfer that arrives at this node. Runs on the agent's loop; receiver events are handed over to it."""
+    """All inbound transfers of this node. Runs on the agent's loop."""
 
     def __init__(
         self,
         *,
-        name: AgentName,
-        grant_key: bytes,
+        grant_check: GrantCheck,
         pool: Pool,
         layouts: LayoutRegistry,
         transfer_log: TransferLog,
@@ -63,324 +250,303 @@ class InboundTransfers:
         in_background: Background,
         probes: InboundProbes,
     ) -> None:
-        self._name = name
-        self._grant_key = grant_key
+        self._grant_check = grant_check
         self._pool = pool
         self._layouts = layouts
         self._log = transfer_log
         self._open_timeout_seconds = open_timeout_seconds
         self._in_background = in_background
         self._probes = probes
-        self._inbound: dict[TransferId, InboundTransfer] = {}
-        self._leaving: dict[TransferId, Placement] = {}  # failed, but the transport may still write to them
-        self._endings = OutcomeCache()
-        self.receiver: Receiver | None = None  # set before the first open can come
+        self._transfers: dict[TransferId, InboundTransfer] = {}
+        # Slots of ended transfers that the transport may still write to.
+        self._quarantined: dict[TransferId, Placement] = {}
+        self._outcomes = OutcomeCache()
+        # Set before the first OPEN can come.
+        self.receiver: Receiver | None = None
 
     def __len__(self) -> int:
-        return len(self._inbound) + len(self._leaving)
+        return len(self._transfers) + len(self._quarantined)
 
-    # What the other agent says
+    # The peer's OPEN
 
     def on_open(self, request: OpenRequest, reply: Reply) -> None:
-        """Grant memory for a transfer, or say why not."""
+        """Accept or reject an OPEN."""
         try:
             reply(self._answer(request))
         except (Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
-            reason, message = _said(error)
-            if isinstance(error, GrantError):
-                metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
+            reason, message = refusal_reason(error), _bounded_text(error)
             metrics.TRANSFERS.labels(direction="in", outcome=reason).inc()
             _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=message)
             reply(Rejected(reason, message))
-        except Exception:  # ours, which must not leave the transport waiting for a decision for ever
+        except Exception:
+            # This is a bug here. Without a reply, the transport would wait for ever.
             metrics.TRANSFERS.labels(direction="in", outcome="protocol").inc()
-            _log.exception("transfer.open_failed", transfer_id=request.transfer_id.hex())
+            _log.exception("transfer.open_crashed", transfer_id=request.transfer_id.hex())
             reply(Rejected("protocol", "this agent cannot read the open"))
 
     def _answer(self, request: OpenRequest) -> Accepted | Rejected:
         if is_link_probe(request.open_body):
             return self._probes.accept(request)
-        return self._accept(request) if request.object_bytes else answer_layout_probe(request, self._layouts)
+        return self._accept(request) if request.object_bytes else self._layouts.answer_probe(request)
 
     def _accept(self, request: OpenRequest) -> Accepted:
-        token, use = grant_of(request.open_body)
-        grant = self._check(token, TransferId(request.transfer_id), use)
-        if grant.source != request.peer_name:
-            raise GrantError("not_theirs", f"the grant lets {grant.source} send, not {request.peer_name}")
-        ended = self._endings.of(grant)
-        if ended is not None:
-            raise Refusal(ended.reason, ended.message)
+        token, kind = read_grant(request.open_body)
+        transfer_id = TransferId(request.transfer_id)
+        grant = self._grant_check.as_destination(token, kind, transfer_id, peer=request.peer_name)
+        outcome = self._outcomes.get(grant)
+        if outcome is not None:
+            raise Refusal(outcome.reason, outcome.message)
         try:
             return self._accept_granted(request, grant)
         except (Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
-            self._refuse(grant, *_said(error))  # whoever waits for it, or will, waits in vain
-            raise
+            # The claim fails now, and a repeated OPEN is refused without being read.
+            reason, message = refusal_reason(error), _bounded_text(error)
+            if transfer_id in self._transfers:
+                self._fail(transfer_id, reason, message)
+            else:
+                self._outcomes.put(transfer_id, Ending(reason, message), until=time.monotonic() + seconds_left(grant))
+            raise Refusal(reason, message) from error
 
     def _accept_granted(self, request: OpenRequest, grant: Grant) -> Accepted:
-        offer = offer_of(request, grant, self._layouts)
-        inbound = self._inbound.get(grant.transfer_id) or self._create(grant)
-        if not inbound.expects(offer.side):
+        offer = read_offer(request, grant, self._layouts)
+        transfer = self._transfers.get(grant.transfer_id) or self._create(grant)
+        if not transfer.accepts(Side(offer.plan.layouts, offer.plan.groups)):
             raise Refusal("prompt_mismatch", "the blocks are not those of the engine that waits for them")
-        if inbound.placement is None:
-            self._begin(inbound, offer)
-        assert inbound.placement is not None
-        if inbound.complete:
-            return Accepted(held=range(len(offer.plan.object_bytes)), destination=inbound.placement.memory)
-        held = _held(inbound, inbound.placement)
-        inbound.is_partial |= held != inbound.placement.held
-        return Accepted(held=held, destination=inbound.placement.memory)
-
-    def _refuse(self, grant: Grant, reason: FailureReason, message: str) -> None:
-        """Of a good grant nothing comes: an OPEN that comes again is answered without being read."""
-        if grant.transfer_id in self._inbound:
-            self._fail(grant.transfer_id, reason, message)
-        else:
-            until = time.monotonic() + grant.expires_at - time.time()
-            self._endings.put(grant.transfer_id, Ending(reason, message), until=until)
-
-    def _check(self, token: bytes, transfer_id: TransferId, kind: GrantKind) -> Grant:
-        now = time.time()
-        return grants.verify_end(
-            token, self._grant_key, kind=kind, end="destination", agent=self._name, transfer_id=transfer_id, now=now
-        )
+        placement = transfer.placement or self._begin(transfer, offer)
+        if transfer.is_complete:
+            return Accepted(held=range(len(offer.plan.object_bytes)), destination=placement.memory)
+        held = transfer.held
+        transfer.is_partial |= held != placement.held
+        return Accepted(held=held, destination=placement.memory)
 
     def _create(self, grant: Grant) -> InboundTransfer:
         now = time.monotonic()
-        inbound = InboundTransfer(grant, now + grant.expires_at - time.time(), now + self._open_timeout_seconds)
-        self._inbound[grant.transfer_id] = inbound
-        return inbound
+        transfer = InboundTransfer(grant, now + seconds_left(grant), now + self._open_timeout_seconds)
+        self._transfers[grant.transfer_id] = transfer
+        return transfer
 
-    def _begin(self, inbound: InboundTransfer, offer: Offer) -> None:
-        transfer_id, plan = inbound.grant.transfer_id, offer.plan
+    def _begin(self, transfer: InboundTransfer, offer: Offer) -> Placement:
+        transfer_id, plan = transfer.grant.transfer_id, offer.plan
         placement = place(self._pool, plan, offer.arenas, owner=f"transfer-{transfer_id.hex()}")
         if placement is None:
             raise Refusal("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
-        inbound.placement = placement
-        self._cut_anew(inbound)
-        inbound.memory_free = False
-        held_bytes = sum(plan.object_bytes[index] for index in _held(inbound, placement))
-        inbound.record = self._log.begin(offer.record(transfer_id, held_bytes=held_bytes))
+        transfer.placement = placement
+        self._repack_if_needed(transfer)
+        transfer.is_memory_free = False
+        held_bytes = sum(plan.object_bytes[index] for index in transfer.held)
+        transfer.record = self._log.begin(offer.record(transfer_id, held_bytes=held_bytes))
+        return placement
 
-    # What the receiver says
+    # Events of the receiver
 
     def on_event(self, event: ReceiveEvent) -> None:
+        """Take an event of the receiver."""
         transfer_id = TransferId(event.transfer_id)
-        if transfer_id in self._probes and transfer_id not in self._inbound:
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None and transfer_id in self._probes:
             if isinstance(event, ReceiveMemoryFree):
                 self._probes.ended(transfer_id)
-            return
-        if isinstance(event, ReceiveMemoryFree):
+        elif isinstance(event, ReceiveMemoryFree):
             self._memory_free(transfer_id)
-            return
-        inbound = self._inbound.get(transfer_id)
-        if isinstance(event, ReceiveFailed):
-            self._failed(transfer_id, inbound, event)
-        elif inbound is not None:
-            self._complete(inbound, event)
+        elif isinstance(event, ReceiveFailed):
+            self._failed(transfer_id, transfer, event)
+        elif transfer is not None:
+            self._completed(transfer, event)
 
-    def _failed(self, transfer_id: TransferId, inbound: InboundTransfer | None, event: ReceiveFailed) -> None:
-        if inbound is None:  # a cancel that overtook its open
-            self._endings.cancelled(event.peer_name, transfer_id, Ending(event.reason, event.message))
-        elif inbound.grant.source == event.peer_name:
-            inbound.received(event.stats)
+    def _failed(self, transfer_id: TransferId, transfer: InboundTransfer | None, event: ReceiveFailed) -> None:
+        if transfer is None:
+            # The peer's cancel has overtaken its OPEN.
+            self._outcomes.put_cancelled(event.peer_name, transfer_id, Ending(event.reason, event.message))
+        elif transfer.grant.source == event.peer_name:
+            transfer.note_stats(event.stats)
             self._fail(transfer_id, event.reason, event.message)
 
-    def _complete(self, inbound: InboundTransfer, event: ReceiveCompleted) -> None:
-        assert inbound.placement is not None and inbound.record is not None
-        inbound.complete = True
-        inbound.received(event.stats)
-        self._publish(inbound)
-        self._log.end(inbound.record, "completed")
-        self._tell_reader(inbound)
-
-    def _publish(self, inbound: InboundTransfer) -> None:
-        """What has come whole may be reused by later requests, as soon as its hashes are not its sender's word alone."""
-        placement = inbound.placement
-        if placement is None or not inbound.complete or inbound.is_partial or not inbound.is_vouched_for:
-            return
-        if not self._layouts.are_foreign(placement.plan.layouts):
-            placement.publish(range(len(placement.slots)))
-
-    def _cut_anew(self, inbound: InboundTransfer) -> None:
-        """Where the reader's layout is another than what arrives, give it blocks of its own.
-
-        Raises:
-            Refusal: they do not map, or there is no room.
-        """
-        if inbound.claimed is None or inbound.placement is None:
-            return
-        if inbound.placement.plan.layouts != inbound.claimed.layouts:
-            owner = f"repack-{inbound.grant.transfer_id.hex()}"
-            inbound.repacking = repacking_into(inbound.claimed, inbound.arenas, inbound.placement, owner=owner)
-
-    def _repacked(self, inbound: InboundTransfer, worked: bool) -> None:
-        if worked:
-            self._tell_reader(inbound)
-        else:
-            self._refuse_claim(inbound, "protocol", "blocks could not be cut anew")
-
-    def _tell_reader(self, inbound: InboundTransfer) -> None:
-        placement = inbound.delivered
-        if not inbound.complete or inbound.reader is None or inbound.reading or placement is None:
-            return
-        if inbound.repacking is not None and not inbound.repacking.is_done:
-            inbound.repacking.begin(self._in_background, lambda worked: self._repacked(inbound, worked))
-            return
-        inbound.reading = True
-        inbound.delivery.event("ready")
-        slots, generations = (
-            placement.plan.nested(list(placement.slots)),
-            placement.plan.nested(placement.generations()),
-        )
-        inbound.reader.post(ReceiveReady(inbound.grant.transfer_id, slots, generations))
+    def _completed(self, transfer: InboundTransfer, event: ReceiveCompleted) -> None:
+        assert transfer.record is not None
+        transfer.is_complete = True
+        transfer.note_stats(event.stats)
+        self._publish(transfer)
+        self._log.end(transfer.record, "completed")
+        self._deliver(transfer)
 
     def _memory_free(self, transfer_id: TransferId) -> None:
-        placement = self._leaving.pop(transfer_id, None)
+        placement = self._quarantined.pop(transfer_id, None)
+        transfer = self._transfers.get(transfer_id)
         if placement is not None:
             placement.release()
-        elif transfer_id in self._inbound:
-            self._inbound[transfer_id].memory_free = True
-            self._end_copy(self._inbound[transfer_id])
+        elif transfer is not None:
+            transfer.is_memory_free = True
+            # The sender of a copy may ask for it again until now.
+            if transfer.is_copy and transfer.is_complete:
+                self._end(transfer)
 
-    def _end_copy(self, inbound: InboundTransfer) -> None:
-        """A whole copy ends once its sender cannot ask for it again."""
-        if inbound.is_copy and inbound.complete:
-            self._end(inbound)
-
-    # What the engine says
+    # The engine's claim
 
     def claim(self, engine: EngineConnection, arenas: tuple[Arena, ...], request: Receive) -> None:
-        """The engine, whose ranks have these arenas, wants this transfer; it hears ReceiveReady or TransferFailed."""
+        """Take an engine's claim; post ReceiveReady or TransferFailed to it. `arenas` are those of its ranks."""
         try:
-            grant = self._check(request.grant, request.transfer_id, "transfer")
-            self._check_unclaimed(request.transfer_id)
+            grant = self._grant_check.as_destination(request.grant, "transfer", request.transfer_id, peer=None)
+            claimed = self._transfers.get(request.transfer_id)
+            if claimed is not None and claimed.reader is not None:
+                raise GrantError("used", f"{claimed.reader.instance} has claimed this transfer already")
         except GrantError as error:
-            metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()
-            engine.post(TransferFailed(request.transfer_id, "grant_refused", str(error)))
+            engine.post(TransferFailed(request.transfer_id, refusal_reason(error), str(error)))
             return
-        ended = self._endings.of(grant)
-        if ended is not None:
-            engine.post(TransferFailed(request.transfer_id, ended.reason, ended.message))
+        outcome = self._outcomes.get(grant)
+        if outcome is not None:
+            engine.post(TransferFailed(request.transfer_id, outcome.reason, outcome.message))
             return
-        inbound = self._inbound.get(request.transfer_id) or self._create(grant)
-        inbound.reader, inbound.arenas = engine, arenas
-        inbound.delivery = tracing.continued("agent.deliver", request.trace, transfer_id=request.transfer_id.hex())
+        transfer = self._transfers.get(request.transfer_id) or self._create(grant)
+        transfer.reader, transfer.arenas = engine, arenas
+        transfer.delivery = tracing.continued("agent.deliver", request.trace, transfer_id=request.transfer_id.hex())
         try:
-            self._take_claim(inbound, request)
+            self._apply_claim(transfer, request)
         except Refusal as refusal:
-            self._refuse_claim(inbound, refusal.reason, str(refusal))
+            self._refuse_claim(transfer, refusal.reason, str(refusal))
             return
-        self._publish(inbound)
-        self._tell_reader(inbound)
+        self._publish(transfer)
+        self._deliver(transfer)
 
-    def _check_unclaimed(self, transfer_id: TransferId) -> None:
-        inbound = self._inbound.get(transfer_id)
-        if inbound is not None and inbound.reader is not None:
-            raise GrantError("used", f"{inbound.reader.attach.instance} has claimed this transfer already")
-
-    def _take_claim(self, inbound: InboundTransfer, request: Receive) -> None:
-        """Know what the reader expects, and have it cut so.
+    def _apply_claim(self, transfer: InboundTransfer, request: Receive) -> None:
+        """Store the blocks that the reader expects, and repack into its layout if needed.
 
         Raises:
-            Refusal: it expects another prompt's blocks or none, or it cannot be given its own.
+            Refusal: The reader gives the transfer up, expects another prompt, or its blocks cannot be made.
         """
         if not request.groups:
             raise Refusal("cancelled", "the receiving engine will not load it")
-        its = Side(tuple(arena.layout for arena in inbound.arenas), request.groups)
-        if request.prompt_hash != inbound.grant.prompt_hash or not inbound.expects(its):
-            raise Refusal("prompt_mismatch", "the engine's prompt is not the one that was granted")
-        inbound.claimed = its
-        self._cut_anew(inbound)
+        claimed = Side(tuple(arena.layout for arena in transfer.arenas), request.groups)
+        if request.prompt_hash != transfer.grant.prompt_hash or not transfer.accepts(claimed):
+            raise Refusal("prompt_mismatch", "the engine's prompt is not the granted prompt")
+        transfer.claimed = claimed
+        self._repack_if_needed(transfer)
 
-    def _refuse_claim(self, inbound: InboundTransfer, reason: FailureReason, message: str) -> None:
-        if inbound.complete and inbound.reader is not None:  # which is no failure of the transfer
-            inbound.reader.post(TransferFailed(inbound.grant.transfer_id, reason, message))
-            self._end(inbound, reason, message)
+    def _refuse_claim(self, transfer: InboundTransfer, reason: FailureReason, message: str) -> None:
+        if transfer.is_complete and transfer.reader is not None:
+            # The transfer itself has succeeded, and its record says so.
+            transfer.reader.post(TransferFailed(transfer.grant.transfer_id, reason, message))
+            self._end(transfer, reason, message)
         else:
-            self._fail(inbound.grant.transfer_id, reason, message)
+            self._fail(transfer.grant.transfer_id, reason, message)
 
-    def forget(self, model: str) -> None:
-        """What has come or is coming of a model, and that no engine reads yet, is given up: it was computed before."""
-        placed = (
-            (its, its.placement.plan.layouts[0].model) for its in self._inbound.values() if its.placement is not None
-        )
-        for inbound in [its for its, its_model in placed if its_model == model and not its.reading]:
-            message = "what was held of this model is forgotten"
-            if inbound.complete and inbound.reader is None:
-                self._end(inbound, "cancelled", message)
-            else:
-                self._refuse_claim(inbound, "cancelled", message)
+    def _repack_if_needed(self, transfer: InboundTransfer) -> None:
+        """Start a repack job if the reader's layout differs from the layout that arrives.
+
+        Raises:
+            Refusal: The layouts do not map, or there is no room.
+        """
+        if transfer.claimed is None or transfer.placement is None:
+            return
+        if transfer.placement.plan.layouts != transfer.claimed.layouts:
+            owner = f"repack-{transfer.grant.transfer_id.hex()}"
+            transfer.repack = start_repack(transfer.claimed, transfer.arenas, transfer.placement, owner=owner)
+
+    def _publish(self, transfer: InboundTransfer) -> None:
+        """Make complete blocks available to later requests, once their hashes are verified."""
+        placement = transfer.placement
+        if placement is None or not transfer.is_complete or transfer.is_partial or not transfer.is_verified:
+            return
+        if not self._layouts.has_foreign(placement.plan.layouts):
+            placement.publish(range(len(placement.slots)))
+
+    def _deliver(self, transfer: InboundTransfer) -> None:
+        """Post the slots to the reader once all blocks are complete and repacked."""
+        placement = transfer.delivered
+        if not transfer.is_complete or transfer.reader is None or transfer.is_being_read or placement is None:
+            return
+        if transfer.repack is not None and not transfer.repack.is_done:
+            transfer.repack.begin(self._in_background, partial(self._repacked, transfer))
+            return
+        transfer.is_being_read = True
+        transfer.delivery.event("ready")
+        transfer.reader.post(placement.receive_ready(transfer.grant.transfer_id))
+
+    def _repacked(self, transfer: InboundTransfer, succeeded: bool) -> None:
+        if succeeded:
+            self._deliver(transfer)
+        else:
+            self._refuse_claim(transfer, "protocol", "blocks could not be repacked")
 
     def release(self, transfer_id: TransferId, instance: str) -> None:
-        """The engine reads these slots no more, or never will; only who claimed a transfer releases it."""
-        inbound = self._inbound.get(transfer_id)
-        if inbound is None or inbound.reader is None or inbound.reader.attach.instance != instance:
+        """End the engine's use of a transfer that it claimed."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.reader is None or transfer.reader.instance != instance:
             return
-        if inbound.reading and inbound.record is not None:
-            self._log.loaded(inbound.record)
-        self._unclaim(inbound)
-
-    def _unclaim(self, inbound: InboundTransfer) -> None:
-        inbound.reader = None
-        if inbound.complete:
-            self._end(inbound)
-        else:
-            self._fail(inbound.grant.transfer_id, "cancelled", "the receiving engine gave up")
+        if transfer.is_being_read and transfer.record is not None:
+            self._log.loaded(transfer.record)
+        self._unclaim(transfer)
 
     def engine_lost(self, engine: EngineConnection) -> None:
-        """A process of an engine is gone, and with it what it claimed. A worker that still reads these slots finds them given
-        to others by their generations."""
-        for inbound in list(self._inbound.values()):
-            if inbound.reader is engine:
-                self._unclaim(inbound)
+        """End the claims of a lost connection. A worker that still reads notices the slots' new generations."""
+        for transfer in list(self._transfers.values()):
+            if transfer.reader is engine:
+                self._unclaim(transfer)
+
+    def _unclaim(self, transfer: InboundTransfer) -> None:
+        transfer.reader = None
+        if transfer.is_complete:
+            self._end(transfer)
+        else:
+            self._fail(transfer.grant.transfer_id, "cancelled", "the receiving engine gave up")
+
+    # Ends
+
+    def forget(self, model: str) -> None:
+        """Fail all transfers of a model that no engine reads yet: they were computed with earlier weights."""
+        message = "the blocks of this model were forgotten"
+        for transfer in list(self._transfers.values()):
+            placement = transfer.placement
+            if placement is None or placement.plan.layouts[0].model != model or transfer.is_being_read:
+                continue
+            if transfer.is_complete and transfer.reader is None:
+                self._end(transfer, "cancelled", message)
+            else:
+                self._refuse_claim(transfer, "cancelled", message)
 
     def expire(self, now: float) -> None:
-        """Fail what is late, forget what has long ended; `now` is monotonic seconds."""
+        """Fail late transfers, and forget old outcomes; `now` is monotonic seconds."""
         self._layouts.expire(now)
-        for inbound in list(self._inbound.values()):
-            if now >= inbound.deadline and not inbound.reading:
-                if inbound.complete and inbound.reader is None:
-                    self._end(inbound)
-                elif not inbound.complete:  # else it is being cut, which ends by itself
-                    self._fail(inbound.grant.transfer_id, "deadline", "it did not arrive before its grant expired")
-            elif now >= inbound.open_until and inbound.placement is None:
-                self._fail(inbound.grant.transfer_id, "unreachable", f"{inbound.grant.source} has not opened it")
-        self._endings.expire(now)
+        for transfer in list(self._transfers.values()):
+            if now >= transfer.deadline and not transfer.is_being_read:
+                if transfer.is_complete and transfer.reader is None:
+                    self._end(transfer)
+                elif not transfer.is_complete:
+                    message = "the transfer did not arrive before its grant expired"
+                    self._fail(transfer.grant.transfer_id, "deadline", message)
+            elif now >= transfer.open_deadline and transfer.placement is None:
+                message = f"{transfer.grant.source} has not opened the transfer"
+                self._fail(transfer.grant.transfer_id, "unreachable", message)
+        self._outcomes.expire(now)
 
     def _fail(self, transfer_id: TransferId, reason: FailureReason, message: str) -> None:
-        inbound = self._inbound.get(transfer_id)
-        if inbound is None or inbound.complete:
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.is_complete:
             return
-        if inbound.reader is not None:
-            inbound.reader.post(TransferFailed(transfer_id, reason, message))
-        if inbound.record is not None:
-            self._log.end(inbound.record, reason, message=message)
-        if inbound.placement is not None and not inbound.memory_free and self.receiver is not None:
+        if transfer.reader is not None:
+            transfer.reader.post(TransferFailed(transfer_id, reason, message))
+        if transfer.record is not None:
+            self._log.end(transfer.record, reason, message=message)
+        if transfer.placement is not None and not transfer.is_memory_free and self.receiver is not None:
             self.receiver.cancel(transfer_id, reason, message)
-        self._end(inbound, reason, message)
+        self._end(transfer, reason, message)
 
-    def _end(self, inbound: InboundTransfer, failure: FailureReason | None = None, message: str = "") -> None:
-        transfer_id = inbound.grant.transfer_id
-        inbound.delivery.end(f"{failure}: {message}" if failure else "")
-        del self._inbound[transfer_id]
-        ending = Ending(failure or "cancelled", message or "this transfer has ended here")
-        self._endings.put(transfer_id, ending, until=inbound.deadline)
-        if inbound.repacking is not None:
-            inbound.repacking.end()
-        if inbound.placement is None:
+    def _end(self, transfer: InboundTransfer, failure: FailureReason | None = None, message: str = "") -> None:
+        transfer_id = transfer.grant.transfer_id
+        transfer.delivery.end(f"{failure}: {message}" if failure else "")
+        del self._transfers[transfer_id]
+        outcome = Ending(failure or "cancelled", message or "this transfer has ended here")
+        self._outcomes.put(transfer_id, outcome, until=transfer.deadline)
+        if transfer.repack is not None:
+            transfer.repack.end()
+        if transfer.placement is None:
             return
-        if inbound.memory_free:
-            inbound.placement.release()
+        if transfer.is_memory_free:
+            transfer.placement.release()
         else:
-            self._pool.quarantine(inbound.placement.lease)
-            self._leaving[transfer_id] = inbound.placement
+            self._pool.quarantine(transfer.placement.lease)
+            self._quarantined[transfer_id] = transfer.placement
 
 
-def _held(inbound: InboundTransfer, placement: Placement) -> frozenset[int]:
-    """Objects that need not come."""
-    return placement.held if inbound.repacking is None else placement.held | inbound.repacking.needless()
-
-
-def _said(error: PrfaasError | Refusal) -> tuple[FailureReason, str]:
-    """The reason, and the words as far as they are no peer's of any length."""
-    return reason_of(error), str(error)[:MAX_MESSAGE_CHARACTERS]
+def _bounded_text(error: PrfaasError | Refusal) -> str:
+    """Return the message of an error, cut because a peer may have written parts of it."""
+    return str(error)[:MAX_MESSAGE_CHARACTERS]

@@ -163,7 +163,7 @@ class WorkerSide:
         entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in ended]
         if is_new_session:
             self._session = step.session
-            entries.append(RingEntry(EntryKind.SCHEDULER_BACK, self._session))
+            entries.append(RingEntry(EntryKind.SCHEDULER_REATTACHED, self._session))
         if entries or self._backlog:
             self._copier.then_saved(partial(self._push, entries))
         released = [save.release for save in step.saves if save.release is not None]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.engine.client import REATTACH_SECONDS, AgentClient
+from prfaas.agent.engine.client import REATTACH_INTERVAL_SECONDS, AgentClient
 from prfaas.agent.engine.protocol import Attached, Lookup, Message, MessageBuffer, Refused, encode
 from prfaas.errors import AgentUnreachable
 from prfaas.types import BlockHash, TransferId
@@ -82,7 +82,7 @@ def test_why_an_agent_refuses_is_said_once_and_the_old_arena_stays_until_there_i
     assert caplog.text.count("block 3 differs") == 1 and left == []
     answered = listener.answer(ATTACHED)
     is_tried = try_again() or answered.done()
-    assert not is_tried or time.monotonic() - tried_at[-2] > REATTACH_SECONDS, "a step later is too early"
+    assert not is_tried or time.monotonic() - tried_at[-2] > REATTACH_INTERVAL_SECONDS, "a step later is too early"
     wait_until(try_again)
     assert client.connected and left == ["old"]
     client.close()

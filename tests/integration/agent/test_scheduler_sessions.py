@@ -22,7 +22,7 @@ def _begin_store(engine: Engine) -> None:
 
 def _push_back(engine: Engine, session: int) -> None:
     assert engine.worker.ring is not None
-    assert engine.worker.ring.push(RingEntry(EntryKind.SCHEDULER_BACK, session))
+    assert engine.worker.ring.push(RingEntry(EntryKind.SCHEDULER_REATTACHED, session))
 
 
 def _num_sending(agent: RunningAgent) -> int:

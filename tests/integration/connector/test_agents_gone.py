@@ -186,7 +186,7 @@ def test_a_scheduler_that_lost_its_connection_beside_living_workers_leaves_no_sl
         prefiller.await_answer(its)
     prefiller.step([(sends[0], 100)])
     for engine in (prefiller, decoder, reader):
-        engine.client._opened.socket.shutdown(socket.SHUT_RDWR)
+        engine.client._session.socket.shutdown(socket.SHUT_RDWR)
     nodes.await_nothing_read()
     assert nodes.status(nodes.east)["sending"] == len(sends), "its worker may still write"
 

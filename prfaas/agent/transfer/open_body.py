@@ -1,0 +1,186 @@
+"""Bodies of OPEN frames, opaque to the transport: transfers, prefix copies, layout probes and link probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgpack
+
+from prfaas.agent.engine.protocol import pack_groups, unpack_groups
+from prfaas.grants import MAX_GRANT_BYTES, GrantKind
+from prfaas.hashing import HASH_BYTES
+from prfaas.kv.layout import FINGERPRINT_BYTES, MAX_LAYERS, Layout
+from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Fields, fields_of
+from prfaas.types import BlockHash, GroupBlocks
+
+LAYOUT_PROBE = "probe"
+LINK_PROBE = "link_probe"
+_GRANT_KINDS: dict[str, GrantKind] = {"open": "transfer", "copy": "copy"}
+MAX_KIND_BYTES = 16
+# Length of a body up to the end of its grant, at most.
+MAX_START_BYTES = 32 + MAX_GRANT_BYTES
+MAX_RANKS = 4096
+# One rank's layout of 1300 layers. Unpacking it may take 20 MiB and 15 ms.
+MAX_LAYOUT_BYTES = 256 << 10
+# All ranks' layouts together: 5000 layers.
+MAX_LAYOUTS_BYTES = 1 << 20
+MAX_TRACE_BYTES = 255
+
+
+@dataclass(frozen=True)
+class CopiedPrefix:
+    """Prefix of a copy. Its blocks follow from these hashes and the grant.
+
+    `units` are as in `Prefix`. `root` is the parent of the first block, NO_HASH if the sender does not know it.
+    """
+
+    units: bytes
+    root: BlockHash
+
+
+@dataclass(frozen=True)
+class OpenBody:
+    """Description of a transfer by its sender.
+
+    `layouts` may be empty once the peer accepted them. `copied` replaces `groups` for a prefix copy, which no engine
+    claims. `trace` is the sender's traceparent; without one the field is left out, so that older agents can read the rest.
+    """
+
+    grant: bytes
+    fingerprints: tuple[bytes, ...]
+    layouts: tuple[Layout, ...]
+    groups: tuple[GroupBlocks, ...] = ()
+    copied: CopiedPrefix | None = None
+    trace: str = ""
+
+    @property
+    def is_copy(self) -> bool:
+        """True for a prefix copy."""
+        return self.copied is not None
+
+    def encode(self) -> bytes:
+        """Return the body."""
+        layouts = [layout.to_dict() for layout in self.layouts]
+        kind = "copy" if self.is_copy else "open"
+        blocks = pack_groups(self.groups) if self.copied is None else [self.copied.units, self.copied.root]
+        parts = [kind, self.grant, list(self.fingerprints), layouts, blocks]
+        body: bytes = msgpack.packb([*parts, self.trace] if self.trace else parts)
+        return body
+
+    @staticmethod
+    def decode(
+        body: bytes, *, wants_layouts: Callable[[tuple[bytes, ...], int], bool] = lambda fingerprints, num_bytes: True
+    ) -> OpenBody:
+        """Return the description in a body.
+
+        `wants_layouts` gets the fingerprints and the size of the packed layouts, and decides whether to read them.
+
+        Raises:
+            RemoteProtocolError: The body has another form.
+            LayoutError: A layout is malformed.
+        """
+        with fields_of(body, reason="open_body", what="not an open of this version") as fields:
+            has_trace = fields.array(5, 6) == 6
+            kind, grant = _grant_kind(fields), fields.octets(MAX_GRANT_BYTES)
+            fingerprints = tuple(fields.octets(FINGERPRINT_BYTES) for _ in fields.items(MAX_RANKS))
+            packed = fields.packed(max_bytes=MAX_LAYOUTS_BYTES)
+            layouts = _read_layouts(packed) if wants_layouts(fingerprints, len(packed)) else ()
+            groups = _groups(fields) if kind == "transfer" else ()
+            copied = _copied(fields) if kind == "copy" else None
+            trace = fields.text(MAX_TRACE_BYTES) if has_trace else ""
+            if not fingerprints:
+                raise ValueError("an open has at least one fingerprint")
+            return OpenBody(grant, fingerprints, layouts, groups, copied, trace)
+
+
+def read_grant(body: bytes) -> tuple[bytes, GrantKind]:
+    """Return the grant of a transfer or copy and its required kind, without reading further.
+
+    Raises:
+        RemoteProtocolError: The body has another form.
+    """
+    start = memoryview(body)[:MAX_START_BYTES]
+    with fields_of(start, reason="open_body", what="not an open of this version", is_beginning=True) as fields:
+        fields.array(5, 6)
+        kind = _grant_kind(fields)
+        return fields.octets(MAX_GRANT_BYTES), kind
+
+
+def _grant_kind(fields: Fields) -> GrantKind:
+    kind = fields.text(MAX_KIND_BYTES)
+    if kind not in _GRANT_KINDS:
+        raise ValueError(f"{kind!r} is not an open")
+    return _GRANT_KINDS[kind]
+
+
+def _read_layouts(packed: memoryview) -> tuple[Layout, ...]:
+    with fields_of(packed, reason="open_body", what="not layouts of this version") as fields:
+        return tuple(read_layout(fields.packed(max_bytes=MAX_LAYOUT_BYTES)) for _ in fields.items(MAX_RANKS))
+
+
+def read_layout(packed: bytes | memoryview) -> Layout:
+    """Return the layout that a peer packed. Unpacking takes up to eighty times its bytes.
+
+    Raises:
+        RemoteProtocolError: The bytes are not a map.
+        LayoutError: The layout is malformed.
+    """
+    with fields_of(packed, reason="open_body", what="not a layout of this version") as fields:
+        return Layout.from_dict(fields.any(dict, max_bytes=MAX_LAYOUT_BYTES))
+
+
+def _groups(fields: Fields) -> tuple[GroupBlocks, ...]:
+    return unpack_groups([_group(fields) for _ in fields.items(MAX_LAYERS)])
+
+
+def _group(fields: Fields) -> list[object]:
+    fields.array(4)
+    return [fields.whole(), fields.whole(), fields.octets(MAX_BODY_BYTES), fields.octets(HASH_BYTES)]
+
+
+def _copied(fields: Fields) -> CopiedPrefix:
+    fields.array(2)
+    return CopiedPrefix(fields.octets(MAX_BODY_BYTES), BlockHash(fields.exactly(HASH_BYTES)))
+
+
+def encode_layout_probe(layout: Layout) -> bytes:
+    """Return the body of an OPEN without objects that asks whether the peer accepts this layout."""
+    body: bytes = msgpack.packb([LAYOUT_PROBE, layout.to_dict()])
+    return body
+
+
+def decode_layout_probe(body: bytes) -> memoryview:
+    """Return the packed layout of a layout probe, unread.
+
+    Raises:
+        RemoteProtocolError: The body is not a layout probe.
+    """
+    with fields_of(body, reason="open_body", what="not a probe of this version") as fields:
+        fields.array(2)
+        if fields.text(MAX_KIND_BYTES) != LAYOUT_PROBE:
+            raise ValueError("an open without objects is a probe")
+        return fields.packed(max_bytes=MAX_LAYOUT_BYTES)
+
+
+def encode_link_probe(grant: bytes) -> bytes:
+    """Return the body of an OPEN whose objects are random bytes, sent to measure the link."""
+    body: bytes = msgpack.packb([LINK_PROBE, grant])
+    return body
+
+
+def is_link_probe(body: bytes) -> bool:
+    """Return whether the body starts like a link probe."""
+    return body.startswith(encode_link_probe(b"")[: 2 + len(LINK_PROBE)])
+
+
+def decode_link_probe(body: bytes) -> bytes:
+    """Return the grant of a link probe.
+
+    Raises:
+        RemoteProtocolError: The body has another form.
+    """
+    with fields_of(body, reason="open_body", what="not a probe of this version") as fields:
+        fields.array(2)
+        fields.text(MAX_KIND_BYTES)
+        return fields.octets(MAX_GRANT_BYTES)
