@@ -68,7 +68,7 @@ CASES = {
     "hybrid": Case(True, catalog.find_profile("h200-internal-1t").prefill),
 }
 POLICIES: dict[str, tuple[EvictionPolicy, TenantShares]] = {
-    CHOSEN: (default(AgentConfig, "eviction"), TenantShares(learns=default(AgentConfig, "learn_newcomer_ratio"))),
+    CHOSEN: (default(AgentConfig, "eviction"), TenantShares(learns=True)),
     "lru": ("lru", NO_LIMITS),
     "lfu": ("lfu", NO_LIMITS),
     "cost": ("cost", NO_LIMITS),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from prfaas.agent.transfer.plan import is_link_probe
+from prfaas.agent.transfer.open_body import is_link_probe
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.receiver.api import (
     Accepted,

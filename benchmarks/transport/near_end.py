@@ -18,6 +18,7 @@ import numpy
 
 from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, digest_of
 from prfaas import grants
+from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.link_probe import OutboundProbes
 from prfaas.hashing import NO_HASH
 from prfaas.transport.sender.api import SendAccepted, SendEvent, SendFailed, SendMemoryFree, SendRequest
@@ -174,11 +175,10 @@ class NearEnd:
         """What an agent's probe of this link finds, and what it takes."""
         ends: list[CopyEnd] = []
         probes = OutboundProbes(
-            name=AgentName("near"),
-            grant_key=KEY,
+            grant_check=GrantCheck(AgentName("near"), KEY),
             max_bytes=max_bytes,
             link_to=lambda address, name: self._link,
-            states=lambda: [self._link.snapshot()],
+            link_stats=lambda: [self._link.snapshot()],
             report=ends.append,
         )
         transfer_id = TransferId(os.urandom(16))

@@ -90,7 +90,6 @@ class AgentConfig:
         "ssd_threads": "the agent reads and writes 8 blocks at a time",
         "ssd_read_rate": "the agent reads as fast as the disk allows",
         "ssd_wait_seconds": "engines wait 5 s for the SSD",
-        "link_probe_bytes": "the managers' link_probe_bytes bounds probes, or turns them off",
         "num_connections": "the agent chooses the number by round trip",
         "congestion_control": "the agent uses BBR where the kernel has it",
     }
@@ -140,6 +139,11 @@ class AgentConfig:
         records(PeerRateConfig),
         default=(),
         doc="Limits for receiving from several peers. The agent tells each peer its share; very old agents ignore it.",
+    )
+    link_probe_bytes: int = setting(
+        "bytes",
+        default=2 << 30,
+        doc="Most bytes of one link probe, which a manager orders to measure an idle link; 0: neither send nor accept any.",
     )
     compression: str = setting(
         "text",

@@ -135,7 +135,11 @@ class Agent:
             report=self._report_end,
         )
         self._outbound_probes = OutboundProbes(
-            grant_check=grant_check, link_to=self._links.to, link_stats=self._links.stats, report=self._report_end
+            grant_check=grant_check,
+            max_bytes=config.link_probe_bytes,
+            link_to=self._links.to,
+            link_stats=self._links.stats,
+            report=self._report_end,
         )
 
         # Receiver, and all that arrives
@@ -147,7 +151,7 @@ class Agent:
             transfer_log=self._transfer_log,
             open_timeout_seconds=config.open_timeout_seconds,
             in_background=self._in_background,
-            probes=InboundProbes(grant_check=grant_check),
+            probes=InboundProbes(grant_check=grant_check, max_bytes=config.link_probe_bytes),
         )
         self._receiver = self._inbound.receiver = Receiver(
             ReceiverConfig(

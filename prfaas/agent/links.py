@@ -81,9 +81,7 @@ class Links:
     def _link_config(self, peer: AgentName) -> LinkConfig:
         config = self._config
         return LinkConfig(
-            num_connections=config.num_connections,
             max_bytes_per_second=config.max_link_rate,
-            congestion_control=config.congestion_control,
             reconnect_seconds=config.reconnect_seconds,
             certificates=self._certificates,
             insecure_plaintext=config.insecure_plaintext,

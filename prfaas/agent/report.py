@@ -287,7 +287,7 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
             for engine in config.engines
         ),
         hardware=config.hardware or gpu_names(),
-        takes_probes=True,
+        takes_probes=config.link_probe_bytes > 0,
     )
 
 

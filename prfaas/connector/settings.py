@@ -56,7 +56,7 @@ class ConnectorSettings:
     hold_wait_seconds: float = setting(
         "seconds",
         default=10.0,
-        doc="Longest wait of a request for a prefix in the agent's pool; must exceed the agent's `ssd_wait_seconds`.",
+        doc="Longest wait of a request for a prefix in the agent's pool; longer than the 5 s that an agent reads from its SSD.",
     )
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH, prefix_hash
-from prfaas.kv.prefix import is_well_formed, prefix_groups
+from prfaas.kv.layout import is_well_formed, prefix_groups
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, CopyCommand, CopyEnd, GroupBlocks, Prefix, TransferId

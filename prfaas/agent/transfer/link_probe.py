@@ -36,8 +36,6 @@ from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import AgentName, CopyEnd, CopyOutcome, ProbeCommand, TransferId
 
 OBJECT_BYTES = 1 << 20
-# Bounds each probe, whatever a manager grants.
-MAX_PROBE_BYTES = 2 << 30
 # Three steps below an ordinary request. Each step has a sixteenth of the share of the step above.
 PRIORITY = 3
 # From the peer's answer on. At 80 ms, BBR needs two seconds for its start and its first drain.
@@ -71,12 +69,14 @@ class OutboundProbes:
         self,
         *,
         grant_check: GrantCheck,
+        max_bytes: int,
         link_to: Callable[[str, AgentName], Link],
         link_stats: Callable[[], Iterable[LinkStats]],
         report: Callable[[CopyEnd], None],
     ) -> None:
-        """`report` gets the outcome of each command, also of a repeated one."""
+        """`max_bytes` bounds each probe; 0 sends none. `report` gets the outcome of each command, also of a repeated one."""
         self._grant_check = grant_check
+        self._max_bytes = max_bytes
         self._link_to = link_to
         self._link_stats = link_stats
         self._report = report
@@ -112,9 +112,9 @@ class OutboundProbes:
         return link
 
     def _start(self, command: ProbeCommand, grant: Grant, link: Link) -> None:
-        num_objects = min(grant.max_bytes, MAX_PROBE_BYTES) // OBJECT_BYTES
+        num_objects = min(grant.max_bytes, self._max_bytes) // OBJECT_BYTES
         if not num_objects:
-            raise Refusal("cancelled", f"a probe has at least {OBJECT_BYTES} bytes")
+            raise Refusal("cancelled", f"this node sends probes of {self._max_bytes} bytes at most")
         self._probe = _OutboundProbe(command.transfer_id, grant.destination, link)
         self._started_at[grant.destination] = time.monotonic()
         # Packing cannot shorten random bytes.
@@ -195,8 +195,10 @@ class _InboundProbe:
 class InboundProbes:
     """Probes that arrive: one at a time, and from each peer one in `PAUSE_SECONDS`."""
 
-    def __init__(self, *, grant_check: GrantCheck, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, grant_check: GrantCheck, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`max_bytes` bounds each probe; 0 accepts none."""
         self._grant_check = grant_check
+        self._max_bytes = max_bytes
         self._clock = clock
         self._by_peer: dict[str, _InboundProbe] = {}
 
@@ -218,7 +220,7 @@ class InboundProbes:
         token = decode_link_probe(request.open_body)
         peer = request.peer_name
         grant = self._grant_check.as_destination(token, "probe", TransferId(request.transfer_id), peer=peer)
-        limit, num_bytes = min(grant.max_bytes, MAX_PROBE_BYTES), request.object_bytes.total_bytes
+        limit, num_bytes = min(grant.max_bytes, self._max_bytes), request.object_bytes.total_bytes
         if num_bytes > limit:
             raise GrantError("too_large", f"a probe of {num_bytes} bytes; at most {limit} are taken")
         if request.deadline_seconds > DEADLINE_SECONDS:

@@ -35,8 +35,7 @@ from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import prefix_hash
-from prfaas.kv.layout import Layout
-from prfaas.kv.prefix import is_well_formed, prefix_groups
+from prfaas.kv.layout import Layout, is_well_formed, prefix_groups
 from prfaas.kv.repack import Side
 from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, Ending
 from prfaas.transport.receiver.admission import EndedTransfers

@@ -27,6 +27,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.transport.net.tls import CertificateFiles
+from prfaas.transport.sender.link import LinkConfig
 
 AskManagers = Callable[..., list[Finding]]
 AskRecord = Callable[..., Finding]
@@ -64,8 +65,7 @@ def examine(patient: Patient) -> list[Finding]:
         except ConfigError as error:
             findings.append(_misconfigured(path, error))
     agent: AgentConfig | None = loaded.get("agent")
-    wanted = agent.congestion_control if agent else default(AgentConfig, "congestion_control")
-    findings += tcp_findings(machine, congestion_control=wanted)
+    findings += tcp_findings(machine, congestion_control=LinkConfig().congestion_control)
     if agent:
         findings += room_findings(machine, agent, where="agent")
     for component, settings in loaded.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from prfaas import grants
 from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS
-from prfaas.agent.transfer.plan import encode_link_probe
+from prfaas.agent.transfer.open_body import encode_link_probe
 from prfaas.hashing import NO_HASH
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
 from prfaas.transport.sender.link import Link, LinkConfig

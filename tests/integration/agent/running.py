@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import pytest
 
 from prfaas import config, grants
 from prfaas.agent.config import AgentConfig
@@ -21,6 +23,8 @@ from prfaas.agent.daemon import Agent
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import HELD, Message, ReceiveReady, SendOpened
 from prfaas.agent.engine.ring import EntryKind, RingEntry
+from prfaas.agent.prefix import store
+from prfaas.cachepool.ssd import SsdSettings
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
@@ -193,6 +197,18 @@ class Agents:
         } | changes
         key = grants.derive_key(self.secret, "grant")
         return transfer_id, grants.sign(grants.Grant(**fields), key)  # type: ignore[arg-type]
+
+
+def slow_ssd(monkeypatch: pytest.MonkeyPatch, *, wait_seconds: float) -> None:
+    """Let agents that start on threads from now on read 1 kB/s from their SSD, and engines wait this long."""
+    settings_of = AgentConfig.ssd
+
+    def slow_settings(config: AgentConfig) -> SsdSettings | None:
+        settings = settings_of(config)
+        return settings and replace(settings, read_bytes_per_second=1e3)
+
+    monkeypatch.setattr(AgentConfig, "ssd", slow_settings)
+    monkeypatch.setattr(store, "SSD_WAIT_SECONDS", wait_seconds)
 
 
 def _answers(status: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from prfaas.agent.engine.protocol import (
     Cancel,
     Forget,
@@ -21,7 +23,7 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
-from tests.integration.agent.running import MODEL, NUM_TOKENS, Agents, Engine, blocks, chain_of, layout
+from tests.integration.agent.running import MODEL, NUM_TOKENS, Agents, Engine, blocks, chain_of, layout, slow_ssd
 from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
@@ -123,13 +125,16 @@ def test_the_ssd_forgets_too_for_agents_that_come_after(agents: Agents, tmp_path
     assert lookup(agents.engine(second, "w"), LONGER) == []
 
 
-def test_who_waits_for_the_ssd_at_that_moment_hears_that_nothing_is_there(agents: Agents, tmp_path: Path) -> None:
+def test_who_waits_for_the_ssd_at_that_moment_hears_that_nothing_is_there(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {"pool-bytes": "4MiB", "ssd-directory": str(tmp_path / "ssd")}
     first = agents.start("west", **settings)
     store(agents.engine(first, "w"), chain_of())
     wait_until(lambda: get_json(f"http://{first.status}/status")["ssd"]["prefix"] == NUM_BLOCKS)
     first.stop()
-    second = agents.start("east", **settings | {"ssd-read-rate": "1KB/s", "ssd-wait-seconds": "1h"})
+    slow_ssd(monkeypatch, wait_seconds=3600.0)
+    second = agents.start("east", **settings)
     waiting, other = agents.engine(second, "w"), agents.engine(second, "v")
     waiting.scheduler.post(Hold(TransferId(os.urandom(16)), NUM_TOKENS, exact_blocks(chain_of())))
     wait_until(lambda: second.pool()["transfer"] > 0)

@@ -15,8 +15,10 @@ from prometheus_client import REGISTRY
 
 from prfaas import grants
 from prfaas.agent.engine.protocol import Receive, Send, TransferFailed
+from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.link_probe import OutboundProbes
-from prfaas.agent.transfer.plan import OpenBody, encode_link_probe, make_plan
+from prfaas.agent.transfer.open_body import OpenBody, encode_link_probe
+from prfaas.agent.transfer.plan import make_plan
 from prfaas.index.membership import Node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.link_probes import LinkProbes
@@ -41,11 +43,12 @@ class Sender:
         self.peer = Peer(agents, west, **link)
         self.reports: list[CopyEnd] = []
         self.probes = OutboundProbes(
-            name=AgentName("east"),
-            grant_key=grants.derive_key(agents.secret, "grant"),
+            grant_check=GrantCheck(AgentName("east"), grants.derive_key(agents.secret, "grant")),
             max_bytes=max_bytes,
             link_to=lambda address, name: self.peer.link,
-            states=lambda: [replace(its := self.peer.link.snapshot(), num_transfers=its.num_transfers + num_transfers)],
+            link_stats=lambda: [
+                replace(its := self.peer.link.snapshot(), num_transfers=its.num_transfers + num_transfers)
+            ],
             report=self.reports.append,
         )
         self._num_told = 0
@@ -59,7 +62,7 @@ class Sender:
         num_before = len(self.reports)
         self.probes.take(command)
         wait_until(lambda: self.goes_on() and len(self.reports) > num_before, what="its report")
-        wait_until(lambda: self.goes_on() and self.probes._under_way is None, what="its memory")
+        wait_until(lambda: self.goes_on() and self.probes._probe is None, what="its memory")
         assert len(self.reports) == num_before + 1 and self.reports[-1].transfer_id == command.transfer_id
         return self.reports[-1]
 
@@ -215,7 +218,7 @@ def test_a_probe_gives_way_to_a_transfer_at_once(agents: Agents) -> None:
         (end,) = sender.reports
         assert (end.outcome, end.message) == ("cancelled", "transfers have begun")
         assert isinstance(sender.peer.end(transfer_id, plan.object_bytes), SendCompleted)
-        wait_until(lambda: sender.goes_on() and sender.probes._under_way is None, what="its memory")
+        wait_until(lambda: sender.goes_on() and sender.probes._probe is None, what="its memory")
         assert link.snapshot().acknowledged_bytes < 32 * MIB
 
 

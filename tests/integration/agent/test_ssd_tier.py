@@ -11,7 +11,7 @@ import pytest
 from prfaas.agent.engine.protocol import Cancel, Hold, ReceiveReady, Release, TransferFailed
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
-from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout
+from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout, slow_ssd
 from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
@@ -93,13 +93,13 @@ def test_a_prefix_with_a_rotten_block_is_refused_and_not_offered_again(agents: A
 
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_who_waits_for_a_slow_ssd_hears_so_and_who_gives_up_leaves_nothing(
-    agents: Agents, tmp_path: Path, is_patient: bool
+    agents: Agents, tmp_path: Path, is_patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(first, engine, 1)
     first.stop()
-    slow = {"ssd-read-rate": "1KB/s", "ssd-wait-seconds": "0.5s" if is_patient else "1h"}
-    second, engine = _start(agents, "east", tmp_path / "ssd", **slow)
+    slow_ssd(monkeypatch, wait_seconds=0.5 if is_patient else 3600.0)
+    second, engine = _start(agents, "east", tmp_path / "ssd")
     chain, transfer_id = _chain(0), TransferId(os.urandom(16))
     engine.scheduler.post(Hold(transfer_id, chain.num_tokens, exact_blocks(chain)))
     if is_patient:

@@ -11,7 +11,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.agent.engine.protocol import Receive, ReceiveReady, Send, TransferFailed
-from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, make_plan
+from prfaas.agent.transfer.open_body import CopiedPrefix, OpenBody
+from prfaas.agent.transfer.plan import make_plan
 from prfaas.hashing import HashChain, prefix_hash
 from prfaas.kv.layout import prefix_groups
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed

@@ -298,7 +298,7 @@ def _layer_ready(sender: Engine, opened: SendOpened) -> None:
 
 def test_the_transfer_of_a_more_urgent_request_overtakes_one_that_has_begun(agents: Agents) -> None:
     """Both are of one size: with equal shares the one that began ends first."""
-    settings = {"num-connections": "1", "pool-bytes": "80MiB", "transfer-ratio": "100%", "compression": "off"}
+    settings = {"pool-bytes": "80MiB", "transfer-ratio": "100%", "compression": "off"}
     east, west = agents.start("east", **settings), agents.start("west", **settings)
     wide = Layout(MODEL, "", Shard(0, 1), (WIDE,))
     sender, _ = agents.engine(east, "e", wide), agents.engine(west, "w", wide)

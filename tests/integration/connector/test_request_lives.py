@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prfaas import grants
-from prfaas.agent.prefix.lookup import MAX_UNCERTAIN
+from prfaas.agent.prefix.lookup import MAX_CANDIDATES
 from prfaas.connector.metadata import Outcome
 from prfaas.types import AgentName
 from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
@@ -532,7 +532,7 @@ def test_states_of_other_prompts_that_begin_alike_do_not_hide_the_checkpoint_bef
     """Each ends within the 16 tokens in which the shared prefix ends: only the engine can tell that none is its prompt's."""
     engine = nodes.start(nodes.west, SHAPES["checkpointed"], reuse=True, reuse_min_tokens=16)
     shared = prompt_of(44, 260)
-    for number in range(MAX_UNCERTAIN + 8):
+    for number in range(MAX_CANDIDATES + 8):
         first = engine.submit(f"r{number}", [*shared, 5000 + number], {})
         if taken_up := engine.await_answer(first):
             assert engine.load(first, taken_up)

@@ -110,7 +110,6 @@ class Site:
             cluster_kind=self._clusters[cluster],
             engines=engines,
             reconnect_seconds="3s",
-            num_connections=1,
         )
         self._stack.await_agent(agent)
         self.agents[name], self.relays[name] = agent, relay

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import atheris
 
-INSTRUMENTED = ["prfaas.transport", "prfaas.errors", "prfaas.agent.transfer.plan", "prfaas.kv.layout"]
+INSTRUMENTED = ["prfaas.transport", "prfaas.errors", "prfaas.agent.transfer.open_body", "prfaas.kv.layout"]
 
 with atheris.instrument_imports(include=INSTRUMENTED):
-    from prfaas.agent.transfer import plan
+    from prfaas.agent.transfer import open_body
     from prfaas.errors import LayoutError, RemoteProtocolError
     from prfaas.kv.group import KVGroup
     from prfaas.kv.layout import Layout
@@ -119,13 +119,13 @@ def read_lossy(data: bytes) -> int:
 
 def read_body(data: bytes) -> None:
     """The agents' own part of an OPEN."""
-    for decode in (plan.grant_of, plan.OpenBody.decode, _read_probe, plan.decode_link_probe):
+    for decode in (open_body.read_grant, open_body.OpenBody.decode, _read_probe, open_body.decode_link_probe):
         with contextlib.suppress(RemoteProtocolError, LayoutError):
             decode(data)
 
 
 def _read_probe(data: bytes) -> None:
-    plan.read_layout(plan.probed_layout(data))
+    open_body.read_layout(open_body.decode_layout_probe(data))
 
 
 READERS = (read_connection, read_stranger, read_answers, read_handshake, read_packed, read_lossy, read_body)
@@ -167,8 +167,8 @@ def good_inputs() -> list[bytes]:
     layer = LayerSlice("a", 0, 100, "bfloat16", "head,token,kv_dim")
     layout = Layout("m", "", Shard(0, 1), (KVGroup("full_attention", 16, (layer,)),))
     groups = (GroupBlocks(0, 0, (BlockHash(bytes(16)),), BlockHash(bytes(16))),)
-    body = plan.OpenBody(b"grant", (layout.fingerprint,), (layout,), groups, trace="00-trace").encode()
-    bodies = [body, plan.encode_probe(layout), plan.encode_link_probe(b"grant")]
+    body = open_body.OpenBody(b"grant", (layout.fingerprint,), (layout,), groups, trace="00-trace").encode()
+    bodies = [body, open_body.encode_layout_probe(layout), open_body.encode_link_probe(b"grant")]
     hello, _, proof = said
     bare = [its[HEADER_BYTES:] for its in said]
     kinds = ([*frames, b"".join(frames)], [hello, hello + proof], answers, bare, packed, [lossy], bodies)

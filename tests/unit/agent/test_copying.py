@@ -11,10 +11,12 @@ from dataclasses import replace
 from prfaas import grants
 from prfaas.agent.links import ORDINARY
 from prfaas.agent.prefix.replicate import PrefixCopies
+from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.log import TransferLog
+from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.agent.transfer.placement import place
-from prfaas.agent.transfer.plan import OpenBody, make_plan
+from prfaas.agent.transfer.plan import make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
@@ -63,8 +65,7 @@ def test_layouts_that_no_engine_here_has_take_no_part_in_a_copy() -> None:
     pool.arena(ours)
     here.arenas(OpenBody(b"", tuple(its.fingerprint for its in theirs), theirs, ()))
     copying = PrefixCopies(
-        name=AgentName("west"),
-        grant_key=KEY,
+        grant_check=GrantCheck(AgentName("west"), KEY),
         pool=pool,
         arenas=here.native_arenas,
         ssd=None,
@@ -97,8 +98,7 @@ def test_a_copy_that_is_commanded_again_more_urgently_is_sent_so() -> None:
         on_event=lambda event: copying.on_event(event),
     )
     copying = PrefixCopies(
-        name=AgentName("west"),
-        grant_key=KEY,
+        grant_check=GrantCheck(AgentName("west"), KEY),
         pool=pool,
         arenas=here.native_arenas,
         ssd=None,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 
 from prfaas.agent.engine.protocol import LENGTH_BYTES, PROTOCOL_VERSION, Attach, Receive, TransferFailed, decode
-from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.transfer.inbound import MAX_EARLY, PendingClaims
+from prfaas.agent.engine.server import MAX_PENDING_CLAIMS, EngineConnection, PendingClaims
 from prfaas.hashing import NO_HASH
 from prfaas.types import TransferId
 
@@ -15,9 +14,11 @@ def test_so_many_are_kept_and_of_one_more_the_engine_hears_at_once() -> None:
     ours, theirs = socket.socketpair()
     early, attach = PendingClaims(), Attach(PROTOCOL_VERSION, "w/0", "scheduler", 0, None)
     engine = EngineConnection(attach, None, None, None, ours)
-    asked = [Receive(TransferId(number.to_bytes(16, "big")), b"", NO_HASH, ()) for number in range(MAX_EARLY + 1)]
+    asked = [
+        Receive(TransferId(number.to_bytes(16, "big")), b"", NO_HASH, ()) for number in range(MAX_PENDING_CLAIMS + 1)
+    ]
     for its in asked:
-        early.keep(engine, its)
+        early.add(engine, its)
     said = decode(engine.outbox.get_nowait()[LENGTH_BYTES:])
     assert isinstance(said, TransferFailed) and said.transfer_id == asked[-1].transfer_id
     assert engine.outbox.empty()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas.agent.transfer.inbound import MAX_CANCELLED, MAX_REMEMBERED, OutcomeCache
+from prfaas.agent.transfer.receive import MAX_CANCELLED, MAX_OUTCOMES, OutcomeCache
 from prfaas.grants import Grant
 from prfaas.transport.protocol.messages import Ending
 from prfaas.transport.receiver.transfers import shorten
@@ -25,39 +25,39 @@ def test_an_end_is_remembered_as_long_as_its_grant_is_good() -> None:
     endings = OutcomeCache()
     endings.put(_id(1), WHY, until=UNTIL)
     endings.expire(UNTIL)
-    assert endings.of(_grant(1)) == WHY and endings.of(_grant(2)) is None
+    assert endings.get(_grant(1)) == WHY and endings.get(_grant(2)) is None
     endings.expire(UNTIL + 1)
-    assert endings.of(_grant(1)) is None
+    assert endings.get(_grant(1)) is None
 
 
 def test_beyond_what_is_remembered_the_oldest_go() -> None:
     endings = OutcomeCache()
-    for number in range(MAX_REMEMBERED + 2):
+    for number in range(MAX_OUTCOMES + 2):
         endings.put(_id(number), WHY, until=UNTIL)
     endings.expire(0.0)
-    assert [endings.of(_grant(number)) for number in range(3)] == [None, None, WHY]
+    assert [endings.get(_grant(number)) for number in range(3)] == [None, None, WHY]
 
 
 def test_a_cancel_counts_where_its_peer_is_who_sends_and_other_peers_push_out_none() -> None:
     endings = OutcomeCache()
-    endings.cancelled("east", _id(1), GAVE_UP)
-    assert endings.of(_grant(1)) == GAVE_UP
-    assert endings.of(_grant(1, source="another")) is None
+    endings.put_cancelled("east", _id(1), GAVE_UP)
+    assert endings.get(_grant(1)) == GAVE_UP
+    assert endings.get(_grant(1, source="another")) is None
     for number in range(2 * MAX_CANCELLED):
-        endings.cancelled("floods", _id(number), GAVE_UP)
-    assert endings.of(_grant(1)) == GAVE_UP
+        endings.put_cancelled("floods", _id(number), GAVE_UP)
+    assert endings.get(_grant(1)) == GAVE_UP
 
 
 def test_how_it_ended_here_comes_before_what_its_sender_said() -> None:
     endings = OutcomeCache()
-    endings.cancelled("east", _id(1), GAVE_UP)
+    endings.put_cancelled("east", _id(1), GAVE_UP)
     endings.put(_id(1), WHY, until=UNTIL)
-    assert endings.of(_grant(1)) == WHY
+    assert endings.get(_grant(1)) == WHY
 
 
 def test_of_what_a_peer_says_only_the_beginning_is_remembered() -> None:
     endings, long = OutcomeCache(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
     endings.put(_id(1), long, until=UNTIL)
-    endings.cancelled("east", _id(2), long)
+    endings.put_cancelled("east", _id(2), long)
     kept = Ending("protocol", shorten(long.message))
-    assert len(kept.message) < 100 and endings.of(_grant(1)) == endings.of(_grant(2)) == kept
+    assert len(kept.message) < 100 and endings.get(_grant(1)) == endings.get(_grant(2)) == kept

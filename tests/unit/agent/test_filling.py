@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.agent.transfer.layer_progress import LayerProgress
-from prfaas.agent.transfer.placement import place
+from prfaas.agent.transfer.placement import LayerProgress, place
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.hashing import NO_HASH

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MUCH, LayoutRegistry, answer_layout_probe
-from prfaas.agent.transfer.plan import encode_probe
+from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MANY_LAYOUTS, LayoutRegistry
+from prfaas.agent.transfer.open_body import encode_layout_probe
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import RemoteProtocolError
 from prfaas.kv.layout import Layout
@@ -28,7 +28,7 @@ def layouts() -> Iterator[LayoutRegistry]:
 
 
 def _ask(layouts: LayoutRegistry, layout: Layout) -> Accepted | Rejected:
-    return answer_layout_probe(_request(encode_probe(layout)), layouts)
+    return layouts.answer_probe(_request(encode_layout_probe(layout)))
 
 
 def _request(body: bytes) -> OpenRequest:
@@ -48,14 +48,14 @@ def test_another_layout_of_a_model_that_is_here_is_not(layouts: LayoutRegistry) 
 
 
 def test_of_one_that_is_here_nothing_is_read_and_of_others_so_much(layouts: LayoutRegistry) -> None:
-    while layouts.may_describe("east", MAX_DESCRIBED_BYTES // 64):
+    while layouts._may_describe("east", MAX_DESCRIBED_BYTES // 64):
         pass
-    while layouts.may_describe("east", 1):
+    while layouts._may_describe("east", 1):
         pass
-    assert _ask(layouts, hybrid("another")) == Rejected("no_memory", TOO_MUCH)
+    assert _ask(layouts, hybrid("another")) == Rejected("no_memory", TOO_MANY_LAYOUTS)
     assert isinstance(_ask(layouts, hybrid()), Accepted)
 
 
 def test_what_is_no_probe_breaks_the_protocol(layouts: LayoutRegistry) -> None:
     with pytest.raises(RemoteProtocolError):
-        answer_layout_probe(_request(b"\x92\xa4open\x80"), layouts)
+        layouts.answer_probe(_request(b"\x92\xa4open\x80"))

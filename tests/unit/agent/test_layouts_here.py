@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.layouts import LayoutRegistry
-from prfaas.agent.transfer.plan import OpenBody
+from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
@@ -91,7 +91,7 @@ def test_an_open_does_not_push_out_its_own_ranks(node: Node) -> None:
 def test_an_arena_of_an_engine_here_is_never_given_up(node: Node) -> None:
     for its in layouts([Attention(4)], Cut(2, 16)):
         node.pool.arena(its)
-        node.layouts.attached(its)
+        node.layouts.add_native(its)
     for block_tokens in (48, 64, 80):
-        node.layouts.are_foreign(layouts([Attention(4)], Cut(2, block_tokens)))
+        node.layouts.has_foreign(layouts([Attention(4)], Cut(2, block_tokens)))
     assert all(node.pool.arena_of(layout.fingerprint) for layout in layouts([Attention(4)], Cut(2, 16)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from prometheus_client import REGISTRY
 
-from prfaas.agent.status import REFRESH_SECONDS, LinkMetrics
+from prfaas.agent.status import LINK_REFRESH_SECONDS, LinkMetrics
 from prfaas.transport.sender.stats import LinkStats
 
 BLANK = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0) | {"congestion": None, "limit": None})  # type: ignore[arg-type]
@@ -59,9 +59,9 @@ def test_a_link_that_has_gone_is_shown_no_more() -> None:
     shown = LinkMetrics(lambda: states)
     shown.refresh(0.0)
     states.pop()
-    shown.refresh(REFRESH_SECONDS / 2)
+    shown.refresh(LINK_REFRESH_SECONDS / 2)
     assert _said("link_rtt_seconds", peer="osaka-1") == 0.09, "it is not due"
-    shown.refresh(REFRESH_SECONDS)
+    shown.refresh(LINK_REFRESH_SECONDS)
     assert _said("link_rtt_seconds", peer="osaka-1") is None
     assert _said("link_congested", peer="osaka-1", reason="queue") is None
     assert _said("link_rtt_seconds", peer="tokyo-1") == 0.09

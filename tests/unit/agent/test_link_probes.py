@@ -10,8 +10,9 @@ import msgpack
 import pytest
 
 from prfaas import grants
+from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS, PAUSE_SECONDS, InboundProbes
-from prfaas.agent.transfer.plan import encode_link_probe
+from prfaas.agent.transfer.open_body import encode_link_probe
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH
@@ -41,7 +42,9 @@ class Site:
 
     def __init__(self, *, max_bytes: int = 4 * MIB) -> None:
         self.now = 0.0
-        self.probes = InboundProbes(name=AgentName("west"), grant_key=KEY, max_bytes=max_bytes, clock=lambda: self.now)
+        self.probes = InboundProbes(
+            grant_check=GrantCheck(AgentName("west"), KEY), max_bytes=max_bytes, clock=lambda: self.now
+        )
 
     def open(
         self,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.config import AgentConfig, EgressConfig
+from prfaas.agent.config import AgentConfig, PeerRateConfig
 from prfaas.agent.links import Links, RateLimits
 from prfaas.transport.net.dialler import KEEP_WARM_SECONDS
 from prfaas.transport.sender.api import SendRequest
@@ -44,13 +44,13 @@ def test_a_link_with_a_transfer_or_to_a_peer_that_dials_is_kept(links: Links) ->
 def test_a_peers_budgets_are_those_of_every_entry_that_fits_it_and_its_own_where_the_entry_is_of_each() -> None:
     limits = RateLimits(
         [
-            EgressConfig(peers="tokyo-*", max_rate=5e8),
-            EgressConfig(peers="*", max_rate=1e8, each=True),
-            EgressConfig(peers="osaka-1", max_rate=2e8),
+            PeerRateConfig(peers="tokyo-*", max_rate=5e8),
+            PeerRateConfig(peers="*", max_rate=1e8, each=True),
+            PeerRateConfig(peers="osaka-1", max_rate=2e8),
         ]
     )
-    first, second = limits.of("tokyo-1"), limits.of("tokyo-2")
+    first, second = limits.budgets_of("tokyo-1"), limits.budgets_of("tokyo-2")
     assert [its.bytes_per_second for its in first] == [its.bytes_per_second for its in second] == [5e8, 1e8]
     assert first[0] is second[0], "what all may send together"
     assert first[1] is not second[1], "what each may send"
-    assert [its.bytes_per_second for its in limits.of("osaka-1")] == [1e8, 2e8]
+    assert [its.bytes_per_second for its in limits.budgets_of("osaka-1")] == [1e8, 2e8]

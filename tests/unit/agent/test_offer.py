@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from prfaas.agent.transfer.grant_check import Refusal
-from prfaas.agent.transfer.inbound import offer_of
 from prfaas.agent.transfer.layouts import LayoutRegistry
-from prfaas.agent.transfer.plan import CopiedPrefix, OpenBody, make_plan
+from prfaas.agent.transfer.open_body import CopiedPrefix, OpenBody
+from prfaas.agent.transfer.plan import make_plan
+from prfaas.agent.transfer.receive import read_offer
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
@@ -57,15 +58,14 @@ def _request(groups: tuple[GroupBlocks, ...], *, copied: CopiedPrefix | None = N
 
 
 def test_the_blocks_that_an_open_lists_have_slots_where_its_layout_is(layouts: LayoutRegistry) -> None:
-    offer = offer_of(_request(GROUPS), GRANT, layouts)
+    offer = read_offer(_request(GROUPS), GRANT, layouts)
     assert (offer.plan.groups, offer.plan.layouts, offer.plan.num_tokens) == (GROUPS, (hybrid(),), NUM_TOKENS)
     assert [arena.layout for arena in offer.arenas] == [hybrid()]
     assert (offer.peer, offer.trace) == ("east", "trace")
-    assert (offer.side.layouts, offer.side.groups) == ((hybrid(),), GROUPS)
 
 
 def test_what_is_remembered_of_its_arrival_is_what_is_offered(layouts: LayoutRegistry) -> None:
-    offer = offer_of(_request(GROUPS), GRANT, layouts)
+    offer = read_offer(_request(GROUPS), GRANT, layouts)
     record = offer.record(GRANT.transfer_id, held_bytes=7)
     assert (record.transfer_id, record.direction, record.peer, record.num_tokens, record.held_bytes) == (
         GRANT.transfer_id,
@@ -80,26 +80,26 @@ def test_what_is_remembered_of_its_arrival_is_what_is_offered(layouts: LayoutReg
 
 def test_the_blocks_of_a_copy_follow_from_the_prefix_that_was_granted(layouts: LayoutRegistry) -> None:
     groups, copied = prefix_groups(hybrid(), PREFIX, root=CHAIN.root), CopiedPrefix(PREFIX.units, CHAIN.root)
-    assert offer_of(_request(groups, copied=copied), COPY, layouts).plan.groups == groups
+    assert read_offer(_request(groups, copied=copied), COPY, layouts).plan.groups == groups
     for units in (PREFIX.units[:-16] + bytes(16), PREFIX.units[:-16]):
         with pytest.raises(GrantError) as refused:
-            offer_of(_request(groups, copied=CopiedPrefix(units, CHAIN.root)), COPY, layouts)
+            read_offer(_request(groups, copied=CopiedPrefix(units, CHAIN.root)), COPY, layouts)
         assert refused.value.reason == "other_prefix"
 
 
 @pytest.mark.parametrize("grant", [replace(GRANT, max_bytes=1), replace(GRANT, num_tokens=32)], ids=["bytes", "tokens"])
 def test_an_offer_of_more_than_was_granted_is_refused(layouts: LayoutRegistry, grant: Grant) -> None:
     with pytest.raises(Refusal) as refused:
-        offer_of(_request(GROUPS), grant, layouts)
+        read_offer(_request(GROUPS), grant, layouts)
     assert refused.value.reason == "protocol"
 
 
 def test_objects_of_other_sizes_than_the_blocks_have_are_refused(layouts: LayoutRegistry) -> None:
     other = replace(_request(GROUPS), object_bytes=ObjectSizes.of([1, 2, 3]))
     with pytest.raises(Refusal, match="not those of the grant"):
-        offer_of(other, GRANT, layouts)
+        read_offer(other, GRANT, layouts)
 
 
 def test_what_is_no_open_breaks_the_protocol(layouts: LayoutRegistry) -> None:
     with pytest.raises(RemoteProtocolError):
-        offer_of(_request(GROUPS, body=b"\xc0"), GRANT, layouts)
+        read_offer(_request(GROUPS, body=b"\xc0"), GRANT, layouts)

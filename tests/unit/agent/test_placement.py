@@ -81,11 +81,11 @@ def test_the_next_placement_holds_all_hashed_blocks_and_publishes_none_again(nod
 
 def test_held_objects_in_a_row_of_one_size_are_one_stretch(node: Node) -> None:
     placement = node.place()
-    assert list(placement.held_stretches()) == []
+    assert list(placement.held_ranges()) == []
     larger = make_plan((hybrid(), hybrid(slot_bytes=2048)), GROUPS, NUM_TOKENS)
     for plan, expected in ((node.plan, [(0, 2), (5, 5)]), (larger, [(0, 2), (5, 3), (8, 2)])):
         its = replace(placement, plan=plan, held=frozenset({0, 1, *range(5, 10)}))
-        assert list(its.held_stretches()) == expected
+        assert list(its.held_ranges()) == expected
     placement.release()
 
 

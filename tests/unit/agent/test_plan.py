@@ -7,19 +7,18 @@ import tracemalloc
 import msgpack
 import pytest
 
-from prfaas.agent.transfer.plan import (
+from prfaas.agent.transfer.open_body import (
     MAX_LAYOUT_BYTES,
     MAX_LAYOUTS_BYTES,
     CopiedPrefix,
     OpenBody,
-    check_castable,
+    decode_layout_probe,
     decode_link_probe,
-    encode_probe,
-    grant_of,
-    make_plan,
-    probed_layout,
+    encode_layout_probe,
+    read_grant,
     read_layout,
 )
+from prfaas.agent.transfer.plan import check_castable, make_plan
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
 from prfaas.kv.group import KVGroup
@@ -56,15 +55,15 @@ def test_objects_are_numbered_rank_by_rank_group_by_group_block_by_block() -> No
     plan = make_plan((_layout(0, 2), _layout(1, 2)), GROUPS, NUM_TOKENS)
     one_rank = [160] * 4 + [50] * 3 + [300]
     assert plan.object_bytes == one_rank * 2
-    assert [run.first_object for run in plan.runs] == [0, 4, 7, 8, 12, 15]
-    assert plan.run_of(1, 1).first_object == 12
+    assert [run.first_object for run in plan.ranges] == [0, 4, 7, 8, 12, 15]
+    assert plan.range_of(1, 1).first_object == 12
     assert plan.nested(list(range(16)))[1] == [[8, 9, 10, 11], [12, 13, 14], [15]]
     assert (plan.total_bytes, plan.attention_bytes) == (2 * 1090, 2 * 790)
 
 
 def test_identities_carry_the_length_that_each_block_covers_and_its_parent() -> None:
     plan = make_plan((_layout(),), GROUPS, NUM_TOKENS)
-    full, window, state = (list(plan.identities(run)) for run in plan.runs)
+    full, window, state = (list(plan.identities(run)) for run in plan.ranges)
     assert [(i.num_tokens, i.parent) for i in full[:2]] == [(32, ROOT), (64, CHAIN.at(32))]
     assert full[3].block_hash == NO_HASH
     assert [(i.num_tokens, i.block_hash) for i in window[:2]] == [(80, CHAIN.at(80)), (96, CHAIN.at(96))]
@@ -77,7 +76,7 @@ def test_a_checkpoint_without_attention_blocks_still_says_whose_it_is() -> None:
     """Tenants' shares go by the root."""
     groups = (GroupBlocks(0, 0, (), ROOT), *GROUPS[1:])
     plan = make_plan((_layout(),), groups, NUM_TOKENS)
-    assert {identity.root for run in plan.runs for identity in plan.identities(run)} == {ROOT}
+    assert {identity.root for run in plan.ranges for identity in plan.identities(run)} == {ROOT}
     assert plan.object_bytes == [50] * 3 + [300]
 
 
@@ -111,11 +110,11 @@ def test_an_open_names_a_trace_only_where_there_is_one() -> None:
 
 
 def test_a_probe_comes_back_whole_and_is_no_open() -> None:
-    packed = probed_layout(encode_probe(_layout()))
+    packed = decode_layout_probe(encode_layout_probe(_layout()))
     assert read_layout(packed) == _layout()
     assert fingerprint_of(packed) == _layout().fingerprint
     with pytest.raises(RemoteProtocolError) as refused:
-        OpenBody.decode(encode_probe(_layout()))
+        OpenBody.decode(encode_layout_probe(_layout()))
     assert refused.value.reason == "open_body"
 
 
@@ -134,16 +133,16 @@ EMPTY_LISTS = b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)  # 
 @pytest.mark.parametrize("before", [b"", b"\x95", b"\x95\xa4open", b"\x95\xa4open\xc4\x05grant"])
 def test_an_open_of_very_many_items_is_refused_before_they_are_made(before: bytes) -> None:
     body = before + EMPTY_LISTS
-    for decode in (grant_of, OpenBody.decode, probed_layout, decode_link_probe):
+    for decode in (read_grant, OpenBody.decode, decode_layout_probe, decode_link_probe):
         tracemalloc.start()
-        if decode is grant_of and before.endswith(b"grant"):
-            assert grant_of(body) == (b"grant", "transfer")
+        if decode is read_grant and before.endswith(b"grant"):
+            assert read_grant(body) == (b"grant", "transfer")
             at_most = 1 << 16
         else:
             with pytest.raises(RemoteProtocolError) as refused:
                 decode(body)
             assert refused.value.reason == "open_body"
-            at_most = 1 << 16 if decode is grant_of else len(body) + (1 << 16)
+            at_most = 1 << 16 if decode is read_grant else len(body) + (1 << 16)
         assert tracemalloc.get_traced_memory()[1] < at_most, "of a beginning nothing, else a copy"
         tracemalloc.stop()
 
@@ -210,7 +209,9 @@ def test_what_may_be_cast_are_attention_blocks_of_bfloat16_alone() -> None:
     ]
     assert make_plan((_layout(dtypes=some),), GROUPS, NUM_TOKENS).castable.to_list() == [(4, 7)]
     check_castable(_layout(dtypes=every))
-    with pytest.raises(LayoutError, match=f"layer b dtype: float8_e4m3fn; lossy_fp8 is set, which knows {bf16} alone"):
+    with pytest.raises(
+        LayoutError, match=f"layer b dtype: float8_e4m3fn; lossy_fp8 is set, which supports only {bf16}"
+    ):
         check_castable(_layout(dtypes=some))
 
 
@@ -232,7 +233,7 @@ def test_an_open_with_numbers_for_bytes_is_refused_before_memory_is_taken(fields
 def test_bodies_nested_too_deeply_are_refused() -> None:
     deep = b"\xa5model" + b"\x91" * 1000 + b"\x90"
     for encoded, decode in (
-        (encode_probe(_layout()), lambda body: read_layout(probed_layout(body))),
+        (encode_layout_probe(_layout()), lambda body: read_layout(decode_layout_probe(body))),
         (OpenBody(b"g", (b"f",), (_layout(),), GROUPS).encode(), OpenBody.decode),
     ):
         body = encoded.replace(b"\xa5model\xa1m", deep)

@@ -23,12 +23,13 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.transfer.inbound import MAX_REMEMBERED
-from prfaas.agent.transfer.layouts import DESCRIBED_SECONDS, MAX_DESCRIBED_BYTES, LayoutRegistry
+from prfaas.agent.transfer.grant_check import GrantCheck
+from prfaas.agent.transfer.layouts import DESCRIBED_PERIOD_SECONDS, MAX_DESCRIBED_BYTES, LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog
-from prfaas.agent.transfer.plan import MAX_RANKS, OpenBody, encode_probe, make_plan
-from prfaas.agent.transfer.receive import InboundTransfers
+from prfaas.agent.transfer.open_body import MAX_RANKS, OpenBody, encode_layout_probe
+from prfaas.agent.transfer.plan import make_plan
+from prfaas.agent.transfer.receive import MAX_OUTCOMES, InboundTransfers
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
@@ -94,14 +95,13 @@ class Node:
         self.background: list[Callable[[], None]] = []
         self.is_holding = False  # what is to run in the background
         self.receiving = InboundTransfers(
-            name=AgentName("west"),
-            grant_key=KEY,
+            grant_check=GrantCheck(AgentName("west"), KEY),
             pool=self.pool,
             layouts=self.layouts,
             transfer_log=TransferLog(),
             open_timeout_seconds=10.0,
             in_background=self._in_background,
-            probes=InboundProbes(name=AgentName("west"), grant_key=KEY, max_bytes=0),
+            probes=InboundProbes(grant_check=GrantCheck(AgentName("west"), KEY), max_bytes=0),
         )
         self.answers: list[Accepted | Rejected] = []
         self.token = grants.sign(
@@ -148,7 +148,7 @@ class Node:
 
     def probe(self, layout: Layout, *, peer: str = "east") -> Accepted | Rejected:
         """Ask whether a layout would be taken."""
-        request = OpenRequest(os.urandom(16), peer, encode_probe(layout), ObjectSizes.of([]), 60.0)
+        request = OpenRequest(os.urandom(16), peer, encode_layout_probe(layout), ObjectSizes.of([]), 60.0)
         self.receiving.on_open(request, self.answers.append)
         return self.answers[-1]
 
@@ -301,7 +301,7 @@ def test_cancels_of_transfers_that_were_never_opened_push_out_no_end_of_another(
     node.attach(hybrid())
     node.open([hybrid()])
     node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", "why"))
-    for number in range(MAX_REMEMBERED):
+    for number in range(MAX_OUTCOMES):
         stray = number.to_bytes(16, "big")
         node.receiving.on_event(ReceiveFailed(stray, "floods", "cancelled", "never opened"))
     node.receiving.expire(time.monotonic())
@@ -327,20 +327,20 @@ def _long(model: str) -> Layout:
 
 
 def test_of_layouts_that_are_unknown_here_no_more_is_read_than_has_its_time(node: Node) -> None:
-    num_bytes = len(encode_probe(_long("m-0")))
+    num_bytes = len(encode_layout_probe(_long("m-0")))
     answers = [node.probe(_long(f"m-{number}")) for number in range(2 * MAX_DESCRIBED_BYTES // num_bytes)]
     refused = [answer.reason for answer in answers if isinstance(answer, Rejected)]
     assert set(refused) == {"no_memory"}
     assert 0 < (len(answers) - len(refused)) * num_bytes <= MAX_DESCRIBED_BYTES
     assert isinstance(node.probe(_long("another"), peer="north"), Accepted), "another peer has had nothing"
-    node.receiving.expire(time.monotonic() + 2 * DESCRIBED_SECONDS)
+    node.receiving.expire(time.monotonic() + 2 * DESCRIBED_PERIOD_SECONDS)
     assert isinstance(node.probe(_long("later")), Accepted)
 
 
 def test_a_layout_that_is_here_may_be_asked_about_as_often_as_peers_like(node: Node) -> None:
     ours = _long("m")
     node.attach(ours)
-    for _ in range(2 * MAX_DESCRIBED_BYTES // len(encode_probe(ours))):
+    for _ in range(2 * MAX_DESCRIBED_BYTES // len(encode_layout_probe(ours))):
         assert isinstance(node.probe(ours), Accepted)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.transfer.grant_check import Refusal, reason_of
+from prfaas.agent.transfer.grant_check import Refusal, refusal_reason
 from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
 
 
@@ -18,4 +18,4 @@ from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolEr
     ],
 )
 def test_each_error_of_what_was_asked_has_one_word(error: PrfaasError | Refusal, reason: str) -> None:
-    assert reason_of(error) == reason
+    assert refusal_reason(error) == reason

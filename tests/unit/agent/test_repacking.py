@@ -10,7 +10,7 @@ import pytest
 from prfaas.agent.transfer.grant_check import Refusal
 from prfaas.agent.transfer.placement import place
 from prfaas.agent.transfer.plan import make_plan
-from prfaas.agent.transfer.repack import repacking_into
+from prfaas.agent.transfer.repack import start_repack
 from prfaas.cachepool.pool import Pool
 from prfaas.kv.layout import Layout
 from prfaas.kv.repack import Side
@@ -49,7 +49,7 @@ def test_what_one_rank_of_the_sender_holds_otherwise_is_refused_by_name_and_hold
     assert source is not None
     claimed = Side(here, block_lists(GROUPS, Cut(1), 96))
     with pytest.raises(Refusal, match=named) as refused:
-        repacking_into(claimed, tuple(pool.arena(its) for its in here), source, owner="target")
+        start_repack(claimed, tuple(pool.arena(its) for its in here), source, owner="target")
     assert refused.value.reason == "layout_mismatch"
     source.release()
     assert pool.stats().num_leases == 0

@@ -28,7 +28,7 @@ def _reporting(links: Callable[[], list[LinkStats]]) -> NodeReporter:
         b"s" * 32,
         epoch=1,
         wire_address="127.0.0.1:7400",
-        links=links,
+        link_stats=links,
         on_copy=_no_command,
         on_pool=_no_command,
         on_probe=_no_command,

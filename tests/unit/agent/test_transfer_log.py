@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prfaas.agent.transfer.log import MAX_LATER, TransferLog, TransferRecord
+from prfaas.agent.transfer.log import MAX_ACKNOWLEDGEMENTS, TransferLog, TransferRecord
 from prfaas.types import TransferId
 
 
@@ -28,7 +28,7 @@ def test_a_record_keeps_few_of_many_acknowledgements() -> None:
     record = _record()
     for time_ns in range(10_000):
         record.acknowledge(time_ns, time_ns)
-    assert len(record._later) == MAX_LATER
+    assert len(record._acknowledgements) == MAX_ACKNOWLEDGEMENTS
 
 
 def test_transfers_may_begin_while_another_thread_lists_them() -> None:
