@@ -13,21 +13,19 @@ from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.events import EventQueue
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Ending
 from prfaas.transport.protocol.wire import Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.admission import MAX_TOTAL_FRAGMENTS
 from prfaas.transport.receiver.api import AcceptFunction, Decision, OpenRequest, ReceiveEvent, Rejected
 from prfaas.transport.receiver.assembler import Assembler
 from prfaas.transport.receiver.transfers import ChunkOutcome, InboundTransfer, InboundTransfers, Reply
-from prfaas.types import FailureReason
 
 MAX_PENDING_REPLIES = 4096
 RIVAL_SECONDS = 5.0  # Time for an aborted connection to stop writing.
 
 
 class InboundDispatcher:
-    """Inbound transfers as the threads use them that read connections. Its lock is never held while a peer is awaited."""
+    """Inbound transfers for the threads that read connections. The lock is never held while a peer is awaited."""
 
     def __init__(
         self,
@@ -48,27 +46,34 @@ class InboundDispatcher:
         )
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[InboundTransfers[Connection]]:
+    def exclusive(self) -> Iterator[InboundTransfers[Connection]]:
         """Hold the lock for the block. Afterwards deliver the events and replies that the block has caused."""
         with self._changed:
             yield self._transfers
-            for event in self._transfers.events:
-                self._events.put(event)
-            for reply in self._transfers.replies:
-                self._replies.put(reply)
-            due = [reply.transfer_id for reply in self._transfers.replies if not reply.is_delayed]
-            self._transfers.events.clear()
-            self._transfers.replies.clear()
+            due = self._collect()
+        self._deliver(due)
+
+    def _collect(self) -> list[bytes]:
+        """Queue what the transfers have caused, and return the ids of transfers with due replies."""
+        transfers = self._transfers
+        for event in transfers.events:
+            self._events.put(event)
+        for reply in transfers.replies:
+            self._replies.put(reply)
+        due = [reply.transfer_id for reply in transfers.replies if not reply.is_delayed]
+        transfers.events.clear()
+        transfers.replies.clear()
+        return due
+
+    def _deliver(self, due: list[bytes]) -> None:
         self._events.deliver()
         for transfer_id in due:
             self._replies.send(transfer_id)
 
-    # Opening and ending
-
     def open(self, connection: Connection, request: OpenRequest) -> None:
         """Take an OPEN, which a sender repeats after it has lost a connection."""
         transfer = None
-        with self._exclusive() as transfers:
+        with self.exclusive() as transfers:
             refusal = transfers.refusal(request)
             if refusal is None:
                 transfer = transfers.open(connection, request, now=time.monotonic())
@@ -79,36 +84,13 @@ class InboundDispatcher:
 
     def _decide(self, transfer: InboundTransfer[Connection], decision: Decision) -> None:
         if isinstance(decision, Rejected):
-            with self._exclusive() as transfers:
+            with self.exclusive() as transfers:
                 transfers.reject(transfer, decision)
             return
         held = Ranges((index, index + 1) for index in decision.held)
         assembler = Assembler(transfer.request.object_bytes, held)
-        with self._exclusive() as transfers:
+        with self.exclusive() as transfers:
             transfers.accept(transfer, decision, assembler, now=time.monotonic())
-
-    def all_sent(self, peer: str, header: Header) -> None:
-        """Take an END, with which the sender tells how many bytes it has sent."""
-        with self._exclusive() as transfers:
-            transfers.all_sent(peer, header, now=time.monotonic())
-
-    def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
-        """End a transfer for the caller: ReceiveFailed does not follow, ReceiveMemoryFree does."""
-        with self._exclusive() as transfers:
-            transfers.cancel(transfer_id, reason, message, now=time.monotonic())
-
-    def cancelled(self, connection: Connection, peer: str, transfer_id: bytes, ending: Ending) -> None:
-        """Take a CANCEL and answer it with the outcome of the transfer.
-
-        Raises:
-            RemoteProtocolError: the peer cancels too many transfers that it never opened.
-        """
-        with self._exclusive() as transfers:
-            answer = transfers.cancelled(connection, peer, transfer_id, ending, now=time.monotonic())
-        if answer is not None:
-            connection.try_write(answer)
-
-    # Chunks
 
     def begin_write(
         self, connection: Connection, peer: str, header: Header, *, wire_bytes: int
@@ -125,7 +107,9 @@ class InboundDispatcher:
             transfer = self._transfers.chunk_came(connection, peer, header, wire_bytes=wire_bytes)
             if transfer is None:
                 return None
-            if not self._changed.wait_for(lambda: self._abort_rivals(transfer, slab), self._rival_seconds):
+            if transfer.writers and not self._changed.wait_for(
+                lambda: self._abort_rivals(transfer, slab), self._rival_seconds
+            ):
                 raise RemoteProtocolError("overlap", f"{slab} is still being written by another connection")
             if not transfer.begin_write(connection, slab):
                 return None
@@ -151,31 +135,18 @@ class InboundDispatcher:
 
     def end_write(self, connection: Connection, header: Header, outcome: ChunkOutcome) -> bool:
         """Take the outcome of a chunk. Return whether the sender must retransmit it."""
-        with self._exclusive() as transfers:
-            is_retransmitted = transfers.end_write(connection, header, outcome, now=time.monotonic())
+        with self._changed:
+            is_retransmitted = self._transfers.end_write(connection, header, outcome, now=time.monotonic())
             self._changed.notify_all()
+            has_output = bool(self._transfers.events or self._transfers.replies)
+            due = self._collect() if has_output else []
+        if has_output:
+            self._deliver(due)
         return is_retransmitted
-
-    def reply_to_unwanted(self, peer: str, transfer_id: bytes) -> bytes | None:
-        """Return the frame that answers a chunk of a transfer that is not open; None if it is open."""
-        with self._changed:
-            return self._transfers.reply_to_unwanted(peer, transfer_id)
-
-    # Connections and time
-
-    def connected(self, connection: Connection, peer: str) -> None:
-        """Note a new connection of a peer; `disconnected` follows."""
-        with self._changed:
-            self._transfers.connected(connection, peer)
-
-    def disconnected(self, connection: Connection, peer: str) -> None:
-        """Note the end of a connection."""
-        with self._changed:
-            self._transfers.disconnected(connection, peer, now=time.monotonic())
 
     def tick(self, now: float) -> None:
         """Fail overdue transfers, ask peers to reopen, abort stuck writers, and retry replies."""
-        with self._exclusive() as transfers:
+        with self.exclusive() as transfers:
             upkeep = transfers.tick(now)
         for connection in upkeep.aborts:
             connection.abort()

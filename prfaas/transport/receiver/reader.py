@@ -13,6 +13,7 @@ from prfaas.transport.codec import fp8
 from prfaas.transport.codec.packing import Packer, read_head
 from prfaas.transport.net.connection import FRAME_SECONDS, Connection
 from prfaas.transport.protocol import messages
+from prfaas.transport.protocol.messages import Ending
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum
 from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import OpenRequest
@@ -128,12 +129,12 @@ class Reader:
         elif header.type is FrameType.OPEN:
             self._open(header, payload)
         elif header.type is FrameType.END:
-            self._dispatcher.all_sent(self._peer, header)
+            with self._dispatcher.exclusive() as transfers:
+                transfers.all_sent(self._peer, header, now=time.monotonic())
         elif header.type is FrameType.ERROR:
             raise RemoteProtocolError("refused", messages.decode_ending(payload).message)
         else:  # CANCEL
-            ending = messages.decode_ending(payload, header.type)
-            self._dispatcher.cancelled(self._connection, self._peer, header.transfer_id, ending)
+            self._cancelled(header.transfer_id, messages.decode_ending(payload, header.type))
 
     def _open(self, header: Header, payload: bytearray) -> None:
         opened = messages.decode_open(header, payload)
@@ -145,6 +146,12 @@ class Reader:
             deadline_seconds=opened.deadline_seconds,
         )
         self._dispatcher.open(self._connection, request)
+
+    def _cancelled(self, transfer_id: bytes, ending: Ending) -> None:
+        with self._dispatcher.exclusive() as transfers:
+            answer = transfers.cancelled(self._connection, self._peer, transfer_id, ending, now=time.monotonic())
+        if answer is not None:
+            self._connection.try_write(answer)
 
     # Chunks
 
@@ -227,7 +234,8 @@ class Reader:
         """Tell the sender of an unwanted chunk what became of its transfer, once per connection."""
         if transfer_id in self._answered:
             return
-        answer = self._dispatcher.reply_to_unwanted(self._peer, transfer_id)
+        with self._dispatcher.exclusive() as transfers:
+            answer = transfers.reply_to_unwanted(self._peer, transfer_id)
         if answer is not None:
             self._answered[transfer_id] = None
             if len(self._answered) > MAX_ANSWERED:

@@ -149,7 +149,8 @@ class Receiver:
 
     def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
         """End a transfer: ReceiveFailed does not follow, ReceiveMemoryFree does."""
-        self._dispatcher.cancel(transfer_id, reason, message)
+        with self._dispatcher.exclusive() as transfers:
+            transfers.cancel(transfer_id, reason, message, now=time.monotonic())
 
     def close(self) -> None:
         """Close every connection and wait for the threads."""
@@ -299,7 +300,8 @@ class Receiver:
 
     def _read(self, connection: Connection, peer: str, capabilities: Collection[str]) -> None:
         """Read a connection whose peer has proven its name. Raises as `Reader.run`."""
-        self._dispatcher.connected(connection, peer)
+        with self._dispatcher.exclusive() as transfers:
+            transfers.connected(connection, peer)
         try:
             self._limits.connected(connection, peer, capabilities, now=time.monotonic())
             Reader(
@@ -315,7 +317,8 @@ class Receiver:
             raise
         finally:
             self._limits.disconnected(connection, peer)
-            self._dispatcher.disconnected(connection, peer)
+            with self._dispatcher.exclusive() as transfers:
+                transfers.disconnected(connection, peer, now=time.monotonic())
 
     def _count_slowness(self, error: OSError) -> None:
         """Count a connection that this side has ended because the peer was silent or too slow."""

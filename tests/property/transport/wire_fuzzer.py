@@ -66,13 +66,9 @@ def read_connection(data: bytes) -> None:
     """Frames of a sender that has proven its name, by the receiving end itself."""
     dispatcher = InboundDispatcher(accept=accept, on_event=lambda event: None, reconnect_seconds=60.0)
     with connected_to(data, state=ConnectionState.RECEIVING) as connection:
-        dispatcher.connected(connection, "peer")
-        try:
-            Reader(
-                dispatcher, connection, peer="peer", quota=FrameQuota(), limits=ReceiveLimits(), accepts_lossy=True
-            ).run()
-        finally:
-            dispatcher.disconnected(connection, "peer")
+        Reader(
+            dispatcher, connection, peer="peer", quota=FrameQuota(), limits=ReceiveLimits(), accepts_lossy=True
+        ).run()
 
 
 def read_stranger(data: bytes) -> None:
