@@ -10,6 +10,7 @@ from typing import Any
 
 from prfaas.hashing import HashChain
 from prfaas.index.query import Query
+from prfaas.manager.operations.rebalancer import INTAKE_RATIO
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.scheduler.rebalance import RebalanceLimits
 from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
@@ -22,7 +23,7 @@ HOT_RATIO = 100
 LENGTH = 320
 PREFIX_BYTES = sizes(10, 2, 1)
 EGRESS_BYTES_PER_SECOND = 1.0 * PREFIX_BYTES
-INTAKE_BYTES_PER_SECOND = 0.25 * PREFIX_BYTES
+INTAKE_BYTES_PER_SECOND = INTAKE_RATIO * EGRESS_BYTES_PER_SECOND
 WATCH_SECONDS = 20.0  # after it has spread
 BAR_HOLDERS, BAR_SECONDS = 4, 30.0
 HOT = chain_of(400)
@@ -37,9 +38,7 @@ def measure() -> dict[str, Any]:
 
 async def _measure(directory: Path) -> dict[str, Any]:
     async with Deployment(directory) as deployment:
-        manager = await deployment.start_manager(
-            rebalance_bytes_per_second=EGRESS_BYTES_PER_SECOND, rebalance_node_bytes_per_second=INTAKE_BYTES_PER_SECOND
-        )
+        manager = await deployment.start_manager(rebalance_bytes_per_second=EGRESS_BYTES_PER_SECOND)
         site = Site(deployment, manager, Agents(directory, SECRET))
         try:
             return await _spread(site)

@@ -162,7 +162,7 @@ def _multiplier(site: Site) -> float:
 
 
 def _num_changes(site: Site) -> int:
-    return site.manager.log.read_text().count("threshold.multiplied")
+    return site.manager.log.read_text().count("threshold.multiplier_changed")
 
 
 def _row(name: str, figure: dict[str, float], bar: str, *, holds: bool) -> dict[str, Any]:

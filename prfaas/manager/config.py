@@ -1,10 +1,10 @@
-"""Every setting of `prfaas-manager`."""
+"""Settings of `prfaas-manager`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from prfaas.config import setting
 from prfaas.config_checks import (
@@ -17,7 +17,6 @@ from prfaas.config_checks import (
     check_together,
     check_url,
 )
-from prfaas.scheduler.ppd import PpdMode
 from prfaas.scheduler.snapshot import LocalPolicy, OwnPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import Certificates
@@ -25,14 +24,35 @@ from prfaas.units import choice, show_seconds
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
 RoleChanging = Literal["recommend", "apply"]
-REDIS_SOCKET = "redis.sock"  # of the embedded Redis, in its directory
+REDIS_SOCKET = "redis.sock"  # File name in the directory of the embedded Redis.
+GRANT_SECONDS = 300.0  # Validity of a grant for a transfer.
 _PLANNED = {"deployment": GIVEN}
-_PPD = {"local_policy": "ppd"}
 
 
 @dataclass(frozen=True)
 class ManagerConfig:
-    """One manager."""
+    """Settings of one manager."""
+
+    REMOVED_SETTINGS: ClassVar[dict[str, str]] = {
+        "forget_seconds": "blocks of a silent node are forgotten after 30 minutes, or after expiry_seconds if that is longer",
+        "lease_seconds": "the lease of a cluster's record lasts 5 seconds",
+        "stop_seconds": "calls under way get 5 seconds at the stop",
+        "session_seconds": "an idle session is remembered for an hour",
+        "plan_dead_band": "a threshold that differs by a tenth or less is not adopted",
+        "role_change_gain": "the other split must sustain 5% more",
+        "role_drain_seconds": "an instance drains for at most 2 minutes",
+        "link_probe_seconds": "a path is probed again after 4 minutes at the earliest",
+        "ppd_refresh_seconds": "turns of the last 10 minutes refresh the table",
+        "ppd_mode": "Algorithm 1 of the paper decides",
+        "ppd_ttft_weight": "set the weight in the table's file",
+        "ppd_tpot_weight": "set the weight in the table's file",
+        "grant_seconds": "a grant is valid for 5 minutes",
+        "rebalance_node_bytes_per_second": "a node receives at most half of rebalance_bytes_per_second",
+        "rebalance_hit_seconds": "each holder of a prefix serves one request per second",
+        "rebalance_max_holders": "a hot prefix has at most 8 holders",
+        "rebalance_repeat_seconds": "a node that evicted a prefix does not get it again for 5 minutes",
+        "max_copies_per_caller": "a caller may have 1024 prefix copies under way",
+    }
 
     name: str = setting("text", default="manager", doc="Name of this manager in logs and snapshots.")
     listen: str = setting("address", default="127.0.0.1:7410", doc="gRPC: agents, routers, command-line tools.")
@@ -42,142 +62,103 @@ class ManagerConfig:
     engine_indexer: bool = setting(
         "flag",
         default=False,
-        doc="Serve /register, /query and /query_by_hash (Mooncake RFC #1403): whoever posts makes this process connect.",
+        doc="Serve /register, /query and /query_by_hash (Mooncake RFC #1403). "
+        "Callers can make this process connect to addresses of their choice.",
     )
     advertise: str = setting(
         "text",
         default="",
-        doc="host:port at which agents of other machines reach `listen`; `listen` itself when empty.",
+        doc="host:port at which agents of other machines reach `listen`. Empty: `listen` itself.",
     )
     secret_file: Path = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     operators: tuple[str, ...] = setting(
         "text_list",
         default=("operator",),
-        doc="Names that may change the deployment (prfaas drain, prfaas flip); with TLS those of their certificates.",
+        doc="Names that may change the deployment (prfaas drain, prfaas flip). With TLS, names of client certificates.",
     )
     redis_url: str = setting(
         "text",
         default="",
-        doc="redis://, rediss://, redis+sentinel://host:port,…/name or redis+cluster://host:port,…; "
-        "when empty a Redis of its own is started.",
+        doc="redis://, rediss://, redis+sentinel://host:port,…/name or redis+cluster://host:port,…. "
+        "Empty: the manager starts its own Redis.",
     )
     redis_directory: Path | None = setting(
         "path",
         default=None,
         only_where={"redis_url": ABSENT},
-        doc="Where the embedded Redis keeps its data; when not given a temporary directory, which goes with the manager.",
+        doc="Data directory of the embedded Redis. Without it, a temporary directory that is removed at the stop.",
     )
-    redis_namespace: str = setting("text", default="prfaas", doc="First part of every Redis key.")
-    heartbeat_seconds: float = setting(
-        "seconds", default=10.0, minimum=0.05, doc="How often agents say that they live."
-    )
+    redis_namespace: str = setting("text", default="prfaas", doc="Prefix of every Redis key.")
+    heartbeat_seconds: float = setting("seconds", default=10.0, minimum=0.05, doc="Period of the agents' heartbeats.")
     expiry_seconds: float = setting(
-        "seconds", default=30.0, minimum=0.1, doc="Silent for so long, a node is in no answer any more."
-    )
-    forget_seconds: float = setting(
-        "seconds", default=1800.0, minimum=1.0, doc="Silent for so long, a node's blocks are forgotten."
-    )
-    lease_seconds: float = setting(
-        "seconds", default=5.0, minimum=0.2, doc="How long a manager may write a cluster's record without renewing."
-    )
-    stop_seconds: float = setting(
-        "seconds",
-        default=5.0,
-        doc="How long calls and streams under way may take to end when the manager is told to stop.",
-    )
-    session_seconds: float = setting(
-        "seconds", default=3600.0, minimum=1.0, doc="How long an idle conversation is remembered."
+        "seconds", default=30.0, minimum=0.1, doc="A node that is silent for this long is left out of all answers."
     )
     threshold_tokens: int = setting(
         "tokens",
         default=16_000,
         maximum=(1 << 32) - 1,
-        doc="t: prompts with more uncached tokens are prefilled by a PrfaaS cluster. With `deployment`, until there is a plan.",
+        doc="Threshold t: prompts with more uncached tokens are prefilled by a PrfaaS cluster. "
+        "With `deployment`, in force until there is a plan.",
     )
     deployment: Path | None = setting(
         "path",
         default=None,
-        doc="YAML file of the deployment, as prfaas-solve takes it: t is solved from it, the live instances and the links' "
-        "measured rates. Needs the extra `solve`.",
+        doc="YAML file of the deployment, as for prfaas-solve. The manager solves t from it, from the live instances and "
+        "from the measured rates of the links. Needs the extra `solve`.",
     )
     plan_seconds: float = setting(
         "seconds",
         default=300.0,
         minimum=1.0,
         only_where=_PLANNED,
-        doc="How often t is solved anew when nothing else has changed.",
-    )
-    plan_dead_band: float = setting(
-        "ratio",
-        default=0.1,
-        only_where=_PLANNED,
-        doc="A new t that differs from the one in force by no more than this share is not taken up.",
+        doc="Longest time between two plans while nothing else changes.",
     )
     traffic_seconds: float = setting(
         "seconds",
         default=300.0,
         minimum=1.0,
         only_where=_PLANNED,
-        doc="The requests of so long are the distribution that is planned for, where managers see them all (any "
-        "local_policy but decode) and there were 50; otherwise the file's trace is.",
+        doc="The plan uses the requests of this long, if managers see all requests (any local_policy but decode) "
+        "and there were at least 50. Otherwise it uses the file's trace.",
     )
     role_changes: RoleChanging = setting(
         choice("recommend", "apply"),
         default="recommend",
         only_where=_PLANNED,
-        doc="An instance of a PD cluster whose other role would bring more is named in the log "
-        "(recommend), or drained and given that role (apply).",
+        doc="If another role of a PD instance would sustain more requests: log it (recommend), "
+        "or drain the instance and change its role (apply).",
     )
     role_change_seconds: float = setting(
         "seconds",
         default=60.0,
         only_where=_PLANNED,
-        doc="How long another split must have been better, and its stage busy, before a role changes.",
-    )
-    role_change_gain: float = setting(
-        "ratio",
-        default=0.05,
-        only_where=_PLANNED,
-        doc="By how much more the deployment must sustain with the other split.",
-    )
-    role_drain_seconds: float = setting(
-        "seconds",
-        default=120.0,
-        only_where=_PLANNED | {"role_changes": "apply"},
-        doc="The longest that an instance is drained; then it takes the role with what it still has.",
+        doc="A role changes after another split was better, and its stage busy, for this long.",
     )
     link_probe_bytes: int = setting(
         "bytes",
         default=2 << 30,
         only_where=_PLANNED,
-        doc="Most bytes of one probe of a link from a PrfaaS cluster to a PD cluster whose rate nobody knows; 0: none.",
-    )
-    link_probe_seconds: float = setting(
-        "seconds",
-        default=240.0,
-        minimum=60.0,
-        only_where=_PLANNED,
-        doc="The links from one cluster to another are not probed again sooner.",
+        doc="Most bytes of one probe of a link from a PrfaaS cluster to a PD cluster whose rate is unknown. 0: no probes.",
     )
     bandwidth: Bandwidth = setting(
         choice("scarce", "abundant", "measured"),
         default="scarce",
-        doc="Which of PrfaaS's two rules holds on the links between clusters: scarce (each cluster's cache counts on its own) "
-        "abundant (the best cache anywhere counts; a longer prefix elsewhere is fetched), or measured: what the plan finds.",
+        doc="PrfaaS's rule for links between clusters. scarce: each cluster's cache counts on its own. abundant: the best "
+        "cache anywhere counts, and a longer prefix elsewhere is fetched. measured: the plan decides.",
     )
     fetch_tokens: int = setting(
         "tokens",
         default=1024,
         only_where={"bandwidth": frozenset({"abundant", "measured"})},
-        doc="A prefix elsewhere that is so much longer is fetched.",
+        doc="A prefix elsewhere is fetched if it is longer by this many tokens.",
     )
     local_policy: LocalPolicy = setting(
         choice(*get_args(OwnPolicy), "endpoint_picker"),
         default="decode",
-        doc="What prefills a request that no PrfaaS cluster takes: the decode instance, always a prefill instance of its "
-        "cluster (pd), one or the other by PPD's table (ppd), by a fixed share of later turns (static), or by how "
-        "many of its tokens the decode node lacks (suffix). "
-        "endpoint_picker: as llm-d's configuration says, which then chooses the decode instance as well.",
+        doc="Who prefills a request that no PrfaaS cluster takes. decode: the decode instance. pd: a prefill instance of "
+        "its cluster. ppd: PPD's table decides. static: a fixed share of later turns stays on the decode instance. "
+        "suffix: the tokens that the decode node lacks decide. "
+        "endpoint_picker: llm-d's configuration decides, and also chooses the decode instance.",
     )
     endpoint_picker: Path | None = setting(
         "path",
@@ -188,87 +169,50 @@ class ManagerConfig:
     without_prefill: WithoutPrefill = setting(
         choice("local", "refuse"),
         default="local",
-        doc="A request that is to be prefilled elsewhere while no healthy instance is there to do it: its decode instance "
-        "does (local), or it is refused with 503 (refuse).",
+        doc="If no healthy prefill instance is there: the decode instance prefills (local), or the request is refused "
+        "with 503 (refuse).",
     )
     local_turns_ratio: float = setting(
         "ratio",
         default=0.0,
         only_where={"local_policy": "static"},
-        doc="PPD's static x: the share of later turns that instances of role decode prefill themselves; those of the last "
-        "of them by name first. Instances of role both prefill all that they decode.",
+        doc="PPD's static x: share of later turns that instances of role decode prefill themselves, the last by name "
+        "first. Instances of role both prefill all that they decode.",
     )
     non_cached_tokens: int = setting(
         "tokens",
         default=16,
         only_where={"local_policy": "suffix"},
-        doc="A decode node that lacks so many tokens does not prefill them.",
+        doc="A decode node that lacks at least this many tokens does not prefill them.",
     )
     ppd_table: Path | None = setting(
-        "path", default=None, only_where=_PPD, doc="JSON file with PPD's decision table, in the form of its authors."
-    )
-    ppd_refresh_seconds: float = setting(
-        "seconds",
-        default=600.0,
-        only_where=_PPD,
-        doc="Turns answered within so long take the place of the table's averages where there are enough of them; 0: never.",
-    )
-    ppd_mode: PpdMode = setting(
-        choice("paper", "authors"),
-        default="paper",
-        only_where=_PPD,
-        doc="Algorithm 1 of the paper, or the rules of its authors' engine (under 512 new tokens stay).",
-    )
-    ppd_ttft_weight: float | None = setting(
-        "weight",
+        "path",
         default=None,
-        only_where=_PPD,
-        doc="w_ttft in place of the table's own; only the ratio of both counts.",
+        only_where={"local_policy": "ppd"},
+        doc="JSON file with PPD's decision table, in the form of its authors.",
     )
-    ppd_tpot_weight: float | None = setting(
-        "weight", default=None, only_where=_PPD, doc="w_tpot in place of the table's own."
-    )
-    max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV that one transfer may bring.")
-    grant_seconds: float = setting("seconds", default=300.0, doc="How long a grant for a transfer holds.")
+    max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV of one transfer.")
     rebalance_bytes_per_second: float = setting(
         "rate",
         default=125_000_000.0,
-        doc="Egress budget of each cluster for copies of hot prefixes to further nodes; 0Gbps: none are made.",
-    )
-    rebalance_node_bytes_per_second: float = setting(
-        "rate", default=62_500_000.0, doc="The most that such copies bring to one node, on average over ten seconds."
-    )
-    rebalance_hit_seconds: float = setting(
-        "seconds",
-        default=1.0,
-        minimum=0.001,
-        doc="A prefix that is asked for n times in so long is to be held by n nodes.",
-    )
-    rebalance_max_holders: int = setting("count", default=8, doc="The most nodes that hot prefixes are copied to.")
-    rebalance_repeat_seconds: float = setting(
-        "seconds", default=300.0, doc="A node that has evicted a prefix again is left alone for so long."
-    )
-    max_copies_per_caller: int = setting(
-        "count",
-        default=1024,
-        minimum=1,
-        doc="The most prefix copies that all routers, or one operator, may have under way; more are refused "
-        "(too_many_copies).",
+        doc="Egress budget of each cluster for copies of hot prefixes to further nodes. 0Gbps: no copies.",
     )
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
-    tls_authority: Path | None = setting("path", default=None, doc="PEM file: whose client certificates are accepted.")
+    tls_authority: Path | None = setting(
+        "path", default=None, doc="PEM file: authority of accepted client certificates."
+    )
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")
     tls_key: Path | None = setting("path", default=None, doc="PEM file: this manager's private key.")
     tls_revocations: Path | None = setting(
         "path",
         default=None,
         only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list; whoever it names is refused.",
+        doc="PEM file: the authority's revocation list. Revoked certificates are refused.",
     )
     insecure_plaintext: bool = setting(
         "flag",
         default=False,
-        doc="Listen beyond loopback unencrypted: calls with the secret alone, pages for everybody who reaches them.",
+        doc="Listen beyond loopback unencrypted: calls need only the secret, and pages are open to all who reach them.",
     )
 
     def __post_init__(self) -> None:
@@ -279,25 +223,24 @@ class ManagerConfig:
         if self.expiry_seconds <= self.heartbeat_seconds:
             raise ValueError(
                 f"expiry_seconds: {show_seconds(self.expiry_seconds)}; write more than heartbeat_seconds, which is "
-                f"{show_seconds(self.heartbeat_seconds)}: nodes that live would be taken for dead"
-            )
-        if self.forget_seconds < self.expiry_seconds:
-            raise ValueError(
-                f"forget_seconds: {show_seconds(self.forget_seconds)}; write at least expiry_seconds, which is "
-                f"{show_seconds(self.expiry_seconds)}: nodes that still answer would be forgotten"
+                f"{show_seconds(self.heartbeat_seconds)}: live nodes would expire"
             )
         if self.traces_endpoint:
             check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
         if self.local_policy == "ppd" and self.ppd_table is None:
-            raise ValueError("ppd_table: missing; local_policy: ppd decides by it")
+            raise ValueError("ppd_table: missing; local_policy: ppd needs it")
         if self.local_policy == "endpoint_picker" and self.endpoint_picker is None:
-            raise ValueError("endpoint_picker: missing; local_policy: endpoint_picker decides by it")
+            raise ValueError("endpoint_picker: missing; local_policy: endpoint_picker needs it")
         if self.bandwidth == "measured" and self.deployment is None:
-            raise ValueError("deployment: missing; bandwidth: measured is decided by its plan")
+            raise ValueError("deployment: missing; bandwidth: measured needs a plan")
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         check_consent(self, "listen", "http_listen")
         check_apart(self, "listen", "http_listen")
 
     def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
-        """What listeners show and ask for; None: they speak plain text. Raises ConfigError when they cannot be used."""
+        """Return the certificates of the listeners, or None for plain text.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
         return Certificates.of(self, speaks=speaks)

@@ -1,6 +1,7 @@
-"""The agent's outgoing batches: numbered, kept until they are acknowledged, sent again after a break.
+"""Log of an agent's batches: numbered, kept until acknowledged, and sent again after a break.
 
-Sans-io: the inventory's announcements in, messages out. What cannot be resumed is announced anew as a whole.
+Sans-I/O: takes the inventory's announcements and returns messages. If a break cannot be resumed, everything is
+announced again.
 """
 
 from __future__ import annotations
@@ -13,30 +14,31 @@ from prfaas.index.segments import Announcement
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, digest_messages
 
-ANNOUNCEMENTS_PER_BATCH = 256  # 150 KB of full segments
-MAX_UNACKNOWLEDGED = 1024  # batches; what falls out is announced anew should it be needed
-MAX_UNTAKEN = 64 * ANNOUNCEMENTS_PER_BATCH  # announcements; with more than these it is cheaper to announce everything
-_MAX_UNGATHERED = 4096  # blocks; to apply so many takes 4 to 20 ms
+ANNOUNCEMENTS_PER_BATCH = 256  # At most 150 KB of full segments.
+MAX_UNACKNOWLEDGED = 1024  # Bound of kept batches; older ones are announced again if needed.
+MAX_UNTAKEN = 64 * ANNOUNCEMENTS_PER_BATCH  # Beyond this, announcing everything is cheaper.
+_MAX_UNGATHERED = 4096  # Blocks; applying so many takes 4 to 20 ms.
 
 
 class EventLog:
-    """Everything that the manager has not yet acknowledged, on top of the inventory."""
+    """Everything that the manager has not acknowledged, on top of the inventory."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
-        self.sequence = 0  # of the last batch that was made
+        self.sequence = 0  # Number of the last batch.
         self.acknowledged = 0
         self.num_full_announcements = 0
         self._events: list[Change] = []
-        self._num_gathered = 0  # blocks in these
+        self._num_gathered = 0  # Blocks in `_events`.
         self._fresh: list[Announcement] = []
-        self._is_overrun = False  # too much came while nobody took it: the inventory alone knows it all
+        self._is_overrun = False  # Too many changes were not taken, so only the inventory is complete.
         self._kept: deque[pb.Batch] = deque(maxlen=MAX_UNACKNOWLEDGED)
         self._outbox: deque[pb.Batch] = deque()
 
     def publish(self, events: Iterable[Change]) -> bool:
-        """Take changes of the pool; True when there is something to send. While nobody takes it, no more than
-        `MAX_UNTAKEN` announcements are kept: then everything is announced anew.
+        """Add changes of the pool, and return whether there is something to send.
+
+        Beyond `MAX_UNTAKEN` announcements that nobody takes, everything is announced again.
 
         Raises:
             IndexRefusal: an event's layout is unknown.
@@ -50,7 +52,7 @@ class EventLog:
         return bool(self._events or self._fresh or self._is_overrun)
 
     def _gather(self) -> None:
-        """Apply what was published: blocks that came one by one are announced by the cell."""
+        """Apply the published changes together, so that single blocks are announced by the cell."""
         self._fresh += self.inventory.apply(self._events)
         self._events.clear()
         self._num_gathered = 0
@@ -58,7 +60,7 @@ class EventLog:
             self._fresh, self._is_overrun = [], True
 
     def resume(self, after: int) -> None:
-        """The manager knows batches up to `after`: send the rest again, or everything when the rest is not at hand."""
+        """Send the batches after `after` again, or everything if they are no longer kept."""
         self._outbox.clear()
         missing = [batch for batch in self._kept if batch.sequence > after]
         if after == self.sequence or (missing and missing[0].sequence == after + 1):
@@ -67,7 +69,7 @@ class EventLog:
             self.announce_everything()
 
     def announce_everything(self) -> None:
-        """Replace whatever is waiting by the whole inventory, the first batch with a reset."""
+        """Replace what is waiting by the whole inventory. The first batch has a reset."""
         self.num_full_announcements += 1
         self._gather()
         self._fresh, self._kept, self._is_overrun = [], deque(maxlen=MAX_UNACKNOWLEDGED), False
@@ -84,7 +86,7 @@ class EventLog:
         self._outbox.append(batch)
 
     def take(self) -> list[pb.ReportEventsRequest]:
-        """The messages that are due, in order."""
+        """Return the messages that are due, in order."""
         self._gather()
         if self._is_overrun:
             self.announce_everything()
@@ -96,7 +98,7 @@ class EventLog:
         return due
 
     def digests(self) -> pb.ReportEventsRequest:
-        """What the node holds after all that `take` has returned; only to be sent when nothing fresh is waiting."""
+        """Return the digests of everything that `take` has returned. Send them only if nothing fresh is waiting."""
         assert not self._fresh and not self._events, "digests describe what has been announced"
         return pb.ReportEventsRequest(digests=pb.Digests(holdings=digest_messages(self.inventory.digests())))
 

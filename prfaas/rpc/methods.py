@@ -1,6 +1,6 @@
-"""The manager's methods, read from the generated descriptor: one table for server and clients.
+"""Methods of the manager's service, read from the generated descriptor for server and clients.
 
-What protoc's gRPC plugin would write besides binds to one release of grpcio; this does not.
+The code of protoc's gRPC plugin would be bound to one release of grpcio.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ def _path(name: str) -> str:
 
 
 def server_handlers(implementations: Mapping[str, Callable[..., Any]]) -> Any:
-    """gRPC's generic handler for the service; `implementations` has one coroutine function or async generator per
-    method. They get None for a message that cannot be read."""
+    """Return gRPC's generic handler of the service.
+
+    `implementations` has a coroutine function or async generator per method. It gets None for a message that cannot be
+    decoded.
+    """
     handlers = {}
     for method in SERVICE.methods:
         kind = {
@@ -43,7 +46,7 @@ def server_handlers(implementations: Mapping[str, Callable[..., Any]]) -> Any:
 
 
 def read_message(kind: Any, data: bytes) -> Any:
-    """A message of a kind; None where the bytes are none, so that whoever answers refuses it in its own words."""
+    """Decode a message, or return None so that the method can refuse it with its own reason."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -51,7 +54,7 @@ def read_message(kind: Any, data: bytes) -> Any:
 
 
 def client_calls(channel: Any) -> dict[str, Any]:
-    """One callable per method on a channel of `grpc` or `grpc.aio`."""
+    """Return one callable per method on a channel of `grpc` or `grpc.aio`."""
     calls = {}
     for method in SERVICE.methods:
         kind = {

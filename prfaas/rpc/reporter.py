@@ -1,8 +1,8 @@
-"""The agent's side of the manager: registers, lives, streams its pool's changes, heals after every break.
+"""Reporter of an agent: registers the node, sends heartbeats, streams pool changes, and recovers from every break.
 
 reporter = Reporter(["10.0.0.1:7410"], node=Node(...), secret=secret)
-reporter.add_layout(layout)              # an engine has attached
-reporter.publish([BlockStored(...)])     # from the pool; never waits
+reporter.add_layout(layout)  # An engine has attached.
+reporter.publish([BlockStored(...)])  # Called by the pool, never waits.
 task = asyncio.create_task(reporter.run())
 """
 
@@ -36,12 +36,12 @@ from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import CopyCommand, CopyEnd, PoolCommand, ProbeCommand, TransferTiming
 
 _CALL_SECONDS = 3.0
-_FIGURES_SECONDS = 1.0  # and those that have changed at the next look
-_LOOK_SECONDS = 0.5  # what changes is to be on a page within two seconds, over another manager too
+_FIGURES_SECONDS = 1.0  # Period of unchanged figures.
+_LOOK_SECONDS = 0.5  # Period of changed figures, so that pages show them within two seconds.
 _OUTCOMES_SECONDS = 1.0
-_MAX_PROMISES = 10_000  # those that no manager has taken; the oldest go first
-_MAX_COPY_ENDS = 4096  # that no manager has taken; it asks again for those that are lost
-_GATHER_SECONDS = 0.002  # from one batch to the next at least: what changes meanwhile travels in one
+_MAX_PROMISES = 10_000  # Bound while no manager takes them; the oldest are dropped.
+_MAX_COPY_ENDS = 4096  # Bound while no manager takes them; the manager repeats lost commands.
+_GATHER_SECONDS = 0.002  # Shortest time between two batches, so that changes travel together.
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 2.0
 
@@ -50,19 +50,19 @@ log = logs.get("rpc.reporter")
 
 @dataclass(frozen=True)
 class ReporterStatus:
-    """How the reporting stands, for the agent's status page."""
+    """State of the reports, for the agent's status page."""
 
-    manager: str | None  # the one that takes our events; None while there is none
+    manager: str | None  # Manager that takes the events, or None.
     sequence: int
     acknowledged: int
     num_full_announcements: int
-    num_orphans: int  # blocks that wait untold for their parents
-    num_refused: int  # blocks untold, being not where they should be in their chains
-    digest: str  # of all blocks announced; a manager's /digests shows the same when it knows of them all
+    num_orphans: int  # Blocks that wait for their parents before they are announced.
+    num_refused: int  # Blocks that do not fit their hash chains and are not announced.
+    digest: str  # Digest of all announced blocks, as in a manager's /digests if it knows them all.
 
 
 class Reporter:
-    """One node's reports. `publish` and `add_layout` are for the event loop that `run` runs in."""
+    """Reports of one node. Call `publish` and `add_layout` in the event loop of `run`."""
 
     def __init__(
         self,
@@ -76,8 +76,10 @@ class Reporter:
         on_pool: Callable[[PoolCommand], None] | None = None,
         on_probe: Callable[[ProbeCommand], None] | None = None,
     ) -> None:
-        """`figures` is called twice a second, `on_copy`, `on_pool` and `on_probe` for each command, which may come several
-        times; `node.layouts` and `node.engines` may grow later."""
+        """`figures` is called twice a second.
+
+        `on_copy`, `on_pool` and `on_probe` are called per command, possibly repeatedly.
+        """
         self._managers = list(managers)
         self._node = node
         self._secret = secret
@@ -95,25 +97,26 @@ class Reporter:
         self._timings: deque[pb.ReportTransferRequest.Timing] = deque(maxlen=_MAX_PROMISES)
         self._fresh = asyncio.Event()
         self._changed = asyncio.Event()
-        self._registered = asyncio.Event()  # the manager knows the node as it is: its layouts come before their events
+        # Set while the manager knows the node's layouts, which must precede their events.
+        self._registered = asyncio.Event()
         self._connected_to: str | None = None
         self._session_number = 0
 
     @property
     def status(self) -> ReporterStatus:
-        its, inventory = self._log, self._log.inventory
+        event_log, inventory = self._log, self._log.inventory
         return ReporterStatus(
             self._connected_to,
-            its.sequence,
-            its.acknowledged,
-            its.num_full_announcements,
+            event_log.sequence,
+            event_log.acknowledged,
+            event_log.num_full_announcements,
             inventory.num_orphans,
             inventory.num_refused,
             str(digest_of_node(inventory.digests())),
         )
 
     def add_layout(self, layout: Layout) -> None:
-        """Announce the layout; must come before the first event that names it."""
+        """Announce a layout. Must precede the first event with this layout."""
         if layout not in self._node.layouts:
             self._node = replace(self._node, layouts=(*self._node.layouts, layout))
             self._log.inventory.add_layout(layout)
@@ -132,8 +135,10 @@ class Reporter:
     def note_promise(
         self, *, predicted_tokens: int, found_tokens: int, held_tokens: Mapping[str, int] | None = None
     ) -> None:
-        """Tell the manager, within the next second, how one of its decisions turned out here; where it was broken, what
-        each kind of KV group could have served by itself."""
+        """Report within a second how a prediction of the manager turned out.
+
+        If it was wrong, `held_tokens` has the tokens that each kind of KV group could serve by itself.
+        """
         self._promises.append(
             pb.ReportTransferRequest.Promise(
                 predicted_tokens=predicted_tokens, found_tokens=found_tokens, held_tokens=dict(held_tokens or {})
@@ -141,17 +146,17 @@ class Reporter:
         )
 
     def note_timing(self, timing: TransferTiming) -> None:
-        """Tell the manager, within the next second, how long the phases of a transfer were."""
-        seconds = {f"{phase}_seconds": its for phase, its in timing.seconds.items()}
+        """Report within a second the phases of a transfer."""
+        seconds = {f"{phase}_seconds": duration for phase, duration in timing.seconds.items()}
         self._timings.append(pb.ReportTransferRequest.Timing(transfer_id=timing.transfer_id, **seconds))
 
     def note_copy_end(self, end: CopyEnd) -> None:
-        """Tell the manager at once how a command ended."""
+        """Report at once how a command ended."""
         self._copy_ends.append(end)
         self._copy_ended.set()
 
     async def drain(self, seconds: float) -> int:
-        """Tell the manager that this node is about to leave; how many prefixes it has moved elsewhere within `seconds`.
+        """Report that this node will leave, and return the number of prefixes that were moved within `seconds`.
 
         Raises:
             ManagerUnreachable: no manager takes this node's events, or it does not answer.
@@ -168,7 +173,7 @@ class Reporter:
         return response.num_prefixes
 
     async def run(self) -> None:
-        """Report until cancelled, to whichever manager takes this cluster's events."""
+        """Report to the manager that takes this cluster's events, until cancelled."""
         backoff, target, attempt = _MIN_BACKOFF_SECONDS, self._managers[0], 0
         while True:
             started = asyncio.get_running_loop().time()
@@ -177,12 +182,13 @@ class Reporter:
             except Fenced as error:
                 attempt += 1
                 target = error.writer or self._managers[attempt % len(self._managers)]
-                log.info("manager.redirect", writer=target)
+                log.info("manager.redirected", writer=target)
             except (ManagerUnreachable, IndexRefusal) as error:
                 attempt += 1
                 target = self._managers[attempt % len(self._managers)]
                 log.warning("manager.lost", error=str(error))
-            except Exception:  # ours: such as a figure that no message carries; it is no reason to end an agent
+            # Our own error, such as a figure that no message can hold, must not end the agent.
+            except Exception:
                 log.exception("session.failed", manager=target)
             if asyncio.get_running_loop().time() - started > _MAX_BACKOFF_SECONDS:
                 backoff = _MIN_BACKOFF_SECONDS
@@ -190,7 +196,7 @@ class Reporter:
             backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
 
     async def _session(self, address: str) -> None:
-        """One manager, until it fails or sends us away."""
+        """Report to one manager until it fails or redirects."""
         channel = Channel(address, name=self._node.name, secret=self._secret, tls=self._tls)
         try:
             response = await self._register(channel)
@@ -230,20 +236,20 @@ class Reporter:
             await channel.call("Heartbeat", request, timeout_seconds=_CALL_SECONDS)
 
     async def _send_figures(self, channel: Channel, figures: Callable[[], Figures]) -> None:
-        told, due, loop = Figures(), 0.0, asyncio.get_running_loop()
+        sent, due, loop = Figures(), 0.0, asyncio.get_running_loop()
         while True:
-            its = figures()
-            if its != told or loop.time() >= due:
-                await channel.call("ReportLinks", self._figures_message(its), timeout_seconds=_CALL_SECONDS)
-                told, due = its, loop.time() + _FIGURES_SECONDS
+            current = figures()
+            if current != sent or loop.time() >= due:
+                await channel.call("ReportLinks", self._figures_message(current), timeout_seconds=_CALL_SECONDS)
+                sent, due = current, loop.time() + _FIGURES_SECONDS
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def _figures_message(self, its: Figures) -> pb.ReportLinksRequest:
+    def _figures_message(self, figures: Figures) -> pb.ReportLinksRequest:
         return pb.ReportLinksRequest(
             node=self._node.name,
             epoch=self._node.epoch,
-            links=map(link_message, its.links),
-            engines=map(load_message, its.engines),
+            links=map(link_message, figures.links),
+            engines=map(load_message, figures.engines),
         )
 
     async def _send_outcomes(self, channel: Channel) -> None:
@@ -251,8 +257,8 @@ class Reporter:
             promises, timings = list(self._promises), list(self._timings)
             self._promises.clear()
             self._timings.clear()
-            its = self._node
-            request = pb.ReportTransferRequest(node=its.name, epoch=its.epoch, promises=promises, timings=timings)
+            node = self._node
+            request = pb.ReportTransferRequest(node=node.name, epoch=node.epoch, promises=promises, timings=timings)
             try:
                 if promises or timings:
                     await channel.call("ReportTransfer", request, timeout_seconds=_CALL_SECONDS)
@@ -309,12 +315,12 @@ class Reporter:
             self._connected_to = address
             self._log.resume(response.resume_after)
         else:
-            log.warning("events.announce_everything", reason=response.announce_everything)
+            log.warning("events.full_announcement_requested", reason=response.announce_everything)
             self._log.announce_everything()
         self._fresh.set()
 
     async def _requests(self, digest_seconds: float) -> AsyncIterator[pb.ReportEventsRequest]:
-        """What this session has to say. Ends with the session, also where gRPC does not end it."""
+        """Yield the messages of this session, and end with it even if gRPC does not end the stream."""
         yield pb.ReportEventsRequest(hello=pb.Hello(node=self._node.name, epoch=self._node.epoch))
         session, loop = self._session_number, asyncio.get_running_loop()
         while self._connected_to is None and session == self._session_number:
@@ -332,7 +338,7 @@ class Reporter:
             await self._wait_fresh(max(_GATHER_SECONDS, digests_due - loop.time()), not_before=next_batch_at)
 
     async def _wait_fresh(self, seconds: float, *, not_before: float) -> None:
-        """Wait for something to send, at most so long, and for the end of the step of the pool that it is of."""
+        """Wait for something to send, at most `seconds`, but not shorter than until `not_before`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._fresh.wait()
@@ -343,10 +349,10 @@ class Reporter:
 
 
 async def _until_one_fails(*coroutines: Coroutine[None, None, None]) -> None:
-    """Run them together; the first one's end is the end of all. A failure is raised, being sent elsewhere before anything
-    else; a stream whose messages fail on our side ends as cancelled, which raises ManagerUnreachable.
+    """Run coroutines until the first one ends, and raise its failure; a redirect takes precedence.
 
-    Not a TaskGroup: until Python 3.13 that one hides its task's cancellation behind a failure at the same moment.
+    If our own messages fail, gRPC cancels the stream, which raises ManagerUnreachable. A TaskGroup would not do: until
+    Python 3.13 it hides its own cancellation behind a failure at the same moment.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:

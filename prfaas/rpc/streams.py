@@ -1,8 +1,8 @@
-"""Many questions to one manager on one stream: each costs a third of what a call of its own costs, or less.
+"""Stream of queries to one manager. A query on it costs a third of a separate call, or less.
 
-What is asked while a message is on its way goes into the next one, once the manager has said that it takes several. The
-stream is opened with the first question and, after it broke, with the next one. Whoever asks waits for his own reply
-alone; when the stream breaks, all that wait hear of it. A manager that does not offer streams is asked call by call.
+Queries that arrive while a message is on its way share the next message, if the manager accepts batches. The stream
+opens with the first query, and again after a failure. Each caller waits for its own reply only; if the stream breaks,
+all waiting callers get the error. Older managers without streams get separate calls.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from prfaas.rpc.tasks import cancel_tasks
 
 QuestionKind = Literal["match", "route"]
 _METHODS: dict[QuestionKind, str] = {"match": "Match", "route": "Route"}
-BATCHES_KEY = "prfaas-takes-batches"  # of the stream's initial metadata: its messages may hold several questions
-_MAX_BATCH = 64  # questions
-_MAX_BATCH_BYTES = 1 << 20  # reached by one prompt of a million tokens
-FAILED = "failed"  # the reason of a reply in the place of one that the manager could not make
-_LOOK_SECONDS = 5.0  # between looks at whether the channel has newer certificates than the stream
+BATCHES_KEY = "prfaas-takes-batches"  # Initial metadata: the stream's messages may hold several queries.
+_MAX_BATCH = 64  # Queries per message.
+_MAX_BATCH_BYTES = 1 << 20  # One prompt of a million tokens has as many.
+FAILED = "failed"  # Reason of a reply if the manager failed to make one.
+_LOOK_SECONDS = 5.0  # Period of checks for newer certificates.
 
 
 class _Unsent(NamedTuple):
-    """A question that no message holds yet."""
+    """Query that is not in a message yet."""
 
     number: int
     kind: QuestionKind
@@ -43,26 +43,26 @@ class _Unsent(NamedTuple):
 
 
 class QuestionStream:
-    """Asks the manager of one channel. Belongs to one event loop."""
+    """Queries to the manager of one channel. Belongs to one event loop."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._are_offered = True  # the manager has streams, as far as is known
+        self._is_supported = True
         self._waiting: dict[int, asyncio.Future[pb.Reply]] = {}
         self._unsent: dict[int, _Unsent] = {}
         self._takes_batches = False
         self._fresh = asyncio.Event()
         self._num_asked = 0
-        self._num_streams = 0  # that have ended
+        self._num_streams = 0  # Streams that have ended.
         self._session: asyncio.Task[None] | None = None
 
     async def ask(self, kind: QuestionKind, request: Any, *, timeout_seconds: float) -> Any:
-        """The response. Raises as `Channel.call`."""
-        if self._are_offered:
+        """Return the response. Raises as `Channel.call`."""
+        if self._is_supported:
             try:
                 return await self._ask(kind, request, timeout_seconds)
             except ManagerUnreachable:
-                if self._are_offered:
+                if self._is_supported:
                     raise
         return await self._channel.call(_METHODS[kind], request, timeout_seconds=timeout_seconds)
 
@@ -89,7 +89,7 @@ class QuestionStream:
         return getattr(reply, kind)
 
     async def _run(self) -> None:
-        """Stream after stream, as long as there is something to ask."""
+        """Run stream after stream until one fails."""
         failure: PrfaasError = ManagerUnreachable(f"manager {self._channel.address}: the stream was closed")
         try:
             with self._channel.translated_errors():
@@ -102,15 +102,15 @@ class QuestionStream:
 
     async def _stream(self) -> None:
         self._takes_batches = False
-        call = self._channel.stream("Ask", self._questions())
+        call = self._channel.stream("Ask", self._messages())
         try:
             async for reply in call:
                 if not self._takes_batches:
                     self._takes_batches = BATCHES_KEY in dict(await call.initial_metadata())
-                for its in (reply, *reply.further):
-                    self._take(its)
+                for part in (reply, *reply.further):
+                    self._take(part)
         except grpc.aio.AioRpcError as error:
-            self._are_offered = error.code() is not grpc.StatusCode.UNIMPLEMENTED
+            self._is_supported = error.code() is not grpc.StatusCode.UNIMPLEMENTED
             raise
         finally:
             self._num_streams += 1
@@ -122,12 +122,10 @@ class QuestionStream:
         if future is not None and not future.done():
             future.set_result(reply)
 
-    async def _questions(self) -> AsyncIterator[pb.Question]:
-        """What is asked, until the channel has other certificates than the stream began with."""
+    async def _messages(self) -> AsyncIterator[pb.Question]:
+        """Yield messages until the stream ends or the channel has other certificates."""
         connection, number = self._channel.connection, self._num_streams
-        while (
-            self._num_streams == number and self._channel.connection is connection
-        ):  # gRPC lets an ended stream's wait on
+        while self._num_streams == number and self._channel.connection is connection:
             if self._unsent:
                 yield self._next_message()
             else:
@@ -135,14 +133,14 @@ class QuestionStream:
                 await self._wait()
 
     def _next_message(self) -> pb.Question:
-        """What was asked first, and as much of the rest as a message may hold; none of it is unsent from here on."""
+        """Return the oldest query with as many further ones as a message may hold, and mark them as sent."""
         message, num_bytes = pb.Question(), 0
         for number in list(islice(self._unsent, _MAX_BATCH if self._takes_batches else 1)):
-            its = self._unsent[number]
-            num_bytes += its.request.ByteSize()
+            query = self._unsent[number]
+            num_bytes += query.request.ByteSize()
             if message.id and num_bytes > _MAX_BATCH_BYTES:
                 break
-            its.write(message.further.add() if message.id else message)
+            query.write(message.further.add() if message.id else message)
             del self._unsent[number]
         return message
 

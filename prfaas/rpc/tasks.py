@@ -1,6 +1,6 @@
-"""Background tasks: none ends unseen or for good, and all end for certain when they are to.
+"""Background tasks and time slices. Tasks restart after an error and end for certain when cancelled.
 
-Libraries now and then swallow a cancellation that meets the end of a call.
+Libraries now and then swallow a cancellation that arrives at the end of a call.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from prometheus_client import Counter
 from prfaas import logs
 
 _RETRY_SECONDS = 0.25
-_PAUSE_SECONDS = 1.0  # so that work which fails at once takes no whole core
+_PAUSE_SECONDS = 1.0  # Work that fails at once must not use a whole core.
 _log = logs.get("tasks")
 
 
 def restarting_task(work: Callable[[], Coroutine[Any, Any, None]], *, name: str, ended: Counter) -> asyncio.Task[None]:
-    """A task that does its work until it is cancelled; each end of it is logged and counted under `name`, and after a pause
-    it begins anew."""
-    return asyncio.create_task(_again(work, name, ended), name=name)
+    """Return a task that repeats its work until cancelled.
 
+    Each end is logged, counted under `name`, and followed by a pause.
+    """
 
-async def _again(work: Callable[[], Coroutine[Any, Any, None]], name: str, ended: Counter) -> None:
-    while True:
-        try:
-            await work()
-            _log.error("task.ended", task=name)
-        except Exception:  # ours, whatever it is
-            _log.exception("task.ended", task=name)
-        ended.labels(task=name).inc()
-        await asyncio.sleep(_PAUSE_SECONDS)
+    async def repeat() -> None:
+        while True:
+            try:
+                await work()
+                _log.error("task.ended", task=name)
+            except Exception:
+                _log.exception("task.ended", task=name)
+            ended.labels(task=name).inc()
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    return asyncio.create_task(repeat(), name=name)
 
 
 async def cancel_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks, again and again where need be; returns when all have ended, whatever they raised."""
+    """Cancel the tasks, repeatedly if necessary, and return once all have ended. Their errors are ignored."""
     running = {task for task in tasks if not task.done()}
     while running:
         for task in running:
@@ -45,14 +47,14 @@ async def cancel_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
         ended, running = await asyncio.wait(running, timeout=_RETRY_SECONDS)
         for task in ended:
             if not task.cancelled():
-                task.exception()  # looked at, so that it is not reported as forgotten
+                task.exception()  # Retrieved, so that asyncio does not report it.
 
 
-SLICE_SECONDS = 0.002  # what a question that comes meanwhile waits at most for each piece of work under way
+SLICE_SECONDS = 0.002  # Longest delay of a query by one piece of work under way.
 
 
 class TimeSlice:
-    """Belongs to one piece of work, which asks after each step whether its slice is over."""
+    """Divides long work on the event loop into slices of bounded time, so that other tasks run in between."""
 
     def __init__(self) -> None:
         self._ends = time.perf_counter() + SLICE_SECONDS
@@ -61,12 +63,12 @@ class TimeSlice:
     def is_over(self) -> bool:
         return time.perf_counter() >= self._ends
 
-    async def give(self) -> None:
-        """Let others go on, and begin the next slice."""
+    async def give_way(self) -> None:
+        """Let other tasks run, and begin the next slice."""
         await asyncio.sleep(0)
         self._ends = time.perf_counter() + SLICE_SECONDS
 
-    async def give_when_over(self) -> None:
-        """Let others go on if this slice is over."""
+    async def yield_if_over(self) -> None:
+        """Let other tasks run if this slice is over."""
         if self.is_over:
-            await self.give()
+            await self.give_way()

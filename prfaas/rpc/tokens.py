@@ -1,6 +1,6 @@
-"""Who calls: a name and its proof under the deployment's secret, as gRPC metadata.
+"""Identity of callers: a name and its proof under the deployment's secret, as gRPC metadata.
 
-On a link without TLS whoever listens can repeat a token; off private networks mutual TLS says who calls.
+Without TLS, anyone who can listen can repeat a token. Use mutual TLS outside private networks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WRITER_KEY = "prfaas-writer"
 
 
 def credentials(name: str, secret: bytes) -> tuple[tuple[str, str], ...]:
-    """The metadata that `name` sends with every call."""
+    """Return the metadata that `name` sends with every call."""
     return (NAME_KEY, name), (TOKEN_KEY, _token(name, secret))
 
 
@@ -29,7 +29,7 @@ def _token(name: str, secret: bytes) -> str:
 
 
 def caller(metadata: Mapping[str, str | bytes], secret: bytes) -> str | None:
-    """The name that the metadata proves, or None."""
+    """Return the name that the metadata proves, or None."""
     name, token = metadata.get(NAME_KEY), metadata.get(TOKEN_KEY)
     if not isinstance(name, str) or not isinstance(token, str):
         return None

@@ -1,8 +1,9 @@
-"""Between the messages of the wire and the plain data of the index."""
+"""Translation between messages of the wire and plain data of the index."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import get_args
 
 import msgpack
@@ -53,12 +54,14 @@ def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
 
 
 def node_from(message: pb.Node) -> Node:
-    """Raises:
-    IndexRefusal: a field is missing or has no allowed value.
+    """Decode a node.
+
+    Raises:
+        IndexRefusal: a field is missing or has no allowed value.
     """
     if not (message.name and message.cluster and message.epoch):
         raise IndexRefusal("malformed", "a node has a name, a cluster and an epoch")
-    kind = _one_of(get_args(ClusterKind), message.cluster_kind, "cluster kind")
+    kind = _check_word(get_args(ClusterKind), message.cluster_kind, "cluster kind")
     layouts = tuple(_layout(packed) for packed in message.layouts)
     return Node(
         AgentName(message.name),
@@ -73,9 +76,9 @@ def node_from(message: pb.Node) -> Node:
     )
 
 
-def _one_of(allowed: tuple[str, ...], value: str, what: str) -> str:
+def _check_word(allowed: tuple[str, ...], value: str, kind: str) -> str:
     if value not in allowed:
-        raise IndexRefusal("malformed", f"{what} {value!r} is none of {', '.join(allowed)}")
+        raise IndexRefusal("malformed", f"{kind} {value!r} is not one of {', '.join(allowed)}")
     return value
 
 
@@ -92,18 +95,25 @@ _TIERS: dict[str, Tier] = {"gpu": "gpu", "memory": "memory", "ssd": "ssd"}
 
 
 def role_from(word: str) -> InstanceRole:
-    """Raises IndexRefusal when it is none."""
-    return _ROLES[_one_of(tuple(_ROLES), word, "role")]
+    """Decode a role.
+
+    Raises:
+        IndexRefusal: the word is not a role.
+    """
+    return _ROLES[_check_word(tuple(_ROLES), word, "role")]
 
 
 def ordered_role_from(word: str) -> InstanceRole | None:
-    """None: the one that each instance announces. Raises IndexRefusal when it is no role."""
+    """Decode an ordered role; None means the role that each instance announces.
+
+    Raises:
+        IndexRefusal: the word is not a role.
+    """
     return None if word == ANNOUNCED else role_from(word)
 
 
 def _engine(message: pb.Engine) -> Engine:
-    role = role_from(message.role)
-    return Engine(InstanceId(message.instance), message.url, role, message.model)
+    return Engine(InstanceId(message.instance), message.url, role_from(message.role), message.model)
 
 
 def batch_message(sequence: int, announcements: Iterable[Announcement], *, reset: bool = False) -> pb.Batch:
@@ -115,22 +125,27 @@ def batch_message(sequence: int, announcements: Iterable[Announcement], *, reset
     return pb.Batch(sequence=sequence, reset=reset, holdings=map(_holding_message, positions), changes=changes)
 
 
-def _change(its: Announcement, position: Callable[[Holding], int]) -> pb.Change:
-    holding = position(its.holding)
-    if isinstance(its, Segment):
-        states = [pb.States(holding=position(where), bitmap=bitmap) for where, bitmap in its.states]
+def _change(announcement: Announcement, position: Callable[[Holding], int]) -> pb.Change:
+    holding = position(announcement.holding)
+    if isinstance(announcement, Segment):
+        states = [pb.States(holding=position(where), bitmap=bitmap) for where, bitmap in announcement.states]
         segment = pb.Segment(
-            holding=holding, head=its.head, tails=its.tails, bitmap=its.bitmap, removed=not its.stored, states=states
+            holding=holding,
+            head=announcement.head,
+            tails=announcement.tails,
+            bitmap=announcement.bitmap,
+            removed=not announcement.stored,
+            states=states,
         )
         return pb.Change(segment=segment)
     return pb.Change(
         checkpoint=pb.Checkpoint(
             holding=holding,
-            block_hash=its.block_hash,
-            anchor=its.anchor,
-            num_tokens=its.num_tokens,
-            removed=not its.stored,
-            head=its.head or b"",
+            block_hash=announcement.block_hash,
+            anchor=announcement.anchor,
+            num_tokens=announcement.num_tokens,
+            removed=not announcement.stored,
+            head=announcement.head or b"",
         )
     )
 
@@ -140,12 +155,14 @@ def _holding_message(holding: Holding) -> pb.Holding:
 
 
 def _holding(message: pb.Holding) -> Holding:
-    return Holding(message.layout, message.group, _TIERS[_one_of(tuple(_TIERS), message.tier, "tier")])
+    return Holding(message.layout, message.group, _TIERS[_check_word(tuple(_TIERS), message.tier, "tier")])
 
 
 def announcements_from(batch: pb.Batch) -> list[Announcement]:
-    """Raises:
-    IndexRefusal: a change names no holding of the batch, or says nothing.
+    """Decode the announcements of a batch.
+
+    Raises:
+        IndexRefusal: a change is empty, or names a holding that the batch lacks.
     """
     holdings = [_holding(message) for message in batch.holdings]
     return [_announcement(change, holdings) for change in batch.changes]
@@ -153,17 +170,19 @@ def announcements_from(batch: pb.Batch) -> list[Announcement]:
 
 def _announcement(change: pb.Change, holdings: list[Holding]) -> Announcement:
     kind = change.WhichOneof("change")
-    its = change.segment if kind == "segment" else change.checkpoint
-    if kind is None or its.holding >= len(holdings):
+    message = change.segment if kind == "segment" else change.checkpoint
+    if kind is None or message.holding >= len(holdings):
         raise IndexRefusal("malformed", "a change is a segment or a checkpoint of one of the batch's holdings")
-    holding = holdings[its.holding]
-    if isinstance(its, pb.Segment):
-        if any(states.holding >= len(holdings) for states in its.states):
+    holding = holdings[message.holding]
+    if isinstance(message, pb.Segment):
+        if any(states.holding >= len(holdings) for states in message.states):
             raise IndexRefusal("malformed", "states belong to one of the batch's holdings")
-        states = tuple((holdings[each.holding], each.bitmap) for each in its.states)
-        return Segment(holding, BlockHash(its.head), its.tails, its.bitmap, not its.removed, states)
-    head = BlockHash(its.head) if its.head else None
-    return Checkpoint(holding, BlockHash(its.block_hash), BlockHash(its.anchor), its.num_tokens, not its.removed, head)
+        states = tuple((holdings[each.holding], each.bitmap) for each in message.states)
+        return Segment(holding, BlockHash(message.head), message.tails, message.bitmap, not message.removed, states)
+    head = BlockHash(message.head) if message.head else None
+    return Checkpoint(
+        holding, BlockHash(message.block_hash), BlockHash(message.anchor), message.num_tokens, not message.removed, head
+    )
 
 
 def digest_messages(digests: Mapping[Holding, Digest]) -> list[pb.HoldingDigest]:
@@ -177,12 +196,15 @@ def digests_from(messages: Iterable[pb.HoldingDigest]) -> dict[Holding, Digest]:
     return {_holding(message.holding): Digest(message.num_blocks, message.total) for message in messages}
 
 
-def link_message(its: LinkFigures) -> pb.LinkFigures:
-    return pb.LinkFigures(**vars(its))
+def link_message(link: LinkFigures) -> pb.LinkFigures:
+    return pb.LinkFigures(**vars(link))
 
 
-def load_message(its: EngineLoad) -> pb.EngineLoad:
-    return pb.EngineLoad(**vars(its))
+def load_message(load: EngineLoad) -> pb.EngineLoad:
+    return pb.EngineLoad(**vars(load))
+
+
+_LINK_FIELDS = tuple(field.name for field in fields(LinkFigures))
 
 
 def figures_from(links: Iterable[pb.LinkFigures], engines: Iterable[pb.EngineLoad]) -> Figures:
@@ -190,22 +212,7 @@ def figures_from(links: Iterable[pb.LinkFigures], engines: Iterable[pb.EngineLoa
 
 
 def _link(message: pb.LinkFigures) -> LinkFigures:
-    return LinkFigures(
-        AgentName(message.peer),
-        message.bytes_per_second,
-        message.capacity_bytes_per_second,
-        message.rtt_seconds,
-        message.min_rtt_seconds,
-        message.queued_bytes,
-        message.retransmit_ratio,
-        message.num_connections,
-        message.is_down,
-        message.queue_seconds,
-        message.congestion,
-        message.limit,
-        message.is_probed,
-        message.least_bytes_per_second,
-    )
+    return LinkFigures(*(getattr(message, name) for name in _LINK_FIELDS))
 
 
 def _load(message: pb.EngineLoad) -> EngineLoad:
@@ -218,12 +225,12 @@ def query_from(message: pb.MatchRequest) -> Query:
 
 
 def tiers_from(names: Iterable[str]) -> frozenset[Tier]:
-    """The tiers that a question is about; those of the pool unless it names some.
+    """Return the tiers that a query names, or those of the pool if it names none.
 
     Raises:
         IndexRefusal: there is no such tier.
     """
-    return frozenset(_TIERS[_one_of(tuple(_TIERS), name, "tier")] for name in names) or POOL_TIERS
+    return frozenset(_TIERS[_check_word(tuple(_TIERS), name, "tier")] for name in names) or POOL_TIERS
 
 
 def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int, BlockHash], ...]:
@@ -239,13 +246,15 @@ def answer_message(answer: MatchResult) -> pb.MatchResponse:
     )
 
 
-def prefix_message(its: Prefix) -> pb.Prefix:
-    return pb.Prefix(model=its.model, units=its.units, num_tokens=its.num_tokens, end_hash=its.end_hash)
+def prefix_message(prefix: Prefix) -> pb.Prefix:
+    return pb.Prefix(model=prefix.model, units=prefix.units, num_tokens=prefix.num_tokens, end_hash=prefix.end_hash)
 
 
 def prefix_from(message: pb.Prefix) -> Prefix:
-    """Raises:
-    IndexRefusal: the hashes are not those of a prefix of that length.
+    """Decode a prefix.
+
+    Raises:
+        IndexRefusal: the hashes do not fit the length.
     """
     prefix = Prefix(message.model, message.units, message.num_tokens, BlockHash(message.end_hash))
     if not is_well_formed(prefix):
@@ -253,58 +262,64 @@ def prefix_from(message: pb.Prefix) -> Prefix:
     return prefix
 
 
-def copy_message(its: CopyCommand) -> pb.Command:
-    prefix = prefix_message(its.prefix)
-    copy = pb.Command.Copy(transfer_id=its.transfer_id, grant=its.grant, prefix=prefix, priority=its.priority)
+def copy_message(command: CopyCommand) -> pb.Command:
+    prefix = prefix_message(command.prefix)
+    copy = pb.Command.Copy(
+        transfer_id=command.transfer_id, grant=command.grant, prefix=prefix, priority=command.priority
+    )
     return pb.Command(copy=copy)
 
 
 def copy_command_from(message: pb.Command) -> CopyCommand | None:
-    """None for a command of a newer manager. What is wrong with the prefix is for whoever carries it out to say."""
+    """Decode a copy command, or return None for another command. The agent that runs it checks the prefix."""
     if message.WhichOneof("command") != "copy":
         return None
-    its = message.copy
-    prefix = Prefix(its.prefix.model, its.prefix.units, its.prefix.num_tokens, BlockHash(its.prefix.end_hash))
-    return CopyCommand(TransferId(its.transfer_id), its.grant, prefix, its.priority)
+    copy = message.copy
+    prefix = Prefix(copy.prefix.model, copy.prefix.units, copy.prefix.num_tokens, BlockHash(copy.prefix.end_hash))
+    return CopyCommand(TransferId(copy.transfer_id), copy.grant, prefix, copy.priority)
 
 
 _ORDERS: dict[str, PoolOrder] = {order: order for order in get_args(PoolOrder)}
 
 
 def pool_order_from(word: str) -> PoolOrder:
-    """Raises:
-    IndexRefusal: there is no such order.
+    """Decode a pool order.
+
+    Raises:
+        IndexRefusal: there is no such order.
     """
     if word not in _ORDERS:
-        raise IndexRefusal("protocol", f"order: {word!r}; there are {', '.join(_ORDERS)}")
+        raise IndexRefusal("protocol", f"order: {word!r} is not one of {', '.join(_ORDERS)}")
     return _ORDERS[word]
 
 
-def pool_message(its: PoolCommand) -> pb.Command:
-    return pb.Command(pool=pb.Command.Pool(command_id=its.command_id, end_hash=its.end_hash, order=its.order))
+def pool_message(command: PoolCommand) -> pb.Command:
+    return pb.Command(
+        pool=pb.Command.Pool(command_id=command.command_id, end_hash=command.end_hash, order=command.order)
+    )
 
 
 def pool_command_from(message: pb.Command) -> PoolCommand | None:
-    """None for another command, and for an order of a newer manager."""
-    its = message.pool
-    if message.WhichOneof("command") != "pool" or its.order not in _ORDERS:
+    """Decode a pool order, or return None for another command and for an order of a newer manager."""
+    pool = message.pool
+    if message.WhichOneof("command") != "pool" or pool.order not in _ORDERS:
         return None
-    return PoolCommand(TransferId(its.command_id), BlockHash(its.end_hash), _ORDERS[its.order])
+    return PoolCommand(TransferId(pool.command_id), BlockHash(pool.end_hash), _ORDERS[pool.order])
 
 
-def probe_message(its: ProbeCommand) -> pb.Command:
-    return pb.Command(probe=pb.Command.Probe(transfer_id=its.transfer_id, grant=its.grant))
+def probe_message(command: ProbeCommand) -> pb.Command:
+    return pb.Command(probe=pb.Command.Probe(transfer_id=command.transfer_id, grant=command.grant))
 
 
 def probe_command_from(message: pb.Command) -> ProbeCommand | None:
-    """None for another command."""
+    """Decode a probe command, or return None for another command."""
     if message.WhichOneof("command") != "probe":
         return None
     return ProbeCommand(TransferId(message.probe.transfer_id), message.probe.grant)
 
 
-def copy_end_message(its: CopyEnd) -> pb.ReportCommandsRequest.End:
-    return pb.ReportCommandsRequest.End(**vars(its))
+def copy_end_message(end: CopyEnd) -> pb.ReportCommandsRequest.End:
+    return pb.ReportCommandsRequest.End(**vars(end))
 
 
 _OUTCOMES: dict[str, CopyOutcome] = {
@@ -315,6 +330,6 @@ _OUTCOMES: dict[str, CopyOutcome] = {
 
 
 def copy_end_from(message: pb.ReportCommandsRequest.End) -> CopyEnd:
-    """A newer agent's word for a failure counts as `protocol`."""
+    """Decode the end of a command. An unknown failure of a newer agent counts as `protocol`."""
     outcome = _OUTCOMES.get(message.outcome, "protocol")
     return CopyEnd(TransferId(message.transfer_id), outcome, message.message, message.moved_bytes, message.held_bytes)

@@ -48,11 +48,8 @@ def _settings(policy: str, directory: Path) -> dict[str, Any]:
             return {"threshold_tokens": T}
         case "ppd":
             (directory / "table.json").write_text(json.dumps(_table()))
-            table = {
-                "ppd_table": str(directory / "table.json"),
-                "ppd_refresh_seconds": "0s",
-            }  # however slow this machine
-            return {"threshold_tokens": NEVER, "local_policy": "ppd", **table}
+            table = str(directory / "table.json")
+            return {"threshold_tokens": NEVER, "local_policy": "ppd", "ppd_table": table}
         case "always-disagg":
             return {"threshold_tokens": NEVER, "local_policy": "pd"}
         case _:

@@ -1,4 +1,4 @@
-"""Sets the manager's gauges from what it knows, when somebody looks."""
+"""Gauges of a manager's present state, set when /metrics is read."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from prfaas import metrics
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.record.replication import Replication
 from prfaas.manager.routing.router import RequestRouter
-from prfaas.manager.state.holdings import holdings
 from prfaas.manager.state.world import World
 
 
 class Gauges:
-    """What /metrics says of a manager's present state."""
+    """Writer of the manager's gauges."""
 
     def __init__(self, world: World, *, paths: Paths, routing: RequestRouter, replication: Replication) -> None:
         self._world, self._paths, self._routing = world, paths, routing
         self._replication = replication
 
     def refresh(self) -> None:
-        """Take what is so now."""
+        """Set all gauges to the present state."""
         self._members()
         self._links()
         self._holdings()
@@ -66,7 +65,7 @@ class Gauges:
     def _holdings(self) -> None:
         metrics.MANAGER_HELD_BLOCKS.clear()
         metrics.MANAGER_HELD_BYTES.clear()
-        for holding in holdings(self._world):
+        for holding in self._world.holdings():
             labels = {"cluster": holding["cluster"], "group": holding["kind"], "tier": holding["tier"]}
             metrics.MANAGER_HELD_BLOCKS.labels(**labels).inc(holding["num_blocks"])
             metrics.MANAGER_HELD_BYTES.labels(**labels).inc(holding["num_bytes"])

@@ -1,4 +1,4 @@
-"""The manager's gRPC server: who calls, what fails with which word, health, reflection, an orderly end."""
+"""gRPC server of the manager: caller identity, refusals, health, reflection, orderly stop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Reply = Callable[[Any, Any], Awaitable[Any]]
 
 
 class GrpcServer:
-    """One gRPC server on one address."""
+    """gRPC server on one address."""
 
     def __init__(
         self,
@@ -74,18 +74,20 @@ class GrpcServer:
         pool_orders: PoolOrders,
         link_probes: LinkProbes,
         operations: Operations,
+        stop_seconds: float,
     ) -> None:
         self._config = config
+        self._stop_seconds = stop_seconds
         self._secret = secret
         self._service = service
         self._world = world
         self._replication = replication
-        self._answering = QueryHandler(service, session_record)
+        self._queries = QueryHandler(service, session_record)
         self._copies = copies
         self._pool_orders = pool_orders
         self._link_probes = link_probes
         self._operations = operations
-        self._door: TlsProxy | None = None
+        self._proxy: TlsProxy | None = None
         self._inner = ""
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
@@ -101,7 +103,7 @@ class GrpcServer:
         self.address = ""
 
     def bind(self) -> None:
-        """Take the address, so that it can be told to others before the first call is answered.
+        """Bind the address, so that it is known before the first call is answered.
 
         Raises:
             ConfigError: the address is taken, or the certificates cannot be used.
@@ -109,28 +111,28 @@ class GrpcServer:
         self.address = self._bind()
 
     async def start(self) -> None:
-        """Answer calls; health says NOT_SERVING until `set_serving`."""
+        """Answer calls. Health reports NOT_SERVING until `set_serving`."""
         self._server.add_generic_rpc_handlers((server_handlers(self._methods()),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         await self.set_serving(False)
         await self._server.start()
-        if self._door is not None:
-            self._door.start(self._inner)
+        if self._proxy is not None:
+            self._proxy.start(self._inner)
 
     def _bind(self) -> str:
         config, certificates = self._config, self._config.certificates(speaks=("h2",))
         if certificates is not None:
             refused = metrics.MANAGER_TLS_REFUSALS
-            self._door = TlsProxy(
+            self._proxy = TlsProxy(
                 config.listen,
                 certificates,
                 setting="listen",
                 refused=lambda reason: refused.labels(port="grpc", reason=reason).inc(),
             )
-            self._door.bind()
+            self._proxy.bind()
             self._inner = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-            return self._door.address
+            return self._proxy.address
         host, _ = split_address(config.listen)
         try:
             return f"{host}:{self._server.add_insecure_port(config.listen)}"
@@ -143,20 +145,20 @@ class GrpcServer:
             await self._health.set(name, status)
 
     async def close(self) -> None:
-        """Say NOT_SERVING, let calls in flight end, stop."""
+        """Report NOT_SERVING, wait for the calls under way, and stop."""
         await self.set_serving(False)
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(self._config.stop_seconds)
-        if self._door is not None:
-            await self._door.close()
+        await self._server.stop(self._stop_seconds)
+        if self._proxy is not None:
+            await self._proxy.close()
 
     def _methods(self) -> dict[str, Callable[..., Any]]:
         return {
             "Register": self._unary("Register", self._register),
             "Heartbeat": self._unary("Heartbeat", self._heartbeat),
             "ReportLinks": self._unary("ReportLinks", self._report_links),
-            "Match": self._unary("Match", self._answering.match),
-            "Route": self._unary("Route", self._answering.route),
+            "Match": self._unary("Match", self._queries.match),
+            "Route": self._unary("Route", self._queries.route),
             "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
             "ReportRequests": self._unary("ReportRequests", self._report_requests),
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
@@ -171,7 +173,7 @@ class GrpcServer:
             "WatchState": self._watch_state,
         }
 
-    # -- who calls, and how a refusal looks
+    # -- identity and refusals
 
     def _unary(self, call: str, reply: Reply) -> Reply:
         timer, span = metrics.MANAGER_CALL_SECONDS.labels(call=call), f"manager.{call}"
@@ -192,14 +194,14 @@ class GrpcServer:
         return answer
 
     async def _caller(self, metadata: Mapping[str, str | bytes], context: Any, call: str) -> str:
-        """The caller's name, from its certificate and its token."""
+        """Return the caller's name, as its token and its certificate prove."""
         name = caller(metadata, self._secret)
         if name is None:
-            message = "the call's name and token do not fit the secret: is its secret_file the manager's?"
+            message = "the caller's name and token do not match the secret: compare its secret_file with the manager's"
             await _abort(context, call, IndexRefusal("unauthenticated", message))
-        if self._door is not None and (certified := self._door.peer_name(_port_of(context))) != name:
-            message = f"the call is in the name of {name}, and its certificate for {certified or 'nobody'}"
-            remedy = f"call as that, or show a certificate with the common name {name}"
+        if self._proxy is not None and (certified := self._proxy.peer_name(_port_of(context))) != name:
+            message = f"the call is in the name of {name}, but its certificate is for {certified or 'no name'}"
+            remedy = f"use that name, or a certificate with the common name {name}"
             await _abort(context, call, IndexRefusal("unauthenticated", f"{message}: {remedy}"))
         return name
 
@@ -260,14 +262,14 @@ class GrpcServer:
             await self._writer_of(who, request.node)
         except (IndexRefusal, Fenced) as error:
             await _abort(context, "WatchCommands", error)
-        told: dict[TransferId, pb.Command] = {}
+        sent: dict[TransferId, pb.Command] = {}
         while True:
             version = self._commands_version
             commands = self._commands_of(AgentName(request.node))
             for command_id, command in commands.items():
-                if told.get(command_id) != command:  # new, or more urgent by now
+                if sent.get(command_id) != command:  # New, or with another priority.
                     yield command
-            told = commands
+            sent = commands
             while self._commands_version == version:  # noqa: ASYNC110 - orders are synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
 
@@ -276,16 +278,16 @@ class GrpcServer:
         return self._copies.version + self._pool_orders.version + self._link_probes.version
 
     def _commands_of(self, node: AgentName) -> dict[TransferId, pb.Command]:
-        copies = {its.transfer_id: copy_message(its) for its in self._copies.commands_of(node)}
-        orders = {its.command_id: pool_message(its) for its in self._pool_orders.commands_of(node)}
-        return copies | orders | {its.transfer_id: probe_message(its) for its in self._link_probes.commands_of(node)}
+        copies = {copy.transfer_id: copy_message(copy) for copy in self._copies.commands_of(node)}
+        orders = {order.command_id: pool_message(order) for order in self._pool_orders.commands_of(node)}
+        probes = {probe.transfer_id: probe_message(probe) for probe in self._link_probes.commands_of(node)}
+        return copies | orders | probes
 
     async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
         _check_speaks_for_itself(who, request.node)
-        for its in map(copy_end_from, request.ends):
-            self._copies.report(AgentName(request.node), its)
-            self._pool_orders.report(AgentName(request.node), its)
-            self._link_probes.report(AgentName(request.node), its)
+        for end in map(copy_end_from, request.ends):
+            for commands in (self._copies, self._pool_orders, self._link_probes):
+                commands.report(AgentName(request.node), end)
         return pb.ReportCommandsResponse()
 
     # -- routers
@@ -302,11 +304,11 @@ class GrpcServer:
 
         async def write(reply: pb.Reply) -> None:
             async with sending:
-                with contextlib.suppress(grpc.aio.InternalError):  # who asked has gone meanwhile
+                with contextlib.suppress(grpc.aio.InternalError):  # The caller may have left.
                     await context.write(reply)
 
         try:
-            await self._answering.each(questions, who, write)
+            await self._queries.each(questions, who, write)
         except IndexRefusal as error:
             await _abort(context, "Ask", error)
 
@@ -320,7 +322,7 @@ class GrpcServer:
 
 
 def _port_of(context: Any) -> int:
-    """Where a call comes from on loopback, past the door."""
+    """Return the caller's port on loopback, behind the TLS proxy."""
     return int(context.peer().rpartition(":")[2])
 
 
@@ -342,11 +344,11 @@ def _check_is_read(request: object) -> None:
 
 def _check_speaks_for_itself(who: str, node: str) -> None:
     if who != node:
-        raise IndexRefusal("unauthenticated", f"{who} may not speak for {node}")
+        raise IndexRefusal("unauthenticated", f"{who} may not report for {node}")
 
 
 def _metadata_of(context: Any) -> Mapping[str, str | bytes]:
-    """What a call came with beside its message."""
+    """Return the metadata of a call."""
     return dict(context.invocation_metadata() or ())
 
 

@@ -1,4 +1,9 @@
-"""Engines that no agent stands beside, followed by this manager alone: what they have on their devices."""
+"""HTTP contract of KV indexers (Mooncake RFC #1403), and the engines that it follows.
+
+Answers count tokens by engine or node and by tier. `usable_tokens` of a node is an extension: the tokens that all its
+KV groups can serve together, while other indexers count attention blocks alone. A prompt with an adapter, or with other
+keys beside its tokens, matches nothing. A salt is the tenant under another name.
+"""
 
 from __future__ import annotations
 
@@ -29,31 +34,34 @@ _MAX_ENGINES = 4096
 
 
 class EngineIndexer:
-    """An index of its own: nothing of it is recorded, routed to or counted on by transfers."""
+    """Separate index of the device caches of engines without an agent.
+
+    It is neither recorded nor used for routing or transfers.
+    """
 
     def __init__(self) -> None:
         self._index = Index()
         self._tasks: dict[InstanceId, asyncio.Task[None]] = {}
-        self._inventories: dict[InstanceId, Inventory] = {}  # a feed that ends late finds another one, or none
+        self._inventories: dict[InstanceId, Inventory] = {}  # A feed that ends late finds another inventory, or none.
 
     def register(self, source: EngineSource, *, model: str, block_tokens: int) -> None:
-        """Follow an engine with blocks of full attention; again for the same instance begins anew.
+        """Follow an engine with full-attention blocks. Repeating the call starts again.
 
         Raises:
-            IndexRefusal: the block size is none of ours, or there are too many.
+            IndexRefusal: the block size is not supported, or there are too many engines.
         """
         if block_tokens <= 0 or block_tokens % HASH_UNIT_TOKENS:
             raise IndexRefusal("wrong_block_size", f"block_size {block_tokens} is not a multiple of {HASH_UNIT_TOKENS}")
         if len(self._tasks) >= _MAX_ENGINES:
             raise IndexRefusal("malformed", f"{_MAX_ENGINES} engines are followed already")
         self.unregister(source.instance)
-        layer = LayerSlice("any", 0, 1, "uint8", "token")  # what a block weighs is not asked here
+        layer = LayerSlice("any", 0, 1, "uint8", "token")  # The size of a block does not matter here.
         layout = Layout(model, "", Shard(), (KVGroup("full_attention", block_tokens, (layer,)),))
         name = AgentName(source.instance)
         inventory = self._inventories[source.instance] = Inventory()
 
-        def add_layout(its: Layout) -> None:
-            inventory.add_layout(its)
+        def add_layout(found: Layout) -> None:
+            inventory.add_layout(found)
             self._index.register(name, cluster=ClusterName(name), epoch=1, layouts=inventory.layouts)
 
         def publish(events: Iterable[PoolEvent]) -> None:
@@ -65,7 +73,7 @@ class EngineIndexer:
         self._tasks[source.instance] = asyncio.create_task(feed.run(), name=f"events of {source.instance}")
 
     def unregister(self, instance: InstanceId) -> bool:
-        """Follow an engine no longer; False when nobody did."""
+        """Stop following an engine, and return whether it was followed."""
         task = self._tasks.pop(instance, None)
         if task is None:
             return False
@@ -75,13 +83,13 @@ class EngineIndexer:
         return True
 
     def match(self, query: Query) -> MatchResult:
-        """What the followed engines have of a prompt; nothing of a model that none of them runs."""
+        """Return what the followed engines cache of a prompt; empty if none of them runs the model."""
         if query.model not in self._index.models():
             return MatchResult((), ())
         return self._index.match(query, tiers=frozenset({"gpu"}))
 
     def sweep(self, num_cells: int) -> None:
-        """Reclaim memory of what is gone, as `Index.sweep`."""
+        """Reclaim memory, as `Index.sweep` does."""
         self._index.sweep(num_cells)
 
     async def close(self) -> None:
@@ -92,12 +100,13 @@ class EngineIndexer:
 
 
 _TIERS: dict[str, Tier] = {"gpu": "gpu", "cpu": "memory", "disk": "ssd"}
-_NOT_HASHED = ("lora_name", "lora_id", "mm_hashes", "extra_keys")  # fields that tell what tokens do not
+# Fields that the block hashes of tokens do not cover.
+_NOT_HASHED = ("lora_name", "lora_id", "mm_hashes", "extra_keys")
 PageHandler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class IndexerPages:
-    """Answers from the manager's index and from the engines that were registered here."""
+    """Answers from the manager's index and from the registered engines."""
 
     def __init__(self, index: Index, engines: EngineIndexer) -> None:
         self._index = index
@@ -124,7 +133,7 @@ class IndexerPages:
         return {"status": "ok" if known else "unknown"}
 
     def _query(self, body: dict[str, Any]) -> dict[str, Any]:
-        model, tokens = _model(body), [_integer("token_ids", its) for its in _list(body, "token_ids")]
+        model, tokens = _model(body), [_integer("token_ids", token) for token in _list(body, "token_ids")]
         tenant, salt = _text(body, "tenant_id", ""), _text(body, "cache_salt", "")
         chain = HashChain(root_hash(model, (salt or tenant).encode()), tokens)
         if any(body.get(name) for name in _NOT_HASHED) or (salt and tenant not in ("", salt)):
@@ -132,7 +141,7 @@ class IndexerPages:
         return self._answer(Query(model, b"".join(chain.units), len(tokens), with_world=_flag(body, "with_world")))
 
     def _query_by_hash(self, body: dict[str, Any]) -> dict[str, Any]:
-        """`block_hashes` are our unit hashes, one per 16 tokens, in hexadecimal."""
+        """MatchResult for `block_hashes`: unit hashes of 16 tokens each, in hexadecimal."""
         units = b"".join(map(bytes.fromhex, _list(body, "block_hashes")))
         num_tokens = len(units) // HASH_BYTES * HASH_UNIT_TOKENS
         return self._answer(Query(_model(body), units, num_tokens, with_world=_flag(body, "with_world")))
@@ -141,28 +150,28 @@ class IndexerPages:
         query.check()
         found: dict[str, dict[str, Any]] = {}
         for match in self._engines.match(query).nodes:
-            _of(found, match.node)["gpu"] = match.attention_tokens
+            _entry(found, match.node)["gpu"] = match.attention_tokens
         known = query.model in self._index.models()
         for word, tier in _TIERS.items() if known else ():
             for match in self._index.match(replace(query, with_world=False), tiers=frozenset({tier})).nodes:
-                _of(found, match.node)[word] = match.attention_tokens
+                _entry(found, match.node)[word] = match.attention_tokens
         answer = self._index.match(query) if known else MatchResult((), (), world=PrefixMatch(0, 0, "nothing"))
         for match in answer.nodes:
-            its = _of(found, match.node)
-            its |= {"usable_tokens": match.usable_tokens, "reason": match.reason, "cluster": match.cluster}
-            its["longest_matched"] = match.attention_tokens
-        for its in found.values():
-            its["longest_matched"] = max(its["longest_matched"], *(its[word] for word in _TIERS))
+            entry = _entry(found, match.node)
+            entry |= {"usable_tokens": match.usable_tokens, "reason": match.reason, "cluster": match.cluster}
+            entry["longest_matched"] = match.attention_tokens
+        for entry in found.values():
+            entry["longest_matched"] = max(entry["longest_matched"], *(entry[word] for word in _TIERS))
         world = {"world": answer.world._asdict()} if query.with_world and answer.world is not None else {}
         return {"instances": found, **world}
 
 
-def _of(found: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+def _entry(found: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return found.setdefault(name, {"longest_matched": 0, **dict.fromkeys(_TIERS, 0)})
 
 
 def _model(body: dict[str, Any]) -> str:
-    """`model_name`, which some call `modelname` or `model`."""
+    """Return `model_name`, which some callers name `modelname` or `model`."""
     names = [name for name in ("model_name", "modelname", "model") if body.get(name)]
     return _text(body, names[0] if names else "model_name")
 
@@ -195,7 +204,7 @@ def _flag(body: dict[str, Any], name: str) -> bool:
 
 def _integer(name: str, value: object) -> int:
     if type(value) is not int:
-        raise ValueError(f"{name}: {value!r} is no integer")
+        raise ValueError(f"{name}: {value!r} is not an integer")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What the manager answers, as functions of its world: no sockets, no waiting."""
+"""Answers of the manager to routers and agents, call by call or many on one stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prfaas.types import AgentName
 
 
 class Service:
-    """Questions that are answered from memory."""
+    """Answers from memory. Opens no sockets and never waits."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Service:
         clock: Callable[[], float],
         note: Callable[[Query, MatchResult], None],
     ) -> None:
-        """`note` hears of every question to the index."""
+        """`note` receives every index query and answer."""
         self._name = name
         self._world = world
         self.routing = routing
@@ -42,10 +42,10 @@ class Service:
         self._note = note
 
     def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
-        """How much of a prompt is cached where.
+        """Return how much of a prompt is cached on each node.
 
         Raises:
-            IndexRefusal: unknown model, or hashes that are not of our making.
+            IndexRefusal: the model is unknown, or the hashes are malformed.
         """
         query = query_from(request)
         answer = self._world.index.match(query, tiers=tiers_from(request.tiers))
@@ -53,26 +53,27 @@ class Service:
         return answer_message(answer)
 
     def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
-        """Where a request runs.
+        """Return where a request runs.
 
         Raises:
-            IndexRefusal: unknown model, alien hashes, or nobody who could serve it.
+            IndexRefusal: the model is unknown, the hashes are malformed, or no instance could serve the request.
         """
         response = self.routing.route(request)
-        if request.checkpoints or not response.odd_lengths:  # otherwise it is asked again, with the hashes at those
+        # The router repeats the call with the hashes at these lengths.
+        if request.checkpoints or not response.odd_lengths:
             metrics.MANAGER_DECISIONS.labels(route=response.route, reason=response.reason).inc()
         return response
 
     def report_requests(self, request: pb.ReportRequestsRequest) -> None:
-        """Learn how requests were answered."""
-        for its in request.requests:
-            self.outcomes.note(its)
-            decided = self.routing.decisions.get(its.decision_id)
-            if decided is not None:
-                self.routing.ppd_table.note(decided, its)
+        """Record the outcomes of requests."""
+        for report in request.requests:
+            self.outcomes.note(report)
+            recorded = self.routing.decisions.get(report.decision_id)
+            if recorded is not None:
+                self.routing.ppd_table.note(recorded, report)
 
     def report_transfer(self, request: pb.ReportTransferRequest) -> None:
-        """Compare what decisions promised with what the engines beside a node found; learn how its transfers went.
+        """Compare the predictions of decisions with what engines found, and record the times of transfers.
 
         Raises:
             IndexRefusal: the node has not registered.
@@ -91,7 +92,7 @@ class Service:
                 metrics.MANAGER_MISSING_TOKENS.labels(cluster=cluster, group=kind).inc(lacking)
 
     def state(self, *, index_stale: bool) -> pb.StateSnapshot:
-        """What routers decide short prompts from."""
+        """Return the state from which routers decide short prompts."""
         now = self._clock()
         return pb.StateSnapshot(
             version=self._world.version,
@@ -106,15 +107,15 @@ class Service:
         )
 
 
-UNREADABLE = "the message is none of this call"
-_MAX_WAITING = 1024  # questions of one stream that wait for Redis
+UNREADABLE = "the message cannot be decoded"
+_MAX_WAITING = 1024  # Queries of one stream that wait for Redis.
 
 log = logs.get("manager.grpc")
 Write = Callable[[pb.Reply], Awaitable[None]]
 
 
 class QueryHandler:
-    """Answers from memory, but for a conversation that only the durable record knows of."""
+    """Answers Match and Route. Waits for Redis only if a session is not in memory."""
 
     def __init__(self, service: Service, session_record: SessionRecord) -> None:
         self._service = service
@@ -133,10 +134,10 @@ class QueryHandler:
         return response
 
     async def each(self, messages: AsyncIterator[pb.Question | None], who: str, write: Write) -> None:
-        """Answer every question of a stream, those of one message together; one that waits for Redis holds up no other.
+        """Answer every query of a stream, those of one message together. A query that waits for Redis delays no other.
 
         Raises:
-            IndexRefusal: a message that cannot be read, after the replies that are due.
+            IndexRefusal: a message cannot be decoded. The replies that are due come first.
         """
         waiting: set[asyncio.Task[None]] = set()
 
@@ -168,17 +169,17 @@ class QueryHandler:
         for question in questions:
             replies.append(await self._reply(question, who))
             if time_slice.is_over:
-                await write(_together(replies))
+                await write(_join(replies))
                 replies.clear()
-                await time_slice.give()
+                await time_slice.give_way()
         if replies:
-            await write(_together(replies))
+            await write(_join(replies))
 
     async def _answer_one(self, question: pb.Question, who: str, write: Write) -> None:
         await write(await self._reply(question, who))
 
     def _knows_all(self, question: pb.Question) -> bool:
-        """Whether the answer waits for nobody."""
+        """Return whether the answer needs no wait."""
         return question.WhichOneof("question") != "route" or self._service.routing.knows_session(question.route)
 
     async def _reply(self, question: pb.Question, who: str) -> pb.Reply:
@@ -193,15 +194,16 @@ class QueryHandler:
         except IndexRefusal as error:
             metrics.MANAGER_REFUSALS.labels(call=call, reason=error.reason).inc()
             return pb.Reply(id=question.id, refusal=pb.Refusal(reason=error.reason, message=str(error)))
-        except Exception as error:  # of this question alone: the others of its stream have their replies
-            log.exception("question.failed", call=call)
+        # An error concerns this query only; the others of its stream get their replies.
+        except Exception as error:
+            log.exception("query.failed", call=call)
             return pb.Reply(id=question.id, refusal=pb.Refusal(reason=FAILED, message=type(error).__name__))
         metrics.MANAGER_CALL_SECONDS.labels(call=call).observe(time.perf_counter() - started)
         return reply
 
 
-def _together(replies: list[pb.Reply]) -> pb.Reply:
-    """One message."""
+def _join(replies: list[pb.Reply]) -> pb.Reply:
+    """Join replies into one message."""
     first = replies[0]
     first.further.extend(replies[1:])
     return first

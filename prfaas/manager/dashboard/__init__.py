@@ -1,1 +1,1 @@
-"""The dashboard: a page of the manager's own, live by server-sent events. docs/dashboard.md describes it."""
+"""Dashboard of the manager: static pages, live data by server-sent events, what-if questions. See docs/dashboard.md."""

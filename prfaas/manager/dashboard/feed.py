@@ -1,4 +1,4 @@
-"""What has been, for as long as the dashboard looks back: samples of each second, and what changed between them. Pure."""
+"""Live data of the dashboard: a history of one-second samples, and a document twice a second for all watchers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prfaas import metrics
 from prfaas.manager.dashboard.overview import Overview, decision_counts
 from prfaas.manager.routing.outcomes import outcome_counts, ttft_totals
 
-SAMPLES = 900  # a quarter of an hour, about 1 KB each with a handful of paths
+SAMPLES = 900  # A quarter of an hour, about 1 KB per sample with a few paths.
 MAX_CHANGES = 200
 
 ChangeKind = Literal[
@@ -36,25 +36,26 @@ class PathSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """One moment. `counts`, `answered` and `ttft` only grow while the manager lives."""
+    """One moment. `counts`, `answered` and `ttft` only grow while the manager runs."""
 
-    at: float  # seconds since 1970
+    at: float  # Unix time in seconds.
     threshold_tokens: int
     plan_version: int
     plan_limit: str
-    paths: Mapping[str, PathSample]  # by "source → destination"
-    counts: Mapping[str, float]  # requests routed, by "route/reason"
-    answered: Mapping[str, float]  # requests that routers answered, by "route/reason/outcome"
-    ttft: Mapping[str, Mapping[str, float]]  # by route: seconds of each phase, of all (sum), first tokens (count)
-    roles: Mapping[str, str]  # by instance
+    paths: Mapping[str, PathSample]  # Keyed by "source → destination".
+    counts: Mapping[str, float]  # Routed requests by "route/reason".
+    answered: Mapping[str, float]  # Reported requests by "route/reason/outcome".
+    # By route: seconds of each phase, `sum` of TTFT, and `count` of first tokens.
+    ttft: Mapping[str, Mapping[str, float]]
+    roles: Mapping[str, str]  # Keyed by instance.
     draining: Mapping[str, str]
-    nodes: Mapping[str, str]  # live ones, with their cluster
+    nodes: Mapping[str, str]  # Live nodes with their cluster.
 
     def drawn(self) -> dict[str, Any]:
-        """What the charts need of it."""
+        """Return the part that the charts need."""
         paths = {
-            name: [its.bytes_per_second, its.capacity_bytes_per_second, its.threshold_tokens]
-            for name, its in self.paths.items()
+            name: [path.bytes_per_second, path.capacity_bytes_per_second, path.threshold_tokens]
+            for name, path in self.paths.items()
         }
         return {
             "at": self.at,
@@ -68,7 +69,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Change:
-    """Something that became different, and why."""
+    """Change between two moments, with its reason."""
 
     at: float
     kind: ChangeKind
@@ -77,7 +78,7 @@ class Change:
 
 
 class History:
-    """Keeps the latest samples and changes."""
+    """Latest samples and changes."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
@@ -89,25 +90,25 @@ class History:
         self._samples.append(sample)
 
     def drawn(self) -> list[dict[str, Any]]:
-        """Every sample, oldest first."""
+        """Return the drawn part of every sample, oldest first."""
         return [sample.drawn() for sample in self._samples]
 
     def latest(self) -> dict[str, Any] | None:
         return self._samples[-1].drawn() if self._samples else None
 
     def changes(self) -> list[dict[str, Any]]:
-        """Newest first."""
+        """Return the changes, newest first."""
         return [asdict(change) for change in reversed(self._changes)]
 
 
 def changes(before: Sample, now: Sample) -> Iterator[Change]:
-    """What differs between two moments."""
+    """Yield the differences between two moments."""
     if now.plan_version != before.plan_version:
-        detail = f"t {before.threshold_tokens:,} → {now.threshold_tokens:,} tokens, limited by {now.plan_limit}"
+        detail = f"threshold {before.threshold_tokens:,} → {now.threshold_tokens:,} tokens, limited by {now.plan_limit}"
         yield Change(now.at, "plan", f"plan {now.plan_version}", detail)
-    for name, its in now.paths.items():
+    for name, path in now.paths.items():
         if name in before.paths:
-            yield from _path_changes(now.at, name, before.paths[name], its)
+            yield from _path_changes(now.at, name, before.paths[name], path)
     yield from _role_changes(before, now)
     for name in now.nodes.keys() - before.nodes.keys():
         yield Change(now.at, "node_joined", name, f"in {now.nodes[name]}")
@@ -116,35 +117,35 @@ def changes(before: Sample, now: Sample) -> Iterator[Change]:
 
 
 def _path_changes(at: float, name: str, before: PathSample, now: PathSample) -> Iterator[Change]:
-    words = f"its t {before.threshold_tokens:,} → {now.threshold_tokens:,} tokens"
+    words = f"threshold {before.threshold_tokens:,} → {now.threshold_tokens:,} tokens"
     if now.multiplier > before.multiplier:
         yield Change(at, "congestion", name, f"{words}: {now.cause}")
     elif now.multiplier < before.multiplier:
         yield Change(at, "calm", name, words)
     if now.is_down != before.is_down:
         yield Change(
-            at, "link_down" if now.is_down else "link_up", name, "nobody answers" if now.is_down else "answers"
+            at, "link_down" if now.is_down else "link_up", name, "no connection" if now.is_down else "connected again"
         )
 
 
 def _role_changes(before: Sample, now: Sample) -> Iterator[Change]:
     for instance, role in now.draining.items():
         if before.draining.get(instance) != role:
-            yield Change(now.at, "role_draining", instance, f"is to become {role}")
+            yield Change(now.at, "role_draining", instance, f"will become {role}")
     for instance, role in now.roles.items():
         if before.roles.get(instance, role) != role:
             yield Change(now.at, "role_changed", instance, f"{before.roles[instance]} → {role}")
 
 
-TICK_SECONDS = 0.5  # agents report changes after as long: what they know is on the page within two seconds, mostly one
+TICK_SECONDS = 0.5  # Agents report changes as often, so a page shows them within two seconds.
 TICKS_A_SAMPLE = 2
 
 
-MAX_WATCHERS = 64  # each is a connection, and a document of tens of KB twice a second
+MAX_WATCHERS = 64  # Each watcher is a connection, with a document of tens of KB twice a second.
 
 
 class Feed:
-    """Steps while `run` runs. Slow watchers miss documents, never the latest."""
+    """Samples while `run` runs. Slow watchers miss documents, but never the latest."""
 
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
@@ -171,24 +172,24 @@ class Feed:
             self._ticked.notify_all()
 
     def enter(self) -> bool:
-        """Take a place among the watchers, to be given back by `leave`; False: there is none."""
+        """Add a watcher, and return False if there are too many. `leave` removes it."""
         if self._num_watchers >= MAX_WATCHERS:
             return False
         self._count(1)
         return True
 
     def leave(self) -> None:
-        """Give a place back."""
+        """Remove a watcher."""
         self._count(-1)
 
     async def close(self) -> None:
-        """End every `events`."""
+        """End all event streams."""
         self._is_closed = True
         async with self._ticked:
             self._ticked.notify_all()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events until `close`: `history` once, then `now` at once and at each tick."""
+        """Yield server-sent events until `close`: `history` once, then `now` at once and at each tick."""
         yield _event("history", {"samples": self._history.drawn()})
         yield self._now()
         while await self._ticks():
@@ -199,7 +200,7 @@ class Feed:
         metrics.DASHBOARD_WATCHERS.set(self._num_watchers)
 
     async def _ticks(self) -> bool:
-        """True at the next tick, False when there will be none."""
+        """Wait for the next tick, and return False if there is none."""
         async with self._ticked:
             number = self._number
             await self._ticked.wait_for(lambda: self._number != number or self._is_closed)
@@ -210,14 +211,14 @@ class Feed:
         return _event("now", document | {"sample": self._history.latest(), "changes": self._history.changes()})
 
     def _sample(self) -> Sample:
-        its = self._overview
-        plan, live = its.world.plan, its.world.live()
+        overview = self._overview
+        plan, live = overview.world.plan, overview.world.live()
         return Sample(
-            at=its.wall_clock(),
-            threshold_tokens=its.routing.threshold_tokens,
+            at=overview.wall_clock(),
+            threshold_tokens=overview.routing.threshold_tokens,
             plan_version=plan.version if plan else 0,
             plan_limit=plan.limit if plan else "",
-            paths={_name(path): _path_sample(path) for path in its.path_records()},
+            paths={_name(path): _path_sample(path) for path in overview.path_records()},
             counts={f"{count['route']}/{count['reason']}": count["count"] for count in decision_counts()},
             answered={
                 f"{count['route']}/{count['reason']}/{count['outcome']}": count["count"] for count in outcome_counts()

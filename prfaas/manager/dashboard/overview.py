@@ -1,4 +1,4 @@
-"""What the dashboard shows of the present moment, as one JSON document."""
+"""Present state of a deployment for the dashboard, as one JSON document."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.outcomes import OutcomeLog, outcome_counts, ttft_totals
 from prfaas.manager.routing.router import RequestRouter
-from prfaas.manager.state.holdings import holdings
 from prfaas.manager.state.world import World
 from prfaas.scheduler.congestion import raised_threshold
 from prfaas.scheduler.route import EXPLANATIONS
 
+_EXPLANATIONS: Mapping[str, str] = dict(EXPLANATIONS.items())
 MAX_REQUESTS = 50
 MAX_SESSIONS = 20
 MAX_PREFIXES = 12
-WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Reads a manager's parts. `clock` only goes forward; `wall_clock` is seconds since 1970."""
+    """Reads the parts of a manager. `clock` is monotonic; `wall_clock` is Unix time."""
 
     name: str
-    started_at: float  # seconds since 1970
+    started_at: float  # Unix time in seconds.
     world: World
     paths: Paths
     routing: RequestRouter
@@ -41,7 +40,7 @@ class Overview:
     wall_clock: Callable[[], float]
 
     def document(self) -> dict[str, Any]:
-        """Everything that the page shows, but for what has been."""
+        """Return everything that the page shows of the present."""
         members = self.world.live()
         return {
             "at": self.wall_clock(),
@@ -51,7 +50,7 @@ class Overview:
             "paths": list(self.path_records()),
             "plan": asdict(self.world.plan) if self.world.plan else None,
             "decisions": decision_counts(),
-            "pool": holdings(self.world),
+            "pool": self.world.holdings(),
             "prefixes": self.rebalancer.hot(MAX_PREFIXES),
             "sessions": self._sessions(),
             "answered": list(outcome_counts()),
@@ -60,9 +59,9 @@ class Overview:
         }
 
     def _requests(self) -> Iterator[dict[str, Any]]:
-        for key, decided in islice(self.routing.decisions.latest(), MAX_REQUESTS):
-            ended = self.outcomes.get(key)
-            yield {"id": key.hex(), **decided.summary(), "ended": asdict(ended) if ended else None}
+        for key, decision in islice(self.routing.decisions.latest(), MAX_REQUESTS):
+            outcome = self.outcomes.get(key)
+            yield {"id": key.hex(), **decision.summary(), "ended": asdict(outcome) if outcome else None}
 
     def _manager(self) -> dict[str, Any]:
         return {
@@ -109,7 +108,7 @@ class Overview:
             }
 
     def path_records(self) -> Iterator[dict[str, Any]]:
-        """Each watched path between two clusters, with its own t."""
+        """Yield each path between two clusters with its own threshold."""
         for view in self.paths.views():
             yield {
                 "source": view.source,
@@ -134,19 +133,19 @@ class Overview:
                 {
                     "tenant": tenant,
                     "name": name,
-                    "node": its.agent,
-                    "num_prompt_tokens": its.num_prompt_tokens,
+                    "node": session.agent,
+                    "num_prompt_tokens": session.num_prompt_tokens,
                     "idle_seconds": idle,
                 }
-                for tenant, name, its, idle in latest
+                for tenant, name, session, idle in latest
             ],
         }
 
 
 def decision_counts() -> list[dict[str, Any]]:
-    """Requests routed since the start, by route and reason, as /metrics counts them."""
+    """Return the requests routed since the start by route and reason, as /metrics counts them."""
     return [
-        {**sample.labels, "count": sample.value, "explanation": WORDS.get(sample.labels["reason"], "")}
+        {**sample.labels, "count": sample.value, "explanation": _EXPLANATIONS.get(sample.labels["reason"], "")}
         for metric in metrics.MANAGER_DECISIONS.collect()
         for sample in metric.samples
         if sample.name.endswith("_total")

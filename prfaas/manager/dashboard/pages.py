@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: its files out of the package, the stream of events, questions to the solver."""
+"""HTTP routes of the dashboard: static files, the event stream, what-if questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prfaas import metrics
 from prfaas.errors import ConfigError
 from prfaas.manager.dashboard.feed import MAX_WATCHERS, Feed
 
-# Nothing but this server is ever asked for anything, whatever a name in the data says.
+# The browser contacts this server only, whatever the data contains.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -25,12 +25,15 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_WRITE_SECONDS = 5.0  # for one event to a browser that has stopped reading
+_WRITE_SECONDS = 5.0  # Limit for one event to a browser that has stopped reading.
 
 
 @dataclass(frozen=True)
 class Solver:
-    """What answers what-if questions: `prepared` reads the present, what it returns may run in a thread."""
+    """Functions that answer what-if questions.
+
+    `prepared` reads the present; the function that it returns may run in a thread.
+    """
 
     form: Callable[[], dict[str, Any]]
     prepared: Callable[[], Callable[[Mapping[str, Any]], dict[str, Any]]]
@@ -43,10 +46,10 @@ class _File:
 
 
 class DashboardPages:
-    """The routes under /dashboard/."""
+    """Routes under /dashboard/."""
 
     def __init__(self, feed: Feed, solver: Solver | None) -> None:
-        """`solver`: none where the manager has no deployment to solve."""
+        """`solver` is None if the manager has no deployment to solve."""
         self._feed = feed
         self._solver = solver
         self._solving = asyncio.Lock()
@@ -64,7 +67,7 @@ class DashboardPages:
         ]
 
     async def close(self, app: web.Application) -> None:
-        """End the streams, so that the server can."""
+        """End the streams, so that the server can stop."""
         await self._feed.close()
 
     async def _to_dashboard(self, request: web.Request) -> web.Response:
@@ -82,7 +85,7 @@ class DashboardPages:
         return web.json_response(self._solver.form())
 
     async def _what_if(self, request: web.Request) -> web.Response:
-        """Solve one question; a second one meanwhile is refused, since each may take a core for seconds."""
+        """Solve one question at a time, since a question may take a core for seconds."""
         if self._solver is None:
             return _refusal(404, "the manager has no `deployment` to solve")
         if request.content_type != "application/json":
@@ -114,7 +117,7 @@ class DashboardPages:
             try:
                 async with asyncio.timeout(_WRITE_SECONDS):
                     await response.write(event)
-            except TimeoutError:  # nobody reads there any more
+            except TimeoutError:  # The browser has stopped reading.
                 break
         return response
 
@@ -124,9 +127,9 @@ def _refusal(status: int, message: str) -> web.Response:
 
 
 def _read_files() -> dict[str, _File]:
-    """The package's own files by name; nothing else can be asked for."""
+    """Return the package's files by name. Nothing else is served."""
     folder = resources.files("prfaas.manager.dashboard") / "static"
-    return {its.name: _File(_content_type(its.name), its.read_bytes()) for its in folder.iterdir()}
+    return {file.name: _File(_content_type(file.name), file.read_bytes()) for file in folder.iterdir()}
 
 
 def _content_type(name: str) -> str:

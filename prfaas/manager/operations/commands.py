@@ -1,8 +1,7 @@
-"""Prefix copies that this manager has ordered and whose end it has not heard: who sends what to whom, until when.
+"""Commands to agents that are under way: prefix copies and pool orders.
 
-Single-threaded; nothing here waits. Whoever orders from outside has a bounded number of them under way. A copy ends by
-its agent's word, by its source's leaving or by its deadline, always once, and the future of whoever ordered it tells
-how. Ordering what is under way already gives the same future.
+Single-threaded and never waits. A copy ends once: by its agent's report, because a node leaves, or by its deadline. The
+caller's future then has the result. An order for a copy that is under way returns the same future.
 """
 
 from __future__ import annotations
@@ -31,21 +30,22 @@ from prfaas.types import (
     TransferId,
 )
 
-# Why a copy was ordered: logs, and a metric's label.
+# Reason of a copy, for logs and a metric's label.
 Purpose = Literal[
-    "rebalance",  # many ask for the prefix
-    "drain",  # its node is about to leave
-    "fetch",  # a request that is about to run elsewhere needs it there
-    "order",  # somebody called Copy
+    "rebalance",  # Many requests need the prefix.
+    "drain",  # The node is about to leave.
+    "fetch",  # A request will run on another node.
+    "order",  # An operator called Copy.
 ]
-_Sameness = tuple[str, BlockHash, AgentName, AgentName, int]
-GRACE_SECONDS = 2.0  # after its grant has expired a copy is over at both ends; so long its agent's word may take
+_CopyIdentity = tuple[str, BlockHash, AgentName, AgentName, int]
+MAX_COPIES_PER_CALLER = 1024  # Bound for all routers together, and for each operator.
+GRACE_SECONDS = 2.0  # Allowance for the agent's report after the grant has expired at both ends.
 _log = logs.get("manager.copies")
 
 
 @dataclass(frozen=True)
 class CopyOrder:
-    """What is to be copied. `max_bytes` bounds what it may move."""
+    """Order of a prefix copy that may move at most `max_bytes`."""
 
     prefix: Prefix
     source: Node
@@ -53,20 +53,20 @@ class CopyOrder:
     purpose: Purpose
     max_bytes: int
     priority: int
-    seconds: float  # from order to end
-    caller: str = ""  # who asked for it, and has a bounded number under way; empty: this manager itself
+    seconds: float  # From order to end.
+    caller: str = ""  # Caller with a limited number of copies; empty: this manager.
 
 
 @dataclass(frozen=True)
-class _Outstanding:
+class _PendingCopy:
     order: CopyOrder
     command: CopyCommand
-    deadline: float  # on the clock
+    deadline: float
     ended: asyncio.Future[CopyEnd]
 
 
 class Copies:
-    """The copies under way, by the node that sends."""
+    """Copies under way, by the sending node."""
 
     def __init__(
         self,
@@ -74,52 +74,53 @@ class Copies:
         secret: bytes,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
-        max_per_caller: int,
+        max_per_caller: int = MAX_COPIES_PER_CALLER,
     ) -> None:
-        """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
+        """`clock` is monotonic; `wall_clock` is Unix time, for grants."""
+        self._max_per_caller = max_per_caller
         self._grant_key = grants.derive_key(secret, "grant")
         self._clock = clock
         self._wall_clock = wall_clock
-        self._max_per_caller = max_per_caller
-        self._outstanding: dict[TransferId, _Outstanding] = {}
-        self._same: dict[_Sameness, _Outstanding] = {}
+        self._pending: dict[TransferId, _PendingCopy] = {}
+        self._by_identity: dict[_CopyIdentity, _PendingCopy] = {}
         self._by_caller: Counter[str] = Counter()
-        self.version = 0  # grows with every order, so that the streams of commands know that there is news
+        self.version = 0  # Grows with every order, which tells command streams that there is something new.
 
     def __len__(self) -> int:
-        return len(self._outstanding)
+        return len(self._pending)
 
     def order(self, order: CopyOrder) -> asyncio.Future[CopyEnd]:
-        """Have the source's agent told, of one that is under way if this one is more urgent. The future ends with the copy and
-        is never cancelled by us.
+        """Command the source's agent to copy, and return a future of the end that is never cancelled.
+
+        If the same copy is under way, its priority rises to the one of this order.
 
         Raises:
-            IndexRefusal: its caller has as many under way as one may.
+            IndexRefusal: the caller has too many copies under way.
         """
-        known = self._same.get(_sameness(order))
-        if known is not None:
-            self._hasten(known, order.priority)
-            return known.ended
+        same = self._by_identity.get(_identity(order))
+        if same is not None:
+            self._raise_priority(same, order.priority)
+            return same.ended
         if order.caller and self._by_caller[order.caller] >= self._max_per_caller:
             raise IndexRefusal(
                 "too_many_copies",
-                f"{order.caller} has {self._max_per_caller} copies under way, as many as max_copies_per_caller allows",
+                f"{order.caller} has {self._max_per_caller} copies under way, which is the limit",
             )
         transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
         command = CopyCommand(transfer_id, self._grant(transfer_id, order), order.prefix, order.priority)
         ended: asyncio.Future[CopyEnd] = asyncio.get_running_loop().create_future()
         deadline = self._clock() + order.seconds + GRACE_SECONDS
-        its = self._outstanding[transfer_id] = _Outstanding(order, command, deadline, ended)
-        self._same[_sameness(order)] = its
+        pending = _PendingCopy(order, command, deadline, ended)
+        self._pending[transfer_id] = self._by_identity[_identity(order)] = pending
         self._by_caller[order.caller] += 1
         self.version += 1
         return ended
 
-    def _hasten(self, its: _Outstanding, priority: int) -> None:
-        """Have a copy under way be as urgent as another order of it asks, as when a request comes to wait for a rebalancing."""
-        if priority < its.command.priority:
-            hastened = replace(its, command=replace(its.command, priority=priority))
-            self._outstanding[its.command.transfer_id] = self._same[_sameness(its.order)] = hastened
+    def _raise_priority(self, copy: _PendingCopy, priority: int) -> None:
+        """Raise the priority of a copy under way, for example if a request now waits for a rebalancing."""
+        if priority < copy.command.priority:
+            urgent_copy = replace(copy, command=replace(copy.command, priority=priority))
+            self._pending[copy.command.transfer_id] = self._by_identity[_identity(copy.order)] = urgent_copy
             self.version += 1
 
     def _grant(self, transfer_id: TransferId, order: CopyOrder) -> bytes:
@@ -139,35 +140,35 @@ class Copies:
         return grants.sign(grant, self._grant_key)
 
     def commands_of(self, source: AgentName) -> list[CopyCommand]:
-        """What this node has to do and has not said that it is done, oldest first."""
-        return [its.command for its in self._outstanding.values() if its.order.source.name == source]
+        """Return the copies that this node has not reported yet, oldest first."""
+        return [copy.command for copy in self._pending.values() if copy.order.source.name == source]
 
     def orders(self) -> Iterator[CopyOrder]:
-        """What is under way."""
-        return (its.order for its in self._outstanding.values())
+        """Return the copies under way."""
+        return (copy.order for copy in self._pending.values())
 
     def report(self, source: AgentName, end: CopyEnd) -> None:
-        """An agent says how a copy ended; what is not under way, or not its own, is ignored."""
-        its = self._outstanding.get(end.transfer_id)
-        if its is not None and its.order.source.name == source:
-            self._end(its, end)
+        """Record the end of a copy. Unknown copies, and those of other nodes, are ignored."""
+        copy = self._pending.get(end.transfer_id)
+        if copy is not None and copy.order.source.name == source:
+            self._end(copy, end)
 
     def expire(self, live: Collection[AgentName]) -> None:
-        """End what nobody has answered in time, and what a node that is not `live` sends or receives."""
+        """End the copies that are overdue, or whose source or destination is not `live`."""
         now = self._clock()
-        for its in list(self._outstanding.values()):
-            silent = [name for name in (its.order.source.name, its.order.destination.name) if name not in live]
+        for copy in list(self._pending.values()):
+            silent = [name for name in (copy.order.source.name, copy.order.destination.name) if name not in live]
             if silent:
-                self._fail(its, "unreachable", f"{silent[0]} is silent")
-            elif now >= its.deadline:
-                self._fail(its, "deadline", "its agent has not answered in time")
+                self._fail(copy, "unreachable", f"{silent[0]} is silent")
+            elif now >= copy.deadline:
+                self._fail(copy, "deadline", "the agent did not report in time")
 
-    def _fail(self, its: _Outstanding, outcome: CopyOutcome, message: str) -> None:
-        self._end(its, CopyEnd(its.command.transfer_id, outcome, message))
+    def _fail(self, copy: _PendingCopy, outcome: CopyOutcome, message: str) -> None:
+        self._end(copy, CopyEnd(copy.command.transfer_id, outcome, message))
 
-    def _end(self, its: _Outstanding, end: CopyEnd) -> None:
-        order = its.order
-        del self._outstanding[end.transfer_id], self._same[_sameness(order)]
+    def _end(self, copy: _PendingCopy, end: CopyEnd) -> None:
+        order = copy.order
+        del self._pending[end.transfer_id], self._by_identity[_identity(order)]
         self._by_caller -= Counter((order.caller,))
         metrics.MANAGER_COPIES.labels(purpose=order.purpose, outcome=end.outcome).inc()
         metrics.MANAGER_COPIED_BYTES.labels(purpose=order.purpose).inc(end.moved_bytes)
@@ -183,50 +184,50 @@ class Copies:
             held_bytes=end.held_bytes,
             message=end.message,
         )
-        if not its.ended.done():
-            its.ended.set_result(end)
+        if not copy.ended.done():
+            copy.ended.set_result(end)
 
 
-def _sameness(order: CopyOrder) -> _Sameness:
-    """Equal for orders of which one is enough."""
+def _identity(order: CopyOrder) -> _CopyIdentity:
+    """Return a key that is equal for orders of the same copy."""
     prefix, destination = order.prefix, order.destination
     return prefix.model, prefix.end_hash, order.source.name, destination.name, destination.epoch
 
 
 @dataclass(frozen=True)
-class _Given:
+class _PendingOrder:
     node: AgentName
     command: PoolCommand
     ended: asyncio.Future[CopyEnd]
 
 
 class PoolOrders:
-    """The orders under way. An order comes again with each new stream of commands; carried out twice it is the same."""
+    """Pool orders under way. An order is sent again with each new command stream; repeating it has no effect."""
 
     def __init__(self) -> None:
-        self._given: dict[TransferId, _Given] = {}
-        self.version = 0  # grows with every order, so that the streams of commands know that there is news
+        self._pending: dict[TransferId, _PendingOrder] = {}
+        self.version = 0
 
     async def carry_out(self, node: AgentName, end_hash: BlockHash, order: PoolOrder, *, seconds: float) -> CopyEnd:
-        """How it ended; `deadline` when the node has not answered in time."""
+        """Return the end of an order; `deadline` if the node did not answer in time."""
         command = PoolCommand(TransferId(secrets.token_bytes(TRANSFER_ID_BYTES)), end_hash, order)
-        given = _Given(node, command, asyncio.get_running_loop().create_future())
-        self._given[command.command_id] = given
+        pending = _PendingOrder(node, command, asyncio.get_running_loop().create_future())
+        self._pending[command.command_id] = pending
         self.version += 1
         try:
             async with asyncio.timeout(seconds):
-                return await given.ended
+                return await pending.ended
         except TimeoutError:
-            return CopyEnd(command.command_id, "deadline", "its agent has not answered in time")
+            return CopyEnd(command.command_id, "deadline", "the agent did not report in time")
         finally:
-            del self._given[command.command_id]
+            del self._pending[command.command_id]
 
     def commands_of(self, node: AgentName) -> list[PoolCommand]:
-        """What this node has to do and has not said that it is done, oldest first."""
-        return [its.command for its in self._given.values() if its.node == node]
+        """Return the orders that this node has not reported yet, oldest first."""
+        return [order.command for order in self._pending.values() if order.node == node]
 
     def report(self, node: AgentName, end: CopyEnd) -> None:
-        """An agent says how an order ended; what is not under way, or not its own, is ignored."""
-        given = self._given.get(end.transfer_id)
-        if given is not None and given.node == node and not given.ended.done():
-            given.ended.set_result(end)
+        """Record the end of an order. Unknown orders, and those of other nodes, are ignored."""
+        pending = self._pending.get(end.transfer_id)
+        if pending is not None and pending.node == node and not pending.ended.done():
+            pending.ended.set_result(end)

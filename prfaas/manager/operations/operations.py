@@ -1,4 +1,4 @@
-"""Who may change a deployment, and the record of what they did."""
+"""Operations of operators and routers that change a deployment, with permission check and audit log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from prfaas import logs, metrics
 from prfaas.errors import Fenced, IndexRefusal
 from prfaas.hashing import HASH_BYTES
-from prfaas.manager.config import ManagerConfig
+from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder, PoolOrders
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.operations.roles import RoleOrders
@@ -27,41 +27,43 @@ _audit = logs.get("manager.audit")
 
 
 class Operators:
-    """The names that may; with TLS they are those of certificates, so that nobody else can use them."""
+    """Names that may change the deployment. With TLS they are names of certificates."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
 
     @contextmanager
     def act(self, who: str, action: Action, *, target: str, **details: str) -> Iterator[dict[str, object]]:
-        """Around what is done; lines and a count say who does what, and how it ended, with what the block adds to the dict.
+        """Check permission, and log and count the action of the block with its outcome and the details that it adds.
 
         Raises:
-            IndexRefusal: `who` is no operator, or what the block raises.
+            IndexRefusal: `who` is not an operator, or the block raises it.
         """
         outcome, found = "failed", dict[str, object]()
         try:
             if who not in self._names:
                 outcome = "refused"
                 raise IndexRefusal(
-                    "unauthenticated", f"{who} is none of the operators ({', '.join(sorted(self._names))})"
+                    "unauthenticated", f"{who} is not an operator (operators: {', '.join(sorted(self._names))})"
                 )
-            _audit.info("admin.begun", who=who, action=action, target=target, **details)
+            _audit.info("admin.action_started", who=who, action=action, target=target, **details)
             yield found
             outcome = "done"
         except asyncio.CancelledError:
-            outcome = "cut_off"  # who ordered it has left, or this manager ends
+            outcome = "cut_off"  # The caller has left, or this manager stops.
             raise
         except Fenced:
-            outcome = "elsewhere"  # the writer of the cluster does it, and records it
+            outcome = "elsewhere"  # The writer of the cluster does it, and logs it.
             raise
         finally:
             metrics.ADMIN_ACTIONS.labels(action=action, outcome=outcome).inc()
-            _audit.info("admin.action", who=who, action=action, target=target, outcome=outcome, **details, **found)
+            _audit.info(
+                "admin.action_ended", who=who, action=action, target=target, outcome=outcome, **details, **found
+            )
 
 
 class Operations:
-    """The calls of operators and routers that change something; `who` is the caller's proven name."""
+    """Calls of operators and routers that change something. `who` is the caller's proven name."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class Operations:
     async def copy(self, request: pb.CopyRequest, who: str) -> pb.CopyResponse:
         check_is_no_node(self._world, who)
         check_is_time(request.timeout_seconds)
-        source, destination = (self._world.live_node(AgentName(its)) for its in (request.source, request.destination))
+        source, destination = (self._world.live_node(AgentName(name)) for name in (request.source, request.destination))
         await self._replication.writer_for(source.cluster)
         ended = self._copies.order(
             CopyOrder(
@@ -96,11 +98,12 @@ class Operations:
                 purpose="fetch" if request.is_fetch else "order",
                 max_bytes=self._config.max_transfer_bytes,
                 priority=request.priority,
-                seconds=min(request.timeout_seconds or self._config.grant_seconds, self._config.grant_seconds),
+                seconds=min(request.timeout_seconds or GRANT_SECONDS, GRANT_SECONDS),
                 caller=who,
             )
         )
-        end = await asyncio.shield(ended)  # a caller that leaves must not end it for others
+        # A caller that leaves must not cancel the copy for others.
+        end = await asyncio.shield(ended)
         return pb.CopyResponse(
             outcome=end.outcome, message=end.message, moved_bytes=end.moved_bytes, held_bytes=end.held_bytes
         )
@@ -108,26 +111,26 @@ class Operations:
     async def drain(self, request: pb.DrainRequest, who: str) -> pb.DrainResponse:
         check_is_time(request.timeout_seconds)
         if who == request.node:
-            return await self._drained(request)
+            return await self._drain(request)
         with self._operators.act(who, "drain", target=request.node) as found:
             ends = _now() + request.timeout_seconds
-            drained = await self._drained(request)
+            response = await self._drain(request)
             after = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
-            drained.num_requests_left = sum(requests_by_instance(after).values())
-            drained.num_engines_unknown = len(unreported_instances(after))
+            response.num_requests_left = sum(requests_by_instance(after).values())
+            response.num_engines_unknown = len(unreported_instances(after))
             found |= {
-                "num_requests_left": drained.num_requests_left,
-                "num_engines_unknown": drained.num_engines_unknown,
+                "num_requests_left": response.num_requests_left,
+                "num_engines_unknown": response.num_engines_unknown,
             }
-        return drained
+        return response
 
-    async def _drained(self, request: pb.DrainRequest) -> pb.DrainResponse:
+    async def _drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
         node = self._world.live_node(AgentName(request.node))
         writer = await self._replication.writer_for(node.cluster)
         await writer.append(leaving_record(node))
         ends = await self._rebalancer.drain(node.name, seconds=request.timeout_seconds)
-        whole = [end for end in ends if end.outcome == "completed"]
-        return pb.DrainResponse(num_prefixes=len(whole), moved_bytes=sum(end.moved_bytes for end in whole))
+        completed = [end for end in ends if end.outcome == "completed"]
+        return pb.DrainResponse(num_prefixes=len(completed), moved_bytes=sum(end.moved_bytes for end in completed))
 
     async def undrain(self, request: pb.UndrainRequest, who: str) -> pb.UndrainResponse:
         with self._operators.act(who, "undrain", target=request.node):
@@ -146,7 +149,7 @@ class Operations:
             node = self._world.live_node(AgentName(request.node))
             await self._replication.writer_for(node.cluster)
             end = await self._pool_orders.carry_out(node.name, end_hash, order, seconds=request.timeout_seconds)
-            found["node_said"] = end.outcome
+            found["node_outcome"] = end.outcome
         return pb.OrderPoolResponse(outcome=end.outcome, held_bytes=end.held_bytes, removed_bytes=end.moved_bytes)
 
     async def set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
@@ -154,26 +157,30 @@ class Operations:
         with self._operators.act(who, "set_role", target=request.node, role=request.role) as found:
             role = ordered_role_from(request.role)
             seconds = request.timeout_seconds
-            taken = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
-            found["num_requests_left"] = sum(its.num_requests_left for its in taken)
-            found["num_engines_unknown"] = sum(its.is_load_unknown for its in taken)
-        return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(its)) for its in taken])
+            changes = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
+            found["num_requests_left"] = sum(change.num_requests_left for change in changes)
+            found["num_engines_unknown"] = sum(change.is_load_unknown for change in changes)
+        return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(change)) for change in changes])
 
 
 def check_is_no_node(world: World, who: str) -> None:
-    """Raises:
-    IndexRefusal: the caller is a node, and nodes command nobody.
+    """Refuse a call that nodes may not make.
+
+    Raises:
+        IndexRefusal: the caller is a node.
     """
     if AgentName(who) in world.membership:
-        raise IndexRefusal("unauthenticated", f"{who} is a node: nodes command nobody")
+        raise IndexRefusal("unauthenticated", f"{who} is a node, and nodes may not make this call")
 
 
 def check_is_time(seconds: float) -> None:
-    """Raises:
-    IndexRefusal: it is no number of seconds that end.
+    """Refuse a number of seconds that is negative or not finite.
+
+    Raises:
+        IndexRefusal: the number is not allowed.
     """
     if not math.isfinite(seconds) or seconds < 0:
-        raise IndexRefusal("malformed", f"timeout_seconds: {seconds} is no time")
+        raise IndexRefusal("malformed", f"timeout_seconds: {seconds} is not a duration")
 
 
 def _now() -> float:

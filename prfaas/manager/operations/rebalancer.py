@@ -1,4 +1,4 @@
-"""Has hot prefixes copied to further nodes, in the clusters whose record this manager writes; drains nodes that leave."""
+"""Rebalancer of hot prefixes, for the clusters whose record this manager writes, and drain of nodes that leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prfaas import logs
 from prfaas.index.membership import Member, Node
 from prfaas.index.query import MatchResult, Query
 from prfaas.kv.layout import prefix_bytes
-from prfaas.manager.config import ManagerConfig
+from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder, Purpose
 from prfaas.manager.state.traffic import Popularity
 from prfaas.manager.state.world import World
@@ -28,16 +28,20 @@ from prfaas.scheduler.rebalance import (
 from prfaas.types import AgentName, ClusterName, CopyEnd, Prefix
 
 STEP_SECONDS = 0.5
-FORGET_RATIO = 0.05  # of the rate that wants a second holder: what is asked for less is not worth remembering
-FULL_LINK_RATIO = 0.5  # of what a link is known to carry at most: beyond it copies leave it to live transfers
-PRIORITY = 1  # on the wire: a sixteenth of an ordinary request's share
-MAX_LOOKED_AT = 64  # prefixes a step, 100 us each
-MAX_DRAINED = 256  # prefixes
+FORGET_RATIO = 0.05  # Prefixes below this share of the rate that needs a second holder are forgotten.
+FULL_LINK_RATIO = 0.5  # Above this share of a link's capacity, copies leave it to live transfers.
+PRIORITY = 1  # Weight on the wire: a sixteenth of an ordinary request.
+MAX_LOOKED_AT = 64  # Prefixes per step, 100 us each.
+MAX_DRAINED = 256  # Prefixes per drained node.
+MAX_HOLDERS = 8
+REPEAT_SECONDS = 300.0  # A node that evicted a prefix does not get it again for so long.
+HITS_PER_HOLDER_PER_SECOND = 1.0
+INTAKE_RATIO = 0.5  # A node receives at most this share of its cluster's egress budget.
 log = logs.get("manager.rebalancing")
 
 
 class Rebalancer:
-    """Feeds the pure policy once a step and orders what it says."""
+    """Runs the scheduler's pure rebalancing policy, and orders the copies that it returns."""
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Rebalancer:
         writes: Callable[[ClusterName], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`writes` says whether this manager writes a cluster's record, so that its agents listen here."""
+        """`writes` returns whether this manager writes a cluster's record, so that the agents listen here."""
         self._config = config
         self._world = world
         self._copies = copies
@@ -58,14 +62,14 @@ class Rebalancer:
         self.popularity = Popularity()
         self._limits = RebalanceLimits(
             egress_bytes_per_second=config.rebalance_bytes_per_second,
-            intake_bytes_per_second=config.rebalance_node_bytes_per_second,
-            hits_per_holder_per_second=1 / config.rebalance_hit_seconds,
-            max_holders=config.rebalance_max_holders,
-            repeat_seconds=config.rebalance_repeat_seconds,
+            intake_bytes_per_second=INTAKE_RATIO * config.rebalance_bytes_per_second,
+            hits_per_holder_per_second=HITS_PER_HOLDER_PER_SECOND,
+            max_holders=MAX_HOLDERS,
+            repeat_seconds=REPEAT_SECONDS,
         )
 
     def note(self, query: Query, answer: MatchResult) -> None:
-        """Somebody asked for a prompt."""
+        """Count the request for a prompt."""
         if answer.nodes and self._config.rebalance_bytes_per_second:
             self.popularity.hit(
                 query.model,
@@ -82,19 +86,19 @@ class Rebalancer:
             await asyncio.sleep(STEP_SECONDS)
 
     async def rebalance(self) -> None:
-        """One step."""
+        """Run one step."""
         now = self._clock()
         self.popularity.forget_below(self._limits.hits_per_holder_per_second * FORGET_RATIO, now=now)
         members = {member.node.name: member for member in self._world.live()}
         hottest = self.popularity.hottest(MAX_LOOKED_AT, self._limits.hits_per_holder_per_second, now=now)
         wanted = {_key(prefix): prefix for prefix, _ in hottest}
-        hot = await self._looked_at(hottest, members)
-        self._state, moves = step(self._state, hot, self._cast(members), now=now, limits=self._limits)
-        for move in moves:
-            self._order(wanted[move.key], move, members, "rebalance")
+        hot = await self._examine(hottest, members)
+        self._state, copies = step(self._state, hot, self._participants(members), now=now, limits=self._limits)
+        for planned in copies:
+            self._order(wanted[planned.key], planned, members, "rebalance")
 
     def hot(self, num_prefixes: int = MAX_LOOKED_AT) -> list[dict[str, Any]]:
-        """The prefixes that this manager was asked for most of late, for its pages."""
+        """Return the prefixes with the most requests of late, for pages."""
         return [
             {
                 "hash": prefix.end_hash.hex(),
@@ -106,10 +110,10 @@ class Rebalancer:
             for prefix, rate in self.popularity.hottest(num_prefixes, 0.0, now=self._clock())
         ]
 
-    async def _looked_at(
+    async def _examine(
         self, hottest: Sequence[tuple[Prefix, float]], members: dict[AgentName, Member]
     ) -> list[HotPrefix]:
-        """Prefixes as the policy sees them; between any two of them others are answered."""
+        """Return prefixes as the policy sees them, and let other tasks run in between."""
         hot = []
         for prefix, rate in hottest:
             hot.append(self._hot(prefix, rate, members))
@@ -117,18 +121,18 @@ class Rebalancer:
         return hot
 
     def _hot(self, prefix: Prefix, hits_per_second: float, members: dict[AgentName, Member]) -> HotPrefix:
-        sizes = {name: size for name, its in members.items() if (size := _num_bytes(its.node, prefix))}
+        sizes = {name: size for name, member in members.items() if (size := _num_bytes(member.node, prefix))}
         holders, num_bytes = frozenset(self.holders(prefix)), max(sizes.values(), default=0)
         return HotPrefix(_key(prefix), hits_per_second, num_bytes, frozenset(sizes), holders & sizes.keys())
 
     def holders(self, prefix: Prefix) -> Iterator[AgentName]:
-        """The nodes that hold all of it."""
+        """Yield the nodes that hold the whole prefix."""
         query = Query(prefix.model, prefix.units, prefix.num_tokens, ((prefix.num_tokens, prefix.end_hash),))
         answer = self._world.index.match(query)
         return (node.node for node in answer.nodes if node.usable_tokens == prefix.num_tokens)
 
-    def _cast(self, members: dict[AgentName, Member]) -> Participants:
-        clusters = {name: its.node.cluster for name, its in members.items()}
+    def _participants(self, members: dict[AgentName, Member]) -> Participants:
+        clusters = {name: member.node.cluster for name, member in members.items()}
         return Participants(
             clusters,
             senders=frozenset(name for name, cluster in clusters.items() if self._writes(cluster)),
@@ -141,26 +145,25 @@ class Rebalancer:
         )
 
     def _order(
-        self, prefix: Prefix, move: PlannedCopy, members: dict[AgentName, Member], purpose: Purpose
+        self, prefix: Prefix, planned: PlannedCopy, members: dict[AgentName, Member], purpose: Purpose
     ) -> asyncio.Future[CopyEnd]:
         return self._copies.order(
             CopyOrder(
                 prefix,
-                source=members[move.source].node,
-                destination=members[move.destination].node,
+                source=members[planned.source].node,
+                destination=members[planned.destination].node,
                 purpose=purpose,
-                max_bytes=move.num_bytes,
+                max_bytes=planned.num_bytes,
                 priority=PRIORITY,
-                seconds=self._config.grant_seconds,
+                seconds=GRANT_SECONDS,
             )
         )
 
-    # A node that leaves
-
     async def drain(self, name: AgentName, *, seconds: float) -> list[CopyEnd]:
-        """Place nothing more on a node, and move what is hot and nowhere else; how each copy ended.
+        """Place nothing more on a node, and copy its hot prefixes that no other node has.
 
-        What has not ended after `seconds` goes on by itself. The egress budget does not hold it up: the node leaves.
+        Return the ends of the copies. Copies that are not finished after `seconds` continue. The egress budget does not
+        apply, since the node leaves.
 
         Raises:
             IndexRefusal: the node is unknown or silent.
@@ -170,23 +173,22 @@ class Rebalancer:
         members = {member.node.name: member for member in self._world.live()}
         hottest = self.popularity.hottest(MAX_DRAINED, 0.0, now=self._clock())
         prefixes = {_key(prefix): prefix for prefix, _ in hottest}
-        chosen = drain_order(await self._looked_at(hottest, members), name)
+        chosen = drain_order(await self._examine(hottest, members), name)
         heirs = self._heirs(node, members)
-        orders = [
-            self._order(prefixes[its.key], PlannedCopy(its.key, name, heir, its.num_bytes), members, "drain")
-            for number, its in enumerate(chosen)
-            if (able := [heir for heir in heirs if heir in its.nodes])
-            for heir in [able[number % len(able)]]
-        ]
-        log.info("node.drains", node=name, num_prefixes=len(orders))
+        orders = []
+        for number, hot in enumerate(chosen):
+            if able := [heir for heir in heirs if heir in hot.nodes]:
+                planned = PlannedCopy(hot.key, name, able[number % len(able)], hot.num_bytes)
+                orders.append(self._order(prefixes[hot.key], planned, members, "drain"))
+        log.info("node.drain_started", node=name, num_prefixes=len(orders))
         done, _ = await asyncio.wait(orders, timeout=seconds) if orders else (set(), set())
-        return [its.result() for its in done]
+        return [order.result() for order in done]
 
     def _heirs(self, node: Node, members: dict[AgentName, Member]) -> list[AgentName]:
-        """The nodes that stay, those of the same cluster if there are any."""
-        staying = [its.node for name, its in sorted(members.items()) if name not in self._world.leaving]
-        near = [its.name for its in staying if its.cluster == node.cluster]
-        return near or [its.name for its in staying]
+        """Return the nodes that stay, those of the same cluster if there are any."""
+        staying = [member.node for name, member in sorted(members.items()) if name not in self._world.leaving]
+        near = [heir.name for heir in staying if heir.cluster == node.cluster]
+        return near or [heir.name for heir in staying]
 
 
 def _key(prefix: Prefix) -> PrefixKey:
@@ -194,12 +196,12 @@ def _key(prefix: Prefix) -> PrefixKey:
 
 
 def _num_bytes(node: Node, prefix: Prefix) -> int:
-    """What the prefix has on all ranks of a node; 0 when it has no layout of the model."""
+    """Return the bytes of a prefix on all ranks of a node; 0 if the node has no layout of the model."""
     return sum(prefix_bytes(layout, prefix.num_tokens) for layout in node.layouts if layout.model == prefix.model)
 
 
 def _full_links(members: dict[AgentName, Member]) -> Iterator[tuple[ClusterName, ClusterName]]:
-    """Pairs of clusters between which some link is down or more than half full; what was never seen busy is not."""
+    """Yield pairs of clusters with a link that is down, or more than half full. Idle links are never full."""
     for member in members.values():
         for link in member.figures.links:
             peer = members.get(link.peer)

@@ -1,4 +1,4 @@
-"""An operator gives a node's instances another role: they get nothing new until they are idle, then it is recorded."""
+"""Role changes that operators order: the node gets no new work until it is idle, then the new role is recorded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas.errors import IndexRefusal
-from prfaas.index.membership import Engine, Member
+from prfaas.index.membership import Member
 from prfaas.manager.record.replication import Replication
-from prfaas.manager.state.quiescence import live_member, requests_by_instance, unreported_instances, until_idle
+from prfaas.manager.state.quiescence import (
+    POLL_SECONDS,
+    RoleChange,
+    RoleChangeState,
+    is_busy,
+    requests_by_instance,
+    unreported_instances,
+)
 from prfaas.manager.state.world import World, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 
 @dataclass(frozen=True)
 class RoleChangeResult:
-    """One instance's change; `num_requests_left` ran when it took the role, as far as its agent said what it runs."""
+    """Change of one instance. `num_requests_left` were running when it took the role, as far as its agent reported."""
 
     instance: InstanceId
     before: InstanceRole
@@ -26,59 +33,80 @@ class RoleChangeResult:
 
 
 class RoleOrders:
-    """Carries orders out, one after the other. `clock`: seconds that only go forward."""
+    """Carries out operators' orders one after another. `clock` is monotonic."""
 
     def __init__(
         self, world: World, *, replication: Replication, is_automatic: bool, clock: Callable[[], float]
     ) -> None:
-        """`is_automatic`: the plan in force changes roles, and would change them back."""
+        """With `is_automatic`, the plan changes roles itself, and orders are refused."""
         self._world, self._replication = world, replication
         self._is_automatic, self._clock = is_automatic, clock
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
     async def carry_out(self, name: AgentName, role: InstanceRole | None, *, seconds: float) -> list[RoleChangeResult]:
-        """What changed; a role of None is the announced one. What runs has `seconds` to end.
+        """Change the role of a node's instances and return what changed. Running requests have `seconds` to end.
+
+        A role of None restores the role that each instance announces.
 
         Raises:
             Fenced: another manager writes the cluster.
-            IndexRefusal: the node is unknown or silent, or its cluster would be left without a stage.
+            IndexRefusal: the node is unknown or silent, or its cluster would have no instance that decodes.
         """
         await self._replication.writer_for(self._world.live_node(name).cluster)
-        async with self._turn:
-            before = live_member(self._world, name)
+        async with self._one_at_a_time:
+            before = self._world.live_member(name)
             after = self._check(before, role)
-            self._world.turn(before.node.cluster, frozenset(engine.instance for engine in before.node.engines))
-            try:
-                idle = await until_idle(self._world, name, seconds=seconds, clock=self._clock)
-            finally:
-                self._world.turn(before.node.cluster, frozenset())
-            writer = await self._replication.writer_for(before.node.cluster)  # the lease may have been lost meanwhile
+            idle = await self._drain(before, seconds)
+            # The lease may have been lost during the drain.
+            writer = await self._replication.writer_for(before.node.cluster)
             self._world.order_role(name, role)
             await writer.append(role_record(name, role))
         left, unknown = requests_by_instance(idle), unreported_instances(idle)
         return [
             RoleChangeResult(
-                its.instance, its.role, new, left.get(its.instance, 0), is_load_unknown=its.instance in unknown
+                engine.instance,
+                engine.role,
+                new_role,
+                left.get(engine.instance, 0),
+                is_load_unknown=engine.instance in unknown,
             )
-            for its, new in zip(before.node.engines, after, strict=True)
+            for engine, new_role in zip(before.node.engines, after, strict=True)
         ]
 
+    async def _drain(self, member: Member, seconds: float) -> Member:
+        name, cluster = member.node.name, member.node.cluster
+        change = RoleChange(timeout_seconds=seconds, now=self._clock())
+        self._world.set_changing_role(cluster, frozenset(engine.instance for engine in member.node.engines))
+        try:
+            while change.step(is_busy=is_busy(member), now=self._clock()) is not RoleChangeState.APPLIED:
+                await asyncio.sleep(POLL_SECONDS)
+                member = self._world.live_member(name)
+        finally:
+            change.withdraw()
+            self._world.set_changing_role(cluster, frozenset())
+        return member
+
     def _check(self, member: Member, role: InstanceRole | None) -> list[InstanceRole]:
-        """The roles afterwards. Raises IndexRefusal when they cannot be."""
+        """Return the roles after the change, or raise IndexRefusal if they are not possible."""
         node = member.node
         if self._is_automatic:
             raise IndexRefusal(
-                "malformed", "the plan changes roles here (role_changes: apply), and would change it back"
+                "malformed", "the plan changes roles in this deployment (role_changes: apply) and would undo the order"
             )
         if node.cluster_kind == "prfaas" and role not in ("prefill", None):
             raise IndexRefusal("malformed", f"{node.name} is in a PrfaaS cluster, where all instances prefill")
-        announced = self._world.live_node(node.name).engines
-        after = [role or its.role for its in announced]
-        others = [its.role for other in self._world.live() for its in _engines_beside(other, node.name, node.cluster)]
-        if node.cluster_kind == "pd" and not any(its in ("decode", "both") for its in [*others, *after]):
-            raise IndexRefusal("malformed", f"nothing in {node.cluster} would decode")
+        after = [role or engine.role for engine in self._world.live_node(node.name).engines]
+        if node.cluster_kind == "pd" and not {"decode", "both"} & {
+            *after,
+            *self._roles_beside(node.name, node.cluster),
+        }:
+            raise IndexRefusal("malformed", f"no instance of {node.cluster} would decode")
         return after
 
-
-def _engines_beside(member: Member, name: AgentName, cluster: ClusterName) -> tuple[Engine, ...]:
-    return member.node.engines if member.node.cluster == cluster and member.node.name != name else ()
+    def _roles_beside(self, name: AgentName, cluster: ClusterName) -> set[InstanceRole]:
+        return {
+            engine.role
+            for member in self._world.live()
+            if member.node.cluster == cluster and member.node.name != name
+            for engine in member.node.engines
+        }

@@ -1,9 +1,8 @@
-"""Probes of the links from PrfaaS clusters to PD clusters whose rate nobody knows: plans have it before there is traffic.
+"""Probes of the links from PrfaaS clusters to PD clusters, which measure a rate before there is traffic.
 
-The manager that writes a cluster's record orders them: one link of each path, one at a time for every cluster at either end,
-and of the same path not again for `link_probe_seconds`, however the last one ended, nor, where this manager has routed
-requests, before it has routed another: a link may be paid for by the byte. What a probe finds comes with its agent's figures,
-as what a transfer finds does.
+The manager that writes the PrfaaS cluster's record orders them. It probes one link of each path, and one path at a time
+per cluster. It probes a path again only after `REPEAT_SECONDS`, and only if a request was routed in between,
+because a link may be paid for by the byte. The result arrives with the figures of the agent.
 """
 
 from __future__ import annotations
@@ -16,27 +15,28 @@ from dataclasses import dataclass
 from prfaas import grants, logs, metrics
 from prfaas.hashing import NO_HASH
 from prfaas.index.membership import Node
-from prfaas.manager.config import ManagerConfig
+from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.planning.paths import Pair, Paths
 from prfaas.manager.state.world import World
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, ClusterKind, ClusterName, CopyEnd, ProbeCommand, TransferId
 
-PROBE_SECONDS = 30.0  # from order to end, connecting included; grants hold longer, as clocks differ
-GRACE_SECONDS = 2.0  # so long its agent's word may take
+PROBE_SECONDS = 30.0  # From order to end, including the connection; grants hold longer because clocks differ.
+REPEAT_SECONDS = 240.0  # Earliest repetition of a probe of the same path.
+GRACE_SECONDS = 2.0  # Allowance for the report of the agent.
 _log = logs.get("manager.link_probes")
 
 
 @dataclass(frozen=True)
-class _Ordered:
+class _PendingProbe:
     pair: Pair
     source: Node
     destination: Node
     command: ProbeCommand
-    deadline: float  # on the clock
+    deadline: float
 
 
 class LinkProbes:
-    """The probes under way, by the node that sends. Single-threaded; nothing here waits."""
+    """Probes under way, by the sending node. Single-threaded and never waits."""
 
     def __init__(
         self,
@@ -50,22 +50,25 @@ class LinkProbes:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """`num_requests` were routed; `clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by."""
-        self._max_bytes, self._repeat_seconds = config.link_probe_bytes, config.link_probe_seconds
-        self._grant_seconds = config.grant_seconds
+        """`num_requests` returns the number of routed requests.
+
+        `clock` is monotonic; `wall_clock` is Unix time, for grants.
+        """
+        self._max_bytes = config.link_probe_bytes
         self._world, self._paths, self._writes = world, paths, writes
         self._grant_key = grants.derive_key(secret, "grant")
         self._num_requests, self._clock, self._wall_clock = num_requests, clock, wall_clock
-        self._under_way: dict[TransferId, _Ordered] = {}
-        self._ordered_at: dict[Pair, tuple[float, int]] = {}  # on the clock, and requests until then
+        self._under_way: dict[TransferId, _PendingProbe] = {}
+        # Monotonic time of the order, and the number of requests routed until then.
+        self._ordered_at: dict[Pair, tuple[float, int]] = {}
         self._num_ordered: Counter[Pair] = Counter()
-        self.version = 0  # grows with every order, so that the streams of commands know that there is news
+        self.version = 0  # Grows with every order, which tells command streams that there is something new.
 
     def step(self) -> None:
-        """Order what is due."""
+        """Order the probes that are due, and end those that are overdue."""
         now = self._clock()
-        for its in [its for its in self._under_way.values() if now >= its.deadline]:
-            self._end(its, CopyEnd(its.command.transfer_id, "deadline", "its agent has not answered in time"))
+        for probe in [probe for probe in self._under_way.values() if now >= probe.deadline]:
+            self._end(probe, CopyEnd(probe.command.transfer_id, "deadline", "the agent did not report in time"))
         if self._max_bytes:
             for source in self._clusters("prfaas"):
                 for destination in self._clusters("pd"):
@@ -77,13 +80,13 @@ class LinkProbes:
         return sorted({node.cluster for node in nodes if node.cluster_kind == kind and node.takes_probes})
 
     def _is_due(self, pair: Pair, now: float) -> bool:
-        busy = {cluster for its in self._under_way.values() for cluster in its.pair}
+        busy = {cluster for probe in self._under_way.values() for cluster in probe.pair}
         return (
             self._writes(pair[0])
             and busy.isdisjoint(pair)
             and not self._paths.carried_bytes_per_second(*pair)
             and self._is_worth_another(pair, now)
-            and not self._paths.planned_bytes_per_second(*pair, within_seconds=self._repeat_seconds)
+            and not self._paths.planned_bytes_per_second(*pair, within_seconds=REPEAT_SECONDS)
         )
 
     def _is_worth_another(self, pair: Pair, now: float) -> bool:
@@ -91,7 +94,7 @@ class LinkProbes:
             return True
         at, num_requests = self._ordered_at[pair]
         routed = self._num_requests()
-        return now - at >= self._repeat_seconds and (not routed or routed > num_requests)
+        return now - at >= REPEAT_SECONDS and (not routed or routed > num_requests)
 
     def _order(self, pair: Pair, now: float) -> None:
         source, destination = (self._node(cluster, self._num_ordered[pair]) for cluster in pair)
@@ -107,36 +110,37 @@ class LinkProbes:
             num_tokens=0,
             max_bytes=self._max_bytes,
             tenant="",
-            expires_at=self._wall_clock() + self._grant_seconds,
+            expires_at=self._wall_clock() + GRANT_SECONDS,
             kind="probe",
         )
         command = ProbeCommand(transfer_id, grants.sign(grant, self._grant_key))
         deadline = now + PROBE_SECONDS + GRACE_SECONDS
-        self._under_way[transfer_id] = _Ordered(pair, source, destination, command, deadline)
+        self._under_way[transfer_id] = _PendingProbe(pair, source, destination, command, deadline)
         self.version += 1
 
     def _node(self, cluster: ClusterName, number: int) -> Node:
-        """One of a cluster's nodes; another number, another node."""
-        nodes = [its.node for its in self._world.live() if its.node.cluster == cluster and its.node.takes_probes]
-        return sorted(nodes, key=lambda node: node.name)[number % len(nodes)]
+        """Return a node of a cluster; consecutive numbers rotate over the nodes."""
+        nodes = (member.node for member in self._world.live())
+        able = [node for node in nodes if node.cluster == cluster and node.takes_probes]
+        return sorted(able, key=lambda node: node.name)[number % len(able)]
 
     def commands_of(self, source: AgentName) -> list[ProbeCommand]:
-        """What this node has to do and has not said that it is done."""
-        return [its.command for its in self._under_way.values() if its.source.name == source]
+        """Return the probes that this node has not reported yet."""
+        return [probe.command for probe in self._under_way.values() if probe.source.name == source]
 
     def report(self, source: AgentName, end: CopyEnd) -> None:
-        """An agent says how a probe ended; what is not under way, or not its own, is ignored."""
-        its = self._under_way.get(end.transfer_id)
-        if its is not None and its.source.name == source:
-            self._end(its, end)
+        """Record the end of a probe. Unknown probes, and those of other nodes, are ignored."""
+        probe = self._under_way.get(end.transfer_id)
+        if probe is not None and probe.source.name == source:
+            self._end(probe, end)
 
-    def _end(self, its: _Ordered, end: CopyEnd) -> None:
-        del self._under_way[its.command.transfer_id]
+    def _end(self, probe: _PendingProbe, end: CopyEnd) -> None:
+        del self._under_way[probe.command.transfer_id]
         metrics.MANAGER_LINK_PROBES.labels(outcome=end.outcome).inc()
         _log.info(
             "link.probed",
-            source=its.source.name,
-            destination=its.destination.name,
+            source=probe.source.name,
+            destination=probe.destination.name,
             outcome=end.outcome,
             moved_bytes=end.moved_bytes,
             message=end.message,

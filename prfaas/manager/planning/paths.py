@@ -1,4 +1,4 @@
-"""The paths between clusters, watched: what they carry, whether they choke, and how t follows them."""
+"""State of the paths between clusters: rates, congestion, and the threshold of each path."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from prfaas.scheduler.threshold import PathCost, Supply, is_abundant
 from prfaas.types import AgentName, ClusterName
 
 _log = logs.get("manager")
-STEP_SECONDS = 1.0  # agents report once a second, and what has changed twice
+STEP_SECONDS = 1.0  # Agents report once a second, and changed figures twice.
 LIMITS = CongestionLimits()
-IDLE_RATIO = 0.01  # of its capacity: a link that carries less says nothing of its round trip
-MEAN_SECONDS = 10.0  # over which use is averaged
-# A low rate is planned with until so long after it was known. A link knows its rate for half a minute: together that is the
-# minute in which t is back. A link that stays narrow is known anew sooner, as t halves every 40 s.
+IDLE_RATIO = 0.01  # A link below this share of its capacity has no current round-trip time.
+MEAN_SECONDS = 10.0  # Averaging time of the utilization.
+# A low rate counts for planning until so long after it was measured. A link knows its rate for half a minute, and
+# together this is the minute in which the threshold recovers. A link that stays slow is measured again sooner, because
+# the threshold halves every 40 s.
 LOW_SECONDS = 30.0
-BEST_SECONDS = 300.0  # for which the most that a path carried is what it carries when it is well
+BEST_SECONDS = 300.0  # The best rate of this long counts as the rate of a healthy path.
 Pair = tuple[ClusterName, ClusterName]
 _Cost = Callable[[ClusterName, float], PathCost | None]
 _StatesKey = tuple[frozenset[ClusterName], int, bool, _Cost]
@@ -40,7 +41,7 @@ _StatesKey = tuple[frozenset[ClusterName], int, bool, _Cost]
 
 @dataclass(frozen=True)
 class PathView:
-    """A path as people look at it: all links from one cluster to another, as they were reported last."""
+    """A path as dashboards and metrics show it: all links from one cluster to another, as last reported."""
 
     source: ClusterName
     destination: ClusterName
@@ -48,46 +49,46 @@ class PathView:
     bytes_per_second: float
     capacity_bytes_per_second: float  # 0: not known
     congestion: Congestion
-    pressures: Mapping[Signal, float]  # each signal as a share of its limit
+    pressures: Mapping[Signal, float]  # Each signal as a share of its limit.
 
 
 @dataclass
-class _Watched:
+class _PathWatch:
     congestion: Congestion = field(default_factory=Congestion)
     pressures: Mapping[Signal, float] = field(default_factory=dict)
     bytes_per_second: float = 0.0
-    mean_use_ratio: float = 0.0  # of what its known links carry at most
+    mean_use_ratio: float = 0.0  # Share of the capacity of its known links.
     capacity_bytes_per_second: float = 0.0  # 0: not known
-    # Its links whose own rate is known: use and queue are theirs.
+    # Links whose rate is known; utilization and queue are theirs.
     known: list[LinkFigures] = field(default_factory=list)
-    planned_bytes_per_second: float = 0.0  # its capacity at `known_at`, with the mean for links that were not known
-    known_at: float = float("-inf")  # when any was last
-    num_links: int = 0  # that count
-    is_probed: bool = False  # what was known of it last was found by a probe
-    best_bytes_per_second: float = 0.0  # of one link on average, the most of it lately
+    planned_bytes_per_second: float = 0.0  # Capacity at `known_at`; unknown links count as the mean.
+    known_at: float = float("-inf")  # Time when any link's rate was known last.
+    num_links: int = 0
+    is_probed: bool = False  # The last known rate was measured by a probe.
+    best_bytes_per_second: float = 0.0  # Highest mean rate per link of late.
     best_at: float = float("-inf")
-    least_bytes_per_second: float = 0.0  # that one link carries at least, by a probe that did not find its rate
-    least_at: float = float("-inf")  # when that was said last
+    least_bytes_per_second: float = 0.0  # Lower bound of one link's rate, from a probe that did not find the rate.
+    least_at: float = float("-inf")  # Time of the last report of the lower bound.
     is_abundant: bool = False
     is_down: bool = False
     weighed_at: float = float("-inf")
-    use_ratios: list[float] = field(default_factory=list)  # at each step since it was weighed
-    retransmit_ratio: float = 0.0  # the highest at these steps
+    use_ratios: list[float] = field(default_factory=list)  # Utilization at each step since the path was weighed.
+    retransmit_ratio: float = 0.0  # Highest ratio at these steps.
 
     def plan_with_known(self, *, now: float) -> None:
-        """Some of its links' rates are known."""
+        """Update the planned rate from the links whose rates are known."""
         mean = _capacity(self.known) / len(self.known)
         self.planned_bytes_per_second, self.known_at = mean * self.num_links, now
         if mean >= self.best_bytes_per_second or now - self.best_at >= BEST_SECONDS:
             self.best_bytes_per_second, self.best_at = mean, now
 
     def hear_least(self, least_bytes_per_second: float, *, now: float) -> None:
-        """A probe has shown that one of its links carries so much; 0: none has."""
+        """Record a lower bound of a link's rate from a probe; 0 if there is none."""
         if least_bytes_per_second:
             self.least_bytes_per_second, self.least_at = least_bytes_per_second, now
 
     def planned(self, *, now: float, within_seconds: float) -> float:
-        """What it carries, as far as that was known so lately; 0 when it was not."""
+        """Return the rate as far as it was known within `within_seconds`, else 0."""
         if now - self.known_at >= within_seconds:
             return 0.0
         if now - self.known_at < LOW_SECONDS or now - self.best_at >= within_seconds:
@@ -96,79 +97,81 @@ class _Watched:
 
 
 class Paths:
-    """Every ordered pair of clusters between whose live nodes links are reported."""
+    """All ordered pairs of clusters between whose live nodes links are reported."""
 
     def __init__(self, world: World, *, clock: Callable[[], float]) -> None:
         self._world = world
         self._clock = clock
-        self._watched: dict[Pair, _Watched] = {}
-        self.down: frozenset[Pair] = frozenset()  # (from, to) whose links are all down
-        self._known_states: dict[_StatesKey, tuple[PathState, ...]] = {}  # until a path is weighed, comes or goes
+        self._watched: dict[Pair, _PathWatch] = {}
+        self.down: frozenset[Pair] = frozenset()  # Pairs (from, to) whose links are all down.
+        # Valid until a path is weighed, appears or disappears.
+        self._known_states: dict[_StatesKey, tuple[PathState, ...]] = {}
 
     def step(self) -> None:
-        """Take the agents' latest figures; let t follow those of a path at once when it is new, then once a second.
+        """Read the agents' latest figures, and update each path's threshold: at once for a new path, then once a
+        second.
 
-        Steps come oftener than reports, so that what happened in any part of that second is weighed.
+        Steps are more frequent than reports, so that each part of that second is included.
         """
         now = self._clock()
         for pair, figures in self._look().items():
-            its = self._watched[pair]
-            its.use_ratios.append(_use_ratio(its.known))
-            its.retransmit_ratio = max(its.retransmit_ratio, *(link.retransmit_ratio for link in figures))
-            seconds = now - its.weighed_at
+            path = self._watched[pair]
+            path.use_ratios.append(_use_ratio(path.known))
+            path.retransmit_ratio = max(path.retransmit_ratio, *(link.retransmit_ratio for link in figures))
+            seconds = now - path.weighed_at
             if seconds >= STEP_SECONDS:
                 self._weigh(pair, figures, seconds=min(seconds, MEAN_SECONDS), now=now)
                 self._known_states.clear()
 
     def _look(self) -> dict[Pair, list[LinkFigures]]:
-        """The links between clusters, whose figures are those of the paths from now on."""
+        """Return the links between clusters, after updating the paths with their figures."""
         live = self._world.live()
         links = _links_by_pair(live)
         num_nodes = Counter(member.node.cluster for member in live)
         if links.keys() != self._watched.keys():
             self._known_states.clear()
-        self._watched = {pair: self._watched.get(pair) or _Watched() for pair in links}
+        self._watched = {pair: self._watched.get(pair) or _PathWatch() for pair in links}
         for pair, figures in links.items():
-            its = self._watched[pair]
-            its.bytes_per_second = sum(link.bytes_per_second for link in figures)
-            its.known = [link for link in figures if link.capacity_bytes_per_second]
-            its.capacity_bytes_per_second = sum(map(_carries, figures)) if its.known else 0.0
-            if its.known:
-                its.is_probed = all(link.is_probed for link in its.known)
-            # A probe is of one link, others are there once they are used: each node has one.
-            its.num_links = max(len(figures), num_nodes[pair[0]]) if its.is_probed else len(figures)
-            if its.known:
-                its.plan_with_known(now=self._clock())
-            its.hear_least(max(link.least_bytes_per_second for link in figures), now=self._clock())
-            its.is_down = all(link.is_down for link in figures)
-        self.down = frozenset(pair for pair, its in self._watched.items() if its.is_down)
+            path = self._watched[pair]
+            path.bytes_per_second = sum(link.bytes_per_second for link in figures)
+            path.known = [link for link in figures if link.capacity_bytes_per_second]
+            path.capacity_bytes_per_second = sum(map(_carries, figures)) if path.known else 0.0
+            if path.known:
+                path.is_probed = all(link.is_probed for link in path.known)
+            # A probe measures one link. The others appear once they are used: each node has one.
+            path.num_links = max(len(figures), num_nodes[pair[0]]) if path.is_probed else len(figures)
+            if path.known:
+                path.plan_with_known(now=self._clock())
+            path.hear_least(max(link.least_bytes_per_second for link in figures), now=self._clock())
+            path.is_down = all(link.is_down for link in figures)
+        self.down = frozenset(pair for pair, path in self._watched.items() if path.is_down)
         return links
 
     def _weigh(self, pair: Pair, figures: list[LinkFigures], *, seconds: float, now: float) -> None:
-        its, before = self._watched[pair], self._watched[pair].congestion
-        its.weighed_at = now
-        its.mean_use_ratio += (fmean(its.use_ratios) - its.mean_use_ratio) * min(1.0, seconds / MEAN_SECONDS)
-        capacity = _capacity(its.known)
+        path, before = self._watched[pair], self._watched[pair].congestion
+        path.weighed_at = now
+        path.mean_use_ratio += (fmean(path.use_ratios) - path.mean_use_ratio) * min(1.0, seconds / MEAN_SECONDS)
+        capacity = _capacity(path.known)
         used = [link for link in figures if link.min_rtt_seconds and _is_used(link)]
         slowest = max(used, key=lambda link: link.rtt_seconds / link.min_rtt_seconds, default=None)
         sample = PathSample(
-            bytes_per_second=its.mean_use_ratio * capacity,  # a link comes to be known, or is forgotten, with both
+            bytes_per_second=path.mean_use_ratio * capacity,  # Utilization and capacity come from the same links.
             capacity_bytes_per_second=capacity,
-            queued_bytes=sum(link.queued_bytes for link in its.known),
-            retransmit_ratio=its.retransmit_ratio,
+            queued_bytes=sum(link.queued_bytes for link in path.known),
+            retransmit_ratio=path.retransmit_ratio,
             rtt_seconds=slowest.rtt_seconds if slowest else 0.0,
             min_rtt_seconds=slowest.min_rtt_seconds if slowest else 0.0,
         )
-        its.congestion = step(before, sample, now=now, limits=LIMITS)
-        its.pressures = pressures(sample, LIMITS)
-        its.use_ratios, its.retransmit_ratio = [], 0.0
-        if its.congestion.multiplier != before.multiplier:
-            self._tell(pair, its.congestion)
+        path.congestion = step(before, sample, now=now, limits=LIMITS)
+        path.pressures = pressures(sample, LIMITS)
+        path.use_ratios, path.retransmit_ratio = [], 0.0
+        if path.congestion.multiplier != before.multiplier:
+            self._tell(pair, path.congestion)
 
     @staticmethod
     def _tell(pair: Pair, congestion: Congestion) -> None:
         _log.info(
-            "threshold.multiplied",
+            "threshold.multiplier_changed",
             source=pair[0],
             destination=pair[1],
             multiplier=round(congestion.multiplier, 2),
@@ -177,53 +180,53 @@ class Paths:
 
     @property
     def pairs(self) -> frozenset[Pair]:
-        """Those between which links are reported."""
+        """Return the pairs of clusters between which links are reported."""
         return frozenset(self._watched)
 
     def views(self) -> list[PathView]:
-        """Every path with what is known of it at this moment, by source and destination."""
+        """Return the present state of every path, by source and destination."""
         self._look()
         return [
             PathView(
                 source,
                 destination,
-                its.is_down,
-                its.bytes_per_second,
-                its.capacity_bytes_per_second,
-                its.congestion,
-                its.pressures,
+                path.is_down,
+                path.bytes_per_second,
+                path.capacity_bytes_per_second,
+                path.congestion,
+                path.pressures,
             )
-            for (source, destination), its in sorted(self._watched.items())
+            for (source, destination), path in sorted(self._watched.items())
         ]
 
     def carried_bytes_per_second(self, source: ClusterName, destination: ClusterName) -> float:
-        """What a path carries at present."""
-        its = self._watched.get((source, destination))
-        return its.bytes_per_second if its else 0.0
+        """Return the present rate of a path."""
+        path = self._watched.get((source, destination))
+        return path.bytes_per_second if path else 0.0
 
     def planned_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
-        """What a path was known to carry at most so lately; 0 when that was not known. Those unknown count like the others.
+        """Return the highest rate known within `within_seconds`, or 0 if none was known.
 
-        A link that has been slow and is no longer known counts as it was before.
+        Unknown links count like the known ones. A link that was slow and is no longer known counts as before.
         """
-        its = self._watched.get((ClusterName(source), ClusterName(destination)), _Watched())
-        return its.planned(now=self._clock(), within_seconds=within_seconds)
+        path = self._watched.get((ClusterName(source), ClusterName(destination)), _PathWatch())
+        return path.planned(now=self._clock(), within_seconds=within_seconds)
 
     def least_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
-        """What a probe that did not find its rate has shown a path to carry so lately; 0 where none has."""
-        its = self._watched.get((ClusterName(source), ClusterName(destination)), _Watched())
-        return its.least_bytes_per_second if self._clock() - its.least_at < within_seconds else 0.0
+        """Return the lower bound from a recent probe that did not find the rate, or 0."""
+        path = self._watched.get((ClusterName(source), ClusterName(destination)), _PathWatch())
+        return path.least_bytes_per_second if self._clock() - path.least_at < within_seconds else 0.0
 
     def is_probed(self, source: str, destination: str) -> bool:
-        """Whether what is known of a path was found by a probe, of one of its links."""
-        return self._watched.get((ClusterName(source), ClusterName(destination)), _Watched()).is_probed
+        """Return whether the known rate of a path was measured by a probe of one of its links."""
+        return self._watched.get((ClusterName(source), ClusterName(destination)), _PathWatch()).is_probed
 
     def set_supply(self, source: str, supply: Supply | None) -> None:
-        """What a cluster's links take and its instances make; None: not known, and its bandwidth counts as scarce."""
+        """Set the rates of a cluster's links and instances. None: unknown, so that bandwidth counts as scarce."""
         self._known_states.clear()
-        for (cluster, _), its in self._watched.items():
+        for (cluster, _), path in self._watched.items():
             if cluster == source:
-                its.is_abundant = supply is not None and is_abundant(supply, was_abundant=its.is_abundant)
+                path.is_abundant = supply is not None and is_abundant(supply, was_abundant=path.is_abundant)
 
     def states(
         self,
@@ -233,7 +236,10 @@ class Paths:
         always_abundant: bool,
         cost: _Cost = lambda destination, capacity: None,
     ) -> tuple[PathState, ...]:
-        """The paths between these clusters that differ from a calm, scarce one. `cost` is of a destination and a rate."""
+        """Return the paths between clusters that differ from an uncongested, scarce one.
+
+        `cost` maps a destination and a rate to the cost of a transfer.
+        """
         key = (frozenset(clusters), threshold_tokens, always_abundant, cost)
         known = self._known_states.get(key)
         if known is None:
@@ -248,20 +254,20 @@ class Paths:
         cost: _Cost,
     ) -> Iterator[PathState]:
         for source, destination in itertools.permutations(sorted(clusters), 2):
-            its = self._watched.get((source, destination), _Watched())
+            path = self._watched.get((source, destination), _PathWatch())
             state = PathState(
                 source,
                 destination,
-                raised_threshold(threshold_tokens, its.congestion),
-                is_abundant=always_abundant or its.is_abundant,
-                cost=cost(destination, its.capacity_bytes_per_second),
+                raised_threshold(threshold_tokens, path.congestion),
+                is_abundant=always_abundant or path.is_abundant,
+                cost=cost(destination, path.capacity_bytes_per_second),
             )
             if state != PathState(source, destination, threshold_tokens):
                 yield state
 
 
 def _carries(link: LinkFigures) -> float:
-    """What a link carries at most, or where that is not known at present."""
+    """Return the most that a link carries, or its present rate while that is unknown."""
     return link.capacity_bytes_per_second or link.bytes_per_second
 
 
@@ -274,7 +280,7 @@ def _use_ratio(known: Sequence[LinkFigures]) -> float:
 
 
 def _is_used(link: LinkFigures) -> bool:
-    """Whether its round trip is of now: TCP keeps the last one it measured while nothing is sent."""
+    """Return whether the round-trip time is current: TCP keeps the last measurement while nothing is sent."""
     return link.queued_bytes > 0 or link.bytes_per_second > IDLE_RATIO * link.capacity_bytes_per_second
 
 

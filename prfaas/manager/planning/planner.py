@@ -1,7 +1,7 @@
-"""PrfaaS's long timescale: the solver over the deployment as it is now, again and again, with a dead band.
+"""Planner of PrfaaS's long timescale: solves for the threshold with the present instances, rates and traffic.
 
-The manager that writes the record of the first PD cluster solves and records the plan; the others take it from there.
-Solving runs in a thread of its own: it takes milliseconds to seconds, and questions go on.
+The manager that writes the record of the first PD cluster solves and records the plan. The other managers read it from
+the record. Solving takes milliseconds to seconds, so it runs in a thread.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from prfaas import logs
 from prfaas.errors import ConfigError
 from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.planning.link_probes import REPEAT_SECONDS as PROBE_REPEAT_SECONDS
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
+from prfaas.manager.planning.role_changes import MIN_GAIN_RATIO, RoleAssignment, RoleChanges
 from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.state.traffic import Traffic, likely_output_tokens
 from prfaas.manager.state.world import OFFLOAD_NOTHING, Advice, ClusterSupply, ThresholdPlan, World
@@ -39,33 +40,34 @@ from prfaas.types import ClusterName, InstanceId
 
 _log = logs.get("manager")
 STEP_SECONDS = 0.5
-RATE_SECONDS = 10.0  # a change of rates alone makes a new plan at most so often: congestion answers sooner
-RATE_CHANGE_RATIO = 0.2  # a link's measured rate that differs by less is the same
-FIT_TOKENS = (1024.0, 16384.0, 65536.0)  # where the quadratic form of a profile equals it
+DEAD_BAND_RATIO = 0.1  # A threshold that differs by no more is not adopted.
+RATE_SECONDS = 10.0  # Shortest time between two plans if only rates change; congestion control reacts sooner.
+RATE_CHANGE_RATIO = 0.2  # Smaller changes of a measured rate are ignored.
+FIT_TOKENS = (1024.0, 16384.0, 65536.0)  # Here the quadratic form equals the profile.
 
-Pair = tuple[str, str]  # clusters, from and to
-RoleCounts = Counter[str]  # instances of one cluster by role
+Pair = tuple[str, str]  # Source and destination cluster.
+RoleCounts = Counter[str]  # Instances of a cluster by role.
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a plan is made from, beside the file."""
+    """Inputs of a plan beside the deployment file."""
 
-    roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # by cluster
-    rates: tuple[tuple[str, str, float], ...]  # measured: source, destination, bytes per second
-    probed: frozenset[Pair] = frozenset()  # those that a probe has found
-    bounded: frozenset[Pair] = frozenset()  # those of which a probe has shown a lower bound, above what was measured
+    roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # Counts by cluster and role.
+    rates: tuple[tuple[str, str, float], ...]  # Measured (source, destination, bytes per second).
+    probed: frozenset[Pair] = frozenset()  # Rates that a probe measured.
+    bounded: frozenset[Pair] = frozenset()  # Paths with a lower bound from a probe above the measured rate.
 
-    def has_rates_of(self, other: _Inputs) -> bool:
-        """Whether the links carry about the same."""
-        if [rate[:2] for rate in self.rates] != [rate[:2] for rate in other.rates]:
+    def has_rates_of(self, earlier: _Inputs) -> bool:
+        """Return whether the rates are about the same."""
+        if [rate[:2] for rate in self.rates] != [rate[:2] for rate in earlier.rates]:
             return False
-        pairs = zip(self.rates, other.rates, strict=True)
-        return all(abs(mine[2] - theirs[2]) <= RATE_CHANGE_RATIO * theirs[2] for mine, theirs in pairs)
+        pairs = zip(self.rates, earlier.rates, strict=True)
+        return all(abs(new[2] - old[2]) <= RATE_CHANGE_RATIO * old[2] for new, old in pairs)
 
 
 class Planner:
-    """Keeps `world.plan` what the solver says, and hands it to the paths."""
+    """Keeps `world.plan` current, and passes it to the paths."""
 
     def __init__(
         self,
@@ -93,15 +95,15 @@ class Planner:
         self._fits = {cluster.name: _fit(cluster) for cluster in self._deployment.pd}
         self._solved: _Inputs | None = None
         self._solved_at = float("-inf")
-        self._in_force = 0  # version
+        self._in_force = 0  # Version of the plan in force.
 
     async def run(self) -> None:
         """Plan until cancelled."""
         while True:
-            self._take_up()
+            self._adopt()
             inputs = self._inputs()
             if self._is_due(inputs):
-                await self._plan(inputs, RoleAssignment(*self._roles_in_force()))
+                await self._plan(inputs, self._roles_in_force())
             elif self._world.plan is not None and self._leads(inputs):
                 roles = self._role_changes.step(self._world.plan, self._max_batches)
                 if roles is not None:
@@ -109,7 +111,9 @@ class Planner:
             await asyncio.sleep(STEP_SECONDS)
 
     def path_cost(self, destination: ClusterName, bytes_per_second: float) -> PathCost | None:
-        """What a transfer to a cluster and a prefill there take; None where the rate or the cluster is not known."""
+        """Return the cost of a transfer to a cluster and a prefill there, or None if the rate or the cluster is
+        unknown.
+        """
         fit = self._fits.get(destination)
         if fit is None or not bytes_per_second:
             return None
@@ -117,42 +121,42 @@ class Planner:
         return PathCost(bytes_per_second, model.constant_bytes, model.bytes_per_token, *fit)
 
     def present(self) -> Present:
-        """What a plan made at this moment would be made from."""
+        """Return the inputs of a plan at this moment."""
         workload, source = self._traffic_now()
         return Present(self._now(self._inputs()), workload, source, self._traffic.per_second(self._clock()))
 
     def form(self) -> dict[str, Any]:
-        """What the solver can be asked, with the present values."""
+        """Return the values that a what-if question may change, with their present values."""
         return form(self.present())
 
     def prepared(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Answers a question about the deployment and the traffic of this moment; may run in a thread."""
+        """Return a function that answers what-if questions about this moment and may run in a thread."""
         return partial(answer, self.present())
 
-    # When
-
-    def _roles_in_force(self) -> tuple[Mapping[InstanceId, Role], Mapping[InstanceId, Role]]:
-        """Roles and who drains, of instances that are alive."""
+    def _roles_in_force(self) -> RoleAssignment:
+        """Return the roles of the plan in force, for live instances."""
         plan = self._world.plan
         if plan is None:
-            return {}, {}
+            return RoleAssignment()
         alive = {engine.instance for member in self._world.live() for engine in member.node.engines}
-        kept = ({name: role for name, role in its.items() if name in alive} for its in (plan.roles, plan.draining))
-        roles, draining = kept
-        return roles, draining
+        roles, draining = (
+            {instance: role for instance, role in roles.items() if instance in alive}
+            for roles in (plan.roles, plan.draining)
+        )
+        return RoleAssignment(roles, draining)
 
     def _inputs(self, assigned: Mapping[InstanceId, Role] | None = None) -> _Inputs:
-        """As things are, or with other roles `assigned`."""
+        """Return the inputs as they are, or with other roles `assigned`."""
         roles: dict[str, RoleCounts] = {}
         for member in self._world.live():
             if member.node.cluster in self._profiles:
                 roles.setdefault(member.node.cluster, Counter()).update(_roles(member, assigned or {}))
         rates, probed, bounded = self._rates()
-        listed = tuple((cluster, tuple(sorted(its.items()))) for cluster, its in sorted(roles.items()))
+        listed = tuple((cluster, tuple(sorted(counts.items()))) for cluster, counts in sorted(roles.items()))
         return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), probed, bounded)
 
     def _rates(self) -> tuple[dict[Pair, float], frozenset[Pair], frozenset[Pair]]:
-        """Of each path what it carries, 0 where that is not known; those that a probe has found, and bounded from below."""
+        """Return each path's rate (0 if unknown), the paths measured by a probe, and the paths with a lower bound."""
         within, file = rate_lifetime_seconds(self._config), self._deployment
         pairs = [(cluster.name, pd.name) for cluster in file.prfaas for pd in file.pd]
         found = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
@@ -162,7 +166,7 @@ class Planner:
         return bounded_rates(file, found, probed, least), probed, bounded
 
     def _leads(self, inputs: _Inputs) -> bool:
-        """Whether this manager makes the plan: it writes the first PD cluster that lives."""
+        """Return whether this manager makes the plan: it writes the first live PD cluster."""
         home = next((pd.name for pd in self._deployment.pd if pd.name in dict(inputs.roles)), None)
         return home is not None and self._writes(ClusterName(home))
 
@@ -174,8 +178,6 @@ class Planner:
         age = self._clock() - self._solved_at
         return age >= self._config.plan_seconds or (age >= RATE_SECONDS and not inputs.has_rates_of(self._solved))
 
-    # What
-
     async def _plan(self, inputs: _Inputs, roles: RoleAssignment) -> None:
         self._solved, self._solved_at = inputs, self._clock()
         deployment, (workload, source) = self._now(inputs), self._traffic_now()
@@ -183,15 +185,13 @@ class Planner:
         try:
             plan, best, undivided = await asyncio.to_thread(_solved, deployment, workload)
             ttft = mean_ttft_seconds(plan, deployment, workload, arrivals)
-            self._max_batches = {
-                its.name: decode_capacity(its, deployment, workload).max_batch for its in deployment.pd
-            }
+            self._max_batches = {pd.name: decode_capacity(pd, deployment, workload).max_batch for pd in deployment.pd}
         except (ConfigError, ValueError, ArithmeticError) as error:
-            _log.warning("plan.not_made", error=str(error))
+            _log.warning("plan.solve_failed", error=str(error))
             return
         before = self._world.plan
         threshold = _threshold(plan, has_prfaas=bool(deployment.prfaas))
-        if before is not None and _is_near(before.threshold_tokens, threshold, self._config.plan_dead_band):
+        if before is not None and _is_near(before.threshold_tokens, threshold, DEAD_BAND_RATIO):
             threshold = before.threshold_tokens
         self._world.plan = ThresholdPlan(
             version=(before.version if before else 0) + 1,
@@ -210,12 +210,12 @@ class Planner:
             arrivals_per_second=arrivals,
             ttft_seconds=ttft,
             undivided_requests_per_second=undivided.system_throughput,
-            advice=_advice(plan, best, undivided, gain=self._config.role_change_gain),
+            advice=_advice(plan, best, undivided, gain=MIN_GAIN_RATIO),
         )
-        self._take_up()
+        self._adopt()
 
     def _now(self, inputs: _Inputs) -> Deployment:
-        """The file's deployment with the instances that live and the rates that were measured."""
+        """Return the file's deployment with the live instances and the measured rates."""
         roles = {cluster: Counter(dict(counts)) for cluster, counts in inputs.roles}
         file = self._deployment
         prfaas = [
@@ -223,20 +223,22 @@ class Planner:
             for cluster in file.prfaas
             if cluster.name in roles
         ]
-        pd = [_with_roles(its, roles[its.name]) for its in file.pd if its.name in roles]
-        kept = [its for its in links_with(inputs.rates, file) if its.source in roles and its.target in roles]
+        pd = [_with_roles(cluster, roles[cluster.name]) for cluster in file.pd if cluster.name in roles]
+        kept = [link for link in links_with(inputs.rates, file) if link.source in roles and link.target in roles]
         return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), links=tuple(kept))
 
     def _traffic_now(self) -> tuple[Workload, str]:
-        """What is planned for, and where it is from: the requests of late, or the file's trace."""
-        lately = self._traffic.lately(self._clock()) if self._config.local_policy != "decode" else []
-        if not lately:
+        """Return the workload of the plan and its source: recent requests, or the file's trace."""
+        requests = self._traffic.lately(self._clock()) if self._config.local_policy != "decode" else []
+        if not requests:
             return self._workload, self._trace_source
-        lengths = Empirical([max(1, its.new_tokens) for its in lately], [its.cached_tokens for its in lately])
-        output_tokens = likely_output_tokens(lately)
+        lengths = Empirical(
+            [max(1, request.new_tokens) for request in requests], [request.cached_tokens for request in requests]
+        )
+        output_tokens = likely_output_tokens(requests)
         output = OutputTokens(output_tokens) if output_tokens else self._workload.output
-        seconds = self._clock() - lately[0].at
-        source = f"measured: {len(lately)} requests of the last {seconds:.0f} s"
+        seconds = self._clock() - requests[0].at
+        source = f"measured: {len(requests)} requests of the last {seconds:.0f} s"
         return Workload("measured", lengths, with_context(output, lengths)), source
 
     def _sources(self, inputs: _Inputs, lengths: str) -> dict[str, str]:
@@ -255,21 +257,19 @@ class Planner:
             "links": "; ".join([*known, f"else {rest}" if known else rest]),
         }
 
-    # In force
-
-    def _take_up(self) -> None:
+    def _adopt(self) -> None:
         plan = self._world.plan
         if plan is None:
             return
-        for source, its in plan.supplies.items():
-            supply = Supply(its.link_requests_per_second, its.prefill_requests_per_second)
+        for source, rates in plan.supplies.items():
+            supply = Supply(rates.link_requests_per_second, rates.prefill_requests_per_second)
             self._paths.set_supply(source, supply if self._config.bandwidth == "measured" else None)
         if plan.version == self._in_force:
             return
         self._in_force = plan.version
         self._world.version += 1
         _log.info(
-            "plan.in_force",
+            "plan.adopted",
             version=plan.version,
             threshold_tokens=plan.threshold_tokens,
             requests_per_second=round(plan.requests_per_second, 3),
@@ -283,7 +283,7 @@ def _roles(member: Member, assigned: Mapping[InstanceId, Role]) -> Iterable[str]
 
 
 def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
-    """Instances of one role keep it; those of both take what is best."""
+    """Return the cluster with its instances by role; those of both roles take the best split."""
     shared = roles["both"]
     return replace(
         cluster,
@@ -294,16 +294,16 @@ def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
 
 
 def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan, Plan]:
-    """The best t with the split as it is, with the best split, and with none: every instance prefills and decodes."""
-    free = [replace(its, num_prefill=None) for its in deployment.pd]
-    undivided = [replace(its, shared_instances=its.num_instances) for its in free]
+    """Return the best plan with the present split, with the best split, and if every instance had both roles."""
+    free = [replace(cluster, num_prefill=None) for cluster in deployment.pd]
+    undivided = [replace(cluster, shared_instances=cluster.num_instances) for cluster in free]
     splits = (deployment.pd, tuple(free), tuple(undivided))
     now, best, none = (best_plan(replace(deployment, pd=pd), workload, method="exact") for pd in splits)
     return now, best, none
 
 
 def _advice(now: Plan, best: Plan, undivided: Plan, *, gain: float) -> Advice:
-    """Whole instances fit few splits: where the best of them leaves much of a small cluster idle, none is better."""
+    """Return the recommended change. A small cluster has few splits, and even the best may leave much of it idle."""
     if undivided.system_throughput > (1 + gain) * best.system_throughput:
         return "do_not_disaggregate"
     return "other_split" if best.system_throughput > (1 + gain) * now.system_throughput else "keep"
@@ -324,17 +324,20 @@ def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
 
 
 def rate_lifetime_seconds(config: ManagerConfig) -> float:
-    """How long a rate counts after it was known: where links are probed, until two probes could have found it anew. Sooner, t
-    would go to the file's rate and come back with the next probe."""
-    return max(config.plan_seconds, 2 * config.link_probe_seconds if config.link_probe_bytes else 0.0)
+    """Return how long a measured rate counts.
+
+    If links are probed, this covers two probes: else the threshold would alternate between the file's and the probe's
+    rate.
+    """
+    return max(config.plan_seconds, 2 * PROBE_REPEAT_SECONDS if config.link_probe_bytes else 0.0)
 
 
 def bounded_rates(
     file: Deployment, rates: Mapping[Pair, float], probed: Container[Pair], least: Mapping[Pair, float]
 ) -> dict[Pair, float]:
-    """The rates of paths, those that a probe has found up to the file's: it was of one link, and others may share its way.
+    """Limit probed rates to the file's, since a probe measures one link and others may share its path.
 
-    `least` is what probes that found no rate have shown: it lowers none, and raises one that is known up to the file's.
+    `least` has lower bounds from probes that did not find a rate. They raise a known rate, up to the file's.
     """
     listed = {(link.source, link.target): link.bytes_per_second for link in file.links}
 
@@ -347,8 +350,10 @@ def bounded_rates(
 
 
 def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[ClusterPath]:
-    """The file's links with the rates that were measured. Where it lists none, every pair that was not measured is
-    limited by its cluster's egress alone."""
+    """Return the file's links with the measured rates.
+
+    If the file lists none, pairs without a measurement are limited by their cluster's egress alone.
+    """
     links = {(link.source, link.target): link.bytes_per_second for link in file.links}
     measured = {(source, target): rate for source, target, rate in rates}
     if measured and not file.links:
@@ -357,7 +362,7 @@ def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> lis
 
 
 def _supplies(deployment: Deployment, plan: Plan) -> dict[str, ClusterSupply]:
-    """Of each PrfaaS cluster, at the mean offloaded length; none where nothing is offloaded or no rate is known."""
+    """Return each PrfaaS cluster's rates at the mean offloaded length; empty without offloading or known rates."""
     tokens = plan.mean_offloaded_tokens
     if not tokens:
         return {}
@@ -374,7 +379,7 @@ def _rate(cluster: PrfaasCluster, tokens: float) -> float:
 
 
 def _fit(cluster: PdCluster) -> tuple[float, float, float]:
-    """T_prefill of one instance as a + b l + c l²."""
+    """Fit T_prefill of one instance as a + b l + c l²."""
     seconds = [cluster.profile.prefill.seconds(tokens) for tokens in FIT_TOKENS]
     square, slope, constant = np.polyfit(FIT_TOKENS, seconds, 2)
     return float(constant), float(slope), float(square)

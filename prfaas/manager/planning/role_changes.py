@@ -1,4 +1,4 @@
-"""Role changes of a deployment's PD instances: who is drained, who has changed, and how busy each stage is.
+"""Role changes that the plan makes: the drained instance, its new role, and the utilization of each stage.
 
 The plan in force carries both (`ThresholdPlan.roles`, `.draining`), so that all managers and routers see one version.
 """
@@ -12,73 +12,81 @@ from dataclasses import dataclass, field
 from prfaas import logs, metrics
 from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.state.quiescence import SETTLE_SECONDS
+from prfaas.manager.state.quiescence import SETTLE_SECONDS, RoleChange, RoleChangeState, requests_by_instance
 from prfaas.manager.state.world import ThresholdPlan, World
 from prfaas.scheduler.roles import ClusterRoles, Role, RoleRules, RoleWishes, Stage, step
 from prfaas.types import ClusterName, InstanceId
 
 SMOOTHING_SECONDS = 5.0
+MIN_GAIN_RATIO = 0.05  # Another split must sustain so much more.
+ROLE_DRAIN_SECONDS = 120.0  # Then an instance takes its new role with the requests that it still has.
 _log = logs.get("manager.roles")
 
 
 @dataclass(frozen=True)
 class RoleAssignment:
-    """Assigned roles by instance, and instances that get nothing new because they are about to take another."""
+    """Assigned roles by instance, and instances that get no new work before they take another role."""
 
     assigned: Mapping[InstanceId, Role] = field(default_factory=dict)
     draining: Mapping[InstanceId, Role] = field(default_factory=dict)
 
 
 class RoleChanges:
-    """Steps twice a second beside the plan. Times are seconds on a clock that only goes forward."""
+    """Steps twice a second after the planner. `clock` is monotonic."""
 
     def __init__(self, config: ManagerConfig, *, world: World, clock: Callable[[], float]) -> None:
         self._config = config
         self._world = world
         self._clock = clock
-        self._rules = RoleRules(config.role_change_seconds, config.role_change_gain)
+        self._rules = RoleRules(config.role_change_seconds, MIN_GAIN_RATIO)
         self._wishes = RoleWishes()
-        self._draining: Mapping[InstanceId, Role] = {}  # as of the step before, which may have been another manager's
-        self._drained_since = 0.0
+        # Another manager may have started the change that is under way.
+        self._draining: Mapping[InstanceId, Role] = {}
+        self._change: RoleChange | None = None
         self._stepped_at = clock()
         self._utilization: dict[tuple[ClusterName, Role], float] = {}
 
     def step(self, plan: ThresholdPlan, max_batches: Mapping[str, int]) -> RoleAssignment | None:
-        """The roles that a new plan should have, or None when they stay. `max_batches`: of a decode instance, by cluster."""
+        """Return the roles that a new plan should have, or None if they stay. `max_batches` is keyed by PD cluster."""
         now = self._clock()
         clusters = self._clusters(plan, max_batches, now)
         if plan.draining != self._draining:
-            self._draining, self._drained_since = plan.draining, now
-        if plan.draining:
-            return self._drained(plan, now)
+            self._follow(plan.draining, now)
+        if self._change is not None:
+            return self._drained(plan, self._change, now)
         gain = plan.best_requests_per_second / plan.requests_per_second - 1 if plan.requests_per_second else math.inf
-        self._wishes, change = step(self._wishes, clusters, gain_ratio=gain, rules=self._rules, now=now)
-        if change is None:
+        self._wishes, wish = step(self._wishes, clusters, gain_ratio=gain, rules=self._rules, now=now)
+        if wish is None:
             return None
         applies = self._config.role_changes == "apply"
-        event = "role.draining" if applies else "role.recommended"
-        _log.info(event, instance=change.instance, role=change.role, gain_ratio=round(gain, 3))
-        metrics.ROLE_CHANGES.labels(role=change.role, outcome="begun" if applies else "recommended").inc()
-        if not applies:
-            return None
-        return RoleAssignment(plan.roles, {change.instance: change.role})
+        event = "role.drain_started" if applies else "role.change_recommended"
+        _log.info(event, instance=wish.instance, role=wish.role, gain_ratio=round(gain, 3))
+        metrics.ROLE_CHANGES.labels(role=wish.role, outcome="begun" if applies else "recommended").inc()
+        return RoleAssignment(plan.roles, {wish.instance: wish.role}) if applies else None
 
-    def _drained(self, plan: ThresholdPlan, now: float) -> RoleAssignment | None:
-        """The roles once what drains is idle, has had its time, or is gone."""
-        loads = {
-            load.instance: load.num_running + load.num_waiting
-            for member in self._world.live()
-            for load in member.figures.engines
-        }
-        here = {engine.instance for member in self._world.live() for engine in member.node.engines}
-        waited = now - self._drained_since
-        busy = [name for name in plan.draining if name in here and loads.get(name, 1)]  # 1: nobody says what it runs
-        if (busy and waited < self._config.role_drain_seconds) or waited < SETTLE_SECONDS:
-            return None
-        for instance, role in plan.draining.items():
-            left = loads.get(instance)  # None: nobody says
-            _log.info("role.changed", instance=instance, role=role, seconds=round(waited, 1), num_requests_left=left)
-            metrics.ROLE_CHANGES.labels(role=role, outcome="done").inc()
+    def _follow(self, draining: Mapping[InstanceId, Role], now: float) -> None:
+        """Track the role change of a new plan."""
+        if self._change is not None:
+            self._change.withdraw()
+        self._draining = draining
+        seconds = max(ROLE_DRAIN_SECONDS, SETTLE_SECONDS)
+        self._change = RoleChange(timeout_seconds=seconds, now=now) if draining else None
+
+    def _drained(self, plan: ThresholdPlan, change: RoleChange, now: float) -> RoleAssignment | None:
+        """Return the roles once the draining instances are idle, gone, or out of time."""
+        live = self._world.live()
+        loads = {name: count for member in live for name, count in requests_by_instance(member).items()}
+        present = {engine.instance for member in live for engine in member.node.engines}
+        if not change.is_final:
+            # An instance whose load is unknown counts as busy.
+            busy = any(name in present and loads.get(name, 1) for name in plan.draining)
+            if change.step(is_busy=busy, now=now) is not RoleChangeState.APPLIED:
+                return None
+            seconds = round(change.seconds(now), 1)
+            for instance, role in plan.draining.items():
+                left = loads.get(instance)
+                _log.info("role.changed", instance=instance, role=role, seconds=seconds, num_requests_left=left)
+                metrics.ROLE_CHANGES.labels(role=role, outcome="done").inc()
         return RoleAssignment({**plan.roles, **plan.draining})
 
     def _clusters(self, plan: ThresholdPlan, max_batches: Mapping[str, int], now: float) -> list[ClusterRoles]:
@@ -88,7 +96,7 @@ class RoleChanges:
         for member in self._world.live():
             if member.node.cluster_kind == "pd":
                 _gather(gathered.setdefault(member.node.cluster, {"prefill": {}, "decode": {}}), member)
-        self._utilization = {key: its for key, its in self._utilization.items() if key[0] in gathered}
+        self._utilization = {key: value for key, value in self._utilization.items() if key[0] in gathered}
         for gauge in (metrics.STAGE_UTILIZATION, metrics.STAGE_WAITING):
             gauge.clear()
         clusters = []
@@ -102,7 +110,7 @@ class RoleChanges:
     def _stage(
         self, cluster: ClusterName, role: Role, requests: Mapping[InstanceId, int], share: float, *, capacity: int
     ) -> Stage:
-        """Its utilisation is the mean part of what each instance can run at once, smoothed over some seconds."""
+        """Return a stage with its utilization: the mean used share of each instance's capacity, smoothed over seconds."""
         present = sum(min(1.0, count / capacity) for count in requests.values()) / max(1, len(requests))
         key = (cluster, role)
         before = self._utilization.get(key, present)
@@ -114,7 +122,7 @@ class RoleChanges:
 
 
 def _gather(stages: dict[Role, dict[InstanceId, int]], member: Member) -> None:
-    loads = {load.instance: load.num_running + load.num_waiting for load in member.figures.engines}
+    loads = requests_by_instance(member)
     for engine in member.node.engines:
         if engine.role != "both":
             stages[engine.role][engine.instance] = loads.get(engine.instance, 0)

@@ -1,4 +1,4 @@
-"""Questions to the solver: the deployment and the traffic as they are now, with other numbers of instances, splits, rates."""
+"""What-if questions to the solver: the present deployment and traffic with other instances, splits and rates."""
 
 from __future__ import annotations
 
@@ -19,28 +19,38 @@ MAX_PER_SECOND = 1e15
 
 @dataclass(frozen=True)
 class Present:
-    """What a question starts from."""
+    """Present deployment and traffic, from which a question starts."""
 
     deployment: Deployment
     workload: Workload
-    source: str  # of the workload, in words
-    arrivals_per_second: float  # measured; 0: unknown
+    source: str  # Source of the workload, in words.
+    arrivals_per_second: float  # Measured; 0 while unknown.
 
 
 def form(present: Present) -> dict[str, Any]:
-    """What can be asked, with the present values; a rate of None is no limit."""
-    its = present.deployment
+    """Return the present values of everything that can be asked. A rate of None means no limit."""
+    deployment = present.deployment
     return {
         "source": present.source,
         "arrivals_per_second": present.arrivals_per_second,
         "clusters": [
             *(
-                {"name": cluster.name, "kind": "prfaas", "instances": cluster.num_instances, **_rate(its, cluster)}
-                for cluster in its.prfaas
+                {
+                    "name": cluster.name,
+                    "kind": "prfaas",
+                    "instances": cluster.num_instances,
+                    **_rate(deployment, cluster),
+                }
+                for cluster in deployment.prfaas
             ),
             *(
-                {"name": one.name, "kind": "pd", "instances": one.num_instances, "num_prefill": one.num_prefill}
-                for one in its.pd
+                {
+                    "name": cluster.name,
+                    "kind": "pd",
+                    "instances": cluster.num_instances,
+                    "num_prefill": cluster.num_prefill,
+                }
+                for cluster in deployment.pd
             ),
         ],
     }
@@ -52,14 +62,16 @@ def _rate(deployment: Deployment, cluster: PrfaasCluster) -> dict[str, float | N
 
 
 def answer(present: Present, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan for things as they are, and the one for `question`: `arrivals_per_second`, and under `clusters` by name
-    `instances`, `num_prefill` (None: the best) and `egress_bytes_per_second` (None: no limit). What is left out stays.
+    """Return the plan for the present state and the plan for `question`.
+
+    The question has `arrivals_per_second` and `clusters`. Each cluster name maps to `instances`, `num_prefill` (None:
+    the best) and `egress_bytes_per_second` (None: no limit). Omitted values stay.
 
     Raises:
-        ValueError: the question is none, or the deployment cannot be solved.
+        ValueError: the question is malformed, or the deployment cannot be solved.
     """
     if not present.deployment.pd:
-        raise ValueError("no PD cluster of the deployment's file is alive")
+        raise ValueError("no PD cluster of the deployment file is alive")
     arrivals = _number(question, "arrivals_per_second", present.arrivals_per_second, MAX_PER_SECOND) or 0.0
     changed = _changed(present.deployment, question.get("clusters", {}))
     today = replace(present, arrivals_per_second=present.arrivals_per_second or arrivals)
@@ -71,16 +83,18 @@ def answer(present: Present, question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(deployment: Deployment, asked: Any) -> Deployment:
-    if not isinstance(asked, dict) or not all(isinstance(its, dict) for its in asked.values()):
-        raise ValueError("clusters: names with what changes")
+    if not isinstance(asked, dict) or not all(isinstance(change, dict) for change in asked.values()):
+        raise ValueError("clusters: expected an object of clusters and their changes")
     unknown = asked.keys() - {cluster.name for cluster in deployment.clusters}
     if unknown:
         raise ValueError(f"clusters: {sorted(unknown)[0]!r} is not alive")
     prfaas = tuple(_prfaas(cluster, asked.get(cluster.name, {})) for cluster in deployment.prfaas)
-    changed = replace(deployment, prfaas=prfaas, pd=tuple(_pd(its, asked.get(its.name, {})) for its in deployment.pd))
-    for its in deployment.prfaas:
-        if "egress_bytes_per_second" in asked.get(its.name, {}):
-            changed = _with_egress(changed, its.name, before=deployment.egress(its))
+    changed = replace(
+        deployment, prfaas=prfaas, pd=tuple(_pd(cluster, asked.get(cluster.name, {})) for cluster in deployment.pd)
+    )
+    for cluster in deployment.prfaas:
+        if "egress_bytes_per_second" in asked.get(cluster.name, {}):
+            changed = _with_egress(changed, cluster.name, before=deployment.egress(cluster))
     return changed
 
 
@@ -104,7 +118,7 @@ def _pd(cluster: PdCluster, asked: Mapping[str, Any]) -> PdCluster:
 
 
 def _with_egress(deployment: Deployment, name: str, *, before: float) -> Deployment:
-    """The links of a cluster as wide, in the same proportions, as its egress is now."""
+    """Scale the links of a cluster to its new egress."""
     cluster = next(cluster for cluster in deployment.prfaas if cluster.name == name)
     after = cluster.egress_bytes_per_second
     share = after / before if before and math.isfinite(before) else math.inf
@@ -117,8 +131,8 @@ def _with_egress(deployment: Deployment, name: str, *, before: float) -> Deploym
     return replace(deployment, links=links)
 
 
-def _solved(its: Present) -> dict[str, Any]:
-    plan = best_plan(its.deployment, its.workload, method="exact")
+def _solved(present: Present) -> dict[str, Any]:
+    plan = best_plan(present.deployment, present.workload, method="exact")
     return {
         "threshold_tokens": plan.threshold_tokens,
         "offload_ratio": plan.offload_ratio,
@@ -126,15 +140,15 @@ def _solved(its: Present) -> dict[str, Any]:
         "limit": plan.limit,
         "splits": {split.cluster: [split.num_prefill, split.num_decode] for split in plan.splits},
         "egress_bytes_per_second": plan.egress_bytes_per_second,
-        "arrivals_per_second": its.arrivals_per_second,
-        "ttft_seconds": mean_ttft_seconds(plan, its.deployment, its.workload, its.arrivals_per_second),
+        "arrivals_per_second": present.arrivals_per_second,
+        "ttft_seconds": mean_ttft_seconds(plan, present.deployment, present.workload, present.arrivals_per_second),
     }
 
 
 def mean_ttft_seconds(
     plan: Plan, deployment: Deployment, workload: Workload, arrivals_per_second: float
 ) -> float | None:
-    """The mean TTFT with queues; None without arrivals, and where the queues have no end."""
+    """Return the mean TTFT with queueing, or None without arrivals and if the queues grow without bound."""
     if not arrivals_per_second:
         return None
     seconds = with_queueing(plan, deployment, workload, arrivals_per_second=arrivals_per_second).mean_seconds

@@ -1,1 +1,1 @@
-"""Durable record: replication, the cluster writer, the embedded Redis."""
+"""Durable record in Redis: replication, the writer of each cluster, and the embedded Redis."""

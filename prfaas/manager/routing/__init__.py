@@ -1,1 +1,4 @@
-"""Routing of requests: snapshot, policy, decisions, outcomes."""
+"""Routing of requests: snapshot, policy, decisions, outcomes.
+
+`RequestRouter` is the entry. Imports the state and the scheduler's pure functions.
+"""

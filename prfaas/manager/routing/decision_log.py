@@ -1,4 +1,4 @@
-"""The latest decisions of a manager, each with what makes it again."""
+"""Latest decisions of a manager, each with the snapshot and facts that reproduce it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from prfaas.scheduler.route import Decision, explain
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 
-MAX_DECISIONS = 1024  # that can be looked at afterwards, about 10 KB each in a deployment of fifty instances
+MAX_DECISIONS = 1024  # About 10 KB each in a deployment of fifty instances.
 
 
 @dataclass(frozen=True)
 class RecordedDecision:
-    """One decision: `scheduler.route` makes it again from `snapshot` and `facts`."""
+    """A decision. `scheduler.route` reproduces it from `snapshot` and `facts`."""
 
-    at: float  # seconds since 1970
+    at: float  # Unix time in seconds.
     model: str
     tenant: str
     session: str
@@ -26,7 +26,7 @@ class RecordedDecision:
     decision: Decision
 
     def document(self) -> dict[str, Any]:
-        """All of it, for people and for a replay."""
+        """Return the whole decision, for people and for a replay."""
         return {
             "at": self.at,
             "explanation": explain(self.decision, self.facts),
@@ -36,7 +36,7 @@ class RecordedDecision:
         }
 
     def summary(self) -> dict[str, Any]:
-        """One row of a list."""
+        """Return one row of a list."""
         return {
             "at": self.at,
             "model": self.model,
@@ -51,22 +51,24 @@ class RecordedDecision:
         }
 
     def _num_uncached_tokens(self) -> int | None:
-        """What the decode node lacks: what t is compared with. None where nobody decodes."""
+        """Return the uncached tokens at the decode node, which the threshold is compared with; None without a decode
+        node.
+        """
         agents = {instance.instance: instance.agent for instance in self.snapshot.instances}
         agent = agents.get(self.decision.decode) if self.decision.decode is not None else None
         return None if agent is None else self.facts.uncached_at(agent)
 
 
 class DecisionLog:
-    """The last `MAX_DECISIONS` by request id; a request that is decided again has its last decision."""
+    """The last `MAX_DECISIONS` decisions by request id. A repeated decision replaces the earlier one."""
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[bytes, RecordedDecision] = OrderedDict()
 
-    def remember(self, request_id: bytes, decided: RecordedDecision) -> None:
+    def remember(self, request_id: bytes, decision: RecordedDecision) -> None:
         if not request_id:
             return
-        self._by_id[request_id] = decided
+        self._by_id[request_id] = decision
         self._by_id.move_to_end(request_id)
         if len(self._by_id) > MAX_DECISIONS:
             self._by_id.popitem(last=False)
@@ -75,5 +77,5 @@ class DecisionLog:
         return self._by_id.get(request_id)
 
     def latest(self) -> Iterator[tuple[bytes, RecordedDecision]]:
-        """Newest first."""
+        """Yield request ids and decisions, newest first."""
         return reversed(self._by_id.items())

@@ -1,4 +1,7 @@
-"""Where the time to the first token of a remote request went: its router's times, divided by what both agents saw."""
+"""Outcomes of requests as routers report them, and the phases of their time to first token.
+
+The router's times of a remote request are divided by the times that the agents of its transfer report.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,29 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.types import TransferPhase
 
-AWAITED_SECONDS = 5.0  # routers and agents report each second; who has not by then reports to another manager
-MAX_TRANSFERS = 4096  # remembered, reported by one side and not yet by the others
+AWAITED_SECONDS = 5.0  # Routers and agents report each second; later ones report to another manager.
+MAX_TRANSFERS = 4096  # Transfers that only one side has reported.
 MAX_SECONDS = 86_400.0
 Phase = Literal["decide", "queue", "prefill", "wire", "load", "rest", "leg", "handover", "engine"]
 Phases = dict[Phase, float]
-_OF_TRANSFERS: tuple[TransferPhase, ...] = get_args(TransferPhase)
+_TRANSFER_PHASES: tuple[TransferPhase, ...] = get_args(TransferPhase)
 
 
-def router_phases(its: pb.ReportRequestsRequest.Answered, ttft: float) -> Phases:
-    """What the router alone knows: parts that sum up to the time to the first token."""
-    decide = _within(its.decide_seconds, ttft)
-    if its.route != "remote":
+def router_phases(report: pb.ReportRequestsRequest.Answered, ttft: float) -> Phases:
+    """Return the phases that the router alone knows. They add up to the time to first token."""
+    decide = _within(report.decide_seconds, ttft)
+    if report.route != "remote":
         return {"decide": decide, "engine": ttft - decide}
-    leg = _within(its.prefill_seconds, ttft - decide) if its.prefill_seconds > 0 else ttft - decide
+    leg = _within(report.prefill_seconds, ttft - decide) if report.prefill_seconds > 0 else ttft - decide
     return {"decide": decide, "leg": leg, "handover": ttft - decide - leg}
 
 
-def transfer_phases(decide: float, ttft: float, seen: dict[TransferPhase, float]) -> Phases:
-    """Parts that sum up to the time to the first token; none is longer than what the earlier ones leave of it."""
+def transfer_phases(decide: float, ttft: float, seconds: dict[TransferPhase, float]) -> Phases:
+    """Return the phases of a remote request. They add up to the time to first token: earlier phases take precedence."""
     phases: Phases = {"decide": decide}
     left = ttft - decide
-    for phase in _OF_TRANSFERS:
-        phases[phase] = _within(seen[phase], left)
+    for phase in _TRANSFER_PHASES:
+        phases[phase] = _within(seconds[phase], left)
         left -= phases[phase]
     return phases | {"rest": max(0.0, left)}
 
@@ -46,68 +49,71 @@ def _within(seconds: float, most: float) -> float:
 
 @dataclass
 class _Transfer:
-    """What has been said of one transfer; `awaited_until` once its request has been answered."""
+    """Reports on one transfer. `awaited_until` is set once the router has reported its request."""
 
-    seen: dict[TransferPhase, float] = field(default_factory=dict)
+    seconds: dict[TransferPhase, float] = field(default_factory=dict)
     phases: Phases | None = None
     ttft: float = 0.0
-    settled: Callable[[Phases], None] = lambda phases: None
+    on_settled: Callable[[Phases], None] = lambda phases: None
     awaited_until: float = 0.0
 
     @property
-    def is_whole(self) -> bool:
-        return self.phases is not None and len(self.seen) == len(_OF_TRANSFERS)
+    def is_complete(self) -> bool:
+        return self.phases is not None and len(self.seconds) == len(_TRANSFER_PHASES)
 
 
 class PhaseCollector:
-    """Brings together what routers and agents say of one transfer, in whatever order they say it."""
+    """Joins the reports of routers and agents on a transfer, in any order."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._transfers: OrderedDict[bytes, _Transfer] = OrderedDict()
 
-    def answered(self, transfer_id: bytes, phases: Phases, ttft: float, settled: Callable[[Phases], None]) -> None:
-        """A request was answered; `settled` hears its phases once, divided as soon as both agents have spoken."""
-        its = self._transfer(transfer_id)
-        if its.phases is not None:
+    def note_request(
+        self, transfer_id: bytes, phases: Phases, ttft: float, on_settled: Callable[[Phases], None]
+    ) -> None:
+        """Record the router's report. `on_settled` is called once, with divided phases if both agents report in time."""
+        transfer = self._transfer(transfer_id)
+        if transfer.phases is not None:
             return
-        its.phases, its.ttft, its.settled = phases, ttft, settled
-        its.awaited_until = self._clock() + AWAITED_SECONDS
-        self._settle(transfer_id, its)
+        transfer.phases, transfer.ttft, transfer.on_settled = phases, ttft, on_settled
+        transfer.awaited_until = self._clock() + AWAITED_SECONDS
+        self._settle(transfer_id, transfer)
 
-    def timed(self, timing: pb.ReportTransferRequest.Timing) -> None:
-        """One of a transfer's agents has spoken."""
-        its = self._transfer(timing.transfer_id)
-        for phase in _OF_TRANSFERS:
+    def note_timing(self, timing: pb.ReportTransferRequest.Timing) -> None:
+        """Record the report of one of a transfer's agents."""
+        transfer = self._transfer(timing.transfer_id)
+        for phase in _TRANSFER_PHASES:
             seconds = getattr(timing, f"{phase}_seconds")
             if timing.HasField(f"{phase}_seconds") and 0 <= seconds < MAX_SECONDS:
-                its.seen[phase] = seconds
-        self._settle(timing.transfer_id, its)
+                transfer.seconds[phase] = seconds
+        self._settle(timing.transfer_id, transfer)
 
-    def _settle(self, transfer_id: bytes, its: _Transfer) -> None:
-        if its.is_whole and its.phases is not None:
+    def _settle(self, transfer_id: bytes, transfer: _Transfer) -> None:
+        if transfer.is_complete and transfer.phases is not None:
             del self._transfers[transfer_id]
-            its.settled(transfer_phases(its.phases["decide"], its.ttft, its.seen))
+            transfer.on_settled(transfer_phases(transfer.phases["decide"], transfer.ttft, transfer.seconds))
 
     def expire(self) -> None:
-        """Settle undivided what waits for agents that do not report here."""
+        """Settle requests undivided if the agents of their transfer do not report to this manager."""
         now = self._clock()
-        late = [key for key, its in self._transfers.items() if its.phases is not None and its.awaited_until <= now]
-        for key in late:
-            self._give_up(self._transfers.pop(key))
+        for key, transfer in list(self._transfers.items()):
+            if transfer.phases is not None and transfer.awaited_until <= now:
+                self._give_up(self._transfers.pop(key))
 
     def _transfer(self, transfer_id: bytes) -> _Transfer:
-        its = self._transfers.setdefault(transfer_id, _Transfer())
+        transfer = self._transfers.setdefault(transfer_id, _Transfer())
         if len(self._transfers) > MAX_TRANSFERS:
             self._give_up(self._transfers.popitem(last=False)[1])
-        return its
+        return transfer
 
-    def _give_up(self, its: _Transfer) -> None:
-        if its.phases is not None:
-            its.settled(its.phases)
+    @staticmethod
+    def _give_up(transfer: _Transfer) -> None:
+        if transfer.phases is not None:
+            transfer.on_settled(transfer.phases)
 
 
-MAX_ANSWERED = 1024
+MAX_OUTCOMES = 1024
 ROUTES = frozenset({"local", "remote", "refused"})
 WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
 OutcomeKind = Literal["answered", "fell_back", "failed"]
@@ -115,7 +121,7 @@ OutcomeKind = Literal["answered", "fell_back", "failed"]
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """One request. `phases` are empty where a leg failed, or no token came."""
+    """Outcome of one request. `phases` is empty if a leg failed or no token arrived."""
 
     outcome: OutcomeKind
     fallback: str
@@ -124,55 +130,55 @@ class RequestOutcome:
 
 
 class OutcomeLog:
-    """Counts what routers report. Words that no scheduler has said are left out: a label is a closed set."""
+    """Latest outcomes and their metrics. Reports with unknown routes or reasons are skipped: labels are closed sets."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._by_decision: OrderedDict[bytes, RequestOutcome] = OrderedDict()
-        self._division = PhaseCollector(clock)
+        self._collector = PhaseCollector(clock)
 
-    def note(self, its: pb.ReportRequestsRequest.Answered) -> None:
-        if its.route not in ROUTES or its.reason not in EXPLANATIONS:
+    def note(self, report: pb.ReportRequestsRequest.Answered) -> None:
+        if report.route not in ROUTES or report.reason not in EXPLANATIONS:
             return
-        ended = _ended(its)
-        metrics.MANAGER_ANSWERED.labels(route=its.route, reason=its.reason, outcome=ended.outcome).inc()
-        if ended.ttft_seconds:
-            metrics.MANAGER_TTFT.labels(route=its.route).observe(ended.ttft_seconds)
-        if its.decision_id:
-            self._by_decision[its.decision_id] = ended
-            if len(self._by_decision) > MAX_ANSWERED:
+        outcome = _outcome(report)
+        metrics.MANAGER_ANSWERED.labels(route=report.route, reason=report.reason, outcome=outcome.outcome).inc()
+        if outcome.ttft_seconds:
+            metrics.MANAGER_TTFT.labels(route=report.route).observe(outcome.ttft_seconds)
+        if report.decision_id:
+            self._by_decision[report.decision_id] = outcome
+            if len(self._by_decision) > MAX_OUTCOMES:
                 self._by_decision.popitem(last=False)
-        settled = partial(self._settled, its.route, its.decision_id)
-        if its.transfer_id and ended.phases:
-            self._division.answered(its.transfer_id, ended.phases, ended.ttft_seconds, settled)
+        on_settled = partial(self._settle, report.route, report.decision_id)
+        if report.transfer_id and outcome.phases:
+            self._collector.note_request(report.transfer_id, outcome.phases, outcome.ttft_seconds, on_settled)
         else:
-            settled(ended.phases)
+            on_settled(outcome.phases)
 
-    def _settled(self, route: str, decision_id: bytes, phases: Phases) -> None:
+    def _settle(self, route: str, decision_id: bytes, phases: Phases) -> None:
         for phase, seconds in phases.items():
             metrics.MANAGER_TTFT_PHASE_SECONDS.labels(route=route, phase=phase).inc(seconds)
         if decision_id in self._by_decision:
             self._by_decision[decision_id] = replace(self._by_decision[decision_id], phases=phases)
 
     def note_timing(self, timing: pb.ReportTransferRequest.Timing) -> None:
-        """An agent has seen a transfer end."""
-        self._division.timed(timing)
+        """Record an agent's times of a transfer."""
+        self._collector.note_timing(timing)
 
     def expire(self) -> None:
-        """Count what nobody will say more of."""
-        self._division.expire()
+        """Count the requests that no further report is expected of."""
+        self._collector.expire()
 
     def get(self, decision_id: bytes) -> RequestOutcome | None:
         return self._by_decision.get(decision_id)
 
 
-def _ended(its: pb.ReportRequestsRequest.Answered) -> RequestOutcome:
-    ttft = its.ttft_seconds if 0 < its.ttft_seconds < MAX_SECONDS else 0.0
-    outcome: OutcomeKind = "failed" if not ttft or its.status >= 500 else "fell_back" if its.fallback else "answered"
-    return RequestOutcome(outcome, its.fallback, ttft, router_phases(its, ttft) if outcome == "answered" else {})
+def _outcome(report: pb.ReportRequestsRequest.Answered) -> RequestOutcome:
+    ttft = report.ttft_seconds if 0 < report.ttft_seconds < MAX_SECONDS else 0.0
+    kind: OutcomeKind = "failed" if not ttft or report.status >= 500 else "fell_back" if report.fallback else "answered"
+    return RequestOutcome(kind, report.fallback, ttft, router_phases(report, ttft) if kind == "answered" else {})
 
 
 def outcome_counts() -> Iterator[dict[str, Any]]:
-    """Requests since the start, by route, reason and outcome, as /metrics counts them."""
+    """Yield the requests since the start by route, reason and outcome, as /metrics counts them."""
     for metric in metrics.MANAGER_ANSWERED.collect():
         yield from (
             {**sample.labels, "count": sample.value, "explanation": WORDS[sample.labels["reason"]]}
@@ -182,14 +188,14 @@ def outcome_counts() -> Iterator[dict[str, Any]]:
 
 
 def ttft_totals() -> dict[str, dict[str, float]]:
-    """By route: `count` of first tokens, `sum` of their seconds, and the seconds of each phase."""
+    """Return for each route: `count` of first tokens, `sum` of their seconds, and the seconds of each phase."""
     found: dict[str, dict[str, float]] = {}
     for metric in metrics.MANAGER_TTFT.collect():
-        for its in metric.samples:
-            if its.name.endswith(("_count", "_sum")):
-                found.setdefault(its.labels["route"], {})[its.name.rpartition("_")[2]] = its.value
+        for sample in metric.samples:
+            if sample.name.endswith(("_count", "_sum")):
+                found.setdefault(sample.labels["route"], {})[sample.name.rpartition("_")[2]] = sample.value
     for metric in metrics.MANAGER_TTFT_PHASE_SECONDS.collect():
-        for its in metric.samples:
-            if its.name.endswith("_total"):
-                found.setdefault(its.labels["route"], {})[its.labels["phase"]] = its.value
+        for sample in metric.samples:
+            if sample.name.endswith("_total"):
+                found.setdefault(sample.labels["route"], {})[sample.labels["phase"]] = sample.value
     return found

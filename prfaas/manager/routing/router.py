@@ -1,22 +1,22 @@
-"""From the manager's world to the scheduler's snapshot, and from its decision to a granted route."""
+"""Router of requests: builds the scheduler's snapshot, and turns its decision into a route with a grant."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
 
-from prfaas import grants
+from prfaas import grants, logs, metrics
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES
 from prfaas.index.query import MatchResult, Query
-from prfaas.manager.config import ManagerConfig
+from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.decision_log import DecisionLog, RecordedDecision
 from prfaas.manager.routing.policy import LivePpdTable, RequestRates, read_policy
 from prfaas.manager.state.instances import Instances, Place, Places
-from prfaas.manager.state.sessions import Session, Sessions
+from prfaas.manager.state.sessions import SESSION_SECONDS, Session, Sessions
 from prfaas.manager.state.traffic import RequestSample, Traffic
-from prfaas.manager.state.world import UnknownLayouts, World
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
 from prfaas.scheduler.route import NOBODY_PREFILLS, Decision, route
@@ -24,11 +24,14 @@ from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, ClusterName, InstanceId, TransferId
 
-_SEED_BYTES = 4  # of a request's id
+PPD_WINDOW_SECONDS = 600.0  # Turns of so long refresh the PPD table.
+_WARNING_SECONDS = 300.0  # Shortest time between two warnings about one model.
+_SEED_BYTES = 4  # Leading bytes of the request id.
+_log = logs.get("manager.routing")
 
 
 class RequestRouter:
-    """Decides requests; the decision itself is the scheduler's pure function of snapshot and facts."""
+    """Decides requests with the scheduler's pure function of snapshot and facts."""
 
     def __init__(
         self,
@@ -42,8 +45,7 @@ class RequestRouter:
         save_session: Callable[[str, str, Session], None],
         note: Callable[[Query, MatchResult], None] = lambda query, answer: None,
     ) -> None:
-        """`clock` only goes forward; `wall_clock` is seconds since 1970, which grants expire by. `note` hears of every
-        question to the index."""
+        """`clock` is monotonic; `wall_clock` is Unix time, for grants. `note` receives every index query and answer."""
         self._config = config
         self._world = world
         self._paths = paths
@@ -52,27 +54,27 @@ class RequestRouter:
         self._clock = clock
         self._wall_clock = wall_clock
         self.policy = read_policy(config)
-        self.ppd_table = LivePpdTable(self.policy.ppd_table, window_seconds=config.ppd_refresh_seconds, clock=clock)
+        self.ppd_table = LivePpdTable(self.policy.ppd_table, window_seconds=PPD_WINDOW_SECONDS, clock=clock)
         self._rates = RequestRates()
         self.traffic = Traffic(window_seconds=config.traffic_seconds)
         self._instances = Instances(world, clock=clock)
-        self._unknown_layouts = UnknownLayouts()
+        self._warned_at: dict[str, float] = {}
         self.decisions = DecisionLog()
         self._save_session = save_session
         self._note_match = note
-        self.sessions = Sessions(expiry_seconds=config.session_seconds)
+        self.sessions = Sessions(expiry_seconds=SESSION_SECONDS)
 
     @property
     def threshold_tokens(self) -> int:
-        """t: the plan's, or the configured one while there is none."""
+        """Return the plan's threshold, or the configured one while there is no plan."""
         plan = self._world.plan
         return self._config.threshold_tokens if plan is None else plan.threshold_tokens
 
     def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
-        """Where a request runs, and the grant for its transfer.
+        """Return where a request runs, with the grant for its transfer.
 
         Raises:
-            IndexRefusal: alien hashes, an unknown model, or nobody who could serve it.
+            IndexRefusal: malformed hashes, an unknown model, or no instance that could serve it.
         """
         if request.num_prompt_tokens < 1:
             raise IndexRefusal("malformed", "num_prompt_tokens: a prompt has at least one token")
@@ -81,7 +83,8 @@ class RequestRouter:
         if not places:
             raise IndexRefusal("unknown_model", f"no live instance serves {request.model!r}")
         is_new = not request.checkpoints and self.decisions.get(request.request_id) is None
-        if is_new:  # asked again, with lengths or without who failed it, a request counts once
+        # A retry with checkpoints, or after a failed instance, does not count as another request.
+        if is_new:
             self._rates.count(request.cluster, request.model, now)
         answer = self._match(request, now)
         facts = self._facts(request, answer, now)
@@ -91,10 +94,10 @@ class RequestRouter:
         if decision.reason in NOBODY_PREFILLS and decision.route == "refused":
             return pb.RouteResponse(route=decision.route, reason=decision.reason, version=self._world.version)
         if decision.decode is None:
-            raise IndexRefusal("no_route", f"{decision.reason}: nobody can answer this request")
-        self._note(request, decision, places[decision.decode], now)
+            raise IndexRefusal("no_route", f"{decision.reason}: no instance can answer this request")
+        self._note_assignment(request, decision, places[decision.decode], now)
         if is_new:
-            self._see(request, facts, places[decision.decode], now)
+            self._note_traffic(request, facts, places[decision.decode], now)
         if not any(facts.cached_tokens.values()):
             self._instances.note_cold_use(decision.decode, now)
         return self._response(request, decision, places=places, facts=facts, answer=answer)
@@ -106,15 +109,15 @@ class RequestRouter:
         self.decisions.remember(request.request_id, decided)
 
     def knows_session(self, request: pb.RouteRequest) -> bool:
-        """Whether memory has this request's session, or it has none."""
+        """Return whether the request has no session, or memory has it."""
         return not request.session or self.sessions.get(request.tenant, request.session, now=self._clock()) is not None
 
     def learn_session(self, request: pb.RouteRequest, session: Session) -> None:
-        """Take what the durable record has of this request's session."""
+        """Add the recorded session of a request."""
         self.sessions.put(request.tenant, request.session, session=session, now=self._clock())
 
     def _snapshot(self, request: pb.RouteRequest, places: Places) -> Snapshot:
-        """The deployment as the scheduler sees it."""
+        """Return the deployment as the scheduler sees it."""
         instances = self._instances.states(places, cluster=request.cluster, in_flight=request.in_flight)
         always_abundant = self._config.bandwidth == "abundant"
         states = self._paths.states(
@@ -131,7 +134,6 @@ class RequestRouter:
             local_policy=self.policy.local_policy,
             non_cached_tokens=self.policy.non_cached_tokens,
             ppd_table=self.ppd_table.current(),
-            ppd_mode=self.policy.ppd_mode,
             endpoint_picker=self.policy.endpoint_picker,
             local_turns_ratio=self.policy.local_turns_ratio,
             without_prefill=self.policy.without_prefill,
@@ -140,16 +142,26 @@ class RequestRouter:
         )
 
     def _match(self, request: pb.RouteRequest, now: float) -> MatchResult | None:
-        """What is cached of the prompt without its last token; None where no node has a layout of the model yet."""
+        """Return the cached part of the prompt without its last token, or None if no node has a layout of the model
+        yet.
+        """
         limit = request.num_prompt_tokens - 1
         query = Query(request.model, request.units, limit, checkpoints_from(request.checkpoints))
         if request.model not in self._world.index.models():
             query.check()
-            self._unknown_layouts.note(request.model, now)
+            self._note_unknown_layout(request.model, now)
             return None
         answer = self._world.index.match(query)
         self._note_match(query, answer)
         return answer
+
+    def _note_unknown_layout(self, model: str, now: float) -> None:
+        """Count a request that is routed as if nothing were cached, and warn about it."""
+        metrics.MANAGER_WITHOUT_LAYOUT.labels(model=model).inc()
+        if now >= self._warned_at.get(model, -_WARNING_SECONDS) + _WARNING_SECONDS:
+            self._warned_at[model] = now
+            effect = "nothing counts as cached: check the connector of the model's engines"
+            _log.warning("layout.unknown", model=model, effect=effect)
 
     def _facts(self, request: pb.RouteRequest, answer: MatchResult | None, now: float) -> RequestFacts:
         session_agent, turn = self._conversation(request, now)
@@ -165,15 +177,16 @@ class RequestRouter:
         )
 
     def _conversation(self, request: pb.RouteRequest, now: float) -> tuple[AgentName | None, int]:
-        """The node of the conversation's turn before, and which turn this is: 1 for a session never seen, 0 for unknown."""
-        asked = self.decisions.get(request.request_id)
-        if asked is not None:  # for the same request, whose session is known since it was decided first
-            return asked.facts.session_agent, asked.facts.turn
+        """Return the node of the previous turn, and the turn's number: 1 for a new session, 0 if unknown."""
+        earlier = self.decisions.get(request.request_id)
+        if earlier is not None:
+            # The first decision of this request has already updated the session.
+            return earlier.facts.session_agent, earlier.facts.turn
         session = self.sessions.get(request.tenant, request.session, now=now)
         is_new = bool(request.session) and session is None
         return (session.agent if session else None), request.turn or int(is_new)
 
-    def _note(self, request: pb.RouteRequest, decision: Decision, decode: Place, now: float) -> None:
+    def _note_assignment(self, request: pb.RouteRequest, decision: Decision, decode: Place, now: float) -> None:
         instances = [instance for instance in (decision.decode, decision.prefill) if instance is not None]
         self._instances.assign(request.request_id or secrets.token_bytes(8), instances, now=now)
         if request.session:
@@ -181,7 +194,7 @@ class RequestRouter:
             self.sessions.put(request.tenant, request.session, session=session, now=now)
             self._save_session(request.tenant, request.session, session)
 
-    def _see(self, request: pb.RouteRequest, facts: RequestFacts, decode: Place, now: float) -> None:
+    def _note_traffic(self, request: pb.RouteRequest, facts: RequestFacts, decode: Place, now: float) -> None:
         cached = facts.cached_at(decode.member.node.name)
         self.traffic.note(RequestSample(now, request.num_prompt_tokens - cached, cached, request.max_output_tokens))
 
@@ -194,12 +207,12 @@ class RequestRouter:
         facts: RequestFacts,
         answer: MatchResult | None,
     ) -> pb.RouteResponse:
-        assert decision.decode is not None, "refused before"
+        assert decision.decode is not None, "refused earlier"
         decode = places[decision.decode]
         prefill = places[decision.prefill] if decision.prefill is not None else decode
         cached = facts.cached_at(prefill.member.node.name)
         nodes = answer.nodes if answer is not None else ()
-        held = {match.node: match.attention_tokens for match in nodes}.get(decode.member.node.name, 0)
+        held_tokens = {match.node: match.attention_tokens for match in nodes}.get(decode.member.node.name, 0)
         response = pb.RouteResponse(
             route=decision.route,
             reason=decision.reason,
@@ -212,11 +225,10 @@ class RequestRouter:
             layout_unknown=not facts.caches_known,
         )
         if decision.fetch is not None:
-            its = decision.fetch
-            response.fetch.CopyFrom(pb.Fetch(source=its.source, destination=its.destination, num_tokens=its.num_tokens))
+            response.fetch.CopyFrom(pb.Fetch(**vars(decision.fetch)))
         if decision.route == "remote":
             response.prefill.CopyFrom(_target(prefill))
-            response.missing_tokens = max(0, request.num_prompt_tokens - 1 - held)
+            response.missing_tokens = max(0, request.num_prompt_tokens - 1 - held_tokens)
             response.transfer_id, response.grant = self._grant(request, prefill, decode)
         return response
 
@@ -233,7 +245,7 @@ class RequestRouter:
             num_tokens=request.num_prompt_tokens - 1,
             max_bytes=self._config.max_transfer_bytes,
             tenant=request.tenant,
-            expires_at=self._wall_clock() + self._config.grant_seconds,
+            expires_at=self._wall_clock() + GRANT_SECONDS,
         )
         return transfer_id, grants.sign(grant, self._grant_key)
 

@@ -1,1 +1,1 @@
-"""In-memory state of a manager: members, sessions, traffic, instances."""
+"""In-memory state of a manager: members and plan (`World`), sessions, traffic, instances, quiescence."""

@@ -1,4 +1,4 @@
-"""Requests that were routed but that no report of an engine's load can include yet, so that a burst spreads."""
+"""Instances that serve each model, with the load that decisions assume."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.snapshot import InstanceState
 from prfaas.types import InstanceId
 
-REPORT_SECONDS = 2.0  # agents report loads each second; after two they have seen what we assigned
+REPORT_SECONDS = 2.0  # Agents report loads each second, so two seconds cover an assignment.
 
 
 class AssignedLoad:
-    """Assignments of the last `REPORT_SECONDS`, by request. Times are seconds on a clock that only goes forward."""
+    """Requests assigned within `REPORT_SECONDS`, so that a burst spreads before loads are reported again.
+
+    Times are monotonic seconds.
+    """
 
     def __init__(self) -> None:
-        self._assigned: OrderedDict[bytes, tuple[float, tuple[InstanceId, ...]]] = OrderedDict()  # oldest first
+        # Oldest first.
+        self._assigned: OrderedDict[bytes, tuple[float, tuple[InstanceId, ...]]] = OrderedDict()
         self._counts: Counter[InstanceId] = Counter()
 
     def assign(self, request: bytes, instances: Iterable[InstanceId], *, now: float) -> None:
-        """A request runs on these instances; asked again, it runs there instead of where it was assigned before."""
+        """Assign a request to instances, replacing an earlier assignment of the same request."""
         self._withdraw(request)
         self._assigned[request] = (now, tuple(instances))
         self._counts.update(self._assigned[request][1])
 
     def counts(self, *, now: float) -> Mapping[InstanceId, int]:
-        """How many requests were assigned that the reported load may not include; valid until the next assignment."""
+        """Return assigned requests that the reported load may not include. Valid until the next assignment."""
         while self._assigned and next(iter(self._assigned.values()))[0] <= now - REPORT_SECONDS:
             self._withdraw(next(iter(self._assigned)))
         return self._counts
@@ -43,21 +47,21 @@ class AssignedLoad:
                 del self._counts[instance]
 
 
-MAX_COLD_USES = 4096  # instances remembered: with names that change at each start they would be without end
+MAX_COLD_USES = 4096  # Bounds the table when instance names change at each start.
 _NOTHING = pb.InFlight()
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """An instance and the node it stands on, with the load that it reported last."""
+    """An instance with its node and its last reported load."""
 
     engine: Engine
     member: Member
     load: EngineLoad
 
 
-class _Changing(NamedTuple):
-    """What of an instance's state changes from one request to the next."""
+class _RequestDependentState(NamedTuple):
+    """Part of an instance's state that differs from request to request."""
 
     num_assigned: int
     num_in_flight: int
@@ -69,22 +73,22 @@ Places = Mapping[InstanceId, Place]
 
 
 class Instances:
-    """Who serves what, and how busy they are. Times are seconds on `clock`, which only goes forward."""
+    """Live instances by model, with their state for the scheduler. `clock` is monotonic."""
 
     def __init__(self, world: World, *, clock: Callable[[], float]) -> None:
         self._world = world
         self._clock = clock
         self._cold_uses: dict[InstanceId, float] = {}
         self._assigned = AssignedLoad()
-        self._known: dict[str, Places] = {}  # by model
+        self._known: dict[str, Places] = {}  # Keyed by model.
         self._known_of: tuple[Sequence[Member], int, frozenset[InstanceId]] = ((), -1, frozenset())
-        self._states: dict[Place, tuple[_Changing, InstanceState]] = {}
+        self._states: dict[Place, tuple[_RequestDependentState, InstanceState]] = {}
 
     def serving(self, model: str) -> Places:
-        """The live instances that serve a model; those that drain only where there are no others."""
-        live, version, turning = self._world.live(), self._world.version, self._world.turning
-        if live is not self._known_of[0] or (version, turning) != self._known_of[1:]:
-            self._known_of = (live, version, turning)
+        """Return the live instances that serve a model; draining ones only if no other could decode."""
+        live, version, changing_role = self._world.live(), self._world.version, self._world.changing_role
+        if live is not self._known_of[0] or (version, changing_role) != self._known_of[1:]:
+            self._known_of = (live, version, changing_role)
             self._known.clear()
             self._states.clear()
         places = self._known.get(model)
@@ -112,17 +116,20 @@ class Instances:
     def states(
         self, places: Places, *, cluster: str = "", in_flight: Iterable[pb.InFlight] = ()
     ) -> tuple[InstanceState, ...]:
-        """How they stand; only `cluster` decodes, when the asker names one. `in_flight` is what the asker has sent."""
-        sent = {its.instance: its for its in in_flight}
+        """Return the scheduler's view of instances. `in_flight` is what the asking router has sent.
+
+        If `cluster` is given, only that cluster's instances may decode.
+        """
+        in_flight_by_instance = {in_flight_load.instance: in_flight_load for in_flight_load in in_flight}
         assigned, cold_uses = self._assigned.counts(now=self._clock()), self._cold_uses
         return tuple(
             [
                 self._state(
                     place,
-                    _Changing(
+                    _RequestDependentState(
                         assigned.get(name, 0),
-                        (its := sent.get(name, _NOTHING)).num_requests,
-                        its.num_tokens,
+                        (in_flight_load := in_flight_by_instance.get(name, _NOTHING)).num_requests,
+                        in_flight_load.num_tokens,
                         cold_uses.get(name),
                     ),
                 )
@@ -131,21 +138,21 @@ class Instances:
             ]
         )
 
-    def _state(self, place: Place, changing: _Changing) -> InstanceState:
+    def _state(self, place: Place, variable: _RequestDependentState) -> InstanceState:
         known = self._states.get(place)
-        if known is not None and known[0] == changing:
+        if known is not None and known[0] == variable:
             return known[1]
-        state = _instance_state(place, changing)
-        self._states[place] = (changing, state)
+        state = _instance_state(place, variable)
+        self._states[place] = (variable, state)
         return state
 
     def assign(self, request: bytes, instances: Iterable[InstanceId], *, now: float) -> None:
-        """A request runs on these instances, which no report of theirs can say yet."""
+        """Count a request at these instances until their reports include it."""
         self._assigned.assign(request, instances, now=now)
 
     def note_cold_use(self, instance: InstanceId, now: float) -> None:
-        """It decodes a request that nobody had anything of."""
-        self._cold_uses.pop(instance, None)  # so that the one used longest ago comes first
+        """Record that an instance decodes a request of which nothing is cached anywhere."""
+        self._cold_uses.pop(instance, None)  # Keeps the least recently used instance first.
         self._cold_uses[instance] = now
         if len(self._cold_uses) > MAX_COLD_USES:
             del self._cold_uses[next(iter(self._cold_uses))]
@@ -160,7 +167,7 @@ def _decodes(place: Place) -> bool:
     return place.member.node.cluster_kind == "pd" and place.engine.role != "prefill"
 
 
-def _instance_state(place: Place, changing: _Changing) -> InstanceState:
+def _instance_state(place: Place, variable: _RequestDependentState) -> InstanceState:
     engine, node, load = place.engine, place.member.node, place.load
     return InstanceState(
         instance=engine.instance,
@@ -168,11 +175,11 @@ def _instance_state(place: Place, changing: _Changing) -> InstanceState:
         cluster_kind=node.cluster_kind,
         role=engine.role,
         agent=node.name,
-        num_requests=load.num_running + load.num_waiting + changing.num_assigned,
+        num_requests=load.num_running + load.num_waiting + variable.num_assigned,
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         kv_usage_ratio=load.kv_usage_ratio,
-        num_in_flight=changing.num_in_flight,
-        num_in_flight_tokens=changing.num_in_flight_tokens,
-        last_cold_use=changing.last_cold_use,
+        num_in_flight=variable.num_in_flight,
+        num_in_flight_tokens=variable.num_in_flight_tokens,
+        last_cold_use=variable.last_cold_use,
     )

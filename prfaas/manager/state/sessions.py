@@ -1,4 +1,4 @@
-"""Where each conversation's KV lies: which node answered its last turn."""
+"""Conversations and the node that answered each one's last turn."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from prfaas.errors import RecordUnreachable
 from prfaas.index.store.redis_store import RedisStore
 from prfaas.types import AgentName
 
-MAX_SESSIONS = 200_000  # about 60 MB; the longest unused goes first
+SESSION_SECONDS = 3600.0  # An idle session is forgotten after so long.
+MAX_SESSIONS = 200_000  # About 60 MB; the least recently used goes first.
 
 
 @dataclass(frozen=True)
 class Session:
-    """The last turn of a conversation."""
+    """Last turn of a conversation."""
 
     agent: AgentName
     num_prompt_tokens: int
 
 
 class Sessions:
-    """Conversations that are not yet idle for `expiry_seconds`. Times are seconds on a clock that only goes forward."""
+    """Conversations that are idle for less than `expiry_seconds`. Times are monotonic seconds."""
 
     def __init__(self, expiry_seconds: float, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._expiry_seconds = expiry_seconds
         self._max_sessions = max_sessions
-        self._sessions: OrderedDict[tuple[str, str], tuple[float, Session]] = OrderedDict()  # longest unused first
+        # Least recently used first.
+        self._sessions: OrderedDict[tuple[str, str], tuple[float, Session]] = OrderedDict()
         self._counts: Counter[AgentName] = Counter()
 
     def __len__(self) -> int:
@@ -44,7 +46,7 @@ class Sessions:
         self.expire(now)
 
     def expire(self, now: float) -> None:
-        """Forget what is idle for too long, or too many."""
+        """Drop sessions that are idle for too long, and the oldest beyond the limit."""
         while self._sessions and (
             len(self._sessions) > self._max_sessions or self._oldest() <= now - self._expiry_seconds
         ):
@@ -60,23 +62,23 @@ class Sessions:
         return next(iter(self._sessions.values()))[0]
 
     def by_agent(self) -> Mapping[AgentName, int]:
-        """How many conversations were last answered at each node."""
+        """Return the number of conversations whose last turn each node answered."""
         return dict(self._counts)
 
     def latest(self, now: float) -> Iterator[tuple[str, str, Session, float]]:
-        """(tenant, name, session, seconds since its last turn), the last used first."""
+        """Yield (tenant, name, session, seconds since its last turn), most recent first."""
         for (tenant, name), (at, session) in reversed(self._sessions.items()):
             yield tenant, name, session, now - at
 
     def get(self, tenant: str, name: str, *, now: float) -> Session | None:
-        """The session, unless it is unknown or idle for too long."""
-        found = self._sessions.get((tenant, name)) if name else None
-        return found[1] if found and found[0] > now - self._expiry_seconds else None
+        """Return the session, or None if it is unknown or idle for too long."""
+        entry = self._sessions.get((tenant, name)) if name else None
+        return entry[1] if entry and entry[0] > now - self._expiry_seconds else None
 
 
 READ_SECONDS = 0.02
-MAX_WAITING = 10_000  # sessions not yet written; the oldest is given up first
-PER_WRITE = 1000  # sessions: what Redis takes within the time that a call has
+MAX_WAITING = 10_000  # Sessions not written yet; the oldest are dropped.
+PER_WRITE = 1000  # Redis writes so many sessions within the time of one call.
 _RETRY_SECONDS = 1.0
 
 
@@ -90,7 +92,7 @@ class SessionRecord:
         self._wake = asyncio.Event()
 
     def save(self, tenant: str, name: str, session: Session) -> None:
-        """Write it soon; the latest of one session wins."""
+        """Write the session soon. Later calls for the same session replace it."""
         self._waiting.pop((tenant, name), None)
         self._waiting[tenant, name] = session
         self._trim()
@@ -101,7 +103,7 @@ class SessionRecord:
             self._waiting.popitem(last=False)
 
     async def read(self, tenant: str, name: str) -> Session | None:
-        """What was written, or None: also when Redis does not answer within `READ_SECONDS`."""
+        """Return the recorded session, or None if there is none or Redis does not answer within `READ_SECONDS`."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 data = await self._store.session(tenant, name)
@@ -110,7 +112,7 @@ class SessionRecord:
         return _unpack(data) if data else None
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write saved sessions until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()

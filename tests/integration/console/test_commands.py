@@ -203,7 +203,9 @@ async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_n
         assert flipping.stderr is not None
         said = await asyncio.wait_for(flipping.stderr.readline(), PATIENCE_SECONDS)
         assert "turning-engine does not say what it runs, at http://turning:8000" in said.decode()
-        await until(lambda: "admin.begun who=operator action=set_role target=turning" in caplog.text, what="its begin")
+        await until(
+            lambda: "admin.action_started who=operator action=set_role target=turning" in caplog.text, what="its begin"
+        )
         flipping.kill()
         await flipping.wait()
         await until(lambda: "target=turning outcome=cut_off" in caplog.text, what="its end on record")

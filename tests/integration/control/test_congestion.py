@@ -64,7 +64,7 @@ def _multiplier(site: Site) -> float:
 
 
 def _num_changes(site: Site) -> int:
-    return site.manager.log.read_text().count("threshold.multiplied")
+    return site.manager.log.read_text().count("threshold.multiplier_changed")
 
 
 async def _state(site: Site, outcomes: list[Outcome], reason: str, *, raised: bool) -> None:

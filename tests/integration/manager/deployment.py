@@ -98,14 +98,15 @@ class Deployment:
             secret_file=self.secret_file,
             redis_url=self.redis.url if self.redis else "",
             heartbeat_seconds=0.2,
-            expiry_seconds=PATIENCE_SECONDS,  # no node is taken for dead because this machine is slow
-            lease_seconds=PATIENCE_SECONDS,
-            stop_seconds=0.2,  # streams of clients end with them alone
+            expiry_seconds=PATIENCE_SECONDS,  # No node may expire because this machine is slow.
         )
         return replace(config, **changes)  # type: ignore[arg-type]
 
-    async def start_manager(self, **changes: object) -> Manager:
-        manager = Manager(self.config(**changes), SECRET)
+    async def start_manager(
+        self, *, lease_seconds: float = PATIENCE_SECONDS, stop_seconds: float = 0.2, **changes: object
+    ) -> Manager:
+        # Streams of clients end only with the clients, so a short stop cuts them off.
+        manager = Manager(self.config(**changes), SECRET, lease_seconds=lease_seconds, stop_seconds=stop_seconds)
         await manager.start()
         self.managers.append(manager)
         self._stack.push_async_callback(self._close_manager, manager)

@@ -32,7 +32,7 @@ CALLS: dict[str, tuple[Call, str]] = {
         lambda client: client.set_role(pb.SetRoleRequest(node="n1", role="prefill")),
         "role=prefill num_requests_left=0",
     ),
-    **{order: (_ordered(order), "node_said=deadline") for order in ("pin", "soft_pin", "unpin", "remove")},
+    **{order: (_ordered(order), "node_outcome=deadline") for order in ("pin", "soft_pin", "unpin", "remove")},
 }
 
 
@@ -54,10 +54,10 @@ async def test_an_action_is_an_operator_s_alone_and_each_attempt_is_on_record(
         for stranger in ("router", "operator", "n1") if action != "drain" else ("router", "operator", "n2"):
             with pytest.raises(IndexRefusal, match=f"{stranger} is none of the operators"):
                 await call(deployment.client(manager, name=stranger, deadline_seconds=PATIENCE_SECONDS))
-            assert f"admin.action who={stranger} action={action} target=n1 outcome=refused" in caplog.text
-        assert "admin.begun" not in caplog.text
+            assert f"admin.action_ended who={stranger} action={action} target=n1 outcome=refused" in caplog.text
+        assert "admin.action_started" not in caplog.text
         await call(deployment.client(manager, name="night-shift", deadline_seconds=PATIENCE_SECONDS))
-    assert f"admin.begun who=night-shift action={action} target=n1" in caplog.text
+    assert f"admin.action_started who=night-shift action={action} target=n1" in caplog.text
     lines = [
         line for line in caplog.text.splitlines() if f"who=night-shift action={action} target=n1 outcome=done" in line
     ]

@@ -157,7 +157,7 @@ async def test_a_link_of_which_a_probe_has_shown_a_lower_bound_is_named_so(deplo
 async def test_a_rate_that_is_known_no_more_stays_in_the_plan_until_it_can_be_probed_again(
     deployment: Deployment, file: Path
 ) -> None:
-    manager = await deployment.start_manager(deployment=file, plan_seconds=1.0, link_probe_seconds=3600.0)
+    manager = await deployment.start_manager(deployment=file, plan_seconds=1.0)
     links = [replace(LINK, capacity_bytes_per_second=20e6)]
     deployment.run(
         deployment.reporter("p1", manager, cluster="prfaas", kind="prfaas", figures=lambda: Figures(tuple(links)))

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
 from prfaas.index.query import Query
+from prfaas.manager.operations.rebalancer import INTAKE_RATIO
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.rebalance import RebalanceLimits
 from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
@@ -78,9 +79,7 @@ async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_t
     deployment: Deployment, tmp_path: Path
 ) -> None:
     rate = 3.0 * PREFIX_BYTES
-    async with running_site(
-        deployment, tmp_path, rebalance_bytes_per_second=rate, rebalance_node_bytes_per_second=rate
-    ) as site:
+    async with running_site(deployment, tmp_path, rebalance_bytes_per_second=rate) as site:
         names = [f"n{number}" for number in range(5)]
         await asyncio.gather(*map(site.node, names))
         for chain in (HOT, *RARE):
@@ -107,9 +106,7 @@ async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     intake = 4.0 * PREFIX_BYTES
-    async with running_site(
-        deployment, tmp_path, rebalance_bytes_per_second=100 * intake, rebalance_node_bytes_per_second=intake
-    ) as site:
+    async with running_site(deployment, tmp_path, rebalance_bytes_per_second=intake / INTAKE_RATIO) as site:
         chains = [HOT, *RARE[:3]]
         await site.node("old")
         for chain in chains:

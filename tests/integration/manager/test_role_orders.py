@@ -131,5 +131,5 @@ async def test_only_operators_may_and_the_attempt_is_recorded(
     with caplog.at_level("INFO"), pytest.raises(IndexRefusal, match="operators"):
         await order(deployment, manager, "n1", "prefill", who=who)
     assert num_actions("refused") == before + 1
-    assert f"admin.action who={who} action=set_role target=n1 outcome=refused role=prefill" in caplog.text
+    assert f"admin.action_ended who={who} action=set_role target=n1 outcome=refused role=prefill" in caplog.text
     assert roles(manager)["n1-engine"] == "both"

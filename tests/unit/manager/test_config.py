@@ -19,15 +19,12 @@ from prfaas.manager.config import ManagerConfig
         ("listen", "127.0.0.1:7411", "http_listen: 127.0.0.1:7411 is taken by listen"),
         ("expiry_seconds", "10s", "expiry_seconds: 10s; write more than heartbeat_seconds, which is 10s"),
         ("heartbeat_seconds", "45s", "expiry_seconds: 30s; write more than heartbeat_seconds, which is 45s"),
-        ("forget_seconds", "29s", "forget_seconds: 29s; write at least expiry_seconds, which is 30s"),
-        ("expiry_seconds", "31m", "forget_seconds: 30m; write at least expiry_seconds, which is 31m"),
         (
             "redis_directory",
             "/" + "a" * 96,
             "redis_directory: .*/redis.sock would be the path .* has 108 bytes; write one",
         ),
         ("threshold_tokens", "4294967296", "threshold_tokens"),
-        ("session_seconds", "0s", "session_seconds"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(name: str, value: str, says: str) -> None:
@@ -40,13 +37,11 @@ def test_a_setting_that_cannot_work_is_refused(name: str, value: str, says: str)
     [
         ("role_changes", "apply", "deployment"),
         ("traffic_seconds", "6m", "deployment"),
-        ("role_drain_seconds", "3m", "deployment, role_changes: apply"),
         ("redis_directory", "/var/lib/prfaas", "no redis_url"),
         ("fetch_tokens", "2Ki", "bandwidth: abundant or measured"),
         ("endpoint_picker", "picker.yaml", "local_policy: endpoint_picker"),
         ("non_cached_tokens", "17", "local_policy: suffix"),
         ("ppd_table", "table.json", "local_policy: ppd"),
-        ("ppd_mode", "authors", "local_policy: ppd"),
         ("tls_revocations", "ca.crl", "tls_authority"),
     ],
 )

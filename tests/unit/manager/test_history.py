@@ -24,39 +24,39 @@ def told(now: Sample) -> list[tuple[str, str, str]]:
     return [(change.kind, change.subject, change.detail) for change in changes(BEFORE, now)]
 
 
-def test_nothing_is_told_of_figures_that_only_move() -> None:
+def test_moving_figures_are_no_change() -> None:
     moved = replace(CALM, bytes_per_second=2e6)
     assert told(replace(BEFORE, at=2.0, paths={"east → west": moved}, counts={"local/short": 9.0})) == []
 
 
-def test_a_new_plan_says_what_limits_it() -> None:
+def test_new_plan_names_the_limiting_stage() -> None:
     assert told(replace(BEFORE, plan_version=2, threshold_tokens=2000, plan_limit="decode")) == [
-        ("plan", "plan 2", "t 100 → 2,000 tokens, limited by decode")
+        ("plan", "plan 2", "threshold 100 → 2,000 tokens, limited by decode")
     ]
 
 
-def test_a_path_says_why_its_threshold_rose_and_when_it_falls() -> None:
+def test_path_change_names_its_cause() -> None:
     raised = replace(CALM, multiplier=1.5, threshold_tokens=150, cause="queue")
     assert told(replace(BEFORE, paths={"east → west": raised})) == [
-        ("congestion", "east → west", "its t 100 → 150 tokens: queue")
+        ("congestion", "east → west", "threshold 100 → 150 tokens: queue")
     ]
     down = replace(CALM, is_down=True)
-    assert told(replace(BEFORE, paths={"east → west": down})) == [("link_down", "east → west", "nobody answers")]
+    assert told(replace(BEFORE, paths={"east → west": down})) == [("link_down", "east → west", "no connection")]
     back = list(changes(replace(BEFORE, paths={"east → west": raised}), BEFORE))
-    assert [(its.kind, its.detail) for its in back] == [("calm", "its t 150 → 100 tokens")]
+    assert [(change.kind, change.detail) for change in back] == [("calm", "threshold 150 → 100 tokens")]
 
 
-def test_roles_and_nodes_are_told_one_by_one() -> None:
+def test_each_role_and_node_is_a_change_of_its_own() -> None:
     now = replace(BEFORE, roles={"i1": "decode", "i2": "decode"}, draining={"i2": "prefill"}, nodes={"n2": "east"})
     assert told(now) == [
-        ("role_draining", "i2", "is to become prefill"),
+        ("role_draining", "i2", "will become prefill"),
         ("role_changed", "i1", "prefill → decode"),
         ("node_joined", "n2", "in east"),
         ("node_left", "n1", "from west"),
     ]
 
 
-def test_the_latest_samples_stay_and_the_newest_change_is_first() -> None:
+def test_latest_samples_stay_and_newest_change_is_first() -> None:
     history = History()
     for number in range(SAMPLES + 5):
         history.add(replace(BEFORE, at=float(number), plan_version=number))

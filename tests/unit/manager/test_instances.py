@@ -98,7 +98,7 @@ def test_a_node_that_drains_is_left_out_where_another_can_decode(site: Site) -> 
 
 def test_an_instance_that_is_about_to_turn_is_left_out(site: Site) -> None:
     site.states()
-    site.world.turn(ClusterName("west"), frozenset({InstanceId("b/0")}))
+    site.world.set_changing_role(ClusterName("west"), frozenset({InstanceId("b/0")}))
     assert set(site.states()) == {"a/0", "p/0"}
 
 

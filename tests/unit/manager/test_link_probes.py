@@ -9,15 +9,15 @@ import pytest
 
 from prfaas import grants
 from prfaas.index.membership import LinkFigures, Node
-from prfaas.manager.config import ManagerConfig
-from prfaas.manager.planning.link_probes import GRACE_SECONDS, PROBE_SECONDS, LinkProbes
+from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
+from prfaas.manager.planning.link_probes import GRACE_SECONDS, PROBE_SECONDS, REPEAT_SECONDS, LinkProbes
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterKind, ClusterName, CopyEnd, ProbeCommand
 
 SECRET = b"s" * 32
-CONFIG = ManagerConfig(secret_file=Path("-"), deployment=Path("-"), link_probe_bytes=5 << 20, link_probe_seconds=100.0)
+CONFIG = ManagerConfig(secret_file=Path("-"), deployment=Path("-"), link_probe_bytes=5 << 20)
 LINK = LinkFigures(AgentName("d1"), 0.0, 10e6, 0.05, 0.05, 0, 0.0, num_connections=4)
 WALL_CLOCK = 1e9
 
@@ -70,7 +70,7 @@ def test_a_path_that_nobody_knows_is_probed_once_and_later_from_another_node(sit
     (command,) = site.step()["p1"]
     assert site.step() == {"p1": [command]}, "until its agent has answered"
     site.end("p1", command)
-    assert site.step(99.0) == {}
+    assert site.step(REPEAT_SECONDS - 1.0) == {}
     assert list(site.step(1.0)) == ["p2"]
 
 
@@ -88,14 +88,14 @@ def test_its_grant_is_of_no_tokens_and_bounded_in_bytes_and_time(site: Site) -> 
     grant = grants.verify(command.grant, grants.derive_key(SECRET, "grant"), kind="probe", now=WALL_CLOCK)
     assert (grant.transfer_id, grant.source, grant.destination) == (command.transfer_id, "p1", "d1")
     assert (grant.destination_address, grant.num_tokens, grant.max_bytes) == ("d1:1", 0, 5 << 20)
-    assert grant.expires_at == WALL_CLOCK + CONFIG.grant_seconds > WALL_CLOCK + PROBE_SECONDS
+    assert grant.expires_at == WALL_CLOCK + GRANT_SECONDS > WALL_CLOCK + PROBE_SECONDS
 
 
 def test_what_is_known_or_was_lately_is_not_probed(site: Site) -> None:
     site.report("p1", LINK)
     assert site.step() == {}
     site.report("p1", replace(LINK, capacity_bytes_per_second=0.0))
-    assert site.step(99.0) == {}
+    assert site.step(REPEAT_SECONDS - 1.0) == {}
     assert list(site.step(1.0)) == ["p1"]
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from prfaas.manager.routing import outcomes
-from prfaas.manager.routing.outcomes import MAX_ANSWERED, OutcomeLog, RequestOutcome
+from prfaas.manager.routing.outcomes import MAX_OUTCOMES, OutcomeLog, RequestOutcome
 from prfaas.rpc.generated import manager_pb2 as pb
 
 LOCAL = pb.ReportRequestsRequest.Answered(
@@ -83,7 +83,7 @@ def test_the_times_are_those_that_metrics_count() -> None:
 
 def test_only_the_latest_are_kept() -> None:
     book = OutcomeLog(lambda: 0.0)
-    for number in range(MAX_ANSWERED + 1):
+    for number in range(MAX_OUTCOMES + 1):
         book.note(
             pb.ReportRequestsRequest.Answered(
                 decision_id=number.to_bytes(8, "big"), route="local", reason="short", ttft_seconds=1.0

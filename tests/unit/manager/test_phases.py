@@ -23,14 +23,14 @@ class Book:
     def __init__(self) -> None:
         self.now = 0.0
         self.settled: list[Phases] = []
-        self.division = PhaseCollector(lambda: self.now)
+        self.collector = PhaseCollector(lambda: self.now)
 
-    def answered(self, transfer_id: bytes = ID) -> None:
-        self.division.answered(transfer_id, UNDIVIDED, 2.0, self.settled.append)
+    def note_request(self, transfer_id: bytes = ID) -> None:
+        self.collector.note_request(transfer_id, UNDIVIDED, 2.0, self.settled.append)
 
     def after(self, seconds: float) -> list[Phases]:
         self.now += seconds
-        self.division.expire()
+        self.collector.expire()
         return self.settled
 
 
@@ -38,9 +38,9 @@ class Book:
 def test_the_phases_of_a_transfer_are_brought_together_in_any_order(order: tuple[int, ...]) -> None:
     book = Book()
     said: list[Callable[[], None]] = [
-        book.answered,
-        lambda: book.division.timed(SENT),
-        lambda: book.division.timed(LOADED),
+        book.note_request,
+        lambda: book.collector.note_timing(SENT),
+        lambda: book.collector.note_timing(LOADED),
     ]
     for which in order:
         assert book.settled == []
@@ -54,8 +54,8 @@ def test_the_phases_of_a_transfer_are_brought_together_in_any_order(order: tuple
 def test_what_an_agent_does_not_say_in_time_stays_undivided(timings: list[pb.ReportTransferRequest.Timing]) -> None:
     book = Book()
     for timing in timings:
-        book.division.timed(timing)
-    book.answered()
+        book.collector.note_timing(timing)
+    book.note_request()
     assert book.after(0.9 * AWAITED_SECONDS) == []
     assert book.after(0.1 * AWAITED_SECONDS) == [UNDIVIDED]
 
@@ -68,15 +68,17 @@ def test_no_phase_is_longer_than_what_the_earlier_ones_leave() -> None:
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_a_time_that_cannot_be_counts_as_unsaid(seconds: float) -> None:
     book = Book()
-    book.answered()
-    book.division.timed(SENT)
-    book.division.timed(pb.ReportTransferRequest.Timing(transfer_id=ID, load_seconds=seconds))
+    book.note_request()
+    book.collector.note_timing(SENT)
+    book.collector.note_timing(pb.ReportTransferRequest.Timing(transfer_id=ID, load_seconds=seconds))
     assert book.after(AWAITED_SECONDS) == [UNDIVIDED]
 
 
 def test_of_too_many_transfers_the_oldest_is_settled_undivided() -> None:
     book = Book()
-    book.answered()
+    book.note_request()
     for number in range(MAX_TRANSFERS):
-        book.division.timed(pb.ReportTransferRequest.Timing(transfer_id=number.to_bytes(16, "big"), load_seconds=1.0))
+        book.collector.note_timing(
+            pb.ReportTransferRequest.Timing(transfer_id=number.to_bytes(16, "big"), load_seconds=1.0)
+        )
     assert book.settled == [UNDIVIDED]

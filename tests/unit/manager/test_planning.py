@@ -69,9 +69,9 @@ def test_a_lower_bound_raises_what_is_known_up_to_the_files_rate(known: float, l
 @pytest.mark.parametrize(
     ("settings", "seconds"),
     [
-        ({"plan_seconds": 60.0, "link_probe_seconds": 240.0}, 480.0),
-        ({"plan_seconds": 600.0, "link_probe_seconds": 240.0}, 600.0),
-        ({"plan_seconds": 60.0, "link_probe_seconds": 240.0, "link_probe_bytes": 0}, 60.0),
+        ({"plan_seconds": 60.0}, 480.0),
+        ({"plan_seconds": 600.0}, 600.0),
+        ({"plan_seconds": 60.0, "link_probe_bytes": 0}, 60.0),
     ],
 )
 def test_a_rate_counts_until_two_probes_could_have_found_it_anew(settings: dict[str, float], seconds: float) -> None:

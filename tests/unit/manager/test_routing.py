@@ -12,8 +12,8 @@ from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.policy import MAX_RATES, RequestRates
-from prfaas.manager.routing.router import RequestRouter
-from prfaas.manager.state.world import REPEAT_SECONDS, World
+from prfaas.manager.routing.router import _WARNING_SECONDS, RequestRouter
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import NO_LAYOUT
 from prfaas.scheduler.snapshot import RequestFacts
@@ -78,7 +78,7 @@ def test_a_model_of_which_no_node_has_a_layout_is_told_of_counted_and_named_in_t
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site, before = Site(), _num_without_layout()
-    for site.now in (0.0, 1.0, REPEAT_SECONDS):
+    for site.now in (0.0, 1.0, _WARNING_SECONDS):
         decided = site.routing.decisions.get(site.ask())
         assert decided is not None and NO_LAYOUT in decided.document()["explanation"]
     assert _num_without_layout() == before + 3

@@ -1,4 +1,4 @@
-"""Work in slices: once one is over, others have their turn before it goes on."""
+"""Long work on the event loop yields to other tasks after each time slice."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import asyncio
 from prfaas.rpc.tasks import TimeSlice
 
 
-async def test_others_run_between_two_slices() -> None:
+async def test_other_tasks_run_between_two_slices() -> None:
     ran: list[int] = []
-    turns = TimeSlice()
+    time_slice = TimeSlice()
     for number in range(3):
         asyncio.get_running_loop().call_soon(ran.append, number)
-        while not turns.is_over:
+        while not time_slice.is_over:
             pass
         assert len(ran) == number
-        await turns.give_when_over()
+        await time_slice.yield_if_over()
         assert len(ran) == number + 1
