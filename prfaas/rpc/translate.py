@@ -129,15 +129,16 @@ def _change(announcement: Announcement, position: Callable[[Holding], int]) -> p
     holding = position(announcement.holding)
     if isinstance(announcement, Segment):
         states = [pb.States(holding=position(where), bitmap=bitmap) for where, bitmap in announcement.states]
-        segment = pb.Segment(
-            holding=holding,
-            head=announcement.head,
-            tails=announcement.tails,
-            bitmap=announcement.bitmap,
-            removed=not announcement.stored,
-            states=states,
+        return pb.Change(
+            segment=pb.Segment(
+                holding=holding,
+                head=announcement.head,
+                tails=announcement.tails,
+                bitmap=announcement.bitmap,
+                removed=not announcement.stored,
+                states=states,
+            )
         )
-        return pb.Change(segment=segment)
     return pb.Change(
         checkpoint=pb.Checkpoint(
             holding=holding,
@@ -180,9 +181,8 @@ def _announcement(change: pb.Change, holdings: list[Holding]) -> Announcement:
         states = tuple((holdings[each.holding], each.bitmap) for each in message.states)
         return Segment(holding, BlockHash(message.head), message.tails, message.bitmap, not message.removed, states)
     head = BlockHash(message.head) if message.head else None
-    return Checkpoint(
-        holding, BlockHash(message.block_hash), BlockHash(message.anchor), message.num_tokens, not message.removed, head
-    )
+    block_hash, anchor = BlockHash(message.block_hash), BlockHash(message.anchor)
+    return Checkpoint(holding, block_hash, anchor, message.num_tokens, not message.removed, head)
 
 
 def digest_messages(digests: Mapping[Holding, Digest]) -> list[pb.HoldingDigest]:
