@@ -184,7 +184,7 @@ async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: S
     assert (ran.status, ran.document) == (0, [change]), "nobody says what it runs"
     assert roles() == {"turning-engine": "prefill", "other-engine": "both"}
     refused = await prfaas(site, "flip", "other", "prefill", "--within=0s", secret=deployment.secret_file)
-    assert refused.status == 2 and "nothing in west would decode" in refused.error
+    assert refused.status == 2 and "no instance of west would decode" in refused.error
     back = await prfaas(
         site, "flip", "turning", "announced", "--within=0s", secret=deployment.secret_file, terminal=True
     )

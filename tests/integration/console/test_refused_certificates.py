@@ -81,7 +81,7 @@ def _before_a_manager_elsewhere(site: Site) -> CertificateFiles:
     return site.files
 
 
-HUNG_UP = "it hung up, as managers do that stop, or refuse a certificate; {0}/operator.pem: "
+HUNG_UP = "the manager closed the connection, because it stops or refuses the certificate; {0}/operator.pem: "
 REFUSED_HERE = "this side refuses the manager's certificate: "
 REFUSED_HERE += "it must be valid, for 127.0.0.1 and signed by {0}/authority.pem; openssl s"
 REFUSED: list[tuple[Callable[[Site], CertificateFiles], str]] = [
@@ -123,9 +123,10 @@ async def test_plain_text_and_certificates_do_not_go_together_and_it_is_said(
     site = Site(tmp_path)
     encrypted, plain = await site.manager(deployment), await deployment.start_manager()
     ran = await asyncio.to_thread(run_here, "drain", "nobody", *_flags(encrypted, deployment))
-    assert "it hung up: where it asks for certificates, set tls_authority" in ran.error and _num_lines(ran) == 1
+    closed = "the manager closed the connection: if it requires certificates, set tls_authority"
+    assert closed in ran.error and _num_lines(ran) == 1
     ran = await asyncio.to_thread(run_here, "drain", "nobody", *_flags(plain, deployment), *_tls(site.files))
-    assert "it answers in plain text: give it certificates, or leave tls_* out here" in ran.error
+    assert "the manager answers in plain text: give it certificates, or remove tls_* from these settings" in ran.error
     assert _num_lines(ran) == 1, ran.error
 
 

@@ -75,5 +75,5 @@ async def test_while_every_manager_names_another_writer_none_is_there() -> None:
 async def test_a_time_that_is_none_is_refused(deployment: Deployment, seconds: float) -> None:
     manager = await deployment.start_manager()
     client = deployment.client(manager, name="operator")
-    with pytest.raises(IndexRefusal, match="is no time"):
+    with pytest.raises(IndexRefusal, match="is not a duration"):
         await client.copy(pb.CopyRequest(timeout_seconds=seconds), timeout_seconds=PATIENCE_SECONDS)

@@ -52,7 +52,7 @@ async def test_an_action_is_an_operator_s_alone_and_each_attempt_is_on_record(
     before = {outcome: _count(action, outcome) for outcome in ("refused", "done")}
     with caplog.at_level("INFO"):
         for stranger in ("router", "operator", "n1") if action != "drain" else ("router", "operator", "n2"):
-            with pytest.raises(IndexRefusal, match=f"{stranger} is none of the operators"):
+            with pytest.raises(IndexRefusal, match=f"{stranger} is not an operator"):
                 await call(deployment.client(manager, name=stranger, deadline_seconds=PATIENCE_SECONDS))
             assert f"admin.action_ended who={stranger} action={action} target=n1 outcome=refused" in caplog.text
         assert "admin.action_started" not in caplog.text

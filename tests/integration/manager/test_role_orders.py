@@ -101,7 +101,7 @@ async def test_another_managers_routers_send_nothing_new_to_it_either(deployment
 @pytest.mark.parametrize(
     ("name", "role", "message"),
     [
-        ("n1", "prefill", "nothing in west would decode"),
+        ("n1", "prefill", "no instance of west would decode"),
         ("e1", "decode", "all instances prefill"),
         ("n1", "leader", "role"),
         ("nobody", "decode", "unknown or silent"),

@@ -151,7 +151,7 @@ async def test_connections_with_former_certificates_end_with_their_last_call(
             await channel.call("Match", pb.MatchRequest(model="unheard-of"), timeout_seconds=PATIENCE_SECONDS)
     await until(lambda: _num_connections(manager.address) == 2, what="the watch's connection and the present one")
     watching.cancel()
-    await until(lambda: not channel._former, what="the former's end with the watch")
+    await until(lambda: not channel._retired, what="the former's end with the watch")
     await channel.close()
 
 
