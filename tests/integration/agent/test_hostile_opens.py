@@ -11,7 +11,7 @@ from prfaas import grants
 from prfaas.transport.protocol.messages import MAX_BODY_BYTES, ObjectSizes, Open, decode_ending, encode_open
 from prfaas.transport.protocol.wire import FrameType
 from tests.integration.agent.running import Agents
-from tests.integration.transport.raw_peers import RawSender
+from tests.support.raw_peers import RawSender
 from tests.support.waiting import PATIENCE_SECONDS
 from tools.demo.client import get_json
 

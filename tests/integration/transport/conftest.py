@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.transport.ends import Far, Near, make_far, make_near
+from tests.support.transport_ends import Far, Near, make_far, make_near
 from tests.support.waiting import wait_until
 from tools.free_ports import free_address
 
@@ -17,7 +17,7 @@ from tools.free_ports import free_address
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Every thread and descriptor that a test makes is gone after it."""
-    free_address()  # the first one takes a slice of the ports, which this process keeps
+    free_address()  # The first call opens a descriptor that the process keeps.
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     yield
     wait_until(lambda: threading.active_count() <= threads, what="the end of all threads")

@@ -1,4 +1,4 @@
-"""What a receiver at a private address does with a peer at a public one: run where this host has both (`ip netns`)."""
+"""Receiver at a private address with a peer at a public one, for a network namespace that has both addresses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 
-from tests.integration.transport.ends import make_far
+from tests.support.transport_ends import make_far
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 if __name__ == "__main__":

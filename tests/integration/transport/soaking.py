@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveMemoryFree
 from prfaas.transport.sender.api import SendCompleted, SendFailed
-from tests.integration.transport.ends import Far, Near, make_far, make_near
+from tests.support.transport_ends import Far, Near, make_far, make_near
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import LinkShape, Relay
 

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC
-from tests.integration.transport.ends import objects_of, send
 from tests.integration.transport.soaking import (
     LONG,
     QUARTERS,
@@ -19,6 +18,7 @@ from tests.integration.transport.soaking import (
     scene_for,
     told,
 )
+from tests.support.transport_ends import objects_of, send
 
 DEADLINE_SECONDS = 15.0  # a length that was changed may leave both ends waiting
 ANSWERED_BYTES = 8 * HEADER_BYTES  # of what a receiver says of any transfer: HAVE, some ACKs, DONE

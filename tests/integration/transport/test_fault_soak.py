@@ -20,8 +20,6 @@ import pytest
 from benchmarks.transport.ours import Ends
 from prfaas.transport.receiver.api import ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender.api import SendCompleted
-from tests.integration.transport import far_process
-from tests.integration.transport.ends import Near, make_far, make_near, objects_of, send
 from tests.integration.transport.soaking import (
     LONG,
     MIB,
@@ -36,6 +34,8 @@ from tests.integration.transport.soaking import (
     shape_for,
     told,
 )
+from tests.support import receiver_process
+from tests.support.transport_ends import Near, make_far, make_near, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import LinkShape, Relay
 from tools.wan import Wan, WanShape, obstacle
@@ -163,8 +163,8 @@ def test_a_transfer_survives_the_loss_of_every_packet_a_hundred_times(seed: int)
 
 
 def _kill_receivers(count: int, *, seed: int) -> None:
-    chance, far = random.Random(seed), far_process.start("127.0.0.1:0")
-    address = far_process.next_line(far)
+    chance, far = random.Random(seed), receiver_process.start("127.0.0.1:0")
+    address = receiver_process.next_line(far)
     with Relay(address, shape_for(SIZES)) as relay:
         near = make_near(relay.address, num_connections=NUM_CONNECTIONS)
 
@@ -175,7 +175,7 @@ def _kill_receivers(count: int, *, seed: int) -> None:
 
         with closing(near.link):
             assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
-            far_process.next_line(far)
+            receiver_process.next_line(far)
             with nothing_stays(settle):
                 for number in range(count):
                     at = chance.randrange(sum(SIZES) * 4 // 5)
@@ -190,11 +190,11 @@ def _kill_receiver(far: subprocess.Popen[str], near: Near, relay: Relay, objects
     transfer_id = send(near, objects)
     wait_until(lambda: relay.is_held, what="the fault")
     _kill(far)
-    far = far_process.start(relay.target)
-    assert far_process.next_line(far) == relay.target
+    far = receiver_process.start(relay.target)
+    assert receiver_process.next_line(far) == relay.target
     relay.release()
     assert isinstance(near.end(transfer_id), SendCompleted)
-    assert far_process.next_line(far) == f"{transfer_id.hex()} {far_process.digest_of(objects)}"
+    assert receiver_process.next_line(far) == f"{transfer_id.hex()} {receiver_process.digest_of(objects)}"
     return far
 
 
@@ -239,7 +239,7 @@ def _kill_senders(count: int, *, seed: int) -> None:
 
 
 def _kill_sender(relay: Relay) -> None:
-    command = [sys.executable, "-m", "tests.integration.transport.near_process", relay.address, str(SENT_MIB)]
+    command = [sys.executable, "-m", "tests.support.sender_process", relay.address, str(SENT_MIB)]
     near = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: relay.is_held, what="the fault")
     _kill(near)

@@ -24,7 +24,8 @@ from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.sender.link import PACE_STEP_RATIO
-from tests.integration.transport.ends import (
+from tests.support.raw_peers import RawReceiver, RawSender
+from tests.support.transport_ends import (
     GIVES_UP_SECONDS,
     Far,
     Near,
@@ -33,7 +34,6 @@ from tests.integration.transport.ends import (
     objects_of,
     send,
 )
-from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
 from tools.link import Filter, LinkShape, Relay
@@ -562,7 +562,7 @@ def test_a_name_that_moves_to_another_address_is_looked_up_again_when_the_connec
     hosts.write_text("127.0.0.2 far.example\n")
     first = make_far(listen="127.0.0.2:0")
     port = first.address.rpartition(":")[2]
-    near = f"{sys.executable} -m tests.integration.transport.near_process far.example:{port} 6"
+    near = f"{sys.executable} -m tests.support.sender_process far.example:{port} 6"
     with subprocess.Popen(["unshare", "-m", "sh", "-c", f"mount --bind {hosts} /etc/hosts && exec {near}"]) as sender:
         wait_until(lambda: bool(first.of(ReceiveCompleted)))
         hosts.write_text("127.0.0.3 far.example\n")

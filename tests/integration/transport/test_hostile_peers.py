@@ -53,7 +53,8 @@ from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, MAX_LARGE_FRAMES
 from prfaas.transport.receiver.server import MAX_STRANGERS, Receiver, ReceiverConfig, source_of
 from prfaas.transport.receiver.transfers import HAVE_SECONDS
 from prfaas.transport.sender.api import SendCompleted, SendFailed
-from tests.integration.transport.ends import (
+from tests.support.raw_peers import RawReceiver, RawSender
+from tests.support.transport_ends import (
     GIVES_UP_SECONDS,
     KEY,
     Far,
@@ -63,7 +64,6 @@ from tests.integration.transport.ends import (
     resident_bytes,
     send,
 )
-from tests.integration.transport.raw_peers import RawReceiver, RawSender
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
 

@@ -18,7 +18,7 @@ from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.api import Accepted, OpenRequest
 from prfaas.transport.receiver.dispatcher import MAX_PENDING_REPLIES, InboundDispatcher, ReplyQueue
 from prfaas.transport.receiver.transfers import Reply
-from tests.integration.transport.ends import fill_up
+from tests.support.transport_ends import fill_up
 from tests.support.waiting import PATIENCE_SECONDS
 
 ID = bytes(range(16))

@@ -12,7 +12,7 @@ from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.receiver.limits import CHANGE_RATIO
 from prfaas.transport.sender.api import SendFailed
 from prfaas.transport.sender.link import PACE_STEP_RATIO
-from tests.integration.transport.ends import Far, Near, make_far, send
+from tests.support.transport_ends import Far, Near, make_far, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
 

@@ -24,8 +24,8 @@ from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
-from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
-from tests.integration.transport.raw_peers import RawReceiver, RawSender
+from tests.support.raw_peers import RawReceiver, RawSender
+from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.link import LinkShape, Relay

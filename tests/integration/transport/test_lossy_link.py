@@ -13,8 +13,8 @@ from prfaas.transport.protocol.wire import FrameType, packed_header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted
 from prfaas.transport.sender.api import SendCompleted, SendRequest
-from tests.integration.transport.ends import Far, Near, make_far
-from tests.integration.transport.raw_peers import RawSender
+from tests.support.raw_peers import RawSender
+from tests.support.transport_ends import Far, Near, make_far
 from tests.unit.transport.test_packing import bf16
 
 FLOATS = bf16(1 << 16)  # 128 KiB

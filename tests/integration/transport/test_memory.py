@@ -44,8 +44,8 @@ from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.outbound_transfer import PeerState
-from tests.integration.transport.ends import Far, Near, fill_up, resident_bytes, send
-from tests.integration.transport.raw_peers import RawReceiver, RawSender
+from tests.support.raw_peers import RawReceiver, RawSender
+from tests.support.transport_ends import Far, Near, fill_up, resident_bytes, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20

@@ -25,7 +25,7 @@ from prfaas.transport.protocol.wire import HEADER_BYTES, ConnectionState, FrameT
 from prfaas.transport.receiver.api import Rejected
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendCompleted, SendFailed
-from tests.integration.transport.ends import KEY, Far, Near, make_far, make_near, objects_of, send
+from tests.support.transport_ends import KEY, Far, Near, make_far, make_near, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
 

@@ -11,8 +11,8 @@ from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, chunk_checks
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.api import ReceiveCompleted
 from prfaas.transport.sender.api import SendCompleted
-from tests.integration.transport.ends import Far, Near, objects_of, send
-from tests.integration.transport.raw_peers import RawSender
+from tests.support.raw_peers import RawSender
+from tests.support.transport_ends import Far, Near, objects_of, send
 from tests.support.waiting import wait_until
 from tests.unit.transport.test_packing import bf16
 

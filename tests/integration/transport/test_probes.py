@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prfaas.transport.congestion.rate_estimator import LinkHealth
 from prfaas.transport.receiver.api import ReceiveCompleted
 from prfaas.transport.sender.api import SendCompleted, SendFailed
-from tests.integration.transport.ends import Far, Near, objects_of, send
+from tests.support.transport_ends import Far, Near, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, wait_until
 from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.link import LinkShape, Relay

@@ -19,10 +19,10 @@ from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendRequest
 from prfaas.transport.sender.connection_worker import MAX_UNACKNOWLEDGED
 from prfaas.transport.sender.outbound_transfer import SLOW_BYTES_PER_SECOND
-from tests.integration.transport import far_process
-from tests.integration.transport.ends import Far, Near, objects_of, send
-from tests.integration.transport.raw_peers import RawReceiver, RawSender
+from tests.support import receiver_process
 from tests.support.paused_process import paused
+from tests.support.raw_peers import RawReceiver, RawSender
+from tests.support.transport_ends import Far, Near, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Filter, Relay
 
@@ -83,9 +83,9 @@ def test_what_a_connection_carries_that_stands_still_arrives_over_the_others_and
 @contextmanager
 def _far_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A receiving end that may be suspended, and its address."""
-    far = far_process.start("127.0.0.1:0")
+    far = receiver_process.start("127.0.0.1:0")
     try:
-        yield far, far_process.next_line(far)
+        yield far, receiver_process.next_line(far)
     finally:
         far.kill()
         far.communicate()

@@ -24,8 +24,8 @@ from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.server import ReceiverConfig
 from prfaas.transport.sender.api import SendCompleted, SendFailed
 from prfaas.transport.sender.link import Link
-from tests.integration.transport.ends import GIVES_UP_SECONDS, Far, Near, make_far, make_near, objects_of, send
-from tests.integration.transport.raw_peers import RawReceiver, RawSender
+from tests.support.raw_peers import RawReceiver, RawSender
+from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, make_near, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Filter, Relay
 

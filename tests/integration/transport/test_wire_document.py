@@ -13,7 +13,7 @@ import msgpack
 import xxhash
 
 from prfaas.transport.receiver.api import ReceiveCompleted
-from tests.integration.transport.ends import KEY, Far
+from tests.support.transport_ends import KEY, Far
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 HEADER = struct.Struct("<4sBBHI16sIQQ")

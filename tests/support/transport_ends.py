@@ -1,4 +1,4 @@
-"""Both ends of the wire as tests hold them: a receiver with the memory that it fills, a link with what it says."""
+"""Both ends of the wire in tests: a receiver with the memory that it fills (far), and a link with its events (near)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from prfaas.transport.sender.link import Link, LinkConfig
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 KEY = b"k" * 32
-GIVES_UP_SECONDS = (
-    1.0  # `reconnect_seconds` where somebody is out of reach; elsewhere nobody is given up for being slow
-)
+# `reconnect_seconds` of tests in which a peer is unreachable. In other tests no peer is given up for being slow.
+GIVES_UP_SECONDS = 0.6
 
 
 @dataclass
@@ -63,7 +62,7 @@ def make_far(**config: object) -> Far:
 
 @dataclass
 class Near:
-    """A link and what it says."""
+    """A link and its events."""
 
     link: Link
     events: list[SendEvent] = field(default_factory=list)
@@ -72,11 +71,11 @@ class Near:
         return [event for event in self.events if isinstance(event, kind)]
 
     def end(self, transfer_id: bytes, *, seconds: float = 2 * PATIENCE_SECONDS) -> SendEvent:
-        """How a transfer ended, once its memory is free."""
+        """Return how a transfer ended, once its memory is free."""
         wait_until(lambda: SendMemoryFree(transfer_id) in self.events, seconds=seconds)
-        mine = [event for event in self.events if event.transfer_id == transfer_id]
-        ends = [event for event in mine if isinstance(event, SendCompleted | SendFailed)]
-        assert len(ends) == 1 and mine[-1] == SendMemoryFree(transfer_id)
+        events = [event for event in self.events if event.transfer_id == transfer_id]
+        ends = [event for event in events if isinstance(event, SendCompleted | SendFailed)]
+        assert len(ends) == 1 and events[-1] == SendMemoryFree(transfer_id)
         return ends[0]
 
     def acknowledged(self) -> list[int]:
@@ -101,15 +100,15 @@ def make_near(address: str, *, key: bytes = KEY, peer: str = "far", name: str = 
 def send(
     near: Near, objects: list[bytes], *, deadline: float = PATIENCE_SECONDS, ready: bool = True, priority: int = 0
 ) -> bytes:
-    """Offer objects, all of them ready unless told otherwise."""
+    """Offer objects, all of them ready by default."""
     transfer_id = os.urandom(16)
-    sizes = [len(its) for its in objects]
+    sizes = [len(content) for content in objects]
     near.link.open(
         SendRequest(transfer_id, b"body", sizes, lambda index: memoryview(objects[index]), priority, deadline)
     )
     if ready:
-        for index, its in enumerate(objects):
-            near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=len(its))
+        for index, size in enumerate(sizes):
+            near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
     return transfer_id
 
 
@@ -120,7 +119,7 @@ def objects_of(*sizes: int, seed: int = 1) -> list[bytes]:
 
 @contextlib.contextmanager
 def no_thread_starts() -> Iterator[None]:
-    """No address space has room for a stack of this size."""
+    """Make every start of a thread fail: no address space has room for a stack of this size."""
     before = threading.stack_size(1 << 60)
     try:
         yield
@@ -129,7 +128,7 @@ def no_thread_starts() -> Iterator[None]:
 
 
 def fill_up(sock: socket.socket) -> int:
-    """Send zeros until the kernel takes no more; how many."""
+    """Send zeros until the kernel takes no more, and return their number."""
     piece, num_bytes = bytes(4096), 0
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -138,5 +137,5 @@ def fill_up(sock: socket.socket) -> int:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

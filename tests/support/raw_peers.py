@@ -1,4 +1,4 @@
-"""Peers that know the secret and say what a test wants them to say."""
+"""Peers that know the secret and send any frames that a test wants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Ending, ObjectSizes, Open
 from prfaas.transport.protocol.wire import FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Slab
-from tests.integration.transport.ends import KEY
+from tests.support.transport_ends import KEY
 from tests.support.waiting import PATIENCE_SECONDS
 
 
@@ -53,7 +53,7 @@ class RawSender:
         deadline_seconds: float = PATIENCE_SECONDS,
         body: bytes = b"body",
     ) -> bytes:
-        """Open a transfer and read its HAVE, past what is asked of transfers that earlier connections of this name left."""
+        """Open a transfer and read its HAVE. Skip REOPENs of transfers that earlier connections of this name left."""
         transfer_id = transfer_id or os.urandom(16)
         opened = Open(ObjectSizes.of(sizes), 0, deadline_seconds, body)
         self.connection.write(messages.encode_open(transfer_id, opened))
@@ -63,16 +63,24 @@ class RawSender:
         return transfer_id
 
     def chunk(self, transfer_id: bytes, slab: Slab, payload: bytes, *, checksum: int | None = None) -> None:
-        right = chunk_checksum(transfer_id, slab, [memoryview(payload)])
-        self.connection.write(chunk_header(transfer_id, slab, right if checksum is None else checksum), payload)
+        correct = chunk_checksum(transfer_id, slab, [memoryview(payload)])
+        self.connection.write(chunk_header(transfer_id, slab, correct if checksum is None else checksum), payload)
 
     def heard(self) -> tuple[Header, bytes]:
-        """The next frame of the receiver."""
+        """Return the next frame of the receiver."""
         header = self.connection.read_header()
         return header, bytes(self.connection.read_payload(header))
 
+    def ping(self) -> list[FrameType]:
+        """Send PING and return the types of the frames up to its PONG: everything sent before has been handled."""
+        self.connection.write(Header(FrameType.PING, 0).encode())
+        heard = [self.heard()[0].type]
+        while heard[-1] is not FrameType.PONG:
+            heard.append(self.heard()[0].type)
+        return heard
+
     def refusal(self) -> Ending:
-        """What the receiver says before it closes the connection."""
+        """Return the ERROR that the receiver sends before it closes the connection."""
         while True:
             header, payload = self.heard()
             if header.type is FrameType.ERROR:
@@ -80,7 +88,7 @@ class RawSender:
 
 
 class RawReceiver:
-    """Listens, lets everybody in, and then does what `serve` does, on a thread for each connection."""
+    """Listens, completes every handshake, and then runs `serve` on a thread for each connection."""
 
     def __init__(self, serve: Callable[[Connection], None], *, certificates: Certificates | None = None) -> None:
         self._serve, self._certificates = serve, certificates

@@ -1,10 +1,10 @@
-"""A sending end as a process of its own, which tests may kill: it sends so many MiB after each other until it is."""
+"""Sender as a process of its own, which sends transfers of so many MiB until a test kills it."""
 
 from __future__ import annotations
 
 import sys
 
-from tests.integration.transport.ends import make_near, objects_of, send
+from tests.support.transport_ends import make_near, objects_of, send
 
 if __name__ == "__main__":
     address, num_objects = sys.argv[1], int(sys.argv[2])
