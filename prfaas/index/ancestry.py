@@ -1,7 +1,7 @@
-"""Tables of block hashes that grow a 256th at a time.
+"""Chains of one block size: parent and position of each block that is held or has a held descendant.
 
-A dictionary that doubles copies all it has: with a million blocks that holds up the process that feeds an index for a
-tenth of a second. Of 256 by the first byte of the hash each copies its own part, and not all at the same block.
+The tables are plain dictionaries of bytes and numbers, which Python's garbage collector need not search. With an object
+per block its full collections would stop the process that feeds an index for tenths of a second.
 """
 
 from __future__ import annotations
@@ -12,98 +12,91 @@ from typing import Generic, TypeVar
 from prfaas.index.segments import CELL_BLOCKS
 from prfaas.types import BlockHash
 
-_PARTS = 256  # values of a byte
+_NUM_SHARDS = 256  # One for each value of a hash's first byte.
+_USERS_BITS = 32
+_USERS = (1 << _USERS_BITS) - 1
 Value = TypeVar("Value")
 
 
 class ShardedDict(Generic[Value]):
-    """From a hash, which has at least one byte, to a value."""
+    """Dictionary by hash that grows a 256th at a time.
+
+    A plain dictionary that doubles copies everything: with a million blocks that takes a tenth of a second.
+    """
 
     def __init__(self) -> None:
-        self.parts: list[dict[BlockHash, Value]] = [{} for _ in range(_PARTS)]  # by first byte
+        self.shards: list[dict[BlockHash, Value]] = [{} for _ in range(_NUM_SHARDS)]
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(map(len, self.shards))
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        return block_hash in self.parts[block_hash[0]]
+        return block_hash in self.shards[block_hash[0]]
 
     def __getitem__(self, block_hash: BlockHash) -> Value:
-        return self.parts[block_hash[0]][block_hash]
+        return self.shards[block_hash[0]][block_hash]
 
     def __setitem__(self, block_hash: BlockHash, value: Value) -> None:
-        self.parts[block_hash[0]][block_hash] = value
+        self.shards[block_hash[0]][block_hash] = value
 
     def __delitem__(self, block_hash: BlockHash) -> None:
-        del self.parts[block_hash[0]][block_hash]
+        del self.shards[block_hash[0]][block_hash]
 
     def pop(self, block_hash: BlockHash) -> Value | None:
-        """Take a hash out; its value, or None when it is not there."""
-        return self.parts[block_hash[0]].pop(block_hash, None)
+        """Remove a hash and return its value, or None when it is not there."""
+        return self.shards[block_hash[0]].pop(block_hash, None)
 
-    def update(self, pairs: Iterable[tuple[BlockHash, Value]]) -> None:
-        parts = self.parts
-        for block_hash, value in pairs:
-            parts[block_hash[0]][block_hash] = value
-
-    def has_none(self, hashes: Iterable[BlockHash]) -> bool:
-        parts = self.parts
-        return not any(block_hash in parts[block_hash[0]] for block_hash in hashes)
+    def has_any(self, hashes: Iterable[BlockHash]) -> bool:
+        shards = self.shards
+        return any(block_hash in shards[block_hash[0]] for block_hash in hashes)
 
     def has_all(self, hashes: Iterable[BlockHash]) -> bool:
-        parts = self.parts
-        return all(block_hash in parts[block_hash[0]] for block_hash in hashes)
+        shards = self.shards
+        return all(block_hash in shards[block_hash[0]] for block_hash in hashes)
 
 
 class ShardedSet:
-    """Hashes, which have at least one byte."""
+    """Set of hashes that grows a 256th at a time."""
 
     def __init__(self) -> None:
-        self._parts: list[set[BlockHash]] = [set() for _ in range(_PARTS)]
+        self._shards: list[set[BlockHash]] = [set() for _ in range(_NUM_SHARDS)]
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        return sum(map(len, self._shards))
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        return block_hash in self._parts[block_hash[0]]
+        return block_hash in self._shards[block_hash[0]]
 
     def __iter__(self) -> Iterator[BlockHash]:
-        for part in self._parts:
-            yield from part
-
-    def add(self, block_hash: BlockHash) -> None:
-        self._parts[block_hash[0]].add(block_hash)
+        for shard in self._shards:
+            yield from shard
 
     def update(self, hashes: Iterable[BlockHash]) -> None:
-        parts = self._parts
+        shards = self._shards
         for block_hash in hashes:
-            parts[block_hash[0]].add(block_hash)
+            shards[block_hash[0]].add(block_hash)
 
-    def discard_each(self, hashes: Iterable[BlockHash]) -> None:
-        parts = self._parts
+    def difference_update(self, hashes: Iterable[BlockHash]) -> None:
+        shards = self._shards
         for block_hash in hashes:
-            parts[block_hash[0]].discard(block_hash)
+            shards[block_hash[0]].discard(block_hash)
 
     def lacking(self, hashes: Iterable[BlockHash]) -> set[BlockHash]:
-        """Those that are not here."""
-        parts = self._parts
-        return {block_hash for block_hash in hashes if block_hash not in parts[block_hash[0]]}
+        """Return the hashes that are not here."""
+        shards = self._shards
+        return {block_hash for block_hash in hashes if block_hash not in shards[block_hash[0]]}
 
     def has_all(self, hashes: Iterable[BlockHash]) -> bool:
-        parts = self._parts
-        return all(block_hash in parts[block_hash[0]] for block_hash in hashes)
-
-
-_USERS_BITS = 32  # of a place, the lowest: how many hold the block or are its children
-_USERS = (1 << _USERS_BITS) - 1
+        shards = self._shards
+        return all(block_hash in shards[block_hash[0]] for block_hash in hashes)
 
 
 class Ancestry:
-    """A block is known as long as it has users. Adding a child uses its parent; who holds a block says so by `use`."""
+    """Blocks of one size with their parents. A block is known while it has users: its holders and its children."""
 
     def __init__(self) -> None:
-        self._places = ShardedDict[int]()  # index in the chain, then the number of users
-        self._parents = ShardedDict[BlockHash]()  # of all but the first of each chain
+        self._places = ShardedDict[int]()  # Index in the chain in the high bits, the number of users in the low bits.
+        self._parents = ShardedDict[BlockHash]()  # Of all blocks but the first of each chain.
 
     def __len__(self) -> int:
         return len(self._places)
@@ -112,66 +105,59 @@ class Ancestry:
         return block_hash in self._places
 
     def index(self, block_hash: BlockHash) -> int:
-        """How many blocks come before it in its chain. Raises KeyError when it is not known."""
+        """Return the number of blocks before this one in its chain. Raises KeyError when it is not known."""
         return self._places[block_hash] >> _USERS_BITS
 
     def deepest_first(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
-        """Known blocks, those with the most before them first."""
-        parts = self._places.parts
-        return [
-            its
-            for _, its in sorted(
-                [(parts[block_hash[0]][block_hash], block_hash) for block_hash in hashes], reverse=True
-            )
-        ]
+        """Return known blocks with the ends of chains first."""
+        shards = self._places.shards
+        places = [(shards[block_hash[0]][block_hash], block_hash) for block_hash in hashes]
+        return [block_hash for _, block_hash in sorted(places, reverse=True)]
 
     def follows(self, parent: BlockHash, index: int) -> bool:
-        """Whether the block at `index` of a chain can have this parent, which is known."""
+        """Return whether the block at `index` of a chain can have this known parent."""
         return self.index(parent) == index - 1
 
     def add(self, block_hash: BlockHash, *, parent: BlockHash, index: int) -> None:
-        """Note a new block, without users; its parent is known unless `index` is 0."""
+        """Add a new block without users. Its parent is known unless `index` is 0."""
         self._places[block_hash] = index << _USERS_BITS
         if index:
             self._parents[block_hash] = parent
-            self.use(parent)
+            self.use([parent])
 
     def add_run(self, hashes: Sequence[BlockHash], *, parent: BlockHash, index: int) -> bool:
-        """Note consecutive blocks, each with one user beside its child; False, and nothing happens, unless all are new and
-        where they belong."""
-        if not self._places.has_none(hashes) or len(set(hashes)) < len(hashes):
+        """Add consecutive blocks, each with one user beside its child.
+
+        Return False and add nothing unless all blocks are new and fit behind `parent`.
+        """
+        if self._places.has_any(hashes) or len(set(hashes)) < len(hashes):
             return False
         if (index > 0) != (parent in self._places) or (index and not self.follows(parent, index)):
             return False
-        places, parents = self._places.parts, self._parents.parts
+        places, parents = self._places.shards, self._parents.shards
         before, place = parent, index << _USERS_BITS | 2
         for block_hash in hashes:
-            part = block_hash[0]
-            places[part][block_hash] = place
-            parents[part][block_hash] = before
+            shard = block_hash[0]
+            places[shard][block_hash] = place
+            parents[shard][block_hash] = before
             before, place = block_hash, place + (1 << _USERS_BITS)
         self._places[hashes[-1]] -= 1
         if index:
-            self.use(parent)
+            self.use([parent])
         else:
             del self._parents[hashes[0]]
         return True
 
-    def knows(self, hashes: Sequence[BlockHash]) -> bool:
-        """Whether all of these are known."""
+    def knows_all(self, hashes: Sequence[BlockHash]) -> bool:
         return hashes[0] in self._places and self._places.has_all(hashes)
 
-    def use_each(self, hashes: Iterable[BlockHash]) -> None:
-        """One user more of each of these known blocks."""
+    def use(self, hashes: Iterable[BlockHash]) -> None:
+        """Add a user to each of these known blocks."""
         for block_hash in hashes:
             self._places[block_hash] += 1
 
-    def use(self, block_hash: BlockHash) -> None:
-        """One user more of a known block."""
-        self._places[block_hash] += 1
-
     def release(self, block_hash: BlockHash | None) -> None:
-        """One user less; a block without users goes, and with it its use of its parent."""
+        """Remove a user. A block without users goes, and with it one use of its parent."""
         while block_hash is not None:
             place = self._places[block_hash] - 1
             if place & _USERS:
@@ -181,17 +167,14 @@ class Ancestry:
             block_hash = self._parents.pop(block_hash)
 
     def head(self, block_hash: BlockHash) -> BlockHash:
-        """The head of the known block's cell."""
-        parents = self._parents
-        for _ in range(self.index(block_hash) % CELL_BLOCKS):
-            block_hash = parents[block_hash]
-        return block_hash
+        """Return the head of the known block's cell."""
+        return self.path(block_hash)[0]
 
     def path(self, block_hash: BlockHash) -> list[BlockHash]:
-        """The chain from the head of the block's cell to the block."""
+        """Return the chain from the head of the block's cell to the block."""
         path = [block_hash]
-        parts = self._parents.parts
+        shards = self._parents.shards
         for _ in range(self.index(block_hash) % CELL_BLOCKS):
-            block_hash = parts[block_hash[0]][block_hash]
+            block_hash = shards[block_hash[0]][block_hash]
             path.append(block_hash)
         return path[::-1]

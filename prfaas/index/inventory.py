@@ -1,9 +1,9 @@
-"""What one node holds, as its agent knows it: pool events in, announcements and digests out.
+"""The inventory of one node, as its agent knows it: pool events in, announcements and digests out.
 
-An event names a block by its hash and its parent; the index wants a path from the head of the block's cell, which the
-ancestry of its blocks can tell at any time, also when everything is announced anew. A block whose parent was never seen
-is an orphan: it is kept apart and announced when its parent appears. Blocks that come as a run are taken as one where
-all of them are new, or all are known already: of another group or tier.
+An event names a block by its hash and its parent, while the index wants a path from the head of the block's cell. The
+ancestry tells that path at any time, also when everything is announced anew. A block whose parent was never seen is an
+orphan: it is kept apart and announced when its parent appears. A run of blocks is taken at once if all are new or all are
+known; the known ones belong to another group or tier.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from prfaas.pool_events import BlockRemoved, BlocksRemoved, BlocksStored, BlockS
 from prfaas.types import BlockHash
 
 Change = PoolChange | PoolEvent
-_Fresh = dict[Holding, set[BlockHash]]  # what changed and is not told yet
+_Changed = dict[Holding, set[BlockHash]]  # Blocks of a batch that are not announced yet.
 _Orphan = tuple[Holding, BlockHash]
-_Missing = tuple[int, BlockHash]  # block size and parent
+_MissingParent = tuple[int, BlockHash]  # Block size and hash.
 _NONE = ShardedSet()
 
 
@@ -42,16 +42,16 @@ class Inventory:
     def __init__(self) -> None:
         self._layouts: dict[bytes, Layout] = {}
         self._places: dict[tuple[bytes, int, Tier], tuple[Holding, int]] = {}
-        self._ancestry: dict[int, Ancestry] = {}  # by block size
+        self._ancestry: dict[int, Ancestry] = {}  # By block size.
         self._held: dict[Holding, ShardedSet] = {}
         self._exact: dict[Holding, dict[BlockHash, Checkpoint]] = {}
-        self._orphans: dict[_Missing, dict[_Orphan, BlockStored]] = {}
-        self._missing: dict[_Orphan, _Missing] = {}  # what each orphan waits for
+        self._orphans: dict[_MissingParent, dict[_Orphan, BlockStored]] = {}
+        self._missing: dict[_Orphan, _MissingParent] = {}  # The parent that each orphan waits for.
         self._digests: dict[Holding, Digest] = {}
-        self.num_refused = 0  # events that contradict the chain they claim to belong to
+        self.num_refused = 0  # Events that contradict the chain that they claim to belong to.
 
     def add_layout(self, layout: Layout) -> None:
-        """Make a layout known; events of other layouts are refused."""
+        """Register a layout. Events of other layouts are refused."""
         self._layouts[layout.fingerprint] = layout
 
     @property
@@ -63,71 +63,74 @@ class Inventory:
         return len(self._missing)
 
     def digests(self) -> dict[Holding, Digest]:
-        """Per holding with anything in it; what the index must arrive at. Any thread may ask."""
+        """Return the digests at which the index must arrive, without empty holdings. Any thread may call this."""
         return {holding: digest for holding, digest in list(self._digests.items()) if digest != Digest()}
 
     def check(self, event: Change) -> None:
-        """Raises:
-        IndexRefusal: the event's layout or group is unknown.
-        """
+        """Raise IndexRefusal if the event's layout or group is unknown."""
         self._place(event)
 
     def apply(self, events: Iterable[Change]) -> list[Announcement]:
-        """Take changes of the pool in order; returns what to announce of them.
+        """Apply changes of the pool in order, and return what must be announced.
 
         Raises:
             IndexRefusal: an event's layout or group is unknown.
         """
         announcements: list[Announcement] = []
         for stored, batch in groupby(events, key=lambda event: isinstance(event, BlocksStored | BlockStored)):
-            fresh: _Fresh = {}
-            exact = [its for event in batch for its in self._take(event, fresh)]
-            for holding, hashes in fresh.items():
+            changed: _Changed = {}
+            exact = [announcement for event in batch for announcement in self._apply(event, changed)]
+            for holding, hashes in changed.items():
                 announcements += self._segments(holding, hashes, stored=stored)
-                before, changed = self._digests.get(holding, Digest()), digest_of_hashes(hashes)
-                self._digests[holding] = before.plus(changed) if stored else before.minus(changed)
+                before, delta = self._digests.get(holding, Digest()), digest_of_hashes(hashes)
+                self._digests[holding] = before.plus(delta) if stored else before.minus(delta)
                 if not stored:
                     self._drop(holding, hashes)
-            announcements += exact  # after the blocks that they may end with
+            # Checkpoints come after the blocks with which they may end.
+            announcements += exact
         return announcements
 
     def everything(self) -> list[Announcement]:
-        """All that is held, as announcements to an index that knows nothing of this node."""
+        """Return announcements of everything, for an index that knows nothing of this node."""
         blocks = [
             segment for holding, held in self._held.items() for segment in self._segments(holding, held, stored=True)
         ]
-        return [*blocks, *(its for exact in self._exact.values() for its in exact.values())]
+        return [*blocks, *(checkpoint for exact in self._exact.values() for checkpoint in exact.values())]
 
-    def _take(self, event: Change, fresh: _Fresh) -> list[Announcement]:
-        """Apply one change; what of it is not told by the cell."""
-        if isinstance(event, BlockStored):
-            return self._store(event, fresh)
-        if isinstance(event, BlockRemoved):
-            return self._remove(event, fresh)
-        if isinstance(event, BlocksStored):
-            if self._store_run(event, fresh):
-                return []
-            return [its for block in event.each() for its in self._store(block, fresh)]
-        if self._remove_run(event, fresh):
-            return []
-        return [its for block in event.each() for its in self._remove(block, fresh)]
+    def _apply(self, event: Change, changed: _Changed) -> Iterable[Announcement]:
+        """Apply one change. Return the announcements that are not made cell by cell."""
+        match event:
+            case BlockStored():
+                return self._store(event, changed)
+            case BlockRemoved():
+                return self._remove(event, changed)
+            case BlocksStored():
+                if self._store_run(event, changed):
+                    return ()
+                return [announcement for block in event.each() for announcement in self._store(block, changed)]
+            case BlocksRemoved():
+                holding, _ = self._place(event)
+                if self._held.get(holding, _NONE).has_all(event.hashes):
+                    changed.setdefault(holding, set()).update(event.hashes)
+                    return ()
+                return [announcement for block in event.each() for announcement in self._remove(block, changed)]
 
-    def _store_run(self, event: BlocksStored, fresh: _Fresh) -> bool:
-        """Take a run of blocks as one, all new or all known; False where it has to be taken block by block."""
+    def _store_run(self, event: BlocksStored, changed: _Changed) -> bool:
+        """Store a run of blocks at once; return False if it must be stored block by block."""
         holding, block_tokens = self._place(event)
         are_full = block_tokens and block_tokens == event.block_tokens and not event.num_tokens % block_tokens
-        if not are_full or not event.hashes or self._is_missed(block_tokens, event.hashes):
+        if not are_full or not event.hashes or self._has_orphans(block_tokens, event.hashes):
             return False
         held = self._held_of(holding)
         new = held.lacking(event.hashes)
         ancestry = self._ancestry.setdefault(block_tokens, Ancestry())
         index = event.num_tokens // block_tokens - 1
-        if ancestry.knows(event.hashes):
-            ancestry.use_each(new)
+        if ancestry.knows_all(event.hashes):
+            ancestry.use(new)
         elif not ancestry.add_run(event.hashes, parent=event.parent, index=index):
             return False
         held.update(new)
-        fresh.setdefault(holding, set()).update(new)
+        changed.setdefault(holding, set()).update(new)
         return True
 
     def _held_of(self, holding: Holding) -> ShardedSet:
@@ -136,63 +139,53 @@ class Inventory:
             held = self._held[holding] = ShardedSet()
         return held
 
-    def _is_missed(self, block_tokens: int, hashes: Iterable[BlockHash]) -> bool:
-        """Whether one of these is the parent that some orphan waits for."""
+    def _has_orphans(self, block_tokens: int, hashes: Iterable[BlockHash]) -> bool:
+        """Return whether an orphan waits for one of these blocks."""
         return bool(self._orphans) and any((block_tokens, block_hash) in self._orphans for block_hash in hashes)
 
-    def _remove_run(self, event: BlocksRemoved, fresh: _Fresh) -> bool:
-        """Take the end of blocks that are all held as one; False where it has to be taken block by block."""
-        holding, _ = self._place(event)
-        if not self._held.get(holding, _NONE).has_all(event.hashes):
-            return False
-        fresh.setdefault(holding, set()).update(event.hashes)
-        return True
-
     def _place(self, event: Change) -> tuple[Holding, int]:
-        """The event's holding and the tokens of one of its blocks. Raises as `_block_tokens`."""
-        key = (event.layout, event.group, event.tier)
-        known = self._places.get(key)
-        if known is None:
-            holding = Holding(*key)
-            known = self._places[key] = (holding, self._block_tokens(holding))
-        return known
-
-    def _block_tokens(self, holding: Holding) -> int:
-        """Tokens of one block, 0 for a linear state.
+        """Return the event's holding and its block size, 0 for a state.
 
         Raises:
             IndexRefusal: the layout or its group is unknown.
         """
-        layout = self._layouts.get(holding.layout)
-        if layout is None or not 0 <= holding.group < len(layout.groups):
-            raise IndexRefusal("unknown_layout", f"no layout {holding.layout.hex()} with a group {holding.group}")
-        group = layout.groups[holding.group]
-        return 0 if group.is_state else group.block_tokens
+        key = (event.layout, event.group, event.tier)
+        known = self._places.get(key)
+        if known is None:
+            layout = self._layouts.get(event.layout)
+            if layout is None or not 0 <= event.group < len(layout.groups):
+                raise IndexRefusal("unknown_layout", f"no layout {event.layout.hex()} with a group {event.group}")
+            group = layout.groups[event.group]
+            known = self._places[key] = (Holding(*key), 0 if group.is_state else group.block_tokens)
+        return known
 
-    def _store(self, event: BlockStored, fresh: _Fresh) -> list[Announcement]:
+    def _block_tokens(self, holding: Holding) -> int:
+        return self._places[holding.layout, holding.group, holding.tier][1]
+
+    def _store(self, event: BlockStored, changed: _Changed) -> list[Announcement]:
         holding, block_tokens = self._place(event)
         if not block_tokens or event.num_tokens % block_tokens:
             return self._store_exact(holding, event)
-        waiting = [event]
-        while waiting:  # a block may be the missing parent of others, and those of others again
-            block = waiting.pop()
+        queue = [event]
+        while queue:  # A block may be the missing parent of orphans, which may be parents themselves.
+            block = queue.pop()
             if self._link(block, block_tokens):
-                self._hold(self._place(block)[0], block.block_hash, block_tokens, fresh)
-                waiting += self._taken_orphans((block_tokens, block.block_hash))
+                self._hold(self._place(block)[0], block.block_hash, block_tokens, changed)
+                queue += self._pop_orphans((block_tokens, block.block_hash))
         return []
 
     def _store_exact(self, holding: Holding, event: BlockStored) -> list[Announcement]:
-        head = self._head_before(holding, event)
-        its = Checkpoint(holding, event.block_hash, event.parent, event.num_tokens, stored=True, head=head)
         exact = self._exact.setdefault(holding, {})
         if event.block_hash in exact:
             return []
-        exact[event.block_hash] = its
+        head = self._head_before(holding, event)
+        checkpoint = Checkpoint(holding, event.block_hash, event.parent, event.num_tokens, stored=True, head=head)
+        exact[event.block_hash] = checkpoint
         self._digests[holding] = self._digests.get(holding, Digest()).plus(digest_of_hash(event.block_hash))
-        return [its]
+        return [checkpoint]
 
     def _head_before(self, holding: Holding, event: BlockStored) -> BlockHash | None:
-        """Of a linear state, the head of the cell with the block that it ends with, if that block is known."""
+        """Return the head of the cell with the block that a state ends with, if that block is known."""
         layout = self._layouts[holding.layout]
         grid = grid_tokens(layout)
         ancestry = self._ancestry.get(grid)
@@ -202,7 +195,7 @@ class Inventory:
         return ancestry.head(event.block_hash)
 
     def _link(self, event: BlockStored, block_tokens: int) -> bool:
-        """Give the block its place in its chain; False when its parent is missing or is not where it should be."""
+        """Give the block its place in its chain; return False if its parent is missing or stands elsewhere."""
         ancestry = self._ancestry.setdefault(block_tokens, Ancestry())
         index = event.num_tokens // block_tokens - 1
         if event.block_hash in ancestry:
@@ -217,34 +210,33 @@ class Inventory:
         ancestry.add(event.block_hash, parent=event.parent, index=index)
         return True
 
-    def _hold(self, holding: Holding, block_hash: BlockHash, block_tokens: int, fresh: _Fresh) -> None:
+    def _hold(self, holding: Holding, block_hash: BlockHash, block_tokens: int, changed: _Changed) -> None:
         held = self._held_of(holding)
-        if block_hash in held:
-            return
-        held.add(block_hash)
-        self._ancestry[block_tokens].use(block_hash)
-        fresh.setdefault(holding, set()).add(block_hash)
+        if block_hash not in held:
+            held.update([block_hash])
+            self._ancestry[block_tokens].use([block_hash])
+            changed.setdefault(holding, set()).add(block_hash)
 
-    def _remove(self, event: BlockRemoved, fresh: _Fresh) -> list[Announcement]:
+    def _remove(self, event: BlockRemoved, changed: _Changed) -> list[Announcement]:
         holding, _ = self._place(event)
-        its = self._exact.get(holding, {}).pop(event.block_hash, None)
-        if its is not None:
+        checkpoint = self._exact.get(holding, {}).pop(event.block_hash, None)
+        if checkpoint is not None:
             self._digests[holding] = self._digests[holding].minus(digest_of_hash(event.block_hash))
-            return [replace(its, stored=False)]
-        if event.block_hash in self._held.get(holding, ()):
-            fresh.setdefault(holding, set()).add(event.block_hash)
+            return [replace(checkpoint, stored=False)]
+        if event.block_hash in self._held.get(holding, _NONE):
+            changed.setdefault(holding, set()).add(event.block_hash)
         else:
             self._forget_orphan((holding, event.block_hash))
         return []
 
-    def _keep_orphan(self, block: BlockStored, missing: _Missing) -> None:
+    def _keep_orphan(self, block: BlockStored, missing: _MissingParent) -> None:
         orphan = (self._place(block)[0], block.block_hash)
         self._forget_orphan(orphan)
         self._missing[orphan] = missing
         self._orphans.setdefault(missing, {})[orphan] = block
 
-    def _taken_orphans(self, missing: _Missing) -> Iterable[BlockStored]:
-        """Those that wait for this parent, which wait no longer."""
+    def _pop_orphans(self, missing: _MissingParent) -> Iterable[BlockStored]:
+        """Remove and return the orphans that wait for this parent."""
         found = self._orphans.pop(missing, {})
         for orphan in found:
             del self._missing[orphan]
@@ -259,12 +251,12 @@ class Inventory:
 
     def _drop(self, holding: Holding, hashes: set[BlockHash]) -> None:
         ancestry = self._ancestry[self._block_tokens(holding)]
-        self._held[holding].discard_each(hashes)
+        self._held[holding].difference_update(hashes)
         for block_hash in hashes:
             ancestry.release(block_hash)
 
     def _segments(self, holding: Holding, hashes: Iterable[BlockHash], *, stored: bool) -> Iterator[Segment]:
-        """The blocks as segments: one per cell and chain, deepest first."""
+        """Yield the blocks as one segment per cell and chain, the ends of chains first."""
         remaining = set(hashes)
         if not remaining:
             return
@@ -275,11 +267,11 @@ class Inventory:
             path = ancestry.path(block_hash)
             bitmap = _bitmap(path, remaining)
             remaining.difference_update(path)
-            yield Segment(holding, path[0], b"".join([its[:TAIL_BYTES] for its in path]), bitmap, stored)
+            yield Segment(holding, path[0], b"".join([block[:TAIL_BYTES] for block in path]), bitmap, stored)
 
 
 def _bitmap(path: list[BlockHash], wanted: set[BlockHash]) -> int:
-    """Which blocks of a path are wanted."""
+    """Return a bitmap of the wanted blocks of a path."""
     if wanted.issuperset(path):
         return (1 << len(path)) - 1
-    return sum(1 << index for index, its in enumerate(path) if its in wanted)
+    return sum(1 << index for index, block_hash in enumerate(path) if block_hash in wanted)

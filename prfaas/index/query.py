@@ -1,4 +1,4 @@
-"""A prompt's hashes at one block size, laid out for look-ups."""
+"""Queries to the index and their results: a prompt's hashes in, matches of nodes and clusters out."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from prfaas.types import AgentName, BlockHash, ClusterName
 
 
 class Chain(NamedTuple):
-    """A prompt's blocks: their hashes joined, and the 8-byte beginnings as numbers, one after the other in memory."""
+    """A prompt's blocks: their hashes joined, and their 8-byte beginnings as numbers in contiguous memory."""
 
     hashes: bytes
     tails: NDArray[np.uint64]
 
 
 def chain_of(units: bytes, block_tokens: int) -> Chain:
-    """A prompt's full blocks, from the hashes of its 16-token units."""
+    """Return a prompt's full blocks, from the hashes of its 16-token units."""
     per_block = block_tokens // HASH_UNIT_TOKENS
     if per_block > 1:
         units = np.frombuffer(units, f"V{HASH_BYTES}")[per_block - 1 :: per_block].tobytes()
@@ -31,21 +31,23 @@ def chain_of(units: bytes, block_tokens: int) -> Chain:
 
 @dataclass(frozen=True)
 class Query:
-    """How much of a prompt is cached where?
+    """Question where a prompt is cached.
 
-    `units` are the hashes of its full 16-token units, joined. `checkpoints` are (length, hash) of further lengths to
-    look at, such as the whole prompt without its last token, or where an earlier turn of the conversation ended.
+    `units` are the hashes of its full 16-token units, joined. `checkpoints` are (length, hash) of further lengths, such
+    as the whole prompt without its last token, or the end of an earlier turn of the conversation.
     """
 
     model: str
     units: bytes
-    limit_tokens: int  # the longest prefix of use: the prompt without its last token
+    limit_tokens: int  # Longest useful prefix: the prompt without its last token.
     checkpoints: tuple[tuple[int, BlockHash], ...] = ()
-    with_world: bool = False  # ask for what all clusters can serve together as well
+    with_world: bool = False  # Also ask what all clusters can serve together.
 
     def check(self) -> None:
-        """Raises:
-        IndexRefusal: the hashes are not what `prfaas.hashing` makes of that many tokens.
+        """Check the hashes.
+
+        Raises:
+            IndexRefusal: `prfaas.hashing` does not produce such hashes for that many tokens.
         """
         if len(self.units) % HASH_BYTES or self.limit_tokens < 0:
             raise IndexRefusal(
@@ -63,17 +65,17 @@ class Query:
 
 
 class NodeMatch(NamedTuple):
-    """What one node can serve of the prompt, from what its pool holds."""
+    """Prefix match of one node, from its pool."""
 
     node: AgentName
     cluster: ClusterName
-    usable_tokens: int  # all KV groups together
-    attention_tokens: int  # full-attention groups alone: what need not travel there
+    usable_tokens: int  # All KV groups together.
+    attention_tokens: int  # Full-attention groups alone: the tokens whose KV need not travel there.
     reason: CutReason
 
 
 class ClusterMatch(NamedTuple):
-    """What the nodes of one cluster can serve together, blocks spread over them."""
+    """Prefix match of all nodes of one cluster together, with blocks spread over them."""
 
     cluster: ClusterName
     usable_tokens: int
@@ -83,11 +85,11 @@ class ClusterMatch(NamedTuple):
 
 @dataclass(frozen=True)
 class MatchResult:
-    """`nodes` and `clusters` with anything of the prompt, best first; `world`, where it is asked for, is what the nodes of all
-    clusters can serve together.
+    """Nodes and clusters that hold anything of the prompt, best first.
 
-    `odd_lengths` are lengths beyond every answer at which a checkpoint hangs on this prompt's units, whose hash the
-    query did not state: who has the tokens hashes them (`HashChain.at`) and asks again with these `checkpoints`.
+    `world`, if asked for, is the match of all clusters' nodes together. `odd_lengths` are longer lengths at which a
+    checkpoint hangs on this prompt's units, but whose hash the query did not state. The caller that has the tokens
+    hashes them (`HashChain.at`) and asks again with these `checkpoints`.
     """
 
     nodes: tuple[NodeMatch, ...]

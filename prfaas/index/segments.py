@@ -1,8 +1,8 @@
-"""What a node announces of its pool, in the form that travels, is stored and is applied: segments and checkpoints.
+"""Announcements of a node's pool in the form that travels, is stored and is applied: segments and checkpoints.
 
-A *cell* is 64 consecutive blocks of one group's grid; its head is the hash of its first block. A segment is a path from
-the head through the blocks it speaks of, so that whoever receives it needs no memory of earlier announcements to place
-it. Inside a cell 8 of the 16 bytes of a hash are compared: the head (16 bytes) has already fixed everything before it.
+A *cell* is 64 consecutive blocks of one block size; its head is the hash of its first block. A segment is a path from
+the head through the blocks that it names, so its receiver needs no earlier announcement to place it. Inside a cell only
+8 of the 16 bytes of a hash are compared: the head has already fixed everything before it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ DIGEST_MODULUS = 1 << 64
 
 @dataclass(frozen=True, order=True)
 class Holding:
-    """One part of a node's pool: a KV group of one layout (hence one shard) in one tier."""
+    """Part of a node's pool: a KV group of one layout, and so of one shard, in one tier."""
 
-    layout: bytes  # fingerprint
+    layout: bytes  # Fingerprint.
     group: int
     tier: Tier
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Blocks of one cell that were stored or removed: `bitmap` bit i stands for the block whose hash begins with
-    `tails[8·i:]`. `states` are bitmaps of the blocks at whose end the same node has a linear state, by its holding; of a
-    linear state's holding `bitmap` is one too."""
+    """Blocks of one cell that were stored or removed.
+
+    Bit i of `bitmap` stands for the block whose hash begins with `tails[8·i:]`. `states` are such bitmaps, by holding,
+    of the blocks at whose end the same node has a linear state. For a state's own holding `bitmap` means the same.
+    """
 
     holding: Holding
     head: BlockHash
@@ -48,10 +50,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is valid at one exact length only: a linear state, or the partial last block of another group.
+    """Linear state or partial last block, which is valid at one exact length only.
 
-    `anchor` is the hash of the last full 16-token unit at or before `num_tokens`; of a partial block it says nothing.
-    `head` is the head of the cell with the block that a linear state ends with, where the node knows such a block.
+    `anchor` is the hash of the last full 16-token unit at or before `num_tokens`; it has no meaning for a partial block.
+    `head` is the head of the cell with the block that a linear state ends with, if the node knows that block.
     """
 
     holding: Holding
@@ -67,34 +69,33 @@ Announcement = Segment | Checkpoint
 
 @dataclass(frozen=True)
 class Digest:
-    """What a holding contains, whatever the order it came in: a count, and the sum of 8 bytes of every hash modulo
-    2^64."""
+    """Contents of a holding, in any order: a count, and the sum of 8 bytes of every hash modulo 2^64."""
 
     num_blocks: int = 0
     total: int = 0
 
-    def plus(self, other: Digest) -> Digest:
-        return Digest(self.num_blocks + other.num_blocks, (self.total + other.total) % DIGEST_MODULUS)
+    def plus(self, added: Digest) -> Digest:
+        return Digest(self.num_blocks + added.num_blocks, (self.total + added.total) % DIGEST_MODULUS)
 
-    def minus(self, other: Digest) -> Digest:
-        return Digest(self.num_blocks - other.num_blocks, (self.total - other.total) % DIGEST_MODULUS)
+    def minus(self, gone: Digest) -> Digest:
+        return Digest(self.num_blocks - gone.num_blocks, (self.total - gone.total) % DIGEST_MODULUS)
 
     def __str__(self) -> str:
         return f"{self.num_blocks}:{self.total:016x}"
 
 
 def grid_tokens(layout: Layout) -> int:
-    """Tokens of the blocks at whose ends a layout's linear states are marked: of its first full-attention group, or 0."""
+    """Return the size of the blocks at whose ends states are marked: the first full-attention group's, or 0."""
     return next((group.block_tokens for group in layout.groups if group.keeps_all_tokens), 0)
 
 
 def digest_of_node(digests: Mapping[Holding, Digest]) -> Digest:
-    """Everything that a node holds, as one digest for people and pages."""
+    """Return one digest of everything that a node holds, for people and pages."""
     return functools.reduce(Digest.plus, list(digests.values()), Digest())
 
 
 def digest_of_tails(tails: bytes, bitmap: int) -> Digest:
-    """The digest of those blocks of a path whose bit is set."""
+    """Return the digest of the blocks of a path whose bit is set."""
     words = array("Q", tails)
     if bitmap != (1 << len(words)) - 1:
         words = array("Q", [word for index, word in enumerate(words) if bitmap >> index & 1])
@@ -102,7 +103,7 @@ def digest_of_tails(tails: bytes, bitmap: int) -> Digest:
 
 
 def short_hash(block_hash: bytes) -> int:
-    """The first 8 bytes as a number: what digests sum and what the table of exact lengths is keyed by."""
+    """Return the first 8 bytes as a number, which digests sum and filters look up."""
     return int.from_bytes(block_hash[:TAIL_BYTES], "little")
 
 

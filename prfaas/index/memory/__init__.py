@@ -1,1 +1,1 @@
-"""In-memory index: runs of blocks, exact-length states, prefix matching."""
+"""The index of one manager in memory: tables of holders, and the matching of queries against them."""

@@ -1,9 +1,4 @@
-"""Which of many hashes may be in a table: 16 bytes per hash or a few more, thousands looked up at once.
-
-A hash that was added passes always; of the others one in a hundred or fewer. What was removed passes until the next
-`rebuild`. A place holds 16 bits of the one hash that belongs there, or says that several do and anything passes: small
-enough that the places of a hundred thousand hashes stay in a processor's caches.
-"""
+"""The table of checkpoints: holders of what is valid at one exact length, found by hash and length."""
 
 from __future__ import annotations
 
@@ -24,28 +19,34 @@ from prfaas.types import BlockHash
 _PLACES_PER_HASH = 8
 _MIN_PLACES = 1 << 12
 _FREE, _ANY = 0, 0xFFFF
-_TAG_SHIFT = 48  # a hash's highest 16 bits
+_TAG_SHIFT = 48  # The tag is a hash's highest 16 bits.
 
 
 class FingerprintFilter:
-    """Of 8-byte hashes as numbers; their lowest bits are the place, which SHA-256 spreads evenly."""
+    """Filter that tells which of thousands of hashes may be in a table, at about 16 bytes per hash.
+
+    A hash that was added always passes; of others at most one in a hundred does. A removed hash passes until the next
+    `rebuild`. Keys are 8-byte hashes as numbers, whose lowest bits select a place. A place holds the tag of its only
+    hash, or a mark that several share it and anything passes. So the places of a hundred thousand hashes stay in a
+    processor's caches.
+    """
 
     def __init__(self) -> None:
         self.rebuild(np.empty(0, np.uint64))
 
     def rebuild(self, keys: NDArray[np.uint64]) -> None:
-        """Let exactly these pass, with room for some more."""
+        """Let exactly these keys pass, with room for some more."""
         num_places = max(_MIN_PLACES, 1 << (_PLACES_PER_HASH * len(keys)).bit_length())
         self._mask = np.uint64(num_places - 1)
         self._tag = array("H", bytes(2 * num_places))
-        self._tags = np.frombuffer(self._tag, np.uint16)  # the same, for many at once
+        self._tags = np.frombuffer(self._tag, np.uint16)  # Same memory, for vector operations.
         places, tags = keys & self._mask, (keys >> np.uint64(_TAG_SHIFT)).astype(np.uint16)
         self._tags[places] = tags
         self._tags[places[(self._tags[places] != tags) | (tags == _FREE)]] = _ANY
         self._num_added = len(keys)
 
     def add(self, key: int) -> bool:
-        """Let a hash pass; False when so many were added that it is time to rebuild."""
+        """Let a key pass, and return False when so many were added that a rebuild is due."""
         place, tag = key & int(self._mask), key >> _TAG_SHIFT or _ANY
         known = self._tag[place]
         self._tag[place] = tag if known in (_FREE, tag) else _ANY
@@ -53,7 +54,7 @@ class FingerprintFilter:
         return self._num_added * _PLACES_PER_HASH <= len(self._tags)
 
     def passing(self, keys: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Positions, ascending, of the hashes that may be there; `keys` lie one after the other in memory."""
+        """Return the ascending positions of the keys that may be there; `keys` are contiguous in memory."""
         held = self._tags.take((keys & self._mask).view(np.int64))
         taken = held.nonzero()[0]
         tags = held[taken]
@@ -61,11 +62,11 @@ class FingerprintFilter:
         return passing
 
 
-NOBODY = 0  # the number of the empty set
+NOBODY = 0  # Number of the empty set.
 
 
 class HolderSets:
-    """Every set that some entry names, each once. An entry gives its set back with the change that replaces it."""
+    """Sets of holders by number, since many checkpoints have the same holders. Changing an entry's set releases the old one."""
 
     def __init__(self) -> None:
         self._sets: list[tuple[int, ...]] = [()]
@@ -77,12 +78,12 @@ class HolderSets:
         return self._sets[number]
 
     def add(self, number: int, holder: int) -> int:
-        """The set that an entry has after `holder` came to set `number`."""
+        """Return the number of set `number` with `holder`, and release the old set."""
         return self._exchange(number, tuple(sorted({*self._sets[number], holder})))
 
     def discard(self, number: int, holder: int) -> int:
-        """The set that an entry has after `holder` left set `number`."""
-        return self._exchange(number, tuple(other for other in self._sets[number] if other != holder))
+        """Return the number of set `number` without `holder`, and release the old set."""
+        return self._exchange(number, tuple(member for member in self._sets[number] if member != holder))
 
     def _exchange(self, number: int, holders: tuple[int, ...]) -> int:
         taken = self._take(holders) if holders else NOBODY
@@ -116,11 +117,11 @@ _HASH = np.dtype(f"V{HASH_BYTES}")
 _KEY = np.dtype([("hash", _HASH), ("num_tokens", "<u4")])
 _KEY_BYTES = np.dtype(f"V{_KEY.itemsize}")
 _SHORT_HASH = np.dtype({"names": ["short"], "formats": ["<u8"], "itemsize": _KEY.itemsize})
-_SWEPT_PER_STEP = 64  # checkpoints, as a cell has blocks: some 30 µs
+_SWEPT_PER_STEP = 64  # Checkpoints, as many as a cell has blocks; they take about 30 µs.
 
 
 class ExactEntry(NamedTuple):
-    """Who holds something that ends at exactly `num_tokens`."""
+    """Checkpoint of exactly `num_tokens` tokens with its holders."""
 
     block_hash: BlockHash
     anchor: BlockHash
@@ -129,29 +130,31 @@ class ExactEntry(NamedTuple):
 
 
 class ExactTable:
-    """All checkpoints: by hash and length together, the number of a set of holders."""
+    """All checkpoints of one model: the number of a set of holders by hash and length together."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, int] = {}
-        self._anchors: dict[bytes, BlockHash] = {}  # of the states at lengths that a query has no unit hash of
-        self._odd: dict[int, tuple[int, ...]] = {}  # short anchor → lengths of the checkpoints that hang on it
-        self._further: dict[
-            tuple[int, int], int
-        ] = {}  # short anchor and length → how many hang there besides the first
-        self._sieve, self._odd_sieve = FingerprintFilter(), FingerprintFilter()  # of the short hashes of both
+        self._anchors: dict[bytes, BlockHash] = {}  # Of states at lengths that no unit hash of a query covers.
+        self._odd: dict[int, tuple[int, ...]] = {}  # Lengths of the checkpoints that hang on a short anchor.
+        # Number of checkpoints beyond the first that hang on a short anchor at one length.
+        self._further: dict[tuple[int, int], int] = {}
+        self._filter, self._odd_filter = FingerprintFilter(), FingerprintFilter()
         self._sets = HolderSets()
-        self._num_at_units = 0  # entries whose length is a multiple of 16 tokens
+        self._num_at_units = 0  # Entries whose length is a multiple of 16 tokens.
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def holds(self, holder: int, *, block_hash: BlockHash, num_tokens: int) -> bool:
-        """Whether `holder` has it, as far as is noted here."""
+        """Return whether the table names `holder` for this checkpoint."""
         return holder in self._sets[self._entries.get(_key(block_hash, num_tokens), NOBODY)]
 
     def store(self, holder: int, *, block_hash: BlockHash, num_tokens: int, anchor: BlockHash | None) -> bool:
-        """Note that `holder` has it; False when that is known. A partial block has no `anchor`: it serves nothing without
-        the state of its length, which has the same hash, and is looked for by that."""
+        """Add a holder, and return whether it is new.
+
+        A partial block has no `anchor`: it is found by the state of its length, which has the same hash and without
+        which it serves nothing.
+        """
         key = _key(block_hash, num_tokens)
         known = self._entries.get(key, NOBODY)
         if holder in self._sets[known]:
@@ -164,8 +167,8 @@ class ExactTable:
         return True
 
     def _note_new(self, key: bytes, num_tokens: int) -> None:
-        if not self._sieve.add(short_hash(key)):
-            self._sieve.rebuild(np.frombuffer(b"".join(self._entries), _SHORT_HASH)["short"])
+        if not self._filter.add(short_hash(key)):
+            self._filter.rebuild(np.frombuffer(b"".join(self._entries), _SHORT_HASH)["short"])
         self._num_at_units += not num_tokens % HASH_UNIT_TOKENS
 
     def _note_odd(self, key: bytes, anchor: BlockHash, num_tokens: int) -> None:
@@ -176,11 +179,11 @@ class ExactTable:
             self._further[at, num_tokens] = self._further.get((at, num_tokens), 0) + 1
             return
         self._odd[at] = tuple(sorted((*lengths, num_tokens)))
-        if not self._odd_sieve.add(at):
-            self._odd_sieve.rebuild(np.fromiter(self._odd, np.uint64, len(self._odd)))
+        if not self._odd_filter.add(at):
+            self._odd_filter.rebuild(np.fromiter(self._odd, np.uint64, len(self._odd)))
 
     def remove(self, holder: int, *, block_hash: BlockHash, num_tokens: int) -> bool:
-        """Note that `holder` no longer has it; False when it had not."""
+        """Remove a holder, and return whether it was there."""
         return self._remove(_key(block_hash, num_tokens), holder)
 
     def _remove(self, key: bytes, holder: int) -> bool:
@@ -216,13 +219,13 @@ class ExactTable:
     def held(
         self, units: Chain, num_units: int, *, stated: Iterable[tuple[int, BlockHash]] = ()
     ) -> tuple[list[int], dict[int, int]]:
-        """The lengths, ascending, that somebody holds something of, and per holder a bitmap over them.
+        """Return the ascending lengths of held checkpoints, and per holder a bitmap over them.
 
-        Looked at are the ends of the first `num_units` units and the `stated` lengths.
+        The search covers the ends of the first `num_units` units and the `stated` lengths.
         """
         lengths, sets = self._at_units(units, num_units)
-        for length, its in stated:
-            known = self._entries.get(_key(its, length))
+        for length, block_hash in stated:
+            known = self._entries.get(_key(block_hash, length))
             if known is not None and length not in lengths:
                 place = bisect.bisect(lengths, length)
                 lengths.insert(place, length)
@@ -230,10 +233,10 @@ class ExactTable:
         return lengths, self._bitmaps(sets)
 
     def _at_units(self, units: Chain, num_units: int) -> tuple[list[int], list[int]]:
-        """Lengths, ascending, of what ends where a unit ends, and of each the set of its holders."""
+        """Return the ascending lengths of checkpoints that end where a unit ends, and each one's set of holders."""
         if not self._num_at_units:
             return [], []
-        positions = self._sieve.passing(units.tails[:num_units])
+        positions = self._filter.passing(units.tails[:num_units])
         keys = np.empty(len(positions), _KEY)
         keys["hash"] = np.frombuffer(units.hashes, _HASH)[positions]
         keys["num_tokens"] = ends = (positions + 1) * HASH_UNIT_TOKENS
@@ -241,7 +244,7 @@ class ExactTable:
         return [*itertools.compress(ends.tolist(), sets)], [*filter(None, sets)]
 
     def _bitmaps(self, sets: list[int]) -> dict[int, int]:
-        """Holder → bitmap over the places of `sets`."""
+        """Return per holder a bitmap over the places of `sets`."""
         bitmaps: dict[int, int] = {}
         for number, bits in _places(sets).items():
             for holder in self._sets[number]:
@@ -249,21 +252,21 @@ class ExactTable:
         return bitmaps
 
     def odd_lengths(self, units: Chain, num_units: int) -> list[int]:
-        """Lengths, ascending, of checkpoints hanging on one of these units; their hash alone tells whether they fit."""
+        """Return the ascending lengths of checkpoints that hang on these units. Only their hashes tell whether they fit."""
         if not self._odd:
             return []
         keys = units.tails[:num_units]
-        passing = keys[self._odd_sieve.passing(keys)].tolist()
+        passing = keys[self._odd_filter.passing(keys)].tolist()
         return sorted({length for key in passing for length in self._odd.get(key, ())})
 
     def sweep(self, is_alive: Callable[[int], bool]) -> Iterator[int]:
-        """Forget dead holders, a few entries a step; each yields the number of entries dropped."""
+        """Forget dead holders, a few entries per step, and yield the number of entries dropped in each."""
         keys = list(self._entries)
         for start in range(0, len(keys), _SWEPT_PER_STEP):
             yield sum(self._sweep_entry(key, is_alive) for key in keys[start : start + _SWEPT_PER_STEP])
 
     def _sweep_entry(self, key: bytes, is_alive: Callable[[int], bool]) -> bool:
-        """Whether the entry goes with its last holder."""
+        """Forget dead holders of an entry, and return whether the entry went with its last holder."""
         known = self._entries.get(key)
         if known is None:
             return False
@@ -273,7 +276,7 @@ class ExactTable:
         return key not in self._entries
 
     def __iter__(self) -> Iterator[ExactEntry]:
-        """Each entry as it is when its turn comes: between two of them the table may change."""
+        """Yield each entry as it is when its turn comes; the table may change between two entries."""
         for key in list(self._entries):
             known = self._entries.get(key)
             if known is None:
@@ -291,7 +294,7 @@ def _num_tokens(key: bytes) -> int:
 
 
 def _places(sets: list[int]) -> dict[int, int]:
-    """Set → bitmap over the places where it stands; neighbours often share one."""
+    """Return per set a bitmap over the places where it stands. Neighbours often share a set."""
     places: dict[int, int] = {}
     first = 0
     for place in range(1, len(sets) + 1):

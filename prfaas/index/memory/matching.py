@@ -1,4 +1,4 @@
-"""From held bits to an answer: shards joined, KV groups combined, nodes and clusters ranked."""
+"""Matching: from held bits to a result. Shards are joined, KV groups combined, nodes and clusters ranked."""
 
 from __future__ import annotations
 
@@ -6,31 +6,23 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import and_, or_
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from prfaas.index.query import ClusterMatch, MatchResult, NodeMatch
-from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.match import HeldBlocks, MatchRules, PrefixMatch, match_prefix
 from prfaas.types import AgentName, ClusterName
 
 Match = TypeVar("Match", NodeMatch, ClusterMatch)
-_Ranked = tuple[int, int, Match]  # usable and attention tokens, negated: sorted, the best comes first
-
-
-class EngineShapeKey(NamedTuple):
-    """What two nodes must share for their blocks to add up: all of a layout that its ranks have in common."""
-
-    cluster: ClusterName
-    model: str
-    packing: str
-    num_ranks: int
-    groups: tuple[KVGroup, ...]
+_Ranked = tuple[int, int, Match]  # Usable and attention tokens, negated so that the best match sorts first.
 
 
 @dataclass(frozen=True, eq=False)
 class EngineShape:
-    """One such kind. An index has one object of each, compared by identity: it is a key on the hot path."""
+    """Everything that two nodes' layouts must share for their blocks to add up.
+
+    An index has one object of each shape, compared by identity, since it is a key on the hot path.
+    """
 
     cluster: ClusterName
     packing: str
@@ -39,15 +31,15 @@ class EngineShape:
 
     @property
     def num_places(self) -> int:
-        """Of blocks; checkpoints have as many behind them."""
+        """Number of places for block bits; as many for checkpoints follow them."""
         return len(self.rules.groups) * self.num_ranks
 
     def place(self, group: int, rank: int) -> int:
-        """Where `Evidence` has the block bits of one group and rank."""
+        """Return the place of one group's and rank's block bits in `MatchEvidence`."""
         return group * self.num_ranks + rank
 
     def held(self, found: Sequence[int], ends: Sequence[int]) -> HeldBlocks:
-        """What every rank holds: a block counts when all its shards are there."""
+        """Return the blocks that every rank holds: a block counts when all its shards are there."""
         if self.num_ranks > 1:
             ranks = range(0, len(found), self.num_ranks)
             found = [functools.reduce(and_, found[first : first + self.num_ranks]) for first in ranks]
@@ -57,116 +49,116 @@ class EngineShape:
 
 @dataclass(frozen=True, eq=False)
 class NodeEngine:
-    """The layouts of one node that are the ranks of one engine shape; compared by identity as well."""
+    """Layouts of one node that are the ranks of one engine shape. Compared by identity as well."""
 
     node: AgentName
-    kind: EngineShape
+    shape: EngineShape
 
 
-HeldBits = tuple[NodeEngine, int, int]  # whose, at which place, which bits
+HeldBits = tuple[NodeEngine, int, int]  # Engine, place and bits.
 
 
 class EngineShapes:
-    """Every kind that an index has met."""
+    """Every engine shape of an index."""
 
     def __init__(self) -> None:
-        self._known: dict[EngineShapeKey, EngineShape] = {}
-        self._rules: dict[tuple[KVGroup, ...], MatchRules] = {}
+        self._shapes: dict[tuple[object, ...], EngineShape] = {}
 
-    def of(self, layout: Layout, cluster: ClusterName) -> EngineShape:
+    def shape_of(self, layout: Layout, cluster: ClusterName) -> EngineShape:
         groups = tuple(group.without_layers for group in layout.groups)
-        key = EngineShapeKey(cluster, layout.model, layout.packing, layout.shard.size, groups)
-        rules = self._rules.setdefault(groups, MatchRules(groups))
-        return self._known.setdefault(key, EngineShape(cluster, layout.packing, layout.shard.size, rules))
+        key = (cluster, layout.model, layout.packing, layout.shard.size, groups)
+        known = self._shapes.get(key)
+        if known is None:
+            # Shapes of one model share their rules, by which equal matches and unions are found.
+            same = (shape.rules for shape in self._shapes.values() if shape.rules.groups == groups)
+            rules = next(same, None) or MatchRules(groups)
+            known = self._shapes[key] = EngineShape(cluster, layout.packing, layout.shard.size, rules)
+        return known
 
     def keep(self, used: Set[EngineShape]) -> None:
-        """Forget every other kind."""
-        self._known = {key: kind for key, kind in self._known.items() if kind in used}
-        self._rules = {key.groups: kind.rules for key, kind in self._known.items()}
+        """Forget every other shape."""
+        self._shapes = {key: shape for key, shape in self._shapes.items() if shape in used}
 
 
 class MatchEvidence:
-    """What was found of one prompt, per family, group and rank (`Kind.place`): bits over the prompt's blocks, and behind
-    those of all places as many over the lengths of checkpoints."""
+    """Bits found for one prompt, per engine and place (`EngineShape.place`).
+
+    The places of blocks hold bits over the prompt's blocks. As many places follow with bits over the lengths of
+    checkpoints.
+    """
 
     def __init__(self, limit_tokens: int) -> None:
-        self._ends: Sequence[int] = ()  # lengths at which some checkpoint ends, ascending
+        self._ends: Sequence[int] = ()  # Ascending lengths at which a checkpoint ends.
         self._limit_tokens = limit_tokens
         self._found: dict[NodeEngine, list[int]] = {}
 
-    def add(self, family: NodeEngine, place: int, bits: int) -> None:
-        """Note `bits` at a place of what was found of one family."""
-        found = self._found.get(family)
+    def add(self, engine: NodeEngine, place: int, bits: int) -> None:
+        """Add bits at a place of one engine."""
+        found = self._found.get(engine)
         if found is None:
-            found = self._found[family] = [0] * (2 * family.kind.num_places)
+            found = self._found[engine] = [0] * (2 * engine.shape.num_places)
         found[place] |= bits
 
     def add_exact(
         self, lengths: Sequence[int], entries: Sequence[HeldBits], marks: Mapping[int, Sequence[HeldBits]]
     ) -> None:
-        """Note what is valid at exact lengths: `entries` over `lengths`, ascending, and by a block's tokens the `marks`
-        over the ends of such blocks. Their places are those of checkpoints."""
+        """Add checkpoints: `entries` over ascending `lengths`, and by block size the `marks` over the ends of blocks."""
         if not lengths and len(marks) == 1:
             ((grid, found),) = marks.items()
             num_blocks = max(bits.bit_length() for _, _, bits in found)
             self._ends = range(grid, (num_blocks + 1) * grid, grid)
-            for family, place, bits in found:
-                self.add(family, place, bits)
+            for engine, place, bits in found:
+                self.add(engine, place, bits)
             return
-        named = [(family, place, [lengths[one] for one in _ones(bits)]) for family, place, bits in entries]
+        at = [(engine, place, [lengths[index] for index in _ones(bits)]) for engine, place, bits in entries]
         for grid, found in marks.items():
-            named += [(family, place, [(one + 1) * grid for one in _ones(bits)]) for family, place, bits in found]
-        self._ends = sorted({length for _, _, at in named for length in at})
+            at += [(engine, place, [(index + 1) * grid for index in _ones(bits)]) for engine, place, bits in found]
+        self._ends = sorted({length for _, _, ends in at for length in ends})
         positions = {length: position for position, length in enumerate(self._ends)}
-        for family, place, at in named:
-            self.add(family, place, sum(1 << positions[length] for length in at))
+        for engine, place, ends in at:
+            self.add(engine, place, sum(1 << positions[length] for length in ends))
 
-    def answer(self, odd_lengths: Iterable[int], *, with_world: bool = False) -> MatchResult:
-        """Nodes and clusters, best first; of `odd_lengths` those that would beat every node."""
+    def result(self, odd_lengths: Iterable[int], *, with_world: bool = False) -> MatchResult:
+        """Return nodes and clusters, best first, and the `odd_lengths` that would beat every node."""
         nodes: list[_Ranked[NodeMatch]] = []
         clusters: list[_Ranked[ClusterMatch]] = []
-        by_kind: dict[EngineShape, list[list[int]]] = {}
-        alone: dict[EngineShape, PrefixMatch] = {}  # of the kinds that one family is of
-        known: dict[tuple[object, ...], PrefixMatch] = {}  # many nodes hold the same of a prompt
-        for family, found in self._found.items():
-            kind = family.kind
-            what = (kind.rules, *found)
-            its = known.get(what)
-            if its is None:
-                its = known[what] = self._usable(kind, found)
-            nodes.append((-its[0], -its[1], _new(NodeMatch, (family.node, kind.cluster, *its))))
-            by_kind.setdefault(kind, []).append(found)
-            alone[kind] = its
-        for kind, places in by_kind.items():
-            its = alone[kind] if len(places) == 1 else self._together(kind, places)
-            clusters.append((-its[0], -its[1], _new(ClusterMatch, (kind.cluster, *its))))
+        by_shape: dict[EngineShape, list[list[int]]] = {}
+        last: dict[EngineShape, PrefixMatch] = {}
+        known: dict[tuple[object, ...], PrefixMatch] = {}  # Many nodes hold the same blocks of a prompt.
+        for engine, found in self._found.items():
+            shape = engine.shape
+            key = (shape.rules, *found)
+            match = known.get(key)
+            if match is None:
+                match = known[key] = match_prefix(shape.rules, shape.held(found, self._ends), self._limit_tokens)
+            nodes.append((-match[0], -match[1], _new(NodeMatch, (engine.node, shape.cluster, *match))))
+            by_shape.setdefault(shape, []).append(found)
+            last[shape] = match
+        for shape, places in by_shape.items():
+            match = last[shape]
+            if len(places) > 1:
+                held = _union([shape.held(found, self._ends) for found in places])
+                match = match_prefix(shape.rules, held, self._limit_tokens)
+            clusters.append((-match[0], -match[1], _new(ClusterMatch, (shape.cluster, *match))))
         ranked = _best_of_each(nodes)
         best = ranked[0].usable_tokens if ranked else 0
-        beyond = tuple([length for length in odd_lengths if length > best])
-        world = self._everywhere() if with_world else None
-        return MatchResult(tuple(ranked), tuple(_best_of_each(clusters)), beyond, world)
+        longer = tuple([length for length in odd_lengths if length > best])
+        world = self._world() if with_world else None
+        return MatchResult(tuple(ranked), tuple(_best_of_each(clusters)), longer, world)
 
-    def _usable(self, kind: EngineShape, bits: Sequence[int]) -> PrefixMatch:
-        return match_prefix(kind.rules, kind.held(bits, self._ends), self._limit_tokens)
-
-    def _together(self, kind: EngineShape, places: Sequence[Sequence[int]]) -> PrefixMatch:
-        """What several nodes of one kind can serve."""
-        held = _union([kind.held(bits, self._ends) for bits in places])
-        return match_prefix(kind.rules, held, self._limit_tokens)
-
-    def _everywhere(self) -> PrefixMatch:
-        """What the nodes of all clusters can serve; of unlike engine shapes, whose blocks do not add up, the best."""
+    def _world(self) -> PrefixMatch:
+        """Return the match of all clusters' nodes; of several shapes, whose blocks do not add up, the best."""
         by_shape: dict[tuple[MatchRules, int, str], list[HeldBlocks]] = {}
-        for family, found in self._found.items():
-            kind = family.kind
-            shape = (kind.rules, kind.num_ranks, kind.packing)
-            by_shape.setdefault(shape, []).append(kind.held(found, self._ends))
-        its = [match_prefix(shape[0], _union(held), self._limit_tokens) for shape, held in by_shape.items()]
-        return max(its, key=lambda usable: usable[:2], default=PrefixMatch(0, 0, "nothing"))
+        for engine, found in self._found.items():
+            shape = engine.shape
+            key = (shape.rules, shape.num_ranks, shape.packing)
+            by_shape.setdefault(key, []).append(shape.held(found, self._ends))
+        matches = [match_prefix(key[0], _union(held), self._limit_tokens) for key, held in by_shape.items()]
+        return max(matches, key=lambda match: match[:2], default=PrefixMatch(0, 0, "nothing"))
 
 
 def _ones(bits: int) -> Iterator[int]:
-    """The positions of the bits that are set, ascending."""
+    """Yield the positions of the set bits, ascending."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -180,11 +172,11 @@ def _union(places: Sequence[HeldBlocks]) -> HeldBlocks:
 
 
 def _best_of_each(rows: list[_Ranked[Match]]) -> list[Match]:
-    """Best first, then by name, what is of any use; of a node or cluster with two engine shapes the better one."""
+    """Return useful matches, best first, then by name. Of a node or cluster with two shapes only the better one."""
     rows.sort()
     useful = [row[2] for row in rows if row[0] or row[1]]
-    best = {its[0]: its for its in reversed(useful)}
-    return useful if len(best) == len(useful) else [its for its in useful if best[its[0]] is its]
+    best = {match[0]: match for match in reversed(useful)}
+    return useful if len(best) == len(useful) else [match for match in useful if best[match[0]] is match]
 
 
-_new = tuple.__new__  # a named tuple's own constructor takes twice as long
+_new = tuple.__new__  # A named tuple's own constructor takes twice as long.
