@@ -28,7 +28,7 @@ from prfaas.units import KINDS, KindName
 TLS_FILES = ("authority", "certificate", "key")
 KERNEL = Path("/proc/sys/net")
 MAX_TOKENS = (1 << 32) - 1
-REFUSALS_SECONDS = 1.0  # so often at most the far end says what it has refused
+REFUSAL_REPORT_SECONDS = 1.0  # Interval of the far end's report of rejected connections.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,9 +94,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _kind(name: KindName, *, least: int | None = None, most: int | None = None) -> Callable[[str], Any]:
-    """A reader of this form, within these bounds, for argparse."""
+    """Return an argparse type for values of this form within bounds."""
     limits = {"at least": least, "at most": most}
-    accepted = ", ".join([KINDS[name].accepted, *(f"{word} {its}" for word, its in limits.items() if its is not None)])
+    accepted = ", ".join(
+        [KINDS[name].accepted, *(f"{word} {limit}" for word, limit in limits.items() if limit is not None)]
+    )
 
     def read(text: str) -> Any:
         try:
@@ -117,7 +119,7 @@ def _key(flags: argparse.Namespace) -> bytes:
 
 
 def _certificates(flags: argparse.Namespace) -> Certificates | None:
-    """What the --tls- flags name; a certificate is for a name, so these go together."""
+    """Return the certificates of the --tls- flags, which are given together with --name."""
     files = [getattr(flags, f"tls_{what}") for what in TLS_FILES]
     if not any(files):
         return None
@@ -132,19 +134,20 @@ def _certificates(flags: argparse.Namespace) -> Certificates | None:
 
 
 def _check_own(files: CertificateFiles, certificates: Certificates, *, name: str) -> None:
-    """Raise ConfigError for a certificate that the far end would refuse: of its reasons TLS tells next to nothing."""
+    """Raise ConfigError for a certificate that the far end would reject, since TLS hardly tells why."""
     try:
-        its = common_name(tls.certificate_shown(certificates.client_context(), certificates.server_context()))
+        name_shown = common_name(tls.certificate_shown(certificates.client_context(), certificates.server_context()))
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(f"--tls-certificate: {tls.describe_certificate(files)}") from error
-    if its != name:
-        raise ConfigError(f"--name: {files.certificate} is for {its or 'nobody'}, not for {name}")
+    if name_shown != name:
+        raise ConfigError(f"--name: {files.certificate} is for {name_shown or 'no name'}, not for {name}")
 
 
 def _serve(flags: argparse.Namespace) -> int:
-    """Be the far end until SIGINT or SIGTERM."""
+    """Run the far end until SIGINT or SIGTERM."""
     stopping = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # of every thread that follows: one place waits for them
+    # All later threads inherit the mask, so that only sigtimedwait below gets the signals.
+    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
     config = ReceiverConfig(
         flags.listen,
         certificates=_certificates(flags),
@@ -156,9 +159,9 @@ def _serve(flags: argparse.Namespace) -> int:
     )
     _say(f"listening on {far.start()}")
     refused: dict[str, int] = {}
-    while signal.sigtimedwait(stopping, REFUSALS_SECONDS) is None:
+    while signal.sigtimedwait(stopping, REFUSAL_REPORT_SECONDS) is None:
         if refused != (refused := far.refused):
-            _say(f"connections refused so far: {', '.join(f'{why} {count}' for why, count in refused.items())}")
+            _say(f"connections rejected so far: {', '.join(f'{why} {count}' for why, count in refused.items())}")
     far.close()
     return 0
 
@@ -202,7 +205,7 @@ def _runs(near: BenchSender, sizes: list[int], prefill_seconds: float, flags: ar
 
 
 def _layers(flags: argparse.Namespace) -> tuple[list[int], float]:
-    """Bytes of each layer, and how long their prefill takes, 0 without a profile."""
+    """Return the bytes of each layer and the seconds of their prefill, 0 without a profile."""
     sizes = [flags.layer_bytes] * flags.layers
     if flags.model is None and flags.profile is None:
         return sizes, 0.0
@@ -215,35 +218,35 @@ def _layers(flags: argparse.Namespace) -> tuple[list[int], float]:
 
 
 def _progress(num_bytes: int) -> Progress:
-    """Shows how a transfer stands, where somebody looks."""
+    """Return a callback that shows progress on a terminal."""
 
     def show(arrived_bytes: int, state: LinkStats) -> None:
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\033[K{standing(arrived_bytes / num_bytes, state)}")
+            sys.stderr.write(f"\r\033[K{progress_line(arrived_bytes / num_bytes, state)}")
             sys.stderr.flush()
 
     return show
 
 
-def standing(arrived_ratio: float, its: LinkStats) -> str:
-    """One line on a transfer that is under way."""
-    if not its.num_connections:
+def progress_line(arrived_ratio: float, link: LinkStats) -> str:
+    """Return one line about a transfer in progress."""
+    if not link.num_connections:
         return f"{arrived_ratio:6.1%}, no connection to the far end"
-    rate, waiting = its.achievable_bytes_per_second * 8e-9, its.queued_bytes + its.unacknowledged_bytes
-    to_go = f"{waiting / 1e6:.0f} MB to go on {its.num_connections} connections"
+    rate, waiting = link.achievable_bytes_per_second * 8e-9, link.queued_bytes + link.unacknowledged_bytes
+    to_go = f"{waiting / 1e6:.0f} MB to go on {link.num_connections} connections"
     carries = f"the link carries {rate:.2f} Gbit/s" if rate else "rate not known yet"
-    kernel = f"RTT {its.rtt_seconds * 1e3:.1f} ms, sent again {its.retransmit_ratio:.3%}"
-    choked = f", choked: {its.congestion}" if its.congestion else ""
-    return f"{arrived_ratio:6.1%}, {to_go}, {carries}, {kernel}{choked}"
+    kernel = f"RTT {link.rtt_seconds * 1e3:.1f} ms, sent again {link.retransmit_ratio:.3%}"
+    congested = f", congested: {link.congestion}" if link.congestion else ""
+    return f"{arrived_ratio:6.1%}, {to_go}, {carries}, {kernel}{congested}"
 
 
 def _host() -> Host:
-    """What the kernel allows here."""
+    """Return the kernel's limits on this host."""
     try:
         available = (KERNEL / "ipv4/tcp_available_congestion_control").read_text().split()
         return Host(int((KERNEL / "core/wmem_max").read_text()), "bbr" in available)
     except OSError:
-        return Host(1 << 30, has_bbr=True)  # not this kernel's names: nothing is known, so nothing is advised
+        return Host(1 << 30, has_bbr=True)  # Another kernel has other names, so nothing is advised.
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
 from prfaas.console.doctor.finding import findings_table
 from prfaas.console.pages import first_json, read_json, readiness, tls_of
 from prfaas.console.terminal import Answer, show
-from prfaas.console.waiting import told
+from prfaas.console.waiting import report_wait
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
 from prfaas.router.http.admission import read_key
@@ -137,7 +137,7 @@ def _drain(call: Call) -> Answer:
     changes = extras.load("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     seconds = units.parse_seconds(call.arguments.within)
-    with told(call.arguments.node, lambda: call.page("/state"), seconds=seconds):
+    with report_wait(call.arguments.node, lambda: call.page("/state"), seconds=seconds):
         moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
     left = (moved["num_requests_left"], moved["num_engines_unknown"])
     counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), *map(str, left))
@@ -158,7 +158,7 @@ def _flip(call: Call) -> Answer:
     secret = grants.read_secret(call.settings.secret_file)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
     seconds = units.parse_seconds(call.arguments.within)
-    with told(asked["node"], lambda: call.page("/state"), seconds=seconds):
+    with report_wait(asked["node"], lambda: call.page("/state"), seconds=seconds):
         changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
     rows = tuple(
         (

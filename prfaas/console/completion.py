@@ -27,14 +27,14 @@ def completion(shell: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str]]]:
-    """Patterns of a (sub)command's words so far, and what may follow on them; deepest first."""
+    """Yield the patterns of words given so far and the words that may follow, deepest command first."""
     flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     commands: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             commands |= action.choices
-    for name, its in commands.items():
-        yield from _levels(its, f"{path} {name}")
+    for name, subparser in commands.items():
+        yield from _levels(subparser, f"{path} {name}")
     if commands:
         yield f'"{path}"', [*commands, *flags]
         return
@@ -44,6 +44,6 @@ def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, l
 
 
 def _choices(parser: argparse.ArgumentParser) -> list[list[str]]:
-    """What each word after a command may be, where that is known."""
+    """Return the choices of each positional argument; empty where any text is allowed."""
     places = (action for action in parser._actions if not action.option_strings)
     return [list(map(str, action.choices or ())) for action in places]

@@ -11,39 +11,37 @@ from prfaas.config_checks import GIVEN, check_addresses, check_together, check_u
 
 @dataclass(frozen=True)
 class ConsoleConfig:
-    """Where the deployment is, and as whom one speaks to it."""
+    """Addresses of a deployment and the credentials for it."""
 
     pages: tuple[str, ...] = setting(
         "text_list",
         default=("http://127.0.0.1:7411",),
-        doc="HTTP pages of the managers (http_listen); the first that answers.",
+        doc="HTTP pages of the managers (http_listen); the first that answers is used.",
     )
     routers: tuple[str, ...] = setting(
         "text_list",
         default=("http://127.0.0.1:8000",),
-        doc="Routers that are asked for their latest decisions; at https:// those that have client_tls_certificate.",
+        doc="Routers to ask about recent decisions; https:// for those with client_tls_certificate.",
     )
     router_key_file: Path | None = setting(
-        "path", default=None, doc="File with the key that the routers ask of operators (their operator_keys_file)."
+        "path", default=None, doc="File with an operator key of the routers (operator_keys_file)."
     )
     managers: tuple[str, ...] = setting(
-        "text_list", default=("127.0.0.1:7410",), doc="Managers (host:port) that carry out what changes the deployment."
+        "text_list", default=("127.0.0.1:7410",), doc="Managers (host:port) that change the deployment."
     )
-    name: str = setting(
-        "text", default="operator", doc="The name under which changes are recorded; with TLS the certificate's."
-    )
+    name: str = setting("text", default="operator", doc="Operator name in the record; with TLS the certificate's name.")
     secret_file: Path = setting(
-        "path", default=Path("/etc/prfaas/secret"), doc="File with the deployment's secret; only changes need it."
+        "path", default=Path("/etc/prfaas/secret"), doc="File with the deployment's secret; needed for changes only."
     )
-    timeout: float = setting("seconds", default=5.0, minimum=0.1, doc="How long an answer may take.")
-    tls_authority: Path | None = setting("path", default=None, doc="PEM file: who signed the managers' certificates.")
+    timeout: float = setting("seconds", default=5.0, minimum=0.1, doc="Time limit for an answer.")
+    tls_authority: Path | None = setting("path", default=None, doc="PEM file: authority of the managers' certificates.")
     tls_certificate: Path | None = setting("path", default=None, doc="PEM file: the certificate of `name`.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of the certificate.")
     tls_revocations: Path | None = setting(
         "path",
         default=None,
         only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list; pages of whom it names are refused, and whether `name` is one is said.",
+        doc="PEM file: the authority's revocation list.",
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads the JSON pages of managers and routers over HTTP, each with a deadline."""
+"""HTTP client for the JSON pages of managers, routers and agents."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from typing import Any
 from prfaas.errors import PageUnreachable
 from prfaas.transport.net.tls import CertificateFiles, TlsSettings
 
-MAX_PAGE_BYTES = 64 << 20  # the state of thousands of nodes has a few MB
-_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as OpenSSL calls an answer that is no TLS
+MAX_PAGE_BYTES = 64 << 20  # The state of thousands of nodes has a few MB.
+# OpenSSL's reasons for an answer that is not TLS.
+_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 
 
 def tls_of(settings: TlsSettings) -> ssl.SSLContext | None:
-    """How pages at https:// are asked for; None where no certificates are named. Raises OSError, with the file's name where one
-    cannot be read, and SSLError."""
+    """Return the TLS context for https pages, or None without certificates.
+
+    Raises:
+        OSError: a file cannot be read or used.
+    """
     files = CertificateFiles.of(settings)
     if files is None:
         return None
@@ -34,10 +38,10 @@ def tls_of(settings: TlsSettings) -> ssl.SSLContext | None:
 
 
 def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None, key: str = "") -> Any:
-    """What a page says; None when it says that there is no such thing (404).
+    """Return the JSON of a page, or None for status 404.
 
     Raises:
-        PageUnreachable: nobody answers there in time, or the answer is no JSON.
+        PageUnreachable: no answer in time, or the answer is not JSON.
     """
     try:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -49,7 +53,7 @@ def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = 
             if error.code == http.HTTPStatus.NOT_FOUND:
                 return None
             why = (
-                "; it asks for an operator's key: router_key_file" if error.code == http.HTTPStatus.UNAUTHORIZED else ""
+                "; an operator's key is required: router_key_file" if error.code == http.HTTPStatus.UNAUTHORIZED else ""
             )
             raise PageUnreachable(f"{url}: HTTP status {error.code}{why}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -57,18 +61,20 @@ def read_json(url: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = 
 
 
 def _why(error: Exception, url: str) -> str:
-    """What went wrong, and of what TLS leaves unsaid what it most likely means."""
+    """Return the cause of an error, with the likely meaning of vague TLS errors."""
     cause = _cause(error)
     if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN:
-        return f"{cause}; it answers in plain text, as on loopback and with insecure_plaintext: write http://"
+        return f"{cause}; the server answers in plain text: write http://"
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"{cause}; this side refuses its certificate: tls_authority must have signed it, for this host"
+        return f"{cause}; the server's certificate is not trusted: tls_authority must have signed it for this host"
     if url.startswith("http:") and _has_hung_up(cause):
-        return f"{cause}; it may ask for TLS: write https:// and set tls_authority, tls_certificate and tls_key"
+        return f"{cause}; the server may require TLS: write https:// and set tls_authority, tls_certificate and tls_key"
     if isinstance(cause, http.client.BadStatusLine) and not _has_hung_up(cause):
-        return "it answers, but not as a page does: pages are at http_listen or status_listen, not at listen"
+        return "the answer is not HTTP: pages are at http_listen or status_listen, not at listen"
     if _is_refusal(error, url):
-        return f"{cause}; most likely it refuses the certificate: expired, revoked, of another authority, or none"
+        return (
+            f"{cause}; the server probably rejects the certificate: expired, revoked, of another authority, or missing"
+        )
     return str(getattr(error, "reason", error))
 
 
@@ -79,7 +85,7 @@ def _is_refusal(error: Exception, url: str) -> bool:
 
 
 def _has_hung_up(cause: Exception) -> bool:
-    return isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)  # RemoteDisconnected too
+    return isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)  # Includes RemoteDisconnected.
 
 
 def _cause(error: Exception) -> Exception:
@@ -88,7 +94,7 @@ def _cause(error: Exception) -> Exception:
 
 
 def readiness(base: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) -> str:
-    """ "ready" where a manager answers so at its /readyz; why not elsewhere."""
+    """Return "ready" if a manager's /readyz says so, else the reason."""
     try:
         with urllib.request.urlopen(base.rstrip("/") + "/readyz", timeout=timeout_seconds, context=tls):
             return "ready"
@@ -102,10 +108,10 @@ def readiness(base: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) 
 def first_json(
     bases: Sequence[str], path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None, key: str = ""
 ) -> Any:
-    """Return a page of the first server of several that answers and knows of it; None when those that answer do not.
+    """Return a page from the first server that has it, or None if no answering server has it.
 
     Raises:
-        PageUnreachable: none answers; the message has each one's reason.
+        PageUnreachable: no server answers. The message has each reason.
     """
     failures: list[PageUnreachable] = []
     for base in bases:

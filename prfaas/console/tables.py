@@ -1,4 +1,4 @@
-"""Tables of a deployment: rows for people out of the documents that managers and routers serve. Pure."""
+"""Tables of a deployment, from the JSON of managers, routers and agents. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _BIT_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, the columns' names, and rows of texts; `moods` has one word per row where rows differ in weight, `notes` are
-    lines below."""
+    """Table for the terminal. `moods` has one word per row, or is empty. `notes` are lines below."""
 
     title: str
     columns: tuple[str, ...]
@@ -28,19 +27,22 @@ class Table:
 
 
 def status_tables(state: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Table]:
-    """Return the deployment in short: the manager's word, clusters, instances."""
+    """Return a summary: manager, clusters, instances."""
     return [_summary(state, plan), _clusters(state), _instances(state)]
 
 
 def _summary(state: Mapping[str, Any], plan: Mapping[str, Any]) -> Table:
     solved = plan.get("plan") or {}
-    index = "stale: the record cannot be reached" if state.get("index_stale") else "current"
+    index = "stale: the record is unreachable" if state.get("index_stale") else "current"
     rows = [
         ("manager", str(state.get("manager", "")) + (" (settling)" if state.get("settling") else "")),
         ("index", index),
         ("threshold", f"{state.get('threshold_tokens', 0):,} tokens"),
         ("within a cluster", str(state.get("local_policy", ""))),
-        ("plan", f"version {solved['version']}, limited by {solved['limit']}" if solved else "none: t as configured"),
+        (
+            "plan",
+            f"version {solved['version']}, limited by {solved['limit']}" if solved else "none: t from the settings",
+        ),
     ]
     moods = tuple[Mood, ...]("warning" if value.startswith("stale") else "plain" for _, value in rows)
     return Table("Deployment", ("what", "value"), tuple(rows), moods)
@@ -48,7 +50,7 @@ def _summary(state: Mapping[str, Any], plan: Mapping[str, Any]) -> Table:
 
 def nodes_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the live nodes of a state, by cluster and name."""
-    return sorted(state.get("nodes", []), key=lambda its: (its["node"]["cluster"], its["node"]["name"]))
+    return sorted(state.get("nodes", []), key=lambda node: (node["node"]["cluster"], node["node"]["name"]))
 
 
 def _clusters(state: Mapping[str, Any]) -> Table:
@@ -80,7 +82,7 @@ def _instances(state: Mapping[str, Any]) -> Table:
 def _instance_row(
     node: Mapping[str, Any], engine: Mapping[str, Any], load: Mapping[str, Any], *, rests: bool
 ) -> tuple[str, ...]:
-    """`rests`: it gets nothing new, since it changes its role or its node leaves."""
+    """Return one row. `rests` is true for an instance that gets no new work: it changes its role or drains."""
     counts = (
         str(load.get("num_running", 0)),
         str(load.get("num_waiting", 0)),
@@ -91,9 +93,9 @@ def _instance_row(
 
 
 def link_table(state: Mapping[str, Any]) -> Table:
-    """Return every link that a live node has, outgoing, busiest first; 80 columns where names are short."""
+    """Return every outgoing link of the live nodes, busiest first. Short names fit into 80 columns."""
     links = [(node["node"], link) for node in nodes_of(state) for link in node.get("links", [])]
-    links.sort(key=lambda its: (not its[1].get("is_down", False), -its[1].get("bytes_per_second", 0.0)))
+    links.sort(key=lambda pair: (not pair[1].get("is_down", False), -pair[1].get("bytes_per_second", 0.0)))
     moods = tuple[Mood, ...](link_mood(link) for _, link in links)
     columns = ("from", "to", "goodput", "capacity", "in use", "queued", "rtt", "resent", "conns")
     return Table("Links", columns, tuple(_link_row(node, link) for node, link in links), moods)
@@ -117,15 +119,15 @@ def _link_row(node: Mapping[str, Any], link: Mapping[str, Any]) -> tuple[str, ..
 
 
 def link_mood(link: Mapping[str, Any]) -> Mood:
-    """How bad a link is: down; choked, or sends much again; fine."""
+    """Return the state of a link: down, congested or with many retransmissions, or fine."""
     if link.get("is_down"):
         return "bad"
-    is_choked = link.get("congestion") or link.get("retransmit_ratio", 0.0) > RETRANSMIT_RATIO
-    return "warning" if is_choked else "plain"
+    is_congested = link.get("congestion") or link.get("retransmit_ratio", 0.0) > RETRANSMIT_RATIO
+    return "warning" if is_congested else "plain"
 
 
 def connection_tables(links: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return every connection of an agent's links, the oldest first, a table for each link."""
+    """Return one table per link with all connections, oldest first."""
     columns = ("from", "to", "age", "rtt", "least", "delivers", "resent", "unsent", "unacked", "waits for", "still")
     return [
         Table(
@@ -138,31 +140,31 @@ def connection_tables(links: Sequence[Mapping[str, Any]]) -> list[Table]:
     ]
 
 
-def _connection_row(its: Mapping[str, Any]) -> tuple[str, ...]:
+def _connection_row(connection: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        its["local_address"],
-        its["remote_address"],
-        f"{its['age_seconds']:.0f} s",
-        f"{its['rtt_seconds'] * 1000:.1f} ms",
-        f"{its['min_rtt_seconds'] * 1000:.1f} ms",
-        bit_rate(its["delivery_bytes_per_second"]),
-        percent(its["resent_ratio"]),
-        size(its["unsent_bytes"]),
-        size(its["unacknowledged_bytes"]),
-        its["limit"] or "",
-        f"{its['still_seconds']:.1f} s",
+        connection["local_address"],
+        connection["remote_address"],
+        f"{connection['age_seconds']:.0f} s",
+        f"{connection['rtt_seconds'] * 1000:.1f} ms",
+        f"{connection['min_rtt_seconds'] * 1000:.1f} ms",
+        bit_rate(connection["delivery_bytes_per_second"]),
+        percent(connection["resent_ratio"]),
+        size(connection["unsent_bytes"]),
+        size(connection["unacknowledged_bytes"]),
+        connection["limit"] or "",
+        f"{connection['still_seconds']:.1f} s",
     )
 
 
-def connection_mood(its: Mapping[str, Any]) -> Mood:
-    """How bad a connection is: nothing moves on it; it sends much again; fine."""
-    if its["still_seconds"] >= STALL_SECONDS:
+def connection_mood(connection: Mapping[str, Any]) -> Mood:
+    """Return the state of a connection: stalled, with many retransmissions, or fine."""
+    if connection["still_seconds"] >= STALL_SECONDS:
         return "bad"
-    return "warning" if its["resent_ratio"] > RETRANSMIT_RATIO else "plain"
+    return "warning" if connection["resent_ratio"] > RETRANSMIT_RATIO else "plain"
 
 
 def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:
-    """What the pools hold, by cluster, node, model, KV group and tier."""
+    """Return the contents of the pools by cluster, node, model, KV group and tier."""
     rows = tuple(
         (
             holding["cluster"],
@@ -179,7 +181,7 @@ def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def hot_table(prefixes: Sequence[Mapping[str, Any]]) -> Table:
-    """What a manager was asked for most of late, with the hash that `prfaas pool pin` and `rm` take."""
+    """Return the most requested prefixes, with the hash for `prfaas pool pin` and `rm`."""
     rows = tuple(
         (
             prefix["hash"],
@@ -194,7 +196,7 @@ def hot_table(prefixes: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def explanation_table(document: Mapping[str, Any]) -> Table:
-    """Why a request went where it went: every plain field of its record."""
+    """Return every plain field of a request's record, which explains the decision."""
     plain = _plain(document) | _plain(document.get("decision") or {})
     if "at" in plain:
         plain["at"] = datetime.fromtimestamp(plain["at"]).astimezone().isoformat(sep=" ", timespec="seconds")
@@ -204,7 +206,7 @@ def explanation_table(document: Mapping[str, Any]) -> Table:
 
 
 def unanswered_tables(failures: Sequence[str]) -> list[Table]:
-    """Who was asked besides and did not answer, where there are any."""
+    """Return the servers that did not answer, or no table."""
     rows = tuple((failure,) for failure in failures)
     moods = tuple[Mood, ...]("warning" for _ in rows)
     return [Table("Not answered", ("server",), rows, moods)] if rows else []
@@ -215,12 +217,12 @@ def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def size(num_bytes: int) -> str:
-    """Return bytes for people: 1536 is "1.5 KiB"."""
+    """Return bytes with a unit: 1536 is "1.5 KiB"."""
     return _scaled(num_bytes, 1024.0, _BINARY_UNITS)
 
 
 def bit_rate(bytes_per_second: float) -> str:
-    """Return a rate for people: 125e6 is "1.0 Gbit/s"."""
+    """Return a rate with a unit: 125e6 is "1.0 Gbit/s"."""
     return _scaled(bytes_per_second * 8, 1000.0, _BIT_UNITS)
 
 

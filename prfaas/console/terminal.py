@@ -1,4 +1,4 @@
-"""Shows an answer: tables on a terminal, JSON for programs."""
+"""Output of answers: tables on a terminal, JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLES: dict[Mood, str] = {"plain": "", "good": "green", "warning": "yellow", "
 
 @dataclass(frozen=True)
 class Answer:
-    """The same answer twice: for programs and for people; and the status with which the command ends."""
+    """Answer of a command as JSON document and as tables, with the exit status."""
 
     document: Any
     tables: Sequence[Table] = field(default=())
@@ -23,7 +23,7 @@ class Answer:
 
 
 def show(answer: Answer, *, as_json: bool) -> None:
-    """Write an answer to standard output: tables where somebody looks at it, JSON elsewhere or when asked for."""
+    """Write an answer to standard output: tables on a terminal, JSON otherwise or on request."""
     if as_json or not sys.stdout.isatty():
         sys.stdout.write(json.dumps(answer.document, indent=2) + "\n")
         return
@@ -32,9 +32,9 @@ def show(answer: Answer, *, as_json: bool) -> None:
 
 
 def show_table(table: Table) -> None:
-    """Write one table: coloured and fitted to the terminal with rich, plain without it."""
+    """Write one table: coloured and fitted with rich, plain without rich."""
     try:
-        import rich.box  # noqa: PLC0415  # the extra `console`
+        import rich.box  # noqa: PLC0415  # Part of the extra `console`.
         import rich.console  # noqa: PLC0415
         import rich.table  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -54,7 +54,7 @@ def show_table(table: Table) -> None:
 
 
 def _fits_without_lines_alone(table: Table, width: int) -> bool:
-    """Return whether a table is too wide with lines between its columns, and not with blanks."""
+    """Return whether a table fits with blanks between columns but not with lines."""
     num, cells = len(table.columns), sum(_widths(table))
     return cells + num - 1 <= width < cells + 3 * num + 1
 
@@ -64,7 +64,7 @@ def _widths(table: Table) -> list[int]:
 
 
 def plain_text(table: Table) -> str:
-    """Return the table in columns of blanks."""
+    """Return the table as text with aligned columns."""
     lines = [table.columns, *table.rows]
     widths = _widths(table)
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

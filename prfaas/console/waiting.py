@@ -1,4 +1,4 @@
-"""What an order on a node waits for, said while it waits."""
+"""Progress messages while a change of a node waits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ EVERY_SECONDS = 3.0
 
 
 @contextmanager
-def told(node: str, state: Callable[[], Mapping[str, Any]], *, seconds: float) -> Iterator[None]:
-    """Around an order that may take `seconds`: say at once, and on a terminal again and again, what it waits for; `state` is
-    the managers' page."""
+def report_wait(node: str, state: Callable[[], Mapping[str, Any]], *, seconds: float) -> Iterator[None]:
+    """Report what a change waits for: once, and repeatedly on a terminal. `state` returns the managers' /state."""
     ended = threading.Event()
-    if seconds:  # a thread that nobody waits for: the page may hang longer than the order takes
+    if seconds:  # The thread is a daemon, since the page may hang longer than the change takes.
         threading.Thread(target=_tell, args=(node, state, time.monotonic() + seconds, ended), daemon=True).start()
     try:
         yield
@@ -33,7 +32,7 @@ def _tell(node: str, state: Callable[[], Mapping[str, Any]], ends_at: float, end
         try:
             what = awaited(state(), node)
         except (PrfaasError, OSError) as error:
-            what = f"what runs there is not known: {error}"
+            what = f"the load is unknown: {error}"
         if ended.is_set():
             return
         sys.stderr.write(f"prfaas: {node}: waiting, {max(0.0, ends_at - time.monotonic()):.1f} s at most: {what}\n")
@@ -43,17 +42,17 @@ def _tell(node: str, state: Callable[[], Mapping[str, Any]], ends_at: float, end
 
 
 def awaited(state: Mapping[str, Any], name: str) -> str:
-    """Of each engine of a node what keeps it from being idle."""
-    node = next((its for its in nodes_of(state) if its["node"]["name"] == name), None)
+    """Return what keeps the engines of a node busy."""
+    node = next((node for node in nodes_of(state) if node["node"]["name"] == name), None)
     if node is None:
-        return "the manager has no word of it"
-    loads = {its["instance"]: its for its in node.get("engines", [])}
-    waits = [_awaited(its, loads.get(its["instance"])) for its in node["node"].get("engines", [])]
-    return "; ".join(filter(None, waits)) or "nothing runs there; what is on its way to it must have arrived"
+        return "the manager does not know the node"
+    loads = {load["instance"]: load for load in node.get("engines", [])}
+    waits = [_awaited(engine, loads.get(engine["instance"])) for engine in node["node"].get("engines", [])]
+    return "; ".join(filter(None, waits)) or "nothing runs there; requests on the way must arrive first"
 
 
 def _awaited(engine: Mapping[str, Any], load: Mapping[str, Any] | None) -> str:
     if load is None:
-        return f"{engine['instance']} does not say what it runs, at {engine['url']}"
+        return f"{engine['instance']} does not report its load, at {engine['url']}"
     number = load.get("num_running", 0) + load.get("num_waiting", 0)
     return f"{engine['instance']} has {number} requests" if number else ""

@@ -1,4 +1,4 @@
-"""The live view: the state of a deployment again and again."""
+"""Live view: repeated output of a deployment's state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _ALTERNATE, _NORMAL = "\x1b[?1049h", "\x1b[?1049l"
 
 
 def watch(answer: Callable[[], Answer], *, interval_seconds: float, num_refreshes: int, as_json: bool) -> None:
-    """Show `answer()` every `interval_seconds`, `num_refreshes` times or (0) until interrupted; programs get a JSON
-    document a line."""
+    """Show `answer()` every `interval_seconds`, `num_refreshes` times, or until interrupted for 0.
+
+    Without a terminal, write one JSON document per line.
+    """
     lines = as_json or not sys.stdout.isatty()
     with _nothing() if lines else _alternate_screen():
         shown = 0
@@ -39,7 +41,7 @@ def _write(answer: Answer, *, lines: bool) -> None:
 
 @contextmanager
 def _alternate_screen() -> Iterator[None]:
-    """What stood on the terminal before stands there again afterwards."""
+    """Use the terminal's alternate screen, so that earlier output reappears afterwards."""
     sys.stdout.write(_ALTERNATE)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Whether a component's certificate would be taken."""
+"""Checks of a component's certificate."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
 from prfaas.transport.net.tls import CERTIFICATE_FAULTS, CertificateFiles, certificate_shown, make_contexts
 
 SOON_SECONDS = 14 * 86400.0
-_REMEDIES: dict[int, tuple[Subject, str]] = {  # by X509_V_ERR_*, as CERTIFICATE_FAULTS
-    9: ("certificate_time", "set this machine's clock, or issue it anew"),
-    10: ("certificate_time", "issue it anew; the wire takes new files without a restart"),
+_REMEDIES: dict[int, tuple[Subject, str]] = {  # X509_V_ERR_* codes, as in CERTIFICATE_FAULTS.
+    9: ("certificate_time", "set this machine's clock, or renew it"),
+    10: ("certificate_time", "renew it; agents load new files without a restart"),
     12: ("certificate_time", "publish a new list as tls_revocations"),
     23: ("certificate_revoked", "issue another, with a new key"),
 }
 
 
 def certificate_findings(files: CertificateFiles, *, name: str | None, where: str) -> Iterator[Finding]:
-    """What is wrong with the files; `name` is the common name that others expect, None where any does.
+    """Check the files. `name` is the expected common name; None accepts any.
 
-    Without an authority it is the certificate that clients are shown, who judge it by authorities of their own.
+    Without an authority the certificate is for clients, who trust authorities of their own.
     """
     yield from _modes(files.key, where)
     try:
@@ -48,24 +48,24 @@ def certificate_findings(files: CertificateFiles, *, name: str | None, where: st
 
 
 def clients_finding(authority: Path, revocations: Path | None, *, where: str) -> Finding:
-    """Return whether a router can tell by these files which clients to let in."""
+    """Check the files by which a router accepts client certificates."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(authority)
     except OSError as error:
-        remedy = "name the PEM file of who signs your clients' certificates as client_tls_authority"
+        remedy = "set client_tls_authority to the PEM file of the authority of your clients' certificates"
         return bad("certificate_authority", where, f"{authority} cannot be used: {_why(error)}", remedy=remedy)
     if revocations is not None:
-        remedy = "publish a new list as client_tls_revocations; until then every client is refused"
+        remedy = "publish a new list as client_tls_revocations; until then every client is rejected"
         try:
             ends_at = importlib.import_module("prfaas.console.authority").list_ends_at(revocations)
         except ModuleNotFoundError:
-            message = f"{revocations}: not looked at, which takes the extra `console`"
+            message = f"{revocations}: not checked, needs the extra `console`"
             return warning("certificate_files", where, message, remedy="pip install 'prfaas[console]'")
         except (OSError, ValueError) as error:
             return bad("certificate_files", where, f"{revocations} cannot be used: {_why(error)}", remedy=remedy)
         if ends_at < time.time():
             return bad("certificate_time", where, f"{revocations}: the revocation list has expired", remedy=remedy)
-    return good("certificate_authority", where, f"clients are those whom {authority} has signed")
+    return good("certificate_authority", where, f"clients need a certificate signed by {authority}")
 
 
 def _why(error: Exception) -> str:
@@ -73,7 +73,7 @@ def _why(error: Exception) -> str:
 
 
 def _contexts(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """As `contexts_of`; without an authority the certificate vouches for itself."""
+    """Return TLS contexts for both ends. Without an authority, the certificate is trusted itself."""
     client, server = make_contexts(files)
     if files.authority is None:
         client.load_verify_locations(files.certificate)
@@ -109,11 +109,11 @@ def _rejected(files: CertificateFiles, error: ssl.SSLCertVerificationError, wher
 
 def _name(path: Path, shown: dict[str, object], wanted: str | None, where: str) -> Finding:
     subject = shown.get("subject", ())
-    assert isinstance(subject, tuple), "as ssl gives it"
+    assert isinstance(subject, tuple), "ssl returns tuples"
     names = [value for pairs in subject for kind, value in pairs if kind == "commonName"]
     if wanted is None or wanted in names:
         return good("certificate_name", where, f"{path} is for {', '.join(names)}")
-    message = f"{path} is for {', '.join(names) or 'nobody'}, and others expect {wanted}"
+    message = f"{path} is for {', '.join(names) or 'no name'}, but peers expect {wanted}"
     return bad("certificate_name", where, message, remedy=f"issue a certificate with the common name {wanted}")
 
 
@@ -121,5 +121,5 @@ def _time(path: Path, shown: dict[str, object], where: str) -> Finding:
     left = ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()
     message = f"{path} is valid for {left / 86400:.0f} more days"
     if left < SOON_SECONDS:
-        return warning("certificate_time", where, message, remedy="issue it anew before it ends")
+        return warning("certificate_time", where, message, remedy="renew it before it expires")
     return good("certificate_time", where, message)

@@ -1,4 +1,4 @@
-"""The examination: every check that fits the machine and the components configured on it."""
+"""All checks of a machine and the components configured on it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AskRecord = Callable[..., Finding]
 
 @dataclass(frozen=True)
 class Patient:
-    """What is examined: settings files by component, and where this machine's kernel shows itself."""
+    """Subject of the checks: settings files by component, the kernel's files, and the console's settings."""
 
     files: dict[str, Path]
     proc: Path
@@ -43,19 +43,19 @@ class Patient:
     ask_managers: AskManagers
     ask_record: AskRecord
     check: Callable[[Any], None]
-    """Raises ConfigError for settings, and files that they name, at which the component's start stops."""
+    """Raises ConfigError for settings or named files that stop the component's start."""
 
     def nodes(self) -> deployment.Nodes | None:
-        """Return the live nodes, as the first manager that answers knows them; None where none does."""
-        its = self.console
+        """Return the live nodes from the first manager that answers, or None."""
+        console = self.console
         with contextlib.suppress(PageUnreachable):
-            state = first_json(its.pages, "/state", timeout_seconds=its.timeout, tls=_dialling(its))
+            state = first_json(console.pages, "/state", timeout_seconds=console.timeout, tls=_client_tls(console))
             return None if state is None else [node["node"] for node in nodes_of(state)]
         return None
 
 
 def examine(patient: Patient) -> list[Finding]:
-    """Everything that could be looked at."""
+    """Return the findings of all checks that are possible here."""
     machine = Machine.read(patient.proc)
     loaded: dict[str, Any] = {}
     findings: list[Finding] = []
@@ -71,7 +71,7 @@ def examine(patient: Patient) -> list[Finding]:
     for component, settings in loaded.items():
         findings += _once(component, list(_CHECKS[component](settings, patient)), patient)
     findings += _certificates(patient.console, name=patient.console.name, where="console")
-    seconds, tls = patient.console.timeout, _dialling(patient.console)
+    seconds, tls = patient.console.timeout, _client_tls(patient.console)
     pages = patient.console.pages
     is_named = bool(patient.files) or pages != default(ConsoleConfig, "pages")
     findings += [network.clock_finding(page, is_named=is_named, timeout_seconds=seconds, tls=tls) for page in pages]
@@ -79,45 +79,45 @@ def examine(patient: Patient) -> list[Finding]:
 
 
 def _once(component: str, findings: list[Finding], patient: Patient) -> list[Finding]:
-    """Return the findings on a component, and why its start would refuse its file where none of them says so."""
-    path, said = patient.files[component], ""
+    """Return the findings on a component, and any further reason for which it would refuse to start."""
+    path, refusal = patient.files[component], ""
 
     def check(settings: Any) -> None:
-        nonlocal said
+        nonlocal refusal
         try:
             patient.check(settings)
         except ConfigError as error:
-            said = str(error)
+            refusal = str(error)
             raise
 
     try:
         config.load(COMPONENTS[component], component=component, file=path, check=check)
     except ConfigError as error:
-        same = next((finding for finding in findings if _is_told(said.partition(":")[0], finding, component)), None)
+        same = next((finding for finding in findings if _explains(finding, refusal.partition(":")[0], component)), None)
         if same is None:
             return [_misconfigured(path, error), *findings]
-        placed = replace(same, message=f"{str(error).removesuffix(said)}{same.message}")
+        placed = replace(same, message=f"{str(error).removesuffix(refusal)}{same.message}")
         return [placed if finding is same else finding for finding in findings]
-    return [good("configuration", str(path), "the start takes it"), *findings]
+    return [good("configuration", str(path), "accepted at the start"), *findings]
 
 
-def _is_told(setting: str, finding: Finding, component: str) -> bool:
-    """Return whether a finding is what the start has against a setting."""
+def _explains(finding: Finding, setting: str, component: str) -> bool:
+    """Return whether a finding explains why the start refuses a setting."""
     where = f"{component}, clients" if setting.startswith("client_") else component
     subject = next((subject for part, subject in _SUBJECTS.items() if part in setting), "nothing")
     return (finding.outcome, finding.where) == ("bad", where) and finding.subject.startswith(subject)
 
 
 def _misconfigured(path: Path, error: ConfigError) -> Finding:
-    return bad("configuration", str(path), str(error), remedy=f"mend it; prfaas config check {path}")
+    return bad("configuration", str(path), str(error), remedy=f"correct the file; prfaas config check {path}")
 
 
-def _dialling(settings: Any) -> ssl.SSLContext | None:
-    """How one goes to pages with the certificate in some settings; None without one that can be used."""
+def _client_tls(settings: Any) -> ssl.SSLContext | None:
+    """Return a TLS context for pages from some settings, or None without usable certificates."""
     with contextlib.suppress(OSError):
         context = tls_of(settings)
         if context is not None:
-            context.check_hostname = False  # it is this machine, under whatever address
+            context.check_hostname = False  # The page is on this machine, at any address.
         return context
     return None
 
@@ -130,7 +130,7 @@ def _runs(router: RouterConfig, *, seconds: float) -> bool:
 
 def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "agent", patient.console.timeout
-    running = network.answers(agent.status_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(agent))
+    running = network.answers(agent.status_listen, "/healthz", timeout_seconds=seconds, tls=_client_tls(agent))
     for key in ("listen", "status_listen"):
         yield network.port_finding(getattr(agent, key), key=key, where=where, is_running=running)
     yield network.wire_finding(agent.listen, agent, where=where)
@@ -141,7 +141,7 @@ def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
         yield disk_finding(agent.ssd_directory, agent.ssd_bytes, where=where)
     yield from _certificates(agent, name=agent.name, where=where)
     yield from _secret_and_managers(agent, name=agent.name, where=where, patient=patient)
-    tls = _dialling(agent) if agent.engine_tls == "deployment" else None
+    tls = _client_tls(agent) if agent.engine_tls == "deployment" else None
     for engine in agent.engines:
         yield from network.engine_findings(engine, where=where, timeout_seconds=seconds, tls=tls)
         yield from network.events_findings(engine, where=where, timeout_seconds=seconds)
@@ -155,12 +155,12 @@ def _socket_directory(directory: Path) -> Finding:
         return bad(
             "socket_directory", "agent", f"{directory} does not exist: {os.strerror(errno.ENOENT)}", remedy=remedy
         )
-    return good("socket_directory", "agent", f"{directory} is there")
+    return good("socket_directory", "agent", f"{directory} exists")
 
 
 def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "manager", patient.console.timeout
-    running = network.answers(manager.http_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(manager))
+    running = network.answers(manager.http_listen, "/healthz", timeout_seconds=seconds, tls=_client_tls(manager))
     for key in ("listen", "http_listen"):
         yield network.port_finding(getattr(manager, key), key=key, where=where, is_running=running)
     yield network.calls_finding(manager.listen, manager, where=where)
@@ -174,9 +174,9 @@ def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Find
 def _heartbeat(manager: ManagerConfig) -> Finding:
     beat, expiry = manager.heartbeat_seconds, manager.expiry_seconds
     if expiry < 2 * beat:
-        message = f"nodes say that they live every {beat:g} s and are taken for dead after {expiry:g} s"
+        message = f"nodes send a heartbeat every {beat:g} s and expire after {expiry:g} s"
         return bad("heartbeat", "manager", message, remedy=f"write expiry_seconds: {3 * beat:g}s")
-    return good("heartbeat", "manager", f"{expiry / beat:.1f} signs of life may be lost")
+    return good("heartbeat", "manager", f"{expiry / beat:.1f} heartbeats may be lost")
 
 
 def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding]:
@@ -201,19 +201,19 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
 
 
 def _key_files(router: RouterConfig) -> Iterator[Finding]:
-    """Yield whether keys are kept from others, and those of operators from clients."""
+    """Check that key files are private, and that operator keys differ from client keys."""
     clients, operators, engines = router.api_keys_file, router.operator_keys_file, router.engine_api_key_file
-    for file in dict.fromkeys(its for its in (clients, operators, engines) if its is not None and its.exists()):
+    for file in dict.fromkeys(path for path in (clients, operators, engines) if path is not None and path.exists()):
         if file.stat().st_mode & 0o007:
-            yield bad("key_mode", "router", f"everybody may read the keys in {file}", remedy=f"chmod 600 {file}")
+            yield bad("key_mode", "router", f"all users can read the keys in {file}", remedy=f"chmod 600 {file}")
     if clients is not None and operators is not None and clients.resolve() == operators.resolve():
-        message = "api_keys_file and operator_keys_file are one file: every client may see the router's own pages"
-        yield bad("keys", "router", message, remedy="write operator_keys_file: FILE with keys of the operators alone")
+        message = "api_keys_file and operator_keys_file are one file: every client can read operator pages"
+        yield bad("keys", "router", message, remedy="write operator_keys_file: FILE with operator keys only")
 
 
 def _sidecar_findings(sidecar: SidecarConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "sidecar", patient.console.timeout
-    running = network.answers(sidecar.status_listen, "/healthz", timeout_seconds=seconds, tls=_dialling(sidecar))
+    running = network.answers(sidecar.status_listen, "/healthz", timeout_seconds=seconds, tls=_client_tls(sidecar))
     for key in ("listen", "status_listen"):
         yield network.port_finding(getattr(sidecar, key), key=key, where=where, is_running=running)
         yield network.pages_finding(getattr(sidecar, key), sidecar, where=where)
@@ -222,7 +222,7 @@ def _sidecar_findings(sidecar: SidecarConfig, patient: Patient) -> Iterator[Find
 
 def _colocate_findings(executor: ColocateConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "colocate", patient.console.timeout
-    running = network.answers(executor.listen, "/healthz", timeout_seconds=seconds, tls=_dialling(executor))
+    running = network.answers(executor.listen, "/healthz", timeout_seconds=seconds, tls=_client_tls(executor))
     yield network.port_finding(executor.listen, key="listen", where=where, is_running=running)
     yield network.pages_finding(executor.listen, executor, where=where)
     if executor.agent_socket is not None:
@@ -241,10 +241,10 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
     try:
         secret = grants.read_secret(path)
     except ConfigError as error:
-        remedy = f"copy the deployment's own there, for the service's user alone: chmod 600 {path}"
+        remedy = f"copy the deployment's secret there, readable by the service's user only: chmod 600 {path}"
         yield bad("secret", where, str(error), remedy=remedy)
         return
-    yield good("secret", where, f"{path} is long enough and not open to everybody")
+    yield good("secret", where, f"{path} is long enough and private")
     managers: tuple[str, ...] = getattr(settings, "managers", ())
     tls = CertificateFiles.of(settings)
     if managers and (tls is None or all(path.is_file() for path in tls.paths)):
@@ -254,7 +254,7 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
         )
 
 
-# How the checks call what is wrong with a setting; their subjects begin so.
+# Subjects of findings by the settings that they concern.
 _SUBJECTS = {"secret_file": "secret", "redis_url": "record", "tls_": "certificate_"}
 COMPONENTS: Mapping[str, type[Any]] = {
     "agent": AgentConfig,

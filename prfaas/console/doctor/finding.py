@@ -1,4 +1,4 @@
-"""One thing that was looked at, and what it came to."""
+"""Finding: the outcome of one check."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ Outcome = Literal["good", "warning", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """`remedy` says what to do, best as a command; it is empty where all is well."""
+    """Outcome of one check. `remedy` is an action, preferably a command; empty for good findings."""
 
     subject: Subject
     outcome: Outcome
-    where: str  # the component or file looked at; "" for the machine
+    where: str  # Component or file that was checked; "" for the machine.
     message: str
     remedy: str = ""
 
@@ -75,10 +75,10 @@ def warning(subject: Subject, where: str, message: str, *, remedy: str) -> Findi
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """Worst first; what to do stands below, in lines that can be copied."""
+    """Return the findings, worst first, with the remedies as lines below."""
     order = ("bad", "warning", "good")
-    ranked = sorted(findings, key=lambda its: order.index(its.outcome))
-    rows = tuple((its.outcome, its.subject.replace("_", " "), its.where, its.message) for its in ranked)
-    moods: tuple[Mood, ...] = tuple(its.outcome for its in ranked)
-    remedies = (f"{row[1]}: {its.remedy}" for row, its in zip(rows, ranked, strict=True) if its.remedy)
+    ranked = sorted(findings, key=lambda finding: order.index(finding.outcome))
+    rows = tuple((item.outcome, item.subject.replace("_", " "), item.where, item.message) for item in ranked)
+    moods: tuple[Mood, ...] = tuple(finding.outcome for finding in ranked)
+    remedies = (f"{row[1]}: {item.remedy}" for row, item in zip(rows, ranked, strict=True) if item.remedy)
     return Table("Doctor", ("", "what", "where", "finding"), rows, moods, notes=tuple(dict.fromkeys(remedies)))

@@ -1,4 +1,4 @@
-"""What a machine's kernel is set to, and what is wrong with that for an agent."""
+"""Checks of a machine's kernel settings for an agent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prfaas.cachepool.ssd import disk_bytes
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
 from prfaas.console.tables import size
 
-MIN_SEND_BUFFER_BYTES = 4 << 20  # docs/transport.md: bounds what a connection has in flight
-MIN_RECEIVE_BUFFER_BYTES = 32 << 20  # the receive window must cover the bandwidth-delay product
-MIN_OPEN_FILES = 4096  # a connection and a few files each for hundreds of peers
+MIN_SEND_BUFFER_BYTES = 4 << 20  # Bounds the bytes in flight of one connection; docs/transport.md.
+MIN_RECEIVE_BUFFER_BYTES = 32 << 20  # The receive window must cover the bandwidth-delay product.
+MIN_OPEN_FILES = 4096  # A connection and a few files for each of hundreds of peers.
 _SYSCTLS = (
     "net/ipv4/tcp_available_congestion_control",
     "net/ipv4/tcp_allowed_congestion_control",
@@ -30,7 +30,7 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True)
 class Machine:
-    """`sysctls` by their path below /proc/sys; what the kernel does not have is absent."""
+    """Kernel settings of a machine. `sysctls` has the path below /proc/sys as key; unknown ones are absent."""
 
     sysctls: Mapping[str, str]
     available_bytes: int | None
@@ -40,7 +40,7 @@ class Machine:
 
     @staticmethod
     def read(proc: Path) -> Machine:
-        """This machine, by the files below `proc`."""
+        """Return this machine's settings from the files below `proc`."""
         return Machine(
             sysctls={name: text for name in _SYSCTLS if (text := _text(proc / "sys" / name)) is not None},
             available_bytes=_available_bytes(_text(proc / "meminfo") or ""),
@@ -58,7 +58,7 @@ def _text(path: Path) -> str | None:
 
 
 def _limit(which: int) -> int:
-    """Return the hard limit, which a service may raise its own to."""
+    """Return the hard limit, up to which a service may raise the soft limit."""
     limit = resource.getrlimit(which)[1]
     return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
 
@@ -69,7 +69,7 @@ def _available_bytes(meminfo: str) -> int | None:
 
 
 def tcp_findings(machine: Machine, *, congestion_control: str) -> Iterator[Finding]:
-    """Yield whether long links can be filled from and to this machine."""
+    """Check that this machine can fill long links."""
     yield _congestion_control(machine.sysctls, congestion_control)
     yield _at_least(
         "send_buffer", "net.core.wmem_max", machine.sysctls.get("net/core/wmem_max"), least=MIN_SEND_BUFFER_BYTES

@@ -1,4 +1,4 @@
-"""Whether managers answer, and take this deployment's secret."""
+"""Check that managers answer and accept the deployment's secret."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_the_far_end_says_what_it_has_refused(secret: Path) -> None:
             host, port = process.stdout.readline().split()[-1].split(":")
             with socket.create_connection((host, int(port)), timeout=90) as stranger:
                 stranger.sendall(bytes(48))
-                assert process.stdout.readline() == "connections refused so far: magic 1\n"
+                assert process.stdout.readline() == "connections rejected so far: magic 1\n"
         finally:
             process.kill()
 

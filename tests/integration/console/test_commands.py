@@ -202,7 +202,7 @@ async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_n
         flipping = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=PIPE)
         assert flipping.stderr is not None
         said = await asyncio.wait_for(flipping.stderr.readline(), PATIENCE_SECONDS)
-        assert "turning-engine does not say what it runs, at http://turning:8000" in said.decode()
+        assert "turning-engine does not report its load, at http://turning:8000" in said.decode()
         await until(
             lambda: "admin.action_started who=operator action=set_role target=turning" in caplog.text, what="its begin"
         )
@@ -314,13 +314,13 @@ async def test_what_tls_leaves_unsaid_is_said(site: Site, tmp_path: Path) -> Non
     issued, unknown = ours.issue("operator"), stranger.issue("unknown")
     flags = _shown(issued, ours.path)
     plain = await asyncio.to_thread(run_here, "status", f"--pages=https://{site.manager.http_address}", *flags)
-    assert (plain.status, "in plain text, as on loopback" in plain.error) == (2, True), plain.error
+    assert (plain.status, "answers in plain text" in plain.error) == (2, True), plain.error
     files = CertificateFiles(issued.authority, issued.certificate, issued.key)
     asking = PacedEngine(tls=Certificates(files).server_context())
     await asking.start()
     refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, ours.path))
     await asking.stop()
-    assert (refused.status, "it refuses the certificate" in refused.error) == (2, True), refused.error
+    assert (refused.status, "rejects the certificate" in refused.error) == (2, True), refused.error
 
 
 def test_config_check_reads_the_annotated_file_of_every_component(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def _executor_without_an_agent(patient: Patient) -> None:
 PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_unknown_key, "configuration", "prfaas config check"),
     (_secret_open_to_everybody, "secret", "chmod 600"),
-    (_short_secret, "secret", "copy the deployment's own"),
+    (_short_secret, "secret", "copy the deployment's secret"),
     (_address_of_another_machine, "address", "ip -brief address"),
     (_no_bbr, "congestion_control", "modprobe tcp_bbr"),
     (_bbr_for_root_alone, "congestion_control", 'tcp_allowed_congestion_control="reno cubic bbr"'),
@@ -320,8 +320,8 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_pool_beyond_memory, "memory", "pool_bytes: 3276MiB"),
     (_no_directory_for_the_socket, "socket_directory", "install -d"),
     (_advertises_all_addresses, "advertised_address", "write advertise"),
-    (_expired_certificate, "certificate_time", "issue it anew"),
-    (_certificate_about_to_expire, "certificate_time", "before it ends"),
+    (_expired_certificate, "certificate_time", "renew it"),
+    (_certificate_about_to_expire, "certificate_time", "before it expires"),
     (_key_of_another_certificate, "certificate_key", "openssl pkey"),
     (_another_authority, "certificate_authority", "tls_authority"),
     (_certificate_of_another_name, "certificate_name", "common name west-0"),
@@ -359,7 +359,7 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_wire_that_is_not_there, "wire", "nc -vz 127.0.0.1"),
     (_clients_keys_that_others_may_read, "key_mode", "chmod 600"),
     (_operators_keys_that_others_may_read, "key_mode", "chmod 600"),
-    (_keys_of_clients_that_are_operators, "keys", "of the operators alone"),
+    (_keys_of_clients_that_are_operators, "keys", "operator keys only"),
 ]
 
 
@@ -407,7 +407,7 @@ def test_the_certificate_that_clients_are_shown_is_looked_at(patient: Patient) -
         assert [subject for subject, said in faults(ran).items() if found.get(subject, "") not in said] == []
         assert faults(ran).keys() == found.keys()
         keys = [its["message"] for its in ran.document if its["subject"] == "keys"]
-        assert keys == ["0.0.0.0:0 asks for certificates; it is encrypted"]
+        assert keys == ["0.0.0.0:0 requires certificates; it is encrypted"]
 
 
 def _expired_list(authority: Authority) -> bytes:
@@ -497,7 +497,7 @@ def test_a_machine_without_settings_and_managers_is_well_and_told_how_clocks_are
     ran = run_here("doctor", f"--proc={patient.directory / 'proc'}")
     assert (faults(ran), ran.status) == ({}, 0)
     said = [its["message"] for its in ran.document if its["subject"] in ("manager", "clock")]
-    assert len(said) == 1 and ("none is named" in said[0] or "within" in said[0])
+    assert len(said) == 1 and ("no manager is named" in said[0] or "within" in said[0])
     named = run_here("doctor", f"--proc={patient.directory / 'proc'}", f"--pages=http://{free_address()}")
     assert (list(faults(named)), named.status) == (["manager"], 1)
 
@@ -563,4 +563,4 @@ async def test_an_address_that_is_advertised_and_at_which_nobody_answers_is_foun
     assert faults(await asyncio.to_thread(patient.examine)) == {}
     patient.agent["advertise"] = free_address()
     said = faults(await asyncio.to_thread(patient.examine))
-    assert list(said) == ["advertised_address"] and "nobody answers this machine" in said["advertised_address"]
+    assert list(said) == ["advertised_address"] and "cannot reach" in said["advertised_address"]

@@ -34,7 +34,7 @@ def encrypted(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_page_asked_for_in_plain_text_of_a_server_that_hangs_up_may_want_tls(encrypted: str) -> None:
-    with pytest.raises(PageUnreachable, match="it may ask for TLS: write https://"):
+    with pytest.raises(PageUnreachable, match="may require TLS: write https://"):
         read_json(f"http://{encrypted}/state", timeout_seconds=PATIENCE_SECONDS)
 
 

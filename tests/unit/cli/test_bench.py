@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli.bench import main, standing
+from prfaas.cli.bench import main, progress_line
 from prfaas.console.authority import Authority, Issued
 from prfaas.transport.sender.stats import LinkStats
 
@@ -91,6 +91,6 @@ def test_a_certificate_of_another_authority_is_named(
 
 def test_a_transfer_without_a_connection_says_so_instead_of_figures_of_none() -> None:
     nothing = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0))  # type: ignore[arg-type]
-    assert standing(0.25, nothing) == " 25.0%, no connection to the far end"
+    assert progress_line(0.25, nothing) == " 25.0%, no connection to the far end"
     one = replace(nothing, num_connections=1, queued_bytes=2_000_000)
-    assert standing(0.25, one).startswith(" 25.0%, 2 MB to go on 1 connections, rate not known yet")
+    assert progress_line(0.25, one).startswith(" 25.0%, 2 MB to go on 1 connections, rate not known yet")

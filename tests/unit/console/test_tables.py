@@ -82,7 +82,7 @@ def test_links_stand_in_a_line_each_at_80_columns(monkeypatch: pytest.MonkeyPatc
 
 def test_a_stale_index_and_what_runs_are_in_the_status() -> None:
     summary, clusters, instances = status_tables(STATE, {"plan": None})
-    assert ("index", "stale: the record cannot be reached") in summary.rows and "warning" in summary.moods
+    assert ("index", "stale: the record is unreachable") in summary.rows and "warning" in summary.moods
     assert clusters.rows == (("east", "prfaas", "1", "1", "3", "0"),)
     assert instances.rows[0][-3:] == ("3", "0", "25.0%")
     assert "east-0/0" in plain_text(instances)

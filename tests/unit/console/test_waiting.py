@@ -7,7 +7,7 @@ import pytest
 from prfaas.console.waiting import awaited
 
 ENGINES = [{"instance": f"west-0/{its}", "url": f"http://10.0.0.1:800{its}"} for its in range(2)]
-IDLE = "nothing runs there; what is on its way to it must have arrived"
+IDLE = "nothing runs there; requests on the way must arrive first"
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ IDLE = "nothing runs there; what is on its way to it must have arrived"
     [
         (
             [],
-            "west-0/0 does not say what it runs, at http://10.0.0.1:8000; west-0/1 does not say what it runs, at http://10.0.0.1:8001",
+            "west-0/0 does not report its load, at http://10.0.0.1:8000; west-0/1 does not report its load, at http://10.0.0.1:8001",
         ),
         (
             [{"instance": "west-0/0", "num_running": 2, "num_waiting": 1}, {"instance": "west-0/1"}],
@@ -30,4 +30,4 @@ def test_what_keeps_a_node_from_being_idle_is_named_by_engine(loads: list[dict[s
 
 
 def test_a_node_of_which_the_manager_knows_nothing_is_said_to_be_so() -> None:
-    assert awaited({}, "west-0") == "the manager has no word of it"
+    assert awaited({}, "west-0") == "the manager does not know the node"
