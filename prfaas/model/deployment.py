@@ -1,4 +1,4 @@
-"""What a plan is made for: clusters with their instances, the links between them, and the service-level objectives."""
+"""Deployment that a plan is made for: clusters with their instances, paths between them, and objectives."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from prfaas.model.kv.geometry import Geometry
 
 @dataclass(frozen=True)
 class PrfaasCluster:
-    """A cluster that only prefills, for others."""
+    """Cluster that only prefills. Its egress is shared by all its paths; the price is of one instance."""
 
     name: str
     profile: Profile
     num_instances: int
-    egress_bytes_per_second: float = math.inf  # over all its links together
-    price_per_hour: float | None = None  # of one instance
+    egress_bytes_per_second: float = math.inf
+    price_per_hour: float | None = None
 
 
 @dataclass(frozen=True)
 class PdCluster:
-    """A cluster that prefills and decodes.
+    """Cluster that prefills and decodes; the price is of one instance.
 
-    `num_prefill` fixes N_p; None leaves it to the solver. `shared_instances` may do both at once, as RAPID-Serve's do:
-    such an instance gives shares a, b ≤ 1 of itself to prefill and decode with a + b ≤ 1 + `overlap`. With at least
-    one of them N_p need not be whole. `intra_bytes_per_second` is what one prefill instance can send to the decode
-    nodes beside it; None assumes, as equation (4) does, that it is no limit.
+    `num_prefill` fixes N_p; None leaves it to the solver. `shared_instances` may prefill and decode at once, as in
+    RAPID-Serve: the shares a, b ≤ 1 of both roles satisfy a + b ≤ 1 + `overlap`, and N_p need not be whole.
+    `intra_bytes_per_second` is what one prefill instance can send to the decode nodes of its cluster. None means no
+    limit, as in equation (4).
     """
 
     name: str
@@ -41,7 +41,7 @@ class PdCluster:
 
     @property
     def roles(self) -> float:
-        """Return how many whole roles the instances can play: N plus what sharing gains."""
+        """Return N plus what sharing gains, in whole roles."""
         return self.num_instances + self.overlap * self.shared_instances
 
     def num_decode(self, num_prefill: float) -> float:
@@ -51,7 +51,7 @@ class PdCluster:
 
 @dataclass(frozen=True)
 class ClusterPath:
-    """The path from a PrfaaS cluster to a PD cluster."""
+    """Path from a PrfaaS cluster to a PD cluster."""
 
     source: str
     target: str
@@ -60,7 +60,7 @@ class ClusterPath:
 
 @dataclass(frozen=True)
 class Objectives:
-    """The service-level objectives; None asks for nothing."""
+    """Service-level objectives; None asks for nothing."""
 
     decode_tokens_per_second: float = 40.0
     ttft_seconds: float | None = None
@@ -69,34 +69,34 @@ class Objectives:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Clusters that serve one model. Without `links` every PrfaaS cluster reaches every PD cluster."""
+    """Clusters that serve one model. Without `paths` every PrfaaS cluster reaches every PD cluster."""
 
     name: str
     model: Geometry
     prfaas: tuple[PrfaasCluster, ...]
     pd: tuple[PdCluster, ...]
-    links: tuple[ClusterPath, ...] = ()
+    paths: tuple[ClusterPath, ...] = ()
     objectives: Objectives = Objectives()
 
-    def link_bytes_per_second(self, source: str, target: str) -> float:
-        """What one link carries: infinite when no links are listed (the egress limits then), 0 between unlinked clusters."""
-        if not self.links:
+    def path_bytes_per_second(self, source: str, target: str) -> float:
+        """Return the rate of a path: infinite if no paths are listed, 0 if this one is not listed."""
+        if not self.paths:
             return math.inf
-        return sum(link.bytes_per_second for link in self.links if (link.source, link.target) == (source, target))
+        return sum(path.bytes_per_second for path in self.paths if (path.source, path.target) == (source, target))
 
     def egress(self, cluster: PrfaasCluster) -> float:
-        """B_out of one PrfaaS cluster, bytes per second."""
-        linked = sum(self.link_bytes_per_second(cluster.name, pd.name) for pd in self.pd)
-        return min(cluster.egress_bytes_per_second, linked)
+        """Return B_out of one PrfaaS cluster in bytes per second."""
+        paths = sum(self.path_bytes_per_second(cluster.name, pd.name) for pd in self.pd)
+        return min(cluster.egress_bytes_per_second, paths)
 
     @property
     def clusters(self) -> tuple[PrfaasCluster | PdCluster, ...]:
-        """Return all of them, PrfaaS clusters first."""
+        """Return all clusters, PrfaaS clusters first."""
         return (*self.prfaas, *self.pd)
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all instances together; None unless every cluster has a price."""
+        """Return the price of all instances together; None unless every cluster has a price."""
         prices = [(cluster.price_per_hour, cluster.num_instances) for cluster in self.clusters]
         if any(price is None for price, _ in prices):
             return None

@@ -109,7 +109,7 @@ def _with_bandwidth(deployment: Deployment, text: str) -> Deployment:
     if rate <= 0:
         raise ConfigError(f"--bandwidth {text!r}: must be above 0")
     clusters = tuple(replace(cluster, egress_bytes_per_second=rate) for cluster in deployment.prfaas)
-    return replace(deployment, prfaas=clusters, links=())
+    return replace(deployment, prfaas=clusters, paths=())
 
 
 def _pairs(flag: str, text: str) -> dict[str, str]:

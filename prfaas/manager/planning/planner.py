@@ -225,7 +225,7 @@ class Planner:
         ]
         pd = [_with_roles(cluster, roles[cluster.name]) for cluster in file.pd if cluster.name in roles]
         kept = [link for link in links_with(inputs.rates, file) if link.source in roles and link.target in roles]
-        return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), links=tuple(kept))
+        return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), paths=tuple(kept))
 
     def _traffic_now(self) -> tuple[Workload, str]:
         """Return the workload of the plan and its source: recent requests, or the file's trace."""
@@ -339,7 +339,7 @@ def bounded_rates(
 
     `least` has lower bounds from probes that did not find a rate. They raise a known rate, up to the file's.
     """
-    listed = {(link.source, link.target): link.bytes_per_second for link in file.links}
+    listed = {(link.source, link.target): link.bytes_per_second for link in file.paths}
 
     def within(pair: Pair, rate: float) -> float:
         most = listed.get(pair, math.inf)
@@ -354,9 +354,9 @@ def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> lis
 
     If the file lists none, pairs without a measurement are limited by their cluster's egress alone.
     """
-    links = {(link.source, link.target): link.bytes_per_second for link in file.links}
+    links = {(link.source, link.target): link.bytes_per_second for link in file.paths}
     measured = {(source, target): rate for source, target, rate in rates}
-    if measured and not file.links:
+    if measured and not file.paths:
         links = {(prfaas.name, pd.name): math.inf for prfaas in file.prfaas for pd in file.pd}
     return [ClusterPath(*pair, rate) for pair, rate in (links | measured).items()]
 

@@ -122,13 +122,13 @@ def _with_egress(deployment: Deployment, name: str, *, before: float) -> Deploym
     cluster = next(cluster for cluster in deployment.prfaas if cluster.name == name)
     after = cluster.egress_bytes_per_second
     share = after / before if before and math.isfinite(before) else math.inf
-    links = tuple(
-        replace(link, bytes_per_second=link.bytes_per_second * share if link.bytes_per_second else 0.0)
-        if link.source == name
-        else link
-        for link in deployment.links
+    paths = tuple(
+        replace(path, bytes_per_second=path.bytes_per_second * share if path.bytes_per_second else 0.0)
+        if path.source == name
+        else path
+        for path in deployment.paths
     )
-    return replace(deployment, links=links)
+    return replace(deployment, paths=paths)
 
 
 def _solved(present: Present) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The linear program over length bins and stations: the most that any routing policy can sustain, and what it would pay for."""
+"""Upper bound on what any routing policy can sustain, and the value of each resource at that bound."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.capacity.program import Demand, Solution, solve
-from prfaas.model.cost.curve import ONE, Cost, Curve, FloatArray, OfNewTokens
+from prfaas.model.cost.curve import ONE, Cost, Curve, FloatArray, OfNewTokens, WeightedCost
 from prfaas.model.cost.lengths import Lengths
-from prfaas.model.cost.weighted import WeightedCost, expected_minimum
 
 _NUM_BINS = 160
 
@@ -21,15 +20,15 @@ _NUM_BINS = 160
 class Bound:
     """Λ that no policy exceeds, and the program's prices.
 
-    `system_throughput` is a bound by weak duality, evaluated on the distribution itself: it holds for policies that
-    split within a bin, too.
+    `system_throughput` is a bound by weak duality, evaluated on the distribution itself. It therefore also holds for
+    policies that split within a bin.
     """
 
     system_throughput: float
     solution: Solution
 
     def duals(self, loads: LoadModel) -> dict[str, float]:
-        """Requests per second that one more instance of a cluster, or one more Gbit/s of a link, would add."""
+        """Return the requests per second that one more instance of a cluster, or Gbit/s of a path, would add."""
         return dict(zip(_dual_names(loads), self.solution.worth(), strict=True))
 
 
@@ -74,7 +73,7 @@ def _columns(columns: list[FloatArray], rows: int) -> FloatArray:
 
 
 def bin_edges(lengths: Lengths) -> list[float]:
-    """Increasing edges from below the least length to the greatest."""
+    """Return increasing edges from below the least length to the greatest."""
     new, _, weights = lengths.points(_NUM_BINS)
     by_mass = np.interp(np.linspace(0, 1, _NUM_BINS), np.cumsum(weights) / weights.sum(), new)
     low, high = lengths.support
@@ -88,32 +87,32 @@ def _dual_names(loads: LoadModel) -> list[str]:
     prfaas = [f"instance:{cluster.name}" for cluster in deployment.prfaas]
     pd = [f"instance:{cluster.name}" for cluster in deployment.pd]
     egress = [f"gbps:{cluster.name}" for cluster in deployment.prfaas]
-    links = [f"gbps:{link.source}->{link.target}" for link in deployment.links]
-    return [*prfaas, *pd, *egress, *links]
+    paths = [f"gbps:{path.source}->{path.target}" for path in deployment.paths]
+    return [*prfaas, *pd, *egress, *paths]
 
 
 def _dual_value(loads: LoadModel, solution: Solution, splits: Sequence[float] | None) -> float:
-    """Weak duality: what the stations are worth at the program's prices over the least that a request costs at them."""
-    least = expected_minimum(loads.lengths, option_costs(loads, solution))
+    """Return the worth of all stations at the program's prices over the least cost of a request (weak duality)."""
+    least = loads.lengths.expected_minimum(option_costs(loads, solution))
     return solution.capacity_value(loads, splits) / least if least > 0 else math.inf
 
 
 def option_costs(loads: LoadModel, solution: Solution) -> list[Cost]:
-    """What a request costs, at the program's prices, by each way it can go."""
+    """Return the cost of a request at the program's prices on each route it can take."""
     deployment, kv = loads.deployment, OfNewTokens(loads.deployment.model.curve())
     decode = solution.decode_costs
-    ways: list[Cost] = []
+    costs: list[Cost] = []
     for index, cluster in enumerate(deployment.pd):
         local = ((solution.local[index], cluster.profile.prefill), (solution.intra[index], kv))
-        ways.append(WeightedCost(((decode[index], ONE), *local)))
+        costs.append(WeightedCost(((decode[index], ONE), *local)))
     for route in solution.routes:
         seconds = (solution.remote[route.source], deployment.prfaas[route.source].profile.prefill)
-        price = solution.egress[route.source] + (0.0 if route.link is None else solution.links[route.link])
-        ways.append(WeightedCost(((decode[route.target], ONE), seconds, (price, kv))))
-    return ways
+        price = solution.egress[route.source] + (0.0 if route.path is None else solution.paths[route.path])
+        costs.append(WeightedCost(((decode[route.target], ONE), seconds, (price, kv))))
+    return costs
 
 
 def gain_of_offloading(loads: LoadModel, solution: Solution) -> tuple[Curve, Curve]:
-    """Return the cheapest single local and remote way as curves of the length, at the program's prices; one cluster each."""
+    """Return the costs of local and remote prefill as curves of the length, for one cluster of each kind."""
     local, remote = option_costs(loads, solution)
     return local.along(0.0), remote.along(0.0)

@@ -1,4 +1,4 @@
-"""The largest batch that an instance may decode: bounded by the step time asked for, by memory and by the profile."""
+"""Decode capacity: the largest batch that the objective, the memory and the measured profile allow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster
 
 BatchLimit = Literal["slo", "memory", "profile"]
-_ROUNDING = 1e-9  # a step that meets the objective up to rounding meets it
+# A step that misses the objective by rounding alone meets it.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class DecodeCapacity:
     append_seconds: float = 0.0
 
     def request_seconds(self, output_tokens: float) -> float:
-        """Instance-seconds of one average request; its inverse is Θ_pd-d for N_d = 1."""
+        """Return instance-seconds of one average request; the inverse is Θ_pd-d for N_d = 1."""
         return self.step_seconds * output_tokens / self.max_batch + self.append_seconds
 
 
 def decode_capacity(cluster: PdCluster, deployment: Deployment, workload: Workload) -> DecodeCapacity:
-    """What `cluster` can decode of this workload.
+    """Return the decode capacity of one instance of `cluster` for this workload.
 
     Raises:
         ConfigError: the objective cannot be met even by a batch of one, or the cluster has no decode profile.

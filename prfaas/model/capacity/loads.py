@@ -1,4 +1,4 @@
-"""What one arriving request puts on each station, on average, under a threshold: in the paper's form or exactly."""
+"""Mean load of an arriving request on each station under a threshold, in the paper's form or exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Method = Literal["paper", "exact"]
 
 @dataclass(frozen=True)
 class Loads:
-    """Per arriving request; `remote_seconds` and `local_seconds` as if that cluster took all offloaded or all local ones."""
+    """Loads per arriving request at one threshold.
+
+    `remote_seconds` and `local_seconds` hold for each cluster as if it took all offloaded or all local requests.
+    """
 
     threshold_tokens: float
     offload_ratio: float
@@ -32,7 +35,7 @@ class Loads:
 
     @property
     def mean_offloaded_tokens(self) -> float:
-        """l_long."""
+        """Return l_long of equation (3)."""
         return self.offloaded_tokens / self.offload_ratio
 
 
@@ -68,7 +71,7 @@ class LoadModel:
         return -int(-self.lengths.support[1] // 1)
 
     def decode_seconds(self) -> tuple[float, ...]:
-        """Decode instance-seconds of an average request in each PD cluster."""
+        """Return decode instance-seconds of an average request in each PD cluster."""
         return tuple(capacity.request_seconds(self.workload.output.mean) for capacity in self.decode)
 
     @cached_property
@@ -100,7 +103,7 @@ class LoadModel:
             local_ratio=below,
             offloaded_tokens=self._total[1] - self._tokens(threshold),
             remote_seconds=tuple(
-                offloads * (all_ - part(threshold)) for all_, part in zip(remote_totals, remote, strict=True)
+                offloads * (total - part(threshold)) for total, part in zip(remote_totals, remote, strict=True)
             ),
             remote_bytes=offloads * (kv_total - bytes_below),
             local_seconds=tuple(part(threshold) for part in local),
@@ -130,7 +133,7 @@ class LoadModel:
 
 
 def _positive(value: float) -> float:
-    """`value`, the rounding noise of a difference taken for nothing."""
+    """Return `value`, or 0 if it is the rounding noise of a difference."""
     return value if value > 1e-14 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The linear program: requests of each length bin over the ways they can go, at the greatest arrival rate."""
+"""Linear program that routes the requests of each length bin so that the arrival rate is greatest."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BYTES_PER_GBIT = 125e6
 
 @dataclass(frozen=True)
 class Demand:
-    """Per arriving request and bin: how often it falls there, and the seconds and bytes it brings when it does.
+    """Weight, seconds and bytes that an arriving request brings to each length bin.
 
-    Shapes: weight, kv_bytes [bin]; remote_seconds [bin, PrfaaS cluster]; local_seconds [bin, PD cluster]. Bins outside
-    `local` or `remote` must not go that way; None allows all.
+    Shapes: weight, kv_bytes [bin]; remote_seconds [bin, PrfaaS cluster]; local_seconds [bin, PD cluster]. A bin outside
+    `local` or `remote` must not take that route; None allows all.
     """
 
     weight: FloatArray
@@ -38,19 +38,20 @@ class Demand:
 
 @dataclass(frozen=True)
 class RemoteRoute:
-    """From one PrfaaS cluster to one PD cluster, by their indices, over one listed link or none."""
+    """Route from one PrfaaS cluster to one PD cluster, by index, over one listed path or none."""
 
     source: int
     target: int
-    link: int | None
+    path: int | None
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The program's optimum: rates, and the price of each station in (requests per second) per unit of it.
+    """Optimum of the program: rates, and the price of each station in requests per second per unit.
 
-    `remote` and `local` price busy instances, `decode` decode instances, `egress`, `links` and `intra` bytes per second,
-    `roles` an instance whose role is free. `remote_flows` [PrfaaS] and `local_flows` [PD] are requests per second.
+    `remote` and `local` price busy instances, `decode` decode instances, `roles` an instance whose role is free.
+    `egress`, `paths` and `intra` price bytes per second. `remote_flows` [PrfaaS] and `local_flows` [PD] are requests
+    per second. `decode_costs` [PD] prices the decode time of one prefilled request.
     """
 
     system_throughput: float
@@ -60,29 +61,29 @@ class Solution:
     routes: tuple[RemoteRoute, ...]
     remote: FloatArray
     egress: FloatArray
-    links: FloatArray
+    paths: FloatArray
     local: FloatArray
     intra: FloatArray
     decode: FloatArray
     roles: FloatArray
-    decode_costs: FloatArray  # price of the decode time of one prefilled request, per PD cluster
+    decode_costs: FloatArray
 
     def worth(self) -> list[float]:
-        """Return one more instance of each PrfaaS and of each PD cluster; one more Gbit/s of each egress and each link."""
-        return [*self.remote, *self.roles, *(self.egress * BYTES_PER_GBIT), *(self.links * BYTES_PER_GBIT)]
+        """Return the value of one more instance of each cluster, then of one more Gbit/s of each egress and path."""
+        return [*self.remote, *self.roles, *(self.egress * BYTES_PER_GBIT), *(self.paths * BYTES_PER_GBIT)]
 
     def capacity_value(self, loads: LoadModel, splits: Sequence[float | None] | None) -> float:
-        """What all stations together are worth at these prices."""
+        """Return the worth of all stations together at these prices."""
         deployment = loads.deployment
         instances = sum(float(price) * c.num_instances for price, c in zip(self.remote, deployment.prfaas, strict=True))
         egress = _worth(self.egress, [c.egress_bytes_per_second for c in deployment.prfaas])
-        links = _worth(self.links, [link.bytes_per_second for link in deployment.links])
+        paths = _worth(self.paths, [path.bytes_per_second for path in deployment.paths])
         fixed = splits if splits is not None else [None] * len(deployment.pd)
         roles = 0.0
         for d, (cluster, split) in enumerate(zip(deployment.pd, fixed, strict=True)):
             prefill = float(self.local[d] + self.intra[d] * (cluster.intra_bytes_per_second or 0.0))
             roles += _roles_value(cluster, prefill, decode=float(self.decode[d]), split=split)
-        return float(instances + egress + links + roles)
+        return float(instances + egress + paths + roles)
 
 
 def _worth(prices: FloatArray, capacities: list[float]) -> float:
@@ -97,22 +98,20 @@ def _roles_value(cluster: PdCluster, prefill: float, *, decode: float, split: fl
 
 
 def find_routes(loads: LoadModel) -> tuple[RemoteRoute, ...]:
-    """Return every pair of clusters that KV can go between."""
+    """Return each pair of clusters that KV can travel between."""
     deployment = loads.deployment
-    if not deployment.links:
+    if not deployment.paths:
         pairs = [(j, d) for j in range(len(deployment.prfaas)) for d in range(len(deployment.pd))]
         return tuple(RemoteRoute(j, d, None) for j, d in pairs)
     sources = {cluster.name: index for index, cluster in enumerate(deployment.prfaas)}
     targets = {cluster.name: index for index, cluster in enumerate(deployment.pd)}
-    return tuple(
-        RemoteRoute(sources[link.source], targets[link.target], i) for i, link in enumerate(deployment.links)
-    )  # fmt: skip
+    return tuple(RemoteRoute(sources[path.source], targets[path.target], i) for i, path in enumerate(deployment.paths))
 
 
 class _Columns:
-    """Where each variable stands: local[bin, pd], remote[bin, route], num_prefill[pd], num_decode[pd], rate.
+    """Column of each variable: local[bin, pd], remote[bin, route], num_prefill[pd], num_decode[pd], rate.
 
-    A local or remote variable is the arrival rate for which that part of the bin goes that way.
+    A local or remote variable is the arrival rate for which that part of the bin takes the route.
     """
 
     def __init__(self, num_bins: int, num_pd: int, num_routes: int) -> None:
@@ -134,7 +133,7 @@ class _Rows:
         self.high: list[float] = []
 
     def add(self, low: float, high: float, *terms: tuple[Any, Any]) -> int:
-        """Append a row; returns its number."""
+        """Append a row and return its number."""
         for columns, values in terms:
             flat = np.ravel(columns)
             self.columns.append(flat)
@@ -162,12 +161,14 @@ def solve(demand: Demand, loads: LoadModel, *, splits: Sequence[float] | None = 
 
 @dataclass(frozen=True)
 class _Outcome:
-    values: FloatArray  # [column]
-    prices: FloatArray  # [row], what one more on its right side adds to the rate
+    """Values [column], and prices [row]: what one more on a row's right side adds to the rate."""
+
+    values: FloatArray
+    prices: FloatArray
 
 
 def _minimise(rows: _Rows, bounds: FloatArray, *, objective: int) -> _Outcome:
-    """Maximise one column within `bounds` [column, 2]."""
+    """Maximise the column `objective` within `bounds` [column, 2]."""
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = len(bounds), len(rows.high)
     program.col_cost_ = np.where(np.arange(len(bounds)) == objective, -1.0, 0.0)
@@ -182,18 +183,19 @@ def _minimise(rows: _Rows, bounds: FloatArray, *, objective: int) -> _Outcome:
     solver.passModel(program)
     solver.run()
     status = solver.getModelStatus()
-    assert status == highspy.HighsModelStatus.kOptimal, status  # zero traffic is feasible and the stations are finite
+    # An optimum exists: zero traffic is feasible, and the stations are finite.
+    assert status == highspy.HighsModelStatus.kOptimal, status
     solution = solver.getSolution()
     return _Outcome(np.array(solution.col_value), np.maximum(-np.array(solution.row_dual), 0.0))
 
 
 @dataclass(frozen=True)
 class _Marked:
-    """The rows that price each station; None where it is no limit."""
+    """Rows that price each station; None where it is no limit."""
 
     remote: list[int]
     egress: list[int | None]
-    links: list[int | None]
+    paths: list[int | None]
     local: list[int]
     intra: list[int | None]
     decode: list[int]
@@ -212,16 +214,16 @@ def _limits(
         marked.egress.append(
             _add_bytes(rows, cluster.egress_bytes_per_second, columns.remote[:, mine], demand.kv_bytes)
         )
-    for index, link in enumerate(deployment.links):
-        mine = [r for r, route in enumerate(routes) if route.link == index]
-        marked.links.append(_add_bytes(rows, link.bytes_per_second, columns.remote[:, mine], demand.kv_bytes))
+    for index, path in enumerate(deployment.paths):
+        mine = [r for r, route in enumerate(routes) if route.path == index]
+        marked.paths.append(_add_bytes(rows, path.bytes_per_second, columns.remote[:, mine], demand.kv_bytes))
     for d, pd in enumerate(deployment.pd):
         _limit_pd(d, pd, rows, marked, demand=demand, loads=loads, routes=routes, columns=columns)
     return rows, marked
 
 
 def _add_bytes(rows: _Rows, capacity: float, chosen: Any, kv_bytes: FloatArray) -> int | None:
-    """Return bytes are counted in Gbit, so that the program's numbers are of one order."""
+    """Limit bytes per second, counted in Gbit so that the program's numbers are of one order."""
     if math.isinf(capacity):
         return None
     return rows.at_most(
@@ -256,7 +258,7 @@ def _limit_pd(
 
 
 def decode_seconds_per_prefilled(loads: LoadModel) -> list[float]:
-    """Decode instance-seconds per request that goes through prefill; what is appended decodes in the same places."""
+    """Return decode instance-seconds per request that goes through prefill, with the share of appended turns."""
     prefilled = 1.0 - loads.workload.appended_ratio
     return [seconds / prefilled for seconds in loads.decode_seconds()]
 
@@ -298,7 +300,7 @@ def _read(
         routes=routes,
         remote=of(marked.remote),
         egress=of(marked.egress, BYTES_PER_GBIT),
-        links=of(marked.links, BYTES_PER_GBIT),
+        paths=of(marked.paths, BYTES_PER_GBIT),
         local=of(marked.local),
         intra=of(marked.intra, BYTES_PER_GBIT),
         decode=decode,

@@ -6,15 +6,14 @@ import math
 
 
 def kv_throughput(kv_bytes: float, prefill_seconds: float) -> float:
-    """Equation (1): Φ_kv(l) = S_kv(l) / T_prefill(l), bytes of KV per second that one instance's prefill produces."""
+    """Return equation (1), Φ_kv(l) = S_kv(l) / T_prefill(l): bytes of KV per second of one prefilling instance."""
     return kv_bytes / prefill_seconds
 
 
 def required_egress(num_gpus: float, gpus_per_instance: float, *, kv_bytes: float, prefill_seconds: float) -> float:
-    """Equation (2): B_out = N/P · E[S_kv] / E[T_prefill], bytes per second that N busy GPUs of parallelism P send.
+    """Return equation (2), B_out = N/P · E[S_kv] / E[T_prefill]: bytes per second of N busy GPUs of parallelism P.
 
-    With S_kv and T_prefill at the mean length instead of their expectations it is the paper's approximation
-    N/P · Φ_kv(L_avg).
+    S_kv and T_prefill at the mean length give the paper's approximation N/P · Φ_kv(L_avg).
     """
     return num_gpus / gpus_per_instance * kv_throughput(kv_bytes, prefill_seconds)
 
@@ -22,23 +21,23 @@ def required_egress(num_gpus: float, gpus_per_instance: float, *, kv_bytes: floa
 def prfaas_throughput(
     num_prfaas: float, prefill_seconds: float, *, egress_bytes_per_second: float, kv_bytes: float
 ) -> float:
-    """Equation (3): Θ_prfaas = min(N_prfaas / T_prefill(l_long), B_out / S_kv(l_long))."""
+    """Return equation (3), Θ_prfaas = min(N_prfaas / T_prefill(l_long), B_out / S_kv(l_long))."""
     computed = num_prfaas / prefill_seconds if prefill_seconds else math.inf
     return min(computed, egress_bytes_per_second / kv_bytes if kv_bytes else math.inf)
 
 
 def pd_prefill_throughput(num_prefill: float, prefill_seconds: float) -> float:
-    """Equation (4): Θ_pd-p = N_p / T_prefill(l_short)."""
+    """Return equation (4), Θ_pd-p = N_p / T_prefill(l_short)."""
     return num_prefill / prefill_seconds if prefill_seconds else math.inf
 
 
 def pd_decode_throughput(
     num_decode: float, *, max_batch: float, step_seconds: float, output_tokens: float, append_seconds: float = 0.0
 ) -> float:
-    """Equation (5): Θ_pd-d = N_d · BS_max / (T_decode · L_out).
+    """Return equation (5), Θ_pd-d = N_d · BS_max / (T_decode · L_out).
 
-    `append_seconds` are the instance-seconds that an average request takes from decode by appending a later turn
-    there (0 in the paper).
+    `append_seconds` are the instance-seconds that appended later turns take from decode, per average request
+    (0 in the paper).
     """
     return num_decode / (step_seconds * output_tokens / max_batch + append_seconds)
 
@@ -46,7 +45,7 @@ def pd_decode_throughput(
 def system_throughput(
     prfaas: float, pd_prefill: float, pd_decode: float, *, offload_ratio: float, local_ratio: float
 ) -> float:
-    """Equation (6): Λ_max = min(Θ_prfaas / p, Θ_pd-p / (1 − p), Θ_pd-d).
+    """Return equation (6), Λ_max = min(Θ_prfaas / p, Θ_pd-p / (1 − p), Θ_pd-d).
 
     `local_ratio` is 1 − p unless some requests are prefilled on decode nodes. A stage without requests is no limit.
     """
@@ -56,10 +55,10 @@ def system_throughput(
 
 
 def prefill_imbalance(prfaas: float, pd_prefill: float, *, offload_ratio: float, local_ratio: float) -> float:
-    """Equation (7) as a residual: Θ_prfaas / p − Θ_pd-p / (1 − p); 0 where the threshold is optimal."""
+    """Return the residual of equation (7), Θ_prfaas / p − Θ_pd-p / (1 − p): 0 at the optimal threshold."""
     return prfaas / offload_ratio - pd_prefill / local_ratio
 
 
 def producer_imbalance(prfaas: float, pd_prefill: float, pd_decode: float) -> float:
-    """Equation (8) as a residual: Θ_prfaas + Θ_pd-p − Θ_pd-d; 0 where the split N_p / N_d is optimal."""
+    """Return the residual of equation (8), Θ_prfaas + Θ_pd-p − Θ_pd-d: 0 at the optimal split."""
     return prfaas + pd_prefill - pd_decode

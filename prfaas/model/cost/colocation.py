@@ -1,4 +1,4 @@
-"""What a device sustains that prefills and decodes at once: times by share of its compute, and interference."""
+"""Measurements of a device that prefills and decodes at once: times by share of its compute, and interference."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 class ShareTable:
     """Decode step seconds, measured offline with a prefill running on the rest of the device.
 
-    `seconds[i][j]` is a step of `batches[i]` requests on `shares[j]` of the compute units; `overallocated_seconds[i]`
-    the same step when both sides may use all of them. `shares` (in (0, 1)) and `batches` ascend.
+    `seconds[i][j]` is a step of `batches[i]` requests on `shares[j]` of the compute units.
+    `overallocated_seconds[i]` is the same step when both sides may use all of them.
+    `shares` (in (0, 1)) and `batches` ascend.
 
     Raises:
         ValueError: the table is empty, unsorted or of unequal width.
@@ -35,9 +36,9 @@ class ShareTable:
             raise ValueError("overallocated_seconds must hold one figure per batch")
 
     def at(self, batch: int) -> tuple[tuple[float, ...], float]:
-        """Step seconds per share, and over-allocated, of the next larger measured batch.
+        """Return step seconds per share, and over-allocated, of the next larger measured batch.
 
-        Beyond the largest one they grow in proportion to the batch, which overstates a step that is bound by weights.
+        Beyond the largest batch they grow in proportion to it, which overstates a step that is bound by weights.
         """
         row = min(bisect_left(self.batches, batch), len(self.batches) - 1)
         growth = max(1.0, batch / self.batches[row])
@@ -46,7 +47,10 @@ class ShareTable:
 
 @dataclass(frozen=True)
 class SharedPrefill:
-    """Seconds of a whole prompt on a share of the compute units while decode runs on the rest; 1.0: both may use all."""
+    """Seconds of a whole prompt on a share of the compute units while decode runs on the rest.
+
+    A share of 1.0 means that both may use all of them.
+    """
 
     num_tokens: int
     share: float
@@ -55,9 +59,9 @@ class SharedPrefill:
 
 @dataclass(frozen=True)
 class InterferenceRatio:
-    """What a prefill that competes for everything does to a decode step: its seconds with it over those without.
+    """Seconds of a decode step beside a prefill that may use everything, over the seconds without it.
 
-    `num_cached_tokens` of 0 is a full prefill, else an append-prefill behind so many.
+    `num_cached_tokens` is 0 for a full prefill.
     """
 
     decode_batch: int
@@ -68,7 +72,7 @@ class InterferenceRatio:
 
 @dataclass(frozen=True)
 class Colocation:
-    """One device and model. `context_tokens` is what each decoding request held when `decode` was measured."""
+    """Measurements of one device and model. Each decoding request held `context_tokens` while `decode` was measured."""
 
     partition: str
     context_tokens: int

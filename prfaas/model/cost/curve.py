@@ -1,56 +1,23 @@
-"""Where a rising and a falling function meet, to the integer: the root finding behind thresholds and splits."""
+"""Costs of a request as a function of its length: piecewise quadratic curves and sums of them."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-def first_at_least(claim: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the least integer in [low, high] for which `claim` holds; `claim` never turns false again and holds at `high`."""
-    while low < high:
-        middle = (low + high) // 2
-        if claim(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def best_of_two(value: Callable[[int], float], rising_wins: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the integer that maximises min(rising, falling), where `rising_wins` says that rising ≥ falling.
-
-    The greatest minimum lies at the crossing or just before it.
-    """
-    after = first_at_least(rising_wins, low, high)
-    return max((max(after - 1, low), after), key=value)
-
-
-def best_fraction(
-    value: Callable[[float], float], rising_wins: Callable[[float], bool], low: float, high: float
-) -> float:
-    """As `best_of_two` over the real numbers, to one part in 10^12 of the interval."""
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        if rising_wins(middle):
-            high = middle
-        else:
-            low = middle
-    return max((low, high), key=value)
-
-
 FloatArray = NDArray[np.float64]
-Coefficients = tuple[float, float, float]  # of 1, l and l²
+# Coefficients of 1, l and l².
+Coefficients = tuple[float, float, float]
 
 
 class Cost(Protocol):
-    """What a request costs somewhere, as a function of its uncached (`new`) and cached tokens."""
+    """Cost of a request, such as its seconds, as a function of its uncached (`new`) and cached tokens."""
 
     def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
         """Return the cost of each request; shape as the arguments."""
@@ -61,7 +28,7 @@ class Cost(Protocol):
 
 @dataclass(frozen=True)
 class Curve:
-    """f(l) = c0 + c1 l + c2 l², with its own coefficients between each two `knots`; the outer pieces go on for ever."""
+    """Piecewise quadratic f(l) = c0 + c1 l + c2 l² with knots between the pieces. The outer pieces are unbounded."""
 
     knots: tuple[float, ...]
     pieces: tuple[Coefficients, ...]
@@ -71,7 +38,7 @@ class Curve:
         return c0 + (c1 + c2 * tokens) * tokens
 
     def many(self, tokens: FloatArray) -> FloatArray:
-        """f of each element."""
+        """Return f of each element."""
         if not self.knots:
             c0, c1, c2 = self.pieces[0]
             straight: FloatArray = c0 + (c1 + c2 * tokens) * tokens
@@ -86,28 +53,28 @@ class Curve:
         yield from zip(edges[:-1], edges[1:], self.pieces, strict=True)
 
     def times(self, factor: float) -> Curve:
-        """l ↦ factor · f(l)."""
+        """Return l ↦ factor · f(l)."""
         return Curve(self.knots, tuple((a * factor, b * factor, c * factor) for a, b, c in self.pieces))
 
     def stretched(self, factor: float) -> Curve:
-        """l ↦ f(factor · l), factor > 0."""
+        """Return l ↦ f(factor · l), factor > 0."""
         pieces = tuple((a, b * factor, c * factor**2) for a, b, c in self.pieces)
         return Curve(tuple(knot / factor for knot in self.knots), pieces)
 
-    def plus(self, other: Curve) -> Curve:
-        """l ↦ f(l) + g(l)."""
-        knots = tuple(sorted({*self.knots, *other.knots}))
+    def plus(self, addend: Curve) -> Curve:
+        """Return the sum of both curves."""
+        knots = tuple(sorted({*self.knots, *addend.knots}))
         pieces = []
         for start in (-np.inf, *knots):
             a, b, c = self.pieces[bisect.bisect_right(self.knots, start)]
-            d, e, f = other.pieces[bisect.bisect_right(other.knots, start)]
+            d, e, f = addend.pieces[bisect.bisect_right(addend.knots, start)]
             pieces.append((a + d, b + e, c + f))
         return Curve(knots, tuple(pieces))
 
 
 @dataclass(frozen=True)
 class OfNewTokens:
-    """A cost that does not depend on what is cached."""
+    """Cost that does not depend on the cached tokens."""
 
     curve: Curve
 
@@ -120,13 +87,34 @@ class OfNewTokens:
 
 @dataclass(frozen=True)
 class CachedTokens:
-    """The number of cached tokens itself."""
+    """Number of cached tokens as a cost."""
 
     def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
         return cached
 
     def along(self, cached_ratio: float) -> Curve:
         return polynomial(0.0, cached_ratio)
+
+
+@dataclass(frozen=True)
+class WeightedCost:
+    """Weighted sum of costs: Σ factor · cost."""
+
+    terms: tuple[tuple[float, Cost], ...]
+
+    def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
+        total = np.zeros_like(new)
+        for factor, cost in self.terms:
+            if factor:
+                total = total + factor * cost.at(new, cached)
+        return total
+
+    def along(self, cached_ratio: float) -> Curve:
+        total = polynomial(0.0)
+        for factor, cost in self.terms:
+            if factor:
+                total = total.plus(cost.along(cached_ratio).times(factor))
+        return total
 
 
 def polynomial(constant: float, linear: float = 0.0, quadratic: float = 0.0) -> Curve:
@@ -139,7 +127,7 @@ NEW_TOKENS = OfNewTokens(polynomial(0.0, 1.0))
 
 
 def through(tokens: Sequence[float], values: Sequence[float]) -> Curve:
-    """Straight lines through the points, the outer ones prolonged; `tokens` strictly increase.
+    """Return straight lines through the points, the outer ones extended; `tokens` strictly increase.
 
     Raises:
         ValueError: fewer than two points, or tokens that do not increase.
@@ -161,7 +149,8 @@ def fitted(tokens: Sequence[float], values: Sequence[float]) -> Curve:
     """
     if len(tokens) < 3:
         raise ValueError("a quadratic needs at least three points")
-    thousands = np.asarray(tokens, dtype=float) / 1000.0  # keeps the normal equations well conditioned
+    # In thousands the normal equations are well conditioned.
+    thousands = np.asarray(tokens, dtype=float) / 1000.0
     powers = np.vander(thousands, 3, increasing=True)
     solution, *_ = np.linalg.lstsq(powers, np.asarray(values, dtype=float), rcond=None)
     return polynomial(float(solution[0]), float(solution[1]) / 1e3, float(solution[2]) / 1e6)

@@ -1,42 +1,61 @@
-"""Distributions of a request's uncached and cached tokens, with exact partial expectations of any cost."""
+"""Length distributions of uncached and cached tokens, with exact partial expectations of any cost."""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 
-from prfaas.model.cost.curve import NEW_TOKENS, ONE, Coefficients, Cost, FloatArray
+from prfaas.model.cost.curve import NEW_TOKENS, ONE, Coefficients, Cost, Curve, FloatArray, OfNewTokens
 
-_NUM_QUANTILES = 2048  # more of them move no figure of a smooth distribution by a thousandth
+# More quantiles change no figure of a smooth distribution by a thousandth.
+_NUM_QUANTILES = 2048
+# Crossings of two cost curves are searched between neighbouring points of a grid of this size.
+_NUM_GRID = 1024
 
-Cumulative = Callable[[float], float]  # t ↦ E[cost; L ≤ t]
-Points = tuple[FloatArray, FloatArray, FloatArray]  # new tokens, cached tokens, weight
+# Maps t to E[cost; L ≤ t].
+Cumulative = Callable[[float], float]
+# New tokens, cached tokens and weight of each point.
+Points = tuple[FloatArray, FloatArray, FloatArray]
+# New and cached tokens of each request.
+Tokens = tuple[FloatArray, FloatArray]
 
 
 class Lengths(Protocol):
-    """A distribution of L, the uncached tokens, with the cached tokens that go with them; it may weigh less than 1."""
+    """Distribution of L, the uncached tokens, and the cached tokens before them. Its total weight may be below 1."""
 
     @property
     def support(self) -> tuple[float, float]:
         """Return the least and the greatest L."""
 
     def cumulative(self, cost: Cost) -> Cumulative:
-        """t ↦ E[cost; L ≤ t], exact; at the upper end of the support it is E[cost]."""
+        """Return t ↦ E[cost; L ≤ t], exactly. At the upper end of the support it is E[cost]."""
+
+    def expected_minimum(self, costs: Sequence[Cost]) -> float:
+        """Return E[min over costs].
+
+        Exact for traces. Closed forms miss two crossings that are nearer than a thousandth of the range.
+        """
 
     def points(self, count: int) -> Points:
-        """Return the distribution as at most about `count` weighted requests, in the order of their new tokens."""
+        """Return the distribution as at most about `count` weighted requests, ascending by new tokens."""
+
+    def scaled(self, factor: float) -> Lengths:
+        """Return the distribution with each request `factor` times as long, cached prefix included."""
+
+    def draw(self, count: int, generator: np.random.Generator) -> Tokens:
+        """Return new and cached tokens of `count` independent requests."""
 
 
 @dataclass(frozen=True)
 class LogNormal:
-    """ln L is normal (mu, sigma), L is cut to [low, high]; each request finds cached_ratio × L tokens cached."""
+    """Truncated log-normal: ln L is normal (mu, sigma), L lies in [low, high], cached_ratio × L tokens are cached."""
 
     mu: float
     sigma: float
@@ -54,7 +73,7 @@ class LogNormal:
 
     @cached_property
     def kept_mass(self) -> float:
-        """Return how much of the untruncated distribution lies within the cut."""
+        """Return the share of the untruncated distribution within [low, high]."""
         return NormalDist().cdf((math.log(self.high) - self.mu) / self.sigma) - self._below
 
     def cumulative(self, cost: Cost) -> Cumulative:
@@ -69,7 +88,7 @@ class LogNormal:
         for (start, end, _), integral in zip(spans, antiderivatives, strict=True):
             before.append(before[-1] + integral(end) - integral(start))
         offsets = [
-            sum_ - integral(start) for sum_, integral, start in zip(before, antiderivatives, starts, strict=False)
+            total - integral(start) for total, integral, start in zip(before, antiderivatives, starts, strict=False)
         ]
 
         def partial(threshold: float) -> float:
@@ -83,7 +102,7 @@ class LogNormal:
         return partial
 
     def _antiderivative(self, piece: Coefficients) -> Cumulative:
-        """x ↦ Σ c_k E[L^k; L ≤ x] of the untruncated distribution over the truncated mass.
+        """Return x ↦ Σ c_k E[L^k; L ≤ x] of the untruncated distribution over the truncated mass.
 
         The k-th partial moment of a log-normal is exp(kμ + k²σ²/2) Φ((ln x − μ)/σ − kσ).
         """
@@ -99,6 +118,21 @@ class LogNormal:
 
         return integral
 
+    def expected_minimum(self, costs: Sequence[Cost]) -> float:
+        curves = [cost.along(self.cached_ratio) for cost in costs]
+        grid = np.geomspace(self.low, self.high, _NUM_GRID)
+        least = np.argmin([curve.many(grid) for curve in curves], axis=0)
+        changes = np.flatnonzero(np.diff(least))
+        crossings = [
+            _crossing(curves[least[i]], curves[least[i + 1]], float(grid[i]), float(grid[i + 1])) for i in changes
+        ]
+        edges = [self.low, *crossings, self.high]
+        choices = [int(least[0]), *(int(least[i + 1]) for i in changes)]
+        partial = {choice: self.cumulative(OfNewTokens(curves[choice])) for choice in set(choices)}
+        return sum(
+            partial[c](end) - partial[c](start) for c, start, end in zip(choices, edges[:-1], edges[1:], strict=True)
+        )
+
     def points(self, count: int) -> Points:
         count = min(count, _NUM_QUANTILES)
         shares = self._below + self.kept_mass * (np.arange(count) + 0.5) / count
@@ -106,9 +140,32 @@ class LogNormal:
         new = np.clip(np.exp([inverse(share) for share in shares]), self.low, self.high)
         return new, new * self.cached_ratio, np.full(count, 1.0 / count)
 
+    def scaled(self, factor: float) -> LogNormal:
+        return replace(self, mu=self.mu + math.log(factor), low=self.low * factor, high=self.high * factor)
+
+    def draw(self, count: int, generator: np.random.Generator) -> Tokens:
+        """Draw again whatever falls outside [low, high]."""
+        new: FloatArray = np.exp(generator.normal(self.mu, self.sigma, count))
+        outside = np.flatnonzero((new < self.low) | (new > self.high))
+        while len(outside):
+            new[outside] = np.exp(generator.normal(self.mu, self.sigma, len(outside)))
+            outside = outside[(new[outside] < self.low) | (new[outside] > self.high)]
+        return new, new * self.cached_ratio
+
+
+def _crossing(before: Curve, after: Curve, low: float, high: float) -> float:
+    """Return the length between `low` and `high` from which `after` is the lesser curve."""
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        if before(middle) <= after(middle):
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)
+
 
 class Empirical:
-    """The requests of a trace, each with its uncached and its cached tokens."""
+    """Requests of a trace, each with uncached and cached tokens."""
 
     def __init__(self, new: Sequence[float] | FloatArray, cached: Sequence[float] | FloatArray | None = None) -> None:
         unsorted = np.asarray(new, dtype=float)
@@ -129,9 +186,12 @@ class Empirical:
 
         return partial
 
+    def expected_minimum(self, costs: Sequence[Cost]) -> float:
+        return float(np.minimum.reduce([cost.at(self._new, self._cached) for cost in costs]).mean())
+
     @property
-    def requests(self) -> tuple[FloatArray, FloatArray]:
-        """New and cached tokens of every request, in the order of their new tokens."""
+    def requests(self) -> Tokens:
+        """Return new and cached tokens of each request, ascending by new tokens."""
         return self._new, self._cached
 
     def points(self, count: int) -> Points:
@@ -139,10 +199,17 @@ class Empirical:
         chosen = ((np.arange(size) + 0.5) * len(self._new) / size).astype(int)
         return self._new[chosen], self._cached[chosen], np.full(size, 1.0 / size)
 
+    def scaled(self, factor: float) -> Empirical:
+        return Empirical(self._new * factor, self._cached * factor)
+
+    def draw(self, count: int, generator: np.random.Generator) -> Tokens:
+        chosen = generator.integers(0, len(self._new), count)
+        return self._new[chosen], self._cached[chosen]
+
 
 @dataclass(frozen=True)
 class Mixture:
-    """Several distributions, each with its weight; the weights may sum to less than 1."""
+    """Several distributions with weights that sum to at most 1."""
 
     parts: tuple[tuple[float, Lengths], ...]
 
@@ -157,6 +224,9 @@ class Mixture:
             return parts[0][1]
         return lambda threshold: sum(weight * partial(threshold) for weight, partial in parts)
 
+    def expected_minimum(self, costs: Sequence[Cost]) -> float:
+        return sum(weight * lengths.expected_minimum(costs) for weight, lengths in self.parts)
+
     def points(self, count: int) -> Points:
         arrays = [(weight, lengths.points(count)) for weight, lengths in self.parts]
         new = np.concatenate([points[0] for _, points in arrays])
@@ -165,12 +235,24 @@ class Mixture:
         order = np.argsort(new, kind="stable")
         return new[order], cached[order], weights[order]
 
+    def scaled(self, factor: float) -> Mixture:
+        return Mixture(tuple((weight, lengths.scaled(factor)) for weight, lengths in self.parts))
+
+    def draw(self, count: int, generator: np.random.Generator) -> Tokens:
+        weights = np.array([weight for weight, _ in self.parts])
+        part = generator.choice(len(weights), count, p=weights / weights.sum())
+        new, cached = np.empty(count), np.empty(count)
+        for index, (_, lengths) in enumerate(self.parts):
+            chosen = np.flatnonzero(part == index)
+            new[chosen], cached[chosen] = lengths.draw(len(chosen), generator)
+        return new, cached
+
 
 def expectation(lengths: Lengths, cost: Cost) -> float:
-    """E[cost], over the whole distribution and not divided by its weight."""
+    """Return E[cost] over the whole distribution, not divided by its weight."""
     return lengths.cumulative(cost)(lengths.support[1])
 
 
 def mean_tokens(lengths: Lengths) -> float:
-    """E[L] in uncached tokens."""
+    """Return E[L] in uncached tokens."""
     return expectation(lengths, NEW_TOKENS) / expectation(lengths, ONE)

@@ -1,4 +1,4 @@
-"""How long one instance takes: prefill by length and cached prefix, decode steps by batch and context."""
+"""Times of one instance: prefill by length and cached prefix, decode steps by batch and context."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import numpy as np
 
 from prfaas.model.cost.curve import Curve, FloatArray, polynomial
 
-_FLAT = 0.05  # a slope that changes a step by less over all batches is noise
+# A falling slope that changes a step by less than this ratio over all batches is noise.
+_FLAT = 0.05
 
-AppendCoefficients = tuple[float, float, float, float]  # of 1, m, m² and m n
+# Coefficients of 1, m, m² and m n.
+AppendCoefficients = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class PrefillProfile:
     """T_prefill(m | n): seconds to prefill m new tokens behind n cached ones.
 
-    `fresh` is T_prefill(l) without a prefix, measured from `min_tokens` to `max_tokens` and prolonged beyond. Without
-    `append`, T(m | n) = T(n + m) − T(n) + T(0): the work that the prefix saves is its own prefill, the fixed part is not
-    saved. For a quadratic T = a + b l + c l² that is a + b m + c (m² + 2 m n). `append` = (a, b, c, d) replaces it by the
-    measured a + b m + c m² + d m n.
+    `fresh` is T_prefill(l) without a prefix, measured from `min_tokens` to `max_tokens` and extrapolated beyond.
+    Without `append`, T(m | n) = T(n + m) − T(n) + T(0): a prefix saves its own prefill except the fixed part.
+    For a quadratic T = a + b l + c l² that is a + b m + c (m² + 2 m n).
+    `append` = (a, b, c, d) replaces it by the measured a + b m + c m² + d m n.
     """
 
     fresh: Curve
@@ -29,7 +31,7 @@ class PrefillProfile:
     append: AppendCoefficients | None = None
 
     def seconds(self, new: float, cached: float = 0.0) -> float:
-        """T_prefill(new | cached)."""
+        """Return T_prefill(new | cached)."""
         if not cached or not new:
             return self.fresh(new)
         if self.append is not None:
@@ -38,7 +40,7 @@ class PrefillProfile:
         return self.fresh(new + cached) - self.fresh(cached) + self.fresh(0.0)
 
     def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
-        """As a `Cost`: seconds of each request."""
+        """Return the seconds of each request, as a `Cost`."""
         if self.append is not None:
             a, b, c, d = self.append
             measured: FloatArray = np.where(cached > 0, a + (b + c * new + d * cached) * new, self.fresh.many(new))
@@ -47,7 +49,7 @@ class PrefillProfile:
         return self.fresh.many(new + cached) - saved
 
     def along(self, cached_ratio: float) -> Curve:
-        """As a `Cost`: seconds where cached = cached_ratio × new."""
+        """Return the seconds where cached = cached_ratio × new, as a `Cost`."""
         if cached_ratio == 0.0:
             return self.fresh
         if self.append is not None:
@@ -69,9 +71,9 @@ def _scaled(append: AppendCoefficients, factor: float) -> AppendCoefficients:
 
 @dataclass(frozen=True)
 class DecodeProfile:
-    """Seconds of one decode step: base + per_request · batch + per_context_token · batch · context.
+    """Seconds of one decode step, measured up to `max_batch`.
 
-    Measured up to `max_batch`; beyond it nothing is claimed.
+    A step takes base + per_request · batch + per_context_token · batch · context.
     """
 
     base_seconds: float
@@ -80,7 +82,7 @@ class DecodeProfile:
     max_batch: int = 1 << 16
 
     def step_seconds(self, batch: float, context_tokens: float) -> float:
-        """T_decode of a batch whose requests hold `context_tokens` on average."""
+        """Return T_decode of a batch whose requests hold `context_tokens` on average."""
         per_request = self.seconds_per_request + self.seconds_per_context_token * context_tokens
         return self.base_seconds + per_request * batch
 
@@ -96,10 +98,10 @@ class DecodeProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """One instance of one kind of hardware serving one model.
+    """Times of one instance of one kind of hardware serving one model.
 
-    `kv_memory_bytes` is what its decode batch may fill, None when it is not a limit; `inferred` names the parts that
-    were not measured.
+    `kv_memory_bytes` bounds the decode batch; None means no limit. `inferred` names the parts that were not measured.
+    `fit_error` is the greatest relative distance between the prefill curve and its points.
     """
 
     name: str
@@ -110,11 +112,11 @@ class Profile:
     gpus_per_instance: int = 1
     kv_memory_bytes: float | None = None
     inferred: tuple[str, ...] = ()
-    fit_error: float = 0.0  # the greatest relative distance between the prefill curve and its points
+    fit_error: float = 0.0
 
 
 def fit_decode(batches: list[float], contexts: list[float], seconds: list[float]) -> DecodeProfile:
-    """Return the least-squares plane through measured steps; without a second context the context's share is 0.
+    """Return the least-squares plane through measured steps. With one context only, context tokens cost nothing.
 
     Raises:
         ValueError: fewer than two batches, or a fit that falls with the batch.
@@ -125,7 +127,8 @@ def fit_decode(batches: list[float], contexts: list[float], seconds: list[float]
     columns = [np.ones_like(batch), batch] + ([batch * context] if len(set(contexts)) > 1 else [])
     solution, *_ = np.linalg.lstsq(np.column_stack(columns), np.asarray(seconds, dtype=float), rcond=None)
     base, per_request, per_token = (*map(float, solution), 0.0)[:3]
-    if -per_request * max(batches) < _FLAT * base:  # small batches take as long as one request, give or take noise
+    # Small batches take as long as one request, up to noise.
+    if -per_request * max(batches) < _FLAT * base:
         per_request = max(per_request, 0.0)
     if min(base, per_request, per_token) < 0:
         raise ValueError("the measured steps fall with the batch or the context; no plane fits them")

@@ -1,4 +1,4 @@
-"""The traffic to plan for: input lengths, output lengths, and how much of it is later turns of conversations."""
+"""Traffic to plan for: input lengths, output lengths, and the share of later turns of conversations."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from prfaas.model.cost.lengths import Lengths, Mixture, expectation, mean_tokens
 
 @dataclass(frozen=True)
 class OutputTokens:
-    """The number of output tokens of a request.
+    """Distribution of output tokens per request; `squared_cv` is variance over squared mean.
 
-    `mean_context_tokens` is what a decoding request holds on average over its time: prompt and half its output,
-    weighted by how long it decodes.
+    `mean_context_tokens` is what a decoding request holds on average: its prompt and half of its output, weighted by
+    the time that it decodes.
     """
 
     mean: float
-    squared_cv: float = 0.0  # variance over squared mean
+    squared_cv: float = 0.0
     mean_context_tokens: float = 0.0
 
 
 @dataclass(frozen=True)
 class LaterTurns:
-    """The requests that continue a conversation whose KV its decode node may still hold.
+    """Requests that continue a conversation whose KV a decode node may still hold.
 
-    `ratio` of all requests are such turns; `local_ratio` (x) of these are prefilled on the decode nodes. While a decode
-    node appends, its decode slows down so that `interference` of the append's time is lost to it.
+    `ratio` of all requests are later turns; `local_ratio` (x) of these are prefilled on the decode nodes. Decode loses
+    the share `interference` of the time that such a prefill takes.
     """
 
     ratio: float
@@ -42,9 +42,9 @@ class LaterTurns:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests per second have no place here: a workload is what one average request is like.
+    """Properties of an average request; the arrival rate is not part of it.
 
-    `lengths` are those of first turns, or of all requests when `later` is None.
+    `lengths` describe first turns, or all requests if `later` is None.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def prefilled(self) -> Lengths:
-        """Return the requests that go through a prefill station; weighs 1 minus what is appended on decode nodes."""
+        """Return the lengths of requests that prefill instances compute; turns appended on decode nodes are left out."""
         if self.later is None:
             return self.lengths
         first = (1.0 - self.later.ratio, self.lengths)
@@ -64,16 +64,16 @@ class Workload:
 
     @property
     def appended_ratio(self) -> float:
-        """x of the paper's extension to conversations, as a share of all requests; 0 is the paper itself."""
+        """Return the share of all requests that is prefilled on decode nodes; 0 in the paper."""
         return 0.0 if self.later is None else self.later.appended_ratio
 
 
 def with_context(output: OutputTokens, lengths: Lengths) -> OutputTokens:
-    """`output` with the context of requests whose output does not depend on their prompt."""
+    """Return `output` with the mean context of requests whose output does not depend on their prompt."""
     prompt = mean_tokens(lengths) + expectation(lengths, CachedTokens()) / expectation(lengths, ONE)
     return OutputTokens(output.mean, output.squared_cv, prompt + half_output_tokens(output))
 
 
 def half_output_tokens(output: OutputTokens) -> float:
-    """What a decoding request holds of its own output on average over its time: E[out²] / (2 E[out])."""
+    """Return the mean output tokens that a decoding request holds: E[out²] / (2 E[out])."""
     return 0.5 * output.mean * (1.0 + output.squared_cv)

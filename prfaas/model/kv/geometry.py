@@ -1,4 +1,4 @@
-"""The bytes of KV that a prompt leaves behind: S_kv(l), summed over a model's KV groups."""
+"""Bytes of KV of a prompt, S_kv(l), summed over a model's KV groups."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class GroupBytes:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A model's KV cache for one sequence, tensor parallelism 1.
+    """KV cache of a model for one sequence with tensor parallelism 1.
 
-    `inferred` names what does not stand in a public configuration; it is shown wherever the geometry is used.
+    `inferred` names what no public configuration states; it is shown wherever the geometry is used.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Geometry:
     inferred: tuple[str, ...] = ()
 
     def kv_bytes(self, num_tokens: float) -> float:
-        """S_kv(l) in bytes."""
+        """Return S_kv(l) in bytes."""
         return sum(group.bytes_at(num_tokens) for group in self.groups)
 
     def curve(self) -> Curve:
-        """S_kv as a curve in bytes."""
+        """Return S_kv as a curve in bytes."""
         total = polynomial(0.0)
         for group in self.groups:
             total = total.plus(group.curve())
@@ -63,10 +63,10 @@ class Geometry:
 
     @property
     def bytes_per_token(self) -> int:
-        """What each further token adds once every window is full."""
+        """Return the bytes that each further token adds once every window is full."""
         return sum(group.bytes_per_token for group in self.groups if group.max_kept_tokens is None)
 
     @property
     def constant_bytes(self) -> int:
-        """States and full windows."""
+        """Return the bytes of states and full windows."""
         return sum(group.state_bytes + group.bytes_per_token * (group.max_kept_tokens or 0) for group in self.groups)

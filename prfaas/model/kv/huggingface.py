@@ -1,4 +1,4 @@
-"""A model's KV geometry from its Hugging Face config.json; an attention kind it does not know is refused by name."""
+"""KV geometry of a model from its Hugging Face config.json. Unknown kinds of attention are refused by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def geometry(
     """Return the geometry that `config` describes; `kv_dtype` "auto" keeps the model's own type.
 
     Raises:
-        ConfigError: a layer kind, a type or a field that this reader does not know.
+        ConfigError: a layer kind or type is unknown, or a field is missing.
     """
     text = {**config, **config.get("text_config", {})}
     model_type = text.get("model_type", "")
@@ -62,7 +62,7 @@ def _head_dim(config: Config) -> int:
 
 
 def _attention(config: Config, num_layers: int, element: int) -> GroupBytes:
-    """Full attention in whichever of its two forms the model has."""
+    """Return full attention, latent or per head as the model has it."""
     if config.get("kv_lora_rank"):
         return layers.latent_attention(
             num_layers, latent_dim=config["kv_lora_rank"], rope_dim=config["qk_rope_head_dim"], element_bytes=element
@@ -74,7 +74,7 @@ def _attention(config: Config, num_layers: int, element: int) -> GroupBytes:
 
 
 def _window(config: Config, num_layers: int, element: int, *, prefix: str = "") -> GroupBytes:
-    """Sliding-window layers; `prefix` marks fields of their own (MiMo-V2)."""
+    """Return sliding-window layers; `prefix` names their own fields (MiMo-V2)."""
     key = config.get(f"{prefix}head_dim") or _head_dim(config)
     return layers.sliding_window(
         num_layers,
@@ -98,7 +98,7 @@ def _read_plain(config: Config, element: int) -> list[GroupBytes]:
 
 
 def _read_latent(config: Config, element: int) -> list[GroupBytes]:
-    """DeepSeek V3 and its kin; V3.2 adds an indexer to each layer."""
+    """Read DeepSeek V2 to V3.2 and Kimi K2; V3.2 adds an indexer to each layer."""
     num_layers = config["num_hidden_layers"]
     groups = [_attention(config, num_layers, element)]
     if config.get("index_head_dim"):
@@ -107,7 +107,7 @@ def _read_latent(config: Config, element: int) -> list[GroupBytes]:
 
 
 def _read_kimi(config: Config, element: int) -> list[GroupBytes]:
-    """Kimi Linear: KDA layers with a matrix state per head, short convolutions over query, key and value."""
+    """Read Kimi Linear: KDA layers have a matrix state per head and short convolutions over query, key and value."""
     linear = config["linear_attn_config"]
     heads, dim = linear["num_heads"], linear["head_dim"]
     state = layers.linear_state(
@@ -133,7 +133,7 @@ def _gated_delta_net(config: Config, num_layers: int) -> GroupBytes:
 
 
 def _read_layer_types(config: Config, element: int) -> list[GroupBytes]:
-    """Models that name each layer's kind."""
+    """Read models that name each layer's kind."""
     kinds = list(config["layer_types"])
     readers: dict[str, Callable[[int], GroupBytes]] = {
         "full_attention": lambda count: _attention(config, count, element),
@@ -148,13 +148,13 @@ def _read_layer_types(config: Config, element: int) -> list[GroupBytes]:
 
 
 def _read_mimo(config: Config, element: int) -> list[GroupBytes]:
-    """MiMo-V2: 1 in the pattern is a sliding window, whose heads have fields of their own."""
+    """Read MiMo-V2: 1 in the pattern is a sliding window, with its own fields for heads."""
     pattern = config["hybrid_layer_pattern"]
     return [_attention(config, pattern.count(0), element), _window(config, pattern.count(1), element, prefix="swa_")]
 
 
 def _read_gemma3(config: Config, element: int) -> list[GroupBytes]:
-    """Gemma 3 without layer_types: every sixth layer is full attention."""
+    """Read Gemma 3 without layer_types: every sixth layer is full attention."""
     num_layers = config["num_hidden_layers"]
     num_full = num_layers // config.get("sliding_window_pattern", 6)
     return [_attention(config, num_full, element), _window(config, num_layers - num_full, element)]
@@ -166,7 +166,7 @@ _NEMOTRON_CACHELESS = {"E", "-", "moe", "mlp"}
 
 
 def _mamba2(config: Config, num_layers: int) -> GroupBytes:
-    """Mamba-2: a state per head, the convolution over the inner width and both projections of each group."""
+    """Return Mamba-2 layers: a state per head, a convolution over the inner width and each group's two projections."""
     inner = config["mamba_num_heads"] * config["mamba_head_dim"]
     return layers.linear_state(
         num_layers,
@@ -178,7 +178,7 @@ def _mamba2(config: Config, num_layers: int) -> GroupBytes:
 
 
 def _read_nemotron(config: Config, element: int) -> list[GroupBytes]:
-    """Nemotron-H names each layer's kind, by a letter or by a word; feed-forward layers hold no cache."""
+    """Read Nemotron-H, which names each layer's kind by a letter or a word. Feed-forward layers hold no cache."""
     kinds = list(config.get("layers_block_type") or config["hybrid_override_pattern"])
     unknown = sorted(set(kinds) - _NEMOTRON_ATTENTION - _NEMOTRON_MAMBA - _NEMOTRON_CACHELESS)
     if unknown:
@@ -189,7 +189,7 @@ def _read_nemotron(config: Config, element: int) -> list[GroupBytes]:
 
 
 def _lightning(config: Config, num_layers: int, heads: int) -> GroupBytes:
-    """Lightning attention: a matrix state per head, no convolution."""
+    """Return lightning attention: a matrix state per head, no convolution."""
     dim = _head_dim(config)
     return layers.linear_state(
         num_layers, elements=heads * dim * dim, element_bytes=_state_bytes(config), conv_channels=0, conv_kernel=0
@@ -197,7 +197,7 @@ def _lightning(config: Config, num_layers: int, heads: int) -> GroupBytes:
 
 
 def _read_ring(config: Config, element: int) -> list[GroupBytes]:
-    """Ring and Ling 2.5: the last layer of each group is full attention, the others are lightning attention."""
+    """Read Ring and Ling 2.5: in each group of layers the last is full attention, the rest lightning attention."""
     if not config["num_kv_heads_for_linear_attn"] or "kda_lower_bound" in config:
         raise ConfigError(f"KDA layers of model type {config['model_type']!r} are not known; they are not guessed")
     num_layers = config["num_hidden_layers"]
@@ -207,7 +207,7 @@ def _read_ring(config: Config, element: int) -> list[GroupBytes]:
 
 
 def _read_minimax_text(config: Config, element: int) -> list[GroupBytes]:
-    """MiniMax-Text-01 and M1: 1 is full attention, 0 lightning attention."""
+    """Read MiniMax-Text-01 and M1: 1 is full attention, 0 lightning attention."""
     kinds = config["attn_type_list"]
     linear = _lightning(config, kinds.count(0), config["num_attention_heads"])
     return [_attention(config, kinds.count(1), element), linear]
@@ -218,8 +218,8 @@ def _is(*model_types: str) -> Callable[[Config], bool]:
 
 
 _LAYER_TYPES = ("gpt_oss", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-# The first family that applies reads the config. Gemma 4 shares keys with values and Llama 4 attends in chunks: neither
-# is among them.
+# The first family that applies reads the config. Gemma 4 shares keys with values and Llama 4 attends in chunks, so both
+# are refused.
 _FAMILIES: tuple[tuple[Callable[[Config], bool], Callable[[Config, int], list[GroupBytes]]], ...] = (
     (_is("kimi_linear"), _read_kimi),
     (_is("mimo_v2_flash"), _read_mimo),

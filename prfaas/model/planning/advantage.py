@@ -1,4 +1,4 @@
-"""Whether one threshold is the best policy for a deployment, and why it is or is not."""
+"""Verdict on thresholds: decides if one threshold is the best policy for a deployment, and gives the reason."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ Verdict = Literal[
 
 _NUM_LENGTHS = 400
 _NUM_POINTS = 1 << 14
-_FLAT = 1e-3  # a ratio that moves by less over the whole range does not depend on the length
+# A ratio that changes by less over the whole range does not depend on the length.
+_FLAT = 1e-3
 _NOISE = 1e-9
-_GAP = 1e-3  # a plan within a thousandth of the bound is as good as optimal
+# A plan within a thousandth of the bound is as good as optimal.
+_GAP = 1e-3
 
 
 @dataclass(frozen=True)
 class Advantage:
-    """How much longer local prefill takes than remote, at the ends of the range and at its extremes; and the verdict."""
+    """Verdict on thresholds, and the ratio of local to remote prefill time at both ends of the length range."""
 
     verdict: Verdict
     reason: str
@@ -42,7 +44,7 @@ class Advantage:
 def judge(loads: LoadModel, bound: Bound, *, gap: float) -> Advantage:
     """Return the verdict on thresholds.
 
-    `bound` is the program with roles free, whose prices weigh both kinds of prefill; `gap` is how far the plan is below
+    `bound` is the program with free roles; its prices weigh both kinds of prefill. `gap` is the plan's distance from
     the bound for whole splits.
     """
     deployment = loads.deployment
@@ -59,7 +61,7 @@ def judge(loads: LoadModel, bound: Bound, *, gap: float) -> Advantage:
     ends = float(ratio[0]), float(ratio[-1])
     verdict, reason = _verdict(loads, bound, lengths, ratio)
     if verdict == "optimal" and gap > _GAP:
-        verdict, reason = _what_is_left(loads)
+        verdict, reason = _cause_of_gap(loads)
     return Advantage(verdict, reason, *ends)
 
 
@@ -94,8 +96,8 @@ def _verdict(loads: LoadModel, bound: Bound, lengths: FloatArray, ratio: FloatAr
     )
 
 
-def _what_is_left(loads: LoadModel) -> tuple[Verdict, str]:
-    """Why a threshold on uncached tokens falls short although long requests gain most."""
+def _cause_of_gap(loads: LoadModel) -> tuple[Verdict, str]:
+    """Return the reason why a threshold on uncached tokens falls short although long requests gain most."""
     new, _, weights = loads.lengths.points(_NUM_POINTS)
     lengths, where = np.unique(new, return_inverse=True)
     shares = np.bincount(where, weights)

@@ -1,4 +1,4 @@
-"""The best threshold and splits where several PD clusters share the traffic: a small linear program at each threshold."""
+"""Best threshold and splits for several PD clusters: a small linear program at each threshold."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from prfaas.model.capacity.program import Demand, Solution, solve
 from prfaas.model.deployment import PdCluster
 from prfaas.model.planning.plan import Limit, Plan, Split
 
-_BUSY = 1e-9  # a price above it marks a station that limits
+# A price above this marks a station that limits the throughput.
+_BUSY = 1e-9
 
 
 class ManyPd:
-    """PrfaaS clusters before several PD clusters, one threshold for all; each request decodes where the program sends it.
+    """Planner for several PD clusters with one threshold for all. The program chooses where each request decodes.
 
-    Splits are the program's, rounded and then improved instance by instance: the bound says what that leaves.
+    The program's splits are rounded and then improved one instance at a time. The bound says what that leaves.
     """
 
     def __init__(self, loads: LoadModel) -> None:
@@ -30,23 +31,23 @@ class ManyPd:
         """Return the best threshold found, with whole splits where nothing is shared."""
         relaxed = self.relaxed()
         starts = _whole_splits([split.num_prefill for split in relaxed.splits], [self._is_free(c) for c in self._pd])
-        plans = [self._settled(splits, near=self._threshold_of(relaxed)) for splits in starts]
+        plans = [self._refine(splits, near=self._threshold_of(relaxed)) for splits in starts]
         return max(plans, key=lambda plan: plan.system_throughput)
 
-    def _settled(self, splits: list[float], *, near: int) -> Plan:
-        """Threshold and splits improved in turn from a start."""
+    def _refine(self, splits: list[float], *, near: int) -> Plan:
+        """Improve threshold and splits in turn and return the plan."""
         threshold = self._best_threshold(splits, near=near)
-        improved = self._improved(splits, threshold)
+        improved = self._improve(splits, threshold)
         if improved != splits:
             threshold = self._best_threshold(improved, near=threshold)
         return self._at(threshold, improved)
 
     def _is_free(self, cluster: PdCluster) -> bool:
-        """Return the N_p is ours to choose and must be whole."""
+        """Return whether N_p is free to choose and must be whole."""
         return cluster.num_prefill is None and not cluster.shared_instances
 
     def relaxed(self, *, near: int | None = None, tolerance: float = 0.0) -> Plan:
-        """The best threshold with splits that need not be whole; to a part `tolerance` of itself, sought around `near`."""
+        """Return the best plan whose splits need not be whole, with t within the ratio `tolerance`, searched from `near`."""
         threshold = self._best_threshold(None, near=near, tolerance=tolerance)
         return self._at(threshold, list(self._solve(threshold, None).num_prefill))
 
@@ -73,8 +74,8 @@ class ManyPd:
             low, high = _around(value, near, low, high)
         return _highest(value, low, high, tolerance=tolerance)
 
-    def _improved(self, splits: list[float], threshold: int) -> list[float]:
-        """`splits` with single instances moved between the roles as long as that sustains more."""
+    def _improve(self, splits: list[float], threshold: int) -> list[float]:
+        """Move single instances between the roles as long as that sustains more."""
         best = self._solve(threshold, splits).system_throughput
         moved = True
         while moved:
@@ -122,7 +123,7 @@ class ManyPd:
         )
 
     def _remote(self, loads: Loads) -> float:
-        """Θ_prfaas summed over the clusters."""
+        """Return Θ_prfaas summed over the clusters."""
         long = loads.offload_ratio
         return sum(
             throughput.prfaas_throughput(
@@ -135,7 +136,7 @@ class ManyPd:
         )
 
     def _local(self, loads: Loads, splits: list[float]) -> float:
-        """Θ_pd-p summed over the clusters."""
+        """Return Θ_pd-p summed over the clusters."""
         return sum(
             throughput.pd_prefill_throughput(count, seconds / loads.local_ratio)
             for count, seconds in zip(splits, loads.local_seconds, strict=True)
@@ -143,9 +144,9 @@ class ManyPd:
 
 
 def _whole_splits(relaxed: Sequence[float], free: Sequence[bool]) -> list[list[float]]:
-    """`relaxed` with whole numbers where `free`: their sum rounded down and up, the largest remainders first.
+    """Return `relaxed` with whole numbers where `free`: the sum rounded down and up, largest remainders first.
 
-    What the system sustains is concave in the sum, so that one of the two is best up to how it is distributed.
+    The throughput is concave in the sum, so one of both is best, up to the distribution over clusters.
     """
     floors = [math.floor(number + 1e-9) if is_free else number for number, is_free in zip(relaxed, free, strict=True)]
     order = sorted((i for i, is_free in enumerate(free) if is_free), key=lambda i: floors[i] - relaxed[i])
@@ -158,7 +159,7 @@ def _whole_splits(relaxed: Sequence[float], free: Sequence[bool]) -> list[list[f
 
 
 def _short_and_long(loads: Loads) -> Demand:
-    """Two bins: the short may only go to local prefill, the long only to a PrfaaS cluster."""
+    """Return two bins: short requests may only go to local prefill, long ones only to a PrfaaS cluster."""
     return Demand(
         weight=np.array([loads.local_ratio, loads.offload_ratio]),
         remote_seconds=np.array([[0.0] * len(loads.remote_seconds), loads.remote_seconds]),
@@ -172,7 +173,7 @@ def _short_and_long(loads: Loads) -> Demand:
 def _limit(solution: Solution) -> Limit:
     if (solution.remote > _BUSY).any():
         return "prfaas"
-    if (solution.egress > 0).any() or (solution.links > 0).any():
+    if (solution.egress > 0).any() or (solution.paths > 0).any():
         return "link"
     return "pd-prefill" if (solution.local > _BUSY).any() else "pd-decode"
 

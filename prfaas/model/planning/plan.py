@@ -1,4 +1,4 @@
-"""A plan: the threshold, each cluster's split, and what the deployment then sustains."""
+"""Plan of a deployment: the threshold, each cluster's split, and the throughput."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Plan:
-    """An operating point; throughputs in requests per second, None where the deployment has no such stage.
+    """Operating point; throughputs in requests per second, None where the deployment has no such stage.
 
-    `remote_shares` and `local_shares` say which part of the offloaded and of the local requests each cluster takes.
+    `remote_shares` and `local_shares` are each cluster's part of the offloaded and of the local requests.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Plan:
 
     @property
     def num_prefill(self) -> float:
-        """N_p over all PD clusters."""
+        """Return N_p over all PD clusters."""
         return sum(split.num_prefill for split in self.splits)
 
     @property
     def num_decode(self) -> float:
-        """N_d over all PD clusters."""
+        """Return N_d over all PD clusters."""
         return sum(split.num_decode for split in self.splits)

@@ -1,4 +1,4 @@
-"""One call from a deployment and a workload to the best plan."""
+"""Best plan of a deployment and a workload, and the deployments that it is compared with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from prfaas.model.capacity.loads import LoadModel, Method
 from prfaas.model.cost.workload import Workload
-from prfaas.model.deployment import Deployment, PdCluster
+from prfaas.model.deployment import Deployment
 from prfaas.model.planning.many_pd import ManyPd
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.single_pd import SinglePd
@@ -19,7 +19,10 @@ def best_plan(deployment: Deployment, workload: Workload, *, method: Method) -> 
 
 
 def relaxed_plan(deployment: Deployment, workload: Workload, *, method: Method, near: Plan) -> Plan:
-    """As `best_plan`, faster where there are several PD clusters: splits not whole, t to one part in 200, around `near`."""
+    """Return the best plan faster where there are several PD clusters.
+
+    Splits then need not be whole, and t is within one part in 200, searched around `near`.
+    """
     if len(deployment.pd) == 1:
         return best_plan(deployment, workload, method=method)
     threshold = near.threshold_tokens
@@ -27,18 +30,18 @@ def relaxed_plan(deployment: Deployment, workload: Workload, *, method: Method, 
 
 
 def homogeneous(deployment: Deployment, *, num_added: int | None = None) -> Deployment:
-    """Return the same PD clusters with PD instances in the place of the PrfaaS ones, and no PrfaaS cluster.
+    """Return the deployment with PD instances instead of PrfaaS instances.
 
-    `num_added` instances join the first PD cluster; one for each PrfaaS instance, as in the paper, when not given.
+    `num_added` instances join the first PD cluster; by default one for each PrfaaS instance, as in the paper.
     """
     added = sum(cluster.num_instances for cluster in deployment.prfaas) if num_added is None else num_added
-    first, *others = (_unfixed(cluster) for cluster in deployment.pd)
+    first, *rest = (replace(cluster, num_prefill=None) for cluster in deployment.pd)
     grown = replace(first, num_instances=first.num_instances + added)
-    return replace(deployment, name="homogeneous-pd", prfaas=(), pd=(grown, *others), links=())
+    return replace(deployment, name="homogeneous-pd", prfaas=(), pd=(grown, *rest), paths=())
 
 
 def naive(deployment: Deployment) -> Deployment:
-    """Return all prefill on the PrfaaS clusters, all decode on the PD clusters."""
+    """Return the deployment that prefills on the PrfaaS clusters only and decodes on the PD clusters only."""
     pd = tuple(replace(cluster, num_prefill=0) for cluster in deployment.pd)
     return replace(deployment, name="naive-heterogeneous-pd", pd=pd)
 
@@ -50,7 +53,3 @@ def equal_cost(deployment: Deployment) -> Deployment | None:
         return None
     spent = sum(cluster.num_instances * (cluster.price_per_hour or 0.0) for cluster in deployment.prfaas)
     return homogeneous(deployment, num_added=int(spent / first.price_per_hour + 1e-9))
-
-
-def _unfixed(cluster: PdCluster) -> PdCluster:
-    return replace(cluster, num_prefill=None)

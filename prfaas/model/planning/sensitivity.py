@@ -1,14 +1,12 @@
-"""How the plan answers to an error in each of its inputs."""
+"""Sensitivity of the plan to an error in each of its inputs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from prfaas.model.capacity.loads import Method
-from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
 from prfaas.model.cost.workload import OutputTokens, Workload, half_output_tokens
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.kv.geometry import Geometry
@@ -22,7 +20,7 @@ Change = Callable[[Deployment, Workload, float], Input]
 
 @dataclass(frozen=True)
 class SensitivityPoint:
-    """The best plan when one input is `factor` times what was assumed."""
+    """Best plan if one input is `factor` times its assumed value."""
 
     input_name: str
     factor: float
@@ -31,29 +29,29 @@ class SensitivityPoint:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The plan that the answers are compared with, and the answers: each input lower, then higher."""
+    """Plan to compare with, and the points: each input lower, then higher."""
 
     base: Plan
-    answers: tuple[SensitivityPoint, ...]
+    points: tuple[SensitivityPoint, ...]
 
 
 def sensitivity(
     deployment: Deployment, workload: Workload, plan: Plan, *, method: Method, step: float = 0.2
 ) -> Sensitivity:
-    """Return each input lower and higher by `step`, the plan found anew each time.
+    """Return the best plans with each input lower and higher by `step`.
 
-    With several PD clusters all plans compared have splits that need not be whole.
+    With several PD clusters the splits of all compared plans need not be whole.
     """
-    answers = (
+    points = (
         SensitivityPoint(name, factor, relaxed_plan(*change(deployment, workload, factor), method=method, near=plan))
         for name, change in _changes(deployment).items()
         for factor in (1.0 - step, 1.0 + step)
     )
-    return Sensitivity(relaxed_plan(deployment, workload, method=method, near=plan), tuple(answers))
+    return Sensitivity(relaxed_plan(deployment, workload, method=method, near=plan), tuple(points))
 
 
 def _changes(deployment: Deployment) -> dict[str, Change]:
-    """Return every input by its name; clusters of one kind change together."""
+    """Return each input's change by its name; clusters of one kind change together."""
     changes: dict[str, Change] = {}
     if deployment.prfaas:
         changes["remote prefill time"] = _of_prfaas(_slower_prefill)
@@ -68,14 +66,14 @@ def _changes(deployment: Deployment) -> dict[str, Change]:
 
 
 def _longer_prompts(workload: Workload, factor: float) -> Workload:
-    """Of all turns, with what decoding requests hold of them."""
-    later = workload.later and replace(workload.later, lengths=longer(workload.later.lengths, factor))
-    its = workload.output
-    context = its.mean_context_tokens
+    """Scale the prompts of all turns, and the context that decoding requests hold."""
+    later = workload.later and replace(workload.later, lengths=workload.later.lengths.scaled(factor))
+    output = workload.output
+    context = output.mean_context_tokens
     if context:
-        context = factor * (context - half_output_tokens(its)) + half_output_tokens(its)
-    output = replace(its, mean_context_tokens=context)
-    return replace(workload, lengths=longer(workload.lengths, factor), later=later, output=output)
+        context = factor * (context - half_output_tokens(output)) + half_output_tokens(output)
+    output = replace(output, mean_context_tokens=context)
+    return replace(workload, lengths=workload.lengths.scaled(factor), later=later, output=output)
 
 
 def _longer_output(output: OutputTokens, factor: float) -> OutputTokens:
@@ -100,18 +98,18 @@ def _slower_prefill(cluster: C, factor: float) -> C:
 
 def _slower_decode(cluster: PdCluster, factor: float) -> PdCluster:
     decode = cluster.profile.decode
-    return (
-        cluster if decode is None else replace(cluster, profile=replace(cluster.profile, decode=decode.times(factor)))
-    )
+    if decode is None:
+        return cluster
+    return replace(cluster, profile=replace(cluster.profile, decode=decode.times(factor)))
 
 
 def _wider(deployment: Deployment, workload: Workload, factor: float) -> Input:
-    links = tuple(replace(link, bytes_per_second=link.bytes_per_second * factor) for link in deployment.links)
+    paths = tuple(replace(path, bytes_per_second=path.bytes_per_second * factor) for path in deployment.paths)
     clusters = tuple(
         replace(cluster, egress_bytes_per_second=cluster.egress_bytes_per_second * factor)
         for cluster in deployment.prfaas
     )
-    return replace(deployment, prfaas=clusters, links=links), workload
+    return replace(deployment, prfaas=clusters, paths=paths), workload
 
 
 def _faster(objectives: Objectives, factor: float) -> Objectives:
@@ -119,24 +117,8 @@ def _faster(objectives: Objectives, factor: float) -> Objectives:
 
 
 def _larger(model: Geometry, factor: float) -> Geometry:
-    groups = tuple(
-        replace(
-            group,
-            bytes_per_token=round(group.bytes_per_token * factor),
-            state_bytes=round(group.state_bytes * factor),
-        )
-        for group in model.groups
+    groups = (
+        replace(g, bytes_per_token=round(g.bytes_per_token * factor), state_bytes=round(g.state_bytes * factor))
+        for g in model.groups
     )
-    return replace(model, groups=groups)
-
-
-def longer(lengths: Lengths, factor: float) -> Lengths:
-    """Return every request `factor` times as long, its cached prefix too."""
-    if isinstance(lengths, LogNormal):
-        shifted = lengths.mu + math.log(factor)
-        return replace(lengths, mu=shifted, low=lengths.low * factor, high=lengths.high * factor)
-    if isinstance(lengths, Mixture):
-        return Mixture(tuple((weight, longer(part, factor)) for weight, part in lengths.parts))
-    assert isinstance(lengths, Empirical)
-    new, cached = lengths.requests
-    return Empirical(new * factor, cached * factor)
+    return replace(model, groups=tuple(groups))

@@ -1,27 +1,28 @@
-"""The best threshold and split of a deployment with one PD cluster, to the token, by root finding."""
+"""Best threshold and split of a deployment with one PD cluster, exact to the token, by root finding."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 
 from prfaas.model.capacity import throughput
 from prfaas.model.capacity.loads import LoadModel, Loads
-from prfaas.model.cost.curve import FloatArray, best_fraction, best_of_two, first_at_least
+from prfaas.model.cost.curve import FloatArray
 from prfaas.model.deployment import PdCluster
 from prfaas.model.planning.plan import Limit, Plan, Split
 
-# Where the paper's form is scanned before the root is sought: its curves need not be monotone.
+# The paper's form is scanned at so many thresholds before the root is sought, since its curves need not be monotone.
 _NUM_SCANNED = 96
 
 
 class SinglePd:
-    """Any number of PrfaaS clusters, each with its own link, before one PD cluster.
+    """Planner for any number of PrfaaS clusters, each with its own path, before one PD cluster.
 
     For a threshold t and N_p the system sustains min(long(t), short(t, N_p), decode(N_p)). In exact form long rises
-    with t and short falls, so the best t lies where they meet; at the best t prefill rises with N_p and decode falls,
+    with t and short falls, so the best t lies where they meet. At the best t, prefill rises with N_p and decode falls,
     so the best N_p lies where these meet.
     """
 
@@ -38,35 +39,32 @@ class SinglePd:
         return self.at(self.best_threshold(num_prefill), num_prefill)
 
     def sustained(self, threshold: float, num_prefill: float) -> float:
-        """Λ_max of equation (6) at this threshold and split."""
+        """Return Λ_max of equation (6) at this threshold and split."""
         loads = self._loads.at(threshold)
         return min(self.long(loads), self.short(loads, num_prefill), self.decode(num_prefill))
 
     def long(self, loads: Loads) -> float:
-        """Σ Θ_prfaas / p: arrivals per second for which the PrfaaS clusters suffice."""
-        if not loads.offload_ratio:
-            return math.inf
-        return sum(
-            throughput.prfaas_throughput(
-                count, seconds, egress_bytes_per_second=egress, kv_bytes=loads.remote_bytes
-            )
+        """Return Σ Θ_prfaas / p, the arrivals per second for which the PrfaaS clusters suffice."""
+        return sum(self._remote_rates(loads)) if loads.offload_ratio else math.inf
+
+    def _remote_rates(self, loads: Loads) -> list[float]:
+        return [
+            throughput.prfaas_throughput(count, seconds, egress_bytes_per_second=egress, kv_bytes=loads.remote_bytes)
             for (count, egress), seconds in zip(self._stations, loads.remote_seconds, strict=True)
-        )  # fmt: skip
+        ]
 
     def short(self, loads: Loads, num_prefill: float) -> float:
-        """Θ_pd-p / (1 − p): arrivals per second for which the local prefill instances suffice."""
-        return (
-            throughput.pd_prefill_throughput(num_prefill, _busy_seconds(self._pd, loads))
-            if loads.local_ratio
-            else math.inf
-        )
+        """Return Θ_pd-p / (1 − p), the arrivals per second for which the local prefill instances suffice."""
+        if not loads.local_ratio:
+            return math.inf
+        return throughput.pd_prefill_throughput(num_prefill, _busy_seconds(self._pd, loads))
 
     def decode(self, num_prefill: float) -> float:
-        """Θ_pd-d of what N_p leaves."""
+        """Return Θ_pd-d of the instances that N_p leaves."""
         return self._pd.num_decode(num_prefill) / self._decode_seconds
 
     def best_threshold(self, num_prefill: float) -> int:
-        """Return the t that sustains most with N_p prefill instances, decode left aside: equation (7), to the token."""
+        """Return the t that sustains most prefill with N_p instances: equation (7), to the token."""
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
         if not self._stations:
             return high
@@ -77,8 +75,8 @@ class SinglePd:
         return self._crossing(num_prefill, low, high)
 
     def _crossing(self, num_prefill: float, low: int, high: int) -> int:
-        """Return where the two sides meet between two thresholds."""
-        return best_of_two(
+        """Return the threshold in [low, high] where local and remote prefill sustain the same rate."""
+        return _best_of_two(
             lambda t: self._prefilled(self._loads.at(t), num_prefill),
             lambda t: self._remote_wins(self._loads.at(t), num_prefill),
             low,
@@ -93,7 +91,7 @@ class SinglePd:
 
     @cached_property
     def _scan(self) -> tuple[list[int], FloatArray, FloatArray]:
-        """Thresholds over the whole range with long and short for N_p = 1."""
+        """Return thresholds over the whole range, with long and short for N_p = 1."""
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
         spaced = np.geomspace(max(low, 1), high, _NUM_SCANNED).astype(int).tolist()
         asked = np.ceil(self._loads.lengths.points(_NUM_SCANNED)[0]).astype(int).tolist()
@@ -102,7 +100,7 @@ class SinglePd:
         return thresholds, np.array([self.long(at) for at in loads]), np.array([self.short(at, 1.0) for at in loads])
 
     def _bracket(self, num_prefill: float) -> tuple[int, int, int]:
-        """Return the best of the scanned thresholds between its neighbours."""
+        """Return the best scanned threshold between its lower and upper neighbour."""
         thresholds, long, short = self._scan
         with np.errstate(invalid="ignore"):
             sustained = np.minimum(long, np.where(np.isinf(short), np.inf, short * num_prefill))
@@ -110,13 +108,13 @@ class SinglePd:
         return thresholds[max(best - 1, 0)], thresholds[best], thresholds[min(best + 1, len(thresholds) - 1)]
 
     def best_split(self) -> float:
-        """Return the N_p that sustains most: equation (8), to the instance, or to the fraction where instances are shared."""
+        """Return the N_p that sustains most by equation (8); a fraction only if instances are shared."""
         if self._pd.num_prefill is not None:
             return float(self._pd.num_prefill)
         if self._pd.shared_instances:
             low = max(0.0, self._pd.roles - self._pd.num_instances)
-            return best_fraction(self._at_best_threshold, self._prefill_wins, low, float(self._pd.num_instances))
-        return float(best_of_two(self._at_best_threshold, self._prefill_wins, 0, self._pd.num_instances))
+            return _best_fraction(self._at_best_threshold, self._prefill_wins, low, float(self._pd.num_instances))
+        return float(_best_of_two(self._at_best_threshold, self._prefill_wins, 0, self._pd.num_instances))
 
     def _at_best_threshold(self, num_prefill: float) -> float:
         return self.sustained(self.best_threshold(num_prefill), num_prefill)
@@ -126,12 +124,12 @@ class SinglePd:
         return self._prefilled(loads, num_prefill) >= self.decode(num_prefill)
 
     def equally_good(self, plan: Plan, *, tolerance: float) -> tuple[int, int]:
-        """Return the thresholds around the plan's that sustain at least (1 − tolerance) of it."""
+        """Return the range of thresholds that sustain at least (1 − tolerance) of the plan's throughput."""
         assert plan.threshold_tokens is not None
         split, enough = plan.num_prefill, plan.system_throughput * (1 - tolerance)
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
-        first = first_at_least(lambda t: self.sustained(t, split) >= enough, low, plan.threshold_tokens)
-        too_far = first_at_least(lambda t: self.sustained(t, split) < enough, plan.threshold_tokens, high + 1)
+        first = _first_at_least(lambda t: self.sustained(t, split) >= enough, low, plan.threshold_tokens)
+        too_far = _first_at_least(lambda t: self.sustained(t, split) < enough, plan.threshold_tokens, high + 1)
         return first, max(too_far - 1, plan.threshold_tokens)
 
     def at(self, threshold: int, num_prefill: float) -> Plan:
@@ -158,13 +156,10 @@ class SinglePd:
         )
 
     def _shares(self, loads: Loads) -> tuple[float, ...]:
-        if not loads.offload_ratio:
+        rates = self._remote_rates(loads) if loads.offload_ratio else []
+        if not sum(rates):
             return tuple(0.0 for _ in self._stations)
-        each = [
-            throughput.prfaas_throughput(n, seconds, egress_bytes_per_second=egress, kv_bytes=loads.remote_bytes)
-            for (n, egress), seconds in zip(self._stations, loads.remote_seconds, strict=True)
-        ]
-        return tuple(rate / sum(each) for rate in each) if sum(each) else tuple(0.0 for _ in each)
+        return tuple(rate / sum(rates) for rate in rates)
 
     def _limit(self, loads: Loads, num_prefill: float) -> Limit:
         long, short, decode = self.long(loads), self.short(loads, num_prefill), self.decode(num_prefill)
@@ -177,7 +172,43 @@ class SinglePd:
 
 
 def _busy_seconds(cluster: PdCluster, loads: Loads) -> float:
-    """Prefill-instance-seconds per arriving request: computing, or sending to the decode nodes where that takes longer."""
+    """Return prefill-instance-seconds per request: computing, or sending to the decode nodes if that takes longer."""
     if cluster.intra_bytes_per_second is None:
         return loads.local_seconds[0]
     return max(loads.local_seconds[0], loads.local_bytes / cluster.intra_bytes_per_second)
+
+
+def _first_at_least(claim: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the least integer in [low, high] for which `claim` holds.
+
+    The claim holds at `high` and, once true, stays true.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        if claim(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _best_of_two(value: Callable[[int], float], rising_wins: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the integer that maximises min(rising, falling); `rising_wins` says whether rising ≥ falling.
+
+    The greatest minimum lies at the crossing or just before it.
+    """
+    after = _first_at_least(rising_wins, low, high)
+    return max((max(after - 1, low), after), key=value)
+
+
+def _best_fraction(
+    value: Callable[[float], float], rising_wins: Callable[[float], bool], low: float, high: float
+) -> float:
+    """Return the real number that maximises min(rising, falling), to one part in 10^12 of the interval."""
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        if rising_wins(middle):
+            high = middle
+        else:
+            low = middle
+    return max((low, high), key=value)

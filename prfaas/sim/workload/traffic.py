@@ -9,7 +9,7 @@ import numpy as np
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import FloatArray
-from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
+from prfaas.model.cost.lengths import Mixture
 from prfaas.model.cost.workload import OutputTokens, Workload
 from prfaas.sim.model.prefix_cache import block_name
 from prfaas.sim.model.request import SimulatedRequest
@@ -17,43 +17,6 @@ from prfaas.sim.workload.arrivals import Generator, arrivals
 from prfaas.solve.files.traces import read_requests
 
 Tokens = tuple[FloatArray, FloatArray]  # new, cached
-
-
-def draw(lengths: Lengths, count: int, generator: Generator) -> Tokens:
-    """New and cached tokens of `count` independent requests.
-
-    Raises:
-        ConfigError: a kind of distribution that cannot be drawn from.
-    """
-    if isinstance(lengths, LogNormal):
-        new = _log_normal(lengths, count, generator)
-        return new, new * lengths.cached_ratio
-    if isinstance(lengths, Empirical):
-        chosen = generator.integers(0, len(lengths.requests[0]), count)
-        return lengths.requests[0][chosen], lengths.requests[1][chosen]
-    if isinstance(lengths, Mixture):
-        return _mixture(lengths, count, generator)
-    raise ConfigError(f"requests cannot be drawn from {type(lengths).__name__}")
-
-
-def _log_normal(lengths: LogNormal, count: int, generator: Generator) -> FloatArray:
-    """What falls outside the cut is drawn again."""
-    new: FloatArray = np.exp(generator.normal(lengths.mu, lengths.sigma, count))
-    outside = np.flatnonzero((new < lengths.low) | (new > lengths.high))
-    while len(outside):
-        new[outside] = np.exp(generator.normal(lengths.mu, lengths.sigma, len(outside)))
-        outside = outside[(new[outside] < lengths.low) | (new[outside] > lengths.high)]
-    return new
-
-
-def _mixture(lengths: Mixture, count: int, generator: Generator) -> Tokens:
-    weights = np.array([weight for weight, _ in lengths.parts])
-    part = generator.choice(len(weights), count, p=weights / weights.sum())
-    new, cached = np.empty(count), np.empty(count)
-    for index, (_, lengths_of_part) in enumerate(lengths.parts):
-        chosen = np.flatnonzero(part == index)
-        new[chosen], cached[chosen] = draw(lengths_of_part, len(chosen), generator)
-    return new, cached
 
 
 def _outputs(output: OutputTokens, count: int, generator: Generator) -> FloatArray:
@@ -68,7 +31,7 @@ def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> 
     lengths = workload.lengths
     if workload.later is not None:
         lengths = Mixture(((1.0 - workload.later.ratio, lengths), (workload.later.ratio, workload.later.lengths)))
-    new, cached = draw(lengths, len(times), generator)
+    new, cached = lengths.draw(len(times), generator)
     whole_new = np.maximum(np.rint(new), 1).astype(int)
     prompts, hits = whole_new + np.rint(cached).astype(int), np.rint(cached).astype(int)
     outputs = np.maximum(np.rint(_outputs(workload.output, len(times), generator)), 1).astype(int)

@@ -99,7 +99,7 @@ def read_deployment(file: Path) -> tuple[Deployment, DeploymentFile]:
         model=model,
         prfaas=tuple(_prfaas(section, file.parent) for section in written.prfaas),
         pd=tuple(_pd(section, file.parent) for section in written.pd),
-        links=tuple(ClusterPath(link.source, link.target, link.bandwidth) for link in written.links),
+        paths=tuple(ClusterPath(link.source, link.target, link.bandwidth) for link in written.links),
         objectives=Objectives(written.slo.decode, written.slo.ttft, written.slo.quantile),
     )
     _check(deployment, file)
@@ -135,7 +135,7 @@ def _check(deployment: Deployment, file: Path) -> None:
         if max(cluster.num_prefill or 0, cluster.shared_instances) > cluster.num_instances:
             raise ConfigError(f"{file}: PD cluster {cluster.name!r} has only {cluster.num_instances} instances")
     sources, targets = {c.name for c in deployment.prfaas}, {c.name for c in deployment.pd}
-    for link in deployment.links:
+    for link in deployment.paths:
         if link.source not in sources or link.target not in targets:
             raise ConfigError(
                 f"{file}: link {link.source} -> {link.target}: not a PrfaaS cluster and a PD cluster of this file"

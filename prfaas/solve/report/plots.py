@@ -141,7 +141,7 @@ def frontier(study: Study) -> Frontier:
     for price, sustained in points:
         if not best or sustained > best[-1][1]:
             best.append((price, sustained))
-    plain = [homogeneous(replace(deployment, prfaas=(), links=()), num_added=n) for n in _added(deployment)]
+    plain = [homogeneous(replace(deployment, prfaas=(), paths=()), num_added=n) for n in _added(deployment)]
     same = sorted(_priced(candidate, study) for candidate in plain)
     return Frontier(
         *_columns(points),

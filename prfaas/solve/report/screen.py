@@ -265,12 +265,12 @@ def _queueing(study: Study) -> str:
 def _sensitivity(study: Study) -> str:
     if study.sensitivity is None:
         return ""
-    base, answers = study.sensitivity.base.system_throughput, study.sensitivity.answers
+    base, points = study.sensitivity.base.system_throughput, study.sensitivity.points
     rows = [["if an input is", "-20 %", "t, N_p/N_d", "+20 %", "t, N_p/N_d"]]
-    for low, high in zip(answers[::2], answers[1::2], strict=True):
+    for low, high in zip(points[::2], points[1::2], strict=True):
         row = [low.input_name]
-        for answer in (low, high):
-            plan = answer.plan
+        for point in (low, high):
+            plan = point.plan
             threshold = _NONE if plan.threshold_tokens is None else show_tokens(plan.threshold_tokens)
             row += [
                 f"{plan.system_throughput / base - 1:+.1%}",

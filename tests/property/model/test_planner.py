@@ -14,7 +14,6 @@ from prfaas.model.capacity.loads import LoadModel, Method
 from prfaas.model.cost.curve import OfNewTokens, polynomial
 from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture, expectation
 from prfaas.model.cost.profile import Profile
-from prfaas.model.cost.weighted import expected_minimum
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.planner import best_plan
@@ -150,6 +149,6 @@ def test_the_paper_s_form_never_understates_convex_prefill_times(deployment: Dep
 @given(distributions, st.lists(profiles, min_size=1, max_size=4))
 def test_the_least_cost_is_no_more_than_each(lengths: Lengths, several: list[Profile]) -> None:
     costs = [each.prefill for each in several]
-    least = expected_minimum(lengths, costs)
+    least = lengths.expected_minimum(costs)
     assert least <= min(expectation(lengths, cost) for cost in costs) * (1 + EPSILON)
     assert least >= expectation(lengths, OfNewTokens(polynomial(0.01))) * (1 - EPSILON)

@@ -18,30 +18,30 @@ from tests.support.planner_inputs import case_study
 def test_what_was_not_measured_is_as_wide_as_its_cluster_s_egress_where_no_links_are_listed() -> None:
     file, traffic = case_study()
     (first,), (pd,) = file.prfaas, file.pd
-    file = replace(file, prfaas=(first, replace(first, name="second")), links=())
+    file = replace(file, prfaas=(first, replace(first, name="second")), paths=())
     assert links_with([], file) == []
     found = links_with([(first.name, pd.name, 1e9)], file)
     assert found == [ClusterPath(first.name, pd.name, 1e9), ClusterPath("second", pd.name, math.inf)]
-    measured = replace(file, links=tuple(found))
+    measured = replace(file, paths=tuple(found))
     assert measured.egress(measured.prfaas[1]) == first.egress_bytes_per_second
     plan = best_plan(measured, traffic, method="exact")
     alone = best_plan(
-        replace(file, prfaas=file.prfaas[:1], links=(ClusterPath(first.name, pd.name, 1e9),)), traffic, method="exact"
+        replace(file, prfaas=file.prfaas[:1], paths=(ClusterPath(first.name, pd.name, 1e9),)), traffic, method="exact"
     )
     assert plan.system_throughput > alone.system_throughput
 
 
 def test_a_link_without_a_limit_is_no_limit() -> None:
     file, traffic = case_study()
-    unlimited = replace(file, links=(ClusterPath(file.prfaas[0].name, file.pd[0].name, math.inf),))
-    plans = [best_plan(its, traffic, method="exact") for its in (unlimited, replace(file, links=()))]
+    unlimited = replace(file, paths=(ClusterPath(file.prfaas[0].name, file.pd[0].name, math.inf),))
+    plans = [best_plan(its, traffic, method="exact") for its in (unlimited, replace(file, paths=()))]
     assert plans[0].system_throughput == pytest.approx(plans[1].system_throughput)
 
 
 def test_listed_links_stay_and_measured_ones_take_their_place() -> None:
     file, _ = case_study()
     source, target = file.prfaas[0].name, file.pd[0].name
-    listed = replace(file, links=(ClusterPath(source, target, 5e9), ClusterPath(source, "other", 2e9)))
+    listed = replace(file, paths=(ClusterPath(source, target, 5e9), ClusterPath(source, "other", 2e9)))
     assert links_with([(source, target, 1e9)], listed) == [
         ClusterPath(source, target, 1e9),
         ClusterPath(source, "other", 2e9),
@@ -50,7 +50,7 @@ def test_listed_links_stay_and_measured_ones_take_their_place() -> None:
 
 def test_what_a_probe_of_one_link_has_found_counts_up_to_the_files_rate() -> None:
     file, _ = case_study()
-    listed = replace(file, links=(ClusterPath("a", "x", 5e9), ClusterPath("b", "x", 5e9)))
+    listed = replace(file, paths=(ClusterPath("a", "x", 5e9), ClusterPath("b", "x", 5e9)))
     rates = {("a", "x"): 8e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
     within = bounded_rates(listed, rates, {("a", "x"), ("c", "x")}, {})
     assert within == {("a", "x"): 5e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
@@ -62,7 +62,7 @@ def test_what_a_probe_of_one_link_has_found_counts_up_to_the_files_rate() -> Non
 )
 def test_a_lower_bound_raises_what_is_known_up_to_the_files_rate(known: float, least: float, planned: float) -> None:
     file, _ = case_study()
-    listed = replace(file, links=(ClusterPath("a", "x", 5e9),))
+    listed = replace(file, paths=(ClusterPath("a", "x", 5e9),))
     assert bounded_rates(listed, {("a", "x"): known}, frozenset(), {("a", "x"): least}) == {("a", "x"): planned}
 
 

@@ -49,7 +49,7 @@ def test_more_instances_sustain_more_and_a_free_split_no_less(present: Present) 
 
 
 def test_another_egress_widens_the_links_too(present: Present) -> None:
-    linked = replace(present, deployment=replace(present.deployment, links=(ClusterPath("east", "west", 50e6),)))
+    linked = replace(present, deployment=replace(present.deployment, paths=(ClusterPath("east", "west", 50e6),)))
     assert form(linked)["clusters"][0]["egress_bytes_per_second"] == 50e6
     asked = {"clusters": {"east": {"egress_bytes_per_second": 12.5e9}}}
     found, wide = answer(linked, asked), answer(present, {})

@@ -85,7 +85,7 @@ def test_several_clusters_of_a_kind_do_what_one_of_their_size_does() -> None:
     deployment, traffic = two_by_two(link=1e12), case_study()[1]
     (remote, *_), (local, *_) = deployment.prfaas, deployment.pd
     joined = replace(
-        deployment, prfaas=(replace(remote, num_instances=6),), pd=(replace(local, num_instances=13),), links=()
+        deployment, prfaas=(replace(remote, num_instances=6),), pd=(replace(local, num_instances=13),), paths=()
     )
     several, one = (best_plan(made, traffic, method="exact") for made in (deployment, joined))
     assert several.system_throughput <= one.system_throughput * (1 + 1e-9)
@@ -94,7 +94,7 @@ def test_several_clusters_of_a_kind_do_what_one_of_their_size_does() -> None:
 
 def test_a_missing_link_is_no_way() -> None:
     deployment = two_by_two(link=1e12)
-    cut = replace(deployment, links=deployment.links[:1])
+    cut = replace(deployment, paths=deployment.paths[:1])
     traffic = case_study()[1]
     assert (
         lp_bound(LoadModel(cut, traffic, "exact")).system_throughput

@@ -7,7 +7,7 @@ import pytest
 from prfaas.model.cost.lengths import Empirical, Mixture, mean_tokens
 from prfaas.model.cost.workload import LaterTurns, with_context
 from prfaas.model.planning.planner import best_plan
-from prfaas.model.planning.sensitivity import _changes, longer, sensitivity
+from prfaas.model.planning.sensitivity import _changes, sensitivity
 from tests.support.planner_inputs import PAPER_LENGTHS, case_study, with_links_as_wide
 
 
@@ -17,8 +17,8 @@ def changes(egress: float = 12.5e9) -> dict[str, tuple[float, float]]:
     plan = best_plan(deployment, traffic, method="exact")
     found = sensitivity(deployment, traffic, plan, method="exact")
     assert found.base.system_throughput == plan.system_throughput
-    ratios = [answer.plan.system_throughput / plan.system_throughput - 1 for answer in found.answers]
-    names = [answer.input_name for answer in found.answers[::2]]
+    ratios = [point.plan.system_throughput / plan.system_throughput - 1 for point in found.points]
+    names = [point.input_name for point in found.points[::2]]
     return dict(zip(names, zip(ratios[::2], ratios[1::2], strict=True), strict=True))
 
 
@@ -38,7 +38,7 @@ def test_the_link_matters_where_it_limits_and_only_there() -> None:
 
 def test_every_kind_of_distribution_can_be_stretched() -> None:
     for lengths in (PAPER_LENGTHS, Empirical([100, 300]), Mixture(((0.5, PAPER_LENGTHS), (0.5, Empirical([10, 20]))))):
-        assert mean_tokens(longer(lengths, 1.2)) == pytest.approx(1.2 * mean_tokens(lengths))
+        assert mean_tokens(lengths.scaled(1.2)) == pytest.approx(1.2 * mean_tokens(lengths))
 
 
 def test_longer_prompts_and_longer_answers_are_held_by_decoding_requests() -> None:

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prfaas.model.cost.curve import NEW_TOKENS, ONE, OfNewTokens, polynomial
+from prfaas.model.cost.curve import NEW_TOKENS, ONE, OfNewTokens, WeightedCost, polynomial
 from prfaas.model.cost.lengths import Empirical, LogNormal, Mixture
-from prfaas.model.cost.weighted import WeightedCost, expected_minimum
 
 LENGTHS = LogNormal(9.9, 1.0, 128, 131_072)
 RISING, FLAT, LATE = (
@@ -23,21 +22,21 @@ def by_quadrature(lengths: LogNormal, costs: list[OfNewTokens]) -> float:
 
 def test_the_least_of_crossing_costs_is_taken_on_each_side_of_every_crossing() -> None:
     costs = [RISING, FLAT, LATE]
-    assert expected_minimum(LENGTHS, costs) == pytest.approx(by_quadrature(LENGTHS, costs), rel=1e-6)
-    assert expected_minimum(LENGTHS, costs) < 0.99 * min(expected_minimum(LENGTHS, [cost]) for cost in costs)
+    assert LENGTHS.expected_minimum(costs) == pytest.approx(by_quadrature(LENGTHS, costs), rel=1e-6)
+    assert LENGTHS.expected_minimum(costs) < 0.99 * min(LENGTHS.expected_minimum([cost]) for cost in costs)
 
 
 def test_a_trace_s_least_cost_is_each_request_s_own() -> None:
     trace = Empirical([100, 50_000])
     expected = (RISING.curve(100) + FLAT.curve(50_000)) / 2
-    assert expected_minimum(trace, [RISING, FLAT]) == pytest.approx(expected)
+    assert trace.expected_minimum([RISING, FLAT]) == pytest.approx(expected)
 
 
 def test_parts_of_a_mixture_weigh_in() -> None:
     trace = Empirical([100, 50_000])
     mixed = Mixture(((0.25, LENGTHS), (0.5, trace)))
-    expected = 0.25 * expected_minimum(LENGTHS, [RISING, FLAT]) + 0.5 * expected_minimum(trace, [RISING, FLAT])
-    assert expected_minimum(mixed, [RISING, FLAT]) == pytest.approx(expected)
+    expected = 0.25 * LENGTHS.expected_minimum([RISING, FLAT]) + 0.5 * trace.expected_minimum([RISING, FLAT])
+    assert mixed.expected_minimum([RISING, FLAT]) == pytest.approx(expected)
 
 
 def test_a_weighted_cost_is_the_sum_in_both_of_its_forms() -> None:
