@@ -13,10 +13,10 @@ from prfaas.index.query import Query
 from prfaas.manager.operations.rebalancer import INTAKE_RATIO
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.scheduler.rebalance import RebalanceLimits
-from tests.integration.agent.prefixes import chain_of, prefix_of, sizes
-from tests.integration.agent.running import Agents
 from tests.integration.manager.deployment import MODEL, SECRET, Deployment, match_request
 from tests.integration.manager.site import Site
+from tests.support.agents import Agents
+from tests.support.prefix_engine import chain_of, prefix_of, sizes
 
 NUM_NODES = 5  # and one that joins when the prefix has spread
 HOT_RATIO = 100

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent.running import Agents, on_thread
+from tests.support.agents import Agents, on_thread
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import msgpack
 from prfaas import grants
 from prfaas.transport.protocol.messages import MAX_BODY_BYTES, ObjectSizes, Open, decode_ending, encode_open
 from prfaas.transport.protocol.wire import FrameType
-from tests.integration.agent.running import Agents
+from tests.support.agents import Agents
 from tests.support.raw_peers import RawSender
 from tests.support.waiting import PATIENCE_SECONDS
 from tools.demo.client import get_json
@@ -26,7 +26,7 @@ def _peak_bytes(pid: int) -> int:
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
 
 
-def test_opens_of_very_many_items_take_no_more_memory_than_their_bytes(processes: Agents) -> None:
+def test_hostile_opens_take_no_more_memory_than_their_bytes(processes: Agents) -> None:
     west = processes.start("west")
     peak = _peak_bytes(west.process.pid)
     key = grants.derive_key(processes.secret, "wire")

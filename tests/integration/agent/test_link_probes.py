@@ -26,8 +26,8 @@ from prfaas.manager.planning.paths import Paths
 from prfaas.manager.state.world import World
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
 from prfaas.types import AgentName, ClusterName, CopyEnd, ProbeCommand, TransferId
-from tests.integration.agent.peers import MIB, Peer
-from tests.integration.agent.running import Agents, RunningAgent, blocks, chain_of, layout
+from tests.support.agents import Agents, RunningAgent, blocks, chain_of, layout
+from tests.support.link_peer import MIB, Peer
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 
@@ -95,7 +95,7 @@ def _refused(reason: str) -> float:
     return REGISTRY.get_sample_value("prfaas_agent_grants_refused_total", {"reason": reason}) or 0.0
 
 
-def test_what_a_grant_allows_is_taken_and_kept_nowhere(agents: Agents) -> None:
+def test_granted_probe_is_received_and_discarded(agents: Agents) -> None:
     with _peer(agents) as (peer, west):
         transfer_id = TransferId(os.urandom(16))
         end = peer.probe(transfer_id, peer.grant(transfer_id))
@@ -109,7 +109,7 @@ def test_what_a_grant_allows_is_taken_and_kept_nowhere(agents: Agents) -> None:
         assert _refused("too_soon") == before + 1
 
 
-def test_two_probes_do_not_arrive_at_once(agents: Agents) -> None:
+def test_second_simultaneous_probe_is_refused(agents: Agents) -> None:
     """Two managers may order them."""
     with _peer(agents) as (east, west):
         south = Peer(agents, west, name="south")
@@ -142,7 +142,7 @@ def test_two_probes_do_not_arrive_at_once(agents: Agents) -> None:
         ("too_large", {}, {"link-probe-bytes": "0"}),
     ],
 )
-def test_a_probe_whose_grant_does_not_fit_is_refused_and_counted(
+def test_probe_with_unsuitable_grant_is_refused_and_counted(
     agents: Agents, reason: str, changes: dict[str, Any], settings: dict[str, str]
 ) -> None:
     with _peer(agents, **settings) as (peer, _):
@@ -154,7 +154,7 @@ def test_a_probe_whose_grant_does_not_fit_is_refused_and_counted(
 
 
 @pytest.mark.parametrize(("reason", "token"), [("malformed", b""), ("forged", bytes(100))])
-def test_a_probe_without_a_grant_is_refused_and_counted(agents: Agents, reason: str, token: bytes) -> None:
+def test_probe_without_grant_is_refused_and_counted(agents: Agents, reason: str, token: bytes) -> None:
     with _peer(agents) as (peer, _):
         before = _refused(reason)
         end = peer.probe(TransferId(os.urandom(16)), token)
@@ -163,7 +163,7 @@ def test_a_probe_without_a_grant_is_refused_and_counted(agents: Agents, reason: 
         assert peer.link.snapshot().acknowledged_bytes == 0
 
 
-def test_a_probe_s_grant_moves_no_block(agents: Agents) -> None:
+def test_probe_grant_does_not_allow_a_transfer(agents: Agents) -> None:
     """Nor does an engine get slots for it."""
     west = agents.start("west")
     engine, chain = agents.engine(west, "e"), chain_of()
@@ -174,7 +174,7 @@ def test_a_probe_s_grant_moves_no_block(agents: Agents) -> None:
         assert isinstance(failed, TransferFailed) and failed.reason == "grant_refused"
 
 
-def test_a_command_is_carried_out_once_and_answered_each_time(agents: Agents) -> None:
+def test_repeated_probe_command_is_answered_once_carried_out(agents: Agents) -> None:
     with _sender(agents) as sender:
         command = sender.command()
         end = sender.outcome(command)
@@ -187,7 +187,7 @@ def test_a_command_is_carried_out_once_and_answered_each_time(agents: Agents) ->
 
 
 @pytest.mark.parametrize("changes", [{"source": AgentName("south")}, {"kind": "transfer"}, {"expires_at": 1.0}])
-def test_a_command_whose_grant_does_not_fit_sends_nothing(agents: Agents, changes: dict[str, Any]) -> None:
+def test_probe_command_with_unsuitable_grant_sends_nothing(agents: Agents, changes: dict[str, Any]) -> None:
     with _sender(agents) as sender:
         assert sender.outcome(sender.command(**changes)).outcome == "grant_refused"
         forged = ProbeCommand(TransferId(os.urandom(16)), bytes(100))
@@ -195,14 +195,14 @@ def test_a_command_whose_grant_does_not_fit_sends_nothing(agents: Agents, change
         assert sender.peer.link.snapshot().num_connections == 0
 
 
-def test_nothing_is_probed_beside_a_transfer(agents: Agents) -> None:
+def test_no_probe_starts_during_a_transfer(agents: Agents) -> None:
     with _sender(agents, num_transfers=1) as sender:
         end = sender.outcome(sender.command())
         assert end.outcome == "cancelled" and "sending" in end.message
         assert sender.peer.link.snapshot().num_connections == 0
 
 
-def test_a_probe_gives_way_to_a_transfer_at_once(agents: Agents) -> None:
+def test_probe_ends_when_a_transfer_begins(agents: Agents) -> None:
     """Here a link is so slow that the probe would take minutes."""
     with _sender(agents, max_bytes=64 * MIB, max_bytes_per_second=400e3) as sender:
         agents.engine(sender.west, "e")
@@ -222,7 +222,7 @@ def test_a_probe_gives_way_to_a_transfer_at_once(agents: Agents) -> None:
         assert link.snapshot().acknowledged_bytes < 32 * MIB
 
 
-def test_a_manager_whose_clock_is_half_a_minute_late_has_links_probed(agents: Agents) -> None:
+def test_probe_works_if_the_managers_clock_is_40_s_late(agents: Agents) -> None:
     with _sender(agents) as sender:
         world = World(expiry_seconds=PATIENCE_SECONDS, clock=time.monotonic)
         world.register(Node(AgentName("east"), ClusterName("prfaas"), "prfaas", "", 1, takes_probes=True))
@@ -243,7 +243,7 @@ def test_a_manager_whose_clock_is_half_a_minute_late_has_links_probed(agents: Ag
         assert sender.outcome(command).outcome == "completed"
 
 
-def test_nothing_is_probed_where_that_is_turned_off(agents: Agents) -> None:
+def test_agent_with_probes_turned_off_sends_none(agents: Agents) -> None:
     with _sender(agents, max_bytes=0) as sender:
         assert sender.outcome(sender.command()).outcome == "cancelled"
         assert sender.peer.link.snapshot().num_connections == 0

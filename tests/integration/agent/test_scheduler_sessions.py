@@ -7,8 +7,8 @@ import os
 from prfaas.agent.engine.protocol import Send, SendOpened, Store
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
-from tests.integration.agent.running import NUM_TOKENS, Agents, Engine, RunningAgent, blocks, chain_of
-from tests.integration.agent.test_keeping import exact_blocks, store
+from tests.integration.agent.test_prefix_store import exact_blocks, store
+from tests.support.agents import NUM_TOKENS, Agents, Engine, RunningAgent, blocks, chain_of
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
@@ -29,7 +29,7 @@ def _num_sending(agent: RunningAgent) -> int:
     return int(get_json(f"http://{agent.status}/status")["sending"])
 
 
-def test_an_earlier_connection_ends_as_the_scheduler_attaches_and_its_slots_stay_the_workers(agents: Agents) -> None:
+def test_reattached_scheduler_replaces_its_earlier_connection(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
     _begin_store(engine)
@@ -43,7 +43,7 @@ def test_an_earlier_connection_ends_as_the_scheduler_attaches_and_its_slots_stay
     earlier.close()
 
 
-def test_what_a_worker_says_of_one_loss_counts_for_no_later_one(agents: Agents) -> None:
+def test_workers_report_covers_only_earlier_sessions(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     engine = agents.engine(west, "w")
     engine.scheduler.close()
@@ -65,7 +65,7 @@ def test_what_a_worker_says_of_one_loss_counts_for_no_later_one(agents: Agents) 
     wait_until(lambda: west.pool()["transfer"] == _num_sending(west) == 0)
 
 
-def test_an_engine_that_comes_back_as_a_whole_begins_anew(agents: Agents) -> None:
+def test_restarted_engine_starts_a_new_session_count(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
     engine.scheduler.close()

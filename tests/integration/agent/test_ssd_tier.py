@@ -11,8 +11,8 @@ import pytest
 from prfaas.agent.engine.protocol import Cancel, Hold, ReceiveReady, Release, TransferFailed
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
-from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout, slow_ssd
-from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
+from tests.integration.agent.test_prefix_store import exact_blocks, hold, lookup, store
+from tests.support.agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout, slow_ssd
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 
@@ -57,7 +57,7 @@ def _take_up(engine: Engine, number: int) -> None:
     engine.scheduler.post(Release(ready.transfer_id))
 
 
-def test_blocks_that_memory_gave_away_come_back_from_the_ssd(agents: Agents, tmp_path: Path) -> None:
+def test_blocks_evicted_from_memory_come_back_from_the_ssd(agents: Agents, tmp_path: Path) -> None:
     agent, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(agent, engine)
     assert agent.pool()["prefix"] < NUM_CHAINS * BLOCKS_PER_CHAIN
@@ -68,7 +68,7 @@ def test_blocks_that_memory_gave_away_come_back_from_the_ssd(agents: Agents, tmp
     wait_until(lambda: agent.pool()["transfer"] == 0)
 
 
-def test_an_agent_that_was_killed_comes_back_with_what_its_ssd_holds(processes: Agents, tmp_path: Path) -> None:
+def test_killed_agent_recovers_the_blocks_on_its_ssd(processes: Agents, tmp_path: Path) -> None:
     first, engine = _start(processes, "west", tmp_path / "ssd")
     _fill(first, engine)
     first.process.kill()
@@ -79,7 +79,7 @@ def test_an_agent_that_was_killed_comes_back_with_what_its_ssd_holds(processes: 
         _take_up(engine, number)
 
 
-def test_a_prefix_with_a_rotten_block_is_refused_and_not_offered_again(agents: Agents, tmp_path: Path) -> None:
+def test_prefix_with_a_corrupt_block_is_refused(agents: Agents, tmp_path: Path) -> None:
     first, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(first, engine, 1)
     first.stop()
@@ -92,7 +92,7 @@ def test_a_prefix_with_a_rotten_block_is_refused_and_not_offered_again(agents: A
 
 
 @pytest.mark.parametrize("is_patient", [True, False])
-def test_who_waits_for_a_slow_ssd_hears_so_and_who_gives_up_leaves_nothing(
+def test_engine_gives_up_on_a_slow_ssd_without_leaks(
     agents: Agents, tmp_path: Path, is_patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, engine = _start(agents, "west", tmp_path / "ssd")

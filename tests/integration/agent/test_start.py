@@ -15,7 +15,7 @@ from prfaas.agent.daemon import Agent
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.status import StatusServer
 from prfaas.errors import ConfigError
-from tests.integration.agent.running import Agents
+from tests.support.agents import Agents
 from tools.demo.client import get_json
 
 
@@ -35,26 +35,26 @@ def _refuses_to_start(directory: Path, message: str, **settings: str | Path | in
         asyncio.run(Agent(config, os.urandom(32)).run())
 
 
-def test_a_wire_address_that_is_taken_is_named(tmp_path: Path, taken: str) -> None:
+def test_taken_wire_address_stops_the_start(tmp_path: Path, taken: str) -> None:
     for _ in range(2):  # the SSD is free again
         _refuses_to_start(tmp_path, f"listen: {taken} cannot be bound", listen=taken)
 
 
-def test_a_status_address_that_is_taken_is_named(tmp_path: Path, taken: str) -> None:
+def test_taken_status_address_stops_the_start(tmp_path: Path, taken: str) -> None:
     _refuses_to_start(tmp_path, f"status_listen: {taken} cannot be bound", status_listen=taken)
 
 
-def test_more_than_the_disk_has_is_refused(tmp_path: Path) -> None:
+def test_ssd_bytes_beyond_the_disk_stop_the_start(tmp_path: Path) -> None:
     _refuses_to_start(tmp_path, "ssd_bytes: .* and the disk of .*/ssd has [0-9]+MiB; write less", ssd_bytes=1 << 60)
 
 
-def test_a_socket_of_a_living_agent_is_named_and_stays_its_own(agents: Agents, tmp_path: Path) -> None:
+def test_socket_of_a_living_agent_is_not_taken(agents: Agents, tmp_path: Path) -> None:
     living = agents.start("living")
     _refuses_to_start(tmp_path, "another agent listens", socket=living.socket)
     AgentClient(str(living.socket), instance="e", role="scheduler").close()
 
 
-def test_the_pages_are_served_over_ipv6_too() -> None:
+def test_status_pages_are_served_over_ipv6() -> None:
     try:
         server = StatusServer("[::1]:0", {"/healthz": lambda: {"status": "ok"}})
     except ConfigError:
@@ -67,6 +67,6 @@ def test_the_pages_are_served_over_ipv6_too() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("peers", ("west",)), ("peers", ("west=10.0.0.5",)), ("fetch_from", ("west=h:x",))]
 )
-def test_an_agent_without_an_address_is_named_before_anything_starts(setting: str, value: tuple[str, ...]) -> None:
+def test_agent_without_an_address_stops_the_start(setting: str, value: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=f"{setting}: .*write name=host:port"):
         AgentConfig(name="n", secret_file=Path("s"), **{setting: value})  # type: ignore[arg-type]

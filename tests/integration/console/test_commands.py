@@ -13,12 +13,12 @@ import pytest
 from prfaas.console.authority import Authority, Issued
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
-from tests.integration.agent.prefixes import chain_of, prefix_of
 from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal
 from tests.integration.manager.deployment import Deployment, match_request
 from tests.integration.manager.site import Site
 from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.integration.router.paced_engine import PacedEngine
+from tests.support.prefix_engine import chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 from tools.reference_tables import COMPONENTS

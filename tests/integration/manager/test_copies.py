@@ -13,9 +13,9 @@ import pytest_asyncio
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
 from prfaas.types import Prefix
-from tests.integration.agent.prefixes import BLOCK_TOKENS, chain_of, prefix_of, sizes
 from tests.integration.manager.deployment import Deployment
 from tests.integration.manager.site import Site, running_site
+from tests.support.prefix_engine import BLOCK_TOKENS, chain_of, prefix_of, sizes
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 from tools.link import Relay

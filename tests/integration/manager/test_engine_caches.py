@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from prfaas.errors import IndexRefusal
-from tests.integration.agent.prefixes import BLOCK_TOKENS, MODEL, chain_of
 from tests.integration.manager.deployment import match_request
 from tests.integration.manager.site import Site
+from tests.support.prefix_engine import BLOCK_TOKENS, MODEL, chain_of
 from tests.support.waiting import PATIENCE_SECONDS
 
 kv_events = pytest.importorskip("vllm.distributed.kv_events")

@@ -9,9 +9,9 @@ import pytest
 from prfaas.errors import IndexRefusal
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import Prefix
-from tests.integration.agent.prefixes import Hand, chain_of, prefix_of
 from tests.integration.manager.deployment import Deployment
 from tests.integration.manager.site import Site
+from tests.support.prefix_engine import Hand, chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 

@@ -33,9 +33,9 @@ from prfaas.rpc.methods import SERVICE_NAME
 from prfaas.rpc.tokens import credentials
 from prfaas.transport.protocol.messages import Hello, encode_hello
 from prfaas.types import BlockHash, GroupBlocks, TransferId
-from tests.integration.agent.running import layout
 from tests.integration.security import noise
 from tests.integration.security.listening import is_taken, listening_of
+from tests.support.agents import layout
 from tests.support.waiting import wait_until
 from tools.demo.client import is_answering
 from tools.free_ports import free_address

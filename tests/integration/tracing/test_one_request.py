@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.control.site import MODEL, Site, fresh_prompt, running_site
-from tests.integration.tracing.collector import Collector, TakenSpan, running_collector
+from tests.support.span_collector import Collector, TakenSpan, running_collector
 from tests.support.waiting import until
 from tools.demo.client import get_text
 
@@ -70,9 +70,7 @@ def _with_parents(spans: list[TakenSpan]) -> set[tuple[str, str, str | None]]:
     return {(span.name, span.service, names.get(span.parent)) for span in spans}
 
 
-async def test_one_trace_of_a_request_has_the_spans_of_all_processes_below_each_other(
-    site: Site, collector: Collector
-) -> None:
+async def test_one_trace_has_the_nested_spans_of_all_processes(site: Site, collector: Collector) -> None:
     before = collector.traces
     await _ask(site, flags="00")  # a client that does not want to be traced is not
     trace = await _ask(site, flags="01")
@@ -100,7 +98,7 @@ def _said(site: Site, name: str) -> dict[str, float]:
     return {sample.labels.get("phase", ""): sample.value for sample in samples if sample.labels["route"] == "remote"}
 
 
-async def test_the_time_to_the_first_token_is_divided_into_queue_prefill_wire_and_load(site: Site) -> None:
+async def test_ttft_is_divided_into_phases(site: Site) -> None:
     await _ask(site, flags="00")
     await until(lambda: _said(site, PHASES).get("load"), what="the phases at the manager")
     await until(lambda: _is_divided(site), what="phases that sum up to the time to the first token")

@@ -7,7 +7,7 @@ from prfaas.agent.transfer.layouts import AcceptedLayouts
 PEER, RANKS = "west", (b"rank 0", b"rank 1")
 
 
-def test_what_a_process_has_accepted_is_known_of_it_and_of_no_other() -> None:
+def test_accepted_layouts_are_known_for_one_process_of_one_peer() -> None:
     accepted = AcceptedLayouts()
     accepted.accept(PEER, b"first", RANKS)
     assert accepted.knows(PEER, b"first", RANKS)
@@ -16,13 +16,13 @@ def test_what_a_process_has_accepted_is_known_of_it_and_of_no_other() -> None:
     assert not accepted.knows(PEER, b"second", RANKS)
 
 
-def test_a_peer_without_a_connection_is_told_everything() -> None:
+def test_unconnected_peer_gets_every_layout_description() -> None:
     accepted = AcceptedLayouts()
     accepted.accept(PEER, b"first", RANKS)
     assert not accepted.knows(PEER, None, RANKS)
 
 
-def test_another_process_ends_what_the_one_before_it_has_accepted() -> None:
+def test_restarted_peer_knows_no_layouts() -> None:
     accepted = AcceptedLayouts()
     accepted.accept(PEER, b"first", RANKS)
     accepted.accept(PEER, b"second", RANKS[:1])
@@ -31,7 +31,7 @@ def test_another_process_ends_what_the_one_before_it_has_accepted() -> None:
     assert not accepted.knows(PEER, b"first", RANKS)
 
 
-def test_what_a_peer_has_not_got_any_more_is_described_again() -> None:
+def test_dropped_layout_is_described_again() -> None:
     accepted = AcceptedLayouts()
     accepted.forget(PEER, RANKS)
     accepted.accept(PEER, b"first", RANKS)

@@ -12,13 +12,13 @@ ENGINE = {"instance": "e1", "url": "http://n1:8000", "role": "both", "model": "m
 
 
 @pytest.mark.parametrize("name", ["kv_events", "kv_events_replay"])
-def test_an_endpoint_to_which_nothing_connects_stops_the_start(name: str) -> None:
+def test_malformed_event_endpoint_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: 'localhost:5557'; write tcp://host:port"):
         load_mapping(EngineConfig, ENGINE | {name: "localhost:5557"}, where="test")
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://n1:port", "http://n1:99999", "ftp://n1:8000"])
-def test_an_engine_s_url_at_which_nothing_can_be_asked_stops_the_start(url: str) -> None:
+def test_malformed_engine_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=f"url: '{url}'; write http://host:port"):
         load_mapping(EngineConfig, ENGINE | {"url": url}, where="test")
 
@@ -39,24 +39,24 @@ def test_an_engine_s_url_at_which_nothing_can_be_asked_stops_the_start(url: str)
         ("ssd_bytes", 0, "ssd_bytes: 0; write a size such as 64GiB, or no ssd_directory"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused(name: str, value: object, says: str) -> None:
+def test_impossible_setting_is_refused_by_name(name: str, value: object, says: str) -> None:
     given = {"name": "n", "secret_file": "s", "cluster": "west", "insecure_plaintext": True, "ssd_directory": "d"}
     with pytest.raises(ConfigError, match=says):
         load_mapping(AgentConfig, given | {name: value}, where="test")
 
 
-def test_an_agent_without_an_ssd_may_say_that_it_has_no_room_there() -> None:
+def test_zero_ssd_bytes_are_accepted_without_ssd() -> None:
     given = {"name": "n", "secret_file": "s", "ssd_bytes": 0}
     assert load_mapping(AgentConfig, given, where="test").ssd() is None
 
 
-def test_ports_that_the_system_chooses_are_not_one() -> None:
+def test_two_addresses_may_both_use_port_zero() -> None:
     agent = {"name": "n", "secret_file": "s", "listen": "127.0.0.1:0", "status_listen": "127.0.0.1:0"}
     assert load_mapping(AgentConfig, agent, where="test").status_listen == "127.0.0.1:0"
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8:1", "[2001:4860:4860::8888]:1", "0.0.0.0:7400"])
-def test_a_wire_beyond_private_networks_asks_for_certificates_or_an_open_word(address: str) -> None:
+def test_public_address_needs_certificates_or_insecure_plaintext(address: str) -> None:
     agent = {"name": "n", "secret_file": "s", "listen": address}
     with pytest.raises(ConfigError, match="not a private address; set tls_"):
         load_mapping(AgentConfig, agent, where="test")
@@ -64,7 +64,7 @@ def test_a_wire_beyond_private_networks_asks_for_certificates_or_an_open_word(ad
 
 
 @pytest.mark.parametrize("address", ["10.0.1.1:7400", "[fd00::1]:7400", "west.example:7400", "127.0.0.1:7400"])
-def test_a_wire_on_a_private_network_asks_for_nothing(address: str) -> None:
+def test_private_address_needs_no_certificates(address: str) -> None:
     assert (
         load_mapping(AgentConfig, {"name": "n", "secret_file": "s", "listen": address}, where="test").listen == address
     )

@@ -23,16 +23,16 @@ vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
 """
 
 
-def test_the_ranks_of_an_engine_are_added_up() -> None:
+def test_load_of_data_parallel_ranks_is_summed() -> None:
     assert load_from_page(InstanceId("a"), PAGE) == EngineLoad(InstanceId("a"), 5, 7, 0.5)
 
 
-def test_a_page_of_something_else_is_no_load() -> None:
+def test_page_without_vllm_figures_is_refused() -> None:
     with pytest.raises(ValueError, match="num_requests_running"):
         load_from_page(InstanceId("a"), b"process_cpu_seconds_total 3\n")
 
 
-async def test_an_engine_that_answers_no_http_has_no_load_and_is_asked_again() -> None:
+async def test_engine_without_http_answer_is_asked_again() -> None:
     asked = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,6 +53,6 @@ async def test_an_engine_that_answers_no_http_has_no_load_and_is_asked_again() -
 
 @pytest.mark.parametrize("figure", [b"-1.0", b"1e12", b"1e999"])
 @pytest.mark.parametrize("sample", [b" 3.0", b" 7.0", b" 0.25"])
-def test_a_load_that_cannot_be_is_unknown(sample: bytes, figure: bytes) -> None:
+def test_impossible_load_figures_are_refused(sample: bytes, figure: bytes) -> None:
     with pytest.raises(ValueError, match="on its page"):
         load_from_page(InstanceId("a"), PAGE.replace(sample, b" " + figure).replace(b" 2.0", b" 0.0"))

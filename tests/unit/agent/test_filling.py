@@ -27,7 +27,7 @@ GROUPS = (GroupBlocks(0, 0, (NO_HASH,) * 3), GroupBlocks(1, 0, (NO_HASH,)))
         (2, 0, 0, 1, []),
     ],
 )
-def test_only_entries_that_name_blocks_of_the_placement_count(
+def test_ring_entries_outside_the_placement_are_ignored(
     group: int, layer: int, first_block: int, num_blocks: int, ready: list[tuple[int, int, int, int]]
 ) -> None:
     pool = Pool(1 << 20)

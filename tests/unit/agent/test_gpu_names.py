@@ -15,7 +15,7 @@ INFORMATION = "Model: \t\t NVIDIA {}\nIRQ:   \t\t 0\nGPU UUID: \t GPU-0\n"
     ("models", "names"),
     [((), ""), (("H200", "H200"), "NVIDIA H200"), (("L20", "A100-SXM4-80GB"), "NVIDIA A100-SXM4-80GB + NVIDIA L20")],
 )
-def test_each_name_is_told_once(models: tuple[str, ...], names: str, tmp_path: Path) -> None:
+def test_gpu_names_are_listed_once(models: tuple[str, ...], names: str, tmp_path: Path) -> None:
     for number, model in enumerate(models):
         gpu = tmp_path / f"gpus/0000:{number:02x}:00.0"
         gpu.mkdir(parents=True)
@@ -23,7 +23,7 @@ def test_each_name_is_told_once(models: tuple[str, ...], names: str, tmp_path: P
     assert gpu_names(tmp_path) == names
 
 
-def test_what_says_nothing_is_no_gpu(tmp_path: Path) -> None:
+def test_unreadable_driver_entry_is_no_gpu(tmp_path: Path) -> None:
     (tmp_path / "gpus/0").mkdir(parents=True)
     (tmp_path / "gpus/0/information").write_text("nothing")
     assert gpu_names(tmp_path) == ""

@@ -36,18 +36,18 @@ def _request(body: bytes) -> OpenRequest:
 
 
 @pytest.mark.parametrize("layout", [hybrid(), hybrid("another")], ids=["the same", "of a model that is not here"])
-def test_a_layout_that_nothing_speaks_against_is_accepted(layouts: LayoutRegistry, layout: Layout) -> None:
+def test_matching_or_unknown_layout_passes_the_probe(layouts: LayoutRegistry, layout: Layout) -> None:
     answer = _ask(layouts, layout)
     assert isinstance(answer, Accepted) and not answer.held
 
 
-def test_another_layout_of_a_model_that_is_here_is_not(layouts: LayoutRegistry) -> None:
+def test_different_layout_of_a_known_model_fails_the_probe(layouts: LayoutRegistry) -> None:
     answer = _ask(layouts, replace(hybrid(), groups=hybrid().groups[:1]))
     assert isinstance(answer, Rejected) and answer.reason == "layout_mismatch"
     assert answer.message.startswith("west holds this model with another layout")
 
 
-def test_of_one_that_is_here_nothing_is_read_and_of_others_so_much(layouts: LayoutRegistry) -> None:
+def test_unknown_layouts_are_read_up_to_a_limit(layouts: LayoutRegistry) -> None:
     while layouts._may_describe("east", MAX_DESCRIBED_BYTES // 64):
         pass
     while layouts._may_describe("east", 1):
@@ -56,6 +56,6 @@ def test_of_one_that_is_here_nothing_is_read_and_of_others_so_much(layouts: Layo
     assert isinstance(_ask(layouts, hybrid()), Accepted)
 
 
-def test_what_is_no_probe_breaks_the_protocol(layouts: LayoutRegistry) -> None:
+def test_malformed_probe_breaks_the_protocol(layouts: LayoutRegistry) -> None:
     with pytest.raises(RemoteProtocolError):
         layouts.answer_probe(_request(b"\x92\xa4open\x80"))

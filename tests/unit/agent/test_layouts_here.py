@@ -54,7 +54,7 @@ def node() -> Iterator[Node]:
     made.pool.close()
 
 
-def test_beyond_the_bound_the_arenas_that_were_used_longest_ago_are_given_up(node: Node) -> None:
+def test_least_recently_used_foreign_arena_is_dropped(node: Node) -> None:
     node.open(16)
     node.open(48)
     node.open(16, described=False)  # used again
@@ -67,7 +67,7 @@ def test_beyond_the_bound_the_arenas_that_were_used_longest_ago_are_given_up(nod
     node.open(48)
 
 
-def test_an_arena_in_use_is_not_given_up_and_one_that_was_used_is(node: Node) -> None:
+def test_foreign_arena_in_use_is_kept(node: Node) -> None:
     leases = [node.use(node.open(16)), node.use(node.open(48))]
     with pytest.raises(Refusal) as refused:
         node.open(64)
@@ -77,7 +77,7 @@ def test_an_arena_in_use_is_not_given_up_and_one_that_was_used_is(node: Node) ->
     node.pool.end_lease(leases[0])
 
 
-def test_an_open_does_not_push_out_its_own_ranks(node: Node) -> None:
+def test_open_does_not_drop_its_own_arenas(node: Node) -> None:
     held = [node.use(node.open(16)), node.use(node.open(48)[:1])]
     with pytest.raises(Refusal) as refused:
         node.open(64)
@@ -88,7 +88,7 @@ def test_an_open_does_not_push_out_its_own_ranks(node: Node) -> None:
     node.pool.end_lease(held[1])
 
 
-def test_an_arena_of_an_engine_here_is_never_given_up(node: Node) -> None:
+def test_arena_of_a_local_engine_is_never_dropped(node: Node) -> None:
     for its in layouts([Attention(4)], Cut(2, 16)):
         node.pool.arena(its)
         node.layouts.add_native(its)

@@ -32,7 +32,7 @@ def _said(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"prfaas_agent_{name}", labels)
 
 
-def test_every_link_shows_what_chokes_and_what_limits_it_and_how_full_it_is() -> None:
+def test_link_gauges_show_congestion_limits_and_queues() -> None:
     LinkMetrics(lambda: [CHOKED]).refresh(0.0)
     at = {"peer": "tokyo-1"}
     assert {reason: _said("link_congested", reason=reason, **at) for reason in ("queue", "loss", "rtt")} == {
@@ -54,7 +54,7 @@ def test_every_link_shows_what_chokes_and_what_limits_it_and_how_full_it_is() ->
     assert _said("connections", direction="out") == 8
 
 
-def test_a_link_that_has_gone_is_shown_no_more() -> None:
+def test_gauges_of_a_closed_link_are_removed() -> None:
     states = [CHOKED, replace(CHOKED, peer="osaka-1")]
     shown = LinkMetrics(lambda: states)
     shown.refresh(0.0)
@@ -67,6 +67,6 @@ def test_a_link_that_has_gone_is_shown_no_more() -> None:
     assert _said("link_rtt_seconds", peer="tokyo-1") == 0.09
 
 
-def test_of_a_peer_that_has_moved_the_link_in_use_is_shown() -> None:
+def test_link_in_use_wins_for_a_moved_peer() -> None:
     LinkMetrics(lambda: [CHOKED, replace(BLANK, peer="tokyo-1")]).refresh(0.0)
     assert _said("link_rtt_seconds", peer="tokyo-1") == 0.09

@@ -66,7 +66,7 @@ class Site:
         assert raised.value.reason == reason
 
 
-def test_a_probe_with_a_grant_is_taken_and_goes_nowhere() -> None:
+def test_granted_probe_is_accepted_without_destination() -> None:
     site = Site()
     accepted = site.open()
     assert accepted.destination is None and not accepted.held
@@ -83,13 +83,13 @@ def test_a_probe_with_a_grant_is_taken_and_goes_nowhere() -> None:
         ("too_large", replace(GRANT, max_bytes=4 * MIB - 1)),
     ],
 )
-def test_a_grant_that_does_not_fit_is_refused_by_reason(reason: str, grant: Grant) -> None:
+def test_probe_with_unsuitable_grant_is_refused_by_reason(reason: str, grant: Grant) -> None:
     site = Site()
     site.refuses(reason, grant)
     assert site.open(), "which does not use the peer's time up"
 
 
-def test_nobody_brings_more_than_this_agent_takes_nor_for_longer() -> None:
+def test_probe_beyond_the_limits_is_refused() -> None:
     site = Site()
     site.refuses("too_large", sizes=(MIB,) * 4 + (1,))
     site.refuses("too_long", seconds=DEADLINE_SECONDS + 1)
@@ -98,7 +98,7 @@ def test_nobody_brings_more_than_this_agent_takes_nor_for_longer() -> None:
     Site(max_bytes=0).refuses("too_large", sizes=(1,))
 
 
-def test_a_peer_s_next_probe_comes_no_sooner_whatever_it_is_granted() -> None:
+def test_peer_must_pause_between_probes() -> None:
     site = Site()
     site.open()
     later = replace(GRANT, transfer_id=TransferId(bytes(16)))
@@ -112,7 +112,7 @@ def test_a_peer_s_next_probe_comes_no_sooner_whatever_it_is_granted() -> None:
     assert site.open(later)
 
 
-def test_one_arrives_at_a_time() -> None:
+def test_only_one_probe_arrives_at_a_time() -> None:
     site = Site()
     site.open()
     theirs = replace(GRANT, transfer_id=TransferId(bytes(16)), source=AgentName("south"))
@@ -126,7 +126,7 @@ def test_one_arrives_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("body", [["link_probe"], ["link_probe", 3], ["link_probe", b"", b""], ["link_probe", None]])
-def test_a_body_of_another_form_is_no_probe(body: list[object]) -> None:
+def test_malformed_link_probe_is_refused(body: list[object]) -> None:
     request = OpenRequest(PROBE, "east", msgpack.packb(body), ObjectSizes.of((MIB,)), 1.0)
     with pytest.raises(RemoteProtocolError):
         Site().probes.accept(request)

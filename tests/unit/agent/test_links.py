@@ -25,7 +25,7 @@ def links() -> Iterator[Links]:
     made.close()
 
 
-def test_a_link_that_nobody_has_used_for_long_is_forgotten_and_made_anew(links: Links) -> None:
+def test_idle_link_is_removed_and_recreated_on_use(links: Links) -> None:
     link = links.to("127.0.0.1:1", EAST)
     assert links.take_idle(time.monotonic() + KEEP_WARM_SECONDS - 60) == []
     assert links.to("127.0.0.1:1", EAST) is link
@@ -34,14 +34,14 @@ def test_a_link_that_nobody_has_used_for_long_is_forgotten_and_made_anew(links: 
     link.close()
 
 
-def test_a_link_with_a_transfer_or_to_a_peer_that_dials_is_kept(links: Links) -> None:
+def test_busy_and_reverse_links_are_kept(links: Links) -> None:
     links.to("anywhere", WEST)
     link = links.to("127.0.0.1:1", EAST)
     link.open(SendRequest(bytes(16), b"", [10], lambda index: memoryview(bytes(10)), 0, deadline_seconds=3600.0))
     assert links.take_idle(time.monotonic() + 2 * KEEP_WARM_SECONDS) == []
 
 
-def test_a_peers_budgets_are_those_of_every_entry_that_fits_it_and_its_own_where_the_entry_is_of_each() -> None:
+def test_peer_gets_the_budget_of_every_matching_entry() -> None:
     limits = RateLimits(
         [
             PeerRateConfig(peers="tokyo-*", max_rate=5e8),

@@ -57,14 +57,14 @@ def _request(groups: tuple[GroupBlocks, ...], *, copied: CopiedPrefix | None = N
     return OpenRequest(bytes(16), "east", body or opened.encode(), ObjectSizes.of(sizes), 60.0)
 
 
-def test_the_blocks_that_an_open_lists_have_slots_where_its_layout_is(layouts: LayoutRegistry) -> None:
+def test_offer_has_the_listed_blocks_and_their_arena(layouts: LayoutRegistry) -> None:
     offer = read_offer(_request(GROUPS), GRANT, layouts)
     assert (offer.plan.groups, offer.plan.layouts, offer.plan.num_tokens) == (GROUPS, (hybrid(),), NUM_TOKENS)
     assert [arena.layout for arena in offer.arenas] == [hybrid()]
     assert (offer.peer, offer.trace) == ("east", "trace")
 
 
-def test_what_is_remembered_of_its_arrival_is_what_is_offered(layouts: LayoutRegistry) -> None:
+def test_record_of_an_offer_has_its_sizes(layouts: LayoutRegistry) -> None:
     offer = read_offer(_request(GROUPS), GRANT, layouts)
     record = offer.record(GRANT.transfer_id, held_bytes=7)
     assert (record.transfer_id, record.direction, record.peer, record.num_tokens, record.held_bytes) == (
@@ -78,7 +78,7 @@ def test_what_is_remembered_of_its_arrival_is_what_is_offered(layouts: LayoutReg
     assert record.priority is None
 
 
-def test_the_blocks_of_a_copy_follow_from_the_prefix_that_was_granted(layouts: LayoutRegistry) -> None:
+def test_blocks_of_a_copy_follow_from_the_granted_prefix(layouts: LayoutRegistry) -> None:
     groups, copied = prefix_groups(hybrid(), PREFIX, root=CHAIN.root), CopiedPrefix(PREFIX.units, CHAIN.root)
     assert read_offer(_request(groups, copied=copied), COPY, layouts).plan.groups == groups
     for units in (PREFIX.units[:-16] + bytes(16), PREFIX.units[:-16]):
@@ -88,18 +88,18 @@ def test_the_blocks_of_a_copy_follow_from_the_prefix_that_was_granted(layouts: L
 
 
 @pytest.mark.parametrize("grant", [replace(GRANT, max_bytes=1), replace(GRANT, num_tokens=32)], ids=["bytes", "tokens"])
-def test_an_offer_of_more_than_was_granted_is_refused(layouts: LayoutRegistry, grant: Grant) -> None:
+def test_offer_beyond_the_grant_is_refused(layouts: LayoutRegistry, grant: Grant) -> None:
     with pytest.raises(Refusal) as refused:
         read_offer(_request(GROUPS), grant, layouts)
     assert refused.value.reason == "protocol"
 
 
-def test_objects_of_other_sizes_than_the_blocks_have_are_refused(layouts: LayoutRegistry) -> None:
+def test_wrong_object_sizes_are_refused(layouts: LayoutRegistry) -> None:
     other = replace(_request(GROUPS), object_bytes=ObjectSizes.of([1, 2, 3]))
     with pytest.raises(Refusal, match="not those of the grant"):
         read_offer(other, GRANT, layouts)
 
 
-def test_what_is_no_open_breaks_the_protocol(layouts: LayoutRegistry) -> None:
+def test_malformed_open_breaks_the_protocol(layouts: LayoutRegistry) -> None:
     with pytest.raises(RemoteProtocolError):
         read_offer(_request(GROUPS, body=b"\xc0"), GRANT, layouts)

@@ -12,7 +12,7 @@ from tests.unit.cachepool.test_pool import Node
 
 
 @pytest.mark.parametrize("order", ["pin", "soft_pin"])
-def test_a_pin_ends_when_what_it_names_is_forgotten(order: PoolOrder) -> None:
+def test_pin_ends_when_its_prefix_is_forgotten(order: PoolOrder) -> None:
     node, ends = Node(), list[CopyEnd]()
     node.keep(1, 2)
     pins = Pins(node.pool, None, report=ends.append)

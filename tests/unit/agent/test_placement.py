@@ -61,14 +61,14 @@ def node() -> Iterator[Node]:
 
 
 @pytest.mark.parametrize("order", [range(16), reversed(range(16)), [0, 2, 1, 3, *range(8, 16), *range(4, 8)]])
-def test_blocks_are_published_in_whatever_order_they_become_whole(node: Node, order: Iterable[int]) -> None:
+def test_blocks_are_published_in_any_order_of_completion(node: Node, order: Iterable[int]) -> None:
     placement = node.place()
     placement.publish(order)
     placement.release()
     assert node.stored() == node.expected()
 
 
-def test_the_next_placement_holds_all_hashed_blocks_and_publishes_none_again(node: Node) -> None:
+def test_next_placement_holds_all_hashed_blocks(node: Node) -> None:
     first = node.place()
     first.publish(range(16))
     first.release()
@@ -79,7 +79,7 @@ def test_the_next_placement_holds_all_hashed_blocks_and_publishes_none_again(nod
     assert len(node.events) == len(node.expected())
 
 
-def test_held_objects_in_a_row_of_one_size_are_one_stretch(node: Node) -> None:
+def test_consecutive_held_objects_of_one_size_form_one_range(node: Node) -> None:
     placement = node.place()
     assert list(placement.held_ranges()) == []
     larger = make_plan((hybrid(), hybrid(slot_bytes=2048)), GROUPS, NUM_TOKENS)
@@ -89,6 +89,6 @@ def test_held_objects_in_a_row_of_one_size_are_one_stretch(node: Node) -> None:
     placement.release()
 
 
-def test_only_what_is_there_entirely_can_be_held(node: Node) -> None:
+def test_place_held_needs_every_block(node: Node) -> None:
     assert place_held(node.pool, node.plan, node.arenas, owner="test") is None
     assert node.pool.stats().num_leases == 0

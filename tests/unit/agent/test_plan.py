@@ -51,7 +51,7 @@ GROUPS = (
 )
 
 
-def test_objects_are_numbered_rank_by_rank_group_by_group_block_by_block() -> None:
+def test_objects_are_numbered_by_rank_then_group_then_block() -> None:
     plan = make_plan((_layout(0, 2), _layout(1, 2)), GROUPS, NUM_TOKENS)
     one_rank = [160] * 4 + [50] * 3 + [300]
     assert plan.object_bytes == one_rank * 2
@@ -61,7 +61,7 @@ def test_objects_are_numbered_rank_by_rank_group_by_group_block_by_block() -> No
     assert (plan.total_bytes, plan.attention_bytes) == (2 * 1090, 2 * 790)
 
 
-def test_identities_carry_the_length_that_each_block_covers_and_its_parent() -> None:
+def test_block_identities_have_length_and_parent() -> None:
     plan = make_plan((_layout(),), GROUPS, NUM_TOKENS)
     full, window, state = (list(plan.identities(run)) for run in plan.ranges)
     assert [(i.num_tokens, i.parent) for i in full[:2]] == [(32, ROOT), (64, CHAIN.at(32))]
@@ -72,7 +72,7 @@ def test_identities_carry_the_length_that_each_block_covers_and_its_parent() -> 
     assert (state[0].num_tokens, state[0].block_hash, state[0].parent) == (100, CHAIN.at(100), CHAIN.at(96))
 
 
-def test_a_checkpoint_without_attention_blocks_still_says_whose_it_is() -> None:
+def test_checkpoint_without_attention_blocks_names_its_tenant() -> None:
     """Tenants' shares go by the root."""
     groups = (GroupBlocks(0, 0, (), ROOT), *GROUPS[1:])
     plan = make_plan((_layout(),), groups, NUM_TOKENS)
@@ -88,28 +88,28 @@ def test_a_checkpoint_without_attention_blocks_still_says_whose_it_is() -> None:
         GroupBlocks(2, 0, (NO_HASH,) * 2),  # two states
     ],
 )
-def test_block_lists_that_do_not_fit_are_refused(blocks: GroupBlocks) -> None:
+def test_block_lists_beyond_the_prompt_are_refused(blocks: GroupBlocks) -> None:
     with pytest.raises(RemoteProtocolError, match="group"):
         make_plan((_layout(),), (blocks,), NUM_TOKENS)
 
 
-def test_an_open_comes_back_whole() -> None:
+def test_open_body_survives_a_round_trip() -> None:
     opened = OpenBody(b"grant", (_layout().fingerprint,), (_layout(),), GROUPS)
     assert OpenBody.decode(opened.encode()) == opened
 
 
-def test_a_copy_comes_back_whole() -> None:
+def test_copy_body_survives_a_round_trip() -> None:
     opened = OpenBody(b"grant", (_layout().fingerprint,), (_layout(),), copied=CopiedPrefix(bytes(48), ROOT))
     assert OpenBody.decode(opened.encode()) == opened and opened.is_copy
 
 
-def test_an_open_names_a_trace_only_where_there_is_one() -> None:
+def test_open_body_without_trace_has_no_trace_field() -> None:
     untraced, traced = (OpenBody(b"grant", (b"f",), (), GROUPS, trace=trace) for trace in ("", "00-trace"))
     assert len(msgpack.unpackb(untraced.encode())) == 5, "what an older agent takes"
     assert OpenBody.decode(traced.encode()) == traced
 
 
-def test_a_probe_comes_back_whole_and_is_no_open() -> None:
+def test_layout_probe_survives_a_round_trip_and_is_not_an_open() -> None:
     packed = decode_layout_probe(encode_layout_probe(_layout()))
     assert read_layout(packed) == _layout()
     assert fingerprint_of(packed) == _layout().fingerprint
@@ -122,7 +122,7 @@ _COPY_OF_A_SHORT_ROOT = msgpack.packb(["copy", b"g", [b"f"], [], [bytes(48), byt
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x95\xa4open\xc4\x00\x90\x90\x90", _COPY_OF_A_SHORT_ROOT])
-def test_an_open_of_another_form_is_refused(body: bytes) -> None:
+def test_malformed_open_body_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         OpenBody.decode(body)
 
@@ -131,7 +131,7 @@ EMPTY_LISTS = b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)  # 
 
 
 @pytest.mark.parametrize("before", [b"", b"\x95", b"\x95\xa4open", b"\x95\xa4open\xc4\x05grant"])
-def test_an_open_of_very_many_items_is_refused_before_they_are_made(before: bytes) -> None:
+def test_open_body_with_too_many_items_takes_no_memory(before: bytes) -> None:
     body = before + EMPTY_LISTS
     for decode in (read_grant, OpenBody.decode, decode_layout_probe, decode_link_probe):
         tracemalloc.start()
@@ -147,7 +147,7 @@ def test_an_open_of_very_many_items_is_refused_before_they_are_made(before: byte
         tracemalloc.stop()
 
 
-def test_layouts_take_so_much_memory_at_most_while_they_are_unpacked() -> None:
+def test_unpacking_layouts_takes_bounded_memory() -> None:
     begin = b"\x91\x81\xa6groups\xdd"
     items = MAX_LAYOUT_BYTES - len(begin) - 3
     packed = begin + items.to_bytes(4, "big") + b"\x80" * items
@@ -163,7 +163,7 @@ def test_layouts_take_so_much_memory_at_most_while_they_are_unpacked() -> None:
         OpenBody.decode(opened + b"\x95" + packed[1:] * (MAX_LAYOUTS_BYTES // MAX_LAYOUT_BYTES + 1) + b"\x90")
 
 
-def test_layouts_that_nobody_wants_are_passed_over_unread() -> None:
+def test_unwanted_layouts_are_skipped_unread() -> None:
     asked: list[tuple[object, int]] = []
 
     def wants_none(fingerprints: tuple[bytes, ...], num_bytes: int) -> bool:
@@ -178,7 +178,7 @@ def test_layouts_that_nobody_wants_are_passed_over_unread() -> None:
         OpenBody.decode(body)
 
 
-def test_the_hashes_of_the_longest_open_take_eight_times_its_bytes_at_most() -> None:
+def test_hashes_of_an_open_take_at_most_eight_times_its_bytes() -> None:
     num_hashes = (MAX_BODY_BYTES - 1000) // 16
     groups = (GroupBlocks(0, 0, (NO_HASH,) * num_hashes, ROOT),)
     body = OpenBody(b"g", (b"f",), (), groups).encode()
@@ -188,20 +188,20 @@ def test_the_hashes_of_the_longest_open_take_eight_times_its_bytes_at_most() -> 
     tracemalloc.stop()
 
 
-def test_an_open_of_as_many_ranks_and_layers_as_engines_have_is_read() -> None:
+def test_open_body_of_32_ranks_and_128_layers_is_read() -> None:
     layers = tuple(_layer(f"model.layers.{at}.self_attn.attn", 100 * at, 100, "bfloat16") for at in range(128))
     ranks = tuple(Layout("m" * 64, "", Shard(rank, 32), (KVGroup("full_attention", 32, layers),)) for rank in range(32))
     opened = OpenBody(b"grant", tuple(rank.fingerprint for rank in ranks), ranks, GROUPS)
     assert OpenBody.decode(opened.encode()) == opened
 
 
-def test_an_open_with_a_malformed_layout_is_refused_by_field() -> None:
+def test_open_body_with_a_malformed_layout_is_refused() -> None:
     broken = OpenBody(b"g", (b"f",), (), GROUPS).encode().replace(b"\x90", b"\x91\x80", 1)
     with pytest.raises((LayoutError, RemoteProtocolError)):
         OpenBody.decode(broken)
 
 
-def test_what_may_be_cast_are_attention_blocks_of_bfloat16_alone() -> None:
+def test_only_bfloat16_attention_blocks_are_castable() -> None:
     every, some, bf16 = ("bfloat16",) * 3, ("bfloat16", "float8_e4m3fn", "bfloat16"), "bfloat16"
     assert make_plan((_layout(0, 2, dtypes=every), _layout(1, 2, dtypes=every)), GROUPS, 100).castable.to_list() == [
         (0, 7),
@@ -225,12 +225,12 @@ def test_what_may_be_cast_are_attention_blocks_of_bfloat16_alone() -> None:
         ["copy", b"g", [b"f"], [], [b"", 1 << 20]],
     ],
 )
-def test_an_open_with_numbers_for_bytes_is_refused_before_memory_is_taken(fields: list[object]) -> None:
+def test_open_body_with_numbers_in_place_of_bytes_is_refused(fields: list[object]) -> None:
     with pytest.raises(RemoteProtocolError, match="not bytes"):
         OpenBody.decode(msgpack.packb(fields))
 
 
-def test_bodies_nested_too_deeply_are_refused() -> None:
+def test_deeply_nested_bodies_are_refused() -> None:
     deep = b"\xa5model" + b"\x91" * 1000 + b"\x90"
     for encoded, decode in (
         (encode_layout_probe(_layout()), lambda body: read_layout(decode_layout_probe(body))),

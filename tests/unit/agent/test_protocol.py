@@ -66,7 +66,7 @@ def test_messages_survive_any_split_of_the_stream(messages: list[Message], cuts:
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_a_remote_protocol_error_and_nothing_else(noise: bytes) -> None:
+def test_random_bytes_raise_only_remote_protocol_errors(noise: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode(noise)
 
@@ -87,7 +87,7 @@ def test_noise_is_a_remote_protocol_error_and_nothing_else(noise: bytes) -> None
         ["Send", ID, b"g", [], "", "high"],
     ],
 )
-def test_a_message_with_a_wrong_field_is_refused(fields: list[object]) -> None:
+def test_message_with_a_wrong_field_is_refused(fields: list[object]) -> None:
     with pytest.raises(RemoteProtocolError, match="not a message"):
         decode(msgpack.packb(fields))
 
@@ -100,13 +100,11 @@ def test_a_message_with_a_wrong_field_is_refused(fields: list[object]) -> None:
         (Receive(ID, b"g", HASH, GROUPS), Receive(ID, b"g", HASH, GROUPS, "00-trace"), 5),
     ],
 )
-def test_last_fields_are_left_out_while_they_say_nothing_so_that_older_agents_take_the_rest(
-    plain: Message, told: Message, num_values: int
-) -> None:
+def test_trailing_default_fields_are_left_out_for_older_agents(plain: Message, told: Message, num_values: int) -> None:
     assert len(msgpack.unpackb(encode(plain)[LENGTH_BYTES:])) == num_values
     assert decode(encode(told)[LENGTH_BYTES:]) == told
 
 
-def test_a_length_beyond_the_limit_is_refused_before_anything_is_read() -> None:
+def test_message_beyond_the_length_limit_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="the limit is"):
         MessageBuffer().feed((MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"))

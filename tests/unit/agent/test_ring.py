@@ -19,7 +19,7 @@ def ring() -> Iterator[tuple[RingWriter, RingReader]]:
     reader.close()
 
 
-def test_entries_arrive_in_order_with_the_time_they_were_written(ring: tuple[RingWriter, RingReader]) -> None:
+def test_entries_arrive_in_order_with_their_time(ring: tuple[RingWriter, RingReader]) -> None:
     writer, reader = ring
     for layer in range(5):
         assert writer.push(
@@ -34,7 +34,7 @@ def test_entries_arrive_in_order_with_the_time_they_were_written(ring: tuple[Rin
     assert reader.drain() == []
 
 
-def test_a_full_ring_refuses_and_loses_nothing(ring: tuple[RingWriter, RingReader]) -> None:
+def test_full_ring_refuses_entries_and_loses_none(ring: tuple[RingWriter, RingReader]) -> None:
     writer, reader = ring
     for handle in range(RING_ENTRIES):
         assert writer.push(RingEntry(EntryKind.FORWARD_ENDED, handle=handle))
@@ -52,7 +52,7 @@ def test_positions_wrap_around(ring: tuple[RingWriter, RingReader]) -> None:
         assert [entry.handle for entry in reader.drain()] == [handle + round_ for handle in range(RING_ENTRIES - 1)]
 
 
-def test_a_producer_that_lies_about_its_counter_costs_no_more_than_one_ring(
+def test_wrong_producer_counter_costs_at_most_one_ring(
     ring: tuple[RingWriter, RingReader],
 ) -> None:
     writer, reader = ring

@@ -12,7 +12,7 @@ def _record(kind: type[TransferRecord] = TransferRecord) -> TransferRecord:
     return kind(TransferId(bytes(16)), "out", "west", num_tokens=16, payload_bytes=1 << 30, attention_bytes=1 << 30)
 
 
-def test_what_was_acknowledged_before_the_last_forward_pass_ended_counts_in_whatever_order_both_are_heard_of() -> None:
+def test_acknowledgements_before_the_end_of_prefill_count_in_any_order() -> None:
     record = _record()
     for time_ns in range(100, 1100):
         record.acknowledge(time_ns, 10 * time_ns)
@@ -24,14 +24,14 @@ def test_what_was_acknowledged_before_the_last_forward_pass_ended_counts_in_what
     assert (record.acknowledged_before_prefill_ended_bytes, record.acknowledged_bytes) == (12_000, 14_000)
 
 
-def test_a_record_keeps_few_of_many_acknowledgements() -> None:
+def test_record_keeps_a_bounded_number_of_acknowledgements() -> None:
     record = _record()
     for time_ns in range(10_000):
         record.acknowledge(time_ns, time_ns)
     assert len(record._acknowledgements) == MAX_ACKNOWLEDGEMENTS
 
 
-def test_transfers_may_begin_while_another_thread_lists_them() -> None:
+def test_transfers_may_begin_during_a_listing() -> None:
     log = TransferLog()
 
     class Meanwhile(TransferRecord):

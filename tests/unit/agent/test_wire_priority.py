@@ -10,5 +10,5 @@ from prfaas.transport.sender.chunker import MAX_PRIORITY
     ("priority", "on_the_wire"),
     [(0, ORDINARY), (-1, 2), (-3, 0), (-(2**63), 0), (1, 4), (4, MAX_PRIORITY), (2**63 - 1, MAX_PRIORITY)],
 )
-def test_a_lower_priority_is_more_urgent_within_what_the_wire_has(priority: int, on_the_wire: int) -> None:
+def test_request_priority_maps_to_wire_priority(priority: int, on_the_wire: int) -> None:
     assert wire_priority(priority) == on_the_wire

@@ -23,8 +23,8 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
-from tests.integration.agent.running import MODEL, NUM_TOKENS, Agents, Engine, blocks, chain_of, layout, slow_ssd
-from tests.integration.agent.test_keeping import exact_blocks, hold, lookup, store
+from tests.integration.agent.test_prefix_store import exact_blocks, hold, lookup, store
+from tests.support.agents import MODEL, NUM_TOKENS, Agents, Engine, blocks, chain_of, layout, slow_ssd
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
@@ -38,7 +38,7 @@ def _forget(engine: Engine, model: str = MODEL) -> None:
     assert engine.wait(Forgotten) == Forgotten(order)
 
 
-def test_engines_of_the_model_find_nothing_and_those_of_another_what_they_left(agents: Agents) -> None:
+def test_forgotten_model_is_not_found_and_others_are(agents: Agents) -> None:
     west = agents.start("west")
     first, second = agents.engine(west, "w"), agents.engine(west, "v")
     other = agents.engine(west, "o", layout(model="other"))
@@ -57,7 +57,7 @@ def test_engines_of_the_model_find_nothing_and_those_of_another_what_they_left(a
     second.assert_content(ready, seed=1)
 
 
-def test_what_is_being_read_stays_whole_until_it_has_been(agents: Agents) -> None:
+def test_blocks_being_read_stay_until_released(agents: Agents) -> None:
     west = agents.start("west")
     reader, other = agents.engine(west, "w"), agents.engine(west, "v")
     store(reader, chain_of())
@@ -74,7 +74,7 @@ def test_what_is_being_read_stays_whole_until_it_has_been(agents: Agents) -> Non
     wait_until(lambda: west.pool()["quarantined"] == 0)
 
 
-def test_what_is_being_left_at_that_moment_is_not_kept(agents: Agents) -> None:
+def test_blocks_being_stored_are_not_kept(agents: Agents) -> None:
     west = agents.start("west")
     engine, other = agents.engine(west, "w"), agents.engine(west, "v")
     transfer_id = TransferId(os.urandom(16))
@@ -91,7 +91,7 @@ def test_what_is_being_left_at_that_moment_is_not_kept(agents: Agents) -> None:
     assert lookup(engine, LONGER) == []
 
 
-def test_what_has_come_from_another_node_and_is_not_claimed_yet_is_given_up(agents: Agents) -> None:
+def test_unclaimed_inbound_transfer_is_cancelled(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     transfer_id, grant = agents.grant("east", west, chain_of())
@@ -110,7 +110,7 @@ def test_what_has_come_from_another_node_and_is_not_claimed_yet_is_given_up(agen
     assert west.pool()["prefix"] == 0
 
 
-def test_the_ssd_forgets_too_for_agents_that_come_after(agents: Agents, tmp_path: Path) -> None:
+def test_ssd_forgets_the_model_across_restarts(agents: Agents, tmp_path: Path) -> None:
     settings = {"pool-bytes": "4MiB", "ssd-directory": str(tmp_path / "ssd")}
     first = agents.start("west", **settings)
     engine = agents.engine(first, "w")
@@ -125,7 +125,7 @@ def test_the_ssd_forgets_too_for_agents_that_come_after(agents: Agents, tmp_path
     assert lookup(agents.engine(second, "w"), LONGER) == []
 
 
-def test_who_waits_for_the_ssd_at_that_moment_hears_that_nothing_is_there(
+def test_engine_waiting_for_the_ssd_is_told_of_the_eviction(
     agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"pool-bytes": "4MiB", "ssd-directory": str(tmp_path / "ssd")}

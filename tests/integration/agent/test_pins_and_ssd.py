@@ -10,7 +10,7 @@ from tests.integration.cachepool.tier import Tier
 from tests.unit.cachepool.layouts import name
 
 
-def test_a_removal_waits_for_what_is_being_written_and_leaves_nothing(tmp_path: Path) -> None:
+def test_removal_waits_for_blocks_being_written(tmp_path: Path) -> None:
     tier, ends = Tier(tmp_path), list[CopyEnd]()
     pins = Pins(tier.memory, tier.ssd, report=ends.append)
     blocks = [name(number) for number in range(16)]
@@ -29,7 +29,7 @@ def test_a_removal_waits_for_what_is_being_written_and_leaves_nothing(tmp_path: 
     later.close()
 
 
-def test_what_begins_to_be_written_while_a_removal_waits_does_not_escape_it(tmp_path: Path) -> None:
+def test_blocks_written_during_a_waiting_removal_are_removed_too(tmp_path: Path) -> None:
     tier, ends = Tier(tmp_path, memory_slots=64), list[CopyEnd]()
     pins = Pins(tier.memory, tier.ssd, report=ends.append)
     prefix, following = [name(number) for number in range(8)], [name(number) for number in range(8, 48)]

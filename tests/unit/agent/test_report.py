@@ -36,7 +36,7 @@ def _reporting(links: Callable[[], list[LinkStats]]) -> NodeReporter:
     )
 
 
-async def test_a_manager_hears_what_chokes_a_link_and_what_limits_it() -> None:
+async def test_figures_contain_congestion_and_limit_of_a_link() -> None:
     state = replace(CHOKED, queued_bytes=4, unacknowledged_bytes=3, is_down=False)
     assert _reporting(lambda: [state]).figures().links == (
         LinkFigures(
@@ -55,7 +55,7 @@ async def test_a_manager_hears_what_chokes_a_link_and_what_limits_it() -> None:
     )
 
 
-async def test_what_a_probe_does_to_a_link_is_no_congestion_until_the_figures_after_the_one_that_it_ended_in() -> None:
+async def test_probe_is_not_reported_as_congestion() -> None:
     states = [
         replace(CHOKED, is_probing=its, queued_bytes=4, sent_bytes=100 * at)
         for at, its in enumerate((True, False, False), start=1)
@@ -65,7 +65,7 @@ async def test_what_a_probe_does_to_a_link_is_no_congestion_until_the_figures_af
     assert [(link.rtt_seconds, link.queued_bytes > 0) for link in links] == [(0.03, False), (0.03, False), (0.09, True)]
 
 
-async def test_one_segment_that_is_sent_again_among_few_is_not_reported_as_loss() -> None:
+async def test_few_segments_are_not_reported_as_loss() -> None:
     sent = (0, 48_000, 48_000 + 480_000)
     states = [
         replace(CHOKED, sent_bytes=its, retransmitted_bytes=its // 20, segment_bytes=1448, is_probing=False)
@@ -76,7 +76,7 @@ async def test_one_segment_that_is_sent_again_among_few_is_not_reported_as_loss(
 
 
 @pytest.mark.parametrize(("predicted", "found"), [(-30, 5), (30, -5), (1 << 32, 5), (30, 1 << 32)])
-async def test_a_promise_of_what_is_no_number_of_tokens_breaks_the_protocol(predicted: int, found: int) -> None:
+async def test_promise_out_of_range_breaks_the_protocol(predicted: int, found: int) -> None:
     with pytest.raises(RemoteProtocolError):
         _reporting(list).on_promise(Promised(predicted, found))
     _reporting(list).on_promise(Promised((1 << 32) - 1, 0))

@@ -13,7 +13,7 @@ from prfaas.hashing import NO_HASH
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
 from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, TransferId
-from tests.integration.agent.running import Agents, RunningAgent
+from tests.support.agents import Agents, RunningAgent
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20

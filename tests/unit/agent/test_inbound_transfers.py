@@ -185,7 +185,7 @@ def _is_mismatch(messages: list[Message]) -> bool:
     return [message.reason for message in messages if isinstance(message, TransferFailed)] == ["prompt_mismatch"]
 
 
-def test_an_open_of_one_model_on_all_its_ranks_is_accepted(node: Node) -> None:
+def test_open_with_all_ranks_of_one_model_is_accepted(node: Node) -> None:
     node.attach(hybrid())
     assert isinstance(node.open([hybrid()]), Accepted)
 
@@ -205,14 +205,14 @@ def _rank(rank: int, model: str = "hybrid") -> Layout:
         [dataclasses.replace(hybrid(), groups=hybrid().groups[:1]), hybrid("another")],
     ],
 )
-def test_an_open_whose_layouts_are_not_the_ranks_of_one_model_is_refused(node: Node, layouts: list[Layout]) -> None:
+def test_open_with_wrong_ranks_is_refused(node: Node, layouts: list[Layout]) -> None:
     node.attach(*layouts[:2])
     answer = node.open(layouts)
     assert isinstance(answer, Rejected) and answer.reason == "no_layout"
 
 
 @pytest.mark.parametrize("has_come", [False, True])
-def test_a_claim_of_no_blocks_gives_the_transfer_up_at_once(node: Node, has_come: bool) -> None:
+def test_claim_without_blocks_cancels_the_transfer(node: Node, has_come: bool) -> None:
     node.attach(hybrid())
     if has_come:
         node.open([hybrid()])
@@ -224,13 +224,13 @@ def test_a_claim_of_no_blocks_gives_the_transfer_up_at_once(node: Node, has_come
     assert isinstance(again, Rejected) and again.reason == "cancelled"
 
 
-def test_an_open_that_meets_a_bug_of_ours_is_answered_all_the_same(node: Node) -> None:
+def test_open_is_answered_even_if_the_agent_has_a_bug(node: Node) -> None:
     node.layouts.is_broken = True
     answer = node.open([hybrid()])
     assert isinstance(answer, Rejected) and answer.reason == "protocol"
 
 
-def test_an_open_of_other_blocks_than_the_engine_waits_for_is_refused_and_the_engine_told(node: Node) -> None:
+def test_open_with_other_blocks_than_claimed_is_refused(node: Node) -> None:
     node.attach(hybrid())
     node.claim(_groups(2))
     answer = node.open([hybrid()], GROUPS)
@@ -238,14 +238,14 @@ def test_an_open_of_other_blocks_than_the_engine_waits_for_is_refused_and_the_en
     assert _is_mismatch(node.heard())
 
 
-def test_an_open_that_comes_again_with_other_blocks_is_refused(node: Node) -> None:
+def test_repeated_open_with_other_blocks_is_refused(node: Node) -> None:
     node.attach(hybrid())
     assert isinstance(node.open([hybrid()], GROUPS), Accepted)
     answer = node.open([hybrid()], _groups(2))
     assert isinstance(answer, Rejected) and answer.reason == "prompt_mismatch"
 
 
-def test_a_claim_of_other_blocks_than_have_arrived_is_refused(node: Node) -> None:
+def test_claim_of_other_blocks_than_arrived_is_refused(node: Node) -> None:
     node.attach(hybrid())
     node.open([hybrid()])
     node.receiving.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
@@ -253,7 +253,7 @@ def test_a_claim_of_other_blocks_than_have_arrived_is_refused(node: Node) -> Non
     assert _is_mismatch(node.heard())
 
 
-def test_hashes_that_the_reader_does_not_name_are_not_published(node: Node) -> None:
+def test_hashes_that_the_reader_cannot_confirm_are_not_published(node: Node) -> None:
     """Its blocks are twice as long as those that come: of every second hash it says nothing."""
     (ours,), (theirs,) = (layouts([Attention(4)], Cut(1, block_tokens)) for block_tokens in (32, 16))
     arena = node.pool.arena(theirs)
@@ -267,7 +267,7 @@ def test_hashes_that_the_reader_does_not_name_are_not_published(node: Node) -> N
     assert node.pool.find_all(arena, 0, (planted, *hashes)) == [None] * 7
 
 
-def test_a_claim_or_an_open_that_comes_after_the_end_hears_why_it_ended(node: Node) -> None:
+def test_late_claim_and_late_open_get_the_reason(node: Node) -> None:
     node.attach(hybrid())
     node.open([hybrid()])
     why = "the request ended before all its layers came"
@@ -279,7 +279,7 @@ def test_a_claim_or_an_open_that_comes_after_the_end_hears_why_it_ended(node: No
     assert node.open([hybrid()]) == Rejected("incomplete", why)
 
 
-def test_a_cancel_before_its_open_came_is_told_to_who_opens_or_claims_it(node: Node) -> None:
+def test_cancel_before_open_fails_later_claim_and_open(node: Node) -> None:
     node.attach(hybrid())
     node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "cancelled", "no longer wanted"))
     node.claim()
@@ -289,7 +289,7 @@ def test_a_cancel_before_its_open_came_is_told_to_who_opens_or_claims_it(node: N
     assert node.open([hybrid()]) == Rejected("cancelled", "no longer wanted")
 
 
-def test_nobody_cancels_a_transfer_of_another_peer_before_its_open_came(node: Node) -> None:
+def test_early_cancel_of_another_peer_is_ignored(node: Node) -> None:
     node.attach(hybrid())
     node.receiving.on_event(ReceiveFailed(TRANSFER, "thief", "cancelled", "mine"))
     node.claim()
@@ -297,7 +297,7 @@ def test_nobody_cancels_a_transfer_of_another_peer_before_its_open_came(node: No
     assert isinstance(node.open([hybrid()]), Accepted)
 
 
-def test_cancels_of_transfers_that_were_never_opened_push_out_no_end_of_another(node: Node) -> None:
+def test_flood_of_cancels_does_not_evict_outcomes(node: Node) -> None:
     node.attach(hybrid())
     node.open([hybrid()])
     node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", "why"))
@@ -308,7 +308,7 @@ def test_cancels_of_transfers_that_were_never_opened_push_out_no_end_of_another(
     assert node.open([hybrid()]) == Rejected("incomplete", "why")
 
 
-def test_of_an_open_without_a_good_grant_nothing_else_is_read(node: Node) -> None:
+def test_open_without_valid_grant_is_not_read_further(node: Node) -> None:
     """Its fifteen mebibytes would be a gigabyte of empty lists."""
     forged = msgpack.packb(["open", bytes(100)])
     body = b"\x95" + forged[1:] + b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)
@@ -326,7 +326,7 @@ def _long(model: str) -> Layout:
     return Layout(model, "", Shard(), (KVGroup("full_attention", 32, layers),))
 
 
-def test_of_layouts_that_are_unknown_here_no_more_is_read_than_has_its_time(node: Node) -> None:
+def test_unknown_layouts_are_read_up_to_a_limit_per_period(node: Node) -> None:
     num_bytes = len(encode_layout_probe(_long("m-0")))
     answers = [node.probe(_long(f"m-{number}")) for number in range(2 * MAX_DESCRIBED_BYTES // num_bytes)]
     refused = [answer.reason for answer in answers if isinstance(answer, Rejected)]
@@ -337,14 +337,14 @@ def test_of_layouts_that_are_unknown_here_no_more_is_read_than_has_its_time(node
     assert isinstance(node.probe(_long("later")), Accepted)
 
 
-def test_a_layout_that_is_here_may_be_asked_about_as_often_as_peers_like(node: Node) -> None:
+def test_known_layout_may_be_probed_without_limit(node: Node) -> None:
     ours = _long("m")
     node.attach(ours)
     for _ in range(2 * MAX_DESCRIBED_BYTES // len(encode_layout_probe(ours))):
         assert isinstance(node.probe(ours), Accepted)
 
 
-def test_a_grant_has_its_layouts_read_once_and_whoever_claims_it_later_hears_at_once(node: Node) -> None:
+def test_refused_layouts_are_read_once_per_grant(node: Node) -> None:
     node.attach(hybrid())
     strange = dataclasses.replace(hybrid(), packing="another")
     first = node.open([strange], is_described=True)
@@ -357,14 +357,14 @@ def test_a_grant_has_its_layouts_read_once_and_whoever_claims_it_later_hears_at_
     assert isinstance(failed, TransferFailed) and (failed.reason, failed.message) == (first.reason, first.message)
 
 
-def test_what_a_peer_says_at_any_length_is_cut_before_it_is_kept(node: Node) -> None:
+def test_refusal_message_is_cut_to_the_limit(node: Node) -> None:
     node.attach(hybrid())
     answer = node.open([dataclasses.replace(hybrid(), packing="x" * 100_000)], is_described=True)
     assert isinstance(answer, Rejected) and len(answer.message) == MAX_MESSAGE_CHARACTERS
     assert node.open([hybrid()]) == Rejected(answer.reason, shorten(answer.message)), "as it is remembered"
 
 
-def test_a_second_engine_that_claims_a_transfer_is_refused_by_name_and_the_first_is_served(node: Node) -> None:
+def test_second_claim_is_refused_and_the_first_served(node: Node) -> None:
     node.attach(hybrid())
     node.claim()
     other = EngineConnection(Attach(PROTOCOL_VERSION, "late", "scheduler", 0, None), None, None, None, node.agent_end)
@@ -392,7 +392,7 @@ def cutting(node: Node) -> Node:
     return node
 
 
-def test_a_reader_that_leaves_while_blocks_are_cut_leaves_nothing_once_they_are(cutting: Node) -> None:
+def test_reader_that_leaves_during_repacking_leaks_nothing(cutting: Node) -> None:
     cutting.receiving.release(TRANSFER, "w")
     assert cutting.pool.stats().num_leases == 1, "of the blocks that are written to"
     cutting.run_background()
@@ -401,7 +401,7 @@ def test_a_reader_that_leaves_while_blocks_are_cut_leaves_nothing_once_they_are(
     check_integrity(cutting.pool)
 
 
-def test_a_claim_whose_blocks_are_cut_when_its_grant_ends_is_served(cutting: Node) -> None:
+def test_repacking_outlives_the_grant(cutting: Node) -> None:
     cutting.receiving.expire(time.monotonic() + 3600)
     cutting.run_background()
     assert [type(its) for its in cutting.heard()] == [ReceiveReady]

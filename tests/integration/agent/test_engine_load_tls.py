@@ -65,7 +65,7 @@ async def _watched(config: AgentConfig) -> AsyncIterator[EngineLoads]:
 
 
 @pytest.mark.parametrize("insecure_plaintext", [False, True])  # which is about the wire and the agent's pages
-async def test_an_engine_and_an_agent_show_each_other_the_deployments_certificates(
+async def test_engine_and_agent_authenticate_with_deployment_certificates(
     authority: Authority, insecure_plaintext: bool
 ) -> None:
     async with _engine(authority, []) as engine:
@@ -75,7 +75,7 @@ async def test_an_engine_and_an_agent_show_each_other_the_deployments_certificat
 
 
 @pytest.mark.parametrize("engine_tls", ["system", "deployment"])
-async def test_an_engine_that_nobody_of_ours_vouches_for_has_no_load(
+async def test_engine_with_untrusted_certificate_has_no_load(
     authority: Authority, tmp_path: Path, engine_tls: str
 ) -> None:
     """The system's authorities do not know ours, and another deployment's does not either."""
@@ -89,6 +89,6 @@ async def test_an_engine_that_nobody_of_ours_vouches_for_has_no_load(
             assert loads.current() == ()
 
 
-def test_the_deployments_certificates_must_be_named() -> None:
+def test_deployment_tls_needs_certificates() -> None:
     with pytest.raises(ValueError, match="engine_tls: deployment needs tls_authority"):
         AgentConfig(name="agent", secret_file=Path("secret"), engine_tls="deployment")

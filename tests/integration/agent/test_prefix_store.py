@@ -20,7 +20,7 @@ from prfaas.agent.engine.protocol import (
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import GroupBlocks, TransferId
-from tests.integration.agent.running import (
+from tests.support.agents import (
     MODEL,
     NUM_TOKENS,
     ROOT,
@@ -70,7 +70,7 @@ def hold(engine: Engine, chain: HashChain) -> ReceiveReady | TransferFailed:
     return answer
 
 
-def test_a_stored_prompt_is_found_at_its_exact_length_and_comes_back_whole(agents: Agents) -> None:
+def test_stored_prompt_is_found_at_its_exact_length(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
     store(engine, chain_of())
@@ -83,7 +83,7 @@ def test_a_stored_prompt_is_found_at_its_exact_length_and_comes_back_whole(agent
     engine.scheduler.post(Release(ready.transfer_id))
 
 
-def test_what_falls_short_of_a_promise_is_told_by_kind_of_group(agents: Agents) -> None:
+def test_broken_promise_is_explained_by_kv_kind(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
     store(engine, chain_of())
@@ -97,7 +97,7 @@ def test_what_falls_short_of_a_promise_is_told_by_kind_of_group(agents: Agents) 
     assert before_the_state.held_tokens == [["full_attention", full], ["linear_state", 0]]
 
 
-def test_another_prompt_of_the_same_beginning_does_not_match_at_the_odd_length(agents: Agents) -> None:
+def test_other_prompt_with_the_same_start_does_not_match(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
     store(engine, chain_of())
@@ -107,7 +107,7 @@ def test_another_prompt_of_the_same_beginning_does_not_match_at_the_odd_length(a
     assert candidates and all(other.at(int(str(length))) != block_hash for length, block_hash in candidates)
 
 
-def test_a_prompt_whose_attention_block_was_never_filled_is_not_offered(agents: Agents) -> None:
+def test_incomplete_store_is_not_offered(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
     chain = chain_of()
@@ -124,7 +124,7 @@ def test_a_prompt_whose_attention_block_was_never_filled_is_not_offered(agents: 
     assert isinstance(answer, TransferFailed) and answer.reason == "evicted"
 
 
-def test_an_engine_that_dies_while_it_stores_leaves_no_block_taken(agents: Agents) -> None:
+def test_engine_that_dies_during_a_store_leaks_nothing(agents: Agents) -> None:
     west = agents.start("west")
     engine, witness = agents.engine(west, "w"), agents.engine(west, "v")
     chain = chain_of()
@@ -137,14 +137,14 @@ def test_an_engine_that_dies_while_it_stores_leaves_no_block_taken(agents: Agent
 
 
 @pytest.mark.parametrize("num_units", [0, 1, 12])
-def test_a_lookup_of_an_unknown_prompt_finds_nothing(agents: Agents, num_units: int) -> None:
+def test_lookup_of_an_unknown_prompt_finds_nothing(agents: Agents, num_units: int) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")
     assert lookup(engine, HashChain(ROOT, range(16 * num_units + 1))) == []
     assert layout().groups[1].is_state
 
 
-def test_a_tenant_fills_no_more_than_its_share_and_what_others_left_stays(agents: Agents) -> None:
+def test_tenant_stays_within_its_share(agents: Agents) -> None:
     west = agents.start("west", **{"pool-bytes": "8MiB", "tenants": "[{tenant: acme, ratio: 0.25}]"})
     engine = agents.engine(west, "w")
     store(engine, chain_of())

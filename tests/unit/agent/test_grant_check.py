@@ -17,5 +17,5 @@ from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolEr
         (RemoteProtocolError("open_body", "no open"), "protocol"),
     ],
 )
-def test_each_error_of_what_was_asked_has_one_word(error: PrfaasError | Refusal, reason: str) -> None:
+def test_each_error_has_one_failure_reason(error: PrfaasError | Refusal, reason: str) -> None:
     assert refusal_reason(error) == reason

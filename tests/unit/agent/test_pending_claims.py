@@ -10,7 +10,7 @@ from prfaas.hashing import NO_HASH
 from prfaas.types import TransferId
 
 
-def test_so_many_are_kept_and_of_one_more_the_engine_hears_at_once() -> None:
+def test_pending_claims_beyond_the_limit_fail_at_once() -> None:
     ours, theirs = socket.socketpair()
     early, attach = PendingClaims(), Attach(PROTOCOL_VERSION, "w/0", "scheduler", 0, None)
     engine = EngineConnection(attach, None, None, None, ours)

@@ -21,7 +21,7 @@ def _grant(number: int, *, source: str = "east") -> Grant:
     return Grant(_id(number), AgentName(source), to, "127.0.0.1:1", BlockHash(bytes(16)), 96, 1 << 20, "", UNTIL)
 
 
-def test_an_end_is_remembered_as_long_as_its_grant_is_good() -> None:
+def test_outcome_is_remembered_until_its_grant_expires() -> None:
     endings = OutcomeCache()
     endings.put(_id(1), WHY, until=UNTIL)
     endings.expire(UNTIL)
@@ -30,7 +30,7 @@ def test_an_end_is_remembered_as_long_as_its_grant_is_good() -> None:
     assert endings.get(_grant(1)) is None
 
 
-def test_beyond_what_is_remembered_the_oldest_go() -> None:
+def test_oldest_outcomes_are_forgotten_beyond_the_limit() -> None:
     endings = OutcomeCache()
     for number in range(MAX_OUTCOMES + 2):
         endings.put(_id(number), WHY, until=UNTIL)
@@ -38,7 +38,7 @@ def test_beyond_what_is_remembered_the_oldest_go() -> None:
     assert [endings.get(_grant(number)) for number in range(3)] == [None, None, WHY]
 
 
-def test_a_cancel_counts_where_its_peer_is_who_sends_and_other_peers_push_out_none() -> None:
+def test_early_cancel_counts_only_from_the_granted_sender() -> None:
     endings = OutcomeCache()
     endings.put_cancelled("east", _id(1), GAVE_UP)
     assert endings.get(_grant(1)) == GAVE_UP
@@ -48,14 +48,14 @@ def test_a_cancel_counts_where_its_peer_is_who_sends_and_other_peers_push_out_no
     assert endings.get(_grant(1)) == GAVE_UP
 
 
-def test_how_it_ended_here_comes_before_what_its_sender_said() -> None:
+def test_local_outcome_wins_over_early_cancel() -> None:
     endings = OutcomeCache()
     endings.put_cancelled("east", _id(1), GAVE_UP)
     endings.put(_id(1), WHY, until=UNTIL)
     assert endings.get(_grant(1)) == WHY
 
 
-def test_of_what_a_peer_says_only_the_beginning_is_remembered() -> None:
+def test_long_messages_of_peers_are_shortened() -> None:
     endings, long = OutcomeCache(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
     endings.put(_id(1), long, until=UNTIL)
     endings.put_cancelled("east", _id(2), long)

@@ -27,8 +27,8 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import GroupBlocks, TransferId
-from tests.integration.agent.running import Agents, RunningAgent
 from tests.property.cachepool.cut_models import Attention, Cut, Group, State, blocks, layouts
+from tests.support.agents import Agents, RunningAgent
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.link import Relay
@@ -227,7 +227,7 @@ def _chain(length: int = NUM_TOKENS) -> HashChain:
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_block_is_what_the_readers_ranks_would_have_computed(site_of: SiteOf, model: str, cut: str) -> None:
+def test_repacked_blocks_equal_the_readers_own_blocks(site_of: SiteOf, model: str, cut: str) -> None:
     site = site_of(model, *CUTS[cut])
     ready = site.transfer(_chain())
     assert site.receiver.wrong_blocks(ready, _chain()) == []
@@ -235,7 +235,7 @@ def test_every_block_is_what_the_readers_ranks_would_have_computed(site_of: Site
     wait_until(lambda: site.east.pool()["transfer"] == site.west.pool()["transfer"] == 0, what="an end of every lease")
 
 
-def test_a_changed_byte_shows(site_of: SiteOf) -> None:
+def test_changed_byte_is_detected(site_of: SiteOf) -> None:
     """Negative control."""
     site = site_of("windows", Cut(2), Cut(1))
     ready = site.transfer(_chain())
@@ -243,7 +243,7 @@ def test_a_changed_byte_shows(site_of: SiteOf) -> None:
     assert site.receiver.wrong_blocks(ready, _chain()) == [(0, 0, 3)]
 
 
-def test_what_the_reader_holds_in_its_own_layout_does_not_travel_again(site_of: SiteOf) -> None:
+def test_blocks_held_in_the_readers_layout_are_not_sent(site_of: SiteOf) -> None:
     site = site_of("windows", Cut(2, 16), Cut(1, 32))
     first = site.transfer(_chain())
     site.receiver.scheduler.post(Release(first.transfer_id))
@@ -257,7 +257,7 @@ def test_what_the_reader_holds_in_its_own_layout_does_not_travel_again(site_of: 
     assert int(str(records[1]["held_bytes"])) >= held * full_block
 
 
-def test_a_claim_that_comes_after_the_data_is_served(site_of: SiteOf) -> None:
+def test_claim_after_the_data_is_served(site_of: SiteOf) -> None:
     site = site_of("mamba2", *CUTS["two ranks to one"])
     its = site.granted(_chain())
     site.sender.send(*its, _chain())
@@ -266,7 +266,7 @@ def test_a_claim_that_comes_after_the_data_is_served(site_of: SiteOf) -> None:
     assert site.receiver.wrong_blocks(ready, _chain()) == []
 
 
-def test_what_was_left_out_for_one_engine_is_not_taken_for_there_by_an_engine_of_the_senders_cut(
+def test_blocks_omitted_for_one_engine_are_sent_to_another(
     site_of: SiteOf,
 ) -> None:
     """Blocks that the reader holds in its own layout do not come: their slots hold whatever was there before."""
@@ -303,9 +303,7 @@ OTHERWISE = {"layer attention.0: float32": _wide, "packing: vllm 0.32; cpu": _pa
 
 
 @pytest.mark.parametrize("named", OTHERWISE)
-def test_an_engine_that_comes_back_with_another_cache_is_refused_blocks_of_the_old_one(
-    site_of: SiteOf, named: str
-) -> None:
+def test_engine_with_a_changed_layout_is_refused_old_blocks(site_of: SiteOf, named: str) -> None:
     """Its agent has room in the sender's layout since it read these blocks."""
     site = site_of("windows", Cut(2), Cut(1))
     ready = site.transfer(_chain())
@@ -321,7 +319,7 @@ def test_an_engine_that_comes_back_with_another_cache_is_refused_blocks_of_the_o
     assert failed.reason == "layout_mismatch" and named in failed.message
 
 
-def test_after_a_restart_of_the_receiving_agent_the_next_transfer_comes(site_of: SiteOf) -> None:
+def test_next_transfer_works_after_a_restart_of_the_receiver(site_of: SiteOf) -> None:
     """An open to the earlier agent left out the layouts that it had accepted; the new one is told them."""
     site = site_of("windows", Cut(2), Cut(1))
     site.transfer(_chain())
@@ -332,7 +330,7 @@ def test_after_a_restart_of_the_receiving_agent_the_next_transfer_comes(site_of:
     assert site.receiver.wrong_blocks(ready, _chain()) == []
 
 
-def test_a_transfer_goes_on_at_a_receiving_agent_that_was_restarted_beneath_it(site_of: SiteOf) -> None:
+def test_open_transfer_survives_a_restart_of_the_receiver(site_of: SiteOf) -> None:
     """Its open to the earlier agent left out the layouts; repeated, it has them."""
     site = site_of("windows", Cut(2), Cut(1))
     with Relay(site.west.wire) as link:
@@ -351,7 +349,7 @@ def test_a_transfer_goes_on_at_a_receiving_agent_that_was_restarted_beneath_it(s
         assert site.receiver.wrong_blocks(site.receiver.wait(ReceiveReady), _chain()) == []
 
 
-def test_what_kernels_pack_otherwise_is_refused_by_name(site_of: SiteOf) -> None:
+def test_differently_packed_blocks_are_refused(site_of: SiteOf) -> None:
     cpu = "vllm 0.32; cpu"
     site = site_of("windows", Cut(2, 16, packing=cpu), Cut(1, 32, packing=cpu))
     its = site.granted(_chain())

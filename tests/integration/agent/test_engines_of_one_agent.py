@@ -35,7 +35,7 @@ from prfaas.agent.engine.server import MAX_QUEUED_MESSAGES, EngineCallbacks, Eng
 from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
 from prfaas.types import AgentName, TransferId
-from tests.integration.agent.running import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, blocks, chain_of, layout
+from tests.support.agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, blocks, chain_of, layout
 from tests.support.waiting import PATIENCE_SECONDS, until, wait_until
 from tools.demo.client import get_json
 
@@ -60,7 +60,7 @@ def _count(node: RunningAgent, what: str) -> int:
     return int(get_json(f"http://{node.status}/status")[what])
 
 
-def test_a_reader_that_gives_up_leaves_the_writer_its_slots(agents: Agents, node: RunningAgent) -> None:
+def test_reader_that_gives_up_leaves_the_writer_its_slots(agents: Agents, node: RunningAgent) -> None:
     transfer_id, prefill, decode, _ = _begin(agents, node)
     wait_until(lambda: _count(node, "receiving") == 1)
     decode.scheduler.post(Cancel(transfer_id))
@@ -72,7 +72,7 @@ def test_a_reader_that_gives_up_leaves_the_writer_its_slots(agents: Agents, node
     wait_until(lambda: _count(node, "sending") == 0 == node.pool()["transfer"])
 
 
-def test_a_writer_that_gives_up_is_told_to_the_reader(agents: Agents, node: RunningAgent) -> None:
+def test_writer_that_gives_up_fails_the_reader(agents: Agents, node: RunningAgent) -> None:
     transfer_id, prefill, decode, _ = _begin(agents, node)
     prefill.scheduler.post(Cancel(transfer_id))
     failed = decode.wait(TransferFailed)
@@ -80,16 +80,14 @@ def test_a_writer_that_gives_up_is_told_to_the_reader(agents: Agents, node: Runn
     wait_until(lambda: node.pool()["transfer"] == 0)
 
 
-def test_a_release_ends_no_transfer_that_leaves(agents: Agents, node: RunningAgent) -> None:
+def test_release_does_not_end_an_outbound_transfer(agents: Agents, node: RunningAgent) -> None:
     transfer_id, prefill, _, opened = _begin(agents, node)
     prefill.scheduler.post(Release(transfer_id))
     prefill.write_all(opened)
     prefill.wait(TransferDone)
 
 
-def test_what_is_asked_before_the_workers_are_attached_is_answered_once_they_are(
-    agents: Agents, node: RunningAgent
-) -> None:
+def test_requests_before_workers_attach_are_answered_afterwards(agents: Agents, node: RunningAgent) -> None:
     """The usual order after a restart of the agent."""
     chain, listed = chain_of(), blocks(chain_of(), NUM_TOKENS)
     transfer_id, grant = agents.grant("node", node, chain)
@@ -109,9 +107,7 @@ def test_what_is_asked_before_the_workers_are_attached_is_answered_once_they_are
     decode.assert_content(ready)
 
 
-def test_what_an_engine_gives_up_before_its_workers_are_attached_is_never_begun(
-    agents: Agents, node: RunningAgent
-) -> None:
+def test_request_cancelled_before_workers_attach_never_starts(agents: Agents, node: RunningAgent) -> None:
     chain, listed = chain_of(), blocks(chain_of(), NUM_TOKENS)
     transfer_id, grant = agents.grant("node", node, chain)
     prefill = agents.engine(node, "p", attaches_worker=False)
@@ -125,7 +121,7 @@ def test_what_an_engine_gives_up_before_its_workers_are_attached_is_never_begun(
     assert _count(node, "sending") == 0
 
 
-def test_two_workers_of_one_rank_that_attach_at_once_are_not_both_let_in(agents: Agents) -> None:
+def test_only_one_of_two_simultaneous_workers_of_a_rank_attaches(agents: Agents) -> None:
     node = agents.start("node", **{"peers": "gone=127.0.0.1:1", "reconnect-seconds": "0.2s"})
     attached: list[AgentClient] = []
     refused: list[str] = []
@@ -146,7 +142,7 @@ def test_two_workers_of_one_rank_that_attach_at_once_are_not_both_let_in(agents:
     assert len(attached) == len(refused) == 1 and "attached already" in refused[0]
 
 
-def test_an_engine_by_the_name_of_a_living_one_is_not_let_in_whatever_its_model(agents: Agents) -> None:
+def test_second_engine_with_the_same_name_is_refused(agents: Agents) -> None:
     node = agents.start("node")
     first = AgentClient(str(node.socket), instance="e", role="worker", layout=layout())
     other = dataclasses.replace(layout(), model="another")
@@ -154,7 +150,7 @@ def test_an_engine_by_the_name_of_a_living_one_is_not_let_in_whatever_its_model(
         AgentClient(str(node.socket), instance="e", role="worker", layout=other)
 
 
-async def test_an_engine_that_takes_no_messages_is_lost(tmp_path: Path) -> None:
+async def test_engine_that_reads_no_messages_is_disconnected(tmp_path: Path) -> None:
     async def let_in(attach: Attach, its: Layout | None) -> tuple[Attached, None]:
         return Attached(AgentName("node"), 0, 0, 0, 1), None
 
@@ -184,7 +180,7 @@ def descriptor_limit() -> Iterator[tuple[int, int]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_an_agent_that_had_no_descriptor_for_an_engine_takes_it_when_it_has(
+def test_engine_attaches_once_the_agent_has_descriptors_again(
     agents: Agents, node: RunningAgent, descriptor_limit: tuple[int, int]
 ) -> None:
     witness = agents.engine(node, "witness")

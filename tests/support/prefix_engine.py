@@ -23,7 +23,7 @@ from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout, prefix_groups
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import GroupBlocks, Prefix, Shard, TransferId
-from tests.integration.agent.running import RunningAgent
+from tests.support.agents import RunningAgent
 from tests.support.waiting import PATIENCE_SECONDS
 
 MODEL = "tiny"

@@ -17,8 +17,7 @@ from prfaas.hashing import HashChain, prefix_hash
 from prfaas.kv.layout import prefix_groups
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed
 from prfaas.types import GroupBlocks, Prefix, TransferId
-from tests.integration.agent.peers import Peer
-from tests.integration.agent.running import (
+from tests.support.agents import (
     MODEL,
     NUM_TOKENS,
     ROOT,
@@ -29,6 +28,7 @@ from tests.integration.agent.running import (
     chain_of,
     layout,
 )
+from tests.support.link_peer import Peer
 from tests.support.waiting import wait_until
 
 OURS, VICTIMS = chain_of(), chain_of(first=5000)
@@ -98,7 +98,7 @@ def _refused(reason: str) -> float:
     return REGISTRY.get_sample_value("prfaas_agent_grants_refused_total", {"reason": reason}) or 0.0
 
 
-def test_blocks_under_another_prompts_hashes_answer_for_nobody(site: Site) -> None:
+def test_blocks_with_forged_hashes_are_never_published(site: Site) -> None:
     granted = site.grant()
     assert isinstance(site.send(*granted, VICTIMS), SendCompleted)
     site.has_come()
@@ -109,7 +109,7 @@ def test_blocks_under_another_prompts_hashes_answer_for_nobody(site: Site) -> No
     assert site.west.pool()["prefix"] == 0
 
 
-def test_what_came_before_its_claim_serves_others_from_the_claim_on(site: Site) -> None:
+def test_unclaimed_blocks_are_published_with_the_claim(site: Site) -> None:
     granted = site.grant()
     assert isinstance(site.send(*granted, OURS), SendCompleted)
     site.has_come()
@@ -118,7 +118,7 @@ def test_what_came_before_its_claim_serves_others_from_the_claim_on(site: Site) 
     assert site.west.pool()["prefix"] == NUM_PREFIX_BLOCKS
 
 
-def test_a_copy_brings_the_prefix_that_was_ordered_and_no_other(site: Site) -> None:
+def test_copy_accepts_only_the_granted_prefix(site: Site) -> None:
     before = _refused("other_prefix")
     units = _prefix(OURS).units
     for others in (_prefix(VICTIMS).units, units[:-16] + bytes(16), units[16:] + units[:16], units[:-16], b""):
@@ -135,7 +135,7 @@ def test_a_copy_brings_the_prefix_that_was_ordered_and_no_other(site: Site) -> N
     )
 
 
-def test_a_grant_of_one_kind_stands_for_no_other(site: Site) -> None:
+def test_grant_of_one_kind_allows_no_other_kind(site: Site) -> None:
     before = _refused("other_use")
     ends = [site.send(*its, OURS) for its in (site.ordered(), site.grant(kind="probe"))]
     ends += [site.copy(*its, _prefix(OURS).units) for its in (site.grant(), site.grant(kind="probe"))]

@@ -57,7 +57,7 @@ def _command(max_bytes: int) -> CopyCommand:
     return CopyCommand(grant.transfer_id, grants.sign(grant, KEY), prefix, 0)
 
 
-def test_layouts_that_no_engine_here_has_take_no_part_in_a_copy() -> None:
+def test_foreign_layouts_are_not_copied() -> None:
     """They hold no prefix blocks, and may be larger than the grant allows."""
     pool, ends = Pool(1 << 20), list[CopyEnd]()
     here = LayoutRegistry(AgentName("west"), pool)
@@ -78,7 +78,7 @@ def test_layouts_that_no_engine_here_has_take_no_part_in_a_copy() -> None:
     pool.close()
 
 
-def test_a_copy_that_is_commanded_again_more_urgently_is_sent_so() -> None:
+def test_repeated_copy_command_changes_the_priority() -> None:
     """What its OPEN says, once there is a connection to say it on."""
     pool, ends = Pool(1 << 20), list[CopyEnd]()
     here = LayoutRegistry(AgentName("west"), pool)

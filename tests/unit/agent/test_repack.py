@@ -38,9 +38,7 @@ def _wider(layout: Layout) -> Layout:
 
 
 @pytest.mark.parametrize(("change", "named"), [(_without_last_heads, "no rank holds head 2"), (_wider, "float32")])
-def test_what_one_rank_of_the_sender_holds_otherwise_is_refused_by_name_and_holds_no_room(
-    change: Callable[[Layout], Layout], named: str
-) -> None:
+def test_unmappable_rank_is_refused_and_keeps_no_slots(change: Callable[[Layout], Layout], named: str) -> None:
     pool = Pool(1 << 20)
     there, here = layouts(GROUPS, Cut(2)), layouts(GROUPS, Cut(1))
     there = there[0], change(there[1])

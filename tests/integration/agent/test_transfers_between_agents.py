@@ -27,7 +27,7 @@ from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
-from tests.integration.agent.running import (
+from tests.support.agents import (
     MODEL,
     NUM_TOKENS,
     ROOT,
@@ -71,7 +71,7 @@ def _transfer(agents: Agents, west: RunningAgent, sender: Engine, receiver: Engi
     return ready
 
 
-def test_layers_arrive_whole_and_slots_are_given_back(agents: Agents) -> None:
+def test_layers_arrive_complete_and_slots_become_free(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     ready = _transfer(agents, west, sender, receiver, chain_of())
@@ -82,7 +82,7 @@ def test_layers_arrive_whole_and_slots_are_given_back(agents: Agents) -> None:
     assert east.pool()["prefix"] == west.pool()["prefix"] == 7  # six full blocks and the state
 
 
-def test_a_forward_pass_whose_end_is_heard_of_after_the_last_byte_arrived_is_in_the_record(agents: Agents) -> None:
+def test_record_waits_for_the_end_of_the_forward_pass(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, _ = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
@@ -99,7 +99,7 @@ def test_a_forward_pass_whose_end_is_heard_of_after_the_last_byte_arrived_is_in_
     assert east.transfers()[0]["forward_ended_seconds"] is not None
 
 
-def test_an_agent_that_nobody_can_dial_receives_over_connections_that_it_dials(agents: Agents) -> None:
+def test_agent_behind_a_firewall_receives_over_reverse_connections(agents: Agents) -> None:
     east = agents.start("east", **{"dialled-by": "west"})
     west = agents.start("west", **{"fetch-from": f"east={east.wire}"})
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
@@ -109,7 +109,7 @@ def test_an_agent_that_nobody_can_dial_receives_over_connections_that_it_dials(a
     assert get_json(f"http://{west.status}/status")["reverse_connections"][0]["num_connections"] > 0
 
 
-def test_an_agent_is_sent_no_faster_than_its_settings_say(agents: Agents) -> None:
+def test_ingress_limit_paces_the_sender(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west", ingress='[{"peers": "e*", "max_rate": "64Mbps"}]')
     _transfer(agents, west, agents.engine(east, "e"), agents.engine(west, "w"), chain_of())
 
@@ -120,7 +120,7 @@ def test_an_agent_is_sent_no_faster_than_its_settings_say(agents: Agents) -> Non
     wait_until(lambda: math.isclose(pace(), 8e6, rel_tol=0.01), what="the limit, over all connections")
 
 
-def test_only_what_the_receiver_lacks_crosses_the_wire(agents: Agents) -> None:
+def test_only_missing_blocks_are_sent(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     first = _transfer(agents, west, sender, receiver, chain_of())
@@ -136,7 +136,7 @@ def test_only_what_the_receiver_lacks_crosses_the_wire(agents: Agents) -> None:
     assert missing <= int(str(records[1]["wire_bytes"])) <= missing * 1.005 + 100
 
 
-def test_a_claim_that_comes_after_the_data_is_served(agents: Agents) -> None:
+def test_claim_after_the_data_is_served(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
@@ -165,7 +165,7 @@ def _fails(receiver: Engine, *, reason: str) -> None:
         ({"max_bytes": 1000}, "grant_refused"),
     ],
 )
-def test_a_send_without_a_good_grant_is_refused(agents: Agents, changes: dict[str, object], reason: str) -> None:
+def test_send_without_valid_grant_is_refused(agents: Agents, changes: dict[str, object], reason: str) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender = agents.engine(east, "e")
     chain = chain_of()
@@ -181,7 +181,7 @@ def test_a_send_without_a_good_grant_is_refused(agents: Agents, changes: dict[st
     [({"max_bytes": 1000}, {}, "grant_refused"), ({}, {"pool-bytes": "300KiB"}, "no_memory")],
     ids=["more bytes than granted", "no room"],
 )
-def test_what_its_sender_cannot_send_the_receiver_hears_of_with_the_reason(
+def test_receiver_gets_the_reason_of_a_sender_that_cannot_send(
     agents: Agents, changes: dict[str, object], settings: dict[str, str], reason: str, is_claimed: bool
 ) -> None:
     """Nothing else ends the wait of the engine that has claimed it: not within the time of this test."""
@@ -198,7 +198,7 @@ def test_what_its_sender_cannot_send_the_receiver_hears_of_with_the_reason(
     _fails(receiver, reason=reason)
 
 
-def test_another_prompt_than_the_granted_one_is_refused_on_both_sides(agents: Agents) -> None:
+def test_prompt_other_than_granted_is_refused_on_both_sides(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain, other = chain_of(), chain_of(first=5000)
@@ -210,7 +210,7 @@ def test_another_prompt_than_the_granted_one_is_refused_on_both_sides(agents: Ag
     _fails(sender, reason="prompt_mismatch")
 
 
-def test_a_sender_whose_engine_dies_fails_the_receiver(agents: Agents) -> None:
+def test_death_of_the_sending_engine_fails_the_receiver(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
@@ -225,7 +225,7 @@ def test_a_sender_whose_engine_dies_fails_the_receiver(agents: Agents) -> None:
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
 
 
-def test_a_request_that_ends_before_its_layers_came_fails_the_receiver(agents: Agents) -> None:
+def test_request_that_ends_early_fails_the_receiver(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
@@ -239,7 +239,7 @@ def test_a_request_that_ends_before_its_layers_came_fails_the_receiver(agents: A
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
 
 
-def test_a_killed_sending_agent_fails_the_receiver_within_the_reconnect_time(processes: Agents) -> None:
+def test_killed_sending_agent_fails_the_receiver(processes: Agents) -> None:
     east, west = processes.start("east"), processes.start("west", **GIVES_UP)
     sender, receiver = processes.engine(east, "e"), processes.engine(west, "w")
     chain = chain_of()
@@ -256,7 +256,7 @@ def test_a_killed_sending_agent_fails_the_receiver_within_the_reconnect_time(pro
     wait_until(lambda: sender.scheduler.poll(0.01) == [] and not sender.scheduler.connected)
 
 
-def test_a_link_that_comes_back_in_time_lets_the_transfer_go_on(agents: Agents) -> None:
+def test_transfer_continues_after_a_short_link_failure(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
@@ -296,7 +296,7 @@ def _layer_ready(sender: Engine, opened: SendOpened) -> None:
     assert sender.worker.ring is not None and sender.worker.ring.push(entry)
 
 
-def test_the_transfer_of_a_more_urgent_request_overtakes_one_that_has_begun(agents: Agents) -> None:
+def test_urgent_transfer_overtakes_an_earlier_one(agents: Agents) -> None:
     """Both are of one size: with equal shares the one that began ends first."""
     settings = {"pool-bytes": "80MiB", "transfer-ratio": "100%", "compression": "off"}
     east, west = agents.start("east", **settings), agents.start("west", **settings)
@@ -323,7 +323,7 @@ def test_the_transfer_of_a_more_urgent_request_overtakes_one_that_has_begun(agen
         assert ended == [TransferDone(urgent.transfer_id), TransferDone(begun.transfer_id)]
 
 
-def test_memory_that_does_not_suffice_is_refused_by_reason(agents: Agents) -> None:
+def test_transfer_beyond_the_receivers_memory_is_refused(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west", **{"pool-bytes": "300KiB"})
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
@@ -335,7 +335,7 @@ def test_memory_that_does_not_suffice_is_refused_by_reason(agents: Agents) -> No
     _fails(receiver, reason="no_memory")
 
 
-def test_unequal_layouts_are_refused_at_the_transfer_with_what_differs(agents: Agents) -> None:
+def test_transfer_between_different_layouts_is_refused(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w", layout(dtype="bfloat16"))
     chain = chain_of()
@@ -353,9 +353,7 @@ def test_unequal_layouts_are_refused_at_the_transfer_with_what_differs(agents: A
     ("theirs", "named"),
     [(layout(dtype="bfloat16"), "dtype"), (layout(shard_size=2), "tensor-parallel size: 1 here, 2 there")],
 )
-def test_an_unequal_layout_is_refused_when_it_attaches_at_a_peer_of_a_configured_agent(
-    agents: Agents, theirs: Layout, named: str
-) -> None:
+def test_layout_that_differs_from_a_peers_cannot_attach(agents: Agents, theirs: Layout, named: str) -> None:
     west = agents.start("west")
     east = agents.start("east", peers=f"west={west.wire}")
     receiver = agents.engine(west, "w")
@@ -373,7 +371,7 @@ def _refusal(agents: Agents, agent: RunningAgent, theirs: Layout) -> str:
     return ""
 
 
-def test_an_unequal_layout_is_refused_beside_a_living_engine_of_the_same_agent(agents: Agents) -> None:
+def test_layout_that_differs_from_a_local_engine_cannot_attach(agents: Agents) -> None:
     west = agents.start("west")
     first = agents.engine(west, "a")
     with pytest.raises(LayoutError, match="a runs this model too: layer a0 dtype: float32 here, bfloat16 there"):
@@ -381,19 +379,19 @@ def test_an_unequal_layout_is_refused_beside_a_living_engine_of_the_same_agent(a
     first.close()
 
 
-def test_a_lossy_agent_refuses_an_engine_whose_attention_it_could_not_cast(agents: Agents) -> None:
+def test_lossy_agent_refuses_uncastable_engine(agents: Agents) -> None:
     west = agents.start("west", **{"lossy-fp8": "true"})
     with pytest.raises(LayoutError, match="layer a0 dtype: float32; lossy_fp8 is set"):
         agents.engine(west, "a")
     agents.engine(west, "b", layout(dtype="bfloat16")).close()
 
 
-def test_nobody_at_the_socket_is_said_by_its_path(tmp_path: Path) -> None:
+def test_missing_agent_is_named_by_socket_path(tmp_path: Path) -> None:
     with pytest.raises(AgentUnreachable, match=r"no agent listens at .*nowhere\.sock"):
         AgentClient(str(tmp_path / "nowhere.sock"), instance="x", role="scheduler")
 
 
-def test_an_agent_of_another_secret_is_not_served(agents: Agents, tmp_path: Path) -> None:
+def test_agent_with_another_secret_is_refused(agents: Agents, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     strangers = Agents(tmp_path / "other")
     east, west = strangers.start("east", **GIVES_UP), agents.start("west")
@@ -416,9 +414,7 @@ def _tls(authority: Authority, name: str) -> dict[str, str]:
     return {f"tls-{kind}": str(path) for kind, path in files.items()}
 
 
-def test_agents_with_certificates_encrypt_what_they_send_and_refuse_who_has_none(
-    processes: Agents, tmp_path: Path
-) -> None:
+def test_agents_with_certificates_refuse_peers_without(processes: Agents, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     west = processes.start("west", **_tls(authority, "west"))
     east = processes.start("east", **_tls(authority, "east"))

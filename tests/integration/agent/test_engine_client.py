@@ -17,7 +17,7 @@ from prfaas.agent.engine.client import REATTACH_INTERVAL_SECONDS, AgentClient
 from prfaas.agent.engine.protocol import Attached, Lookup, Message, MessageBuffer, Refused, encode
 from prfaas.errors import AgentUnreachable
 from prfaas.types import BlockHash, TransferId
-from tests.integration.agent.running import layout
+from tests.support.agents import layout
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 ATTACHED = Attached("west", num_slots=0, slot_bytes=0, header_bytes=0)
@@ -63,9 +63,7 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
     made.close()
 
 
-def test_why_an_agent_refuses_is_said_once_and_the_old_arena_stays_until_there_is_another(
-    listener: Listener, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refusal_is_logged_once_and_the_old_arena_kept(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
     client, connection = listener.attached()
     connection.close()
     left: list[str] = []
@@ -89,7 +87,7 @@ def test_why_an_agent_refuses_is_said_once_and_the_old_arena_stays_until_there_i
     answered.result(PATIENCE_SECONDS).close()
 
 
-def test_an_agent_that_hangs_is_asked_once_and_its_late_answer_is_taken(listener: Listener) -> None:
+def test_hanging_agent_is_asked_once_and_its_late_answer_used(listener: Listener) -> None:
     client, connection = listener.attached()
     connection.close()
     wait_until(lambda: not client.poll() and not client.connected, what="the loss")
@@ -101,7 +99,7 @@ def test_an_agent_that_hangs_is_asked_once_and_its_late_answer_is_taken(listener
     answered.result(PATIENCE_SECONDS).close()
 
 
-def test_an_agent_that_takes_no_messages_is_given_up_and_not_kept_for(listener: Listener) -> None:
+def test_agent_that_reads_no_messages_is_disconnected(listener: Listener) -> None:
     client, connection = listener.attached()
     message = Lookup(TransferId(bytes(16)), BlockHash(bytes(16)), bytes(1 << 20), 16)
     for _ in range(100):
@@ -112,7 +110,7 @@ def test_an_agent_that_takes_no_messages_is_given_up_and_not_kept_for(listener: 
     connection.close()
 
 
-def test_an_agent_that_speaks_nonsense_is_given_up(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
+def test_agent_that_sends_nonsense_is_disconnected(listener: Listener, caplog: pytest.LogCaptureFixture) -> None:
     client, connection = listener.attached()
     connection.sendall(b"\xff" * 64)
     wait_until(lambda: client.poll(0.01) or not client.connected, what="the loss")
@@ -121,7 +119,7 @@ def test_an_agent_that_speaks_nonsense_is_given_up(listener: Listener, caplog: p
     connection.close()
 
 
-def test_a_worker_that_cannot_map_the_pool_says_so_and_keeps_none_of_its_descriptors(listener: Listener) -> None:
+def test_worker_that_cannot_map_the_pool_keeps_no_descriptors(listener: Listener) -> None:
     arena = os.memfd_create("arena")
     os.ftruncate(arena, 1 << 56)  # more than a process can address
     watched, kept = os.pipe()  # in place of ring and event: the other end tells when nobody has this one any more
@@ -137,7 +135,7 @@ def test_a_worker_that_cannot_map_the_pool_says_so_and_keeps_none_of_its_descrip
     os.close(watched)
 
 
-def test_a_process_with_many_open_files_may_wait_for_the_agent(listener: Listener) -> None:
+def test_client_works_with_descriptors_above_1023(listener: Listener) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 1100:
         pytest.skip("needs a limit of 1,100 open files")
