@@ -10,7 +10,14 @@ from collections import Counter
 import pytest
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
-from prfaas.transport.protocol.messages import MAX_CANCELS, MAX_MESSAGE_CHARACTERS, MAX_SLABS, Ending, ObjectSizes
+from prfaas.transport.protocol.messages import (
+    MAX_CANCELS,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_SLABS,
+    Ending,
+    ObjectSizes,
+    decode_ending,
+)
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.admission import FAIR_FRAGMENTS, MAX_STRAY_CANCELS, MAX_TRANSFERS
@@ -128,6 +135,17 @@ def test_a_transfer_that_ends_before_the_decision_sends_one_error(receiver: Rece
     assert kinds == ([ReceiveFailed, ReceiveMemoryFree] if is_accepted else [ReceiveFailed])
 
 
+def test_a_sender_that_counts_other_bytes_fails_its_transfer_once(receiver: Receiver) -> None:
+    transfer = receiver.open("a")
+    receiver.begin("a", transfer, WHOLE)
+    for total_bytes in (100, 99, 99):
+        end = Header(FrameType.END, 0, transfer.request.transfer_id, offset=total_bytes)
+        receiver.transfers.all_sent("peer", end, now=0.0)
+        receiver.transfers.all_sent("thief", end, now=0.0)
+    [failed] = receiver.transfers.events
+    assert isinstance(failed, ReceiveFailed) and failed.reason == "protocol"
+
+
 def test_a_second_decision_is_an_error_of_the_caller(receiver: Receiver) -> None:
     transfer = receiver.open("a")
     with pytest.raises(LocalProtocolError, match="ACCEPT is not allowed"):
@@ -223,9 +241,13 @@ def test_a_cancel_is_answered_on_the_connection_that_brought_it(receiver: Receiv
 
 
 def test_a_cancel_that_overtakes_its_open_refuses_the_open(receiver: Receiver) -> None:
-    request = receiver.request()
-    answer = receiver.transfers.cancelled("a", "peer", request.transfer_id, GIVEN_UP, now=0.0)
+    request, ending = receiver.request(), Ending("cancelled", "\N{SNOWMAN}" * 500)
+    answer = receiver.transfers.cancelled("a", "peer", request.transfer_id, ending, now=0.0)
     assert answer is not None and receiver.transfers.refusal(request) == answer
+    kept = decode_ending(answer[HEADER_BYTES:])
+    assert kept == Ending("cancelled", "\N{SNOWMAN}" * 33), "a character has three bytes"
+    [failed] = receiver.transfers.events
+    assert isinstance(failed, ReceiveFailed) and failed.message == kept.message
 
 
 def test_one_peer_leaves_room_for_the_transfers_of_others(receiver: Receiver) -> None:
