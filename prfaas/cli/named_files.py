@@ -99,7 +99,7 @@ def _check_router(settings: RouterConfig) -> None:
     if settings.discovery.kubernetes_selector:
         with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
             discovery = extras.load("prfaas.router.engines.discovery", extra="router")
-            discovery.ServiceAccount.read(settings.discovery)
+            discovery.ServiceAccount.read()
 
 
 def _check_sidecar(settings: SidecarConfig) -> None:

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible front door of a PD cluster."""
+"""OpenAI-compatible router: admits requests, chooses their route, and sends their legs to the engines."""

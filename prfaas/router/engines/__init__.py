@@ -1,1 +1,1 @@
-"""Engines behind a router: health, discovery, request legs."""
+"""Engines of the router: discovery, health, and the legs that they serve."""

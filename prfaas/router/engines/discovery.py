@@ -1,4 +1,4 @@
-"""Instances found without a manager: agents behind a DNS name or Kubernetes labels say what engines stand beside them."""
+"""Discovery of instances without a manager: agents behind a DNS name or Kubernetes labels list their engines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ import msgspec
 
 from prfaas import logs
 from prfaas.errors import ConfigError
-from prfaas.router.config import DiscoveryConfig
 from prfaas.router.engines.fleet import InstanceAddress
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 from prfaas.units import join_address, split_address
 
-ANSWER_SECONDS = 5.0
+INTERVAL_SECONDS = 10.0
+EXPIRY_SECONDS = 30.0  # An agent that has not answered for so long is gone, with its engines.
+RESPONSE_SECONDS = 5.0
 MAX_PAGE_BYTES = 1 << 20
-MAX_PODS_BYTES = 64 << 20  # a pod of the list has about 10 KB
+MAX_PODS_BYTES = 64 << 20  # A pod of the list has about 10 KB.
+AGENT_PORT = 7401  # Port of the pods' agent pages.
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 T = TypeVar("T")
 _log = logs.get("router.discovery")
 
@@ -35,7 +38,7 @@ class _Engine(msgspec.Struct):
     role: InstanceRole
 
 
-class _Node(msgspec.Struct):
+class _NodePage(msgspec.Struct):
     name: str
     cluster: str
     cluster_kind: ClusterKind
@@ -56,49 +59,109 @@ class _Pods(msgspec.Struct):
     items: list[_Pod]
 
 
-_NODE, _PODS = msgspec.json.Decoder(_Node), msgspec.json.Decoder(_Pods)
-_FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)  # msgspec's errors are ValueErrors
+_NODE, _PODS = msgspec.json.Decoder(_NodePage), msgspec.json.Decoder(_Pods)
+_FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)  # The errors of msgspec are ValueErrors.
+
+
+@dataclass(frozen=True)
+class ServiceAccount:
+    """API server and account of a pod. Without `tls` the server is asked in plain text."""
+
+    api: str
+    namespace: str
+    token_file: Path
+    tls: ssl.SSLContext | None
+
+    @classmethod
+    def read(cls) -> ServiceAccount:
+        """Return the account of the router's own pod.
+
+        Raises:
+            ConfigError: the router runs in no pod, or a file of the account is unusable.
+        """
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host:
+            raise ConfigError("discovery.kubernetes_selector: works only in a pod of Kubernetes")
+        token_file = SERVICE_ACCOUNT / "token"
+        _read_account_file(token_file, Path.read_text)
+        namespace = _read_account_file(SERVICE_ACCOUNT / "namespace", Path.read_text).strip()
+        tls = _read_account_file(SERVICE_ACCOUNT / "ca.crt", lambda file: ssl.create_default_context(cafile=str(file)))
+        return cls(f"https://{join_address(host, int(port))}", namespace, token_file, tls)
+
+
+def _read_account_file(file: Path, read: Callable[[Path], T]) -> T:
+    try:
+        return read(file)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"discovery.kubernetes_selector: {file} cannot be used: {reason}") from error
+
+
+class KubernetesPods:
+    """Running pods of the account's namespace that have the labels of `selector`."""
+
+    def __init__(
+        self, selector: str, account: ServiceAccount, session: aiohttp.ClientSession, *, port: int = AGENT_PORT
+    ) -> None:
+        self.selector = selector
+        self._account = account
+        self._session = session
+        self._port = port
+
+    async def pages(self) -> list[str] | None:
+        """Return the address (host:port) of each pod's agent page; None if the API server does not answer."""
+        query = urlencode({"labelSelector": self.selector})
+        url = f"{self._account.api}/api/v1/namespaces/{self._account.namespace}/pods?{query}"
+        try:
+            token = self._account.token_file.read_text().strip()  # Kubernetes renews it about every hour.
+            headers = {"Authorization": f"Bearer {token}"}
+            async with asyncio.timeout(RESPONSE_SECONDS):
+                async with self._session.get(url, ssl=self._account.tls or True, headers=headers) as response:
+                    response.raise_for_status()
+                    pods = _PODS.decode(await _read_body(response, MAX_PODS_BYTES)).items
+        except _FAILURES as error:
+            _log.warning("kubernetes.query_failed", error=repr(error))
+            return None
+        running = (pod.status.podIP for pod in pods if pod.status.phase == "Running" and pod.status.podIP)
+        return [join_address(host, self._port) for host in running]
 
 
 class Discovery:
-    """Asks every `interval` who is there; an agent that has not answered for `expiry` is gone, with its engines."""
+    """Asks the agents every `INTERVAL_SECONDS`, and calls `found` after each change.
+
+    `names` are DNS names (host:port) of agents' pages. With `tls` these pages are encrypted.
+    """
 
     def __init__(
         self,
-        config: DiscoveryConfig,
+        names: Sequence[str],
+        pods: KubernetesPods | None,
         *,
         session: aiohttp.ClientSession,
         tls: Callable[[], ssl.SSLContext] | None,
         found: Callable[[Sequence[InstanceAddress]], None],
         clock: Callable[[], float],
     ) -> None:
-        """`tls`: how pages are asked for, and that they are encrypted; `found` hears of every change.
-
-        Raises:
-            ConfigError: this is no pod of Kubernetes, and the settings do not say where its API is.
-        """
-        self._config = config
+        self._names = names
+        self._pods = pods
         self._session = session
         self._tls = tls
         self._found = found
         self._clock = clock
-        self._heard: dict[str, tuple[float, _Node]] = {}  # by agent
-        self._pages: dict[str, list[str]] = {}  # by name or selector, as it last answered
-        self._told: list[InstanceAddress] = []
-        self._kubernetes = KubernetesPods(config, session) if config.kubernetes_selector else None
+        self._heard: dict[str, tuple[float, _NodePage]] = {}  # By agent.
+        self._pages: dict[str, list[str]] = {}  # Last response of each name and selector.
+        self._reported: list[InstanceAddress] = []
 
     async def watch_forever(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(self._config.interval)
+            await asyncio.sleep(INTERVAL_SECONDS)
 
     async def look(self) -> None:
-        """Ask once, and tell what has changed."""
-        sources: dict[str, Awaitable[list[str] | None]] = {
-            name: _resolved(name) for name in dict.fromkeys(self._config.names)
-        }
-        if self._kubernetes is not None:
-            sources[self._config.kubernetes_selector] = self._kubernetes.pages()
+        """Ask all agents once, and report a change."""
+        sources: dict[str, Awaitable[list[str] | None]] = {name: _resolve(name) for name in dict.fromkeys(self._names)}
+        if self._pods is not None:
+            sources[self._pods.selector] = self._pods.pages()
         for source, found in zip(sources, await asyncio.gather(*sources.values()), strict=True):
             if found is not None:
                 self._pages[source] = found
@@ -106,24 +169,24 @@ class Discovery:
         for node in await asyncio.gather(*map(self._ask, sorted(pages))):
             if node is not None:
                 self._heard[node.name] = self._clock(), node
-        since = self._clock() - self._config.expiry
+        since = self._clock() - EXPIRY_SECONDS
         self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > since}
-        addresses = sorted(self._addresses(), key=lambda its: its.name)
-        if addresses != self._told:
-            self._told = addresses
+        addresses = sorted(self._addresses(), key=lambda address: address.name)
+        if addresses != self._reported:
+            self._reported = addresses
             _log.info("fleet.discovered", instances=[address.name for address in addresses])
             self._found(addresses)
 
-    async def _ask(self, page: str) -> _Node | None:
+    async def _ask(self, page: str) -> _NodePage | None:
         scheme, tls = ("http", None) if self._tls is None else ("https", self._tls())
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(RESPONSE_SECONDS):
                 url = f"{scheme}://{page}/node"
                 async with self._session.get(url, ssl=tls or True, headers={"Authorization": ""}) as response:
                     response.raise_for_status()
-                    return _NODE.decode(await _whole(response, MAX_PAGE_BYTES))
+                    return _NODE.decode(await _read_body(response, MAX_PAGE_BYTES))
         except _FAILURES as error:
-            _log.warning("agent.not_discovered", page=page, error=repr(error))
+            _log.warning("agent.discovery_failed", page=page, error=repr(error))
             return None
 
     def _addresses(self) -> Iterator[InstanceAddress]:
@@ -140,88 +203,22 @@ class Discovery:
                 )
 
 
-async def _whole(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return an answer's body; ValueError when it is longer than `most`."""
+async def _read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return the body of a response, or raise ValueError if it is longer than `max_bytes`."""
     body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > most:
-            raise ValueError(f"more than {most} bytes")
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise ValueError(f"more than {max_bytes} bytes")
     return bytes(body)
 
 
-async def _resolved(name: str) -> list[str] | None:
-    """host:port of every address that a name has; None while it does not resolve."""
+async def _resolve(name: str) -> list[str] | None:
+    """Return every address (host:port) of a name; None if it does not resolve."""
     host, port = split_address(name)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        _log.warning("name.not_resolved", name=name, error=str(error))
+        _log.warning("agent.name_lookup_failed", name=name, error=str(error))
         return None
     return [join_address(str(address[0]), port) for _, _, _, _, address in found]
-
-
-@dataclass(frozen=True)
-class ServiceAccount:
-    """Where the API server is, and as whom it is asked; `tls` None: in plain text."""
-
-    api: str
-    namespace: str
-    token_file: Path
-    tls: ssl.SSLContext | None
-
-    @classmethod
-    def read(cls, config: DiscoveryConfig) -> ServiceAccount:
-        """Raises ConfigError when nothing says where the API server is, or a file of the account cannot be used."""
-        api, directory = config.kubernetes_api.rstrip("/") or _api_of_environment(), config.kubernetes_account
-        _read(directory / "token", Path.read_text)
-        namespace = _read(directory / "namespace", Path.read_text).strip()
-        tls = _read(directory / "ca.crt", _trusting) if api.startswith("https") else None
-        return cls(api, namespace, directory / "token", tls)
-
-
-def _read(file: Path, read: Callable[[Path], T]) -> T:
-    try:
-        return read(file)
-    except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        form = "write a directory with token, ca.crt and namespace"
-        raise ConfigError(f"discovery.kubernetes_account: {file} cannot be used: {why}; {form}") from error
-
-
-def _trusting(authority: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(authority))
-
-
-class KubernetesPods:
-    """The running pods of a namespace that carry the labels, from the API server, as the pod's service account may."""
-
-    def __init__(self, config: DiscoveryConfig, session: aiohttp.ClientSession) -> None:
-        """Raises ConfigError as `ServiceAccount.read`."""
-        self._config = config
-        self._session = session
-        self._account = ServiceAccount.read(config)
-
-    async def pages(self) -> list[str] | None:
-        """host:port of each pod's agent page; None while the API server does not answer, which is logged."""
-        query = urlencode({"labelSelector": self._config.kubernetes_selector})
-        url = f"{self._account.api}/api/v1/namespaces/{self._account.namespace}/pods?{query}"
-        try:
-            token = self._account.token_file.read_text().strip()  # it is renewed every hour or so
-            headers = {"Authorization": f"Bearer {token}"}
-            async with asyncio.timeout(ANSWER_SECONDS):
-                async with self._session.get(url, ssl=self._account.tls or True, headers=headers) as response:
-                    response.raise_for_status()
-                    pods = _PODS.decode(await _whole(response, MAX_PODS_BYTES)).items
-        except _FAILURES as error:
-            _log.warning("kubernetes.not_asked", error=repr(error))
-            return None
-        running = (pod.status.podIP for pod in pods if pod.status.phase == "Running" and pod.status.podIP)
-        return [join_address(host, self._config.kubernetes_port) for host in running]
-
-
-def _api_of_environment() -> str:
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise ConfigError("discovery.kubernetes_api: missing, and this is no pod of Kubernetes")
-    return f"https://{join_address(host, int(port))}"

@@ -1,4 +1,4 @@
-"""The circuit breaker of one endpoint: after failures on end nobody asks it for a while, then one request tries."""
+"""Fleet of engines: their addresses, health and load, and a circuit breaker for each."""
 
 from __future__ import annotations
 
@@ -17,39 +17,15 @@ from prfaas.scheduler.placement import choose_instance
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, RequestFacts, Snapshot, WithoutPrefill
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
-
-@dataclass
-class CircuitBreaker:
-    """Times are seconds on a clock that only goes forward. `limit` failures on end open it; 0: nothing does."""
-
-    limit: int = 0
-    seconds: float = 0.0
-    failures: int = 0  # on end
-    closed_at: float = 0.0  # before this it is open
-
-    def is_open(self, now: float) -> bool:
-        return now < self.closed_at
-
-    def succeeded(self) -> None:
-        """A request was answered."""
-        self.failures, self.closed_at = 0, 0.0
-
-    def failed(self, now: float) -> bool:
-        """Return a request was not; whether that opened it. Once it was open, the next failure opens it again."""
-        self.failures += 1
-        if not self.limit or self.failures < self.limit or self.is_open(now):
-            return False
-        self.closed_at = now + self.seconds
-        return True
-
-
-PROBE_SECONDS = 5.0  # an engine in the middle of a long step answers late
+PROBE_SECONDS = 5.0  # An engine answers late during a long step.
+BREAKER_FAILURES = 5  # Consecutive failures that open a circuit breaker.
+BREAKER_SECONDS = 10.0  # Time that it stays open.
 _log = logs.get("router.fleet")
 
 
 class _Model(msgspec.Struct):
     id: str
-    parent: str | None = None  # of an adapter: the model below it
+    parent: str | None = None  # Base model of an adapter.
 
 
 class _Models(msgspec.Struct):
@@ -59,31 +35,59 @@ class _Models(msgspec.Struct):
 _MODELS = msgspec.json.Decoder(_Models)
 
 
+@dataclass
+class CircuitBreaker:
+    """Stops requests to an endpoint after consecutive failures, then lets requests try it. `now` is monotonic seconds."""
+
+    num_failures: int = 0
+    closed_at: float = 0.0
+
+    def is_open(self, now: float) -> bool:
+        return now < self.closed_at
+
+    def succeeded(self) -> None:
+        """Note a request that was answered."""
+        self.num_failures, self.closed_at = 0, 0.0
+
+    def failed(self, now: float) -> bool:
+        """Note a failure, and return whether it opened the breaker. After an opening each further failure opens it again."""
+        self.num_failures += 1
+        if self.num_failures < BREAKER_FAILURES or self.is_open(now):
+            return False
+        self.closed_at = now + BREAKER_SECONDS
+        return True
+
+
 @dataclass(frozen=True)
 class InstanceAddress:
-    """Where an instance is and what stands beside it."""
+    """Address of an instance, and its place in the deployment. `wire` is the address (host:port) of its agent."""
 
     name: InstanceId
     url: str
     role: InstanceRole
     agent: AgentName
-    wire: str  # host:port of the agent's wire
+    wire: str
     cluster: ClusterName
     cluster_kind: ClusterKind
 
 
 @dataclass(eq=False)
 class Instance:
-    """One engine."""
+    """State of one engine.
+
+    `num_requests` and `num_tokens` count running requests and the tokens of their prompts.
+    `models` are all served names, `base_models` those without adapters. `identity` is the first name, which stands for the
+    weights in block hashes. `renders` is true while the engine is believed to render chats into token ids.
+    """
 
     address: InstanceAddress
     healthy: bool = False
-    num_requests: int = 0  # under way
-    num_tokens: int = 0  # of their prompts
-    models: frozenset[str] = field(default_factory=frozenset)  # every served name, adapters too
-    base_models: frozenset[str] = field(default_factory=frozenset)  # without the adapters
-    identity: str = ""  # the first served name, by which connectors name the weights
-    renders: bool = True  # as far as known, it turns chats into token ids just as it would answer them
+    num_requests: int = 0
+    num_tokens: int = 0
+    models: frozenset[str] = field(default_factory=frozenset)
+    base_models: frozenset[str] = field(default_factory=frozenset)
+    identity: str = ""
+    renders: bool = True
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     @property
@@ -92,7 +96,7 @@ class Instance:
 
     @contextlib.contextmanager
     def busy(self, num_tokens: int = 0) -> Iterator[None]:
-        """One request more, with a prompt of so many tokens, while the block runs."""
+        """Count one more request with a prompt of `num_tokens` while the block runs."""
         self.num_requests += 1
         self.num_tokens += num_tokens
         try:
@@ -102,53 +106,52 @@ class Instance:
             self.num_tokens -= num_tokens
 
     @property
-    def is_asked(self) -> bool:
-        """Return whether requests go there: it is healthy, and has not just failed several."""
+    def is_available(self) -> bool:
+        """Return whether it is healthy and its circuit breaker is closed."""
         return self.healthy and not self.breaker.is_open(time.monotonic())
 
     def failed(self, reason: str) -> None:
-        """It refused a connection: nobody asks it before the next good probe."""
+        """Note a refused connection: the instance gets no requests before a health check succeeds."""
         if self.healthy:
             _log.warning("instance.down", instance=self.address.name, reason=reason)
         self.healthy = False
 
     def failed_leg(self, reason: str) -> None:
-        """It took a request and did not answer it."""
+        """Note a request that it took and did not answer."""
         if self.breaker.failed(time.monotonic()):
             metrics.BREAKERS_OPENED.labels(instance=self.address.name).inc()
-            seconds = self.breaker.seconds
-            _log.warning("instance.left_alone", instance=self.address.name, reason=reason, seconds=seconds)
+            _log.warning("instance.breaker_opened", instance=self.address.name, reason=reason, seconds=BREAKER_SECONDS)
 
-    def state(self, *, left_alone: bool = True) -> InstanceState:
-        """As decisions see it; `left_alone`: while it is, it counts as not healthy."""
-        its = self.address
+    def state(self, *, heeds_breaker: bool = True) -> InstanceState:
+        """Return the instance as decisions see it. An open breaker counts as not healthy, unless it is not to be heeded."""
+        address = self.address
         return InstanceState(
-            instance=its.name,
-            cluster=its.cluster,
-            cluster_kind=its.cluster_kind,
-            role=its.role,
-            agent=its.agent,
-            healthy=self.is_asked if left_alone else self.healthy,
+            instance=address.name,
+            cluster=address.cluster,
+            cluster_kind=address.cluster_kind,
+            role=address.role,
+            agent=address.agent,
+            healthy=self.is_available if heeds_breaker else self.healthy,
             num_requests=self.num_requests,
         )
 
 
 @dataclass(frozen=True)
 class StandalonePolicy:
-    """What a router goes by that decides alone: its own settings, or what managers said last."""
+    """Policy of a router that decides alone: its own settings, or the last ones of a manager."""
 
     local_policy: LocalPolicy
     without_prefill: WithoutPrefill
 
 
 class Fleet:
-    """Every instance that may be asked, probed in the background."""
+    """All instances, with health checks in the background. Instances in `resting` get no new requests."""
 
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
         self.threshold_tokens = config.threshold_tokens
         self.counts_all = config.local_policy != "decode"
-        self.policy_alone = StandalonePolicy(config.local_policy, config.without_prefill)
-        self.resting: frozenset[InstanceId] = frozenset()  # get nothing new, as managers say
+        self.standalone_policy = StandalonePolicy(config.local_policy, config.without_prefill)
+        self.resting: frozenset[InstanceId] = frozenset()
         self._config = config
         self._session = session
         self._instances: dict[InstanceId, Instance] = {}
@@ -165,59 +168,60 @@ class Fleet:
         return iter(list(self._instances.values()))
 
     def update(self, addresses: Iterable[InstanceAddress]) -> None:
-        """These are the instances; those at the same URL keep what is known of them, new ones are probed at once."""
+        """Replace the instances. An instance with an unchanged URL keeps its state; a new one is checked at once."""
         known = self._instances
-        self._instances = {address.name: self._at(address, known.get(address.name)) for address in addresses}
+        self._instances = {}
+        for address in addresses:
+            instance = known.get(address.name)
+            if instance is not None and instance.url == address.url:
+                instance.address = address
+            else:
+                instance = Instance(address)
+            self._instances[address.name] = instance
         self._changed.set()
-
-    def _at(self, address: InstanceAddress, before: Instance | None) -> Instance:
-        if before is not None and before.url == address.url:  # another role is no other engine
-            before.address = address
-            return before
-        its = self._config
-        return Instance(address, breaker=CircuitBreaker(its.breaker_failures, its.breaker_seconds))
 
     def snapshot(
         self, model: str | None = None, *, excluded: Collection[InstanceId] = (), is_alone: bool = False
     ) -> Snapshot:
-        """What decisions are made from: the instances that serve `model`, or all when none does, so that an engine says
-        so; decode instances are those of this router's own cluster, if it has one. None rests, while others decode that
-        are not `excluded`; when all of those are being left alone for their failures, they are asked all the same.
-        `is_alone`: no manager answers, so that their policy is kept as far as it can be.
+        """Return the input of a decision.
+
+        It has the instances that serve `model`, or all if none does, so that an engine rejects the name. With a cluster of
+        its own, the router uses only that cluster's decode instances. Resting instances and open breakers are left out,
+        unless no other instance can decode. With `is_alone` the managers' last policy applies.
         """
         own = self._config.cluster
-        serving = [instance for instance in self._instances.values() if model in instance.models] or list(
-            self._instances.values()
-        )
+        everything = self._instances.values()
         serving = [
-            its for its in serving if not own or its.address.cluster == own or its.address.cluster_kind == "prfaas"
+            instance
+            for instance in [instance for instance in everything if model in instance.models] or everything
+            if not own or instance.address.cluster == own or instance.address.cluster_kind == "prfaas"
         ]
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes and state.instance not in excluded for state in states):
-            states = [instance.state(left_alone=False) for instance in serving]
-        its = self.policy_alone if is_alone else self._config
+            states = [instance.state(heeds_breaker=False) for instance in serving]
+        policy = self.standalone_policy if is_alone else self._config
         return Snapshot(
             self.threshold_tokens,
             tuple(states),
-            local_policy=its.local_policy,
-            without_prefill=its.without_prefill,
+            local_policy=policy.local_policy,
+            without_prefill=policy.without_prefill,
         )
 
     def is_base_model(self, model: str | None) -> bool:
-        """Return whether it is no adapter and no unknown name; without one an engine takes its base model."""
+        """Return whether the name is a base model, not an adapter or unknown. Without a name engines use their base model."""
         return model is None or any(model in instance.base_models for instance in self._instances.values())
 
     def must_count(self, max_prompt_tokens: int) -> bool:
-        """Return whether a prompt of at most so many tokens may be prefilled elsewhere than where it is decoded."""
+        """Return whether a prompt of at most this length could be prefilled away from its decode instance."""
         return max_prompt_tokens > self.threshold_tokens or self.counts_all
 
     def any_decode(self, model: str | None = None) -> Instance | None:
-        """Return a decode instance for a request whose tokens do not matter; None when nobody is ready."""
+        """Return a decode instance for a request whose tokens do not matter; None if none is ready."""
         chosen = choose_instance((state for state in self.snapshot(model).instances if state.decodes), RequestFacts(0))
         return self._instances[chosen.instance] if chosen else None
 
     async def probe_forever(self) -> None:
-        """Ask every engine for its health, and for its models when it comes up."""
+        """Check the health of every engine, and read the models of each engine that comes up."""
         while True:
             self._changed.clear()
             await asyncio.gather(*(self._probe(instance) for instance in self))
@@ -231,7 +235,7 @@ class Fleet:
                 async with self._session.get(f"{instance.url}/health") as response:
                     healthy = response.status == 200
                 if healthy and not (instance.healthy and instance.models):
-                    await self._learn_models(instance)
+                    await self._read_models(instance)
         except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
             instance.failed(repr(error))
             return
@@ -239,7 +243,7 @@ class Fleet:
             _log.info("instance.up", instance=instance.address.name, models=sorted(instance.base_models))
         instance.healthy = healthy
 
-    async def _learn_models(self, instance: Instance) -> None:
+    async def _read_models(self, instance: Instance) -> None:
         async with self._session.get(f"{instance.url}/v1/models") as response:
             models = _MODELS.decode(await response.read()).data
         base = [model.id for model in models if not model.parent]
@@ -259,12 +263,3 @@ def _addresses(clusters: tuple[ClusterConfig, ...]) -> Iterator[InstanceAddress]
                 cluster=ClusterName(cluster.name),
                 cluster_kind=cluster.kind,
             )
-
-
-def role_of(text: str) -> InstanceRole:
-    """Return the role that a manager names; a router can do nothing with another one, so it is `both`."""
-    return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"
-
-
-def kind_of(text: str) -> ClusterKind:
-    return "prfaas" if text == "prfaas" else "pd"

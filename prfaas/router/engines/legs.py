@@ -1,4 +1,7 @@
-"""How an engine's answer begins: a stream that failed before it said anything is an error, whatever its status was."""
+"""Legs of a request: the requests to engines, and the first event of each response.
+
+A stream that fails before its first token is an error of the leg, whatever its HTTP status was.
+"""
 
 from __future__ import annotations
 
@@ -15,66 +18,44 @@ import msgspec
 
 from prfaas.router.engines.fleet import Instance
 
-_EVENT_END = re.compile(rb"\r?\n\r?\n")  # vLLM ends its lines with \n, others of the same protocol with both
-_ROLE = b'"delta":{"role":"assistant","content":""}'  # vLLM's first event of a chat, also of one that has failed
-_ERROR = b'data: {"error"'  # vLLM's answer where the request failed once its status was sent; texts have their quotes escaped
-MAX_HELD_BYTES = 64 << 10  # a fault is shorter; a first event that says what a prompt's tokens weighed is megabytes
+Leg = Literal["prefill", "decode"]
+# `prefill_without_transfer`: the engine computed the prompt, but its connector gave the transfer up.
+LegReason = Literal[
+    "prefill_unreachable",
+    "prefill_broke_off",
+    "prefill_error",
+    "prefill_late",
+    "prefill_without_transfer",
+    "decode_unreachable",
+    "decode_broke_off",
+    "decode_error",
+]
+# Nothing was sent, so another instance may take the request. A host without power gives the second error.
+NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode": "decode_unreachable"}
+_BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
+COMPLETIONS_PATH = "/v1/completions"
+SENT_KEY = "prfaas_sent"  # Outcome of the transfer in the response to a prefill leg.
+AGENT_LOST = "agent_lost"  # Outcome that blames the prefill instance's own agent.
+MAX_WRITE_BYTES = 1 << 20
+MAX_HELD_BYTES = 64 << 10  # An error is shorter. A first event with the log probabilities of a prompt has megabytes.
+_MESSAGE_BYTES = 500
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+_ROLE = b'"delta":{"role":"assistant","content":""}'  # vLLM's first event of a chat, even of a failed one.
+_ERROR = b'data: {"error"'  # vLLM's event for a failure after the status. Texts escape quotes.
 
 
 class _Error(msgspec.Struct):
     code: int
 
 
-class _Event(msgspec.Struct):
+class _ErrorEvent(msgspec.Struct):
     error: _Error
-
-
-async def read_first_event(response: aiohttp.ClientResponse) -> bytes:
-    """The first bytes of an answer; of a stream up to the first event that says something, or as many as an error has."""
-    first = await response.content.readany()
-    while response.content_type == "text/event-stream" and len(first) < MAX_HELD_BYTES:
-        if len(_EVENT_END.findall(first)) > first.count(_ROLE) or response.content.at_eof():
-            break
-        first += await response.content.readany()
-    return first
-
-
-def streamed_error(first: bytes) -> tuple[int, str, bytes] | None:
-    """Status, content type and body of the engine's fault with which a stream begins, as a plain answer would have them."""
-    _, found, rest = first.partition(_ERROR)
-    body = _EVENT_END.split((found + rest).removeprefix(b"data: "), maxsplit=1)[0]
-    try:
-        code = msgspec.json.decode(body, type=_Event).error.code if found else 0
-    except msgspec.DecodeError:
-        return None
-    return (code, "application/json", body) if code >= 500 else None
-
-
-Leg = Literal["prefill", "decode"]
-LegReason = Literal[
-    "prefill_unreachable",
-    "prefill_broke_off",
-    "prefill_error",
-    "prefill_late",
-    "prefill_without_transfer",  # computed, but its connector has given the transfer up
-    "decode_unreachable",
-    "decode_broke_off",
-    "decode_error",
-]
-# Nothing was sent: another instance may have it. The second is what a host that is switched off gives.
-NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode": "decode_unreachable"}
-_BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
-COMPLETIONS_PATH = "/v1/completions"
-SENT_KEY = "prfaas_sent"  # in a prefill leg's answer: how its transfer stands, "completed" when all of it is on its way
-AGENT_LOST = "agent_lost"  # so where the prefill instance's own agent is away
-AT_ONCE_BYTES = 1 << 20
-_MESSAGE_BYTES = 500  # of an engine's error text that go into ours
 
 
 @dataclass(frozen=True)
 class EngineError:
-    """An engine's own error answer, for a client that nobody else can serve."""
+    """Error response of an engine. The client gets it if no other instance can answer."""
 
     status: int
     content_type: str
@@ -82,7 +63,7 @@ class EngineError:
 
 
 class LegFailed(Exception):
-    """A leg failed before its first byte, or broke off after it."""
+    """Leg that failed before its first byte, or broke off after it."""
 
     def __init__(self, leg: Leg, reason: LegReason, message: str, *, answer: EngineError | None = None) -> None:
         super().__init__(message)
@@ -91,23 +72,48 @@ class LegFailed(Exception):
         self.answer = answer
 
 
+async def read_first_event(response: aiohttp.ClientResponse) -> bytes:
+    """Return the first bytes of a response. Those of a stream reach the end of its first event with content or an error."""
+    first = await response.content.readany()
+    while response.content_type == "text/event-stream" and len(first) < MAX_HELD_BYTES:
+        if len(_EVENT_END.findall(first)) > first.count(_ROLE) or response.content.at_eof():
+            break
+        first += await response.content.readany()
+    return first
+
+
+def streamed_error(first: bytes) -> EngineError | None:
+    """Return the server error with which a stream begins, in the form of a plain response; None without one."""
+    _, found, rest = first.partition(_ERROR)
+    body = _EVENT_END.split((found + rest).removeprefix(b"data: "), maxsplit=1)[0]
+    try:
+        code = msgspec.json.decode(body, type=_ErrorEvent).error.code if found else 0
+    except msgspec.DecodeError:
+        return None
+    return EngineError(code, "application/json", body) if code >= 500 else None
+
+
 @dataclass
 class EngineResponse:
-    """An engine's answer whose first bytes have come; `close` ends it, also within the engines."""
+    """Response of an engine whose first bytes have come. `close` also ends the request within the engines.
+
+    `running` holds what ends with the response. `prefill` is the prefill leg, if any.
+    `abandoned` collects prefill legs whose responses nobody awaits.
+    """
 
     response: aiohttp.ClientResponse
     first: bytes = b""
-    under_way: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # what ends with it
-    prefilling: asyncio.Task[Any] | None = None
-    left: set[asyncio.Task[Any]] = field(default_factory=set)  # prefill legs whose answers nobody waits for
+    running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    prefill: asyncio.Task[Any] | None = None
+    abandoned: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
     def is_whole(self) -> bool:
-        """Return whether `first` is all of it."""
+        """Return whether `first` is the whole response."""
         return self.response.content.at_eof()
 
     async def rest(self) -> AsyncIterator[bytes]:
-        """What follows `first`, in the pieces in which it comes.
+        """Yield the chunks after `first` as they come.
 
         Raises:
             LegFailed: the engine broke off.
@@ -120,53 +126,53 @@ class EngineResponse:
 
     async def close(self) -> None:
         is_whole = self.is_whole
-        self.under_way.close()
-        if self.prefilling is None:
+        self.running.close()
+        if self.prefill is None:
             return
-        if is_whole and self.response.status < 400:  # its own answer is about to come: to cancel costs a connection
-            self.left.add(self.prefilling)
-            self.prefilling.add_done_callback(self._forget)
+        if is_whole and self.response.status < 400:
+            # The prefill leg is about to be answered. Cancelling it would cost its connection.
+            self.abandoned.add(self.prefill)
+            self.prefill.add_done_callback(self._forget)
         else:
-            await end(self.prefilling)
+            await _cancel(self.prefill)
 
-    def _forget(self, prefilling: asyncio.Task[Any]) -> None:
-        self.left.discard(prefilling)
-        if not prefilling.cancelled():
-            prefilling.exception()
+    def _forget(self, prefill: asyncio.Task[Any]) -> None:
+        self.abandoned.discard(prefill)
+        if not prefill.cancelled():
+            prefill.exception()
 
 
 class LegClient:
-    """Sends requests to engines. `prefill_seconds`: when a prefill leg that has not ended has failed."""
+    """Sends legs to engines. A prefill leg that has not ended after `prefill_seconds` has failed."""
 
     def __init__(self, session: aiohttp.ClientSession, *, prefill_seconds: float) -> None:
         self._session = session
         self._prefill_seconds = prefill_seconds
-        self._left: set[asyncio.Task[Any]] = set()
+        self._abandoned: set[asyncio.Task[Any]] = set()
 
     async def decode(
         self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str], *, num_tokens: int = 0
     ) -> EngineResponse:
-        """Return the decode leg, once its first bytes are there; the caller closes it.
+        """Send a decode leg, and return its response after the first bytes. The caller closes it.
 
         Raises:
-            LegFailed: the engine could not be reached, broke off, or answered 500 or more, be it in a stream's beginning.
+            LegFailed: the engine was unreachable, broke off, or answered with 500 or more, also as a stream's first event.
         """
-        with contextlib.ExitStack() as under_way:
-            under_way.enter_context(instance.busy(num_tokens))
+        with contextlib.ExitStack() as running:
+            running.enter_context(instance.busy(num_tokens))
             try:
-                response = await self._session.post(
-                    f"{instance.url}{path}", data=request_payload(body), headers=headers
-                )
-                under_way.callback(response.close)
+                url = f"{instance.url}{path}"
+                response = await self._session.post(url, data=request_payload(body), headers=headers)
+                running.callback(response.close)
                 if response.status >= 500:
-                    raise await _engine_error("decode", response)
+                    raise await _error_response("decode", response)
                 first = await read_first_event(response)
-                if (failed := streamed_error(first)) is not None:
-                    raise _leg_failed("decode", EngineError(*failed))
+                if (error_event := streamed_error(first)) is not None:
+                    raise _engine_error("decode", error_event)
             except BaseException as error:
-                raise _translated("decode", instance, error) from error
+                raise _translate("decode", instance, error) from error
             instance.breaker.succeeded()
-            return EngineResponse(response, first, under_way.pop_all())
+            return EngineResponse(response, first, running.pop_all())
 
     async def prefill(
         self,
@@ -177,97 +183,102 @@ class LegClient:
         path: str = COMPLETIONS_PATH,
         num_tokens: int = 0,
     ) -> dict[str, Any]:
-        """Return the prefill leg: the `kv_transfer_params` of its answer, once the engine has computed it.
+        """Send a prefill leg, and return the `kv_transfer_params` of its response after the engine has computed it.
 
         Raises:
-            LegFailed: it has not.
+            LegFailed: the engine has not computed it.
         """
         with instance.busy(num_tokens):
             try:
-                async with asyncio.timeout(self._prefill_seconds):
-                    async with self._session.post(
-                        f"{instance.url}{path}", data=request_payload(body), headers=headers
-                    ) as response:
-                        if response.status != 200:
-                            raise await _engine_error("prefill", response)
-                        answer = await response.json()
-            except NOT_CONNECTED as error:
-                raise _translated("prefill", instance, error) from error
-            except TimeoutError as error:
-                message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
-                instance.failed_leg("prefill_late")
-                raise LegFailed("prefill", "prefill_late", message) from error
+                url = f"{instance.url}{path}"
+                async with (
+                    asyncio.timeout(self._prefill_seconds),
+                    self._session.post(url, data=request_payload(body), headers=headers) as response,
+                ):
+                    if response.status != 200:
+                        raise await _error_response("prefill", response)
+                    answer = await response.json()
             except (aiohttp.ClientError, OSError, ValueError, LegFailed) as error:
-                raise _translated("prefill", instance, error) from error
-            return _params(instance, answer)
+                if isinstance(error, TimeoutError) and not isinstance(error, NOT_CONNECTED):
+                    message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
+                    instance.failed_leg("prefill_late")
+                    raise LegFailed("prefill", "prefill_late", message) from error
+                raise _translate("prefill", instance, error) from error
+            return _transfer_params(instance, answer)
 
-    async def prefill_and_keep(
+    async def prefill_nixl(
         self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int = 0
     ) -> dict[str, Any]:
-        """Return the prefill leg of a hand-over in two steps: what the engine says of the KV that it keeps for another one.
+        """Send the prefill leg of a NIXL hand-over, and return the parameters with which another engine fetches the KV.
 
         Raises:
-            LegFailed: it has not computed it, or keeps nothing.
+            LegFailed: the engine has not computed it, or has no connector that keeps the KV.
         """
-        kept = await self.prefill(instance, body, headers, path=path, num_tokens=num_tokens)
-        if not kept:
-            message = f"{instance.address.name} answered without kv_transfer_params: no connector hands over there"
+        params = await self.prefill(instance, body, headers, path=path, num_tokens=num_tokens)
+        if not params:
+            message = f"{instance.address.name} answered without kv_transfer_params: it has no connector for hand-overs"
             raise LegFailed("prefill", "prefill_without_transfer", message)
-        return kept
+        return params
 
     async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[EngineResponse]) -> EngineResponse:
-        """Return the decode leg's answer, unless the prefill leg fails before its first byte; whoever fails ends the other.
+        """Return the response to the decode leg. A leg that fails before the response's first byte ends the other leg.
 
         Raises:
-            LegFailed: one of them failed.
+            LegFailed: one of the legs failed.
         """
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
             if not decode.done():
                 prefill.result()
-            answer = await decode
+            response = await decode
         except BaseException:
-            await _close_when_open(decode)
-            await end(prefill)
+            decode.cancel()
+            with contextlib.suppress(asyncio.CancelledError, LegFailed):
+                await (await decode).close()
+            await _cancel(prefill)
             raise
-        answer.prefilling, answer.left = prefill, self._left
-        return answer
+        response.prefill, response.abandoned = prefill, self._abandoned
+        return response
 
 
 def request_payload(body: bytes) -> bytes | io.BytesIO:
-    """Return a body as aiohttp takes it: beyond a mebibyte it warns of what would be written in one go."""
-    return io.BytesIO(body) if len(body) > AT_ONCE_BYTES else body
+    """Return a body for aiohttp, which warns if it would write more than 1 MiB at once."""
+    return io.BytesIO(body) if len(body) > MAX_WRITE_BYTES else body
 
 
-def _params(instance: Instance, answer: Any) -> dict[str, Any]:
-    """The connector's part of a prefill answer, which closes or opens the instance's breaker; LegFailed when it says that
-    no KV is on its way.
+def _transfer_params(instance: Instance, answer: Any) -> dict[str, Any]:
+    """Return the connector's part of a prefill response, and note its success or failure at the circuit breaker.
+
+    Raises:
+        LegFailed: the transfer of the KV failed.
     """
     params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
-    sent = params.get(SENT_KEY) if isinstance(params, dict) else None
-    if sent == AGENT_LOST:
+    outcome = params.get(SENT_KEY) if isinstance(params, dict) else None
+    if outcome == AGENT_LOST:
         instance.failed_leg("prefill_without_transfer")
-    else:  # it has computed; whatever else ended the transfer may lie with the receiver
+    else:  # The instance has computed the prompt. Any other failure may be the receiver's.
         instance.breaker.succeeded()
-    if sent not in (None, "completed"):
-        message = f"{instance.address.name} sends nothing: {sent}"
+    if outcome not in (None, "completed"):
+        message = f"{instance.address.name} sends nothing: {outcome}"
         raise LegFailed("prefill", "prefill_without_transfer", message)
     return params if isinstance(params, dict) else {}
 
 
-async def _engine_error(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed:
+async def _error_response(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed:
     content_type = response.headers.get("Content-Type", "application/json")
-    return _leg_failed(leg, EngineError(response.status, content_type, await response.read()))
+    return _engine_error(leg, EngineError(response.status, content_type, await response.read()))
 
 
-def _leg_failed(leg: Leg, answer: EngineError) -> LegFailed:
+def _engine_error(leg: Leg, answer: EngineError) -> LegFailed:
     message = f"{answer.status}: {answer.body[:_MESSAGE_BYTES].decode(errors='replace')}"
     return LegFailed(leg, "prefill_error" if leg == "prefill" else "decode_error", message, answer=answer)
 
 
-def _translated(leg: Leg, instance: Instance, error: BaseException) -> BaseException:
-    """What went wrong on a leg, in our words; a refused connection also takes the instance out of the choice, and other
-    failures do when they come on end.
+def _translate(leg: Leg, instance: Instance, error: BaseException) -> BaseException:
+    """Return the error of a leg as `LegFailed`, and note it at the instance.
+
+    A refused connection makes the instance unhealthy. Other failures count at its circuit breaker, unless the engine
+    rejected the request itself (status below 500).
     """
     if isinstance(error, NOT_CONNECTED):
         instance.failed(repr(error))
@@ -275,25 +286,13 @@ def _translated(leg: Leg, instance: Instance, error: BaseException) -> BaseExcep
     failure = error
     if isinstance(error, aiohttp.ClientError | OSError | ValueError) and not isinstance(error, TimeoutError):
         failure = LegFailed(leg, _BROKE_OFF[leg], repr(error))
-    if isinstance(failure, LegFailed) and not _is_the_requests_own(failure):
+    if isinstance(failure, LegFailed) and (failure.answer is None or failure.answer.status >= 500):
         instance.failed_leg(failure.reason)
     return failure
 
 
-def _is_the_requests_own(failure: LegFailed) -> bool:
-    """Return whether an engine has judged the request rather than failed."""
-    return failure.answer is not None and failure.answer.status < 500
-
-
-async def _close_when_open(decode: asyncio.Task[EngineResponse]) -> None:
-    """Cancel a decode leg; close its answer when it came all the same."""
-    decode.cancel()
-    with contextlib.suppress(asyncio.CancelledError, LegFailed):
-        await (await decode).close()
-
-
-async def end(task: asyncio.Task[Any]) -> None:
+async def _cancel(leg: asyncio.Task[Any]) -> None:
     """Cancel a leg that nobody waits for."""
-    task.cancel()
+    leg.cancel()
     with contextlib.suppress(asyncio.CancelledError, LegFailed):
-        await task
+        await leg

@@ -1,1 +1,1 @@
-"""An endpoint picker for gateways: Envoy's external processing, as the Gateway API Inference Extension speaks it (GAIE 004)."""
+"""Endpoint picker: answers a gateway that speaks Envoy's external-processing protocol."""

@@ -1,4 +1,4 @@
-"""Which engines a gateway's request goes to: the front door's own decision, as headers for the gateway and the sidecar."""
+"""Choice of engines for a gateway's request: the router's own decision, as headers for the gateway and the sidecar."""
 
 from __future__ import annotations
 
@@ -11,25 +11,22 @@ from prfaas.router.engines.fleet import Fleet, Instance
 from prfaas.router.http.admission import Client, RequestAdmission
 from prfaas.router.http.proxy import check_path
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER, SESSION_HEADER, session_of
-from prfaas.router.openai.request import BYTES_PER_TOKEN, PATHS, parse, prepare_forwarded
+from prfaas.router.openai.request import BYTES_PER_TOKEN, ENDPOINTS, parse, prepare_forwarded
 from prfaas.router.routing.decide import RoutePlan
 from prfaas.router.routing.record import RequestRecord, RequestRecords
 from prfaas.router.routing.serve import NoEngineReady, RequestHandler
 from prfaas.scheduler.placement import choose_instance
-from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import InstanceId
 
-DESTINATION = "x-gateway-destination-endpoint"  # host:port, by header and in the metadata envoy.lb
-SUBSET = "x-gateway-destination-endpoint-subset"  # in the metadata envoy.lb.subset_hint: who may be chosen
-# What a client may have sent under the names that only a picker writes goes away.
-OWN_HEADERS = (DESTINATION, PREFILL_HEADER, GRANT_HEADER)
-_ENDPOINTS = {path: endpoint for endpoint, path in PATHS.items()}
+DESTINATION = "x-gateway-destination-endpoint"  # Address of the engine, in a header and in the metadata envoy.lb.
+SUBSET = "x-gateway-destination-endpoint-subset"  # Addresses to choose from, in the metadata envoy.lb.subset_hint.
+OWN_HEADERS = (DESTINATION, PREFILL_HEADER, GRANT_HEADER)  # Removed if a client sends them.
 
 
 @dataclass(frozen=True)
 class GatewayRequest:
-    """A request as the gateway shows it. `subset`: the host:ports that may decode; None: all."""
+    """Request as the gateway shows it. `subset` has the addresses (host:port) that may decode; None allows all."""
 
     path: str
     headers: Mapping[str, str]
@@ -39,10 +36,7 @@ class GatewayRequest:
 
 @dataclass(frozen=True)
 class EndpointChoice:
-    """Headers for the request, and the instances that are busy with it until it ends.
-
-    `body`: what takes the place of the client's, where a salt is in it.
-    """
+    """Headers for the request, and the instances that are busy with it. `body` replaces the client's if it has a salt."""
 
     headers: Mapping[str, str]
     instances: tuple[Instance, ...]
@@ -50,8 +44,8 @@ class EndpointChoice:
     body: bytes | None = None
 
     @contextlib.contextmanager
-    def under_way(self) -> Iterator[None]:
-        """While the request is under way."""
+    def running(self) -> Iterator[None]:
+        """Count the request at its instances while the block runs."""
         with contextlib.ExitStack() as stack:
             for instance in self.instances:
                 stack.enter_context(instance.busy(self.num_tokens))
@@ -60,79 +54,79 @@ class EndpointChoice:
 
 @dataclass(frozen=True)
 class EndpointChooser:
-    """What a choice needs."""
+    """Admits a gateway's requests and chooses their engines."""
 
     fleet: Fleet
-    answering: RequestHandler
+    handler: RequestHandler
     admission: RequestAdmission
     records: RequestRecords
 
     def admit(self, headers: Mapping[str, str], record: RequestRecord) -> Client:
-        """Whose request it is; it is among the records from now on.
+        """Return the client of a request, and keep its record. Only the gateway can count the tokens of the answer.
 
         Raises:
-            NotLetIn: no valid key, or its client has used up its quota; the answer's tokens are the gateway's to count.
+            AdmissionRefused: there is no valid key, or the client's quota is used up.
         """
         client = self.admission.admit(headers.get("authorization"))
         record.client = client.name
         self.records.add(record)
         return client
 
-    async def choose(self, asked: GatewayRequest, client: Client, record: RequestRecord) -> EndpointChoice:
-        """Return where a client's request goes; its record is told of the plan.
+    async def choose(self, request: GatewayRequest, client: Client, record: RequestRecord) -> EndpointChoice:
+        """Return the choice for a client's request, and note the plan in its record.
 
         Raises:
-            BadRequest: a completion or chat that is no JSON object, or a body that carries what only routers may write.
-            PathRefused: clients may not ask for this path.
-            NobodyReady: no instance that may be chosen can decode, or the policy has it refused.
+            BadRequest: the body is no JSON object, or has a field that only routers may write.
+            PathRefused: clients may not use this path.
+            NoEngineReady: no allowed instance can decode, or the policy refuses the request.
         """
-        path = unquote(asked.path.partition("?")[0])
-        endpoint = _ENDPOINTS.get(path)
+        path = unquote(request.path.partition("?")[0])
+        endpoint = ENDPOINTS.get(path)
         if endpoint is None:
             record.path = path
             check_path(path)
-            body = prepare_forwarded(asked.body, tenant=client.tenant)
-            chosen = _salted(self._any(asked, record, body.model), asked, body.raw)
-            self.admission.charge(client, len(asked.body) // BYTES_PER_TOKEN)
-            return chosen
-        session = session_of(asked.headers.get(SESSION_HEADER))
-        parsed = parse(endpoint, asked.body, tenant=client.tenant)
-        ask = await self.answering.ask(parsed, session)
-        outside = self._outside(asked.subset)
-        plan = await self.answering.deciding.plan(replace(ask, facts=replace(ask.facts, excluded=outside)))
-        record.plan = plan
-        chosen = _salted(self._planned(plan, record), asked, parsed.raw)
-        facts = ask.facts
-        self.admission.charge(client, facts.num_prompt_tokens if facts.counted else parsed.estimated_prompt_tokens)
-        return chosen
+            forwarded = prepare_forwarded(request.body, tenant=client.tenant)
+            choice, body = self._choose_any(request, record, forwarded.model), forwarded.raw
+            num_tokens = len(request.body) // BYTES_PER_TOKEN
+        else:
+            parsed = parse(endpoint, request.body, tenant=client.tenant)
+            session = session_of(request.headers.get(SESSION_HEADER))
+            routing = await self.handler.routing_request(parsed, session)
+            facts = replace(routing.facts, excluded=self._outside(request.subset))
+            record.plan = await self.handler.decisions.plan(replace(routing, facts=facts))
+            choice, body = self._follow(record.plan, record), parsed.raw
+            num_tokens = facts.num_prompt_tokens if facts.counted else parsed.estimated_prompt_tokens
+        self.admission.charge(client, num_tokens)
+        if body == request.body:
+            return choice
+        return replace(choice, body=body, headers={**choice.headers, "content-length": str(len(body))})
 
     def _outside(self, subset: frozenset[str] | None) -> frozenset[InstanceId]:
-        """Return the decode instances that the gateway's hint leaves out, whether they are well or not."""
+        """Return the decode instances that the gateway's hint excludes, healthy or not."""
         if subset is None:
             return frozenset()
-        decode = (its for its in self.fleet if replace(its.state(), healthy=True).decodes)
-        return frozenset(its.address.name for its in decode if host_port(its.url) not in subset)
+        decode = (instance for instance in self.fleet if replace(instance.state(), healthy=True).decodes)
+        return frozenset(instance.address.name for instance in decode if host_port(instance.url) not in subset)
 
-    def _any(self, asked: GatewayRequest, record: RequestRecord, model: str | None) -> EndpointChoice:
-        """Return a decode instance for a request that needs no decision; one that serves `model`, where some do."""
-        outside = self._outside(asked.subset)
-        ready = (instance for instance in self.fleet.snapshot(model).instances if instance.decodes and instance.healthy)
-        chosen = choose_instance((its for its in ready if its.instance not in outside), RequestFacts(0))
+    def _choose_any(self, request: GatewayRequest, record: RequestRecord, model: str | None) -> EndpointChoice:
+        """Return a decode instance for a request that needs no decision, if possible one that serves `model`."""
+        outside = self._outside(request.subset)
+        ready = (state for state in self.fleet.snapshot(model).instances if state.decodes)
+        chosen = choose_instance((state for state in ready if state.instance not in outside), RequestFacts(0))
         if chosen is None:
             raise NoEngineReady("no engine is ready")
         instance = self.fleet[chosen.instance]
-        headers = {"x-request-id": record.request_id, DESTINATION: host_port(instance.url)}
-        return EndpointChoice(headers, (instance,))
+        return EndpointChoice(_headers(record, instance), (instance,))
 
-    def _planned(self, plan: RoutePlan, record: RequestRecord) -> EndpointChoice:
+    def _follow(self, plan: RoutePlan, record: RequestRecord) -> EndpointChoice:
+        """Return the choice that a plan leads to."""
         decision = plan.decision
         if decision.decode is None:
-            raise NoEngineReady(f"{decision.reason}: {EXPLANATIONS[decision.reason]}")
+            raise NoEngineReady.of(decision)
         if any(name is not None and name not in self.fleet for name in (decision.decode, decision.prefill)):
-            raise NoEngineReady("the instance that was chosen has just left")
+            raise NoEngineReady("the chosen instance has just left")
         decode = self.fleet[decision.decode]
-        headers = {"x-request-id": record.request_id, DESTINATION: host_port(decode.url)}
-        instances = [decode]
+        headers, instances = _headers(record, decode), [decode]
         if plan.is_remote and decision.prefill is not None:
             prefill = self.fleet[decision.prefill]
             headers |= {PREFILL_HEADER: host_port(prefill.url), GRANT_HEADER: plan.grant}
@@ -140,15 +134,12 @@ class EndpointChooser:
         return EndpointChoice(headers, tuple(instances), plan.facts.num_prompt_tokens)
 
 
-def _salted(chosen: EndpointChoice, asked: GatewayRequest, body: bytes) -> EndpointChoice:
-    """Return the choice with the body that goes in place of the client's, where it is another one."""
-    if body == asked.body:
-        return chosen
-    return replace(chosen, body=body, headers={**chosen.headers, "content-length": str(len(body))})
+def _headers(record: RequestRecord, decode: Instance) -> dict[str, str]:
+    return {"x-request-id": record.request_id, DESTINATION: host_port(decode.url)}
 
 
 def host_port(url: str) -> str:
-    """host:port of an engine's base URL, IPv6 in brackets."""
+    """Return the address (host:port) in an engine's base URL, with IPv6 in brackets."""
     parts = urlsplit(url)
     default = 443 if parts.scheme == "https" else 80
     return parts.netloc if parts.port else f"{parts.netloc}:{default}"

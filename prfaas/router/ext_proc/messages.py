@@ -1,4 +1,4 @@
-"""Envoy's external-processing messages, read and built."""
+"""Messages of Envoy's external-processing protocol: readers and builders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.protobuf import struct_pb2
 
 from prfaas.router.ext_proc.endpoint_choice import DESTINATION, OWN_HEADERS, SUBSET
 
-CHUNK_BYTES = 62_000  # of a body that is given back: Envoy takes no more at once
+CHUNK_BYTES = 62_000  # Envoy accepts no larger chunk of a body.
 _LOAD_BALANCER, _SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"
 _PHASES = (
     "request_headers",
@@ -23,80 +23,80 @@ _PHASES = (
 )
 
 
+def phase_of(request: Any) -> str | None:
+    """Return the phase of a message; None for an unknown one."""
+    phase: str | None = request.WhichOneof("request")
+    return phase if phase in _PHASES else None
+
+
 def headers_of(message: Any) -> dict[str, str]:
-    """Header names, in small letters, and their values; of several the last."""
+    """Return the header values by lower-case name. The last of several values counts."""
     return {
         header.key.lower(): (header.raw_value.decode("latin-1") or header.value) for header in message.headers.headers
     }
 
 
 def subset_of(request: Any) -> frozenset[str] | None:
-    """Return the host:ports that the gateway leaves to choose from; None when it says nothing."""
+    """Return the addresses (host:port) to which the gateway limits the choice; None without a limit."""
     hint = request.metadata_context.filter_metadata.get(_SUBSET_HINT)
     if hint is None or SUBSET not in hint.fields:
         return None
     value = hint.fields[SUBSET]
-    listed = [one.string_value for one in value.list_value.values] if value.HasField("list_value") else []
-    return frozenset(one.strip() for one in listed or value.string_value.split(",") if one.strip())
+    listed = [item.string_value for item in value.list_value.values] if value.HasField("list_value") else []
+    return frozenset(item.strip() for item in listed or value.string_value.split(",") if item.strip())
 
 
-def go_on(phase: str) -> Any:
-    """Nothing to change in this phase."""
-    answer = pb.ProcessingResponse()
-    getattr(answer, phase).SetInParent()
-    return answer
+def unchanged(phase: str) -> Any:
+    """Return the response that changes nothing in this phase."""
+    response = pb.ProcessingResponse()
+    getattr(response, phase).SetInParent()
+    return response
 
 
 def with_headers(phase: str, headers: Mapping[str, str]) -> Any:
-    """Go on with these headers."""
-    answer = pb.ProcessingResponse()
-    common = getattr(answer, phase).response
+    """Return the response that sets headers."""
+    response = pb.ProcessingResponse()
+    common = getattr(response, phase).response
     for name, value in headers.items():
         option = common.header_mutation.set_headers.add(
             append_action=base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
         )
         option.header.key, option.header.raw_value = name, value.encode()
-    return answer
+    return response
 
 
 def send_to(phase: str, headers: Mapping[str, str], *, body: bytes | None = None) -> Any:
-    """Send the request on with these headers, to the destination that they name; `body` takes the place of its own."""
-    answer = with_headers(phase, headers)
-    common = getattr(answer, phase).response
+    """Return the response that sends the request to the destination in `headers`. `body` replaces the client's body."""
+    response = with_headers(phase, headers)
+    common = getattr(response, phase).response
     common.header_mutation.remove_headers.extend(name for name in OWN_HEADERS if name not in headers)
     common.clear_route_cache = True
     if body is not None:
         common.body_mutation.body = body
     destination = struct_pb2.Struct()
     destination.update({DESTINATION: headers[DESTINATION]})
-    answer.dynamic_metadata.update({_LOAD_BALANCER: {}})
-    answer.dynamic_metadata.fields[_LOAD_BALANCER].struct_value.CopyFrom(destination)
-    return answer
+    response.dynamic_metadata.update({_LOAD_BALANCER: {}})
+    response.dynamic_metadata.fields[_LOAD_BALANCER].struct_value.CopyFrom(destination)
+    return response
 
 
-def pieces(phase: str, body: bytes, *, ends: bool) -> Iterator[Any]:
-    """Yield a body given back in pieces; the last one ends it where the phase `ends` with it."""
+def body_chunks(phase: str, body: bytes, *, ends: bool) -> Iterator[Any]:
+    """Yield the responses that return a body in chunks. The last chunk ends the body if `ends`."""
     starts = range(0, max(1, len(body)), CHUNK_BYTES)
     for start in starts:
-        answer = pb.ProcessingResponse()
-        streamed = getattr(answer, phase).response.body_mutation.streamed_response
+        response = pb.ProcessingResponse()
+        streamed = getattr(response, phase).response.body_mutation.streamed_response
         streamed.body = body[start : start + CHUNK_BYTES]
         streamed.end_of_stream = ends and start == starts[-1]
-        yield answer
+        yield response
 
 
 def refuse(status: int, body: bytes, headers: Mapping[str, str]) -> Any:
-    """Answer the client in the engine's place."""
-    answer = pb.ProcessingResponse()
-    answer.immediate_response.status.code = status
-    answer.immediate_response.body = body
+    """Return the response that answers the client in the engine's place."""
+    response = pb.ProcessingResponse()
+    response.immediate_response.status.code = status
+    response.immediate_response.body = body
     for name, value in headers.items():
-        option = answer.immediate_response.headers.set_headers.add()
+        option = response.immediate_response.headers.set_headers.add()
         option.header.key, option.header.raw_value = name, value.encode()
-    return answer
-
-
-def phase_of(request: Any) -> str | None:
-    """Return which phase a message belongs to."""
-    phase: str | None = request.WhichOneof("request")
-    return phase if phase in _PHASES else None
+    return response

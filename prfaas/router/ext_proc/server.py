@@ -1,4 +1,4 @@
-"""One HTTP request as a gateway shows it: headers and body come in, the destination and the body go back."""
+"""gRPC server `envoy.service.ext_proc.v3.ExternalProcessor`: one exchange for each HTTP request of a gateway."""
 
 from __future__ import annotations
 
@@ -18,50 +18,54 @@ from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
 from prfaas.router.ext_proc.endpoint_choice import EndpointChooser, GatewayRequest
 from prfaas.router.ext_proc.messages import (
-    go_on,
+    body_chunks,
     headers_of,
     phase_of,
-    pieces,
     refuse,
     send_to,
     subset_of,
+    unchanged,
     with_headers,
 )
-from prfaas.router.http.app import REFUSALS, refused
+from prfaas.router.http.app import REFUSALS, refusal_response
 from prfaas.router.openai.headers import request_id_of
+from prfaas.router.openai.request import MAX_BODY_BYTES
 from prfaas.router.routing.record import RequestRecord
 from prfaas.rpc.methods import read_message
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy
 from prfaas.units import split_address
 
+DRAIN_SECONDS = 10.0
+MAX_HEADERS_BYTES = 1 << 20  # Part of a message beside the body.
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 _Mode = processing_mode_pb2.ProcessingMode
 
 
 class Exchange:
-    """The state of one stream. Bodies come whole (`BUFFERED`) or in pieces that are given back (`FULL_DUPLEX_STREAMED`).
+    """State of one stream: the gateway shows headers and body, and gets the destination and the body back.
 
-    While a piece may still come nothing goes back, since the headers, and with them the destination, go first.
+    Bodies come whole (`BUFFERED`), or in chunks that are given back (`FULL_DUPLEX_STREAMED`). Nothing is given back before
+    the body is complete, because the headers, and with them the destination, go first.
     """
 
-    def __init__(self, choosing: EndpointChooser, *, max_body_bytes: int) -> None:
-        self._choosing = choosing
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, chooser: EndpointChooser) -> None:
+        self._chooser = chooser
         self._headers: dict[str, str] = {}
         self._subset: frozenset[str] | None = None
         self._body = bytearray()
         self._is_duplex = False
-        self._response_is_duplex = False
+        self._is_response_duplex = False
         self._record = RequestRecord(request_id_of(None))
-        self._under_way = contextlib.ExitStack()
+        self._running = contextlib.ExitStack()
 
     async def run(self, messages: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """Yield the answers to a stream's messages; the instances are busy until it ends."""
-        with self._under_way:
+        """Yield the responses to a stream's messages. The instances count the request until the stream ends."""
+        with self._running:
             async for message in messages:
-                for answer in await self._answers(message):
-                    yield answer
+                for response in await self._respond(message):
+                    yield response
 
-    async def _answers(self, message: Any) -> list[Any]:
+    async def _respond(self, message: Any) -> list[Any]:
         phase = phase_of(message)
         match phase:
             case "request_headers":
@@ -70,61 +74,61 @@ class Exchange:
                 return await self._request_body(message.request_body)
             case "response_headers":
                 return self._response_headers(message)
-            case "request_trailers":
-                return [*await self._whole(ends=False), go_on(phase)] if self._is_duplex else [go_on(phase)]
-            case "response_body" if self._response_is_duplex:
-                its = message.response_body
-                return list(pieces(phase, its.body, ends=its.end_of_stream))
+            case "request_trailers" if self._is_duplex:
+                return [*await self._choose_streamed(ends=False), unchanged(phase)]
+            case "response_body" if self._is_response_duplex:
+                body = message.response_body
+                return list(body_chunks(phase, body.body, ends=body.end_of_stream))
             case None:
                 return []
             case _:
-                return [go_on(phase)]
+                return [unchanged(phase)]
 
     async def _request_headers(self, message: Any) -> list[Any]:
         modes = message.protocol_config
         self._is_duplex = modes.request_body_mode == _Mode.FULL_DUPLEX_STREAMED
-        self._response_is_duplex = modes.response_body_mode == _Mode.FULL_DUPLEX_STREAMED
+        self._is_response_duplex = modes.response_body_mode == _Mode.FULL_DUPLEX_STREAMED
         self._headers = headers_of(message.request_headers)
         self._record = RequestRecord(request_id_of(self._headers.get("x-request-id")))
-        self._under_way.callback(self._record.tell)
-        self._under_way.callback(self._record.ended)
+        self._running.callback(self._record.publish)
+        self._running.callback(self._record.end)
         self._subset = subset_of(message)
         if message.request_headers.end_of_stream:
             return await self._choose("request_headers")
-        return [] if self._is_duplex else [go_on("request_headers")]
+        return [] if self._is_duplex else [unchanged("request_headers")]
 
-    async def _request_body(self, its: Any) -> list[Any]:
-        if len(self._body) + len(its.body) > self._max_body_bytes:
-            too_large = web.HTTPRequestEntityTooLarge(self._max_body_bytes, len(self._body) + len(its.body))
-            return [self._refusal(too_large)]
-        self._body += its.body
-        if not self._is_duplex:  # it is whole, also where trailers end the stream
+    async def _request_body(self, chunk: Any) -> list[Any]:
+        num_bytes = len(self._body) + len(chunk.body)
+        if num_bytes > MAX_BODY_BYTES:
+            return [self._refusal(web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, num_bytes))]
+        self._body += chunk.body
+        if not self._is_duplex:  # The body is complete, even if trailers end the stream.
             return await self._choose("request_body")
-        return await self._whole(ends=True) if its.end_of_stream else []
+        return await self._choose_streamed(ends=True) if chunk.end_of_stream else []
 
-    async def _whole(self, *, ends: bool) -> list[Any]:
-        """Return the destination, then the body, which it leaves salted."""
-        answers = await self._choose("request_headers")
-        if answers[0].HasField("immediate_response"):
-            return answers
-        return [*answers, *pieces("request_body", bytes(self._body), ends=ends)]
+    async def _choose_streamed(self, *, ends: bool) -> list[Any]:
+        """Return the destination, then the body with its salt."""
+        responses = await self._choose("request_headers")
+        if responses[0].HasField("immediate_response"):
+            return responses
+        return [*responses, *body_chunks("request_body", bytes(self._body), ends=ends)]
 
     async def _choose(self, phase: str) -> list[Any]:
-        asked = GatewayRequest(self._headers.get(":path", ""), self._headers, bytes(self._body), self._subset)
+        request = GatewayRequest(self._headers.get(":path", ""), self._headers, bytes(self._body), self._subset)
         try:
-            client = self._choosing.admit(self._headers, self._record)
-            self._under_way.enter_context(self._choosing.admission.place())
-            chosen = await self._choosing.choose(asked, client, self._record)
+            client = self._chooser.admit(self._headers, self._record)
+            self._running.enter_context(self._chooser.admission.place())
+            choice = await self._chooser.choose(request, client, self._record)
         except REFUSALS as error:
             return [self._refusal(error)]
-        self._under_way.enter_context(chosen.under_way())
-        if chosen.body is None:
-            return [send_to(phase, chosen.headers)]
-        self._body[:] = chosen.body
-        return [send_to(phase, chosen.headers, body=None if self._is_duplex else chosen.body)]
+        self._running.enter_context(choice.running())
+        if choice.body is None:
+            return [send_to(phase, choice.headers)]
+        self._body[:] = choice.body
+        return [send_to(phase, choice.headers, body=None if self._is_duplex else choice.body)]
 
     def _refusal(self, error: Exception) -> Any:
-        response = refused(error, max_body_bytes=self._max_body_bytes)
+        response = refusal_response(error)
         self._record.status = response.status
         body = response.body if isinstance(response.body, bytes) else b""
         headers = {name: response.headers[name] for name in ("Content-Type", "Retry-After") if name in response.headers}
@@ -132,88 +136,75 @@ class Exchange:
 
     def _response_headers(self, message: Any) -> list[Any]:
         status = headers_of(message.response_headers).get(":status", "")
-        self._record.answered(int(status) if status.isdigit() else 0)
+        self._record.note_answer(int(status) if status.isdigit() else 0)
         return [with_headers("response_headers", self._record.headers())]
 
 
-DRAIN_SECONDS = 10.0
-MAX_HEADERS_BYTES = 1 << 20  # of a message, beside the body
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+@contextlib.asynccontextmanager
+async def open_picker(config: RouterConfig, chooser: EndpointChooser) -> AsyncIterator[str]:
+    """Answer gateways while the block runs, and yield the address (host:port).
+
+    Raises:
+        ConfigError: the address is taken, or the certificates are unusable.
+    """
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_BODY_BYTES + MAX_HEADERS_BYTES)])
+    server.add_generic_rpc_handlers((_service(chooser),))
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    proxy = _gateway_proxy(config)
+    listen = INNER if proxy else config.ext_proc_listen
+    address = f"{split_address(listen)[0]}:{_bind(server, listen)}"
+    await server.start()
+    for name in ("", SERVICE):
+        await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+    if proxy is not None:
+        proxy.start(address)
+    try:
+        yield proxy.address if proxy else address
+    finally:
+        await health_service.enter_graceful_shutdown()
+        await server.stop(DRAIN_SECONDS)
+        if proxy is not None:
+            await proxy.close()
 
 
-class _Processor:
-    """One exchange a stream."""
+def _service(chooser: EndpointChooser) -> Any:
+    """Return gRPC's generic handler for the service."""
 
-    def __init__(self, choosing: EndpointChooser, *, max_body_bytes: int) -> None:
-        self._choosing = choosing
-        self._max_body_bytes = max_body_bytes
+    async def process(messages: Any, context: Any) -> AsyncIterator[Any]:
+        async for response in Exchange(chooser).run(_valid_messages(messages, context)):
+            yield response
 
-    def handlers(self) -> Any:
-        """gRPC's generic handler for the service."""
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process,
-            request_deserializer=functools.partial(read_message, pb.ProcessingRequest),
-            response_serializer=pb.ProcessingResponse.SerializeToString,
-        )
-        return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
-
-    async def _process(self, messages: Any, context: Any) -> AsyncIterator[Any]:
-        exchange = Exchange(self._choosing, max_body_bytes=self._max_body_bytes)
-        async for answer in exchange.run(_readable(messages, context)):
-            yield answer
+    method = grpc.stream_stream_rpc_method_handler(
+        process,
+        request_deserializer=functools.partial(read_message, pb.ProcessingRequest),
+        response_serializer=pb.ProcessingResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {"Process": method})
 
 
-async def _readable(messages: Any, context: Any) -> AsyncIterator[Any]:
-    """Yield the messages of a stream, which ends with an error at the first that is none."""
+async def _valid_messages(messages: Any, context: Any) -> AsyncIterator[Any]:
+    """Yield the messages of a stream, and abort it at the first invalid message."""
     async for message in messages:
         if message is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of Envoy's external processing")
         yield message
 
 
-@contextlib.asynccontextmanager
-async def open_picker(config: RouterConfig, choosing: EndpointChooser) -> AsyncIterator[str]:
-    """The host:port where gateways are answered as long as the block runs.
-
-    Raises:
-        ConfigError: the address is taken, or the certificates cannot be used.
-    """
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", config.max_body_bytes + MAX_HEADERS_BYTES)])
-    processor = _Processor(choosing, max_body_bytes=config.max_body_bytes)
-    server.add_generic_rpc_handlers((processor.handlers(),))
-    serving = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(serving, server)
-    door = _door(config)
-    listen = INNER if door else config.ext_proc_listen
-    address = f"{split_address(listen)[0]}:{_bind(server, listen)}"
-    await server.start()
-    for name in ("", SERVICE):
-        await serving.set(name, health_pb2.HealthCheckResponse.SERVING)
-    if door is not None:
-        door.start(address)
-    try:
-        yield door.address if door else address
-    finally:
-        await serving.enter_graceful_shutdown()
-        await server.stop(DRAIN_SECONDS)
-        if door is not None:
-            await door.close()
-
-
-def _door(config: RouterConfig) -> TlsProxy | None:
-    """Mutual: gateways show a certificate of the same authority."""
+def _gateway_proxy(config: RouterConfig) -> TlsProxy | None:
+    """Return the TLS proxy in front of the port. Gateways must show a certificate of the same authority."""
     certificates = config.certificates(speaks=("h2",))
     if certificates is None:
         return None
-    refused = metrics.GATEWAY_REFUSALS
-    door = TlsProxy(
+    refusals = metrics.GATEWAY_REFUSALS
+    proxy = TlsProxy(
         config.ext_proc_listen,
         certificates,
         setting="ext_proc_listen",
-        refused=lambda reason: refused.labels(reason=reason).inc(),
+        refused=lambda reason: refusals.labels(reason=reason).inc(),
     )
-    door.bind()
-    return door
+    proxy.bind()
+    return proxy
 
 
 def _bind(server: Any, listen: str) -> int:

@@ -1,1 +1,1 @@
-"""HTTP front end: routes, admission, proxying."""
+"""HTTP side of the router: routes, admission, refusals, and the proxy for other paths."""

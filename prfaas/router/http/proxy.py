@@ -1,4 +1,4 @@
-"""Which of an engine's paths a client reaches through a door: those for its own requests, not those that change the engine."""
+"""Proxy for paths that need no decision. Paths that change an engine for everybody are refused."""
 
 from __future__ import annotations
 
@@ -14,48 +14,52 @@ from aiohttp import web
 from prfaas.router.engines.fleet import Instance
 from prfaas.router.engines.legs import NOT_CONNECTED, LegFailed, request_payload
 from prfaas.router.openai.request import REFUSED_FIELDS, prepare_forwarded
-from prfaas.router.routing.serve import NoEngineReady
+from prfaas.router.routing.serve import NoEngineReady, abort_connection
 
 # vLLM's paths under /v1 that change an engine for everybody.
-_OPERATORS: Final = frozenset(("v1/load_lora_adapter", "v1/unload_lora_adapter"))
+_OPERATOR_PATHS: Final = frozenset(("v1/load_lora_adapter", "v1/unload_lora_adapter"))
 _SEPARATOR: Final = re.compile(r"[/\\]")
 
 
 class PathRefused(Exception):
-    """A path that clients may not ask for; the text is for the client."""
+    """Path that clients may not use. The text is for the client."""
 
 
 def check_path(path: str) -> None:
-    """Return when clients may ask for this path, whose percent signs are decoded.
+    """Check that clients may use a path, whose percent signs are decoded.
 
     Raises:
-        PathRefused: a segment leads out of where it stands, or the path changes the engine.
+        PathRefused: the path contains . or .., or changes the engine.
     """
     segments = _SEPARATOR.split(path)
     if any(segment in (".", "..") for segment in segments):
-        raise PathRefused(f"{path}: a path has no . or .. in it")
-    if "/".join(filter(None, segments)) in _OPERATORS:
-        raise PathRefused(f"{path}: for operators, at the engine itself")
+        raise PathRefused(f"{path}: a path must not contain . or ..")
+    if "/".join(filter(None, segments)) in _OPERATOR_PATHS:
+        raise PathRefused(f"{path}: only for operators, at the engine itself")
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """What passing on needs."""
+    """Forwards requests to a decode instance.
 
-    choose: Callable[[str | None], Instance | None]  # by the model that the request names
+    `choose` returns an instance for the model that a request names. `headers` go with the request to the engine.
+    `refused` are fields that a JSON body may not contain.
+    """
+
+    choose: Callable[[str | None], Instance | None]
     session: aiohttp.ClientSession
-    headers: tuple[str, ...] = ("Content-Type", "Accept")  # that go with the request
-    refused: Sequence[str] = REFUSED_FIELDS  # that its JSON may not carry
+    headers: tuple[str, ...] = ("Content-Type", "Accept")
+    refused: Sequence[str] = REFUSED_FIELDS
 
-    async def pass_on(
+    async def forward(
         self, request: web.Request, *, tenant: str = "", headers: Mapping[str, str] = MappingProxyType({})
     ) -> web.StreamResponse:
-        """Return the response, sent; JSON is salted for the client's tenant, if it has one. `headers` go with both.
+        """Return the response, already sent. A JSON body gets the tenant's salt. `headers` go with request and response.
 
         Raises:
-            BadRequest: its JSON carries a field that is `refused`.
-            NobodyReady: there is no healthy decode instance.
-            LegFailed: the engine broke off before its first byte.
+            BadRequest: the JSON body contains a field that is refused.
+            NoEngineReady: there is no healthy decode instance.
+            LegFailed: the engine failed before its first byte.
         """
         body = prepare_forwarded(await request.read(), tenant=tenant, refused=self.refused)
         tried: set[Instance] = set()
@@ -66,8 +70,8 @@ class Proxy:
             tried.add(instance)
             try:
                 return await self._send(request, instance, body.raw, headers)
-            except NOT_CONNECTED as error:
-                instance.failed(repr(error))  # nothing was sent: the next one may have it
+            except NOT_CONNECTED as error:  # Nothing was sent, so another instance may take the request.
+                instance.failed(repr(error))
             except (aiohttp.ClientError, OSError) as error:
                 raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
@@ -91,7 +95,6 @@ class Proxy:
                         await response.write(chunk)
                     await response.write_eof()
                 except BaseException:
-                    if request.transport is not None:
-                        request.transport.abort()  # the client must not take half an answer for a whole one
+                    abort_connection(request)
                     raise
                 return response

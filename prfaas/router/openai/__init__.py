@@ -1,1 +1,1 @@
-"""OpenAI requests: parsing, tokens, conversations, headers."""
+"""OpenAI side of the router: requests, their tokens, conversations, and headers."""

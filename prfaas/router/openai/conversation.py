@@ -1,9 +1,9 @@
-"""Later turns of a conversation as token ids, of which only what is new is tokenised.
+"""Token ids of later turns, of which only the new messages are tokenised.
 
-Most chat templates are additive: what they make of a conversation begins with what they made of it a turn earlier. Then
-the new tokens are those of a short stand-in, one question of one word and what has been said since, without the tokens
-of that question alone. Whether an engine's template is additive is found out by comparing with the whole, at the first
-later turns of each form of request and now and then after; once it was not, that form is always tokenised whole.
+Most chat templates are additive: the rendering of a conversation begins with its rendering one turn earlier.
+The new tokens are then those of a short stand-in, a question of one word followed by the new messages, without the tokens
+of that question alone. The router compares the result with the whole rendering at the first later turns of each form of
+request, and occasionally afterwards. After a difference it always tokenises that form as a whole.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MAX_TOKENS = 16 << 20  # of all conversations together, 4 bytes each
+MAX_TOKENS = 16 << 20  # Cached tokens of all conversations together, 4 bytes each.
 MAX_FORMS = 256
-MAX_BASE_TOKENS = 16_384  # of a form, such as the descriptions of its tools; beyond it a stand-in would save little
-MIN_COMPARED = 3  # later turns before a form's additions are believed
-COMPARED_EACH = 64  # and from then on one of so many
-MAX_NEW_RATIO = 0.5  # of a conversation's bytes; beyond it the whole costs little more
+MAX_BASE_TOKENS = 16_384  # With a longer form, such as many tools, a stand-in would save little.
+MIN_COMPARED = 3  # Equal comparisons after which a form counts as additive.
+COMPARE_EVERY = 64
+MAX_NEW_RATIO = 0.5  # If more than this share of the bytes is new, the whole costs little more.
 STAND_IN: Sequence[Any] = ({"role": "user", "content": "x"},)
-# What shapes the answer and never the prompt; anything else that differs makes another form.
-_WITHOUT = frozenset(
+# Fields that never shape the prompt's form. The salt identifies the conversation's owner instead.
+_NOT_IN_FORM = frozenset(
     (
         "messages",
-        "cache_salt",  # it shapes whose conversation it is, not its prompt
+        "cache_salt",
         "stream",
         "stream_options",
         "temperature",
@@ -50,38 +50,61 @@ _WITHOUT = frozenset(
 )
 
 
-@dataclass(eq=False)
-class PromptForm:
-    """All requests that differ in their messages alone."""
-
-    base: array[int] | None = None  # the stand-in's tokens
-    num_compared: int = 0  # equal so far
-    num_asked: int = 0
-    additive: bool = True
-
-    def learn_base(self, token_ids: Sequence[int] | None) -> None:
-        """Take the stand-in's tokens; None when the engine does not say them."""
-        if token_ids is None or len(token_ids) > MAX_BASE_TOKENS:
-            self.additive = False
-        else:
-            self.base = array("I", token_ids)
-
-    @property
-    def is_due(self) -> bool:
-        """Return whether an addition is to be compared with the whole."""
-        return self.num_compared < MIN_COMPARED or self.num_asked % COMPARED_EACH == 0
-
-
 @dataclass(frozen=True)
 class EarlierTurn:
-    """The turn before: its tokens, and the messages since."""
+    """Tokens of an earlier turn, and the messages since."""
 
     token_ids: Sequence[int]
     new_messages: list[Any]
 
 
+@dataclass(eq=False)
+class PromptForm:
+    """All requests that differ only in their messages. `base` are the tokens of the stand-in alone."""
+
+    base: array[int] | None = None
+    num_compared: int = 0
+    num_asked: int = 0
+    additive: bool = True
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether a guess is to be compared with the whole."""
+        return self.num_compared < MIN_COMPARED or self.num_asked % COMPARE_EVERY == 0
+
+    def learn_base(self, token_ids: Sequence[int] | None) -> None:
+        """Take the stand-in's tokens; None if the engine does not provide them."""
+        if token_ids is None or len(token_ids) > MAX_BASE_TOKENS:
+            self.additive = False
+        else:
+            self.base = array("I", token_ids)
+
+    def extend(self, earlier: EarlierTurn, stand_in: Sequence[int]) -> list[int] | None:
+        """Return the tokens of a whole turn from those of the stand-in with the new messages; None if it is not additive."""
+        if self.base is None or array("I", stand_in[: len(self.base)]) != self.base:
+            return None
+        return [*earlier.token_ids, *stand_in[len(self.base) :]]
+
+    def compare(self, guess: Sequence[int] | None, whole: Sequence[int]) -> None:
+        """Compare a guess with the tokens of the whole."""
+        if guess is None or list(guess) != list(whole):
+            self.additive = False
+        else:
+            self.num_compared += 1
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages of a chat. `digests[i]` identifies the form and the messages up to i; `sizes[i]` are the bytes of message i."""
+
+    form: PromptForm
+    messages: list[Any]
+    digests: list[bytes]
+    sizes: list[int]
+
+
 class ConversationCache:
-    """Token ids of conversations by all of their messages, the least recently asked for leaving first."""
+    """Token ids of conversations, found by all of their messages. The least recently used conversation is dropped first."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -90,16 +113,16 @@ class ConversationCache:
         self._forms: OrderedDict[bytes, PromptForm] = OrderedDict()
 
     def conversation(self, body: dict[str, Any]) -> Conversation | None:
-        """The conversation of a chat; None where its prompt does not end with the template's own opening of an answer."""
+        """Return the conversation of a chat; None if its prompt does not end with the template's opening of an answer."""
         if body.get("continue_final_message") or body.get("add_generation_prompt") is False:
             return None
-        shape = {name: value for name, value in body.items() if name not in _WITHOUT}
-        form_digest = hashlib.blake2b(_bytes(shape), digest_size=16)
+        shape = {name: value for name, value in body.items() if name not in _NOT_IN_FORM}
+        form_digest = hashlib.blake2b(_encode(shape), digest_size=16)
         digests, sizes = [], []
-        salt, running = _bytes(body.get("cache_salt")), form_digest.copy()
+        salt, running = _encode(body.get("cache_salt")), form_digest.copy()
         running.update(len(salt).to_bytes(8, "little") + salt)
         for message in body["messages"]:
-            text = _bytes(message)
+            text = _encode(message)
             running.update(len(text).to_bytes(8, "little") + text)
             digests.append(running.digest())
             sizes.append(len(text))
@@ -113,7 +136,7 @@ class ConversationCache:
         return form
 
     def earlier(self, conversation: Conversation) -> EarlierTurn | None:
-        """Return the longest earlier turn that is known, when little has been added to it and additions are believed."""
+        """Return the longest known earlier turn, if its form is additive and little is new."""
         if not conversation.form.additive:
             return None
         for last in range(len(conversation.digests) - 1, 0, -1):
@@ -125,7 +148,7 @@ class ConversationCache:
         return None
 
     def remember(self, conversation: Conversation, token_ids: Sequence[int]) -> None:
-        """Keep a turn's tokens for the next one."""
+        """Keep the tokens of a turn for the next one."""
         if not conversation.digests or len(token_ids) > self._max_tokens:
             return
         digest = conversation.digests[-1]
@@ -135,31 +158,5 @@ class ConversationCache:
             self._num_tokens -= len(self._by_digest.popitem(last=False)[1])
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A chat's messages; `digests[i]` names its form and its first i + 1 messages, `sizes[i]` is the bytes of one."""
-
-    form: PromptForm
-    messages: list[Any]
-    digests: list[bytes]
-    sizes: list[int]
-
-
-def _bytes(value: Any) -> bytes:
+def _encode(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def extend_turn(form: PromptForm, earlier: EarlierTurn, stood_in: Sequence[int]) -> list[int] | None:
-    """The whole conversation's tokens from the stand-in's with all that is new; None when the template does not just add."""
-    base = form.base
-    if base is None or array("I", stood_in[: len(base)]) != base:
-        return None
-    return [*earlier.token_ids, *stood_in[len(base) :]]
-
-
-def record_comparison(form: PromptForm, guess: Sequence[int] | None, whole: Sequence[int]) -> None:
-    """Learn from a whole that was tokenised beside its guess."""
-    if guess is None or list(guess) != list(whole):
-        form.additive = False
-    else:
-        form.num_compared += 1

@@ -1,4 +1,4 @@
-"""A prompt as token ids, from the engines' own tokenizer."""
+"""Token ids of a prompt, from the engines' own tokenizer."""
 
 from __future__ import annotations
 
@@ -12,25 +12,17 @@ import msgspec
 from prfaas import metrics
 from prfaas.router.engines.fleet import Instance
 from prfaas.router.engines.legs import request_payload
-from prfaas.router.openai.conversation import (
-    STAND_IN,
-    Conversation,
-    ConversationCache,
-    EarlierTurn,
-    PromptForm,
-    extend_turn,
-    record_comparison,
-)
+from prfaas.router.openai.conversation import STAND_IN, Conversation, ConversationCache, EarlierTurn, PromptForm
 from prfaas.router.openai.request import MAX_TOKEN_ID, PATHS, ParsedRequest
 
-TOKENIZE_SECONDS = 10.0  # 220 KB take 0.1 s; beyond this the engine is not going to answer in time for a decision
-_RENDER_ABSENT = (403, 404, 405, 501)  # an engine without --enable-scale-out, or one that is no vLLM
+TOKENIZE_SECONDS = 10.0  # 220 KB take 0.1 s. An engine that takes longer does not answer in time for a decision.
+_RENDER_ABSENT = (403, 404, 405, 501)  # Status of engines without --enable-scale-out, and of other engines than vLLM.
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """Token ids; `rendered` when they are the engine's own rendering of this very request."""
+    """Token ids of a prompt. `rendered`: they are the engine's own rendering of this very request."""
 
     token_ids: list[int]
     rendered: bool = False
@@ -48,43 +40,42 @@ _RENDERED, _TOKENIZED = msgspec.json.Decoder(_Rendered), msgspec.json.Decoder(_T
 
 
 class Tokenizer:
-    """Asks engines for token ids."""
+    """Asks engines for token ids. Of a later turn it asks only for the new messages if that gives the same tokens."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._turns = ConversationCache()
+        self._cache = ConversationCache()
 
     async def prompt(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
-        """Return the prompt's token ids; None when the engine does not say, so that it judges the request itself."""
+        """Return the prompt's token ids; None if the engine does not provide them, so that it judges the request itself."""
         if request.token_ids is not None:
             return TokenizedPrompt(request.token_ids)
         try:
             async with asyncio.timeout(TOKENIZE_SECONDS):
-                conversation = self._turns.conversation(request.body) if request.endpoint == "chat" else None
+                conversation = self._cache.conversation(request.body) if request.endpoint == "chat" else None
                 if conversation is None:
-                    return await self._whole(instance, request)
-                return await self._turn(instance, request, conversation)
+                    return await self._tokenize_whole(instance, request)
+                return await self._tokenize_turn(instance, request, conversation)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
             return None
 
-    async def _turn(
+    async def _tokenize_turn(
         self, instance: Instance, request: ParsedRequest, conversation: Conversation
     ) -> TokenizedPrompt | None:
-        """Return a chat, of which only the new messages are tokenised where that is known to give the same."""
-        form, earlier = conversation.form, self._turns.earlier(conversation)
+        form, earlier = conversation.form, self._cache.earlier(conversation)
         guess = await self._guess(instance, request, form=form, earlier=earlier) if earlier is not None else None
         if guess is not None and not form.is_due:
-            how, prompt = "extend_turn", TokenizedPrompt(guess)
+            how, prompt = "added", TokenizedPrompt(guess)
         else:
-            how, whole = "whole", await self._whole(instance, request)
+            how, whole = "whole", await self._tokenize_whole(instance, request)
             if whole is None:
                 return None
             prompt = whole
             if earlier is not None:
                 how = "compared"
-                record_comparison(form, guess, prompt.token_ids)
+                form.compare(guess, prompt.token_ids)
         metrics.TOKENISED_CHATS.labels(how=how).inc()
-        self._turns.remember(conversation, prompt.token_ids)
+        self._cache.remember(conversation, prompt.token_ids)
         return prompt
 
     async def _guess(
@@ -92,19 +83,23 @@ class Tokenizer:
     ) -> list[int] | None:
         form.num_asked += 1
         if form.base is None:
-            base = await self._whole(instance, request.saying(STAND_IN))
+            base = await self._tokenize_whole(instance, request.with_messages(STAND_IN))
             form.learn_base(base.token_ids if base is not None else None)
             if not form.additive:
                 return None
-        stood_in = await self._whole(instance, request.saying([*STAND_IN, *earlier.new_messages]))
-        return extend_turn(form, earlier, stood_in.token_ids) if stood_in is not None else None
+        stand_in = await self._tokenize_whole(instance, request.with_messages([*STAND_IN, *earlier.new_messages]))
+        return form.extend(earlier, stand_in.token_ids) if stand_in is not None else None
 
-    async def _whole(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
+    async def _tokenize_whole(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
         if request.endpoint == "chat" and instance.renders:
             rendered = await self._render(instance, request)
             if rendered is not None or instance.renders:
                 return rendered
-        return await self._tokenize(instance, request)
+        body = request.tokenize_body()
+        if body is None:
+            return None
+        async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
+            return TokenizedPrompt(_TOKENIZED.decode(await response.read()).tokens) if response.status == 200 else None
 
     async def _render(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
         url = f"{instance.url}{PATHS['chat']}/render"
@@ -115,10 +110,3 @@ class Tokenizer:
             if response.status != 200:
                 return None
             return TokenizedPrompt(_RENDERED.decode(await response.read()).token_ids, rendered=True)
-
-    async def _tokenize(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
-        body = request.tokenize_body()
-        if body is None:
-            return None
-        async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
-            return TokenizedPrompt(_TOKENIZED.decode(await response.read()).tokens) if response.status == 200 else None

@@ -1,1 +1,1 @@
-"""Decision and execution of one request."""
+"""Routing of requests: the decision, the manager that makes it, its execution, and the record of each request."""

@@ -1,33 +1,68 @@
-"""The manager as the router sees it: the instances it announces, the decisions it makes."""
+"""Router's client of the managers: keeps the fleet up to date, asks for decisions, and reports completed requests."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 
 from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
-from prfaas.router.engines.fleet import Fleet, InstanceAddress, StandalonePolicy, kind_of, role_of
-from prfaas.router.routing.decide import ManagerDecision, RoutePlan, RoutingRequest
-from prfaas.router.routing.record import RequestRecord
+from prfaas.router.engines.fleet import Fleet, InstanceAddress, StandalonePolicy
+from prfaas.router.openai.tokenizer import TokenizedPrompt
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
+from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName, InstanceId, TransferId
 
-REFUSED_SECONDS = 2.0  # before a manager that refuses us is asked again
+REQUEST_ID_BYTES = 8
+FETCH_SECONDS = 10.0  # Longest wait for a prefix from another node. Afterwards the prefix is computed.
+REFUSED_SECONDS = 2.0  # Pause after a manager has refused the router.
 REPORT_SECONDS = 1.0
-MAX_UNREPORTED = 4096  # ended requests; the oldest is given up first
-MAX_ROUNDS = 2  # a second question states the hashes that the first answer asked for
+MAX_REPORTS = 4096  # Beyond it the oldest report is dropped.
+MAX_ROUNDS = 2  # A second request states the hashes that the first response asked for.
 _log = logs.get("router.manager")
 
 
+@dataclass(frozen=True)
+class RoutingRequest:
+    """Request as decisions see it. Without a `prompt` its tokens do not matter. `tenant` salts its hashes.
+
+    `request_id` identifies the request at the managers, however often it is decided.
+    """
+
+    facts: RequestFacts
+    model: str | None
+    prompt: TokenizedPrompt | None = None
+    session: str = ""
+    tenant: str = ""
+    request_id: bytes = field(default_factory=partial(secrets.token_bytes, REQUEST_ID_BYTES))
+
+
+@dataclass(frozen=True)
+class ManagerDecision:
+    """Decision of a manager, with a grant for a remote route.
+
+    `cached_tokens` are usable on the instance that prefills. `caches_known` is as in `RequestFacts`.
+    """
+
+    decision: Decision
+    cached_tokens: int
+    caches_known: bool = True
+    decision_id: str = ""
+    transfer_id: TransferId | None = None
+    grant: bytes | None = None
+
+
 class DecisionClient:
-    """Questions to the managers, and their state kept in the fleet."""
+    """Client of the managers."""
 
     def __init__(self, config: RouterConfig, secret: bytes, fleet: Fleet) -> None:
         self._config = config
@@ -39,103 +74,108 @@ class DecisionClient:
             deadline_seconds=config.manager_timeout,
             tls=CertificateFiles.of(config),
         )
-        self._tells_in_flight = False
-        self._ended: deque[RequestRecord] = deque(maxlen=MAX_UNREPORTED)
+        self._states_in_flight = False
+        self._reports: deque[pb.ReportRequestsRequest.Answered] = deque(maxlen=MAX_REPORTS)
 
     async def watch_forever(self) -> None:
-        """Keep the fleet what the managers say; while none answers it stays as it was."""
+        """Update the fleet from the managers' states. Without a manager it stays as it is."""
         while True:
             try:
                 async for state in self._client.watch_state():
-                    self._take(state)
+                    self._apply(state)
             except PrfaasError as error:
-                _log.error("manager.refuses", error=str(error))
+                _log.error("manager.watch_refused", error=str(error))
             await asyncio.sleep(REFUSED_SECONDS)
 
-    def ended(self, record: RequestRecord) -> None:
-        """Have the manager told how a request was answered."""
-        if record.plan is not None:
-            self._ended.append(record)
+    def report(self, report: pb.ReportRequestsRequest.Answered) -> None:
+        """Queue a report of a completed request."""
+        self._reports.append(report)
 
     async def report_forever(self) -> None:
-        """Tell the manager of ended requests, each second; what it does not take in time it does not learn."""
+        """Send the queued reports every second. Reports that no manager takes are dropped."""
         while True:
             await asyncio.sleep(REPORT_SECONDS)
-            if not self._ended:
+            if not self._reports:
                 continue
-            answered = [_answered(record, record.plan) for record in self._ended if record.plan is not None]
-            self._ended.clear()
+            reports = list(self._reports)
+            self._reports.clear()
             try:
-                await self._client.report_requests(pb.ReportRequestsRequest(requests=answered))
+                await self._client.report_requests(pb.ReportRequestsRequest(requests=reports))
             except (ManagerUnreachable, IndexRefusal) as error:
-                _log.warning("manager.not_told", num_requests=len(answered), error=str(error))
+                _log.warning("manager.report_failed", num_requests=len(reports), error=str(error))
 
-    def _take(self, state: pb.StateSnapshot) -> None:
-        self._fleet.threshold_tokens = state.threshold_tokens
-        self._fleet.counts_all = state.local_policy not in ("", "decode")
-        self._fleet.policy_alone = StandalonePolicy(
+    def _apply(self, state: pb.StateSnapshot) -> None:
+        fleet = self._fleet
+        fleet.threshold_tokens = state.threshold_tokens
+        fleet.counts_all = state.local_policy not in ("", "decode")
+        fleet.standalone_policy = StandalonePolicy(
             "pd" if state.local_policy == "pd" else "decode", "refuse" if state.without_prefill == "refuse" else "local"
         )
-        self._tells_in_flight = state.local_policy == "endpoint_picker"
-        self._fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
+        self._states_in_flight = state.local_policy == "endpoint_picker"
+        fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
         addresses = list(_addresses(state))
-        if state.settling or state.index_stale:  # it may not have heard of all
+        if state.settling or state.index_stale:  # The manager may not have heard of all instances yet.
             named = {address.name for address in addresses}
-            addresses += [instance.address for instance in self._fleet if instance.address.name not in named]
-        if addresses != [instance.address for instance in self._fleet]:
-            self._fleet.update(addresses)
+            addresses += [instance.address for instance in fleet if instance.address.name not in named]
+        if addresses != [instance.address for instance in fleet]:
+            fleet.update(addresses)
             _log.info("fleet.changed", manager=state.manager, instances=[address.name for address in addresses])
 
-    async def route(self, model: str, chain: HashChain, ask: RoutingRequest) -> ManagerDecision | None:
-        """Return where a request runs; None when no manager answers in time or knows the model: the router decides itself."""
+    async def decide(self, model: str, chain: HashChain, routing: RoutingRequest) -> ManagerDecision | None:
+        """Return the manager's decision; None if no manager answers in time or knows the model."""
+        unavailable = [instance.address.name for instance in self._fleet if not instance.is_available]
         request = pb.RouteRequest(
             model=model,
             units=b"".join(chain.units),
-            num_prompt_tokens=ask.facts.num_prompt_tokens,
+            num_prompt_tokens=routing.facts.num_prompt_tokens,
             prompt_hash=chain.at(chain.num_tokens),
-            tenant=ask.tenant,
-            session=ask.session,
+            tenant=routing.tenant,
+            session=routing.session,
             cluster=self._config.cluster,
-            max_output_tokens=ask.facts.max_output_tokens,
-            turn=ask.facts.turn,
-            request_id=ask.request_id,
-            excluded_instances=[*ask.facts.excluded, *(its.address.name for its in self._fleet if not its.is_asked)],
-            in_flight=_in_flight(self._fleet) if self._tells_in_flight else (),
+            max_output_tokens=routing.facts.max_output_tokens,
+            turn=routing.facts.turn,
+            request_id=routing.request_id,
+            excluded_instances=[*routing.facts.excluded, *unavailable],
+            in_flight=_in_flight(self._fleet) if self._states_in_flight else (),
         )
         try:
-            answer = await self._client.route(request)
+            response = await self._client.route(request)
             for _ in range(MAX_ROUNDS - 1):
-                lengths = [length for length in answer.odd_lengths if length <= chain.num_tokens]
+                lengths = [length for length in response.odd_lengths if length <= chain.num_tokens]
                 if not lengths:
                     break
                 request.checkpoints.extend(pb.StatedCheckpoint(num_tokens=n, hash=chain.at(n)) for n in lengths)
-                answer = await self._client.route(request)
+                response = await self._client.route(request)
         except (ManagerUnreachable, IndexRefusal) as error:
-            _log.warning("manager.no_decision", error=str(error))
+            _log.warning("manager.decision_missing", error=str(error))
             return None
-        return self._ruling(request.request_id, answer, await self._fetched_tokens(model, chain, answer))
+        return self._read(request.request_id, response, await self._fetch(model, chain, response))
 
-    async def _fetched_tokens(self, model: str, chain: HashChain, answer: pb.RouteResponse) -> int:
-        """Have the prefix copied that the decision asks for; how many tokens came, 0 when the rest is to be computed."""
-        its = answer.fetch
-        if not answer.HasField("fetch") or not 0 < its.num_tokens <= chain.num_tokens:
+    async def _fetch(self, model: str, chain: HashChain, response: pb.RouteResponse) -> int:
+        """Copy the prefix that the decision asks for. Return the tokens copied; 0 if the rest must be computed."""
+        fetch = response.fetch
+        if not response.HasField("fetch") or not 0 < fetch.num_tokens <= chain.num_tokens:
             return 0
-        units = b"".join(chain.units[: its.num_tokens // HASH_UNIT_TOKENS])
-        prefix = pb.Prefix(model=model, units=units, num_tokens=its.num_tokens, end_hash=chain.at(its.num_tokens))
-        seconds = self._config.fetch_timeout
+        units = b"".join(chain.units[: fetch.num_tokens // HASH_UNIT_TOKENS])
+        end_hash = chain.at(fetch.num_tokens)
         request = pb.CopyRequest(
-            prefix=prefix, source=its.source, destination=its.destination, timeout_seconds=seconds, is_fetch=True
+            prefix=pb.Prefix(model=model, units=units, num_tokens=fetch.num_tokens, end_hash=end_hash),
+            source=fetch.source,
+            destination=fetch.destination,
+            timeout_seconds=FETCH_SECONDS,
+            is_fetch=True,
         )
-        outcome = await self._copy(request, seconds)
+        outcome = await self._copy(request)
         metrics.FETCHES.labels(outcome=outcome).inc()
-        if outcome != "completed":
-            _log.warning("prefix.not_fetched", source=its.source, destination=its.destination, outcome=outcome)
-        return its.num_tokens if outcome == "completed" else 0
+        if outcome == "completed":
+            return int(fetch.num_tokens)
+        _log.warning("prefix.fetch_failed", source=fetch.source, destination=fetch.destination, outcome=outcome)
+        return 0
 
-    async def _copy(self, request: pb.CopyRequest, seconds: float) -> str:
+    async def _copy(self, request: pb.CopyRequest) -> str:
         try:
-            async with asyncio.timeout(seconds):
-                return (await self._client.copy(request, timeout_seconds=seconds)).outcome
+            async with asyncio.timeout(FETCH_SECONDS):
+                return (await self._client.copy(request, timeout_seconds=FETCH_SECONDS)).outcome
         except TimeoutError:
             return "late"
         except ManagerUnreachable:
@@ -143,66 +183,52 @@ class DecisionClient:
         except IndexRefusal:
             return "refused"
 
-    def _ruling(self, request_id: bytes, answer: pb.RouteResponse, fetched_tokens: int) -> ManagerDecision | None:
-        remote = answer.route == "remote"
-        if answer.reason not in EXPLANATIONS:
-            return None  # a newer manager's word
-        if answer.route == "refused":
-            return ManagerDecision(Decision("refused", answer.reason), 0, decision_id=request_id.hex())
+    def _read(self, request_id: bytes, response: pb.RouteResponse, fetched_tokens: int) -> ManagerDecision | None:
+        """Return the decision in a response; None if it has a newer manager's reason or names unknown instances."""
+        if response.reason not in EXPLANATIONS:
+            return None
+        if response.route == "refused":
+            return ManagerDecision(Decision("refused", response.reason), 0, decision_id=request_id.hex())
+        is_remote = response.route == "remote"
         decision = Decision(
-            "remote" if remote else "local",
-            answer.reason,
-            InstanceId(answer.decode.instance),
-            InstanceId(answer.prefill.instance) if remote else None,
+            "remote" if is_remote else "local",
+            response.reason,
+            InstanceId(response.decode.instance),
+            InstanceId(response.prefill.instance) if is_remote else None,
         )
         if any(name is not None and name not in self._fleet for name in (decision.decode, decision.prefill)):
-            return None  # it knows instances that its last state did not name yet
-        transfer_id = TransferId(answer.transfer_id) if remote else None
+            return None
         return ManagerDecision(
             decision,
-            max(answer.cached_tokens, fetched_tokens),
-            caches_known=not answer.layout_unknown,
+            max(response.cached_tokens, fetched_tokens),
+            caches_known=not response.layout_unknown,
             decision_id=request_id.hex(),
-            transfer_id=transfer_id,
-            grant=answer.grant if remote else None,
+            transfer_id=TransferId(response.transfer_id) if is_remote else None,
+            grant=response.grant if is_remote else None,
         )
 
     async def close(self) -> None:
         await self._client.close()
 
 
-def _answered(record: RequestRecord, plan: RoutePlan) -> pb.ReportRequestsRequest.Answered:
-    return pb.ReportRequestsRequest.Answered(
-        decision_id=bytes.fromhex(plan.decision_id),
-        route=plan.decision.route,
-        reason=plan.decision.reason,
-        status=record.status,
-        fallback=record.fallback or (record.failures[-1].reason if record.failures else ""),
-        ttft_seconds=record.ttft_seconds or 0.0,
-        decide_seconds=record.decide_seconds or 0.0,
-        prefill_seconds=record.prefill_seconds or 0.0,
-        transfer_id=plan.transfer_id or b"",
-        tpot_seconds=record.tpot_seconds,
-        streamed=record.is_streamed,
-    )
-
-
 def _in_flight(fleet: Fleet) -> Iterator[pb.InFlight]:
-    for its in fleet:
-        if its.num_requests:
-            yield pb.InFlight(instance=its.address.name, num_requests=its.num_requests, num_tokens=its.num_tokens)
+    for instance in fleet:
+        if instance.num_requests:
+            name, num_requests, num_tokens = instance.address.name, instance.num_requests, instance.num_tokens
+            yield pb.InFlight(instance=name, num_requests=num_requests, num_tokens=num_tokens)
 
 
 def _addresses(state: pb.StateSnapshot) -> Iterator[InstanceAddress]:
+    """Yield the instances of a state. An unknown role counts as `both`, an unknown kind of cluster as `pd`."""
     for node_state in state.nodes:
         node = node_state.node
         for engine in node.engines:
             yield InstanceAddress(
                 name=InstanceId(engine.instance),
                 url=engine.url,
-                role=role_of(engine.role),
+                role="prefill" if engine.role == "prefill" else "decode" if engine.role == "decode" else "both",
                 agent=AgentName(node.name),
                 wire=node.wire_address,
                 cluster=ClusterName(node.cluster),
-                cluster_kind=kind_of(node.cluster_kind),
+                cluster_kind="prfaas" if node.cluster_kind == "prfaas" else "pd",
             )

@@ -1,4 +1,4 @@
-"""What is remembered of a request: its log line, its metrics, and `/debug/decision/<id>`."""
+"""Record of one request: its log line, its metrics, its report to the manager, and `/debug/decision/<id>`."""
 
 from __future__ import annotations
 
@@ -11,96 +11,121 @@ from typing import Any
 from prfaas import logs, metrics
 from prfaas.router.engines.legs import LegFailed
 from prfaas.router.routing.decide import RoutePlan
+from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import explain
 
 MAX_RECORDS = 1024
-_COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # in an answer's usage; in its texts quotes are escaped
-_COUNT_BYTES = 64  # of an answer's end, in which a count may have begun
-_EVENT = b"data: {"  # begins each event of a stream but its last
+_COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # Only the usage has this form: texts escape quotes.
+_COUNT_BYTES = 64  # End of a chunk in which a count may have begun.
+_EVENT = b"data: {"  # Start of each event of a stream but the last.
+_SPAN_FIELDS = (
+    "route",
+    "reason",
+    "decided_by",
+    "num_prompt_tokens",
+    "transfer_id",
+    "fallback",
+    "status",
+    "ttft_seconds",
+)
 _log = logs.get("router")
 
 
 @dataclass
 class RequestRecord:
-    """One request. `plan` is the last one made for it; `failures` are the legs that failed before a first byte."""
+    """One request, from its arrival to the end of its answer.
+
+    Attributes:
+        path: Path of a forwarded request, which needs no decision.
+        client: Client of the request, once admitted.
+        plan: Last plan made for the request.
+        failures: Legs that failed before a first byte.
+        decide_seconds: Time until the legs were sent.
+        prefill_seconds: Time from then until the prefill leg was answered.
+        at: Arrival in seconds since 1970.
+        seconds: Total time.
+    """
 
     request_id: str
-    path: str = ""  # of one that needs no decision and is passed on
-    client: str = ""  # whose request it is, once he is let in
+    path: str = ""
+    client: str = ""
     plan: RoutePlan | None = None
     failures: list[LegFailed] = field(default_factory=list)
     status: int = 0
     ttft_seconds: float | None = None
-    decide_seconds: float | None = None  # until the legs were sent
-    prefill_seconds: float | None = None  # from then until the prefill leg was answered
-    at: float = field(default_factory=time.time)  # seconds since 1970, when it came
+    decide_seconds: float | None = None
+    prefill_seconds: float | None = None
+    at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0  # until it ended
+    seconds: float = 0.0
     _first_at: float = 0.0
     _last_at: float = 0.0
-    _end: bytes = b""  # the last bytes of an answer
-    _counts: dict[bytes, int] = field(default_factory=dict)  # of tokens, as the answer said last
+    _tail: bytes = b""
+    _counts: dict[bytes, int] = field(default_factory=dict)
     _num_events: int = 0
 
     @property
     def fallback(self) -> str | None:
-        """Why a remote request was answered locally after all."""
+        """Return the failure that made the decode instance prefill a remote request; None without a fallback."""
         return self.failures[-1].reason if self.failures and self.plan and self.plan.fell_back else None
 
-    def answered(self, status: int) -> None:
-        """The first bytes of an answer are there."""
-        self.status = status
-        self.ttft_seconds = time.monotonic() - self.started
-
-    def streamed(self, chunk: bytes) -> None:
-        """One piece of an answer was passed on."""
-        self._num_events += chunk.count(_EVENT)
-        self._last_at = time.monotonic()
-        self._first_at = self._first_at or self._last_at
-        text = self._end + chunk
-        self._counts |= {name: int(number) for name, number in _COUNT.findall(text)}
-        self._end = text[-_COUNT_BYTES:]
-
-    @property
-    def is_streamed(self) -> bool:
-        """Return whether the answer came in several pieces."""
-        return self._last_at > self._first_at
-
-    @property
-    def tpot_seconds(self) -> float:
-        """Between the tokens of a streamed answer on average; 0 where it does not say how many there were."""
-        num_tokens = self._counts.get(b"completion", 0)
-        return (self._last_at - self._first_at) / (num_tokens - 1) if num_tokens > 1 else 0.0
-
-    def num_tokens(self, estimated_prompt_tokens: int) -> int:
-        """Of prompt and answer: as the answer's usage says, else as counted for the route or estimated, and one an event.
-
-        0 where nothing was answered.
-        """
-        if self.ttft_seconds is None:
-            return 0
-        counted = (
-            self.plan.facts.num_prompt_tokens if self.plan and self.plan.facts.counted else estimated_prompt_tokens
-        )
-        return self._counts.get(b"prompt", counted) + self._counts.get(b"completion", self._num_events)
-
-    def decided(self, plan: RoutePlan) -> None:
-        """The route is known, for the first time or after a failure."""
+    def note_plan(self, plan: RoutePlan) -> None:
+        """Record the route, for the first time or after a failure."""
         self.plan = plan
         if self.decide_seconds is None:
             self.decide_seconds = time.monotonic() - self.started
 
-    def prefilled(self) -> None:
-        """The prefill leg of a remote route has answered."""
+    def note_prefilled(self) -> None:
+        """Record the answer of the prefill leg."""
         if self.prefill_seconds is None and self.ttft_seconds is None and self.decide_seconds is not None:
             self.prefill_seconds = time.monotonic() - self.started - self.decide_seconds
 
-    def failed(self, failure: LegFailed) -> None:
+    def note_failure(self, failure: LegFailed) -> None:
         self.failures.append(failure)
         metrics.LEG_FAILURES.labels(reason=failure.reason).inc()
 
+    def note_answer(self, status: int) -> None:
+        """Record the first bytes of an answer."""
+        self.status = status
+        self.ttft_seconds = time.monotonic() - self.started
+
+    def note_chunk(self, chunk: bytes) -> None:
+        """Record a chunk of the answer that went to the client."""
+        self._num_events += chunk.count(_EVENT)
+        self._last_at = time.monotonic()
+        self._first_at = self._first_at or self._last_at
+        text = self._tail + chunk
+        self._counts |= {name: int(number) for name, number in _COUNT.findall(text)}
+        self._tail = text[-_COUNT_BYTES:]
+
+    def end(self) -> None:
+        """Record the end of the answer."""
+        self.seconds = time.monotonic() - self.started
+
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether the answer came in several chunks."""
+        return self._last_at > self._first_at
+
+    @property
+    def tpot_seconds(self) -> float:
+        """Return the mean time between the tokens of a streamed answer; 0 if it does not state their number."""
+        num_tokens = self._counts.get(b"completion", 0)
+        return (self._last_at - self._first_at) / (num_tokens - 1) if num_tokens > 1 else 0.0
+
+    def num_tokens(self, estimated_prompt_tokens: int) -> int:
+        """Return the tokens of prompt and answer; 0 without an answer.
+
+        The answer's usage counts. Without one, the prompt is as counted or estimated, and each event is one token.
+        """
+        if self.ttft_seconds is None:
+            return 0
+        is_counted = self.plan is not None and self.plan.facts.counted
+        prompt = self.plan.facts.num_prompt_tokens if self.plan and is_counted else estimated_prompt_tokens
+        return self._counts.get(b"prompt", prompt) + self._counts.get(b"completion", self._num_events)
+
     def headers(self) -> dict[str, str]:
-        """What the client learns of its route."""
+        """Return the response headers that state the route."""
         headers = {"x-request-id": self.request_id}
         if self.plan is None:
             return headers
@@ -114,7 +139,7 @@ class RequestRecord:
         return headers
 
     def summary(self) -> dict[str, Any]:
-        """Return the fields of its log line."""
+        """Return the fields of the log line."""
         fields: dict[str, Any] = {"request_id": self.request_id}
         if self.path:
             return fields | {"path": self.path, "status": self.status}
@@ -129,26 +154,12 @@ class RequestRecord:
         }
 
     def attributes(self) -> dict[str, str | int | float | bool | None]:
-        """What its span says of it."""
-        said = (
-            "route",
-            "reason",
-            "decided_by",
-            "num_prompt_tokens",
-            "transfer_id",
-            "fallback",
-            "status",
-            "ttft_seconds",
-        )
+        """Return the attributes of the tracing span."""
         summary = self.summary()
-        return {name: summary.get(name) for name in said}
+        return {name: summary.get(name) for name in _SPAN_FIELDS}
 
-    def ended(self) -> None:
-        """The last byte of its answer is known."""
-        self.seconds = time.monotonic() - self.started
-
-    def tell(self) -> None:
-        """Count it, and write its one line."""
+    def publish(self) -> None:
+        """Count the request, and write its log line."""
         if self.path:
             metrics.PASSED_ON.labels(status=str(self.status)).inc()
         if self.plan is not None:
@@ -160,13 +171,32 @@ class RequestRecord:
                 metrics.FALLBACKS.labels(reason=self.fallback).inc()
         _log.info("request.complete", seconds=round(self.seconds, 6), **self.summary())
 
-    def explanation(self) -> dict[str, Any]:
-        """Everything: in words, and as the data from which `scheduler.route` makes the same decision again."""
-        said = self.summary() | {"client": self.client, "at": self.at}
+    def manager_report(self) -> pb.ReportRequestsRequest.Answered | None:
+        """Return the report for the manager; None for a request without a decision."""
         if self.plan is None:
-            was_passed = self.path and (self.ttft_seconds is not None or not self.status)
-            return said | {"explanation": "it needs no decision" if was_passed else "it was refused before a decision"}
-        return said | {
+            return None
+        return pb.ReportRequestsRequest.Answered(
+            decision_id=bytes.fromhex(self.plan.decision_id),
+            route=self.plan.decision.route,
+            reason=self.plan.decision.reason,
+            status=self.status,
+            fallback=self.fallback or (self.failures[-1].reason if self.failures else ""),
+            ttft_seconds=self.ttft_seconds or 0.0,
+            decide_seconds=self.decide_seconds or 0.0,
+            prefill_seconds=self.prefill_seconds or 0.0,
+            transfer_id=self.plan.transfer_id or b"",
+            tpot_seconds=self.tpot_seconds,
+            streamed=self.is_streamed,
+        )
+
+    def explanation(self) -> dict[str, Any]:
+        """Return the whole record: in words, and as the data from which `scheduler.route` makes the same decision."""
+        fields = self.summary() | {"client": self.client, "at": self.at}
+        if self.plan is None:
+            was_forwarded = self.path and (self.ttft_seconds is not None or not self.status)
+            words = "it needs no decision" if was_forwarded else "it was refused before a decision"
+            return fields | {"explanation": words}
+        return fields | {
             "explanation": self._words(self.plan),
             "failures": [f"{failure.reason}: {failure}" for failure in self.failures],
             "snapshot": self.plan.snapshot.to_dict() if self.plan.decided_by == "router" else None,
@@ -176,28 +206,28 @@ class RequestRecord:
     def _words(self, plan: RoutePlan) -> str:
         words = [f"{plan.decision.route}: {explain(plan.decision, plan.facts)}"]
         if plan.is_alone:
-            words.append("no manager answered in time, so the router decided without knowing what is cached")
+            words.append("no manager answered in time, so the router decided without cache knowledge")
         if plan.facts.obstacle is not None:
-            words.append(f"what stands in the way: {plan.facts.obstacle}")
+            words.append(f"obstacle: {plan.facts.obstacle}")
         if self.failures:
             words.append("failed before a first byte: " + ", ".join(failure.reason for failure in self.failures))
         if self.fallback:
-            words.append("so the decode instance computed all of it")
+            words.append("so the decode instance computed the whole prompt")
         return "; ".join(words)
 
 
 class RequestRecords:
-    """The last `MAX_RECORDS` requests. Clients choose ids: one of another client's takes nobody's place."""
+    """Last `MAX_RECORDS` requests. Clients choose request ids, so each client has its own."""
 
     def __init__(self) -> None:
-        self._by_client: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()  # and id
+        self._records: OrderedDict[tuple[str, str], RequestRecord] = OrderedDict()  # By client and request id.
 
     def add(self, record: RequestRecord) -> None:
-        self._by_client.pop((record.client, record.request_id), None)
-        self._by_client[record.client, record.request_id] = record
-        if len(self._by_client) > MAX_RECORDS:
-            self._by_client.popitem(last=False)
+        self._records.pop((record.client, record.request_id), None)
+        self._records[record.client, record.request_id] = record
+        if len(self._records) > MAX_RECORDS:
+            self._records.popitem(last=False)
 
     def of(self, request_id: str) -> list[RequestRecord]:
-        """Return the requests of this id, one of each client that used it, newest first."""
-        return [its for (_, name), its in reversed(self._by_client.items()) if name == request_id]
+        """Return the requests with this id, at most one of each client, newest first."""
+        return [record for (_, name), record in reversed(self._records.items()) if name == request_id]

@@ -1,4 +1,4 @@
-"""Answers one completion or chat: decides, opens the legs, tries again before the first byte, passes the answer on."""
+"""Service of one completion or chat: decide, send the legs, retry before the first byte, and stream the answer."""
 
 from __future__ import annotations
 
@@ -14,50 +14,56 @@ from prfaas import logs, tracing
 from prfaas.router.config import PdProtocol
 from prfaas.router.engines.fleet import Fleet, Instance
 from prfaas.router.engines.legs import UNREACHABLE, EngineResponse, Leg, LegClient, LegFailed
-from prfaas.router.openai.request import PATHS, ParsedRequest, nixl_decode_body, nixl_prefill_body
+from prfaas.router.openai.request import PATHS, ParsedRequest, nixl_prefill_body, with_transfer_params
 from prfaas.router.openai.tokenizer import TokenizedPrompt, Tokenizer
-from prfaas.router.routing.decide import DecisionMaker, RoutePlan, RoutingRequest
+from prfaas.router.routing.decide import DecisionMaker, RoutePlan
+from prfaas.router.routing.manager_client import RoutingRequest
 from prfaas.router.routing.record import RequestRecord
-from prfaas.scheduler.route import EXPLANATIONS
+from prfaas.scheduler.route import EXPLANATIONS, Decision
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import InstanceId
 
-MAX_TRIES = 4  # decode legs of one request
+MAX_TRIES = 4  # Decode legs of one request.
 _log = logs.get("router")
 
 
 class NoEngineReady(Exception):
-    """No engine can answer."""
+    """No engine can answer. The text is for the client."""
+
+    @classmethod
+    def of(cls, decision: Decision) -> NoEngineReady:
+        """Return the error for a decision without a decode instance."""
+        return cls(f"{decision.reason}: {EXPLANATIONS[decision.reason]}")
 
 
 @dataclass(frozen=True)
 class RequestHandler:
-    """What an answer needs."""
+    """Serves completions and chats."""
 
     fleet: Fleet
-    deciding: DecisionMaker
+    decisions: DecisionMaker
     legs: LegClient
     tokenizer: Tokenizer
     pd_protocol: PdProtocol = "prfaas"
 
-    async def answer(
+    async def handle(
         self, request: web.Request, parsed: ParsedRequest, record: RequestRecord, *, session: str
     ) -> web.StreamResponse:
-        """Return the response, sent.
+        """Return the response, already sent.
 
         Raises:
-            NobodyReady: there is no healthy decode instance.
-            LegFailed: every one that was tried failed before its first byte.
+            NoEngineReady: there is no healthy decode instance.
+            LegFailed: every instance tried failed before its first byte.
         """
-        ask = await self.ask(parsed, session)
-        opened = await self._open(ask, parsed, record)
+        routing = await self.routing_request(parsed, session)
+        response = await self._open(routing, parsed, record)
         try:
-            return await stream_response(request, opened, record)
+            return await stream_response(request, response, record)
         finally:
-            await opened.close()
+            await response.close()
 
-    async def ask(self, parsed: ParsedRequest, session: str) -> RoutingRequest:
-        """What decides the route; the prompt is tokenised only when it could exceed the threshold."""
+    async def routing_request(self, parsed: ParsedRequest, session: str) -> RoutingRequest:
+        """Return the facts that decide the route. The prompt is tokenised only if it could exceed the threshold."""
         facts = RequestFacts(
             parsed.max_prompt_tokens,
             counted=False,
@@ -66,85 +72,89 @@ class RequestHandler:
             max_output_tokens=parsed.max_output_tokens,
             seed=secrets.randbits(32),
         )
-        if facts.obstacle is not None or not self.fleet.must_count(facts.num_prompt_tokens):
-            return RoutingRequest(facts, parsed.model, session=session, tenant=parsed.tenant)
-        prompt = await self._prompt(parsed)
-        if prompt is None:
-            return RoutingRequest(
-                replace(facts, obstacle="not_tokenised"), parsed.model, session=session, tenant=parsed.tenant
-            )
-        counted = replace(facts, num_prompt_tokens=len(prompt.token_ids), counted=True)
-        return RoutingRequest(counted, parsed.model, prompt, session, parsed.tenant)
+        prompt = None
+        if facts.obstacle is None and self.fleet.must_count(facts.num_prompt_tokens):
+            prompt = await self._tokenize(parsed)
+            if prompt is None:
+                facts = replace(facts, obstacle="not_tokenised")
+            else:
+                facts = replace(facts, num_prompt_tokens=len(prompt.token_ids), counted=True)
+        return RoutingRequest(facts, parsed.model, prompt, session, parsed.tenant)
 
-    async def _prompt(self, parsed: ParsedRequest) -> TokenizedPrompt | None:
+    async def _tokenize(self, parsed: ParsedRequest) -> TokenizedPrompt | None:
         instance = self.fleet.any_decode(parsed.model)
         if instance is None:
             raise NoEngineReady("no engine is ready")
         with tracing.within(tracing.child("router.tokenize", instance=instance.address.name)):
             return await self.tokenizer.prompt(instance, parsed)
 
-    async def _open(self, ask: RoutingRequest, parsed: ParsedRequest, record: RequestRecord) -> EngineResponse:
-        """Return the first answer that has its first bytes."""
-        plan = await self.deciding.plan(ask)
+    async def _open(self, routing: RoutingRequest, parsed: ParsedRequest, record: RequestRecord) -> EngineResponse:
+        """Return the first response whose first bytes have come."""
+        plan = await self.decisions.plan(routing)
         while True:
-            record.decided(plan)
+            record.note_plan(plan)
             try:
-                return await self._try(plan, ask, parsed, record)
+                return await self._send_legs(plan, routing, parsed, record)
             except LegFailed as failure:
-                record.failed(failure)
+                record.note_failure(failure)
                 if len(record.failures) >= MAX_TRIES:
                     raise
-                ask, plan = await self._next(failure, ask, plan)
+                routing, plan = await self._replan(failure, routing, plan)
 
-    async def _next(self, failure: LegFailed, ask: RoutingRequest, plan: RoutePlan) -> tuple[RoutingRequest, RoutePlan]:
-        """What to try after a failure: the same decode instance without a transfer, or another one.
+    async def _replan(
+        self, failure: LegFailed, routing: RoutingRequest, plan: RoutePlan
+    ) -> tuple[RoutingRequest, RoutePlan]:
+        """Return the plan after a failure: the same decode instance without a transfer, or another decode instance.
 
         Raises:
-            LegFailed: `failure`, when nothing is left.
+            LegFailed: `failure`, if nothing is left to try.
         """
         if plan.is_remote and failure.reason not in ("decode_unreachable", "decode_broke_off"):
-            return ask, plan.fallen_back()
-        assert plan.decision.decode is not None, "it failed, so there was one"
-        ask = replace(ask, facts=replace(ask.facts, excluded=ask.facts.excluded | {plan.decision.decode}))
-        again = await self.deciding.plan(ask)
-        if again.decision.decode is None:
+            return routing, plan.fallen_back()
+        assert plan.decision.decode is not None, "a plan without a decode instance opens no legs"
+        excluded = routing.facts.excluded | {plan.decision.decode}
+        routing = replace(routing, facts=replace(routing.facts, excluded=excluded))
+        plan = await self.decisions.plan(routing)
+        if plan.decision.decode is None:
             raise failure
-        return ask, again
+        return routing, plan
 
-    async def _try(
-        self, plan: RoutePlan, ask: RoutingRequest, parsed: ParsedRequest, record: RequestRecord
+    async def _send_legs(
+        self, plan: RoutePlan, routing: RoutingRequest, parsed: ParsedRequest, record: RequestRecord
     ) -> EngineResponse:
         if plan.decision.decode is None:
-            raise NoEngineReady(f"{plan.decision.reason}: {EXPLANATIONS[plan.decision.reason]}")
+            raise NoEngineReady.of(plan.decision)
         decode, path = self._instance("decode", plan.decision.decode), PATHS[parsed.endpoint]
+        num_tokens = routing.facts.num_prompt_tokens
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
-        if not plan.is_remote or plan.decision.prefill is None or ask.prompt is None:
-            return await self._one_leg(decode, ask, parsed.local_body(plan.promised_tokens), path, headers)
-        prompt, prefill = ask.prompt, self._instance("prefill", plan.decision.prefill)
+        if not plan.is_remote or plan.decision.prefill is None or routing.prompt is None:
+            body = parsed.local_body(plan.promised_tokens)
+            return await self._decode_alone(decode, body, path, headers, num_tokens)
+        prompt, prefill = routing.prompt, self._instance("prefill", plan.decision.prefill)
         if self.pd_protocol == "nixl" and prefill.address.cluster == decode.address.cluster:
-            kept = await self._keep(prefill, ask, parsed, headers)
-            record.prefilled()
-            return await self._one_leg(decode, ask, nixl_decode_body(parsed.raw, kept), path, headers)
-        first = asyncio.create_task(self._prefill(prefill, plan, prompt, parsed, headers))
-        first.add_done_callback(lambda _: record.prefilled())
-        return await self.legs.both(first, asyncio.create_task(self._decode(decode, plan, prompt, parsed, headers)))
+            params = await self._prefill_nixl(prefill, parsed, path, headers, num_tokens)
+            record.note_prefilled()
+            body = with_transfer_params(parsed.raw, params)
+            return await self._decode_alone(decode, body, path, headers, num_tokens)
+        prefill_leg = asyncio.create_task(self._prefill(prefill, plan, prompt, parsed, headers))
+        prefill_leg.add_done_callback(lambda _: record.note_prefilled())
+        decode_leg = asyncio.create_task(self._decode(decode, plan, prompt, parsed, headers))
+        return await self.legs.both(prefill_leg, decode_leg)
 
-    async def _keep(
-        self, instance: Instance, ask: RoutingRequest, parsed: ParsedRequest, headers: dict[str, str]
-    ) -> dict[str, Any]:
-        """What a prefill instance of the decode instance's own cluster says of the KV that it has computed and keeps."""
-        path, num_tokens = PATHS[parsed.endpoint], ask.facts.num_prompt_tokens
-        with _leg("router.prefill", instance):
-            body, headers = nixl_prefill_body(path, parsed.body), headers | tracing.headers()
-            return await self.legs.prefill_and_keep(instance, body, headers, path=path, num_tokens=num_tokens)
-
-    async def _one_leg(
-        self, instance: Instance, ask: RoutingRequest, body: bytes, path: str, headers: dict[str, str]
+    async def _decode_alone(
+        self, instance: Instance, body: bytes, path: str, headers: dict[str, str], num_tokens: int
     ) -> EngineResponse:
-        """Return a decode leg with no prefill leg beside it."""
-        with _leg("router.decode", instance):
-            num_tokens = ask.facts.num_prompt_tokens
+        """Send a decode leg without a concurrent prefill leg."""
+        with _leg_span("router.decode", instance):
             return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=num_tokens)
+
+    async def _prefill_nixl(
+        self, instance: Instance, parsed: ParsedRequest, path: str, headers: dict[str, str], num_tokens: int
+    ) -> dict[str, Any]:
+        """Return the kv_transfer_params of a prefill instance in the decode instance's cluster."""
+        with _leg_span("router.prefill", instance):
+            body, headers = nixl_prefill_body(path, parsed.body), headers | tracing.headers()
+            return await self.legs.prefill_nixl(instance, body, headers, path=path, num_tokens=num_tokens)
 
     async def _prefill(
         self,
@@ -154,10 +164,11 @@ class RequestHandler:
         parsed: ParsedRequest,
         headers: dict[str, str],
     ) -> dict[str, Any]:
-        with _leg("router.prefill", instance) as leg:
-            its, promised_tokens = prompt.token_ids, plan.promised_tokens
-            body = parsed.prefill_body(its, plan.grant, promised_tokens=promised_tokens, trace=leg.traceparent)
-            return await self.legs.prefill(instance, body, headers | tracing.headers(), num_tokens=len(its))
+        with _leg_span("router.prefill", instance) as span:
+            token_ids, promised_tokens = prompt.token_ids, plan.promised_tokens
+            trace = span.traceparent
+            body = parsed.prefill_body(token_ids, plan.grant, promised_tokens=promised_tokens, trace=trace)
+            return await self.legs.prefill(instance, body, headers | tracing.headers(), num_tokens=len(token_ids))
 
     async def _decode(
         self,
@@ -167,54 +178,56 @@ class RequestHandler:
         parsed: ParsedRequest,
         headers: dict[str, str],
     ) -> EngineResponse:
-        with _leg("router.decode", instance) as leg:
-            its, path = prompt.token_ids, PATHS[parsed.endpoint]
-            body = parsed.decode_body(its, plan.grant, rendered=prompt.rendered, trace=leg.traceparent)
-            return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=len(its))
+        with _leg_span("router.decode", instance) as span:
+            token_ids, path = prompt.token_ids, PATHS[parsed.endpoint]
+            body = parsed.decode_body(token_ids, plan.grant, rendered=prompt.rendered, trace=span.traceparent)
+            return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=len(token_ids))
 
     def _instance(self, leg: Leg, name: InstanceId) -> Instance:
         """Return the instance that a decision names.
 
         Raises:
-            LegFailed: it has left the fleet since.
+            LegFailed: the instance has left the fleet.
         """
         if name in self.fleet:
             return self.fleet[name]
         raise LegFailed(leg, UNREACHABLE[leg], f"{name} has just left")
 
 
-def _leg(name: str, instance: Instance) -> AbstractContextManager[tracing.Span]:
+def _leg_span(name: str, instance: Instance) -> AbstractContextManager[tracing.Span]:
     return tracing.within(tracing.child(name, kind="client", instance=instance.address.name))
 
 
-async def stream_response(request: web.Request, opened: EngineResponse, record: RequestRecord) -> web.StreamResponse:
-    """Send the answer as it comes; a failure after its first byte breaks the connection, so that half an answer is
-    never taken for a whole one.
+async def stream_response(request: web.Request, response: EngineResponse, record: RequestRecord) -> web.StreamResponse:
+    """Send an engine's response to the client as it comes.
+
+    A failure after the first byte aborts the connection, so that the client does not mistake half an answer for all of it.
     """
-    record.answered(opened.response.status)
-    status = opened.response.status
-    headers = record.headers() | {"Content-Type": opened.response.headers.get("Content-Type", "application/json")}
-    if opened.is_whole:
-        record.streamed(opened.first)
-        return web.Response(status=status, headers=headers, body=opened.first)
-    response = web.StreamResponse(status=status, headers=headers)
-    await response.prepare(request)
+    status = response.response.status
+    record.note_answer(status)
+    headers = record.headers() | {"Content-Type": response.response.headers.get("Content-Type", "application/json")}
+    if response.is_whole:
+        record.note_chunk(response.first)
+        return web.Response(status=status, headers=headers, body=response.first)
+    stream = web.StreamResponse(status=status, headers=headers)
+    await stream.prepare(request)
     try:
-        await response.write(opened.first)
-        record.streamed(opened.first)
-        async for chunk in opened.rest():
-            await response.write(chunk)
-            record.streamed(chunk)
-        await response.write_eof()
+        await stream.write(response.first)
+        record.note_chunk(response.first)
+        async for chunk in response.rest():
+            await stream.write(chunk)
+            record.note_chunk(chunk)
+        await stream.write_eof()
     except LegFailed as failure:
-        _log.warning("request.broke_off", request_id=record.request_id, message=str(failure))
-        _abort(request)
+        _log.warning("request.stream_aborted", request_id=record.request_id, message=str(failure))
+        abort_connection(request)
     except BaseException:
-        _abort(request)
+        abort_connection(request)
         raise
-    return response
+    return stream
 
 
-def _abort(request: web.Request) -> None:
+def abort_connection(request: web.Request) -> None:
+    """Reset the client's connection instead of ending the answer properly."""
     if request.transport is not None:
         request.transport.abort()

@@ -1,1 +1,1 @@
-"""`prfaas-sidecar`: beside a decode engine, behind a gateway that names the prefill engine in a header, as llm-d's does."""
+"""`prfaas-sidecar`: runs beside a decode engine behind a gateway whose header names the prefill engine, as llm-d's does."""

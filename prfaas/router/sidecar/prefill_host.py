@@ -1,8 +1,7 @@
-"""Which prefill engine a request's header names, and whether it may."""
+"""Prefill host of a request's header, and the list of hosts that it may name."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -13,29 +12,27 @@ Network = IPv4Network | IPv6Network
 
 
 class PrefillHostRefused(Exception):
-    """The header names a host that may not be asked, or no host:port; the text is for the client."""
+    """Host that the sidecar may not ask, or no host:port. The text is for the client."""
 
 
-def named_host(values: Sequence[str], *, sample: bool) -> str | None:
-    """Return the host:port out of the values of `x-prefiller-host-port`, of which one may hold several, separated by commas.
+def named_host(values: Sequence[str]) -> str | None:
+    """Return the first host:port in the values of `x-prefiller-host-port`, each a list separated by commas.
 
-    None when they name nobody: the decode engine prefills as well.
+    Without a host the decode engine prefills, and the result is None.
     """
-    hosts = [host for value in values for host in map(str.strip, value.split(",")) if host]
-    if not hosts:
-        return None
-    return random.choice(hosts) if sample else hosts[0]
+    return next((host for value in values for host in map(str.strip, value.split(",")) if host), None)
 
 
 class AllowList:
-    """Hosts that may be asked. Without any: addresses of private networks and of this machine, but no names.
+    """Hosts that the sidecar may ask. An empty list allows addresses of private networks and of this machine, but no names.
 
-    Link-local addresses are listed or refused, since a cloud's metadata are behind one (169.254.169.254); so are the
-    unspecified ones, 0.0.0.0 and ::.
+    Link-local addresses must be listed, because clouds serve metadata at one of them (169.254.169.254). So must the
+    unspecified addresses 0.0.0.0 and ::.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        """
+        """Read the entries.
+
         Raises:
             ConfigError: an entry with a slash is no network.
         """
@@ -44,7 +41,7 @@ class AllowList:
         self._networks = [network for network in networks if network is not None]
 
     def check(self, host_port: str) -> None:
-        """Return when this host may be asked.
+        """Check that the sidecar may ask this host.
 
         Raises:
             PrefillHostRefused: it may not.
@@ -69,14 +66,14 @@ class AllowList:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address:
-    """Return the address that a connection goes to: of an IPv4 address written as IPv6 (::ffff:10.0.0.1) the former."""
+    """Return the address that a connection reaches: for IPv4 written as IPv6 (::ffff:10.0.0.1) the IPv4 address."""
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
 
 def _network(host: str) -> Network | None:
-    """Return an entry as a network, an address being one of a single host; None for a name."""
+    """Return an entry as a network, where an address is a network of one host; None for a name."""
     try:
         return ip_network(host)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The sidecar's routes: completions with a prefill header are handed over, everything else is the engine's."""
+"""Server of the sidecar: hands requests with a prefill header over, and forwards all others to the engine."""
 
 from __future__ import annotations
 
@@ -9,59 +9,65 @@ from typing import Literal
 
 import aiohttp
 from aiohttp import web
-from prometheus_client import generate_latest
 
 from prfaas import logs, metrics
 from prfaas.router.engines.fleet import Instance, InstanceAddress
 from prfaas.router.engines.legs import LegClient
-from prfaas.router.http.app import REFUSALS, error_response, refused
+from prfaas.router.http.app import REFUSALS, error_response, metrics_response, refusal_response, timeout_response
 from prfaas.router.http.proxy import Proxy
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER, request_id_of
-from prfaas.router.openai.request import PARAMS_FIELD, PATHS, RESPONSES_PATH, parse_object
+from prfaas.router.openai.request import MAX_BODY_BYTES, PARAMS_FIELD, PATHS, RESPONSES_PATH, parse_object
 from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.routing.record import RequestRecord
 from prfaas.router.routing.serve import stream_response
 from prfaas.router.server import engine_session, follow_certificates, serve_app
-from prfaas.router.sidecar.config import PrefillScheme, SidecarConfig
+from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.handover import Handover, SidecarRequest
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
 from prfaas.transport.net.tls_proxy import tls_proxy_for
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
-HANDED_OVER = (*PATHS.values(), RESPONSES_PATH)
-REFUSED_FIELDS = (PARAMS_FIELD,)  # a salt may have been written by the picker before it
+PREFILL_SECONDS = 120.0
+REQUEST_SECONDS = 600.0
+REFUSED_FIELDS = (PARAMS_FIELD,)  # The endpoint picker in front may have written a salt.
+_FORWARDED_HEADERS = ("Content-Type", "Accept", "Authorization", "X-Request-Id")
+Port = Literal["listen", "status_listen"]
+_log = logs.get("sidecar")
 
 
 class Sidecar:
-    """The state behind the routes."""
+    """Handlers of the routes."""
 
-    def __init__(self, config: SidecarConfig, *, handover: Handover, passing: Proxy) -> None:
-        """
+    def __init__(self, config: SidecarConfig, session: aiohttp.ClientSession) -> None:
+        """Prepare the engine beside the sidecar.
+
         Raises:
             ConfigError: `prefill_hosts` has an entry that is no network.
         """
-        self._config = config
-        self._handover = handover
-        self._passing = passing
+        engine = _instance("engine", config.engine_url, role="decode")
+        legs = LegClient(session, prefill_seconds=PREFILL_SECONDS)
+        self._prefill_scheme = config.prefill_scheme
+        self._handover = Handover(config, engine, legs, Tokenizer(session))
+        self._proxy = Proxy(lambda model: engine, session, _FORWARDED_HEADERS, REFUSED_FIELDS)
         self._allowed = AllowList(config.prefill_hosts)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """Prefilled where the header says; by the engine itself without one."""
-        host = named_host(request.headers.getall(PREFILL_HEADER, []), sample=self._config.prefill_sampling)
+        """Answer a completion: the engine in the header prefills it, or without a header the sidecar's own engine."""
+        host = named_host(request.headers.getall(PREFILL_HEADER, []))
         if host is None:
             metrics.SIDECAR_REQUESTS.labels(outcome="local").inc()
-            return await self.pass_on(request)
+            return await self.forward(request)
         try:
             self._allowed.check(host)
-            async with asyncio.timeout(self._config.request_timeout):
+            async with asyncio.timeout(REQUEST_SECONDS):
                 return await self._hand_over(request, host)
         except PrefillHostRefused as error:
             metrics.SIDECAR_REQUESTS.labels(outcome="refused").inc()
             return error_response(403, str(error), kind="permission_error")
         except REFUSALS as error:
-            return refused(error, max_body_bytes=self._config.max_body_bytes)
+            return refusal_response(error)
         except TimeoutError:
-            return error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
+            return timeout_response(REQUEST_SECONDS)
 
     async def _hand_over(self, request: web.Request, host: str) -> web.StreamResponse:
         raw = await request.read()
@@ -70,52 +76,36 @@ class Sidecar:
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]
         body = parse_object(raw, refused=REFUSED_FIELDS)
-        asked = SidecarRequest(request.path, raw, body, headers, request.headers.get(GRANT_HEADER, ""))
-        prefill = prefill_instance(host, scheme=self._config.prefill_scheme)
-        opened = await self._handover.open(asked, prefill)
+        prefill = _instance(host, f"{self._prefill_scheme}://{host}", role="prefill")
+        grant = request.headers.get(GRANT_HEADER, "")
+        response = await self._handover.open(SidecarRequest(request.path, raw, body, headers, grant), prefill)
         try:
-            return await stream_response(request, opened, record)
+            return await stream_response(request, response, record)
         finally:
-            await opened.close()
+            await response.close()
 
-    async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """Return the engine's own answer to whatever it is."""
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        """Forward any other request to the engine."""
         try:
-            async with asyncio.timeout(self._config.request_timeout):
-                return await self._passing.pass_on(request)
+            async with asyncio.timeout(REQUEST_SECONDS):
+                return await self._proxy.forward(request)
         except REFUSALS as error:
-            return refused(error, max_body_bytes=self._config.max_body_bytes)
+            return refusal_response(error)
         except TimeoutError:
-            return error_response(504, f"no answer within {self._config.request_timeout:g} s", kind="timeout")
+            return timeout_response(REQUEST_SECONDS)
 
-
-def prefill_instance(host_port: str, *, scheme: PrefillScheme) -> Instance:
-    """Return the engine that a header names."""
-    return _instance(host_port, f"{scheme}://{host_port}", role="prefill")
-
-
-def decode_instance(url: str) -> Instance:
-    """Return the engine beside the sidecar."""
-    return _instance("engine", url, role="decode")
+    def app(self) -> web.Application:
+        """Return the routes."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        for path in (*PATHS.values(), RESPONSES_PATH):
+            app.router.add_post(path, self.complete)
+        app.router.add_route("*", "/{path:.*}", self.forward)
+        return app
 
 
 def _instance(name: str, url: str, *, role: InstanceRole) -> Instance:
     address = InstanceAddress(InstanceId(name), url, role, AgentName(""), "", ClusterName(""), "pd")
     return Instance(address, healthy=True)
-
-
-def make_app(sidecar: Sidecar, *, max_body_bytes: int) -> web.Application:
-    """Return the routes of one sidecar."""
-    app = web.Application(client_max_size=max_body_bytes)
-    for path in HANDED_OVER:
-        app.router.add_post(path, sidecar.complete)
-    app.router.add_route("*", "/{path:.*}", sidecar.pass_on)
-    return app
-
-
-_log = logs.get("sidecar")
-Port = Literal["listen", "status_listen"]
-_PASSED_HEADERS = ("Content-Type", "Accept", "Authorization", "X-Request-Id")
 
 
 async def serve(config: SidecarConfig) -> None:
@@ -124,46 +114,40 @@ async def serve(config: SidecarConfig) -> None:
     Raises:
         ConfigError: an address cannot be bound, or `prefill_hosts` has an entry that is no network.
     """
-    async with open_sidecar(config) as address, _guarded(_status_app(), config, "status_listen"):
+    async with open_sidecar(config) as address, _serve_port(_status_app(), config, "status_listen"):
         _log.info("sidecar.started", listen=address, engine=config.engine_url, protocol=config.protocol)
         await asyncio.Event().wait()
 
 
 @contextlib.asynccontextmanager
 async def open_sidecar(config: SidecarConfig) -> AsyncIterator[str]:
-    """The host:port where the sidecar answers as long as the block runs.
+    """Serve the gateway while the block runs, and yield the address (host:port).
 
     Raises:
-        ConfigError: it cannot be bound, or the certificates cannot be used.
+        ConfigError: the address cannot be bound, or the certificates are unusable.
     """
     certificates = config.certificates(speaks=()) if config.engine_tls == "deployment" else None
-    async with engine_session("", certificates) as session, follow_certificates(certificates):
-        app = make_app(_sidecar(config, session), max_body_bytes=config.max_body_bytes)
-        async with _guarded(app, config, "listen") as address:
-            yield address
+    async with (
+        engine_session("", certificates) as session,
+        follow_certificates(certificates),
+        _serve_port(Sidecar(config, session).app(), config, "listen") as address,
+    ):
+        yield address
 
 
 @contextlib.asynccontextmanager
-async def _guarded(app: web.Application, config: SidecarConfig, setting: Port) -> AsyncIterator[str]:
-    """The host:port where an app answers; beyond loopback to certificates of the deployment, unless plain text is meant."""
+async def _serve_port(app: web.Application, config: SidecarConfig, setting: Port) -> AsyncIterator[str]:
+    """Serve an app; beyond loopback only with certificates of the deployment, unless plain text is allowed."""
     listen: str = getattr(config, setting)
-    door = tls_proxy_for(
+    proxy = tls_proxy_for(
         listen,
         config.certificates(speaks=("http/1.1",)),
         setting=setting,
         allows_plaintext=config.insecure_plaintext,
         refused=lambda reason: metrics.SIDECAR_TLS_REFUSALS.labels(port=setting, reason=reason).inc(),
     )
-    async with serve_app(app, listen, setting=setting, door=door) as address:
+    async with serve_app(app, listen, setting=setting, proxy=proxy) as address:
         yield address
-
-
-def _sidecar(config: SidecarConfig, session: aiohttp.ClientSession) -> Sidecar:
-    engine = decode_instance(config.engine_url)
-    legs = LegClient(session, prefill_seconds=config.prefill_timeout)
-    handover = Handover(config, engine, legs, Tokenizer(session))
-    passing = Proxy(lambda model: engine, session, _PASSED_HEADERS, REFUSED_FIELDS)
-    return Sidecar(config, handover=handover, passing=passing)
 
 
 def _status_app() -> web.Application:
@@ -178,4 +162,4 @@ async def _healthz(request: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(), content_type="text/plain", charset="utf-8")
+    return metrics_response()

@@ -292,9 +292,8 @@ def _one_port_under_two_names(patient: Patient) -> None:
     patient.agent["listen"] = patient.agent["status_listen"].replace("127.0.0.1", "localhost")
 
 
-def _service_account_without_token(patient: Patient) -> None:
-    account = {"kubernetes_account": str(patient.directory), "kubernetes_api": "http://127.0.0.1:9"}
-    _router(patient, clusters=[], discovery={"kubernetes_selector": "app=agent", **account})
+def _kubernetes_selector_outside_of_a_pod(patient: Patient) -> None:
+    _router(patient, clusters=[], discovery={"kubernetes_selector": "app=agent"})
 
 
 def _executor_without_its_profile(patient: Patient) -> None:
@@ -345,7 +344,7 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_url_of_no_redis, "record", "redis+sentinel://"),
     (_redis_directory_too_long_for_a_socket, "configuration", "at most 107"),
     (_one_port_under_two_names, "configuration", "write another port"),
-    (_service_account_without_token, "configuration", "token cannot be used: No such file or directory; write a"),
+    (_kubernetes_selector_outside_of_a_pod, "configuration", "works only in a pod"),
     (_executor_without_its_profile, "configuration", "colocate.yaml line 3: profile: "),
     (_executor_without_an_agent, "agent_socket", "start prfaas-agent"),
     (_one_address_twice, "configuration", "write another port"),

@@ -1,4 +1,4 @@
-"""Instances that the router finds by itself: agents behind a DNS name, and behind Kubernetes labels."""
+"""Discovery of instances: agents behind a DNS name, and behind Kubernetes labels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from prfaas.errors import ConfigError
-from prfaas.router.config import DiscoveryConfig
-from prfaas.router.engines.discovery import Discovery
+from prfaas.router.engines import discovery as engines_discovery
+from prfaas.router.engines.discovery import EXPIRY_SECONDS, Discovery, KubernetesPods, ServiceAccount
 from prfaas.router.engines.fleet import InstanceAddress
 from prfaas.router.server import serve_app
 from tools.processes import Children
@@ -37,23 +37,23 @@ class Clock:
         return self.now
 
 
-class Found:
-    """What a router was told last, and how often."""
+class Reports:
+    """Changes of the fleet that the discovery reported."""
 
     def __init__(self) -> None:
-        self.told: list[list[InstanceAddress]] = []
+        self.all: list[list[InstanceAddress]] = []
 
     def __call__(self, addresses: Sequence[InstanceAddress]) -> None:
-        self.told.append(list(addresses))
+        self.all.append(list(addresses))
 
     @property
-    def names(self) -> list[str]:
-        return [its.name for its in self.told[-1]]
+    def latest_names(self) -> list[str]:
+        return [address.name for address in self.all[-1]]
 
 
 @contextlib.asynccontextmanager
-async def serving(pages: Mapping[str, Any], *, token: str = "") -> AsyncIterator[str]:
-    """host:port of a server with these JSON pages, of which a page that is bytes goes out as it is."""
+async def serve_pages(pages: Mapping[str, Any], *, token: str = "") -> AsyncIterator[str]:
+    """Serve JSON pages, and yield the address. A page of bytes is sent as it is."""
 
     async def answer(request: web.Request) -> web.Response:
         if token and request.headers.get("Authorization") != f"Bearer {token}":
@@ -68,113 +68,99 @@ async def serving(pages: Mapping[str, Any], *, token: str = "") -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def discovering(config: DiscoveryConfig, found: Found, clock: Clock) -> AsyncIterator[Discovery]:
+async def discover(
+    *names: str, account: ServiceAccount | None = None, port: int = 0, clock: Clock | None = None
+) -> AsyncIterator[tuple[Discovery, Reports]]:
+    """Yield a discovery of agents behind names, and behind labels if there is an account."""
+    reports = Reports()
     async with aiohttp.ClientSession() as session:
-        yield Discovery(config, session=session, tls=None, found=found, clock=clock)
+        pods = KubernetesPods("app=agent", account, session, port=port) if account else None
+        yield Discovery(names, pods, session=session, tls=None, found=reports, clock=clock or Clock()), reports
 
 
-async def test_engines_beside_the_agents_behind_a_name_are_found_once_and_leave_after_the_expiry() -> None:
-    found, clock, pages = Found(), Clock(), {"/node": NODE}
-    async with serving(pages) as address:
+async def test_engines_behind_a_name_are_reported_once_and_leave_after_the_expiry() -> None:
+    clock, pages = Clock(), {"/node": NODE}
+    async with serve_pages(pages) as address:
         port = address.rpartition(":")[2]
-        config = DiscoveryConfig(names=(f"localhost:{port}",), expiry=30.0)
-        async with discovering(config, found, clock) as discovery:
+        async with discover(f"localhost:{port}", clock=clock) as (discovery, reports):
             await discovery.look()
             await discovery.look()
-            assert found.names == ["west-1/0"] and len(found.told) == 1
-            assert found.told[0][0].wire == "10.0.0.5:7400" and found.told[0][0].role == "decode"
+            assert reports.latest_names == ["west-1/0"] and len(reports.all) == 1
+            assert reports.all[0][0].wire == "10.0.0.5:7400" and reports.all[0][0].role == "decode"
             del pages["/node"]
-            clock.now = 29.0
+            clock.now = EXPIRY_SECONDS - 1
             await discovery.look()
-            assert len(found.told) == 1  # one failed answer is no departure
-            clock.now = 31.0
+            assert len(reports.all) == 1, "one failed request is no departure"
+            clock.now = EXPIRY_SECONDS + 1
             await discovery.look()
-            assert found.told[-1] == []
+            assert reports.all[-1] == []
 
 
-async def test_a_name_that_does_not_resolve_and_an_answer_that_is_no_node_are_passed_over() -> None:
-    found = Found()
+async def test_unresolvable_names_and_invalid_pages_are_ignored() -> None:
     for page in (b"not JSON", b'{"name": 1}', json.dumps({**NODE, "cluster_kind": "other"}).encode()):
-        async with serving({"/node": page}) as address:
-            config = DiscoveryConfig(names=("no-such-name.invalid:7401", address))
-            async with discovering(config, found, Clock()) as discovery:
-                await discovery.look()
-    assert found.told == []
+        async with (
+            serve_pages({"/node": page}) as address,
+            discover("no-such-name.invalid:7401", address) as (discovery, reports),
+        ):
+            await discovery.look()
+            assert reports.all == []
 
 
-async def test_what_a_real_agent_says_of_itself_is_enough(tmp_path: Path) -> None:
+async def test_page_of_a_real_agent_describes_its_engines(tmp_path: Path) -> None:
     engine = {"instance": "e/0", "url": "http://127.0.0.1:1", "role": "both", "model": "m"}
     with Children(tmp_path) as children:
         stack = Stack(children, tmp_path)
         agent = stack.start_agent("east", cluster="far", cluster_kind="prfaas", engines=[engine])
         stack.await_agent(agent)
-        found = Found()
-        page = agent.status_url.removeprefix("http://")
-        async with discovering(DiscoveryConfig(names=(page,)), found, Clock()) as discovery:
+        async with discover(agent.status_url.removeprefix("http://")) as (discovery, reports):
             await discovery.look()
-        (its,) = found.told[0]
-        assert (its.name, its.role, its.agent, its.cluster, its.cluster_kind) == (
-            "e/0",
-            "both",
-            "east",
-            "far",
-            "prfaas",
-        )
-        assert its.wire == agent.wire
+        (found,) = reports.all[0]
+        described = (found.name, found.role, found.agent, found.cluster, found.cluster_kind, found.wire)
+        assert described == ("e/0", "both", "east", "far", "prfaas", agent.wire)
 
 
-def _account(directory: Path, token: str = TOKEN) -> Path:
-    (directory / "token").write_text(f"{token}\n")
+def _write_account(directory: Path) -> Path:
+    (directory / "token").write_text(f"{TOKEN}\n")
     (directory / "namespace").write_text("models")
     return directory
 
 
 def _pod(address: str, phase: str = "Running") -> dict[str, Any]:
-    """Return a pod as the API server lists it, with some of what a router does not read."""
+    """Return a pod of the API server's list, with fields that the router does not read."""
     return {"metadata": {"name": "x", "labels": {"app": "agent"}}, "status": {"phase": phase, "podIP": address}}
 
 
-async def test_running_pods_of_the_namespace_with_the_labels_are_asked(tmp_path: Path) -> None:
+async def test_running_pods_with_the_labels_are_asked(tmp_path: Path) -> None:
     agents = {"/node": NODE}
-    async with serving(agents) as agent:
+    clock = Clock()
+    async with serve_pages(agents) as agent:
         host, _, port = agent.rpartition(":")
-        gone = [_pod("127.9.9.9", "Failed")] * 20_000  # a list that comes in many pieces
-        pods = {"kind": "PodList", "items": [*gone, _pod(host), _pod("", "Pending")]}
+        failed = [_pod("127.9.9.9", "Failed")] * 20_000  # A list that comes in many chunks.
+        pods = {"kind": "PodList", "items": [*failed, _pod(host), _pod("", "Pending")]}
         path = "/api/v1/namespaces/models/pods?labelSelector=app%3Dagent"
-        async with serving({path: pods}, token=TOKEN) as api:
-            config = DiscoveryConfig(
-                kubernetes_selector="app=agent",
-                kubernetes_port=int(port),
-                kubernetes_api=f"http://{api}",
-                kubernetes_account=_account(tmp_path),
-            )
-            found, clock = Found(), Clock()
-            async with discovering(config, found, clock) as discovery:
+        async with serve_pages({path: pods}, token=TOKEN) as api:
+            account = ServiceAccount(f"http://{api}", "models", _write_account(tmp_path) / "token", None)
+            async with discover(account=account, port=int(port), clock=clock) as (discovery, reports):
                 await discovery.look()
-                assert found.names == ["west-1/0"]
+                assert reports.latest_names == ["west-1/0"]
                 (tmp_path / "token").write_text("another")
-                clock.now = 31.0
-                await discovery.look()  # refused: the agents that were named last are asked
-                assert len(found.told) == 1
+                clock.now = EXPIRY_SECONDS + 1
+                await discovery.look()  # The API server refuses, so the agents that it named last are asked.
+                assert len(reports.all) == 1
                 del agents["/node"]
-                clock.now = 62.0
+                clock.now = 2 * EXPIRY_SECONDS + 2
                 await discovery.look()
-                assert found.names == []
+                assert reports.latest_names == []
 
 
-async def test_outside_of_kubernetes_the_settings_must_say_where_its_api_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_selector_needs_a_pod_with_a_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines_discovery, "SERVICE_ACCOUNT", tmp_path)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    async with aiohttp.ClientSession() as session:
-        for config, field in (
-            (DiscoveryConfig(kubernetes_selector="a=b", kubernetes_account=_account(tmp_path)), "kubernetes_api"),
-            (
-                DiscoveryConfig(
-                    kubernetes_selector="a=b", kubernetes_api="http://127.0.0.1:1", kubernetes_account=tmp_path / "none"
-                ),
-                "kubernetes_account",
-            ),
-        ):
-            with pytest.raises(ConfigError, match=f"discovery.{field}"):
-                Discovery(config, session=session, tls=None, found=Found(), clock=Clock())
+    with pytest.raises(ConfigError, match=r"discovery.kubernetes_selector: .*pod"):
+        ServiceAccount.read()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(ConfigError, match=r"discovery.kubernetes_selector: .*token cannot be used"):
+        ServiceAccount.read()
+    _write_account(tmp_path)
+    with pytest.raises(ConfigError, match=r"discovery.kubernetes_selector: .*ca.crt cannot be used"):
+        ServiceAccount.read()

@@ -48,7 +48,7 @@ async def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 async def engine(authority: Authority) -> AsyncIterator[PacedEngine]:
-    engine = PacedEngine(tls=_certificates(authority.issue("engine")).listening())
+    engine = PacedEngine(tls=_certificates(authority.issue("engine")).server_context())
     await engine.start()
     yield engine
     await engine.stop()

@@ -290,10 +290,12 @@ async def test_only_endpoints_of_the_gateways_subset_are_chosen(gateway: Gateway
         assert refused.immediate_response.status.code == 503
 
 
-async def test_an_engine_outside_the_subset_is_not_chosen_though_all_are_left_alone_for_their_failures() -> None:
+async def test_engine_outside_the_subset_is_not_chosen_even_if_all_breakers_are_open(open_at_once: None) -> None:
     picker = free_address()
-    making = make_door(ext_proc_listen=picker, picker=open_picker, breaker_failures=1, breaker_seconds=3600.0)
-    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+    async with (
+        make_door(ext_proc_listen=picker, picker=open_picker) as door,
+        grpc.aio.insecure_channel(picker) as channel,
+    ):
         door.west.status = 500
         assert (await door.post({"prompt": SHORT}))[0] == 500
         (refused,) = await Gateway(door, channel).exchange([_headers(subset="10.9.9.9:1"), *_body(SHORT)])
@@ -349,7 +351,7 @@ async def _placed(choosing: EndpointChooser, headers: Any) -> Any:
         body = json.dumps({"prompt": list(range(T + 1))}).encode()
         yield pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True))
 
-    exchange = Exchange(choosing, max_body_bytes=1 << 20)
+    exchange = Exchange(choosing)
     first, *_ = [answer async for answer in exchange.run(asked())]
     return first
 

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from prfaas.router.engines import fleet
 from prfaas.router.engines.legs import SENT_KEY
 from prfaas.router.openai.request import error_body
 from tests.integration.router.door import LONG, SHORT, STREAMED, STREAMED_CHAT, Door, make_door
@@ -67,8 +68,12 @@ async def test_a_prefill_engine_that_refuses_connections_is_out_of_the_choice_at
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_an_engine_that_fails_on_end_is_left_alone_and_then_tried_again(role: str) -> None:
-    async with make_door(num_wests=2, breaker_failures=2, breaker_seconds=1.0) as door:
+async def test_engine_that_keeps_failing_is_left_alone_and_then_tried_again(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "BREAKER_FAILURES", 2)
+    monkeypatch.setattr(fleet, "BREAKER_SECONDS", 1.0)
+    async with make_door(num_wests=2) as door:
         failing, prompt = (door.east, LONG) if role == "prefill" else (door.west, SHORT)
         failing.status = 500
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -81,9 +86,9 @@ async def test_an_engine_that_fails_on_end_is_left_alone_and_then_tried_again(ro
 
 @pytest.mark.parametrize(("sent", "is_left_alone"), [("agent_lost", True), ("unreachable", False)])
 async def test_a_prefill_engine_answers_for_its_own_agent_but_not_for_the_receivers(
-    sent: str, is_left_alone: bool
+    sent: str, is_left_alone: bool, open_at_once: None
 ) -> None:
-    async with make_door(breaker_failures=1, breaker_seconds=3600.0) as door:
+    async with make_door() as door:
         door.west.holds_transfers, door.east.keeps = True, {SENT_KEY: sent}
         _, _, headers = await door.post({"prompt": LONG})
         assert headers["x-prfaas-fallback"] == "prefill_without_transfer"
@@ -105,8 +110,12 @@ async def _is_left_alone(door: Door, prompt: str, engine: PacedEngine) -> bool:
     return len(engine.bodies) >= 2 and not any(asked)
 
 
-async def test_an_engine_that_is_left_alone_answers_what_the_only_other_one_has_failed() -> None:
-    async with make_door(num_wests=2, breaker_failures=2, breaker_seconds=3600.0) as door:
+async def test_engine_with_an_open_breaker_answers_if_the_only_other_engine_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "BREAKER_FAILURES", 2)
+    monkeypatch.setattr(fleet, "BREAKER_SECONDS", 3600.0)
+    async with make_door(num_wests=2) as door:
         first, second = door.wests
         first.status = 500
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -118,8 +127,8 @@ async def test_an_engine_that_is_left_alone_answers_what_the_only_other_one_has_
         assert len(second.bodies) > num_asked
 
 
-async def test_the_only_decode_engine_is_asked_however_often_it_fails() -> None:
-    async with make_door(breaker_failures=1, breaker_seconds=3600.0) as door:
+async def test_only_decode_engine_is_asked_however_often_it_fails(open_at_once: None) -> None:
+    async with make_door() as door:
         door.west.status = 500
         for number in range(1, 4):
             assert (await door.post({"prompt": SHORT}))[0] == 500

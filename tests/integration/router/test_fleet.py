@@ -1,4 +1,4 @@
-"""Who may be asked, as instances come, rest, fail and go."""
+"""Fleet of instances that come, rest, fail and leave."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 
 from prfaas.hashing import HashChain
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
-from prfaas.router.engines.fleet import Fleet, Instance, InstanceAddress
+from prfaas.router.engines.fleet import Fleet, Instance
 from prfaas.router.engines.legs import LegClient, LegFailed
 from prfaas.router.openai.tokenizer import TokenizedPrompt
-from prfaas.router.routing.decide import DecisionMaker, ManagerDecision, RoutingRequest
+from prfaas.router.routing.decide import DecisionMaker
+from prfaas.router.routing.manager_client import DecisionClient, ManagerDecision, RoutingRequest
 from prfaas.scheduler.snapshot import RequestFacts
-from prfaas.types import AgentName, ClusterName, InstanceId
+from prfaas.types import InstanceId
 
 
 def _config(*clusters: str, own: str = "", url: str = "http://127.0.0.1:1") -> RouterConfig:
@@ -48,7 +49,7 @@ def _fleet(session: aiohttp.ClientSession, *clusters: str, own: str = "", url: s
 
 
 @pytest.mark.parametrize("resting", [{"x/0"}, {"x/0", "y/0"}])
-async def test_the_resting_are_asked_when_nobody_else_of_their_cluster_decodes(
+async def test_resting_instances_are_used_if_no_other_of_their_cluster_decodes(
     session: aiohttp.ClientSession, resting: set[str]
 ) -> None:
     fleet = _fleet(session, "x", "y", own="x")
@@ -58,18 +59,18 @@ async def test_the_resting_are_asked_when_nobody_else_of_their_cluster_decodes(
 
 @pytest.fixture
 def switched_off() -> Iterator[str]:
-    """URL of a host that answers no attempt to connect: its queue of those is full."""
+    """URL of a host that answers no attempt to connect, because its queue is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.create_connection(server.getsockname()):
         waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:
-            one.setblocking(False)
-            one.connect_ex(server.getsockname())
+        for client in waiting:
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        for one in waiting:
-            one.close()
+        for client in waiting:
+            client.close()
 
 
-async def test_a_host_that_is_switched_off_is_unreachable(session: aiohttp.ClientSession, switched_off: str) -> None:
+async def test_host_without_power_is_unreachable(session: aiohttp.ClientSession, switched_off: str) -> None:
     fleet = _fleet(session, "x", url=switched_off)
     legs = LegClient(session, prefill_seconds=60.0)
     (instance,) = fleet
@@ -80,39 +81,35 @@ async def test_a_host_that_is_switched_off_is_unreachable(session: aiohttp.Clien
         assert failed.value.reason in ("decode_unreachable", "prefill_unreachable") and not instance.healthy
 
 
-class _Leaving:
-    """A manager that does not answer while an instance leaves."""
+class _ManagerDuringDeparture(DecisionClient):
+    """Manager that does not answer while all instances but one leave."""
 
-    def __init__(self, fleet: Fleet, stays: Instance) -> None:
-        self._fleet, self._stays = fleet, stays
+    def __init__(self, fleet: Fleet, remaining: Instance) -> None:
+        self._fleet, self._remaining = fleet, remaining
 
-    async def route(self, model: str, chain: HashChain, ask: RoutingRequest) -> ManagerDecision | None:
-        self._fleet.update([self._stays.address])
+    async def decide(self, model: str, chain: HashChain, routing: RoutingRequest) -> ManagerDecision | None:
+        self._fleet.update([self._remaining.address])
         return None
 
 
-@pytest.mark.parametrize("stays", ["x/0", "y/0"])
-async def test_an_instance_that_leaves_while_the_manager_is_asked_is_not_chosen(
-    session: aiohttp.ClientSession, stays: str
+@pytest.mark.parametrize("remaining", ["x/0", "y/0"])
+async def test_instance_that_leaves_during_the_managers_decision_is_not_chosen(
+    session: aiohttp.ClientSession, remaining: str
 ) -> None:
     fleet = _fleet(session, "x", "y")
-    manager = _Leaving(fleet, fleet[InstanceId(stays)])
-    deciding = DecisionMaker(_config("x", "y"), b"s" * 32, fleet, manager)
-    ask = RoutingRequest(RequestFacts(20_000), None, TokenizedPrompt(list(range(20_000))), session="s")
-    assert (await deciding.plan(ask)).decision.decode == stays
+    manager = _ManagerDuringDeparture(fleet, fleet[InstanceId(remaining)])
+    decisions = DecisionMaker(_config("x", "y"), b"s" * 32, fleet, manager)
+    request = RoutingRequest(RequestFacts(20_000), None, TokenizedPrompt(list(range(20_000))), session="s")
+    assert (await decisions.plan(request)).decision.decode == remaining
 
 
-async def test_known_instances_keep_what_is_known_of_them(session: aiohttp.ClientSession) -> None:
+async def test_instance_keeps_its_state_until_its_url_changes(session: aiohttp.ClientSession) -> None:
     fleet = _fleet(session, "x")
     (before,) = fleet
     address = before.address
-    fleet.update([address])
-    assert next(iter(fleet)) is before
-    turned = replace(address, role="prefill", wire="127.0.0.1:3")
-    fleet.update([turned])
-    assert next(iter(fleet)) is before and before.healthy and before.address == turned
-    moved = InstanceAddress(
-        address.name, "http://127.0.0.1:9", "decode", AgentName("x"), "127.0.0.1:2", ClusterName("x"), "pd"
-    )
-    fleet.update([moved])
+    changed = replace(address, role="prefill", wire="127.0.0.1:3")
+    for same_url in (address, changed):
+        fleet.update([same_url])
+        assert next(iter(fleet)) is before and before.healthy and before.address == same_url
+    fleet.update([replace(address, url="http://127.0.0.1:9")])
     assert not next(iter(fleet)).healthy

@@ -109,7 +109,7 @@ async def test_a_router_with_another_secret_serves_nobody_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with make_managed(tmp_path, router_secret=b"x" * 32) as managed:
-        await until(lambda: "manager.refuses" in caplog.text)
+        await until(lambda: "manager.watch_refused" in caplog.text)
         assert await managed.door.health() == {}
         assert (await managed.door.post({"prompt": PROMPT}))[0] == 503
 

@@ -21,9 +21,6 @@ from prfaas.router.sidecar.config import SidecarConfig
 
 KEYS = ("authority", "certificate", "key", "revocations")
 CERTIFICATES = "tls_authority: {0}/authority.pem\ntls_certificate: {0}/its.pem\ntls_key: {0}/its.key\n"
-OF_KUBERNETES = (
-    "discovery: {{kubernetes_selector: app=agent, kubernetes_api: 'https://10.0.0.1', kubernetes_account: {0}}}\n"
-)
 OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
 
 
@@ -57,10 +54,9 @@ OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
         (
             "router",
             RouterConfig,
-            OF_KUBERNETES,
-            "line 1: discovery.kubernetes_account: .*/token cannot be used: No such",
+            "discovery: {{kubernetes_selector: app=agent}}\n",
+            "line 1: discovery.kubernetes_selector: works only in a pod",
         ),
-        ("router", RouterConfig, OF_KUBERNETES.replace("{0}", "{0}/account"), "line 1: .*/ca.crt cannot be used"),
         ("colocate", ColocateConfig, "partition: affinity\nprofile: {0}/none\n", "line 2: profile: .*none: cannot"),
         ("colocate", ColocateConfig, "partition: affinity\n", "line 1: partition: shares of affinity follow a profile"),
         ("colocate", ColocateConfig, "max_rows: 1\nnum_blocks: 99999999999\n", "line 2: num_blocks, max_requests: "),
@@ -76,9 +72,6 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
     (tmp_path / "empty").write_text("")
     (tmp_path / "secret").write_bytes(bytes(32))
     (tmp_path / "secret").chmod(0o600)
-    (tmp_path / "account").mkdir()
-    for name, text_of_it in (("token", "a"), ("namespace", "models"), ("ca.crt", "no PEM")):
-        (tmp_path / "account" / name).write_text(text_of_it)
     file = tmp_path / "settings.yaml"
     needs_secret = cls in (ManagerConfig, RouterConfig)
     file.write_text(text.format(tmp_path) + (f"secret_file: {tmp_path}/secret\n" if needs_secret else ""))

@@ -1,24 +1,188 @@
-"""Who may see the router's own pages."""
+"""Admission: operators' keys, tenants, key files and quotas."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from prfaas.router.http.admission import OperatorKeys
+from prfaas.errors import ConfigError
+from prfaas.router.config import RouterConfig, TenantConfig
+from prfaas.router.http.admission import (
+    DEFAULT_CLIENT,
+    OperatorKeys,
+    Quota,
+    QuotaExceeded,
+    Quotas,
+    Tenants,
+    check_salt,
+    read_clients,
+    read_key,
+)
+from tests.integration.router.door import router_config
+
+AUTHORIZATIONS = (None, "", "o", "Bearer ", "Bearer o", "bearer o", "Bearer p", "Bearer wrong")
 
 
 @pytest.mark.parametrize(
-    ("keys", "clients_are_known", "seen_by"),
+    ("keys", "clients_are_known", "admitted"),
     [
-        ((), False, {None, "", "o", "Bearer ", "Bearer o", "bearer o", "Bearer p", "Bearer wrong"}),
+        ((), False, set(AUTHORIZATIONS)),
         ((), True, set()),
         (("o",), False, {"Bearer o", "bearer o"}),
         (("o", "p"), True, {"Bearer o", "Bearer p", "bearer o"}),
     ],
 )
-def test_operators_pages_are_open_only_where_nobody_needs_a_key(
-    keys: tuple[str, ...], clients_are_known: bool, seen_by: set[str | None]
+def test_operator_pages_are_open_only_if_nobody_needs_a_key(
+    keys: tuple[str, ...], clients_are_known: bool, admitted: set[str | None]
 ) -> None:
     operators = OperatorKeys(keys, clients_are_known=clients_are_known)
-    given = (None, "", "o", "Bearer ", "Bearer o", "bearer o", "Bearer p", "Bearer wrong")
-    assert {its for its in given if operators.may_see(its)} == seen_by
+    assert {header for header in AUTHORIZATIONS if operators.may_see(header)} == admitted
+
+
+def test_client_is_its_own_tenant_unless_it_shares_one() -> None:
+    tenants = Tenants({"ann": "acme", "ben": "acme"}, default="west")
+    assert [tenants.of(name) for name in ("ann", "ben", "eve", DEFAULT_CLIENT)] == ["acme", "acme", "eve", "west"]
+    assert Tenants({}).of(DEFAULT_CLIENT) == "", "without keys nothing is salted"
+    Tenants({"acme": "acme", "ann": "acme"}).check(["acme", "ann", DEFAULT_CLIENT])
+
+
+@pytest.mark.parametrize(
+    ("clients", "named"),
+    [(["ann", "acme"], "acme is also a client"), (["west"], "west is also a client"), (["a@b"], "client a@b")],
+)
+def test_client_with_the_name_of_a_foreign_tenant_or_without_a_valid_salt_is_rejected(
+    clients: list[str], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Tenants({"ann": "acme"}, default="west").check(clients)
+
+
+@pytest.mark.parametrize("name", ["a@b", "a/b", "a\\b", "a\0b", "x" * 129])
+def test_salts_that_engines_refuse_are_rejected(name: str) -> None:
+    with pytest.raises(ValueError, match="salt"):
+        check_salt(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tenant": "a/b"}, "tenant: 'a/b'"),
+        ({"tenants": [("acme", "ann"), ("acme", "ben")]}, "tenants"),
+        ({"tenants": [("acme", "ann"), ("other", "ann")]}, "tenants"),
+    ],
+)
+def test_contradictory_tenants_are_rejected(settings: dict[str, object], named: str) -> None:
+    pairs = settings.get("tenants", ())
+    assert isinstance(pairs, list | tuple)
+    tenants = tuple(TenantConfig(tenant=tenant, clients=(client,)) for tenant, client in pairs)
+    with pytest.raises(ValueError, match=named):
+        router_config(**{**settings, "tenants": tenants})
+
+
+def test_settings_define_the_tenants_of_clients() -> None:
+    config: RouterConfig = router_config(tenants=(TenantConfig(tenant="acme", clients=("ann", "ben")),), tenant="west")
+    assert config.client_tenants() == Tenants({"ann": "acme", "ben": "acme"}, "west")
+
+
+def test_key_file_without_keys_is_rejected_with_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# nobody\n\n")
+    for file in ("keys", "absent"):
+        with pytest.raises(ConfigError, match=r"^api_keys_file: "):
+            read_clients(tmp_path / file, setting="api_keys_file")
+
+
+def test_key_belongs_to_the_client_named_after_it(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\n  two acme\n# not me\nthree   acme\n")
+    assert read_clients(tmp_path / "keys", setting="s") == {"one": "default", "two": "acme", "three": "acme"}
+    (tmp_path / "keys").write_text("one acme corp\n")
+    with pytest.raises(ConfigError, match=r"^s: "):
+        read_clients(tmp_path / "keys", setting="s")
+
+
+def test_engine_key_file_has_exactly_one_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("one\ntwo\n")
+    with pytest.raises(ConfigError, match=r"^s: .*2 keys"):
+        read_key(tmp_path / "key", setting="s")
+    assert read_key(None, setting="s") == ""
+
+
+class Clock:
+    """Clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make_quotas(clock: Clock, **limits: int) -> Quotas:
+    return Quotas({"acme": Quota(**limits)}, Quota(), clock)
+
+
+def limit_and_wait(exceeded: QuotaExceeded | None) -> tuple[str, float] | None:
+    """Return the exceeded limit and the wait in seconds, rounded."""
+    return None if exceeded is None else (exceeded.limit, round(exceeded.wait_seconds, 1))
+
+
+def test_requests_of_a_minute_may_come_at_once_and_then_at_their_rate(clock: Clock) -> None:
+    quotas = make_quotas(clock, requests_per_minute=6)
+    assert [quotas.admit("acme") for _ in range(6)] == [None] * 6
+    assert limit_and_wait(quotas.admit("acme")) == ("requests", 10.0)
+    clock.now += 4.0
+    assert limit_and_wait(quotas.admit("acme")) == ("requests", 6.0)
+    clock.now += 6.0
+    assert quotas.admit("acme") is None
+    assert limit_and_wait(quotas.admit("acme")) == ("requests", 10.0)
+
+
+def test_idle_client_saves_up_one_minute_at_most(clock: Clock) -> None:
+    quotas = make_quotas(clock, requests_per_minute=2)
+    clock.now += 3600.0
+    assert [quotas.admit("acme") is None for _ in range(3)] == [True, True, False]
+
+
+def test_client_that_overdrew_its_tokens_waits_until_they_are_repaid(clock: Clock) -> None:
+    quotas = make_quotas(clock, tokens_per_minute=600)
+    assert quotas.admit("acme") is None
+    quotas.charge("acme", 900)
+    assert limit_and_wait(quotas.admit("acme")) == ("tokens", 30.0)
+    clock.now += 30.5
+    assert quotas.admit("acme") is None
+
+
+def test_unused_estimated_tokens_are_given_back(clock: Clock) -> None:
+    quotas = make_quotas(clock, tokens_per_minute=600)
+    quotas.charge("acme", 600)
+    assert quotas.admit("acme") is not None
+    quotas.charge("acme", -600)
+    quotas.charge("acme", -10_000)
+    quotas.charge("acme", 599)
+    assert quotas.admit("acme") is None
+    quotas.charge("acme", 1)
+    assert quotas.admit("acme") is not None, "more than one minute was given back"
+
+
+def test_longest_wait_is_reported(clock: Clock) -> None:
+    quotas = make_quotas(clock, requests_per_minute=1, tokens_per_minute=60)
+    quotas.admit("acme")
+    quotas.charge("acme", 180)
+    assert limit_and_wait(quotas.admit("acme")) == ("tokens", 120.0)
+
+
+def test_each_client_has_its_own_quota_or_the_default(clock: Clock) -> None:
+    quotas = Quotas({"acme": Quota(requests_per_minute=1)}, Quota(requests_per_minute=2), clock)
+    admitted = [quotas.admit(client) is None for client in ("acme", "acme", "b", "b", "b", "c")]
+    assert admitted == [True, False, True, True, False, True]
+
+
+def test_client_without_a_limit_never_waits(clock: Clock) -> None:
+    quotas = make_quotas(clock)
+    quotas.charge("acme", 10**9)
+    assert all(quotas.admit("acme") is None for _ in range(1000))

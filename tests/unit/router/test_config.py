@@ -1,4 +1,4 @@
-"""A wrong configuration stops the start with file, line, key and the accepted form."""
+"""Settings of router and sidecar: errors name line, key and accepted form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from prfaas import config
 from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
-from prfaas.router.http.admission import read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
 
 GOOD = """\
@@ -32,7 +31,7 @@ def _load(text: str, tmp_path: Path) -> RouterConfig:
     return config.load(RouterConfig, component="router", file=path, environment={})
 
 
-def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
+def test_documented_configuration_loads(tmp_path: Path) -> None:
     loaded = _load(GOOD, tmp_path)
     assert [cluster.kind for cluster in loaded.clusters] == ["pd", "prfaas"]
     assert loaded.clusters[1].instances[0].role == "prefill"
@@ -66,12 +65,6 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
             r"local_policy: pd needs an instance that prefills, and cluster west has none; write role: prefill",
         ),
         ("secret_file:", "manager_timeout: 1s\nsecret_file:", r"line 1: manager_timeout: needs managers$"),
-        ("secret_file:", "fetch_timeout: 1s\nsecret_file:", r"line 1: fetch_timeout: needs managers$"),
-        (
-            "secret_file:",
-            "discovery:\n  kubernetes_port: 1\nsecret_file:",
-            r"line 2: discovery.kubernetes_port: needs kubernetes_selector$",
-        ),
         ("secret_file:", "max_requests: 0\nsecret_file:", r"line 1: max_requests: .*at least 1"),
         (
             "secret_file:",
@@ -98,19 +91,19 @@ def test_the_shape_of_the_documentation_loads(tmp_path: Path) -> None:
         ("kind: pd", "kind: prfaas", r"no pd cluster with an instance, no managers and no discovery"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(old: str, new: str, named: str, tmp_path: Path) -> None:
+def test_error_names_the_line_and_the_setting(old: str, new: str, named: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=named):
         _load(GOOD.replace(old, new, 1), tmp_path)
 
 
 @pytest.mark.parametrize("setting", ["local_policy: pd", "without_prefill: refuse"])
-def test_what_managers_decide_is_not_a_routers_to_set(setting: str, tmp_path: Path) -> None:
+def test_policy_settings_need_a_router_without_managers(setting: str, tmp_path: Path) -> None:
     named = rf"line 1: {setting.partition(':')[0]}: needs no managers$"
     with pytest.raises(ConfigError, match=named):
         _load(f"{setting}\nmanagers: [a:1]\nsecret_file: s\n", tmp_path)
 
 
-def test_the_policy_pd_asks_a_prefill_instance_of_the_clusters_that_decode_here(tmp_path: Path) -> None:
+def test_policy_pd_needs_a_prefill_instance_in_each_decoding_cluster(tmp_path: Path) -> None:
     more = '      - {name: p, url: "http://10.0.1.2:8000", role: prefill, agent: p, wire: "10.0.1.2:7400"}\n'
     pd = "local_policy: pd\n" + GOOD.replace("  - name: east", more + "  - name: east")
     assert _load(pd, tmp_path).local_policy == "pd"
@@ -121,30 +114,15 @@ def test_the_policy_pd_asks_a_prefill_instance_of_the_clusters_that_decode_here(
     assert _load(f"cluster: west\n{others}", tmp_path).cluster == "west"
 
 
-def test_a_sidecar_that_sends_both_legs_at_once_refuses_to_be_told_of_retries() -> None:
+def test_sidecar_with_concurrent_legs_takes_no_retries() -> None:
     settings = {"protocol": "prfaas", "prefill_retries": 2}
     with pytest.raises(ConfigError, match=r"prefill_retries: needs protocol: nixl$"):
         config.load_mapping(SidecarConfig, settings, where="test")
 
 
-def test_a_file_without_keys_is_refused_by_its_setting(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("# nobody\n\n")
-    with pytest.raises(ConfigError, match=r"api_keys_file: .*has no key"):
-        read_clients(tmp_path / "keys", setting="api_keys_file")
-    with pytest.raises(ConfigError, match=r"api_keys_file: .*cannot be read"):
-        read_clients(tmp_path / "absent", setting="api_keys_file")
-
-
-def test_a_key_is_its_clients_whose_name_follows_it(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("one\n  two acme\n# not me\nthree   acme\n")
-    assert read_clients(tmp_path / "keys", setting="s") == {"one": "default", "two": "acme", "three": "acme"}
-    (tmp_path / "keys").write_text("one acme corp\n")
-    with pytest.raises(ConfigError, match=r"s: .*3 words; write KEY or KEY CLIENT"):
-        read_clients(tmp_path / "keys", setting="s")
-
-
-def test_engines_have_one_key(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("one\ntwo\n")
-    with pytest.raises(ConfigError, match="has 2 keys; write one"):
-        read_key(tmp_path / "key", setting="s")
-    assert read_key(None, setting="s") == ""
+@pytest.mark.parametrize(
+    "removed", ["max_body_bytes: 1MiB", "breaker_failures: 3", "discovery: {kubernetes_port: 1}", "fetch_timeout: 1s"]
+)
+def test_removed_settings_are_accepted_with_a_warning(removed: str, tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="this setting was removed"):
+        _load(f"{removed}\n{GOOD}", tmp_path)

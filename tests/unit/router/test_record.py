@@ -1,4 +1,4 @@
-"""What a record learns of a streamed answer."""
+"""Token times and token counts that a record takes from a streamed answer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ DONE = b"data: [DONE]\n\n"
 def streamed(*chunks: bytes) -> RequestRecord:
     record = RequestRecord("r")
     for chunk in chunks:
-        record.streamed(chunk)
+        record.note_chunk(chunk)
     return record
 
 
 @pytest.mark.parametrize("end", [(USAGE + DONE,), (USAGE, DONE), (USAGE[:40], USAGE[40:], DONE)])
-def test_the_time_between_tokens_is_the_whole_over_one_less_than_the_usage_says(end: tuple[bytes, ...]) -> None:
+def test_tpot_is_the_streaming_time_divided_by_the_tokens_of_the_usage_but_one(end: tuple[bytes, ...]) -> None:
     record = streamed(EVENT, EVENT * 9, *end)
     assert record.is_streamed
     assert record.tpot_seconds == (record._last_at - record._first_at) / 4 > 0
 
 
-def test_without_usage_or_in_one_piece_there_is_none() -> None:
+def test_answer_without_usage_or_in_one_chunk_has_no_tpot() -> None:
     assert streamed(EVENT, EVENT, DONE).tpot_seconds == 0
     whole = streamed(EVENT * 5 + USAGE + DONE)
     assert (whole.tpot_seconds, whole.is_streamed) == (0, False)
@@ -33,7 +33,7 @@ def test_without_usage_or_in_one_piece_there_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "num_tokens"),
+    ("chunks", "num_tokens"),
     [
         ([b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}'], 14),
         ([b'{"usage": {"prompt_tokens": 9, "completion_tokens": 5}, "x": [' + b"1," * 9999, b"1]}"], 14),
@@ -45,12 +45,12 @@ def test_without_usage_or_in_one_piece_there_is_none() -> None:
         ([], 0),
     ],
 )
-def test_a_clients_tokens_are_those_of_the_usage_else_estimated_and_one_an_event(
-    pieces: list[bytes], num_tokens: int
+def test_tokens_come_from_the_usage_or_else_from_the_estimate_and_the_events(
+    chunks: list[bytes], num_tokens: int
 ) -> None:
     record = RequestRecord("r")
-    if pieces:
-        record.answered(200)
-    for piece in pieces:
-        record.streamed(piece)
+    if chunks:
+        record.note_answer(200)
+    for chunk in chunks:
+        record.note_chunk(chunk)
     assert record.num_tokens(100) == num_tokens

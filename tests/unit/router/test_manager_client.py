@@ -1,4 +1,4 @@
-"""What the router makes of the states that managers send."""
+"""Fleet as the managers' states describe it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _state(*names: str, **flags: Any) -> pb.StateSnapshot:
 
 
 @pytest.mark.parametrize("flags", [{"settling": True}, {"index_stale": True}])
-async def test_a_manager_that_may_not_have_heard_of_all_takes_no_instance_away(flags: dict[str, bool]) -> None:
+async def test_manager_without_full_knowledge_removes_no_instance(flags: dict[str, bool]) -> None:
     async with aiohttp.ClientSession() as session:
         fleet = Fleet(CONFIG, session)
-        link = DecisionClient(CONFIG, bytes(32), fleet)
-        link._take(_state("a", "b"))
-        link._take(_state("c", **flags))
-        assert sorted(its.address.name for its in fleet) == ["a", "b", "c"]
-        link._take(_state("c"))
-        assert [its.address.name for its in fleet] == ["c"]
-        await link.close()
+        client = DecisionClient(CONFIG, bytes(32), fleet)
+        client._apply(_state("a", "b"))
+        client._apply(_state("c", **flags))
+        assert sorted(instance.address.name for instance in fleet) == ["a", "b", "c"]
+        client._apply(_state("c"))
+        assert [instance.address.name for instance in fleet] == ["c"]
+        await client.close()

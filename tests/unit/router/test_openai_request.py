@@ -1,4 +1,4 @@
-"""What the router reads of a request and what it sends in its place."""
+"""OpenAI requests: their checks, their properties, and the bodies for the engines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _chat(content: Any, **fields: Any) -> ParsedRequest:
         ("completions", b'{"prompt": "x", "vllm_xargs": {"kv_transfer_params": "x"}}', "vllm_xargs.kv_transfer_params"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_refused_by_its_field(endpoint: Endpoint, raw: bytes, named: str) -> None:
+def test_invalid_request_is_rejected_with_its_field(endpoint: Endpoint, raw: bytes, named: str) -> None:
     with pytest.raises(BadRequest, match=named):
         parse(endpoint, raw)
 
@@ -60,26 +60,26 @@ def test_a_request_that_cannot_be_served_is_refused_by_its_field(endpoint: Endpo
         ({"prompt_embeds": "eA=="}, "media"),
     ],
 )
-def test_what_one_list_of_token_ids_does_not_name_has_an_obstacle(
+def test_request_beyond_one_list_of_token_ids_has_an_obstacle(
     fields: dict[str, Any], obstacle: Obstacle | None
 ) -> None:
     assert _completion(**fields).obstacle() == obstacle
 
 
-def test_a_chat_with_an_image_has_an_obstacle_and_one_of_text_parts_has_none() -> None:
+def test_chat_with_an_image_has_an_obstacle_and_chat_of_text_parts_has_none() -> None:
     text = {"type": "text", "text": "hello"}
     assert _chat("hello").obstacle() is None and _chat([text]).obstacle() is None
     assert _chat([text, {"type": "image_url", "image_url": {"url": "data:,"}}]).obstacle() == "media"
     assert parse("chat", b'{"messages": "hello"}').obstacle() == "media"
 
 
-def test_the_bound_of_a_prompt_is_never_below_its_bytes_and_exact_for_token_ids() -> None:
+def test_prompt_bound_is_at_least_its_bytes_and_exact_for_token_ids() -> None:
     assert _completion(prompt="häuser\n" * 9).max_prompt_tokens >= len(("häuser\n" * 9).encode())
     assert _completion(prompt=TOKENS).max_prompt_tokens == 4
     assert _chat("x" * 100, tools=[{"y": "z" * 50}]).max_prompt_tokens >= 150
 
 
-def test_a_chat_says_which_turn_it_is_and_how_long_its_answer_may_be() -> None:
+def test_chat_gives_its_turn_and_output_limit() -> None:
     roles = ("system", "user", "assistant", "user")
     chat = parse("chat", json.dumps({"messages": [{"role": role, "content": ""} for role in roles]}).encode())
     assert (chat.turn, _chat("x").turn, _completion().turn) == (2, 1, 0)
@@ -87,7 +87,7 @@ def test_a_chat_says_which_turn_it_is_and_how_long_its_answer_may_be() -> None:
     assert _completion(max_tokens="many").max_output_tokens == 0
 
 
-def test_the_prefill_leg_computes_all_tokens_but_the_last_and_nothing_the_client_asked_for() -> None:
+def test_prefill_leg_computes_all_tokens_but_the_last_without_the_clients_options() -> None:
     request = _completion(
         prompt=TOKENS, temperature=0.7, stream=True, stop=["x"], max_tokens=99, logprobs=3, priority=2
     )
@@ -102,7 +102,7 @@ def test_the_prefill_leg_computes_all_tokens_but_the_last_and_nothing_the_client
 
 
 @pytest.mark.parametrize("prompt", ["hello \ud800", TOKENS])
-def test_the_decode_leg_of_a_completion_is_the_clients_request_over_the_same_token_ids(prompt: Any) -> None:
+def test_decode_leg_of_a_completion_has_the_clients_options_and_the_same_token_ids(prompt: Any) -> None:
     body = json.loads(_completion(prompt=prompt, stream=True, stop=["x"]).decode_body(TOKENS, "grant", rendered=False))
     params = {"do_remote_prefill": True, "prfaas_grant": "grant"}
     assert body == {
@@ -114,7 +114,7 @@ def test_the_decode_leg_of_a_completion_is_the_clients_request_over_the_same_tok
     }
 
 
-def test_the_decode_leg_of_a_chat_is_the_clients_own_bytes_and_the_grant() -> None:
+def test_decode_leg_of_a_chat_is_the_clients_bytes_and_the_grant() -> None:
     raw = b'{"messages" :[ ],"kv_transfer_params":null ,"seed":1}\n '
     sent = parse("chat", raw).decode_body(TOKENS, "grant", rendered=True)
     assert sent.startswith(raw.rstrip()[:-1])
@@ -126,7 +126,7 @@ def test_the_decode_leg_of_a_chat_is_the_clients_own_bytes_and_the_grant() -> No
     assert "prompt_token_ids" not in parse("chat", raw).decode_body(TOKENS, "grant", rendered=False).decode()
 
 
-def test_a_chat_is_tokenised_as_it_would_be_rendered() -> None:
+def test_chat_is_tokenised_with_the_fields_that_shape_its_rendering() -> None:
     chat = _chat("hello", tools=[{"type": "function"}], chat_template_kwargs={"a": 1}, temperature=1)
     body = chat.tokenize_body()
     assert body is not None and set(body) == {"model", "messages", "tools", "chat_template_kwargs"}
@@ -145,19 +145,19 @@ def test_a_chat_is_tokenised_as_it_would_be_rendered() -> None:
         ({"documents": [{"text": "d"}]}, {"documents": [{"text": "d"}]}),
     ],
 )
-def test_the_template_of_a_chat_is_given_what_the_engine_would_give_it(
+def test_chat_template_gets_the_arguments_that_the_engine_would_give_it(
     fields: dict[str, Any], kwargs: dict[str, Any]
 ) -> None:
     body = _chat("hello", **fields).tokenize_body()
     assert body is not None and body["chat_template_kwargs"] == kwargs
 
 
-def test_a_prompt_that_the_engine_is_to_cut_cannot_be_tokenised_here() -> None:
+def test_truncated_prompt_is_not_tokenised() -> None:
     assert _completion(truncate_prompt_tokens=5).tokenize_body() is None
 
 
 @pytest.mark.parametrize("sent", [b'{"prompt": "x" }\n', b'{"prompt": [1, 2, 3], "cache_salt": null}'])
-def test_a_tenants_request_is_salted_in_whatever_goes_to_an_engine(sent: bytes) -> None:
+def test_every_body_for_an_engine_has_the_tenants_salt(sent: bytes) -> None:
     request = parse("completions", sent, tenant="acme")
     bodies = [
         request.raw,
@@ -170,7 +170,7 @@ def test_a_tenants_request_is_salted_in_whatever_goes_to_an_engine(sent: bytes) 
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_what_is_passed_on_is_salted_in_any_encoding(encoding: str) -> None:
+def test_forwarded_body_is_salted_in_any_encoding(encoding: str) -> None:
     assert json.loads(prepare_forwarded('{"input": "é"}'.encode(encoding), tenant="acme").raw) == {
         "input": "é",
         "cache_salt": "acme",
@@ -185,10 +185,10 @@ def test_what_is_passed_on_is_salted_in_any_encoding(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"--form", b"[1]", b'"text"'])
-def test_what_no_salt_can_be_put_in_is_passed_on_as_it_is(sent: bytes) -> None:
+def test_forwarded_body_that_is_no_json_object_is_unchanged(sent: bytes) -> None:
     assert prepare_forwarded(sent, tenant="acme") == (sent, None)
 
 
 @pytest.mark.parametrize(("sent", "model"), [('{"model": "m"}', "m"), ("{}", None), ('{"model": ["m"]}', None)])
-def test_what_is_passed_on_says_which_model_it_names(sent: str, model: str | None) -> None:
+def test_forwarded_body_gives_its_model(sent: str, model: str | None) -> None:
     assert prepare_forwarded(sent.encode()) == (sent.encode(), model)
