@@ -1,4 +1,4 @@
-"""Both ends of the wire in tests: a receiver with the memory that it fills (far), and a link with its events (near)."""
+"""Both ends of a link for tests: a receiver with the memory that it fills, and a link with its events."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveEvent, R
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendProgress, SendRequest
 from prfaas.transport.sender.link import Link, LinkConfig
+from prfaas.types import FailureReason
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 KEY = b"k" * 32
@@ -24,7 +25,7 @@ GIVES_UP_SECONDS = 0.6
 
 @dataclass
 class Far:
-    """A receiver and the memory that it fills."""
+    """Receiver and the memory that it fills."""
 
     receiver: Receiver
     address: str = ""
@@ -36,6 +37,10 @@ class Far:
 
     def of(self, kind: type[ReceiveEvent]) -> list[ReceiveEvent]:
         return [event for event in self.events if isinstance(event, kind)]
+
+    def contents(self, transfer_id: bytes) -> list[bytes]:
+        """Return the objects of a transfer."""
+        return [bytes(item) for item in self.memory[transfer_id]]
 
 
 def make_far(**config: object) -> Far:
@@ -62,7 +67,7 @@ def make_far(**config: object) -> Far:
 
 @dataclass
 class Near:
-    """A link and its events."""
+    """Link and its events."""
 
     link: Link
     events: list[SendEvent] = field(default_factory=list)
@@ -71,12 +76,22 @@ class Near:
         return [event for event in self.events if isinstance(event, kind)]
 
     def end(self, transfer_id: bytes, *, seconds: float = 2 * PATIENCE_SECONDS) -> SendEvent:
-        """Return how a transfer ended, once its memory is free."""
+        """Return the last event of a transfer before its memory was freed."""
         wait_until(lambda: SendMemoryFree(transfer_id) in self.events, seconds=seconds)
         events = [event for event in self.events if event.transfer_id == transfer_id]
         ends = [event for event in events if isinstance(event, SendCompleted | SendFailed)]
         assert len(ends) == 1 and events[-1] == SendMemoryFree(transfer_id)
         return ends[0]
+
+    def assert_completed(self, transfer_id: bytes, *, seconds: float = 2 * PATIENCE_SECONDS) -> SendCompleted:
+        event = self.end(transfer_id, seconds=seconds)
+        assert isinstance(event, SendCompleted), event
+        return event
+
+    def assert_failed(self, transfer_id: bytes, reason: FailureReason) -> SendFailed:
+        event = self.end(transfer_id)
+        assert isinstance(event, SendFailed) and event.reason == reason, event
+        return event
 
     def acknowledged(self) -> list[int]:
         return [event.acked_bytes for event in self.events if isinstance(event, SendProgress)]
@@ -100,16 +115,22 @@ def make_near(address: str, *, key: bytes = KEY, peer: str = "far", name: str = 
 def send(
     near: Near, objects: list[bytes], *, deadline: float = PATIENCE_SECONDS, ready: bool = True, priority: int = 0
 ) -> bytes:
-    """Offer objects, all of them ready by default."""
+    """Open a transfer of these objects. All of them are ready, unless `ready` is false."""
     transfer_id = os.urandom(16)
-    sizes = [len(content) for content in objects]
+    sizes = [len(item) for item in objects]
     near.link.open(
         SendRequest(transfer_id, b"body", sizes, lambda index: memoryview(objects[index]), priority, deadline)
     )
     if ready:
-        for index, size in enumerate(sizes):
-            near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
+        make_ready(near, transfer_id, objects, range(len(objects)))
     return transfer_id
+
+
+def make_ready(near: Near, transfer_id: bytes, objects: list[bytes], numbers: range) -> None:
+    """Mark these objects of a transfer as ready."""
+    for number in numbers:
+        size = len(objects[number])
+        near.link.ready(transfer_id, first_object=number, num_objects=1, offset_bytes=0, length_bytes=size)
 
 
 def objects_of(*sizes: int, seed: int = 1) -> list[bytes]:
@@ -119,7 +140,7 @@ def objects_of(*sizes: int, seed: int = 1) -> list[bytes]:
 
 @contextlib.contextmanager
 def no_thread_starts() -> Iterator[None]:
-    """Make every start of a thread fail: no address space has room for a stack of this size."""
+    """Have every start of a thread fail, by a stack too large for any address space."""
     before = threading.stack_size(1 << 60)
     try:
         yield
@@ -128,7 +149,7 @@ def no_thread_starts() -> Iterator[None]:
 
 
 def fill_up(sock: socket.socket) -> int:
-    """Send zeros until the kernel takes no more, and return their number."""
+    """Send zeros until the kernel takes no more. Returns their number."""
     piece, num_bytes = bytes(4096), 0
     with contextlib.suppress(BlockingIOError):
         while True:

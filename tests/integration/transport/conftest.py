@@ -1,4 +1,4 @@
-"""Both ends of the wire, which leave neither a thread nor a descriptor behind."""
+"""Fixtures for both ends of a link, which must leave neither threads nor descriptors behind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tools.free_ports import free_address
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Every thread and descriptor that a test makes is gone after it."""
-    free_address()  # The first call opens a descriptor that the process keeps.
+    """Check that a test leaves no thread and no descriptor behind."""
+    # The first call reserves a slice of the ports, which this process keeps.
+    free_address()
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     yield
     wait_until(lambda: threading.active_count() <= threads, what="the end of all threads")
@@ -33,7 +34,7 @@ def far(nothing_is_left: None) -> Iterator[Far]:
 
 @pytest.fixture
 def refusing_address(nothing_is_left: None) -> Iterator[str]:
-    """An address that nobody else gets, and where nobody listens."""
+    """Reserve an address where nobody listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What the soaks of the wire share: both ends with a relay between them, and that nothing stays of what was interrupted."""
+"""Setting of the fault tests: both ends with a relay between them, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ MIB = 1 << 20
 SIZES = (MIB, 700_000, 33, 2 * MIB, 1 << 16)
 TRANSFER_SECONDS = 0.5
 NUM_CONNECTIONS = 4
-KEPT_BYTES = 1 << 19  # of memory, after many transfers of megabytes: how those ended, and what the interpreter keeps
+KEPT_BYTES = 1 << 19  # Memory for outcomes of transfers and for the interpreter itself.
 SHORT, LONG = 3, 25
-QUARTERS = range(100, 104)  # seeds: a hundred times is four tests, each of which ends within a few minutes
+QUARTERS = range(100, 104)  # Seeds of four tests, each of which runs a quarter of a hundred faults.
 
 
 @dataclass
 class Scene:
-    """Both ends, the way between them, and what chance says."""
+    """Both ends, the relay between them, and a seeded generator."""
 
     far: Far
     relay: Relay
     near: Near
     chance: random.Random
-    num_held_back: int = 0  # transfers of which some could not even leave
+    num_held_back: int = 0  # Transfers of which some bytes could not leave.
 
     def settle(self) -> None:
-        """Return once all connections are there and nobody has anything of a transfer."""
+        """Wait until all connections are made and both ends have forgotten all transfers."""
         far, near, relay = self.far.receiver, self.near.link, self.relay
         wait_until(lambda: near.snapshot().num_connections == NUM_CONNECTIONS, what="the sender's connections")
         wait_until(lambda: far.num_connections == relay.num_connections == NUM_CONNECTIONS, what="the receiver's")
@@ -46,20 +46,20 @@ class Scene:
         self.forget()
 
     def forget(self) -> None:
-        """Give back what the ends had to keep until it was looked at."""
+        """Drop the memory and the events of earlier transfers."""
         self.far.memory.clear()
         self.far.events.clear()
         self.near.events.clear()
 
 
 def shape_for(sizes: tuple[int, ...]) -> LinkShape:
-    """A relay that takes so long for them and holds little of them itself: the rest waits in the sender, as on any link."""
+    """Return a relay that takes TRANSFER_SECONDS and buffers little, so that the rest waits in the sender."""
     return LinkShape(bytes_per_second=sum(sizes) / TRANSFER_SECONDS, max_queued_pieces=1)
 
 
 @contextmanager
 def scene_for(seed: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Scene]:
-    """Both ends with a relay between them."""
+    """Yield both ends with a relay between them."""
     far = make_far()
     with closing(far.receiver), Relay(far.address, shape_for(sizes)) as relay:
         near = make_near(relay.address, num_connections=NUM_CONNECTIONS)
@@ -68,26 +68,26 @@ def scene_for(seed: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Scene]:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """What fails within says this too."""
+def failure_note(note: str) -> Iterator[None]:
+    """Add a note to any exception of the block."""
     try:
         yield
     except BaseException as error:
-        error.add_note(what)
+        error.add_note(note)
         raise
 
 
 @contextmanager
 def nothing_stays(settle: Callable[[], None]) -> Iterator[None]:
-    """Both ends, as `settle` leaves them, have the same threads, descriptors and memory after this as before."""
+    """Check that the block leaves no more threads, descriptors and memory than before, each time after `settle`."""
     settle()
     threads, descriptors = threading.active_count(), _num_descriptors()
     tracemalloc.start()
     try:
         yield
         settle()
-        wait_until(lambda: threading.active_count() <= threads, what="the end of the threads of what was interrupted")
-        wait_until(lambda: _num_descriptors() <= descriptors, what="the end of the descriptors of what was interrupted")
+        wait_until(lambda: threading.active_count() <= threads, what="the end of all threads")
+        wait_until(lambda: _num_descriptors() <= descriptors, what="the end of all descriptors")
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < KEPT_BYTES
     finally:
@@ -99,15 +99,15 @@ def _num_descriptors() -> int:
 
 
 def has_arrived(scene: Scene, transfer_id: bytes, objects: list[bytes], *, deadline: float = PATIENCE_SECONDS) -> bool:
-    """Whether a transfer, which has ended, arrived: then its bytes are right; else it says why. Its memory is free."""
+    """Return whether a transfer completed. Checks its bytes, or its reason, and that its memory was freed."""
     far = scene.far
     ended = scene.near.end(transfer_id, seconds=deadline + PATIENCE_SECONDS)
     if transfer_id in far.memory:
         wait_until(lambda: ReceiveMemoryFree(transfer_id) in far.events, what="the far end's memory")
     assert isinstance(ended, SendCompleted | SendFailed)
-    is_complete = transfer_id in [its.transfer_id for its in far.of(ReceiveCompleted)]
+    is_complete = transfer_id in [event.transfer_id for event in far.of(ReceiveCompleted)]
     if is_complete or isinstance(ended, SendCompleted):
-        assert [bytes(its) for its in far.memory[transfer_id]] == objects
+        assert far.contents(transfer_id) == objects
     if isinstance(ended, SendFailed):
         assert ended.reason and ended.message
         return False

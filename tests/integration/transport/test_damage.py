@@ -1,4 +1,4 @@
-"""Bits that change on the way, anywhere: nothing arrives wrong, what cannot arrive says why, and nothing is left over."""
+"""Bits that change on the path: nothing arrives damaged, failures have a reason, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from tests.integration.transport.soaking import (
     SHORT,
     SIZES,
     Scene,
+    failure_note,
     has_arrived,
     nothing_stays,
     scene_for,
-    told,
 )
 from tests.support.transport_ends import objects_of, send
 
-DEADLINE_SECONDS = 15.0  # a length that was changed may leave both ends waiting
-ANSWERED_BYTES = 8 * HEADER_BYTES  # of what a receiver says of any transfer: HAVE, some ACKs, DONE
+DEADLINE_SECONDS = 15.0  # A changed length may leave both ends waiting.
+ANSWERED_BYTES = 8 * HEADER_BYTES  # Replies of any transfer: HAVE, some ACKs, DONE.
 KINDS = ("any byte", "a header", "an answer")
 
 
 class Damage:
-    """Changes a bit of what passes, once each time that it is armed."""
+    """Filter that changes one bit each time that it is armed."""
 
     def __init__(self) -> None:
         self.num_done = 0
         self._lock = threading.Lock()
-        self._left: int | None = None  # bytes until then
-        self._place: int | None = None  # in the first header from there on
+        self._left: int | None = None  # Bytes until the change.
+        self._place: int | None = None  # Offset in the next header.
         self._bit = 0
 
     def arm(self, *, after_bytes: int, place: int | None, bit: int) -> None:
-        """The bit of the byte after so many, or of that place in the header which comes next then."""
+        """Schedule a change of a byte after `after_bytes`, or of a place in the next header after them."""
         with self._lock:
             self._left, self._place, self._bit = after_bytes, place, bit
 
     def change(self, data: bytes) -> bytes:
-        """What goes on in place of these bytes."""
+        """Return the bytes, possibly damaged."""
         with self._lock:
             if self._left is None:
                 return data
@@ -57,27 +57,27 @@ class Damage:
 
 
 def _damage_many(count: int, *, seed: int) -> None:
-    there, back, num_arrived = Damage(), Damage(), 0
+    forward, back, num_arrived = Damage(), Damage(), 0
     with scene_for(seed) as scene:
-        scene.relay.filter(lambda: there.change, back=back.change)
+        scene.relay.filter(lambda: forward.change, back=back.change)
         objects = objects_of(*SIZES)
         assert has_arrived(scene, send(scene.near, objects), objects)
         with nothing_stays(scene.settle):
             for number in range(count):
-                num_arrived += _damage(scene, there, back, number=number)
-    assert there.num_done + back.num_done == count
+                num_arrived += _damage(scene, forward, back, number=number)
+    assert forward.num_done + back.num_done == count
     assert num_arrived >= 2 * count // 3
 
 
-def _damage(scene: Scene, there: Damage, back: Damage, *, number: int) -> bool:
-    """Whether a transfer arrived of which a bit changed on the way."""
+def _damage(scene: Scene, forward: Damage, back: Damage, *, number: int) -> bool:
+    """Damage a transfer and return whether it arrived."""
     kind, chance = KINDS[number % len(KINDS)], scene.chance
     after_bytes = chance.randrange(ANSWERED_BYTES if kind == "an answer" else sum(SIZES) // 2)
     if kind == "a header" and chance.random() < 0.5:
-        after_bytes = 0  # that of OPEN
+        after_bytes = 0  # OPEN has the first header.
     place, bit = chance.randrange(HEADER_BYTES) if kind == "a header" else None, chance.randrange(8)
-    with told(f"transfer {number}: {kind}, {after_bytes=}, {place=}, {bit=}"):
-        (back if kind == "an answer" else there).arm(after_bytes=after_bytes, place=place, bit=bit)
+    with failure_note(f"transfer {number}: {kind}, {after_bytes=}, {place=}, {bit=}"):
+        (back if kind == "an answer" else forward).arm(after_bytes=after_bytes, place=place, bit=bit)
         objects = objects_of(*SIZES, seed=number)
         transfer_id = send(scene.near, objects, deadline=DEADLINE_SECONDS)
         arrived = has_arrived(scene, transfer_id, objects, deadline=DEADLINE_SECONDS)
@@ -85,11 +85,11 @@ def _damage(scene: Scene, there: Damage, back: Damage, *, number: int) -> bool:
     return arrived
 
 
-def test_what_changes_on_the_way_never_arrives() -> None:
+def test_damaged_bytes_never_arrive() -> None:
     _damage_many(SHORT, seed=3)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", QUARTERS)
-def test_what_changes_on_the_way_never_arrives_a_hundred_times(seed: int) -> None:
+def test_a_hundred_damaged_transfers_never_arrive_damaged(seed: int) -> None:
     _damage_many(LONG, seed=seed)

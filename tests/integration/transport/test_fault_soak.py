@@ -1,7 +1,7 @@
-"""Faults at random moments, again and again: the bytes are right, and nothing is left over.
+"""Faults at random moments: the bytes arrive intact, and nothing is left behind.
 
-The short form runs each fault a few times with a fixed seed; `make soak` runs each a hundred times. What fails names its
-seed, as that of its test, the transfer's number, and the byte at which the fault came.
+The short form runs each fault a few times with a fixed seed. `make soak` runs each a hundred times. A failure names the
+seed, the number of the transfer, and the byte at which the fault came.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import pytest
 
 from benchmarks.transport.ours import Ends
 from prfaas.transport.receiver.api import ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender.api import SendCompleted
 from tests.integration.transport.soaking import (
     LONG,
     MIB,
@@ -28,11 +27,11 @@ from tests.integration.transport.soaking import (
     SHORT,
     SIZES,
     Scene,
+    failure_note,
     has_arrived,
     nothing_stays,
     scene_for,
     shape_for,
-    told,
 )
 from tests.support import receiver_process
 from tests.support.transport_ends import Near, make_far, make_near, objects_of, send
@@ -40,20 +39,20 @@ from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import LinkShape, Relay
 from tools.wan import Wan, WanShape, obstacle
 
-MANY = (MIB,) * 32  # more than all buffers on the way take
-SENT_MIB, KILLED_BYTES = 64, 32 * MIB  # of what a sender is killed in; the rest is more than the buffers too
+MANY = (MIB,) * 32  # More than all buffers on the path can hold.
+SENT_MIB, KILLED_BYTES = 64, 32 * MIB  # A sender is killed within the first half.
 OUTAGE_SECONDS = 3.0
 SLOW = WanShape(100e6, 0.020)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`arm` says at which byte it comes, before anything is sent; `strike` does the rest once it has come."""
+    """Fault that `arm` schedules at a byte before anything is sent. `strike` completes it when it has come."""
 
     arm: Callable[[Relay, int], None]
     strike: Callable[[Scene, float], None]
     lasts_seconds: float = 0.0
-    num_lost: int = NUM_CONNECTIONS  # connections
+    num_lost: int = NUM_CONNECTIONS  # Connections that the fault ends.
     sizes: tuple[int, ...] = SIZES
 
 
@@ -63,12 +62,12 @@ def _kill_one(scene: Scene, _: float) -> None:
 
 
 def _mend_after(scene: Scene, seconds: float) -> None:
-    threading.Event().wait(seconds)  # the fault itself: nobody is reached for so long
+    threading.Event().wait(seconds)  # Duration of the fault.
     scene.relay.restore()
 
 
 def _release_after(scene: Scene, seconds: float) -> None:
-    threading.Event().wait(seconds)  # the fault itself
+    threading.Event().wait(seconds)  # Duration of the fault.
     scene.num_held_back += scene.near.link.snapshot().queued_bytes > 0
     scene.relay.release()
 
@@ -79,7 +78,7 @@ FAULTS = {
     "the link is down for 3 s": Fault(Relay.cut_after, _mend_after, lasts_seconds=3.0),
     "nothing is read for 5 s": Fault(Relay.hold_after, _release_after, lasts_seconds=5.0, num_lost=0, sizes=MANY),
 }
-SHORT_RATIO = 0.1  # of how long the fault lasts, in the short form
+SHORT_RATIO = 0.1  # Scale of the duration of faults in the short form.
 
 
 def _run(fault: Fault, *, seed: int, count: int) -> None:
@@ -98,7 +97,7 @@ def _send_undisturbed(scene: Scene, fault: Fault) -> None:
 
 def _interrupt(scene: Scene, fault: Fault, *, number: int) -> None:
     num_before, at = scene.relay.num_accepted, scene.chance.randrange(sum(fault.sizes) * 4 // 5)
-    with told(f"transfer {number}, interrupted at byte {at}"):
+    with failure_note(f"transfer {number}, interrupted at byte {at}"):
         objects = objects_of(*fault.sizes, seed=number)
         fault.arm(scene.relay, at)
         transfer_id = send(scene.near, objects)
@@ -106,15 +105,13 @@ def _interrupt(scene: Scene, fault: Fault, *, number: int) -> None:
         fault.strike(scene, fault.lasts_seconds)
         assert has_arrived(scene, transfer_id, objects)
         num_after = num_before + fault.num_lost
-        wait_until(
-            lambda: scene.relay.num_accepted >= num_after, what="others in place of the connections that were lost"
-        )
+        wait_until(lambda: scene.relay.num_accepted >= num_after, what="new connections")
         assert fault.num_lost or scene.relay.num_accepted == num_before, "no connection was lost"
     scene.forget()
 
 
 @pytest.mark.parametrize("name", list(FAULTS))
-def test_a_transfer_survives(name: str) -> None:
+def test_transfer_survives_a_fault(name: str) -> None:
     fault = FAULTS[name]
     _run(replace(fault, lasts_seconds=SHORT_RATIO * fault.lasts_seconds), seed=1, count=SHORT)
 
@@ -122,18 +119,19 @@ def test_a_transfer_survives(name: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", QUARTERS)
 @pytest.mark.parametrize("name", list(FAULTS))
-def test_a_transfer_survives_a_hundred_times(name: str, seed: int) -> None:
+def test_transfer_survives_a_hundred_faults(name: str, seed: int) -> None:
     _run(FAULTS[name], seed=seed, count=LONG)
 
 
 def _lose_every_packet(count: int, *, seed: int) -> None:
-    """For so long, of a link on which a transfer is under way: its connections stay, and TCP sends again."""
+    """Drop every packet of a busy link for a while. Its connections stay, and TCP retransmits."""
     if reason := obstacle():
         pytest.skip(f"an emulated link {reason}")
     chance, num_bytes, num_struck = random.Random(seed), 16 * MIB, 0
     with Wan(SLOW) as wan, Ends(wan, pool_bytes=num_bytes, reconnect_seconds=PATIENCE_SECONDS) as ends:
         usual = ends.transfer(num_bytes, num_layers=16).seconds
-        for _ in range(2 * count):  # on a busy machine a transfer may have ended before it is struck
+        # On a busy machine a transfer may end before the fault.
+        for _ in range(2 * count):
             outage = threading.Thread(target=_drop_out, args=(wan, chance.random() * usual / 2))
             outage.start()
             num_struck += ends.transfer(num_bytes, num_layers=16).seconds > OUTAGE_SECONDS
@@ -144,21 +142,21 @@ def _lose_every_packet(count: int, *, seed: int) -> None:
 
 
 def _drop_out(wan: Wan, after_seconds: float) -> None:
-    threading.Event().wait(after_seconds)  # when it comes
+    threading.Event().wait(after_seconds)
     wan.set(replace(SLOW, loss=1.0))
-    threading.Event().wait(OUTAGE_SECONDS)  # the fault itself
+    threading.Event().wait(OUTAGE_SECONDS)  # Duration of the fault.
     wan.set(SLOW)
 
 
 @pytest.mark.root
-def test_a_transfer_survives_the_loss_of_every_packet() -> None:
+def test_transfer_survives_the_loss_of_every_packet() -> None:
     _lose_every_packet(1, seed=1)
 
 
 @pytest.mark.root
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", QUARTERS)
-def test_a_transfer_survives_the_loss_of_every_packet_a_hundred_times(seed: int) -> None:
+def test_transfer_survives_a_hundred_losses_of_every_packet(seed: int) -> None:
     _lose_every_packet(LONG, seed=seed)
 
 
@@ -174,26 +172,26 @@ def _kill_receivers(count: int, *, seed: int) -> None:
             near.events.clear()
 
         with closing(near.link):
-            assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+            near.assert_completed(send(near, objects_of(10)))
             receiver_process.next_line(far)
             with nothing_stays(settle):
                 for number in range(count):
                     at = chance.randrange(sum(SIZES) * 4 // 5)
-                    with told(f"transfer {number}, interrupted at byte {at}"):
+                    with failure_note(f"transfer {number}, interrupted at byte {at}"):
                         relay.hold_after(at)
                         far = _kill_receiver(far, near, relay, objects_of(*SIZES, seed=number))
     _kill(far)
 
 
 def _kill_receiver(far: subprocess.Popen[str], near: Near, relay: Relay, objects: list[bytes]) -> subprocess.Popen[str]:
-    """Returns the next one, at which all has arrived."""
+    """Kill the receiver and return its successor, at which everything has arrived."""
     transfer_id = send(near, objects)
     wait_until(lambda: relay.is_held, what="the fault")
     _kill(far)
     far = receiver_process.start(relay.target)
     assert receiver_process.next_line(far) == relay.target
     relay.release()
-    assert isinstance(near.end(transfer_id), SendCompleted)
+    near.assert_completed(transfer_id)
     assert receiver_process.next_line(far) == f"{transfer_id.hex()} {receiver_process.digest_of(objects)}"
     return far
 
@@ -203,22 +201,22 @@ def _kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_a_transfer_to_a_receiver_that_is_killed_goes_to_the_next_one() -> None:
+def test_transfer_continues_at_the_successor_of_a_killed_receiver() -> None:
     _kill_receivers(2, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", QUARTERS)
-def test_a_transfer_to_a_receiver_that_is_killed_goes_to_the_next_one_a_hundred_times(seed: int) -> None:
+def test_transfer_continues_after_a_hundred_killed_receivers(seed: int) -> None:
     _kill_receivers(LONG, seed=seed)
 
 
 def _kill_senders(count: int, *, seed: int) -> None:
-    """What a killed sender had begun ends with a reason, and its memory is free."""
+    """Check that transfers of killed senders fail with a reason, and that their memory is freed."""
     chance, far, num_interrupted = random.Random(seed), make_far(reconnect_seconds=0.5), 0
 
     def settle() -> None:
-        wait_until(lambda: not relay.num_connections, what="all that it said")
+        wait_until(lambda: not relay.num_connections, what="the end of its connections at the relay")
         wait_until(lambda: not far.receiver.num_connections, what="the end of its connections")
         wait_until(lambda: len(far.of(ReceiveMemoryFree)) == len(far.memory), what="the killed sender's memory")
         far.memory.clear()
@@ -228,14 +226,14 @@ def _kill_senders(count: int, *, seed: int) -> None:
     with closing(far.receiver), Relay(far.address, shape) as relay, nothing_stays(settle):
         for number in range(count):
             at = chance.randrange(KILLED_BYTES)
-            with told(f"sender {number}, killed at byte {at}"):
+            with failure_note(f"sender {number}, killed at byte {at}"):
                 relay.hold_after(at)
                 _kill_sender(relay)
-                wait_until(lambda: len(far.of(ReceiveFailed)) == len(far.memory), what="why what it sent has ended")
+                wait_until(lambda: len(far.of(ReceiveFailed)) == len(far.memory), what="the failure of its transfers")
                 assert all(event.reason == "unreachable" for event in far.events if isinstance(event, ReceiveFailed))
                 num_interrupted += len(far.memory)
                 settle()
-    assert num_interrupted >= count - 1, "one may have been killed in its handshake"
+    assert num_interrupted >= count - 1
 
 
 def _kill_sender(relay: Relay) -> None:
@@ -246,11 +244,11 @@ def _kill_sender(relay: Relay) -> None:
     relay.release()
 
 
-def test_a_killed_sender_leaves_nothing_behind() -> None:
+def test_killed_sender_leaves_nothing_behind() -> None:
     _kill_senders(2, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", QUARTERS)
-def test_a_killed_sender_leaves_nothing_behind_a_hundred_times(seed: int) -> None:
+def test_a_hundred_killed_senders_leave_nothing_behind(seed: int) -> None:
     _kill_senders(LONG, seed=seed)

@@ -1,4 +1,4 @@
-"""Connections, peers and memory that go at the wrong moment: the bytes are right, or a reason comes in time."""
+"""Faults of connections, peers and hosts: the bytes arrive intact, or the transfer fails in time with a reason."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.transport.congestion import stall_detector
 from prfaas.transport.congestion.rate_budget import LinkUsage, RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_have
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
+from prfaas.transport.sender.api import SendAccepted, SendFailed
 from prfaas.transport.sender.link import PACE_STEP_RATIO
 from tests.support.raw_peers import RawReceiver, RawSender
 from tests.support.transport_ends import (
@@ -39,14 +40,14 @@ from tools.free_ports import free_address
 from tools.link import Filter, LinkShape, Relay
 
 MIB = 1 << 20
-ALONE_SECONDS = 4.0  # `reconnect_seconds` where a peer has a quarter of them, and another, to say that it is there
+ALONE_SECONDS = 2.0  # Reconnect time of receivers whose sender must answer within a quarter of it.
 
 
 def _may_mount() -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 
-def test_connections_that_die_one_by_one_leave_the_rest_to_the_others(far: Far, near_to: Callable[..., Near]) -> None:
+def test_transfer_survives_connections_that_die_in_turn(far: Far, near_to: Callable[..., Near]) -> None:
     objects = objects_of(2 * MIB, MIB)
     with Relay(far.address, LinkShape(bytes_per_second=2e6)) as relay:
         near = near_to(relay.address)
@@ -54,11 +55,11 @@ def test_connections_that_die_one_by_one_leave_the_rest_to_the_others(far: Far, 
         for share in (1, 2, 3, 4, 5):
             wait_until(lambda share=share: relay.forwarded_bytes > share * 400_000)  # type: ignore[misc]
             relay.drop_connection()
-        assert isinstance(near.end(transfer_id), SendCompleted)
-    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+        near.assert_completed(transfer_id)
+    assert far.contents(transfer_id) == objects
 
 
-def test_a_transfer_that_waits_for_its_prefill_outlives_the_connection_that_it_came_over(
+def test_transfer_waiting_for_prefill_outlives_its_connections(
     near_to: Callable[..., Near],
 ) -> None:
     far, objects = make_far(reconnect_seconds=ALONE_SECONDS), objects_of(1000)
@@ -70,12 +71,12 @@ def test_a_transfer_that_waits_for_its_prefill_outlives_the_connection_that_it_c
     cut_at = time.monotonic()
     wait_until(lambda: time.monotonic() - cut_at > 1.5 * ALONE_SECONDS)
     near.link.ready(transfer_id, first_object=0, num_objects=1, offset_bytes=0, length_bytes=1000)
-    assert isinstance(near.end(transfer_id), SendCompleted)
-    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    near.assert_completed(transfer_id)
+    assert far.contents(transfer_id) == objects
     far.receiver.close()
 
 
-def test_a_sender_that_does_not_know_what_it_is_asked_for_does_not_keep_it_alive() -> None:
+def test_restarted_sender_does_not_keep_an_unknown_transfer_alive() -> None:
     far = make_far(reconnect_seconds=ALONE_SECONDS)
     with RawSender(far.address) as restarted, RawSender(far.address) as first:
         transfer_id = first.open(100)
@@ -88,7 +89,7 @@ def test_a_sender_that_does_not_know_what_it_is_asked_for_does_not_keep_it_alive
     far.receiver.close()
 
 
-def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., Near]) -> None:
+def test_restarted_receiver_gets_everything_again(near_to: Callable[..., Near]) -> None:
     first = make_far(listen=free_address())
     objects = objects_of(MIB, MIB)
     with Relay(first.address, LinkShape(bytes_per_second=2e6)) as relay:
@@ -99,25 +100,25 @@ def test_a_receiver_that_restarts_gets_everything_again(near_to: Callable[..., N
         first.receiver.close()
         second = make_far(listen=first.address)
         relay.release()
-        assert isinstance(near.end(transfer_id), SendCompleted)
-        assert [bytes(its) for its in second.memory[transfer_id]] == objects
+        near.assert_completed(transfer_id)
+        assert second.contents(transfer_id) == objects
         assert len(near.of(SendAccepted)) == 1
     second.receiver.close()
 
 
-def test_the_process_that_has_accepted_a_transfer_is_named(near_to: Callable[..., Near]) -> None:
+def test_accepted_transfer_names_the_process_of_the_peer(near_to: Callable[..., Near]) -> None:
     far = make_far(listen=free_address())
     near = near_to(far.address, num_connections=1)
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.assert_completed(send(near, objects_of(10)))
     far.receiver.close()
     second = make_far(listen=far.address)
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.assert_completed(send(near, objects_of(10)))
     second.receiver.close()
-    accepted = [its.process for its in near.of(SendAccepted) if isinstance(its, SendAccepted)]
+    accepted = [event.process for event in near.of(SendAccepted) if isinstance(event, SendAccepted)]
     assert len(accepted) == len(set(accepted)) == 2
 
 
-def test_what_arrived_before_all_connections_died_does_not_travel_again(far: Far, near_to: Callable[..., Near]) -> None:
+def test_arrived_bytes_do_not_travel_again_after_all_connections_died(far: Far, near_to: Callable[..., Near]) -> None:
     objects = objects_of(*[64 << 10] * 30)
     with Relay(far.address, LinkShape(bytes_per_second=1e6)) as relay:
         near = near_to(relay.address)
@@ -125,26 +126,24 @@ def test_what_arrived_before_all_connections_died_does_not_travel_again(far: Far
         transfer_id = send(near, objects)
         wait_until(lambda: relay.is_cut)
         relay.restore()
-        end = near.end(transfer_id)
-    assert isinstance(end, SendCompleted)
+        end = near.assert_completed(transfer_id)
     # A chunk of up to 128 KiB was under way on each of the four connections.
     assert end.stats.wire_bytes < sum(map(len, objects)) + 4 * 128 * 1024 + 100 * HEADER_BYTES
-    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    assert far.contents(transfer_id) == objects
 
 
-def test_a_peer_that_never_answers_open_ends_at_the_deadline(near_to: Callable[..., Near]) -> None:
+def test_unanswered_open_ends_at_the_deadline(near_to: Callable[..., Near]) -> None:
     def read_forever(connection: Connection) -> None:
         while True:
             connection.read_payload(connection.read_header())
 
     with RawReceiver(read_forever) as receiver:
         near = near_to(receiver.address)
-        end = near.end(send(near, objects_of(10), deadline=0.5))
-        assert isinstance(end, SendFailed) and end.reason == "deadline"
+        near.assert_failed(send(near, objects_of(10), deadline=0.5), "deadline")
 
 
-def test_an_end_that_was_lost_with_its_connection_is_asked_for_again(near_to: Callable[..., Near]) -> None:
-    """Every byte is acknowledged on one connection; DONE is said on another, which is dead for the sender alone."""
+def test_done_lost_with_its_connection_is_requested_again(near_to: Callable[..., Near]) -> None:
+    # Every byte is acknowledged, but DONE left on another connection, which is dead.
     num_opened = 0
 
     def serve(connection: Connection) -> None:
@@ -165,11 +164,11 @@ def test_an_end_that_was_lost_with_its_connection_is_asked_for_again(near_to: Ca
 
     with RawReceiver(serve) as receiver:
         near = near_to(receiver.address, num_connections=2)
-        assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+        near.assert_completed(send(near, objects_of(10)))
 
 
-def test_a_chunk_whose_header_was_damaged_comes_again(far: Far, near_to: Callable[..., Near]) -> None:
-    """It reads as one of an unknown transfer, and is acknowledged."""
+def test_chunk_with_a_damaged_header_travels_again(far: Far, near_to: Callable[..., Near]) -> None:
+    # The receiver takes it for a chunk of an unknown transfer, and acknowledges it.
     damaged: list[Header] = []
 
     def damage() -> Filter:
@@ -179,12 +178,12 @@ def test_a_chunk_whose_header_was_damaged_comes_again(far: Far, near_to: Callabl
         relay.filter(damage)
         near, objects = near_to(relay.address), objects_of(3_000_000)
         transfer_id = send(near, objects)
-        assert isinstance(near.end(transfer_id), SendCompleted) and damaged
-    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+        near.assert_completed(transfer_id) and damaged
+    assert far.contents(transfer_id) == objects
 
 
 def _with_another_transfer(data: bytes, damaged: list[Header]) -> bytes:
-    """The first chunk in `data` has another transfer id."""
+    """Change the transfer id of the first chunk in `data`."""
     at = data.find(MAGIC)
     while 0 <= at <= len(data) - HEADER_BYTES:
         header = Header.decode(data[at : at + HEADER_BYTES])
@@ -195,32 +194,34 @@ def _with_another_transfer(data: bytes, damaged: list[Header]) -> bytes:
     return data
 
 
-def test_every_connection_of_a_transfer_hears_its_end(far: Far) -> None:
-    with RawSender(far.address) as one, RawSender(far.address) as other:
-        transfer_id = one.open(100)
-        other.chunk(transfer_id, Slab(0, 1, 0, 50), bytes(50))
-        assert other.heard()[0].type is FrameType.ACK
-        one.chunk(transfer_id, Slab(0, 1, 50, 50), bytes(50))
-        assert {one.heard()[0].type, one.heard()[0].type} == {FrameType.ACK, FrameType.DONE}
-        assert other.heard()[0].type is FrameType.DONE
+def test_done_is_sent_on_every_connection_of_a_transfer(far: Far) -> None:
+    with RawSender(far.address) as first, RawSender(far.address) as second:
+        transfer_id = first.open(100)
+        second.chunk(transfer_id, Slab(0, 1, 0, 50), bytes(50))
+        assert second.heard()[0].type is FrameType.ACK
+        first.chunk(transfer_id, Slab(0, 1, 50, 50), bytes(50))
+        assert {first.heard()[0].type, first.heard()[0].type} == {FrameType.ACK, FrameType.DONE}
+        assert second.heard()[0].type is FrameType.DONE
 
 
-def test_a_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
+def test_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
         near = near_to(f"{host}:{port}", num_connections=1, reconnect_seconds=GIVES_UP_SECONDS)
-        end = near.end(send(near, objects_of(10)))
-        assert isinstance(end, SendFailed) and end.reason == "unreachable"
+        near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
-def test_a_peer_that_closes_every_connection_after_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
+def test_peer_that_closes_every_connection_after_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
     with RawReceiver(lambda connection: None) as receiver:
-        near = near_to(receiver.address, reconnect_seconds=3.0)  # far longer than until it is dialled again
-        end = near.end(send(near, objects_of(10)))
-        assert isinstance(end, SendFailed) and end.reason == "unreachable", "which comes before the deadline"
+        near = near_to(receiver.address, reconnect_seconds=GIVES_UP_SECONDS)
+        near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
-def test_a_peer_that_only_short_frames_reach_is_unreachable(near_to: Callable[..., Near]) -> None:
+def test_peer_that_receives_only_short_frames_is_unreachable(
+    near_to: Callable[..., Near], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall_detector, "FRUITLESS_SECONDS", 1.0)
+
     def lose_chunks(connection: Connection) -> None:
         while True:
             header = connection.read_header()
@@ -232,16 +233,15 @@ def test_a_peer_that_only_short_frames_reach_is_unreachable(near_to: Callable[..
 
     with RawReceiver(lose_chunks) as receiver:
         near = near_to(receiver.address, reconnect_seconds=GIVES_UP_SECONDS)
-        end = near.end(send(near, objects_of(10)))
-        assert isinstance(end, SendFailed) and end.reason == "unreachable", "which comes before the deadline"
+        near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
-def test_a_second_copy_ends_the_connection_on_which_the_first_is_stuck(far: Far) -> None:
+def test_second_copy_of_a_chunk_ends_the_connection_with_the_first(far: Far) -> None:
     payload = objects_of(200_000)[0]
     slab = Slab(0, 1, 0, len(payload))
     with RawSender(far.address) as slow, RawSender(far.address) as fast:
         transfer_id = slow.open(len(payload))
-        slow.connection.write(chunk_header(transfer_id, slab, 1) + b"\x01" * 100_000)  # half of it, and wrong
+        slow.connection.write(chunk_header(transfer_id, slab, 1) + b"\x01" * 100_000)  # The wrong half of a chunk.
         wait_until(lambda: any(far.memory[transfer_id][0]))
         fast.chunk(transfer_id, slab, payload)
         wait_until(lambda: bool(far.of(ReceiveCompleted)))
@@ -252,27 +252,27 @@ def test_a_second_copy_ends_the_connection_on_which_the_first_is_stuck(far: Far)
     assert bytes(far.memory[transfer_id][0]) == payload
 
 
-def test_what_a_chunk_has_written_over_before_it_was_cut_off_comes_again(far: Far) -> None:
+def test_bytes_overwritten_by_an_incomplete_chunk_travel_again(far: Far) -> None:
     payload = objects_of(200_000)[0]
     half = Slab(0, 1, 0, 100_000)
     with RawSender(far.address) as first, RawSender(far.address) as second:
         transfer_id = first.open(len(payload))
         first.chunk(transfer_id, half, payload[:100_000])
         assert first.heard()[0].type is FrameType.ACK
-        wrong = bytes(its ^ 1 for its in payload[:50_000])
+        wrong = bytes(byte ^ 1 for byte in payload[:50_000])
         second.connection.write(chunk_header(transfer_id, Slab(0, 1, 0, 200_000), 1) + wrong)
         wait_until(lambda: far.memory[transfer_id][0][:50_000] == wrong)
         second.connection.close()
         wait_until(lambda: far.receiver.num_connections == 1)
         first.chunk(transfer_id, Slab(0, 1, 100_000, 100_000), payload[100_000:])
         assert first.heard()[0].type is FrameType.ACK
-        assert not far.of(ReceiveCompleted), "50 000 bytes are not what they were"
+        assert not far.of(ReceiveCompleted)
         first.chunk(transfer_id, half, payload[:100_000])
         wait_until(lambda: bool(far.of(ReceiveCompleted)))
     assert bytes(far.memory[transfer_id][0]) == payload
 
 
-def test_memory_is_not_free_while_a_chunk_lands_and_nothing_lands_after(far: Far) -> None:
+def test_memory_is_freed_only_after_the_last_chunk_was_written(far: Far) -> None:
     with RawSender(far.address) as raw:
         transfer_id = raw.open(200_000)
         raw.connection.write(chunk_header(transfer_id, Slab(0, 1, 0, 200_000), 1) + b"\x01" * 50_000)
@@ -287,20 +287,19 @@ def test_memory_is_not_free_while_a_chunk_lands_and_nothing_lands_after(far: Far
     assert bytes(far.memory[transfer_id][0]) == left_behind
 
 
-def test_slices_of_hundreds_of_blocks_travel_in_few_frames(far: Far, near_to: Callable[..., Near]) -> None:
+def test_slices_of_many_blocks_travel_in_few_frames(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
     objects = objects_of(*[16 << 10] * 300)
     transfer_id = send(near, objects, ready=False)
     for layer in range(8):
         near.link.ready(transfer_id, first_object=0, num_objects=300, offset_bytes=layer << 11, length_bytes=2 << 10)
-    end = near.end(transfer_id)
-    assert isinstance(end, SendCompleted)
-    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    end = near.assert_completed(transfer_id)
+    assert far.contents(transfer_id) == objects
     num_chunks = (end.stats.wire_bytes - sum(map(len, objects))) / HEADER_BYTES
     assert num_chunks <= 8 * 10, "one frame a block and layer would be 2400"
 
 
-def test_an_urgent_transfer_is_not_stuck_behind_a_large_one(far: Far, near_to: Callable[..., Near]) -> None:
+def test_urgent_transfer_overtakes_a_large_one(far: Far, near_to: Callable[..., Near]) -> None:
     with Relay(far.address) as relay:
         near, size = near_to(relay.address, num_connections=2), 256 << 10
         urgent = send(near, objects_of(size), priority=0, ready=False)
@@ -309,50 +308,50 @@ def test_an_urgent_transfer_is_not_stuck_behind_a_large_one(far: Far, near_to: C
         large = send(near, [bytes(256 * MIB)], priority=1)
         wait_until(lambda: relay.is_held)
         near.link.ready(urgent, first_object=0, num_objects=1, offset_bytes=0, length_bytes=size)
-        # What is under way comes first, then the urgent one; not all of the large one can.
+        # The bytes under way leave first, then the urgent transfer, and only a part of the large one.
         relay.hold_after(near.link.snapshot().unacknowledged_bytes + 32 * MIB)
         relay.release()
-        wait_until(lambda: urgent in [its.transfer_id for its in far.of(ReceiveCompleted)], what="the urgent one")
+        wait_until(
+            lambda: urgent in [event.transfer_id for event in far.of(ReceiveCompleted)], what="the urgent transfer"
+        )
         near.link.cancel(large, "cancelled", "seen enough")
         relay.release()
-        assert isinstance(near.end(urgent), SendCompleted)
+        near.assert_completed(urgent)
         assert isinstance(near.end(large), SendFailed)
 
 
-def test_a_public_peer_is_not_dialled_without_a_word_for_it(near_to: Callable[..., Near]) -> None:
+def test_public_peer_is_not_dialled_unless_allowed(near_to: Callable[..., Near]) -> None:
     near = near_to("8.8.8.8:7400", reconnect_seconds=0.3)
-    end = near.end(send(near, objects_of(10)))
-    assert isinstance(end, SendFailed) and end.reason == "unreachable" and "8.8.8.8 is public" in end.message
+    assert "8.8.8.8 is public" in near.assert_failed(send(near, objects_of(10)), "unreachable").message
 
 
-def test_an_address_that_is_no_name_makes_the_peer_unreachable_and_says_so(near_to: Callable[..., Near]) -> None:
+def test_invalid_host_name_makes_the_peer_unreachable(near_to: Callable[..., Near]) -> None:
     near = near_to(f"{'x' * 64}.example:7400", reconnect_seconds=0.3)
-    end = near.end(send(near, objects_of(10)))
-    assert isinstance(end, SendFailed) and end.reason == "unreachable" and "label" in end.message
+    assert "label" in near.assert_failed(send(near, objects_of(10)), "unreachable").message
     assert near.link.snapshot().is_down
 
 
-def test_a_transfer_that_opens_while_the_peer_was_long_gone_has_its_whole_reconnect_time(
+def test_new_transfer_to_an_unreachable_peer_has_the_whole_reconnect_time(
     near_to: Callable[..., Near],
 ) -> None:
     first = make_far(listen=free_address())
     near = near_to(first.address, reconnect_seconds=1.0)
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.assert_completed(send(near, objects_of(10)))
     first.receiver.close()
     wait_until(lambda: near.link.snapshot().num_connections == 0)
     gone_at = time.monotonic()
-    wait_until(lambda: time.monotonic() - gone_at > 1.2)  # longer than reconnect_seconds
+    wait_until(lambda: time.monotonic() - gone_at > 1.2)  # Longer than the reconnect time.
     transfer_id = send(near, objects_of(10, seed=2))
     second = make_far(listen=first.address)
-    assert isinstance(near.end(transfer_id), SendCompleted)
+    near.assert_completed(transfer_id)
     second.receiver.close()
 
 
-def test_a_link_is_down_from_the_first_dial_that_fails_until_one_succeeds(near_to: Callable[..., Near]) -> None:
+def test_link_is_down_from_a_failed_dial_to_a_successful_one(near_to: Callable[..., Near]) -> None:
     first = make_far(listen=free_address())
     near = near_to(first.address)
     assert not near.link.snapshot().is_down, "nobody has dialled it"
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.assert_completed(send(near, objects_of(10)))
     assert not near.link.snapshot().is_down
     first.receiver.close()
     wait_until(lambda: near.link.snapshot().is_down)
@@ -361,27 +360,26 @@ def test_a_link_is_down_from_the_first_dial_that_fails_until_one_succeeds(near_t
     second.receiver.close()
 
 
-def test_a_short_link_keeps_two_of_the_connections_it_dialled(far: Far, near_to: Callable[..., Near]) -> None:
+def test_short_link_keeps_two_of_its_connections(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address, num_connections=0)
-    assert isinstance(near.end(send(near, objects_of(MIB))), SendCompleted)
+    near.assert_completed(send(near, objects_of(MIB)))
     wait_until(lambda: (near.link.snapshot().num_connections, far.receiver.num_connections) == (2, 2))
     wait_until(lambda: _num_dialling() == 2, what="the end of the threads of the six others")
-    assert isinstance(near.end(send(near, objects_of(MIB, seed=2))), SendCompleted)
-    near.link._dialler.num_wanted = 4  # as after two seconds of a full link
+    near.assert_completed(send(near, objects_of(MIB, seed=2)))
+    near.link._dialler.num_wanted = 4  # As after two seconds of a full link.
     wait_until(lambda: near.link.snapshot().num_connections == 4)
 
 
 def _num_dialling() -> int:
-    return sum(its.name == "send-far" for its in threading.enumerate())
+    return sum(thread.name == "send-far" for thread in threading.enumerate())
 
 
-def test_a_cancel_leaves_at_once_although_more_connections_were_dialled_than_are_wanted(
-    far: Far, near_to: Callable[..., Near]
-) -> None:
+def test_cancel_leaves_at_once_after_connections_were_closed(far: Far, near_to: Callable[..., Near]) -> None:
     near, num_cancelled = near_to(far.address, num_connections=0), 40
-    assert isinstance(near.end(send(near, objects_of(MIB))), SendCompleted)
+    near.assert_completed(send(near, objects_of(MIB)))
     wait_until(lambda: near.link.snapshot().num_connections == 2, what="the end of the six others")
-    end = time.monotonic() + PATIENCE_SECONDS  # of all: one that waits for the next PING takes five seconds
+    # A CANCEL that waited for the next PING would take five seconds, too long for all of them.
+    end = time.monotonic() + PATIENCE_SECONDS
     for number in range(1, num_cancelled + 1):
         transfer_id = send(near, objects_of(10), ready=False)
         wait_until(lambda number=number: len(near.of(SendAccepted)) == number + 1)  # type: ignore[misc]
@@ -390,11 +388,11 @@ def test_a_cancel_leaves_at_once_although_more_connections_were_dialled_than_are
         wait_until(lambda number=number: len(far.of(ReceiveFailed)) == number, seconds=left)  # type: ignore[misc]
 
 
-def test_a_cancel_leaves_over_connections_that_nobody_wants_any_more(far: Far, near_to: Callable[..., Near]) -> None:
+def test_cancel_leaves_before_unused_connections_end(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
     transfer_id = send(near, objects_of(10), ready=False)
     wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)
-    near.link._dialler.keeps_warm = False  # as where a long link's congestion control is loss-based
+    near.link._dialler.keeps_warm = False  # As on a long link with loss-based congestion control.
     near.link.cancel(transfer_id, "cancelled", "no longer wanted")
     wait_until(lambda: bool(far.of(ReceiveFailed)))
     [failed] = far.of(ReceiveFailed)
@@ -402,9 +400,7 @@ def test_a_cancel_leaves_over_connections_that_nobody_wants_any_more(far: Far, n
     wait_until(lambda: near.link.snapshot().num_connections == 0)
 
 
-def test_a_cancel_is_said_once_the_peer_is_back_although_nothing_is_sent_any_more(
-    far: Far, near_to: Callable[..., Near]
-) -> None:
+def test_cancel_leaves_when_the_peer_is_reachable_again(far: Far, near_to: Callable[..., Near]) -> None:
     with Relay(far.address) as relay:
         near = near_to(relay.address)
         first = send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS, ready=False)
@@ -412,7 +408,7 @@ def test_a_cancel_is_said_once_the_peer_is_back_although_nothing_is_sent_any_mor
         relay.cut_after(0)
         second = send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS, ready=False)
         wait_until(lambda: relay.is_cut and near.link.snapshot().num_connections == 0)
-        near.link._dialler.keeps_warm = False  # as where a long link's congestion control is loss-based
+        near.link._dialler.keeps_warm = False  # As on a long link with loss-based congestion control.
         for transfer_id in (first, second):
             near.link.cancel(transfer_id, "cancelled", "no longer wanted")
         relay.restore()
@@ -422,14 +418,14 @@ def test_a_cancel_is_said_once_the_peer_is_back_although_nothing_is_sent_any_mor
     assert reasons == {first: "cancelled", second: "cancelled"}
 
 
-def test_a_bug_that_a_watcher_meets_at_every_look_is_logged_once_a_second(
+def test_permanent_failure_of_a_watcher_is_logged_once_a_second(
     far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
 ) -> None:
     def logged_at(event: str) -> list[float]:
         return [record.created for record in caplog.records if record.getMessage().startswith(event)]
 
     near = near_to(far.address)
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.assert_completed(send(near, objects_of(10)))
     near.link._workers._stalls = None  # type: ignore[assignment]
     far.receiver._reverse_dialers.append(None)  # type: ignore[arg-type]
     events = ("link.watch_failed", "receiver.tick_failed")
@@ -442,39 +438,31 @@ def test_a_bug_that_a_watcher_meets_at_every_look_is_logged_once_a_second(
         assert second - first > 0.9
 
 
-def test_a_link_for_which_no_thread_can_be_started_says_so_and_is_tried_again(
-    far: Far, near_to: Callable[..., Near]
-) -> None:
+def test_link_without_a_thread_fails_transfers_until_one_starts(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
     with no_thread_starts():
-        end = near.end(send(near, objects_of(10)))
-    assert isinstance(end, SendFailed) and end.reason == "no_memory"
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+        near.assert_failed(send(near, objects_of(10)), "no_memory")
+    near.assert_completed(send(near, objects_of(10)))
 
 
-def test_connections_for_which_no_thread_can_be_started_are_made_once_it_can(
-    far: Far, near_to: Callable[..., Near]
-) -> None:
+def test_missing_connections_are_made_once_threads_can_start(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address, num_connections=2)
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.assert_completed(send(near, objects_of(10)))
     with no_thread_starts():
-        near.link._dialler.num_wanted = 4  # as after two seconds of a full link
+        near.link._dialler.num_wanted = 4  # As after two seconds of a full link.
         wait_until(lambda: "new thread" in near.link._dialler.last_error)
-        end = near.end(send(near, objects_of(10), deadline=0.5, ready=False))
-        assert isinstance(end, SendFailed) and end.reason == "deadline"
+        near.assert_failed(send(near, objects_of(10), deadline=0.5, ready=False), "deadline")
     wait_until(lambda: near.link.snapshot().num_connections == 4)
 
 
-def test_the_kernel_is_told_each_connections_share_of_the_budget(far: Far, near_to: Callable[..., Near]) -> None:
+def test_kernel_paces_each_connection_at_an_equal_part_of_the_limit(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address, num_connections=4, max_bytes_per_second=8e6)
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.assert_completed(send(near, objects_of(10)))
     wait_until(lambda: near.link.snapshot().num_connections == 4)
     wait_until(lambda: near.link.snapshot().pacing_bytes_per_second == 8_000_000)
 
 
-def test_a_link_at_which_a_large_chunk_takes_longer_than_a_peer_may_be_silent_gets_on(
-    far: Far, near_to: Callable[..., Near]
-) -> None:
+def test_slow_link_sends_chunks_small_enough_to_be_acknowledged_in_time(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address, num_connections=1, max_bytes_per_second=20_000, packs=False)
     transfer_id = send(near, [bytes(MIB)] * 64, deadline=2 * PATIENCE_SECONDS)
     wait_until(lambda: any(near.acknowledged()), what="the first chunk, in a connection that lasts")
@@ -487,24 +475,24 @@ def _pace(near: Near) -> int:
 
 
 def _has_pace(near: Near, bytes_per_second: float) -> bool:
-    """As closely as the kernel is told of changes."""
+    """Compare the pace as precisely as the kernel is told of changes."""
     return math.isclose(_pace(near), bytes_per_second, rel_tol=1.1 * PACE_STEP_RATIO)
 
 
 def _sharing(far: Far, near_to: Callable[..., Near], budget: RateBudget, name: str) -> Near:
-    """A link of a budget that has its connections."""
+    """Return a connected link that shares a budget."""
     near = near_to(far.address, num_connections=2, name=name, budgets=(budget,), packs=False)
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+    near.assert_completed(send(near, objects_of(10)))
     wait_until(lambda: near.link.snapshot().num_connections == 2)
     return near
 
 
 def _fill(near: Near) -> bytes:
-    """Have more to send than a test takes."""
+    """Send more bytes than a test can take."""
     return send(near, [bytes(MIB)] * 1024, deadline=10 * PATIENCE_SECONDS)
 
 
-def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: Callable[..., Near]) -> None:
+def test_links_divide_a_shared_budget_while_both_send(far: Far, near_to: Callable[..., Near]) -> None:
     budget = RateBudget(8e6)
     first, second = (_sharing(far, near_to, budget, name) for name in ("a", "b"))
     far.discards = True
@@ -516,9 +504,7 @@ def test_links_that_share_a_budget_divide_it_while_both_send(far: Far, near_to: 
     wait_until(lambda: _has_pace(first, 8e6))
 
 
-def test_what_a_link_that_waits_for_its_prefill_does_not_use_goes_to_the_others(
-    far: Far, near_to: Callable[..., Near]
-) -> None:
+def test_budget_that_a_waiting_link_leaves_goes_to_the_others(far: Far, near_to: Callable[..., Near]) -> None:
     budget, turns = RateBudget(16e6), itertools.count()
     layers, bulk = (_sharing(far, near_to, budget, name) for name in ("a", "b"))
     far.discards = True
@@ -526,7 +512,7 @@ def test_what_a_link_that_waits_for_its_prefill_does_not_use_goes_to_the_others(
     transfer_id = send(layers, [bytes(4096)] * 2000, deadline=10 * PATIENCE_SECONDS, ready=False)
 
     def bulk_has_most() -> bool:
-        """At every fifth look, 50 ms apart, another layer is finished."""
+        """Finish another layer with each fifth call, and check the shares."""
         number, is_between = divmod(next(turns), 5)
         if not is_between:
             layers.link.ready(transfer_id, first_object=number, num_objects=1, offset_bytes=0, length_bytes=4096)
@@ -535,14 +521,15 @@ def test_what_a_link_that_waits_for_its_prefill_does_not_use_goes_to_the_others(
     wait_until(bulk_has_most)
 
 
-def test_a_limit_that_is_learned_is_told_to_the_kernel_and_taken_back(far: Far, near_to: Callable[..., Near]) -> None:
+def test_learned_limit_reaches_the_kernel_and_is_lifted(far: Far, near_to: Callable[..., Near]) -> None:
     budget = RateBudget(0.0)
     near = _sharing(far, near_to, budget, "a")
     held = send(near, objects_of(10), ready=False)
-    delivered, resent, at = 0, 0, time.monotonic() + 60  # what this link itself says is older, and left out
+    # The samples of the link itself are older, and are dropped.
+    delivered, resent, at = 0, 0, time.monotonic() + 60
 
     def neighbour(*, lost: int) -> None:
-        """Another link of the budget sends for a minute."""
+        """Report a minute of another link's usage to the budget."""
         nonlocal delivered, resent, at
         for _ in range(1200):
             delivered, resent, at = delivered + 400_000, resent + lost // 20, at + 1 / 20
@@ -556,8 +543,8 @@ def test_a_limit_that_is_learned_is_told_to_the_kernel_and_taken_back(far: Far, 
 
 
 @pytest.mark.root
-@pytest.mark.skipif(not _may_mount(), reason="needs root, to give a process host names of its own")
-def test_a_name_that_moves_to_another_address_is_looked_up_again_when_the_connection_is_lost(tmp_path: Path) -> None:
+@pytest.mark.skipif(not _may_mount(), reason="needs root for host names of its own")
+def test_host_name_is_resolved_again_after_a_lost_connection(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.2 far.example\n")
     first = make_far(listen="127.0.0.2:0")

@@ -1,4 +1,4 @@
-"""A sending link and a receiver over real sockets: every byte arrives, or a reason does, and nothing stays behind."""
+"""Transfers over real sockets: every byte arrives, or the transfer fails with a reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, Recei
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.support.raw_peers import RawReceiver, RawSender
-from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
+from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, make_ready, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.link import LinkShape, Relay
@@ -34,9 +34,9 @@ from tools.link import LinkShape, Relay
 def test_objects_arrive_whole_and_every_byte_is_acknowledged(far: Far, near_to: Callable[..., Near]) -> None:
     near, objects = near_to(far.address), objects_of(1, 70_000, 3_000_000)
     transfer_id = send(near, objects)
-    end = near.end(transfer_id)
-    assert isinstance(end, SendCompleted) and end.stats.checksum_failures == 0
-    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    end = near.assert_completed(transfer_id)
+    assert end.stats.checksum_failures == 0
+    assert far.contents(transfer_id) == objects
     assert end.stats.wire_bytes >= sum(map(len, objects))
     wait_until(lambda: len(far.of(ReceiveMemoryFree)) == 1)
     assert [type(event) for event in far.events] == [ReceiveCompleted, ReceiveMemoryFree]
@@ -46,32 +46,28 @@ def test_objects_arrive_whole_and_every_byte_is_acknowledged(far: Far, near_to: 
     assert near.link.snapshot().acknowledged_bytes == sum(map(len, objects))
 
 
-def test_each_connection_of_a_link_has_its_own_figures(far: Far, near_to: Callable[..., Near]) -> None:
+def test_each_connection_reports_figures(far: Far, near_to: Callable[..., Near]) -> None:
     near, objects = near_to(far.address), objects_of(*[1 << 20] * 8)
     transfer_id = send(near, objects, ready=False)
     wait_until(lambda: len(near.link.connections()) == 4)
-    for index, its in enumerate(objects):
-        near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=len(its))
-    assert isinstance(near.end(transfer_id), SendCompleted)
+    make_ready(near, transfer_id, objects, range(8))
+    near.assert_completed(transfer_id)
     shown = near.link.connections()
-    assert len({its.local_address for its in shown}) == 4 and {its.remote_address for its in shown} == {far.address}
-    assert sum(its.sent_bytes for its in shown) > 8 << 20
-    assert all(its.age_seconds > 0 and its.rtt_seconds > 0 and its.limit for its in shown)
-    wait_until(
-        lambda: (
-            not any(
-                connection.unacknowledged_bytes or connection.still_seconds for connection in near.link.connections()
-            )
-        )
-    )
+    assert len({stats.local_address for stats in shown}) == 4
+    assert {stats.remote_address for stats in shown} == {far.address}
+    assert sum(stats.sent_bytes for stats in shown) > 8 << 20
+    assert all(stats.age_seconds > 0 and stats.rtt_seconds > 0 and stats.limit for stats in shown)
+    wait_until(lambda: not any(stats.unacknowledged_bytes for stats in near.link.connections()))
+    assert not any(stats.still_seconds for stats in near.link.connections())
 
 
-def test_how_long_a_connection_has_stood_still_is_shown(near_to: Callable[..., Near]) -> None:
+def test_connection_reports_how_long_it_has_stood_still(near_to: Callable[..., Near]) -> None:
     def serve(connection: Connection) -> None:
         header = connection.read_header()
         connection.read_payload(header)
         connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
-        while True:  # and says nothing of what comes
+        # Chunks are read and never acknowledged.
+        while True:
             connection.read_payload(connection.read_header())
 
     with RawReceiver(serve) as receiver:
@@ -92,39 +88,37 @@ def test_layers_leave_while_others_are_not_ready_yet(far: Far, near_to: Callable
     wait_until(lambda: 200_000 in near.acknowledged())
     assert not near.of(SendCompleted)
     near.link.ready(transfer_id, first_object=0, num_objects=2, offset_bytes=100_000, length_bytes=100_000)
-    assert isinstance(near.end(transfer_id), SendCompleted)
-    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+    near.assert_completed(transfer_id)
+    assert far.contents(transfer_id) == objects
 
 
-def test_what_the_receiver_holds_does_not_travel(far: Far, near_to: Callable[..., Near]) -> None:
+def test_objects_that_the_receiver_holds_do_not_travel(far: Far, near_to: Callable[..., Near]) -> None:
     far.held = {0, 2}
     near, objects = near_to(far.address), objects_of(50_000, 60_000, 70_000)
     transfer_id = send(near, objects)
-    end = near.end(transfer_id)
-    assert isinstance(end, SendCompleted) and 60_000 <= end.stats.wire_bytes < 61_000
-    assert [any(its) for its in far.memory[transfer_id]] == [False, True, False]
+    end = near.assert_completed(transfer_id)
+    assert 60_000 <= end.stats.wire_bytes < 61_000
+    assert [any(item) for item in far.memory[transfer_id]] == [False, True, False]
 
 
-def test_a_transfer_without_objects_is_a_question_that_is_answered(far: Far, near_to: Callable[..., Near]) -> None:
+def test_transfer_without_objects_is_accepted_or_rejected(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
-    assert isinstance(near.end(send(near, [])), SendCompleted)
+    near.assert_completed(send(near, []))
     far.reject = Rejected("layout_mismatch", "dtype differs")
     end = near.end(send(near, []))
     assert isinstance(end, SendFailed) and (end.reason, end.message) == ("layout_mismatch", "dtype differs")
 
 
-def test_many_transfers_at_once_all_arrive(far: Far, near_to: Callable[..., Near]) -> None:
+def test_concurrent_transfers_all_arrive(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
     sent = {send(near, objects): objects for objects in (objects_of(100_000, 5_000, seed=n) for n in range(20))}
     for transfer_id, objects in sent.items():
-        assert isinstance(near.end(transfer_id), SendCompleted)
-        assert [bytes(its) for its in far.memory[transfer_id]] == objects
+        near.assert_completed(transfer_id)
+        assert far.contents(transfer_id) == objects
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_connections_that_die_at_any_byte_cost_nothing_but_time(
-    far: Far, near_to: Callable[..., Near], seed: int
-) -> None:
+def test_transfer_survives_connections_cut_at_random_bytes(far: Far, near_to: Callable[..., Near], seed: int) -> None:
     source = random.Random(seed)
     objects = objects_of(900_000, 700_000, seed=seed)
     with Relay(far.address, LinkShape(bytes_per_second=4e6)) as relay:
@@ -134,116 +128,108 @@ def test_connections_that_die_at_any_byte_cost_nothing_but_time(
             relay.cut_after(source.randrange(200_000))
             wait_until(lambda: relay.is_cut or bool(near.of(SendCompleted)))
             relay.restore()
-        assert isinstance(near.end(transfer_id), SendCompleted)
-    assert [bytes(its) for its in far.memory[transfer_id]] == objects
+        near.assert_completed(transfer_id)
+    assert far.contents(transfer_id) == objects
 
 
-def test_a_link_that_stays_cut_fails_both_sides_and_frees_their_memory(near_to: Callable[..., Near]) -> None:
+def test_lasting_cut_fails_both_ends_and_frees_their_memory(near_to: Callable[..., Near]) -> None:
     far = make_far(reconnect_seconds=GIVES_UP_SECONDS)
     with Relay(far.address, LinkShape(bytes_per_second=2e6)) as relay:
         near = near_to(relay.address, reconnect_seconds=2 * GIVES_UP_SECONDS)
         relay.cut_after(300_000)
-        end = near.end(send(near, objects_of(2_000_000)))
-        assert isinstance(end, SendFailed) and end.reason == "unreachable"
+        near.assert_failed(send(near, objects_of(2_000_000)), "unreachable")
         wait_until(lambda: bool(far.of(ReceiveMemoryFree)))
         failed = far.of(ReceiveFailed)[0]
         assert isinstance(failed, ReceiveFailed) and failed.reason == "unreachable" and failed.peer_name == "near"
     far.receiver.close()
 
 
-def test_a_chunk_that_always_comes_changed_is_asked_for_three_times_and_then_fails(
-    far: Far, near_to: Callable[..., Near]
-) -> None:
+def test_transfer_fails_after_a_chunk_was_damaged_three_times(far: Far, near_to: Callable[..., Near]) -> None:
     with Relay(far.address) as relay:
         relay.filter(flip_byte_in_first_chunk)
         near = near_to(relay.address)
-        end = near.end(send(near, objects_of(100_000)))
-        assert isinstance(end, SendFailed) and end.reason == "checksum"
+        near.assert_failed(send(near, objects_of(100_000)), "checksum")
         wait_until(lambda: bool(far.of(ReceiveFailed)))
         failed = far.of(ReceiveFailed)[0]
         assert isinstance(failed, ReceiveFailed) and "3 times" in failed.message
 
 
-def test_nobody_at_the_address_is_unreachable_within_the_reconnect_time(
+def test_refused_connection_makes_the_peer_unreachable_within_the_reconnect_time(
     near_to: Callable[..., Near], refusing_address: str
 ) -> None:
     near = near_to(refusing_address, reconnect_seconds=GIVES_UP_SECONDS)
-    end = near.end(send(near, objects_of(10)))
-    assert isinstance(end, SendFailed) and end.reason == "unreachable", "which comes before the deadline"
+    near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
-def test_an_address_that_is_none_is_unreachable_and_the_reason_says_so(near_to: Callable[..., Near]) -> None:
+def test_malformed_address_makes_the_peer_unreachable(near_to: Callable[..., Near]) -> None:
     near = near_to("10.0.0.5", reconnect_seconds=GIVES_UP_SECONDS)
-    end = near.end(send(near, objects_of(10)))
-    assert isinstance(end, SendFailed) and end.reason == "unreachable" and "not host:port" in end.message
+    assert "not host:port" in near.assert_failed(send(near, objects_of(10)), "unreachable").message
 
 
-class _StumblesOnce(list[Any]):
-    """Whoever listens to a link, or to a receiver, may have bugs too."""
+class _FailsOnce(list[Any]):
+    """List of events whose second append fails, as a bug of a listener would."""
 
     def append(self, event: Any) -> None:
         is_first = not self
         super().append(event)
-        assert not is_first, "the first event is not taken"
+        assert not is_first, "an event is not accepted"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_connection_whose_answers_nobody_reads_any_more_is_made_anew(far: Far, near_to: Callable[..., Near]) -> None:
+def test_connection_whose_reader_crashed_is_replaced(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address, num_connections=1)
-    near.events = _StumblesOnce()
-    assert isinstance(near.end(send(near, objects_of(100_000))), SendCompleted)
+    near.events = _FailsOnce()
+    near.assert_completed(send(near, objects_of(100_000)))
 
 
-class _StumblingBudget(RateBudget):
-    """A watcher may come upon a bug of ours."""
+class _FailingBudget(RateBudget):
+    """Budget whose first use fails, as a bug would."""
 
-    has_stumbled = False
+    has_failed = False
 
-    def share(self, *asked: Any, **named: Any) -> float:
-        if not self.has_stumbled:
-            self.has_stumbled = True
-            raise AssertionError("the first question is not understood")
-        return super().share(*asked, **named)
+    def share(self, *args: Any, **kwargs: Any) -> float:
+        if not self.has_failed:
+            self.has_failed = True
+            raise AssertionError("a bug")
+        return super().share(*args, **kwargs)
 
 
-def test_a_link_whose_watcher_stumbles_still_keeps_deadlines(far: Far, near_to: Callable[..., Near]) -> None:
-    budget = _StumblingBudget(8e6)
+def test_link_keeps_deadlines_after_its_watcher_failed(far: Far, near_to: Callable[..., Near]) -> None:
+    budget = _FailingBudget(8e6)
     near = near_to(far.address, budgets=(budget,))
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
-    wait_until(lambda: budget.has_stumbled)
-    end = near.end(send(near, objects_of(10), deadline=0.5, ready=False))
-    assert isinstance(end, SendFailed) and end.reason == "deadline"
+    near.assert_completed(send(near, objects_of(10)))
+    wait_until(lambda: budget.has_failed)
+    near.assert_failed(send(near, objects_of(10), deadline=0.5, ready=False), "deadline")
 
 
-def test_a_receiver_whose_watcher_stumbles_still_keeps_deadlines(far: Far) -> None:
-    far.events = _StumblesOnce()
+def test_receiver_keeps_deadlines_after_its_watcher_failed(far: Far) -> None:
+    far.events = _FailsOnce()
     for num_failed in (1, 2):
         with RawSender(far.address) as raw:
             raw.open(100, deadline_seconds=0.2)
             wait_until(lambda num_failed=num_failed: len(far.of(ReceiveFailed)) == num_failed)  # type: ignore[misc]
 
 
-def test_a_peer_that_takes_half_a_frame_hears_no_other_after_it() -> None:
-    ours, theirs = socket.socketpair()
-    connection = Connection(ours, state=ConnectionState.RECEIVING)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50_000))
+def test_connection_ends_after_half_a_frame() -> None:
+    near_end, far_end = socket.socketpair()
+    connection = Connection(near_end, state=ConnectionState.RECEIVING)
+    near_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50_000))
     assert not connection.try_write(bytes(8 << 20))
-    with theirs:
-        theirs.settimeout(PATIENCE_SECONDS)
-        while theirs.recv(1 << 20):
+    with far_end:
+        far_end.settimeout(PATIENCE_SECONDS)
+        while far_end.recv(1 << 20):
             pass
     connection.close()
 
 
-def test_a_transfer_that_is_never_ready_ends_at_its_deadline(far: Far, near_to: Callable[..., Near]) -> None:
+def test_transfer_that_is_never_ready_ends_at_its_deadline(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
-    assert isinstance(near.end(send(near, objects_of(10))), SendCompleted), "they are connected"
-    end = near.end(send(near, objects_of(10), deadline=0.5, ready=False))
-    assert isinstance(end, SendFailed) and end.reason == "deadline"
+    near.assert_completed(send(near, objects_of(10)))
+    near.assert_failed(send(near, objects_of(10), deadline=0.5, ready=False), "deadline")
     wait_until(lambda: len(far.of(ReceiveMemoryFree)) == len(far.memory))
 
 
-def test_either_side_may_cancel(far: Far, near_to: Callable[..., Near]) -> None:
+def test_either_end_may_cancel(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
     first = send(near, objects_of(10), ready=False)
     wait_until(lambda: bool(near.of(SendAccepted)))
@@ -256,24 +242,21 @@ def test_either_side_may_cancel(far: Far, near_to: Callable[..., Near]) -> None:
     assert isinstance(end, SendFailed) and end.message == "no longer wanted"
 
 
-def test_a_peer_of_another_secret_or_name_is_not_served(far: Far, near_to: Callable[..., Near]) -> None:
-    for other in ({"key": b"x" * 32}, {"peer": "somebody else"}):
-        near = near_to(far.address, reconnect_seconds=GIVES_UP_SECONDS, **other)
-        end = near.end(send(near, objects_of(10)))
-        assert isinstance(end, SendFailed) and end.reason == "unreachable"
+def test_peer_with_another_secret_or_name_is_unreachable(far: Far, near_to: Callable[..., Near]) -> None:
+    for settings in ({"key": b"x" * 32}, {"peer": "somebody else"}):
+        near = near_to(far.address, reconnect_seconds=GIVES_UP_SECONDS, **settings)
+        near.assert_failed(send(near, objects_of(10)), "unreachable")
     assert far.events == []
 
 
-def test_a_public_address_is_refused_without_a_word_for_it() -> None:
+def test_receiver_listens_on_public_addresses_only_if_allowed() -> None:
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0 is not a private address"):
         make_far(listen="0.0.0.0:0")
     allowed = make_far(listen="0.0.0.0:0", insecure_plaintext=True)
     allowed.receiver.close()
 
 
-def test_a_transfer_of_more_objects_than_the_wire_numbers_fails_and_its_memory_is_free(
-    far: Far, near_to: Callable[..., Near]
-) -> None:
+def test_transfer_with_too_many_objects_fails(far: Far, near_to: Callable[..., Near]) -> None:
     near, transfer_id = near_to(far.address), bytes(16)
     near.link.open(SendRequest(transfer_id, b"", [1] * MAX_OBJECTS + [2], lambda index: memoryview(b"x"), 0, 60.0))
     end = near.end(transfer_id)
@@ -281,7 +264,7 @@ def test_a_transfer_of_more_objects_than_the_wire_numbers_fails_and_its_memory_i
 
 
 class _SlowToWrite(socket.socket):
-    """A socket whose writer is held up between choosing it and the system call, until it is shut down, and longer."""
+    """Socket whose writer is delayed before its system call until the socket was shut down, and longer."""
 
     def __init__(self, made: socket.socket) -> None:
         super().__init__(fileno=made.detach())
@@ -300,11 +283,11 @@ class _SlowToWrite(socket.socket):
         return super().sendmsg(*message)
 
 
-def test_a_connection_is_not_closed_under_a_thread_that_writes_to_it() -> None:
-    ours, theirs = socket.socketpair()
-    slow = _SlowToWrite(ours)
+def test_connection_stays_open_while_a_thread_writes() -> None:
+    near_end, far_end = socket.socketpair()
+    slow = _SlowToWrite(near_end)
     connection = Connection(slow, state=ConnectionState.RECEIVING)
-    with theirs:
+    with far_end:
         writer = threading.Thread(target=connection.try_write, args=(b"a frame",))
         writer.start()
         assert slow.is_writing.wait(PATIENCE_SECONDS)
@@ -313,7 +296,7 @@ def test_a_connection_is_not_closed_under_a_thread_that_writes_to_it() -> None:
     assert slow.was_open and slow.fileno() == -1
 
 
-def test_a_link_says_whether_the_application_or_the_peer_holds_it_up(
+def test_link_reports_what_limits_it(
     near_to: Callable[..., Near],
 ) -> None:
     gate = threading.Event()
@@ -337,22 +320,22 @@ def test_a_link_says_whether_the_application_or_the_peer_holds_it_up(
 
 
 def _logged(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
-    return [said for record in caplog.records if (said := record.getMessage()).startswith(f"{event} ")]
+    return [line for record in caplog.records if (line := record.getMessage()).startswith(f"{event} ")]
 
 
 @pytest.mark.parametrize(("num_connections", "why"), [(4, "count=4"), (0, "reason=a round trip of")])
-def test_the_log_says_once_how_many_connections_there_are_and_why(
+def test_log_names_the_number_of_connections_once(
     num_connections: int, why: str, far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="prfaas.transport"):
         near = near_to(far.address, num_connections=num_connections)
         for _ in range(3):
-            assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
+            near.assert_completed(send(near, objects_of(10)))
     (line,) = _logged(caplog, "link.connection_count_changed")
     assert why in line
 
 
-def test_chunks_are_no_larger_than_fits_the_rate_that_the_peer_has_told(near_to: Callable[..., Near]) -> None:
+def test_chunk_size_follows_the_rate_limit_of_the_peer(near_to: Callable[..., Near]) -> None:
     lengths: list[int] = []
 
     def serve(connection: Connection) -> None:
@@ -373,7 +356,7 @@ def test_chunks_are_no_larger_than_fits_the_rate_that_the_peer_has_told(near_to:
     assert lengths[0] == SLOW_CHUNK_BYTES
 
 
-def test_the_kernel_counts_what_a_connection_hears() -> None:
+def test_kernel_counts_received_segments() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as near:
         before = read_tcp_info(near)
         far, _ = listener.accept()

@@ -1,4 +1,4 @@
-"""The wire over an emulated long link between two network namespaces."""
+"""Transfers over an emulated long link between two network namespaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def carrier(request: pytest.FixtureRequest) -> Carrier:
 
 
 @pytest.mark.parametrize(("profile", "num_connections"), [("metro", 2), ("continental", 8)])
-def test_every_byte_arrives_no_faster_than_the_link_over_as_many_connections_as_the_round_trip_asks_for(
+def test_transfer_fills_the_link_over_the_expected_number_of_connections(
     profile: str, num_connections: int, carrier: Carrier
 ) -> None:
     with Wan(PROFILES[profile], carrier=carrier) as wan, Ends(wan, pool_bytes=16 * MIB) as ends:
@@ -30,7 +30,8 @@ def test_every_byte_arrives_no_faster_than_the_link_over_as_many_connections_as_
     assert measured.seconds > 16 * MIB / wan.shape.payload_bytes_per_second
 
 
-def test_a_link_that_the_connections_cannot_fill_gets_more_of_them_while_it_sends(carrier: Carrier) -> None:
+@pytest.mark.soak
+def test_number_of_connections_grows_on_a_long_link(carrier: Carrier) -> None:
     with Wan(WanShape(6e8, 0.5), carrier=carrier) as wan, Ends(wan, pool_bytes=256 * MIB) as ends:
         counts = (ends.transfer(256 * MIB, num_layers=1).num_connections for _ in range(8))
         assert any(count > 8 for count in counts)

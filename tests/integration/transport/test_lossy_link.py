@@ -1,4 +1,4 @@
-"""Chunks that travel as 8-bit floats: where both ends ask for it, of what may be cast, and nowhere else."""
+"""Chunks that travel as 8-bit floats, if both ends allow it and the objects are castable."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.raw_peers import RawSender
 from tests.support.transport_ends import Far, Near, make_far
 from tests.unit.transport.test_packing import bf16
 
-FLOATS = bf16(1 << 16)  # 128 KiB
-OBJECTS = [FLOATS, FLOATS[::-1]]  # the bytes of the second mean something else
+FLOATS = bf16(1 << 16)
+OBJECTS = [FLOATS, FLOATS[::-1]]
 
 
 @pytest.fixture
@@ -29,19 +29,19 @@ def lossy_far(nothing_is_left: None) -> Iterator[Far]:
 
 
 def _sent(far: Far, near: Near) -> tuple[SendCompleted, list[bytes]]:
-    """Send both; the first may be cast."""
+    """Send both objects, of which only the first is castable."""
     transfer_id = os.urandom(16)
-    sizes = [len(its) for its in OBJECTS]
+    sizes = [len(item) for item in OBJECTS]
     outgoing = SendRequest(transfer_id, b"", sizes, lambda index: memoryview(OBJECTS[index]), 0, 20.0)
     near.link.open(dataclasses.replace(outgoing, castable=Ranges([(0, 1)])))
     for index, size in enumerate(sizes):
         near.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
-    end = near.end(transfer_id)
-    assert isinstance(end, SendCompleted) and end.stats.checksum_failures == 0
-    return end, [bytes(its) for its in far.memory[transfer_id]]
+    end = near.assert_completed(transfer_id)
+    assert end.stats.checksum_failures == 0
+    return end, far.contents(transfer_id)
 
 
-def test_what_may_be_cast_arrives_in_half_the_bytes_and_all_else_exactly(
+def test_castable_objects_travel_in_half_the_bytes_and_others_exactly(
     lossy_far: Far, near_to: Callable[..., Near]
 ) -> None:
     near = near_to(lossy_far.address, lossy_fp8=True)
@@ -52,14 +52,14 @@ def test_what_may_be_cast_arrives_in_half_the_bytes_and_all_else_exactly(
     assert near.link.snapshot().lossy_fp8
 
 
-def test_nothing_is_cast_unless_both_ends_ask_for_it(far: Far, lossy_far: Far, near_to: Callable[..., Near]) -> None:
+def test_nothing_is_cast_unless_both_ends_allow_it(far: Far, lossy_far: Far, near_to: Callable[..., Near]) -> None:
     for receiving, sends_lossy in ((far, True), (lossy_far, False)):
         near = near_to(receiving.address, lossy_fp8=sends_lossy)
         assert _sent(receiving, near)[1] == OBJECTS
         assert not near.link.snapshot().lossy_fp8
 
 
-def test_a_lossy_chunk_that_nobody_asked_for_ends_its_connection(far: Far) -> None:
+def test_unexpected_lossy_chunk_ends_its_connection(far: Far) -> None:
     payload = fp8.cast(FLOATS)
     assert payload is not None
     with RawSender(far.address) as raw:
@@ -71,7 +71,7 @@ def test_a_lossy_chunk_that_nobody_asked_for_ends_its_connection(far: Far) -> No
     assert far.receiver.refused == {"lossy": 1} and not far.of(ReceiveCompleted)
 
 
-def test_a_lossy_chunk_that_does_not_match_its_checksum_is_asked_for_again_and_never_written(
+def test_damaged_lossy_chunk_is_requested_again_and_not_written(
     lossy_far: Far,
 ) -> None:
     payload = fp8.cast(FLOATS)

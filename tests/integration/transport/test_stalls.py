@@ -1,4 +1,4 @@
-"""Connections that stand still, and peers that pause: what waits leaves over another, or waits, and nothing piles up."""
+"""Stalled connections, suspended peers, and frames that take long."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, STALL_SECONDS
@@ -16,13 +17,13 @@ from prfaas.transport.protocol.messages import Done, Have, ObjectSizes, Open, en
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Area, Ranges, Slab
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES
-from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendRequest
+from prfaas.transport.sender.api import SendAccepted, SendRequest
 from prfaas.transport.sender.connection_worker import MAX_UNACKNOWLEDGED
 from prfaas.transport.sender.outbound_transfer import SLOW_BYTES_PER_SECOND
 from tests.support import receiver_process
 from tests.support.paused_process import paused
 from tests.support.raw_peers import RawReceiver, RawSender
-from tests.support.transport_ends import Far, Near, objects_of, send
+from tests.support.transport_ends import Far, Near, make_ready, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Filter, Relay
 
@@ -30,21 +31,15 @@ MIB = 1 << 20
 PONG = Header(FrameType.PONG, 0).encode()
 
 
-def _ready(near: Near, transfer_id: bytes, objects: list[bytes], numbers: range) -> None:
-    for number in numbers:
-        size = len(objects[number])
-        near.link.ready(transfer_id, first_object=number, num_objects=1, offset_bytes=0, length_bytes=size)
-
-
 def _num_stalls() -> float | None:
-    """As an agent's metrics show it."""
+    """Return the number of stalls from the metrics."""
     return REGISTRY.get_sample_value("prfaas_agent_link_stalls_total", {"peer": "far"})
 
 
-def test_what_a_connection_carries_that_stands_still_arrives_over_the_others_and_is_counted(
+def test_chunks_of_a_stalled_connection_arrive_over_the_others(
     near_to: Callable[..., Near],
 ) -> None:
-    """It answers PINGs, so that it is lost in no other way."""
+    # The stalled connection answers PINGs, so that nothing else ends it.
     objects, arrived, lock = objects_of(*[MIB] * 8), Area(), threading.Lock()
     stuck: list[Connection] = []
 
@@ -74,15 +69,15 @@ def test_what_a_connection_carries_that_stands_still_arrives_over_the_others_and
         transfer_id = send(near, objects, ready=False)
         wait_until(lambda: near.link.snapshot().num_connections == 4)
         before = _num_stalls()
-        assert before is not None, "a link shows that it has had none"
-        _ready(near, transfer_id, objects, range(8))
-        assert isinstance(near.end(transfer_id), SendCompleted)
+        assert before is not None, "the counter exists before the first stall"
+        make_ready(near, transfer_id, objects, range(8))
+        near.assert_completed(transfer_id)
         assert stuck and (_num_stalls() or 0) > before
 
 
 @contextmanager
 def _far_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A receiving end that may be suspended, and its address."""
+    """Yield a receiving process and its address."""
     far = receiver_process.start("127.0.0.1:0")
     try:
         yield far, receiver_process.next_line(far)
@@ -91,7 +86,7 @@ def _far_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
         far.communicate()
 
 
-def test_a_receiver_that_is_suspended_for_a_while_loses_no_connection(near_to: Callable[..., Near]) -> None:
+def test_suspended_receiver_loses_no_connection(near_to: Callable[..., Near]) -> None:
     dialled: list[int] = []
 
     def count() -> Filter:
@@ -105,24 +100,26 @@ def test_a_receiver_that_is_suspended_for_a_while_loses_no_connection(near_to: C
         transfer_id = send(near, objects, ready=False)
         wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)
         with paused(far.pid):
-            _ready(near, transfer_id, objects, range(2))
+            make_ready(near, transfer_id, objects, range(2))
             wait_until(lambda: near.link.snapshot().unacknowledged_bytes == 2 * 64 << 10)
-            threading.Event().wait(STALL_SECONDS + GRACE_SECONDS + 1)  # the fault itself: some wait, some are idle
-        _ready(near, transfer_id, objects, range(2, 8))
-        assert isinstance(near.end(transfer_id), SendCompleted)
+            threading.Event().wait(STALL_SECONDS + GRACE_SECONDS + 1)  # Duration of the fault.
+        make_ready(near, transfer_id, objects, range(2, 8))
+        near.assert_completed(transfer_id)
         assert len(dialled) == 4
 
 
-def test_an_open_that_takes_longer_than_a_peer_may_be_silent_arrives(far: Far, near_to: Callable[..., Near]) -> None:
+@pytest.mark.soak
+def test_open_that_takes_longer_than_the_silence_limit_arrives(far: Far, near_to: Callable[..., Near]) -> None:
     bytes_per_second, transfer_id = 200_000, os.urandom(16)
     near = near_to(far.address, num_connections=1, max_bytes_per_second=bytes_per_second, reconnect_seconds=3.0)
     body = bytes(int((SILENCE_SECONDS + 8) * bytes_per_second))
     near.link.open(SendRequest(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
-    assert isinstance(near.end(transfer_id), SendCompleted)
+    near.assert_completed(transfer_id)
 
 
-def test_a_long_open_on_a_slow_link_is_not_repeated_beside_itself(near_to: Callable[..., Near]) -> None:
-    """Each copy would take its share of the link, until none arrives in time."""
+@pytest.mark.soak
+def test_long_open_on_a_slow_link_is_not_sent_twice_at_once(near_to: Callable[..., Near]) -> None:
+    # With every copy a smaller share of the link would be left, until none arrives in time.
     transfer_id, lock, num_coming, most_coming = os.urandom(16), threading.Lock(), 0, 0
 
     def serve(connection: Connection) -> None:
@@ -143,18 +140,20 @@ def test_a_long_open_on_a_slow_link_is_not_repeated_beside_itself(near_to: Calla
 
     with RawReceiver(serve) as receiver:
         near = near_to(receiver.address, num_connections=2, max_bytes_per_second=600_000)
-        body = bytes(int(4 * SLOW_BYTES_PER_SECOND))  # on one of them this takes longer than it has
+        # On one of the connections the body takes longer than the time until it is repeated.
+        body = bytes(int(4 * SLOW_BYTES_PER_SECOND))
         near.link.open(SendRequest(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
-        assert isinstance(near.end(transfer_id), SendCompleted)
+        near.assert_completed(transfer_id)
         assert most_coming == 1
 
 
-def test_what_has_come_is_acknowledged_before_a_long_frame_is_read(far: Far) -> None:
-    """That may take a minute; chunks on other connections are answered meanwhile, so this one would count as stalled."""
+def test_chunks_are_acknowledged_before_a_long_frame_is_read(far: Far) -> None:
+    # The frame may take a minute. Without acknowledgements the connection would look stalled.
     long = encode_open(os.urandom(16), Open(ObjectSizes(()), 0, PATIENCE_SECONDS, bytes(LARGE_FRAME_BYTES)))
     with RawSender(far.address) as raw:
         transfer_id, frames = raw.open(10, 10, 10), b""
-        for slab in (Slab(0, 1, 0, 10), Slab(1, 1, 0, 10)):  # the first is acknowledged at once anyway
+        # The first chunk is acknowledged at once in any case.
+        for slab in (Slab(0, 1, 0, 10), Slab(1, 1, 0, 10)):
             frames += chunk_header(transfer_id, slab, chunk_checksum(transfer_id, slab, [memoryview(bytes(10))]))
             frames += bytes(10)
         raw.connection.write(frames + long[:HEADER_BYTES])
@@ -162,7 +161,7 @@ def test_what_has_come_is_acknowledged_before_a_long_frame_is_read(far: Far) -> 
             assert header.type is FrameType.ACK
 
 
-def test_a_peer_that_acknowledges_nothing_is_sent_so_many_chunks_and_the_rest_once_it_does(
+def test_unacknowledged_chunks_of_a_connection_are_bounded(
     near_to: Callable[..., Near],
 ) -> None:
     goes_on, num_heard, count = threading.Event(), 0, 2 * MAX_UNACKNOWLEDGED
@@ -190,8 +189,9 @@ def test_a_peer_that_acknowledges_nothing_is_sent_so_many_chunks_and_the_rest_on
         near.link.open(
             SendRequest(transfer_id, b"", [1] * 2 * count, lambda index: memoryview(b"x"), 0, 2 * PATIENCE_SECONDS)
         )
-        for number in range(count):  # each a chunk of its own, as its neighbour is not ready
+        # Gaps between the ready objects keep each in a chunk of its own.
+        for number in range(count):
             near.link.ready(transfer_id, first_object=2 * number, num_objects=1, offset_bytes=0, length_bytes=1)
         wait_until(lambda: num_heard == MAX_UNACKNOWLEDGED == near.link.snapshot().unacknowledged_bytes)
         goes_on.set()
-        assert isinstance(near.end(transfer_id), SendCompleted)
+        near.assert_completed(transfer_id)
