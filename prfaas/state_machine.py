@@ -42,11 +42,13 @@ class TransitionTable(Generic[S, E]):
         return frozenset(self.transitions.values()) - {state for state, _ in self.transitions}
 
     def to_mermaid(self) -> str:
-        """Return the table as a Mermaid state diagram, one line per transition in table order."""
+        """Return the table as a Mermaid state diagram, with one line for each pair of states."""
+        events: dict[tuple[S, S], list[str]] = {}
+        for (state, event), following in self.transitions.items():
+            events.setdefault((state, following), []).append(event.name)
         lines = ["stateDiagram-v2", f"    [*] --> {self.initial.name}"]
         lines += [
-            f"    {state.name} --> {following.name}: {event.name}"
-            for (state, event), following in self.transitions.items()
+            f"    {state.name} --> {following.name}: {', '.join(names)}" for (state, following), names in events.items()
         ]
         lines += [f"    {state.name} --> [*]" for state in sorted(self.final_states, key=lambda state: state.name)]
         return "\n".join(lines)

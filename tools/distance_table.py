@@ -8,7 +8,7 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results/connector.json"
 WAYS = ("layer by layer", "store and forward", "pull after prefill", "NixlConnector")
-_HEAD = ("round trip", "prefill, and KV on the wire", "alone", *WAYS, "the aim")
+_HEAD = ("round trip", "prefill, and KV on the wire", "alone", *WAYS, "target")
 
 
 def distance_table(results: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """Generator of the reference tables in docs/ and of the annotated settings files in deploy/.
 
-Settings come from the configuration classes, metrics from the catalogue, and results from `benchmarks/results`.
-`python -m tools.reference_tables` rewrites the files; a test compares them with `current_files()`.
+Settings come from the configuration classes, metrics from the catalogue, states from the transition tables, and results
+from `benchmarks/results`. `python -m tools.reference_tables` rewrites the files; a test compares them with
+`current_files()`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from prfaas.agent.config import AgentConfig
 from prfaas.colocate.config import ColocateConfig
 from prfaas.config import Record, Setting, default, settings, shown_default
 from prfaas.console.config import ConsoleConfig
+from prfaas.index import membership
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.state import quiescence
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
+from prfaas.state_machine import TransitionTable
+from prfaas.transport.protocol import wire
+from prfaas.transport.receiver import transfers
+from prfaas.transport.sender import outbound_transfer
 from prfaas.units import KINDS, Kind, KindName
 from tools import distance_table, missed_bars, wire_tables
 
@@ -32,6 +39,13 @@ COMPONENTS: dict[str, type[Any]] = {
     "console": ConsoleConfig,
 }
 
+STATE_MACHINES: tuple[TransitionTable[Any, Any], ...] = (
+    wire.TRANSITIONS,
+    outbound_transfer.TRANSITIONS,
+    transfers.TRANSITIONS,
+    membership.TRANSITIONS,
+    quiescence.TRANSITIONS,
+)
 TITLES = {
     "connector": "The connector, inside vLLM",
     "colocate": "The colocated executor",
@@ -171,6 +185,11 @@ def _record_sketch(cls: type[Any], *, indent: str) -> list[str]:
     return lines
 
 
+def state_diagram(table: TransitionTable[Any, Any]) -> str:
+    """Return a fenced Mermaid diagram of a transition table."""
+    return f"```mermaid\n{table.to_mermaid()}\n```"
+
+
 def _filled(page: str, tables: dict[str, str]) -> str:
     """Replace the text between each `<!-- name -->` and the next `<!-- end -->`; add a section for a new name."""
     for name, table in tables.items():
@@ -186,17 +205,19 @@ def _filled(page: str, tables: dict[str, str]) -> str:
 def current_files() -> dict[Path, str]:
     """Return each generated file with the text that it should have."""
     configuration, metrics_page = ROOT / "docs/configuration.md", ROOT / "docs/metrics.md"
-    benchmarks_page = ROOT / "benchmarks/README.md"
+    benchmarks_page, machines_page = ROOT / "benchmarks/README.md", ROOT / "docs/state-machines.md"
     tables = {f"settings of {name}": settings_table(cls) for name, cls in COMPONENTS.items()}
     components = sorted({metric.name.split("_")[1] for metric in metrics.CATALOGUE})
     metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
     wire = {"missed bars of the wire": missed_bars.current(), **wire_tables.current()}
+    diagrams = {f"states of {table.name}": state_diagram(table) for table in STATE_MACHINES}
     distance = {"time to the first token over distance": distance_table.current()}
     return {
         ROOT / "README.md": _filled((ROOT / "README.md").read_text(), distance),
         benchmarks_page: _filled(benchmarks_page.read_text(), {**wire, **distance}),
         configuration: _filled(configuration.read_text(), tables),
         metrics_page: _filled(metrics_page.read_text(), metric_tables),
+        machines_page: _filled(machines_page.read_text(), diagrams),
         **{ROOT / f"deploy/{name}.yaml": annotated_yaml(name, cls) for name, cls in COMPONENTS.items()},
     }
 
