@@ -1,1 +1,1 @@
-"""Engines' own KV events, followed and translated into index events."""
+"""An engine's own device cache in the index: its KV events decoded, ordered and turned into pool events."""

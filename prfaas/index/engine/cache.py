@@ -1,10 +1,10 @@
-"""What one engine holds on its device, as our own hashes: vLLM's events in, events of the tier "gpu" out.
+"""Contents of one engine's device cache as block hashes: vLLM's events in, events of the tier "gpu" out.
 
-vLLM's hashes end here. The tokens of a block that follows on a known one give its hash in our chain. An event with
-fewer hashes than blocks (windows, states) does not say which blocks it means, and one of a window that a connector has
-loaded begins behind blocks that only full attention has; vLLM hashes a prefix alike in every KV group, so the place that
-another group's event teaches, here or later in its batch, does. A salt is the tenant. A block with other extra keys,
-without tokens or without a known parent is an orphan: counted, never announced, and so is all that follows on it.
+vLLM's own hashes end here. A block's tokens and its known parent give its block hash. Some events do not tell which
+blocks they mean: those of windows and states have fewer hashes than blocks, and a loaded window begins behind blocks that
+only full attention has. vLLM hashes a prefix alike in every KV group, so an event of another group, earlier or later in
+the batch, teaches their places. A salt is the tenant. A block with other extra keys, without tokens or without a known
+parent is an orphan. It is counted and never announced, and neither is anything that follows it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ OrphanReason = Literal["extras", "tokens", "parent", "layout"]
 
 
 def gpu_layout(layout: Layout, instance: InstanceId) -> Layout:
-    """Under which an engine's own memory is announced: its blocks serve that engine and never add up with others."""
+    """Return the layout of an engine's own memory, whose blocks serve only that engine and never add up with others."""
     return replace(layout, packing=f"{layout.packing}; in {instance}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a block stands in our chain: it ends at `num_tokens`, and `parent` is our hash where it begins."""
+    """Place of a block in its hash chain: it ends at `num_tokens` and begins at the hash `parent`."""
 
     block_hash: BlockHash
     parent: BlockHash
@@ -40,25 +40,25 @@ class _Place:
 
 
 class EngineCache:
-    """One engine's cache as far as its events tell. Sans-io: `apply` returns what to publish."""
+    """One engine's cache as its events tell it. It does no I/O: `apply` returns the events to publish."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
-        """`layouts` are one per rank, from `gpu_layout`."""
+        """Take one layout per rank, each from `gpu_layout`."""
         self.orphans: Counter[OrphanReason] = Counter()
         self._layouts = tuple(layouts)
         self._groups: tuple[KVGroup, ...] = layouts[0].groups
         self._model = layouts[0].model
         self._places: dict[EngineHash, _Place] = {}
-        self._uses: Counter[EngineHash] = Counter()  # groups that hold it: with the last one its place is forgotten
+        self._uses: Counter[EngineHash] = Counter()  # Groups that hold a hash; its place is forgotten with the last.
         self._held: dict[tuple[int, EngineHash], _Place] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
     def apply(self, events: Iterable[EngineEvent]) -> list[PoolEvent]:
-        """Take a batch in order; returns the changes in our words."""
+        """Apply a batch in order, and return the changes as pool events."""
         changes: list[PoolEvent] = []
-        untaught: list[tuple[int, EngineHash]] = []  # a group's event may come before the one that teaches its places
+        untaught: list[tuple[int, EngineHash]] = []  # Blocks whose places a later event may teach.
         for event in events:
             if isinstance(event, EngineStored):
                 changes += self._store(event, untaught)
@@ -72,7 +72,7 @@ class EngineCache:
         return changes
 
     def clear(self) -> list[PoolEvent]:
-        """Nothing is held any more: the engine says so, is gone, or has said things that are lost."""
+        """Remove everything: the engine cleared its cache, is gone, or sent events that were lost."""
         gone = [event for group, engine_hash in list(self._held) for event in self._drop(group, engine_hash)]
         self._places.clear()
         self._uses.clear()
@@ -80,22 +80,22 @@ class EngineCache:
 
     def _store(self, event: EngineStored, untaught: list[tuple[int, EngineHash]]) -> Iterator[PoolEvent]:
         group = self._group(event.group)
-        reason = self._why_orphan(event, group)
+        reason = self._orphan_reason(event, group)
         if group is None or reason not in (None, "parent"):
             self.orphans[reason or "layout"] += len(event.hashes)
         elif reason is None and len(event.token_ids) == len(event.hashes) * event.block_tokens:
-            for engine_hash, place in zip(event.hashes, self._placed(event), strict=True):
+            for engine_hash, place in zip(event.hashes, self._places_of(event), strict=True):
                 self._places.setdefault(engine_hash, place)
                 yield from self._hold(group, engine_hash, place)
         else:
             untaught += [(group, engine_hash) for engine_hash in event.hashes]
 
     def _group(self, stated: int | None) -> int | None:
-        """The layout's group; an engine that states none has a single one."""
+        """Return the layout's group; an engine that states none has a single group."""
         group = 0 if stated is None and len(self._groups) == 1 else stated
         return group if group is not None and 0 <= group < len(self._groups) else None
 
-    def _why_orphan(self, event: EngineStored, group: int | None) -> OrphanReason | None:
+    def _orphan_reason(self, event: EngineStored, group: int | None) -> OrphanReason | None:
         if group is None or not self._fits(event.block_tokens, group):
             return "layout" if event.block_tokens else "tokens"
         if event.has_extras:
@@ -105,13 +105,13 @@ class EngineCache:
         return "parent" if event.parent is not None and event.parent not in self._places else None
 
     def _fits(self, block_tokens: int, group: int) -> bool:
-        its = self._groups[group]
+        known = self._groups[group]
         if block_tokens <= 0 or block_tokens % HASH_UNIT_TOKENS:
             return False
-        return its.is_state or block_tokens == its.block_tokens
+        return known.is_state or block_tokens == known.block_tokens
 
-    def _placed(self, event: EngineStored) -> list[_Place]:
-        """The places of an event that names all its blocks."""
+    def _places_of(self, event: EngineStored) -> list[_Place]:
+        """Return the places of an event that names all its blocks."""
         first = self._places[event.parent] if event.parent is not None else None
         parent, start = (
             (first.block_hash, first.num_tokens) if first else (root_hash(self._model, event.salt.encode()), 0)

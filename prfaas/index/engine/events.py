@@ -1,8 +1,8 @@
-"""What vLLM says of its own cache, decoded: batches of stored, removed and cleared blocks, in either of its encodings.
+"""vLLM's KV cache events, decoded: batches of stored, removed and cleared blocks, in either encoding.
 
-A batch is a msgpack array (time, events, data-parallel rank). An event is a map with its class's name under "type", or, from
-engines of before June 2026, an array that begins with that name and goes on in the order of the fields below. Fields and
-events that are not known are passed over.
+A batch is a msgpack array (time, events, data-parallel rank). An event is a map with its class name under "type". Engines
+from before June 2026 send an array instead: the class name, then the fields in the order below. Unknown fields and events
+are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgpack
 from prfaas.errors import RemoteProtocolError
 from prfaas.units import split_address
 
-EngineHash = int | bytes  # vLLM's own, of 64 bits or more: opaque, and equal in every KV group
+EngineHash = int | bytes  # vLLM's own hash of at least 64 bits: opaque, and equal in every KV group.
 _STORED_FIELDS = (
     *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
     *("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
@@ -28,20 +28,20 @@ _GPU = "GPU"
 
 @dataclass(frozen=True)
 class EngineStored:
-    """Blocks of one chain after `parent`. With fewer hashes than blocks it is not said which blocks they are of."""
+    """Blocks of one chain after `parent`. With fewer hashes than blocks the event does not state which blocks they name."""
 
     hashes: tuple[EngineHash, ...]
     parent: EngineHash | None
     token_ids: tuple[int, ...]
     block_tokens: int
     group: int | None
-    has_extras: bool  # the hash covers more than tokens and a salt: adapter, media, prompt embeddings
-    salt: str = ""  # of a chain's first block
+    has_extras: bool  # The hash also covers an adapter, media or prompt embeddings.
+    salt: str = ""  # Salt of a chain's first block.
 
 
 @dataclass(frozen=True)
 class EngineRemoved:
-    """Blocks that are gone."""
+    """Blocks that the engine removed."""
 
     hashes: tuple[EngineHash, ...]
     group: int | None
@@ -49,19 +49,17 @@ class EngineRemoved:
 
 @dataclass(frozen=True)
 class EngineCleared:
-    """Every block is gone."""
+    """The engine removed every block."""
 
 
 EngineEvent = EngineStored | EngineRemoved | EngineCleared
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises:
-    ValueError: nothing can be connected to there.
-    """
+    """Raise ValueError if a ZeroMQ socket cannot connect to this endpoint."""
     scheme, _, place = endpoint.partition("://")
     if not (scheme == "ipc" and place) and not (scheme == "tcp" and _is_host(place)):
-        raise ValueError(f"{endpoint!r}; write tcp://host:port or ipc://path, as one connects to it")
+        raise ValueError(f"{endpoint!r}; write tcp://host:port or ipc://path, as a client connects to it")
 
 
 def _is_host(place: str) -> bool:
@@ -72,10 +70,10 @@ def _is_host(place: str) -> bool:
 
 
 def decode_batch(payload: bytes) -> list[EngineEvent]:
-    """The events of a batch that are about the engine's device memory, in order.
+    """Return the events of a batch that concern the engine's device memory, in order.
 
     Raises:
-        RemoteProtocolError: the batch is none of vLLM's.
+        RemoteProtocolError: the batch does not have vLLM's form.
     """
     try:
         batch = msgpack.unpackb(payload, strict_map_key=False)
@@ -86,7 +84,7 @@ def decode_batch(payload: bytes) -> list[EngineEvent]:
 
 
 def _named(item: Any) -> tuple[str, dict[str, Any]]:
-    """An event's name and its fields by name."""
+    """Return an event's name and its fields by name."""
     if isinstance(item, dict):
         return item["type"], item
     names: Sequence[str] = {"BlockStored": _STORED_FIELDS, "BlockRemoved": _REMOVED_FIELDS}.get(item[0], ())
@@ -121,7 +119,7 @@ def _event(name: str, fields: dict[str, Any]) -> EngineEvent | None:
 
 
 def _salt(fields: dict[str, Any]) -> tuple[str, Sequence[Any]]:
-    """The salt of an event that begins a chain, and the extra keys beside it; an adapter's name would be one as well."""
+    """Return the salt of an event that begins a chain, and its other extra keys."""
     extra_keys: Sequence[Any] = fields.get("extra_keys") or ()
     if fields["parent_block_hash"] is not None or fields.get("lora_name") is not None or not extra_keys:
         return "", extra_keys

@@ -1,4 +1,4 @@
-"""The order of an engine's numbered batches: what is next, what is known, where one is missing, when the engine is another."""
+"""The feed of one engine: its KV events over ZeroMQ in order, with lost batches replayed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolEvent
 from prfaas.types import InstanceId
 
-_REMEMBERED = 4096  # batches by which a repeated one is told from another engine's
+_REMEMBERED = 4096  # Batches by which a repeated batch is told from a batch of a restarted engine.
 
-Arrival = Literal["next", "known", "gap", "restart"]
+BatchVerdict = Literal["next", "known", "gap", "restart"]
 
 
 class EventSequence:
-    """Judges batches by number and content. Sans-io."""
+    """Order of an engine's numbered batches. It does no I/O."""
 
     def __init__(self) -> None:
         self.last = -1
         self._seen: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
-    def judge(self, number: int, payload: bytes) -> Arrival:
-        """What a batch is to what was taken before; changes nothing."""
+    def judge(self, number: int, payload: bytes) -> BatchVerdict:
+        """Compare a batch with those taken before. This changes nothing."""
         if number > self.last:
             return "next" if number == self.last + 1 else "gap"
         digest = xxhash.xxh64_intdigest(payload)
@@ -44,28 +44,28 @@ class EventSequence:
         self._seen.append((number, xxhash.xxh64_intdigest(payload)))
 
     def restart(self) -> None:
-        """Forget everything: an engine begins at 0."""
+        """Forget everything, for an engine that begins at 0."""
         self.last = -1
         self._seen.clear()
 
 
-_POLL_SECONDS = 0.2  # how soon an engine that has gone, or come, is noticed
+_POLL_SECONDS = 0.2  # Delay at most until an engine's start or end is noticed.
 _RETRY_SECONDS = 5.0
-_REPLAY_SECONDS = 5.0  # without a word: what was lost stays lost
-_MAX_REPLAY_BYTES = 256 << 20  # vLLM remembers 10,000 batches, of 1 to 10 KB
+_REPLAY_SECONDS = 5.0  # Longest wait for a replayed batch.
+_MAX_REPLAY_BYTES = 256 << 20  # vLLM remembers 10,000 batches of 1 to 10 KB.
 _BATCH_OBJECT_BYTES = 128
 _NUMBER_BYTES = 8
-_END = -1  # in place of a number: everything has been repeated
+_END = -1  # Number of the message after the last replayed batch.
 
 log = logs.get("index.engine_feed")
 
 
 @dataclass(frozen=True)
 class EngineSource:
-    """Where an engine publishes its KV events, and where it repeats those that were lost ("" for nowhere).
+    """Endpoints at which an engine publishes its KV events and replays lost ones ("" if it does not).
 
     Raises:
-        ValueError: nothing can be connected to there.
+        ValueError: an endpoint is malformed.
     """
 
     instance: InstanceId
@@ -78,7 +78,7 @@ class EngineSource:
 
 
 class EngineCacheFeed:
-    """One engine. While it is attached its events are followed; when it goes, everything of it is taken back."""
+    """Follower of one engine's events while it is attached. When it goes, all its blocks are removed."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class EngineCacheFeed:
         publish: Callable[[Iterable[PoolEvent]], None],
         check_seconds: float = 5.0,
     ) -> None:
-        """`layouts` are those of its attached ranks, () unless all are there; `publish` takes changes of the tier "gpu".
+        """Take `layouts` of the attached ranks, () unless all are there, and `publish` for events of the tier "gpu".
 
-        After `check_seconds` without a batch the engine is asked whether the last one is still its last.
+        After `check_seconds` without a batch the feed asks the engine whether it has sent more.
         """
         self._source = source
         self._layouts_now = layouts
@@ -102,7 +102,7 @@ class EngineCacheFeed:
         self._sequence = EventSequence()
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow the engine until cancelled."""
         while True:
             layouts = tuple(self._layouts_now())
             if layouts:
@@ -112,12 +112,12 @@ class EngineCacheFeed:
     async def _follow_if_possible(self, layouts: tuple[Layout, ...]) -> None:
         try:
             await self._follow(layouts)
-        except zmq.ZMQError as error:  # an endpoint that this machine's ZeroMQ cannot connect to
-            log.warning("engine.not_followed", instance=self._source.instance, error=str(error))
+        except zmq.ZMQError as error:
+            log.warning("engine.events_connect_failed", instance=self._source.instance, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow(self, layouts: tuple[Layout, ...]) -> None:
-        """One life of the engine."""
+        """Follow one life of the engine."""
         own = [gpu_layout(layout, self._source.instance) for layout in layouts]
         for layout in own:
             self._add_layout(layout)
@@ -148,26 +148,26 @@ class EngineCacheFeed:
                 due = loop.time() + self._check_seconds
 
     async def _take(self, cache: EngineCache, number: int, payload: bytes) -> None:
-        """One batch as it came, those before it that were lost first."""
-        arrival = self._sequence.judge(number, payload)
-        if arrival == "restart":
-            self._begin_anew(cache)
-        if arrival in ("gap", "restart"):
+        """Take a received batch, after the lost batches before it."""
+        verdict = self._sequence.judge(number, payload)
+        if verdict == "restart":
+            self._restart(cache)
+        if verdict in ("gap", "restart"):
             await self._replay(cache)
         self._take_in_order(cache, number, payload)
 
     def _take_in_order(self, cache: EngineCache, number: int, payload: bytes) -> None:
-        """A batch before which nothing more will come: what is missing there is lost, and nothing before it counts."""
-        arrival = self._sequence.judge(number, payload)
-        if arrival == "gap":
+        """Take a batch before which no other will come. Missing batches are lost, and so is the known state."""
+        verdict = self._sequence.judge(number, payload)
+        if verdict == "gap":
             log.warning("engine.events_lost", instance=self._source.instance, after=self._sequence.last, next=number)
             metrics.ENGINE_EVENT_BATCHES.labels(outcome="lost").inc(number - self._sequence.last - 1)
             self._publish(cache.clear())
-        if arrival in ("next", "gap"):
+        if verdict in ("next", "gap"):
             self._apply(cache, number, payload)
 
     def _apply(self, cache: EngineCache, number: int, payload: bytes) -> None:
-        """What cannot be read may have been anything: nothing is known to be held after it."""
+        """Apply a batch. After a malformed batch nothing is known any more, since it may have removed anything."""
         self._sequence.take(number, payload)
         before = cache.orphans.copy()
         try:
@@ -185,28 +185,28 @@ class EngineCacheFeed:
         log.warning("engine.events_malformed", instance=self._source.instance, error=error)
         metrics.ENGINE_EVENT_BATCHES.labels(outcome="malformed").inc()
 
-    def _begin_anew(self, cache: EngineCache) -> None:
+    def _restart(self, cache: EngineCache) -> None:
         log.info("engine.restarted", instance=self._source.instance)
         self._publish(cache.clear())
         self._sequence.restart()
 
     async def _replay(self, cache: EngineCache) -> None:
-        """Take what the engine still remembers beyond the last batch.
+        """Take the batches beyond the last one that the engine still remembers.
 
-        The last batch is asked for once more: an engine that has it no more, or another one, is in another life.
+        The request includes the last batch: an engine that no longer has it, or has a different one, has restarted.
         """
         last = self._sequence.last
-        repeated = await self._repeated(max(last, 0))
-        if repeated is None:
+        replayed = await self._replayed(max(last, 0))
+        if replayed is None:
             return
-        if last >= 0 and (not repeated or self._sequence.judge(*repeated[0]) != "known"):
-            self._begin_anew(cache)
-            repeated = await self._repeated(0) or []
-        for number, payload in repeated:
+        if last >= 0 and (not replayed or self._sequence.judge(*replayed[0]) != "known"):
+            self._restart(cache)
+            replayed = await self._replayed(0) or []
+        for number, payload in replayed:
             self._take_in_order(cache, number, payload)
 
-    async def _repeated(self, first: int) -> list[tuple[int, bytes]] | None:
-        """The batches from `first` on that the engine remembers; None when it does not answer."""
+    async def _replayed(self, first: int) -> list[tuple[int, bytes]] | None:
+        """Return the batches from `first` on that the engine remembers, or None when it does not answer."""
         if not self._source.replay:
             return None
         dealer = self._context.socket(zmq.DEALER)
@@ -218,20 +218,20 @@ class EngineCacheFeed:
             while room_bytes > 0 and await dealer.poll(_REPLAY_SECONDS * 1000):
                 message = _numbered(await dealer.recv_multipart())
                 if message is None:
-                    self._note_malformed("a repeated batch without a number")
+                    self._note_malformed("a replayed batch without a number")
                     return None
                 if message[0] == _END:
                     return found
                 found.append(message)
                 room_bytes -= len(message[1]) + _BATCH_OBJECT_BYTES
-            log.warning("engine.replay_without_end", instance=self._source.instance, first=first, batches=len(found))
+            log.warning("engine.replay_unfinished", instance=self._source.instance, first=first, batches=len(found))
             return None
         finally:
             dealer.close(linger=0)
 
 
 def _numbered(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """A batch's number and content, the last frames of a message; None when it is none of vLLM's."""
+    """Return a batch's number and content, the last frames of a message, or None when it has another form."""
     if len(frames) < 2 or len(frames[-2]) != _NUMBER_BYTES:
         return None
     return int.from_bytes(frames[-2], "big", signed=True), frames[-1]

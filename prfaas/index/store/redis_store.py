@@ -1,6 +1,7 @@
-"""Every Redis key of the project is made here; docs/redis-keys.md says what lies under each.
+"""The record in Redis: leases, streams, snapshots and values that expire. Every Redis key is made here.
 
-Keys of one cluster share a hash tag, so that its stream, lease and snapshot lie on one slot of a Redis Cluster.
+docs/redis-keys.md describes the values. Keys of one cluster share a hash tag, so that its stream, lease and snapshot lie
+on one slot of a Redis Cluster.
 """
 
 from __future__ import annotations
@@ -29,44 +30,44 @@ from prfaas.units import split_address
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of one deployment, which `namespace` tells from others on the same Redis."""
+    """Keys of one deployment; `namespace` separates it from others on the same Redis."""
 
     namespace: str = "prfaas"
 
     def clusters(self) -> str:
-        """Set: names of all clusters that ever registered a node."""
+        """Set of the names of all clusters that ever registered a node."""
         return f"{self.namespace}:clusters"
 
     def lease(self, cluster: ClusterName) -> str:
-        """Hash owner, epoch; expires: who may write this cluster's record."""
+        """Hash with the owner and epoch of the cluster's writer; expires."""
         return self._of(cluster, "lease")
 
     def epoch(self, cluster: ClusterName) -> str:
-        """Number: the epoch of the last lease, for ever growing."""
+        """Number of the last lease's epoch, which only grows."""
         return self._of(cluster, "epoch")
 
     def events(self, cluster: ClusterName) -> str:
-        """Stream: what changed, in order; entry ids are <epoch>-<number>."""
+        """Stream of the changes in order; entry ids are <epoch>-<number>."""
         return self._of(cluster, "events")
 
     def snapshot(self, cluster: ClusterName) -> str:
-        """Hash covers, chunks: the last complete snapshot and the stream id that it includes."""
+        """Hash with the last complete snapshot and the stream id that it covers."""
         return self._of(cluster, "snapshot")
 
     def snapshot_chunks(self, cluster: ClusterName, generation: str) -> str:
-        """List: the records of one snapshot; expires until the snapshot is complete."""
+        """List of the records of one snapshot; expires until the snapshot is complete."""
         return self._of(cluster, f"snapshot:{generation}")
 
     def figures(self, cluster: ClusterName) -> str:
-        """String, expires: signs of life, links and loads of the last second."""
+        """String with signs of life, links and loads of the last second; expires."""
         return self._of(cluster, "figures")
 
     def plan(self, cluster: ClusterName) -> str:
-        """String, expires: threshold and roles that the planner has chosen."""
+        """String with the threshold and roles that the planner has chosen; expires."""
         return self._of(cluster, "plan")
 
     def session(self, tenant: str, session: str) -> str:
-        """String, expires: where a conversation's KV lies. Hashed, since its name comes from a caller."""
+        """String with the place of a conversation's KV; expires. The name is hashed, since it comes from a caller."""
         digest = hashlib.sha256(f"{len(tenant)}:{tenant}{session}".encode()).hexdigest()[:32]
         return f"{self.namespace}:session:{digest}"
 
@@ -74,21 +75,21 @@ class Keys:
         return f"{self.namespace}:{{{cluster}}}:{what}"
 
 
-MIN_VERSION = (6, 2)  # XTRIM MINID
+MIN_VERSION = (6, 2)  # The first with XTRIM MINID.
 START_ID = "0-0"
-MAX_WAIT_SECONDS = 5.0  # of `read`
-_RECORDS_PER_REPLY = 16  # of up to 150 KB: a time-out is for all of a reply, which 20 Mbit/s then bring within it
+MAX_WAIT_SECONDS = 5.0  # Longest wait of `read`.
+_RECORDS_PER_REPLY = 16  # Of up to 150 KB, so that 20 Mbit/s carry a reply within the timeout.
 _TAIL_BYTES = 1 << 20
 _TAIL_ENTRIES = 512
 _FORMS = (
     "redis://host:port, unix://path, redis+sentinel://host:port,…/name or redis+cluster://host:port,…; rediss for TLS"
 )
-_CHUNK_EXPIRY_SECONDS = 60  # after the last chunk: a snapshot whose writer died goes away
+_CHUNK_EXPIRY_SECONDS = 60  # After the last chunk, so that the snapshot of a dead writer goes away.
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to write one cluster's record. `epoch_before` tells whether somebody else has written meanwhile."""
+    """Right to write one cluster's record. `epoch_before` tells whether another manager has written meanwhile."""
 
     cluster: ClusterName
     owner: str
@@ -98,7 +99,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a cluster's stream. `before` is the id of the entry before it: a gap shows."""
+    """Entry of a cluster's stream. `before` is the previous entry's id, which reveals a gap."""
 
     id: str
     before: str
@@ -106,15 +107,15 @@ class Entry:
 
 
 class RedisStore:
-    """One Redis, the master that a Sentinel names, or a Redis Cluster.
+    """One Redis server, the master that Sentinels name, or a Redis Cluster.
 
     redis://host:6379/0, redis+sentinel://host:26379,…/name, redis+cluster://host:6379,…; over TLS rediss://,
-    rediss+sentinel:// (Sentinels and master) and rediss+cluster://. Certificates stand in the URL's query.
+    rediss+sentinel:// (Sentinels and master) and rediss+cluster://. The URL's query names certificates.
     """
 
     def __init__(self, url: str, *, keys: Keys | None = None, timeout_seconds: float = 1.0) -> None:
+        """Create the clients. Raises ConfigError when the URL is malformed."""
         self.keys = keys or Keys()
-        """Raises ConfigError when no Redis can be at `url`."""
         try:
             self._client = _connect(url, timeout_seconds)
             self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
@@ -124,21 +125,21 @@ class RedisStore:
         self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
 
     async def check(self) -> None:
-        """Make sure that this Redis can be the record.
+        """Check that this Redis can hold the record.
 
         Raises:
-            RecordUnreachable: it does not answer.
-            ConfigError: it is too old, or may evict keys when its memory is full.
+            RecordUnreachable: Redis does not answer.
+            ConfigError: Redis is too old, or may evict keys when its memory is full.
         """
         for info in await self.infos():
             _check(info)
 
     async def infos(self) -> list[dict[str, Any]]:
-        """What Redis says of itself (INFO), in a Redis Cluster every primary."""
+        """Return the INFO of Redis, or of every primary of a Redis Cluster."""
         async with _translated():
             if self._spread is None:
                 return [await self._client.info()]
-            await self._client.initialize()  # so that it knows its nodes
+            await self._client.initialize()  # The client learns its nodes.
             return [await self._client.info(target_nodes=node) for node in self._client.get_primaries()]
 
     async def close(self) -> None:
@@ -147,13 +148,13 @@ class RedisStore:
         for client in (self._client, self._tail):
             await _close(client)
 
-    # -- leases
+    # Leases
 
     async def acquire(self, cluster: ClusterName, *, owner: str, seconds: float) -> Lease:
         """Take or renew the right to write.
 
         Raises:
-            Fenced: somebody else has it; the error names the address in their owner string.
+            Fenced: another manager has it; the error names that manager's address.
         """
         keys = [self.keys.lease(cluster), self.keys.epoch(cluster)]
         mine, epoch, third = await self._run("acquire", keys, [owner, round(seconds * 1000)])
@@ -167,7 +168,7 @@ class RedisStore:
         await self._run("release", [self.keys.lease(lease.cluster)], [lease.owner])
 
     async def writer(self, cluster: ClusterName) -> str | None:
-        """The address of the manager that writes this cluster, None when nobody does."""
+        """Return the address of the manager that writes this cluster, or None."""
         async with _translated():
             owner = await self._client.hget(self.keys.lease(cluster), "owner")
         return writer_address(_text(owner)) if owner else None
@@ -177,38 +178,38 @@ class RedisStore:
             names = await self._client.smembers(self.keys.clusters())
         return sorted(ClusterName(_text(name)) for name in names)
 
-    # -- stream and snapshot
+    # Stream and snapshot
 
     async def append(self, lease: Lease, entries: Sequence[Entry]) -> None:
-        """Append in one call; all or nothing.
+        """Append all entries or none.
 
         Raises:
-            Fenced: the lease is somebody else's by now.
+            Fenced: another manager has the lease by now.
         """
         flat: list[str | bytes] = [part for entry in entries for part in (entry.id, entry.data)]
         keys = [self.keys.lease(lease.cluster), self.keys.events(lease.cluster)]
         await self._run("append", keys, [lease.owner, lease.epoch, entries[0].before, *flat])
 
     async def read(self, after: Mapping[ClusterName, str], *, wait_seconds: float) -> dict[ClusterName, list[Entry]]:
-        """Entries after the given ids, waiting for the first one of any cluster; {} when none came."""
+        """Return the entries after the given ids, waiting for the first entry of any cluster; {} when none came."""
         streams: dict[Any, Any] = {self.keys.events(cluster): position for cluster, position in after.items()}
         by_key = {self.keys.events(cluster): cluster for cluster in after}
         block = max(1, round(min(wait_seconds, MAX_WAIT_SECONDS) * 1000))
         async with _translated():
             found = await (self._spread or self._tail).xread(streams, count=_RECORDS_PER_REPLY, block=block)
         entries = {by_key[_text(key)]: [_entry(*item) for item in items] for key, items in found or ()}
-        for cluster, its in entries.items():
-            if len(its) == _RECORDS_PER_REPLY:
-                its += await self.tail(cluster, its[-1].id)
+        for cluster, found_entries in entries.items():
+            if len(found_entries) == _RECORDS_PER_REPLY:
+                found_entries += await self.tail(cluster, found_entries[-1].id)
         return entries
 
     async def tail(self, cluster: ClusterName, after: str) -> list[Entry]:
-        """Some entries after an id, at once; [] when there are none."""
+        """Return some entries after an id without waiting."""
         found = await self._run("tail", [self.keys.events(cluster)], [after, _TAIL_BYTES, _TAIL_ENTRIES])
-        return [Entry(_text(its), _text(before), data) for its, (_, before, _, data) in found]
+        return [Entry(_text(entry_id), _text(before), data) for entry_id, (_, before, _, data) in found]
 
     async def last_id(self, cluster: ClusterName) -> str:
-        """The highest id that the stream has ever had, as far as this Redis remembers."""
+        """Return the highest id that the stream has ever had, as far as this Redis remembers."""
         key = self.keys.events(cluster)
         async with _translated():
             if not await self._client.exists(key):
@@ -226,10 +227,10 @@ class RedisStore:
     ) -> None:
         """Write all chunks, then make them the current snapshot, which covers the stream up to `covers`.
 
-        `renewed` is the lease that was taken anew meanwhile, None where there is none.
+        `renewed` returns the lease if it was renewed meanwhile, else None.
 
         Raises:
-            Fenced: the lease is somebody else's by now; the current snapshot stays.
+            Fenced: another manager has the lease by now; the current snapshot stays.
         """
         generation = f"{lease.epoch}:{covers}"
         new = self.keys.snapshot_chunks(lease.cluster, generation)
@@ -243,7 +244,7 @@ class RedisStore:
         await self._run("commit_snapshot", keys, [lease.owner, lease.epoch, covers, generation])
 
     async def _write_chunks(self, new: str, chunks: AsyncIterator[bytes]) -> None:
-        """Write all, or leave nothing: what fails is tried again under another name."""
+        """Write all chunks, or delete them: the caller tries again under another name."""
         try:
             async with _translated():
                 await self._client.delete(new)
@@ -257,12 +258,12 @@ class RedisStore:
             raise
 
     async def read_snapshot(self, cluster: ClusterName) -> tuple[str, list[bytes]]:
-        """The stream id that the current snapshot covers, and its chunks; ("0-0", []) when there is none."""
+        """Return the stream id that the current snapshot covers, and its chunks; ("0-0", []) when there is none."""
         async with _translated():
             while fields := await self._client.hgetall(self.keys.snapshot(cluster)):
                 found = await self._chunks(self.keys.snapshot_chunks(cluster, _text(fields[b"generation"])))
                 generation = await self._client.hget(self.keys.snapshot(cluster), "generation")
-                if generation == fields[b"generation"]:  # else another one took its place meanwhile
+                if generation == fields[b"generation"]:  # No other snapshot took its place meanwhile.
                     return _text(fields[b"covers"]), found
         return START_ID, []
 
@@ -272,7 +273,7 @@ class RedisStore:
             found += some
         return found
 
-    # -- values that expire
+    # Values that expire
 
     async def put_figures(self, lease: Lease, data: bytes, *, seconds: float) -> None:
         await self._put(lease, self.keys.figures(lease.cluster), data, seconds)
@@ -301,7 +302,7 @@ class RedisStore:
         return {cluster: value for cluster, value in zip(wanted, values, strict=True) if value is not None}
 
     async def put_sessions(self, sessions: Mapping[tuple[str, str], bytes], *, seconds: float) -> None:
-        """Set many, by (tenant, session), in one round trip."""
+        """Set many sessions, by (tenant, session), in one round trip."""
         async with _translated(), self._client.pipeline(transaction=False) as pipeline:
             for (tenant, session), data in sessions.items():
                 pipeline.set(self.keys.session(tenant, session), data, px=round(seconds * 1000))
@@ -321,7 +322,7 @@ _SCRIPTS = ("acquire", "release", "append", "tail", "commit_snapshot", "put")
 
 
 def writer_address(owner: str) -> str:
-    """The address in an owner string, which is "<address> <random>"."""
+    """Return the address in an owner string, which is "<address> <random>"."""
     return owner.split(" ")[0]
 
 
@@ -337,7 +338,8 @@ def _entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> Entry:
     return Entry(_text(entry_id), _text(fields[b"before"]), fields[b"data"])
 
 
-def _connect(url: str, timeout_seconds: float) -> Any:  # redis-py types its answers for sync and async at once
+def _connect(url: str, timeout_seconds: float) -> Any:
+    """Return a client, untyped: redis-py types its answers for sync and async at once."""
     options: dict[str, Any] = {
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": timeout_seconds,
@@ -348,7 +350,8 @@ def _connect(url: str, timeout_seconds: float) -> Any:  # redis-py types its ans
         return redis.Redis.from_url(url, **options)
     scheme, _, kind = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
-        raise ValueError(f"{url.partition('://')[0]!r} is no such scheme")  # never all of it, which may hold a password
+        # The whole URL may hold a password.
+        raise ValueError(f"{url.partition('://')[0]!r} is no such scheme")
     user, at, listed = parts.netloc.rpartition("@")
     places = [split_address(place) for place in listed.split(",")]
     first = f"{scheme}://{user}{at}{listed.split(',')[0]}?{parts.query}"
@@ -375,9 +378,7 @@ async def _close(client: Any) -> None:
 
 
 def _check(info: Mapping[str, Any]) -> None:
-    """Raises:
-    ConfigError: this server is too old, or may evict keys when its memory is full.
-    """
+    """Raise ConfigError if this server is too old, or may evict keys when its memory is full."""
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MIN_VERSION:
         raise ConfigError(f"Redis {info['redis_version']}: at least {MIN_VERSION[0]}.{MIN_VERSION[1]} is needed")
@@ -388,7 +389,7 @@ def _check(info: Mapping[str, Any]) -> None:
 
 @asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
-    """Redis's own errors as ours."""
+    """Translate Redis's errors."""
     try:
         yield
     except ResponseError as error:
@@ -400,25 +401,27 @@ async def _translated() -> AsyncIterator[None]:
 
 
 class ClusterTail:
-    """XREAD over streams of different slots, with the answers of a client that knows where each slot is."""
+    """XREAD over streams on different slots of a Redis Cluster, with one call per stream."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._reads: dict[str, tuple[str, asyncio.Task[Any]]] = {}  # by stream: after which id, and the call
+        self._reads: dict[str, tuple[str, asyncio.Task[Any]]] = {}  # By stream: the start id and the call.
 
     async def xread(self, streams: Mapping[str, str], *, count: int, block: int) -> list[Any]:
-        """As the command: [stream, entries] of those with entries after their id; [] when none came in `block`
-        milliseconds. Raises what a call raised."""
+        """Return [stream, entries] of the streams with new entries; [] when none came within `block` milliseconds.
+
+        Errors of a call are raised as they are.
+        """
         for key in self._reads.keys() - streams.keys():
             self._reads.pop(key)[1].cancel()
         for key, position in streams.items():
-            self._ask(key, position, count=count, block=block)
+            self._start_read(key, position, count=count, block=block)
         calls = [call for _, call in self._reads.values()]
         await asyncio.wait(calls, timeout=block / 1000, return_when=asyncio.FIRST_COMPLETED)
         answered = [key for key, (_, call) in self._reads.items() if call.done()]
         return [part for key in answered for part in self._reads.pop(key)[1].result() or ()]
 
-    def _ask(self, key: str, position: str, *, count: int, block: int) -> None:
+    def _start_read(self, key: str, position: str, *, count: int, block: int) -> None:
         after, call = self._reads.get(key, (None, None))
         if after == position:
             return
@@ -428,7 +431,7 @@ class ClusterTail:
         self._reads[key] = (position, asyncio.create_task(asked, name=f"tail of {key}"))
 
     async def close(self) -> None:
-        """End the calls that wait."""
+        """Cancel the waiting calls."""
         calls = [call for _, call in self._reads.values()]
         self._reads.clear()
         for call in calls:

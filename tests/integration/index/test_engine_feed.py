@@ -201,7 +201,7 @@ async def test_an_endpoint_that_cannot_be_connected_to_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     followed = Followed(tmp_path / ("long" * 30))  # longer than a Unix socket's path may be
-    await until(lambda: "engine.not_followed" in caplog.text, what="a word on it")
+    await until(lambda: "engine.events_connect_failed" in caplog.text, what="a word on it")
     assert not followed.task.done()
     await followed.close()
 
