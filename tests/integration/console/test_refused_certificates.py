@@ -95,7 +95,7 @@ REFUSED: list[tuple[Callable[[Site], CertificateFiles], str]] = [
     (_of_another_deployment, REFUSED_HERE.replace("{0}/", "{0}/elsewhere/")),
     (
         _of_another_name,
-        "in the name of operator, and its certificate for router: call as that, or show a certificate with",
+        "in the name of operator, but its certificate is for router: use that name, or a certificate with",
     ),
     (_before_a_manager_that_has_expired, REFUSED_HERE),
     (_before_a_manager_elsewhere, REFUSED_HERE),

@@ -246,7 +246,7 @@ async def test_a_lease_that_was_taken_anew_while_a_snapshot_was_written_complete
     writer = ClusterWriter(
         EAST, store=store, world=world, owner="first:7410 x", lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0
     )
-    writer._told_at = float("inf")  # figures that are told under an ended lease end the writer
+    writer._published_at = float("inf")  # figures that are told under an ended lease end the writer
     lease = await store.acquire(EAST, owner="first:7410 x", seconds=PATIENCE_SECONDS)
     writer.start(lease, START_ID, behind=True)
     await until(lambda: world.has_begun, what="the snapshot")
