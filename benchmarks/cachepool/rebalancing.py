@@ -14,7 +14,7 @@ from prfaas.manager.operations.rebalancer import INTAKE_RATIO
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.scheduler.rebalance import RebalanceLimits
 from tests.integration.manager.deployment import MODEL, SECRET, Deployment, match_request
-from tests.integration.manager.site import Site
+from tests.integration.manager.site import AgentDeployment
 from tests.support.agents import Agents
 from tests.support.prefix_engine import chain_of, prefix_of, sizes
 
@@ -39,14 +39,14 @@ def measure() -> dict[str, Any]:
 async def _measure(directory: Path) -> dict[str, Any]:
     async with Deployment(directory) as deployment:
         manager = await deployment.start_manager(rebalance_bytes_per_second=EGRESS_BYTES_PER_SECOND)
-        site = Site(deployment, manager, Agents(directory, SECRET))
+        site = AgentDeployment(deployment, manager, Agents(directory, SECRET))
         try:
             return await _spread(site)
         finally:
             await site.close()
 
 
-async def _spread(site: Site) -> dict[str, Any]:
+async def _spread(site: AgentDeployment) -> dict[str, Any]:
     for number in range(NUM_NODES):
         await site.node(f"n{number}")
     for chain in (HOT, *OTHERS):
@@ -63,7 +63,7 @@ async def _spread(site: Site) -> dict[str, Any]:
         await cancel_tasks((asking,))
 
 
-async def _ask(site: Site) -> None:
+async def _ask(site: AgentDeployment) -> None:
     rounds = 0
     while True:
         rounds += 1
@@ -73,7 +73,7 @@ async def _ask(site: Site) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _until_spread(site: Site, started: float) -> float:
+async def _until_spread(site: AgentDeployment, started: float) -> float:
     while len(_holders(site, HOT)) < BAR_HOLDERS:
         if time.monotonic() - started > 4 * BAR_SECONDS:
             raise TimeoutError(f"{len(_holders(site, HOT))} holders after {4 * BAR_SECONDS:.0f} s")
@@ -81,12 +81,12 @@ async def _until_spread(site: Site, started: float) -> float:
     return time.monotonic() - started
 
 
-def _holders(site: Site, chain: HashChain) -> set[str]:
+def _holders(site: AgentDeployment, chain: HashChain) -> set[str]:
     answer = site.manager.world.index.match(Query(MODEL, b"".join(chain.units), LENGTH))
     return {node.node for node in answer.nodes if node.usable_tokens == LENGTH}
 
 
-def _figures(site: Site, seconds: float, started: float, joined: float) -> dict[str, Any]:
+def _figures(site: AgentDeployment, seconds: float, started: float, joined: float) -> dict[str, Any]:
     received = {name: _received(site, name) for name in site.agents}
     now, burst = time.monotonic(), RebalanceLimits(0.0, 0.0).burst_seconds
     return {
@@ -104,7 +104,7 @@ def _figures(site: Site, seconds: float, started: float, joined: float) -> dict[
     }
 
 
-def _received(site: Site, name: str) -> list[int]:
+def _received(site: AgentDeployment, name: str) -> list[int]:
     """Payload bytes of each copy that came to a node."""
     records = (transfer for transfer in site.agents[name].transfers() if transfer["direction"] == "in")
     return [int(str(record["payload_bytes"])) - int(str(record["held_bytes"])) for record in records]

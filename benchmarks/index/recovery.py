@@ -20,7 +20,7 @@ from prfaas.manager.daemon import Manager
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import AgentName
 from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, kill, match_request, stored
-from tests.integration.manager.replicated import Replicated
+from tests.integration.manager.replicated import ReplicatedRedis
 from tests.support.waiting import until
 
 LAYOUT = hybrid_layout()
@@ -69,7 +69,7 @@ async def _redis_killed() -> dict[str, Any]:
 
 async def _sentinel_failover() -> dict[str, Any]:
     with TemporaryDirectory(prefix="prfaas-bench-") as path:
-        replicated = Replicated(Path(path))
+        replicated = ReplicatedRedis(Path(path))
         try:
             await asyncio.to_thread(replicated.watch)
 

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from tests.integration.control import shifted_mix
-from tests.integration.control.site import MODEL, Outcome, Site, ask, client, fresh_prompt, running_site
+from tests.integration.control.site import MODEL, Outcome, ProcessDeployment, ask, client, fresh_prompt, running_deployment
 from tests.support.waiting import until
 from tools.demo.client import get_text
 from tools.link import LinkShape
@@ -76,7 +76,7 @@ class _Traffic:
 async def _cut(directory: Path) -> list[dict[str, Any]]:
     """Return the link is cut to a tenth for `CUT_SECONDS` under load, `NUM_CUTS` times."""
     rises, returns, ratios, changes = [], [], [], []
-    with running_site(directory, num_engines=1, shape=WIDE, engine_flags=ENGINE, threshold_tokens=T) as site:
+    with running_deployment(directory, num_engines=1, shape=WIDE, engine_flags=ENGINE, threshold_tokens=T) as site:
         async with _load(site) as traffic:
             await asyncio.sleep(CALM_SECONDS)
             for _ in range(NUM_CUTS):
@@ -109,7 +109,7 @@ async def _cut(directory: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def _load(site: Site) -> AsyncIterator[_Traffic]:
+async def _load(site: ProcessDeployment) -> AsyncIterator[_Traffic]:
     traffic = _Traffic()
     async with client() as session, asyncio.TaskGroup() as tasks:
 
@@ -153,7 +153,7 @@ async def _seconds_until(holds: Callable[[], bool], what: str) -> float:
     return time.monotonic() - started
 
 
-def _multiplier(site: Site) -> float:
+def _multiplier(site: ProcessDeployment) -> float:
     """Of t, on the path from east to west."""
     for line in get_text(f"{site.manager_url}/metrics").splitlines():
         if line.startswith("prfaas_manager_path_threshold_multiplier") and 'source="east"' in line:
@@ -161,7 +161,7 @@ def _multiplier(site: Site) -> float:
     return 1.0
 
 
-def _num_changes(site: Site) -> int:
+def _num_changes(site: ProcessDeployment) -> int:
     return site.manager.log.read_text().count("threshold.multiplier_changed")
 
 

@@ -8,12 +8,12 @@ import pytest
 from tests.integration.agent.conftest import agents
 from tests.integration.manager.conftest import deployment
 from tests.integration.manager.deployment import Deployment
-from tests.integration.manager.site import Site, running_site
+from tests.integration.manager.site import AgentDeployment, running_agents
 
 __all__ = ["agents", "deployment", "site"]
 
 
 @pytest.fixture
-async def site(deployment: Deployment, tmp_path: Path) -> AsyncIterator[Site]:
-    async with running_site(deployment, tmp_path) as made:
+async def site(deployment: Deployment, tmp_path: Path) -> AsyncIterator[AgentDeployment]:
+    async with running_agents(deployment, tmp_path) as made:
         yield made

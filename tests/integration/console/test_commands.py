@@ -15,7 +15,7 @@ from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
 from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal
 from tests.integration.manager.deployment import Deployment, match_request
-from tests.integration.manager.site import Site
+from tests.integration.manager.site import AgentDeployment
 from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.integration.router.paced_engine import PacedEngine
 from tests.support.prefix_engine import chain_of, prefix_of
@@ -26,24 +26,24 @@ from tools.reference_tables import COMPONENTS
 NUM_BLOCKS = 5 + 2 + 1  # of a prefix of 160 tokens: attention, its window, its state
 
 
-def flags_of(site: Site) -> list[str]:
+def flags_of(site: AgentDeployment) -> list[str]:
     where = [f"--pages=http://{site.manager.http_address}", f"--managers={site.manager.address}", "--routers="]
     return [*where, "--timeout=60"]  # of a busy machine
 
 
-async def prfaas(site: Site, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
+async def prfaas(site: AgentDeployment, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
     flags = [*flags_of(site), *([f"--secret-file={secret}"] if secret else [])]
     return await asyncio.to_thread(run_here_on_terminal if terminal else run_here, *arguments, *flags)
 
 
-async def _reported(site: Site, deployment: Deployment, *names: str) -> None:
+async def _reported(site: AgentDeployment, deployment: Deployment, *names: str) -> None:
     """Nodes whose agents only report; each has an engine of either role that does not say what it runs."""
     for name in names:
         deployment.run(deployment.reporter(name, site.manager, cluster="west"))
     await until(lambda: {its.node.name for its in site.manager.world.live()} >= {*names}, what="the nodes")
 
 
-async def test_status_shows_every_live_node_to_programs_and_to_people(site: Site) -> None:
+async def test_status_shows_every_live_node_to_programs_and_to_people(site: AgentDeployment) -> None:
     await site.node("pd-0", "west")
     await site.node("east-0", "east", **{"cluster-kind": "prfaas"})
     ran = await asyncio.to_thread(run, "status", *flags_of(site))
@@ -75,7 +75,7 @@ def test_status_ready_ends_with_1_where_nobody_answers() -> None:
     assert run_here("status", "--ready", "--pages=http://127.0.0.1:9", "--timeout=2").status == 1
 
 
-async def test_links_shows_what_agents_report_of_their_links(site: Site) -> None:
+async def test_links_shows_what_agents_report_of_their_links(site: AgentDeployment) -> None:
     source, _ = await site.node("a"), await site.node("b")
     prefix = prefix_of(chain_of(160), 160)
     await asyncio.to_thread(source.leave, prefix)
@@ -89,7 +89,7 @@ async def test_links_shows_what_agents_report_of_their_links(site: Site) -> None
     assert "rtt" in (await prfaas(site, "links", terminal=True)).output
 
 
-async def test_connections_shows_each_of_an_agents_links(site: Site) -> None:
+async def test_connections_shows_each_of_an_agents_links(site: AgentDeployment) -> None:
     source, _ = await site.node("a"), await site.node("b")
     prefix = prefix_of(chain_of(160), 160)
     await asyncio.to_thread(source.leave, prefix)
@@ -106,7 +106,7 @@ async def test_connections_shows_each_of_an_agents_links(site: Site) -> None:
     assert elsewhere.status == 2 and "status_listen" in elsewhere.error
 
 
-async def test_pool_ls_shows_what_the_index_knows(site: Site) -> None:
+async def test_pool_ls_shows_what_the_index_knows(site: AgentDeployment) -> None:
     hand = await site.node("a")
     await asyncio.to_thread(hand.leave, prefix_of(chain_of(160), 160))
     await until(lambda: site.manager.world.index.num_blocks() == NUM_BLOCKS, what="announced blocks")
@@ -118,7 +118,7 @@ async def test_pool_ls_shows_what_the_index_knows(site: Site) -> None:
     assert "full_attention" in (await prfaas(site, "pool", "ls", terminal=True)).output
 
 
-async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: Site, deployment: Deployment) -> None:
+async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: AgentDeployment, deployment: Deployment) -> None:
     await _reported(site, deployment, "pd-0")
     ran = await prfaas(site, "top", "--refreshes=2", "--every=0.01")
     documents = [json.loads(line) for line in ran.output.splitlines()]
@@ -127,7 +127,7 @@ async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: Site, de
     assert screen.output.startswith("\x1b[?1049h") and "west" in screen.output
 
 
-async def test_drain_empties_a_node_for_whoever_has_the_secret(site: Site, deployment: Deployment) -> None:
+async def test_drain_empties_a_node_for_whoever_has_the_secret(site: AgentDeployment, deployment: Deployment) -> None:
     await site.node("leaving")
     flags = [*flags_of(site), f"--secret-file={deployment.secret_file}"]
     ran = await asyncio.to_thread(run, "drain", "leaving", "--within=0s", *flags)
@@ -140,7 +140,7 @@ async def test_drain_empties_a_node_for_whoever_has_the_secret(site: Site, deplo
     assert unknown.status == 2 and "unknown or silent" in unknown.error
 
 
-async def test_undrain_places_on_a_drained_node_again(site: Site, deployment: Deployment) -> None:
+async def test_undrain_places_on_a_drained_node_again(site: AgentDeployment, deployment: Deployment) -> None:
     await _reported(site, deployment, "back")
     site.manager.world.drain(AgentName("back"))
     ran = await prfaas(site, "undrain", "back", secret=deployment.secret_file)
@@ -149,7 +149,7 @@ async def test_undrain_places_on_a_drained_node_again(site: Site, deployment: De
 
 
 async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
-    site: Site, deployment: Deployment
+    site: AgentDeployment, deployment: Deployment
 ) -> None:
     hands = [await site.node("a"), await site.node("b")]
     prefix = prefix_of(chain_of(160), 160)
@@ -173,7 +173,7 @@ async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
     assert malformed.status == 2 and "HASH: 'no hash'; write hexadecimal digits" in malformed.error
 
 
-async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: Site, deployment: Deployment) -> None:
+async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: AgentDeployment, deployment: Deployment) -> None:
     await _reported(site, deployment, "turning", "other")
 
     def roles() -> dict[str, str]:
@@ -193,7 +193,7 @@ async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: S
 
 
 async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_nothing(
-    site: Site, deployment: Deployment, caplog: pytest.LogCaptureFixture
+    site: AgentDeployment, deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _reported(site, deployment, "turning", "other")
     command = [*COMMAND, "flip", "turning", "prefill", f"--within={10 * PATIENCE_SECONDS:g}s", *flags_of(site)]
@@ -214,7 +214,7 @@ async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_n
 
 
 async def test_drain_of_a_node_that_is_not_known_to_be_empty_ends_with_status_1(
-    site: Site, deployment: Deployment
+    site: AgentDeployment, deployment: Deployment
 ) -> None:
     await _reported(site, deployment, "silent")
     ran = await prfaas(site, "drain", "silent", "--within=0s", secret=deployment.secret_file)
@@ -222,7 +222,7 @@ async def test_drain_of_a_node_that_is_not_known_to_be_empty_ends_with_status_1(
     assert "both, drains" in (await prfaas(site, "status", terminal=True)).output
 
 
-async def test_drain_is_refused_with_another_secret(site: Site, deployment: Deployment, tmp_path: Path) -> None:
+async def test_drain_is_refused_with_another_secret(site: AgentDeployment, deployment: Deployment, tmp_path: Path) -> None:
     await _reported(site, deployment, "staying")
     secret = tmp_path / "another"
     secret.touch(mode=0o600)
@@ -232,7 +232,7 @@ async def test_drain_is_refused_with_another_secret(site: Site, deployment: Depl
     assert not site.manager.world.leaving
 
 
-async def test_explain_says_of_whom_it_asked_when_nobody_knows(site: Site) -> None:
+async def test_explain_says_of_whom_it_asked_when_nobody_knows(site: AgentDeployment) -> None:
     ran = await prfaas(site, "explain", "00ff")
     assert ran.status == 2 and "00ff: none of the latest requests" in ran.error
 
@@ -309,7 +309,7 @@ def _shown(issued: Issued, authority: Path) -> list[str]:
     ]
 
 
-async def test_what_tls_leaves_unsaid_is_said(site: Site, tmp_path: Path) -> None:
+async def test_what_tls_leaves_unsaid_is_said(site: AgentDeployment, tmp_path: Path) -> None:
     ours, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     issued, unknown = ours.issue("operator"), stranger.issue("unknown")
     flags = _shown(issued, ours.path)

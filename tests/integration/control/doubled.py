@@ -14,7 +14,7 @@ from typing import Any
 
 from prfaas.types import InstanceRole
 from tests.integration.console.terminal import run
-from tests.integration.control.site import CLUSTERS, UNSHAPED, Outcome, Site, ask, client, fresh_prompt
+from tests.integration.control.site import CLUSTERS, UNSHAPED, Outcome, ProcessDeployment, ask, client, fresh_prompt
 from tests.support.waiting import until
 from tools.demo.client import get_json
 from tools.free_ports import free_address
@@ -29,7 +29,7 @@ NODES = {"w0": "west", "w1": "west", "e0": "east", "e1": "east"}
 
 
 @dataclass
-class Door:
+class RouterProcess:
     """One of the routers; clients go to an open one, as a load balancer would send them."""
 
     child: Child
@@ -38,10 +38,10 @@ class Door:
     num_requests: int = 0  # under way here
 
 
-class Doubled(Site):
+class RedundantDeployment(ProcessDeployment):
     """Two nodes a cluster and two routers, so that there is always another one."""
 
-    doors: list[Door]
+    doors: list[RouterProcess]
     secret_file: Path
 
     def start(self, stack: Stack, relays: ExitStack) -> None:
@@ -53,10 +53,10 @@ class Doubled(Site):
             relay = relays.enter_context(Relay(wire, UNSHAPED))
             self.start_node(name, relay, cluster=cluster, role=role, wire=wire)
         settings = {"managers": [self.manager_grpc], "cluster": "west", "probe_interval": "200ms"}
-        self.doors = [Door(*stack.start_router(settings, name=f"router-{number}")) for number in range(2)]
+        self.doors = [RouterProcess(*stack.start_router(settings, name=f"router-{number}")) for number in range(2)]
         self.secret_file = stack.secret_file
 
-    def _health_of(self, door: Door) -> dict[str, bool]:
+    def _health_of(self, door: RouterProcess) -> dict[str, bool]:
         try:
             found: dict[str, bool] = get_json(f"{door.url}/health")["instances"]
         except OSError:
@@ -74,7 +74,7 @@ class Doubled(Site):
         for door in self.doors:
             await until(partial(self._is_well, door), seconds=90, what=f"healthy engines at {door.url}")
 
-    def _is_well(self, door: Door) -> bool:
+    def _is_well(self, door: RouterProcess) -> bool:
         return self._health_of(door) == dict.fromkeys(self.engine_urls, True)
 
     async def restart_manager(self) -> None:
@@ -110,7 +110,7 @@ def _answers(url: str) -> bool:
     return True
 
 
-async def _keep_asking(site: Doubled, outcomes: list[Outcome], is_over: asyncio.Event, lengths: Iterator[int]) -> None:
+async def _keep_asking(site: RedundantDeployment, outcomes: list[Outcome], is_over: asyncio.Event, lengths: Iterator[int]) -> None:
     doors = itertools.cycle(site.doors)
     async with client() as session:
         while not is_over.is_set():
@@ -121,7 +121,7 @@ async def _keep_asking(site: Doubled, outcomes: list[Outcome], is_over: asyncio.
 
 
 @contextlib.asynccontextmanager
-async def load(site: Doubled) -> AsyncIterator[list[Outcome]]:
+async def load(site: RedundantDeployment) -> AsyncIterator[list[Outcome]]:
     """Clients that keep asking, short and long in turn; every answer so far, all of them once the context ends."""
     outcomes: list[Outcome] = []
     is_over, lengths = asyncio.Event(), itertools.cycle((T // 2, 2 * T, 3 * T))

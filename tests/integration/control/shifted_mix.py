@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.types import InstanceRole
-from tests.integration.control.site import Outcome, Site, ask, client, fresh_prompt, running_pd_cluster
+from tests.integration.control.site import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_pd_cluster
 from tools.demo.client import get_json, get_text
 
 PREFILL_SECONDS_PER_TOKEN, TOKEN_SECONDS, SLOTS = 4e-4, 0.02, 4
@@ -43,7 +43,7 @@ ROLES: tuple[InstanceRole, ...] = ("prefill", "prefill", "decode", "decode")
 
 
 @contextlib.contextmanager
-def running_cluster(directory: Path, *, role_changes: str) -> Iterator[Site]:
+def running_cluster(directory: Path, *, role_changes: str) -> Iterator[ProcessDeployment]:
     """Two PD-P and two PD-D instances, which the file's trace suits."""
     (directory / "paced.yaml").write_text(PROFILE)
     (directory / "deployment.yaml").write_text(FILE)
@@ -56,7 +56,7 @@ def running_cluster(directory: Path, *, role_changes: str) -> Iterator[Site]:
 
 
 @contextlib.asynccontextmanager
-async def load(site: Site, *, num_clients: int = NUM_CLIENTS) -> AsyncIterator[list[Outcome]]:
+async def load(site: ProcessDeployment, *, num_clients: int = NUM_CLIENTS) -> AsyncIterator[list[Outcome]]:
     """Clients that ask again as soon as they are answered; all have been when the block ends."""
     outcomes: list[Outcome] = []
     stopping = asyncio.Event()
@@ -75,11 +75,11 @@ async def load(site: Site, *, num_clients: int = NUM_CLIENTS) -> AsyncIterator[l
         await asyncio.gather(*asking)
 
 
-def plan_of(site: Site) -> dict[str, Any]:
+def plan_of(site: ProcessDeployment) -> dict[str, Any]:
     return get_json(f"{site.manager_url}/plan")["plan"] or {}
 
 
-def num_changes(site: Site, outcome: str) -> float:
+def num_changes(site: ProcessDeployment, outcome: str) -> float:
     lines = get_text(f"{site.manager_url}/metrics").splitlines()
     ours = (line for line in lines if line.startswith("prfaas_manager_role_changes_total") and outcome in line)
     return sum(float(line.rpartition(" ")[2]) for line in ours)

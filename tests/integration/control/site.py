@@ -55,7 +55,7 @@ class Outcome:
         return self.headers.get("x-prfaas-reason", "")
 
 
-class Site:
+class ProcessDeployment:
     """The processes of one deployment."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def running_site(
+def running_deployment(
     directory: Path,
     *,
     num_engines: int = 2,
@@ -173,10 +173,10 @@ def running_site(
     engine_flags: Sequence[str] = (),
     clusters: Mapping[str, ClusterKind] = CLUSTERS,
     **manager_settings: Any,
-) -> Iterator[Site]:
+) -> Iterator[ProcessDeployment]:
     """These clusters, a node each; the relay before west's wire has this shape."""
     with Children(directory) as children, contextlib.ExitStack() as relays:
-        site = Site(children, Stack(children, directory), directory, clusters)
+        site = ProcessDeployment(children, Stack(children, directory), directory, clusters)
         site.start_manager(**manager_settings)
         for name in clusters:
             wire = free_address()
@@ -189,10 +189,10 @@ def running_site(
 @contextlib.contextmanager
 def running_pd_cluster(
     directory: Path, roles: Sequence[InstanceRole], *, engine_flags: Sequence[str] = (), **manager_settings: Any
-) -> Iterator[Site]:
+) -> Iterator[ProcessDeployment]:
     """The PD cluster "west" alone, each engine on a node of its own: w0/0, w1/0, … in these roles."""
     with Children(directory) as children, contextlib.ExitStack() as relays:
-        site = Site(children, Stack(children, directory), directory)
+        site = ProcessDeployment(children, Stack(children, directory), directory)
         site.start_manager(**manager_settings)
         for number, role in enumerate(roles):
             wire = free_address()

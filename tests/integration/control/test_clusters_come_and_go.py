@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from prfaas.types import ClusterKind
-from tests.integration.control.site import Site, ask, client, fresh_prompt, running_site
+from tests.integration.control.site import ProcessDeployment, ask, client, fresh_prompt, running_deployment
 
 T = 256
 STATE_SECONDS = 120.0
 FOUR: Mapping[str, ClusterKind] = {"east": "prfaas", "north": "prfaas", "west": "pd", "south": "pd"}
 
 
-async def _until_reason(site: Site, reason: str, *, cluster: str = "west") -> None:
+async def _until_reason(site: ProcessDeployment, reason: str, *, cluster: str = "west") -> None:
     """Ask with long prompts until one is decided so; every one on the way is answered in full."""
     async with asyncio.timeout(STATE_SECONDS), client() as session:
         while True:
@@ -27,7 +27,7 @@ async def _until_reason(site: Site, reason: str, *, cluster: str = "west") -> No
                 return
 
 
-async def _until_prefilled_by(site: Site, cluster: str, instance: str) -> None:
+async def _until_prefilled_by(site: ProcessDeployment, cluster: str, instance: str) -> None:
     """Ask with long prompts until `instance` has prefilled one more for `cluster`."""
     before = site.transfers(instance)["sent"]
     async with asyncio.timeout(STATE_SECONDS):
@@ -39,7 +39,7 @@ async def _until_prefilled_by(site: Site, cluster: str, instance: str) -> None:
 async def test_of_two_prfaas_clusters_each_serves_both_pd_clusters_and_the_one_left_serves_them_alone(
     tmp_path: Path,
 ) -> None:
-    with running_site(tmp_path, num_engines=1, clusters=FOUR, threshold_tokens=T, expiry_seconds="3s") as site:
+    with running_deployment(tmp_path, num_engines=1, clusters=FOUR, threshold_tokens=T, expiry_seconds="3s") as site:
         for prefill, pd in itertools.product(("east/0", "north/0"), ("west", "south")):
             await _until_prefilled_by(site, pd, prefill)
         site.agents["north"].child.process.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.control.site import Outcome, Site, ask, client, fresh_prompt, running_site
+from tests.integration.control.site import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_deployment
 from tests.support.waiting import until
 from tools.demo.client import get_text
 from tools.link import LinkShape
@@ -23,13 +23,13 @@ MAX_CHANGES = 20  # of t, over the whole test: five steps up, five down, and fiv
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with running_site(tmp_path, num_engines=1, shape=WIDE, threshold_tokens=T) as made:
+def site(tmp_path: Path) -> Iterator[ProcessDeployment]:
+    with running_deployment(tmp_path, num_engines=1, shape=WIDE, threshold_tokens=T) as made:
         yield made
 
 
 @asynccontextmanager
-async def _load(site: Site) -> AsyncIterator[list[Outcome]]:
+async def _load(site: ProcessDeployment) -> AsyncIterator[list[Outcome]]:
     """A long prompt each `ARRIVAL_SECONDS`, whatever became of those before; all have ended when the block has."""
     outcomes: list[Outcome] = []
     asking: list[asyncio.Task[None]] = []
@@ -51,7 +51,7 @@ async def _load(site: Site) -> AsyncIterator[list[Outcome]]:
         await asyncio.gather(*asking)
 
 
-def _multiplier(site: Site) -> float:
+def _multiplier(site: ProcessDeployment) -> float:
     """Of t, on the path from east to west."""
     for line in get_text(f"{site.manager_url}/metrics").splitlines():
         if (
@@ -63,11 +63,11 @@ def _multiplier(site: Site) -> float:
     return 0.0
 
 
-def _num_changes(site: Site) -> int:
+def _num_changes(site: ProcessDeployment) -> int:
     return site.manager.log.read_text().count("threshold.multiplier_changed")
 
 
-async def _state(site: Site, outcomes: list[Outcome], reason: str, *, raised: bool) -> None:
+async def _state(site: ProcessDeployment, outcomes: list[Outcome], reason: str, *, raised: bool) -> None:
     """Wait until an answer that ended from here on has this reason, and t is raised, or as configured."""
     start = len(outcomes)
     await until(
@@ -80,7 +80,7 @@ async def _state(site: Site, outcomes: list[Outcome], reason: str, *, raised: bo
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["rises", "returns"])
 async def test_t_rises_while_the_link_is_cut_to_a_tenth_and_returns_with_it_and_no_request_fails(
-    site: Site, returns: bool
+    site: ProcessDeployment, returns: bool
 ) -> None:
     async with _load(site) as outcomes:
         await _state(site, outcomes, "long", raised=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.control.site import Outcome, Site, ask, client, fresh_prompt, running_site
+from tests.integration.control.site import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_deployment
 from tests.support.waiting import until, wait_until
 
 T = 256
@@ -19,12 +19,12 @@ HEAL_SECONDS = 120.0
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with running_site(tmp_path, threshold_tokens=T, expiry_seconds="30s") as made:  # as by default: agents start slowly
+def site(tmp_path: Path) -> Iterator[ProcessDeployment]:
+    with running_deployment(tmp_path, threshold_tokens=T, expiry_seconds="30s") as made:  # as by default: agents start slowly
         yield made
 
 
-def _kills(site: Site) -> dict[str, Callable[[], None]]:
+def _kills(site: ProcessDeployment) -> dict[str, Callable[[], None]]:
     return {
         **{engine: partial(site.kill_engine, engine) for engine in site.engines},
         **{f"agent {agent}": partial(site.kill_agent, agent) for agent in site.agents},
@@ -33,7 +33,7 @@ def _kills(site: Site) -> dict[str, Callable[[], None]]:
     }
 
 
-async def _run(site: Site, kills: list[str], *, requests_between: int, seed: int) -> list[Outcome]:
+async def _run(site: ProcessDeployment, kills: list[str], *, requests_between: int, seed: int) -> list[Outcome]:
     """Keep `NUM_CLIENTS` requests under way; after so many answers each, and once the last one is back, a process is killed."""
     source = random.Random(seed)
     outcomes: list[Outcome] = []
@@ -63,7 +63,7 @@ async def _more(outcomes: list[Outcome], num_requests: int) -> None:
     await until(lambda: len(outcomes) >= wanted, seconds=HEAL_SECONDS, what=f"{num_requests} more answers")
 
 
-def _check(site: Site, outcomes: list[Outcome], kills: list[str]) -> None:
+def _check(site: ProcessDeployment, outcomes: list[Outcome], kills: list[str]) -> None:
     assert not [
         (outcome.token_ids, outcome.wanted, outcome.error, outcome.headers)
         for outcome in outcomes
@@ -76,11 +76,11 @@ def _check(site: Site, outcomes: list[Outcome], kills: list[str]) -> None:
     wait_until(lambda: _is_well(site), seconds=HEAL_SECONDS, what="healthy engines")
 
 
-def _is_well(site: Site) -> bool:
+def _is_well(site: ProcessDeployment) -> bool:
     return site.health() == dict.fromkeys(site.engines, True)
 
 
-async def _transfers_again(site: Site) -> None:
+async def _transfers_again(site: ProcessDeployment) -> None:
     """A long prompt goes through the whole path once more."""
     received = sum(site.transfers(engine)["right"] for engine in site.engines if engine.startswith("west/"))
     async with asyncio.timeout(HEAL_SECONDS), client() as session:
@@ -89,7 +89,7 @@ async def _transfers_again(site: Site) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_killed_once(site: Site) -> None:
+async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_killed_once(site: ProcessDeployment) -> None:
     kills = ["east/0", "west/0", "agent east", "redis", "manager", "west/1", "agent west", "east/1"]
     outcomes = await _run(site, kills, requests_between=12, seed=1)
     _check(site, outcomes, kills)
@@ -100,7 +100,7 @@ async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_kill
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_at_least_98_percent_are_served_while_fifty_processes_are_killed_at_random(site: Site, seed: int) -> None:
+async def test_at_least_98_percent_are_served_while_fifty_processes_are_killed_at_random(site: ProcessDeployment, seed: int) -> None:
     source = random.Random(seed)
     kills = [source.choice(sorted(_kills(site))) for _ in range(50)]
     outcomes = await _run(site, kills, requests_between=100, seed=seed)

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from tests.integration.control.shifted_mix import NUM_CLIENTS, ROLES, load, num_changes, plan_of, running_cluster
-from tests.integration.control.site import Site
+from tests.integration.control.site import ProcessDeployment
 from tests.support.waiting import until
 from tools.demo.client import get_json
 
 
 @pytest.fixture(params=["apply", pytest.param("recommend", marks=pytest.mark.soak)])
-def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ProcessDeployment]:
     with running_cluster(tmp_path, role_changes=request.param) as made:
         yield made
 
 
-def _roles(site: Site) -> list[str]:
+def _roles(site: ProcessDeployment) -> list[str]:
     nodes = get_json(f"{site.manager_url}/state")["nodes"]
     return sorted(engine["role"] for node in nodes for engine in node["node"]["engines"])
 
 
 @pytest.mark.timeout(400)
 async def test_one_prefill_instance_turns_to_decode_and_no_request_fails(
-    site: Site, request: pytest.FixtureRequest
+    site: ProcessDeployment, request: pytest.FixtureRequest
 ) -> None:
     applies = "apply" in request.node.name
     await until(lambda: plan_of(site).get("splits") == {"west": [2.0, 2.0]}, seconds=90, what="the file's plan")

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.control.doubled import Doubled, load, until_more
+from tests.integration.control.doubled import RedundantDeployment, load, until_more
 from tools.processes import Children
 from tools.stack import Stack
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Doubled]:
+def site(tmp_path: Path) -> Iterator[RedundantDeployment]:
     with Children(tmp_path) as children, ExitStack() as relays:
         stack = Stack(children, tmp_path)
-        made = Doubled(children, stack, tmp_path)
+        made = RedundantDeployment(children, stack, tmp_path)
         made.start(stack, relays)
         yield made
 
 
 @pytest.mark.soak  # half a minute in which eight processes are replaced
 @pytest.mark.timeout(300)
-async def test_no_request_fails_while_every_component_is_restarted(site: Doubled) -> None:
+async def test_no_request_fails_while_every_component_is_restarted(site: RedundantDeployment) -> None:
     await site.is_whole()
     before = {engine.process.pid for engine in (site.manager, site.doors[0].child, *site.engines.values())}
     async with load(site) as outcomes:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.control.doubled import Doubled, load, until_more
+from tests.integration.control.doubled import RedundantDeployment, load, until_more
 from tests.support.waiting import until
 from tools.demo.client import get_json
 from tools.processes import Child, Children
@@ -73,20 +73,20 @@ def relays() -> Iterator[ExitStack]:
         yield relays
 
 
-def _restart(site: Doubled, name: str) -> Callable[[], Awaitable[None]]:
+def _restart(site: RedundantDeployment, name: str) -> Callable[[], Awaitable[None]]:
     kind, _, number = name.partition(" ")
     if kind == "manager":
         return site.restart_manager
     return functools.partial(site.restart_router, int(number)) if number else functools.partial(site.restart_node, kind)
 
 
-def _sent_bytes(site: Doubled, sender: str, receiver: str) -> int:
+def _sent_bytes(site: RedundantDeployment, sender: str, receiver: str) -> int:
     """What one agent has sent to another, as it says itself."""
     links = get_json(f"{site.agents[sender].status_url}/status")["links"]
     return sum(link["acknowledged_bytes"] for link in links if link["peer"] == receiver)
 
 
-async def _until_sent(site: Doubled, *pairs: tuple[str, str]) -> None:
+async def _until_sent(site: RedundantDeployment, *pairs: tuple[str, str]) -> None:
     for sender, receiver in pairs:
         before = _sent_bytes(site, sender, receiver)
         await until(
@@ -108,7 +108,7 @@ async def test_no_request_fails_while_a_deployment_is_upgraded(
 ) -> None:
     children.tree = _taken_out(commit, tmp_path / "earlier")
     stack = Stack(children, tmp_path)
-    site = Doubled(children, stack, tmp_path)
+    site = RedundantDeployment(children, stack, tmp_path)
     site.start(stack, relays)
     await site.is_whole()
     children.tree = PRESENT

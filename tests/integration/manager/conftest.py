@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.manager.deployment import Deployment
-from tests.integration.manager.site import Site, running_site
+from tests.integration.manager.site import AgentDeployment, running_agents
 
 
 @pytest.fixture
@@ -16,6 +16,6 @@ async def deployment(tmp_path: Path) -> AsyncIterator[Deployment]:
 
 
 @pytest.fixture
-async def site(deployment: Deployment, tmp_path: Path) -> AsyncIterator[Site]:
-    async with running_site(deployment, tmp_path) as made:
+async def site(deployment: Deployment, tmp_path: Path) -> AsyncIterator[AgentDeployment]:
+    async with running_agents(deployment, tmp_path) as made:
         yield made

@@ -19,7 +19,7 @@ sentinel failover-timeout main 3000
 """
 
 
-class Replicated:
+class ReplicatedRedis:
     """Master, replica, Sentinel, each a process on a free port."""
 
     def __init__(self, directory: Path) -> None:

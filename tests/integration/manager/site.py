@@ -20,7 +20,7 @@ from tests.support.prefix_engine import Hand, three_groups
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 
-class Site:
+class AgentDeployment:
     """A manager and agents that report to it."""
 
     def __init__(self, deployment: Deployment, manager: Manager, agents: Agents) -> None:
@@ -70,9 +70,9 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site(deployment: Deployment, directory: Path, **settings: Any) -> AsyncIterator[Site]:
+async def running_agents(deployment: Deployment, directory: Path, **settings: Any) -> AsyncIterator[AgentDeployment]:
     """A site whose manager has these settings; its agents end with the context."""
-    made = Site(deployment, await deployment.start_manager(**settings), Agents(directory, SECRET))
+    made = AgentDeployment(deployment, await deployment.start_manager(**settings), Agents(directory, SECRET))
     try:
         yield made
     finally:

@@ -14,7 +14,7 @@ from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
 from prfaas.types import Prefix
 from tests.integration.manager.deployment import Deployment
-from tests.integration.manager.site import Site, running_site
+from tests.integration.manager.site import AgentDeployment, running_agents
 from tests.support.prefix_engine import BLOCK_TOKENS, chain_of, prefix_of, sizes
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
@@ -28,10 +28,10 @@ beside_others = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AgentDeployment]:
     """Nodes east and west, where each test has a prompt of its own, and another one when it is tried again."""
     directory = tmp_path_factory.mktemp("two")
-    async with Deployment(directory) as deployment, running_site(deployment, directory) as made:
+    async with Deployment(directory) as deployment, running_agents(deployment, directory) as made:
         await made.node("east")
         await made.node("west", "prfaas")
         yield made
@@ -42,7 +42,7 @@ def _own_chain() -> HashChain:
 
 
 @beside_others
-async def test_a_prefix_of_all_groups_arrives_whole_and_is_in_the_index(two: Site) -> None:
+async def test_a_prefix_of_all_groups_arrives_whole_and_is_in_the_index(two: AgentDeployment) -> None:
     chain = _own_chain()
     prefix = prefix_of(chain, 327)
     await asyncio.to_thread(two.hands["east"].leave, prefix)
@@ -52,7 +52,7 @@ async def test_a_prefix_of_all_groups_arrives_whole_and_is_in_the_index(two: Sit
     await _until_usable(two, {"east": 327, "west": 327}, chain)
 
 
-async def _until_usable(site: Site, expected: dict[str, int], chain: HashChain = CHAIN) -> None:
+async def _until_usable(site: AgentDeployment, expected: dict[str, int], chain: HashChain = CHAIN) -> None:
     """Of these nodes; one that was killed stays in the answers for a while."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not expected.items() <= (await site.usable(chain, 327)).items():  # noqa: ASYNC110 - announced behind the answer
@@ -60,7 +60,7 @@ async def _until_usable(site: Site, expected: dict[str, int], chain: HashChain =
 
 
 @beside_others
-async def test_only_what_the_receiver_lacks_travels(two: Site) -> None:
+async def test_only_what_the_receiver_lacks_travels(two: AgentDeployment) -> None:
     chain = _own_chain()
     prefix = prefix_of(chain, 327)
     await asyncio.to_thread(two.hands["east"].leave, prefix)
@@ -73,7 +73,7 @@ async def test_only_what_the_receiver_lacks_travels(two: Site) -> None:
 
 
 @beside_others
-async def test_the_same_copy_again_moves_nothing(two: Site) -> None:
+async def test_the_same_copy_again_moves_nothing(two: AgentDeployment) -> None:
     prefix = prefix_of(_own_chain(), 327)
     await asyncio.to_thread(two.hands["east"].leave, prefix)
     both = await asyncio.gather(two.copy(prefix, "east", "west"), two.copy(prefix, "east", "west"))
@@ -84,7 +84,7 @@ async def test_the_same_copy_again_moves_nothing(two: Site) -> None:
 
 
 @beside_others
-async def test_nothing_stays_taken_after_a_copy(two: Site) -> None:
+async def test_nothing_stays_taken_after_a_copy(two: AgentDeployment) -> None:
     agent, prefix = two.agents["west"], prefix_of(_own_chain(), 327)
     before = agent.pool()["prefix"]
     await asyncio.to_thread(two.hands["east"].leave, prefix)
@@ -94,14 +94,14 @@ async def test_nothing_stays_taken_after_a_copy(two: Site) -> None:
 
 
 @beside_others
-async def test_a_prefix_that_is_gone_is_said_to_be(two: Site) -> None:
+async def test_a_prefix_that_is_gone_is_said_to_be(two: AgentDeployment) -> None:
     chain = _own_chain()
     await asyncio.to_thread(two.hands["east"].leave, prefix_of(chain, 8 * BLOCK_TOKENS))
     end = await two.copy(prefix_of(chain, 327), "east", "west")
     assert (end.outcome, end.moved_bytes) == ("evicted", 0)
 
 
-async def test_a_receiver_without_room_says_so_and_keeps_what_it_has(site: Site) -> None:
+async def test_a_receiver_without_room_says_so_and_keeps_what_it_has(site: AgentDeployment) -> None:
     east, west = await site.node("east"), await site.node("west", **{"pool-bytes": "512KiB"})
     await asyncio.to_thread(east.leave, PREFIX)
     kept = prefix_of(chain_of(400, seed=1), 64)
@@ -111,13 +111,13 @@ async def test_a_receiver_without_room_says_so_and_keeps_what_it_has(site: Site)
     assert await asyncio.to_thread(west.holds, kept)
 
 
-async def test_a_receiver_with_another_layout_refuses(site: Site) -> None:
+async def test_a_receiver_with_another_layout_refuses(site: AgentDeployment) -> None:
     east, _ = await site.node("east"), await site.node("west", dtype="float16")
     await asyncio.to_thread(east.leave, PREFIX)
     assert (await site.copy(PREFIX, "east", "west")).outcome == "layout_mismatch"
 
 
-async def test_a_node_without_an_engine_of_the_model_neither_sends_nor_receives(site: Site) -> None:
+async def test_a_node_without_an_engine_of_the_model_neither_sends_nor_receives(site: AgentDeployment) -> None:
     east = await site.node("east")
     await site.agent("west")
     await asyncio.to_thread(east.leave, PREFIX)
@@ -126,7 +126,7 @@ async def test_a_node_without_an_engine_of_the_model_neither_sends_nor_receives(
 
 
 async def test_a_sender_that_dies_ends_the_copy(deployment: Deployment, tmp_path: Path) -> None:
-    async with running_site(deployment, tmp_path, expiry_seconds=3.0) as site:
+    async with running_agents(deployment, tmp_path, expiry_seconds=3.0) as site:
         east = await site.node("east")
         await asyncio.to_thread(east.leave, PREFIX)
         with Relay("127.0.0.1:9") as relay:  # nobody listens there, so that the copy cannot end by itself
@@ -139,7 +139,7 @@ async def test_a_sender_that_dies_ends_the_copy(deployment: Deployment, tmp_path
 
 
 @beside_others
-async def test_nodes_command_nobody_and_nobody_commands_an_unknown_node(two: Site) -> None:
+async def test_nodes_command_nobody_and_nobody_commands_an_unknown_node(two: AgentDeployment) -> None:
     with pytest.raises(IndexRefusal) as refusal:
         await two.copy(PREFIX, "east", "west", name="west")
     assert refusal.value.reason == "unauthenticated"
@@ -153,7 +153,7 @@ async def test_nodes_command_nobody_and_nobody_commands_an_unknown_node(two: Sit
 
 
 async def test_what_only_a_restarted_nodes_ssd_holds_is_in_the_index_and_can_be_copied(
-    site: Site, tmp_path: Path
+    site: AgentDeployment, tmp_path: Path
 ) -> None:
     directory = {"ssd-directory": str(tmp_path / "ssd")}
     east, west = await site.node("east", **directory), await site.node("west")

@@ -12,7 +12,7 @@ import pytest
 
 from prfaas.errors import IndexRefusal
 from tests.integration.manager.deployment import match_request
-from tests.integration.manager.site import Site
+from tests.integration.manager.site import AgentDeployment
 from tests.support.prefix_engine import BLOCK_TOKENS, MODEL, chain_of
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -49,7 +49,7 @@ def publisher(addresses: tuple[str, str]) -> Iterator[Any]:
     made.shutdown()
 
 
-async def gpu_tokens(site: Site) -> dict[str, int]:
+async def gpu_tokens(site: AgentDeployment) -> dict[str, int]:
     request = match_request(CHAIN, model=MODEL)
     request.tiers.append("gpu")
     try:
@@ -58,7 +58,7 @@ async def gpu_tokens(site: Site) -> dict[str, int]:
         return {}
 
 
-async def until_gpu_tokens(site: Site, expected: dict[str, int]) -> None:
+async def until_gpu_tokens(site: AgentDeployment, expected: dict[str, int]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await gpu_tokens(site) != expected:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
@@ -66,7 +66,7 @@ async def until_gpu_tokens(site: Site, expected: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("instance", ["n1-engine", "of another name, and the only one of its model"])
 async def test_a_device_s_blocks_are_answered_for_its_tier_alone_and_leave_with_the_engine(
-    site: Site, addresses: tuple[str, str], publisher: Any, instance: str
+    site: AgentDeployment, addresses: tuple[str, str], publisher: Any, instance: str
 ) -> None:
     engine = {"instance": instance, "url": "http://n1", "role": "both", "model": MODEL}
     engine |= {"kv_events": addresses[0], "kv_events_replay": addresses[1]}
@@ -81,7 +81,7 @@ async def test_a_device_s_blocks_are_answered_for_its_tier_alone_and_leave_with_
     await until_gpu_tokens(site, {})
 
 
-async def test_a_tier_that_is_none_is_refused(site: Site) -> None:
+async def test_a_tier_that_is_none_is_refused(site: AgentDeployment) -> None:
     request = match_request(CHAIN, model=MODEL)
     request.tiers.append("tape")
     with pytest.raises(IndexRefusal, match="tape"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client import REGISTRY
 
 from tests.integration.manager.deployment import SECRET, Deployment
-from tests.integration.manager.site import Site
+from tests.integration.manager.site import AgentDeployment
 from tests.integration.manager.test_planning import FILE
 from tests.support.agents import Agents
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -21,17 +21,17 @@ def _ended() -> float:
 
 
 @asynccontextmanager
-async def _planning_site(deployment: Deployment, directory: Path) -> AsyncIterator[Site]:
+async def _planning_site(deployment: Deployment, directory: Path) -> AsyncIterator[AgentDeployment]:
     file = directory / "deployment.yaml"
     file.write_text(FILE)
-    made = Site(deployment, await deployment.start_manager(deployment=file), Agents(directory, SECRET))
+    made = AgentDeployment(deployment, await deployment.start_manager(deployment=file), Agents(directory, SECRET))
     try:
         yield made
     finally:
         await made.close()
 
 
-async def _nodes(site: Site, *, sent_bytes: str = "2GiB", taken_bytes: str = "2GiB") -> None:
+async def _nodes(site: AgentDeployment, *, sent_bytes: str = "2GiB", taken_bytes: str = "2GiB") -> None:
     """A node of each cluster; what a probe has at most."""
     of_sender = {"cluster-kind": "prfaas", "link-probe-bytes": sent_bytes}
     site.agents["p1"] = await site.agent("p1", "prfaas", **of_sender)

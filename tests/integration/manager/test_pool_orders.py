@@ -10,7 +10,7 @@ from prfaas.errors import IndexRefusal
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import Prefix
 from tests.integration.manager.deployment import Deployment
-from tests.integration.manager.site import Site
+from tests.integration.manager.site import AgentDeployment
 from tests.support.prefix_engine import Hand, chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
@@ -25,7 +25,7 @@ def _prefix(seed: int) -> Prefix:
 
 
 async def _order(
-    site: Site, order: str, prefix: Prefix, *, node: str = "a", who: str = "operator", seconds: float = PATIENCE_SECONDS
+    site: AgentDeployment, order: str, prefix: Prefix, *, node: str = "a", who: str = "operator", seconds: float = PATIENCE_SECONDS
 ) -> pb.OrderPoolResponse:
     request = pb.OrderPoolRequest(node=node, end_hash=prefix.end_hash, order=order, timeout_seconds=seconds)
     return await site.client_named(who).order_pool(request)
@@ -42,7 +42,7 @@ async def _holds(hand: Hand, prefix: Prefix) -> bool:
 
 
 @pytest.mark.parametrize("order", ["pin", "soft_pin"])
-async def test_what_is_pinned_stays_while_others_come_and_go_until_it_is_unpinned(site: Site, order: str) -> None:
+async def test_what_is_pinned_stays_while_others_come_and_go_until_it_is_unpinned(site: AgentDeployment, order: str) -> None:
     hand = await site.node("a", **SMALL)
     await asyncio.to_thread(hand.leave, _prefix(1))
     pinned = await _order(site, order, _prefix(1))
@@ -57,7 +57,7 @@ async def test_what_is_pinned_stays_while_others_come_and_go_until_it_is_unpinne
 
 
 async def test_what_is_removed_is_gone_from_memory_ssd_and_index(
-    site: Site, tmp_path_factory: pytest.TempPathFactory
+    site: AgentDeployment, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = str(tmp_path_factory.mktemp("ssd"))
     hand = await site.node("a", **{"ssd-directory": directory})
@@ -73,7 +73,7 @@ async def test_what_is_removed_is_gone_from_memory_ssd_and_index(
 
 
 async def test_a_prefix_leaves_with_all_that_follows_it_and_leaves_a_shorter_one_whole(
-    site: Site, tmp_path_factory: pytest.TempPathFactory
+    site: AgentDeployment, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     hand = await site.node("a", **{"ssd-directory": str(tmp_path_factory.mktemp("ssd"))})
     short, middle, long = (prefix_of(chain_of(257), length) for length in (64, 96, 256))
@@ -86,7 +86,7 @@ async def test_a_prefix_leaves_with_all_that_follows_it_and_leaves_a_shorter_one
     assert [await _holds(hand, prefix) for prefix in (short, middle, long)] == [True, False, False]
 
 
-async def test_a_soft_pin_of_what_is_pinned_is_refused_and_the_pin_stays(site: Site) -> None:
+async def test_a_soft_pin_of_what_is_pinned_is_refused_and_the_pin_stays(site: AgentDeployment) -> None:
     hand = await site.node("a")
     await asyncio.to_thread(hand.leave, _prefix(1))
     pinned = await _order(site, "pin", _prefix(1))
@@ -98,7 +98,7 @@ async def test_a_soft_pin_of_what_is_pinned_is_refused_and_the_pin_stays(site: S
 
 
 async def test_orders_for_what_nobody_holds_or_nobody_answers_end_with_a_word(
-    site: Site, deployment: Deployment
+    site: AgentDeployment, deployment: Deployment
 ) -> None:
     await site.node("a")
     assert (await _order(site, "pin", _prefix(1))).outcome == "evicted"
@@ -107,7 +107,7 @@ async def test_orders_for_what_nobody_holds_or_nobody_answers_end_with_a_word(
     assert (await _order(site, "pin", _prefix(1), node="deaf", seconds=0.3)).outcome == "deadline"
 
 
-async def test_nobody_but_operators_gives_orders_and_bad_ones_are_refused(site: Site) -> None:
+async def test_nobody_but_operators_gives_orders_and_bad_ones_are_refused(site: AgentDeployment) -> None:
     await site.node("a")
     with pytest.raises(IndexRefusal, match="is not an operator"):
         await _order(site, "pin", _prefix(1), who="router")

@@ -19,7 +19,7 @@ from prfaas.manager.operations.rebalancer import INTAKE_RATIO
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.rebalance import RebalanceLimits
 from tests.integration.manager.deployment import MODEL, Deployment, match_request
-from tests.integration.manager.site import Site, running_site
+from tests.integration.manager.site import AgentDeployment, running_agents
 from tests.support.prefix_engine import chain_of, prefix_of, sizes
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -34,7 +34,7 @@ BURST_SECONDS = RebalanceLimits(0.0, 0.0).burst_seconds
 class _Asking:
     """Clients that ask for prefixes until the test ends, each at its share."""
 
-    def __init__(self, site: Site, chains: dict[int, HashChain]) -> None:
+    def __init__(self, site: AgentDeployment, chains: dict[int, HashChain]) -> None:
         """`chains[n]` is asked for at every n-th round."""
         self._site = site
         self._chains = chains
@@ -50,7 +50,7 @@ class _Asking:
 
 
 @asynccontextmanager
-async def _asking(site: Site, chains: dict[int, HashChain]) -> AsyncIterator[_Asking]:
+async def _asking(site: AgentDeployment, chains: dict[int, HashChain]) -> AsyncIterator[_Asking]:
     asking = _Asking(site, chains)
     task = asyncio.create_task(asking.run())
     try:
@@ -59,17 +59,17 @@ async def _asking(site: Site, chains: dict[int, HashChain]) -> AsyncIterator[_As
         await Deployment.end(task)
 
 
-def _holders(site: Site, chain: HashChain) -> set[str]:
+def _holders(site: AgentDeployment, chain: HashChain) -> set[str]:
     """The nodes that hold the prefix, without asking for it as a client does."""
     answer = site.manager.world.index.match(Query(MODEL, b"".join(chain.units), LENGTH))
     return {node.node for node in answer.nodes if node.usable_tokens == LENGTH}
 
 
-async def _until_held_by(site: Site, chain: HashChain, num_nodes: int) -> None:
+async def _until_held_by(site: AgentDeployment, chain: HashChain, num_nodes: int) -> None:
     await until(lambda: len(_holders(site, chain)) >= num_nodes, what=f"{num_nodes} holders")
 
 
-def _received(site: Site, name: str) -> list[int]:
+def _received(site: AgentDeployment, name: str) -> list[int]:
     """Payload bytes of each copy that came to a node."""
     records = (transfer for transfer in site.agents[name].transfers() if transfer["direction"] == "in")
     return [int(str(record["payload_bytes"])) - int(str(record["held_bytes"])) for record in records]
@@ -79,7 +79,7 @@ async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_t
     deployment: Deployment, tmp_path: Path
 ) -> None:
     rate = 3.0 * PREFIX_BYTES
-    async with running_site(deployment, tmp_path, rebalance_bytes_per_second=rate) as site:
+    async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=rate) as site:
         names = [f"n{number}" for number in range(5)]
         await asyncio.gather(*map(site.node, names))
         for chain in (HOT, *RARE):
@@ -106,7 +106,7 @@ async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     intake = 4.0 * PREFIX_BYTES
-    async with running_site(deployment, tmp_path, rebalance_bytes_per_second=intake / INTAKE_RATIO) as site:
+    async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=intake / INTAKE_RATIO) as site:
         chains = [HOT, *RARE[:3]]
         await site.node("old")
         for chain in chains:
@@ -128,7 +128,7 @@ async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
 
 
 async def test_no_budget_no_copies(deployment: Deployment, tmp_path: Path) -> None:
-    async with running_site(deployment, tmp_path, rebalance_bytes_per_second=0.0) as site:
+    async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=0.0) as site:
         await site.node("a")
         await site.node("b")
         await asyncio.to_thread(site.hands["a"].leave, prefix_of(HOT, LENGTH))
@@ -137,13 +137,13 @@ async def test_no_budget_no_copies(deployment: Deployment, tmp_path: Path) -> No
         assert _holders(site, HOT) == {"a"}
 
 
-async def test_a_node_that_drains_gives_away_what_is_asked_for_and_gets_no_request(site: Site) -> None:
+async def test_a_node_that_drains_gives_away_what_is_asked_for_and_gets_no_request(site: AgentDeployment) -> None:
     async with TestServer(_idle_engine()) as engine:
         await site.node("a", engines=_engine("a", url=str(engine.make_url(""))))
         await _is_drained(site)
 
 
-async def _is_drained(site: Site) -> None:
+async def _is_drained(site: AgentDeployment) -> None:
     for name in ("b", "c"):
         await site.node(name, engines=_engine(name))
     for chain in (HOT, RARE[0], RARE[1]):
@@ -168,7 +168,7 @@ async def _is_drained(site: Site) -> None:
         await operator.drain(pb.DrainRequest(node="nobody"))
 
 
-async def test_an_agent_that_is_told_to_stop_gives_away_what_is_asked_for_first(site: Site) -> None:
+async def test_an_agent_that_is_told_to_stop_gives_away_what_is_asked_for_first(site: AgentDeployment) -> None:
     await site.node("a", **{"drain-seconds": "60s"})
     await site.node("b")
     for chain in (HOT, RARE[0]):

@@ -13,15 +13,15 @@ import redis
 from prfaas.errors import RecordUnreachable
 from prfaas.index.store.redis_store import RedisStore
 from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
-from tests.integration.manager.replicated import Replicated
+from tests.integration.manager.replicated import ReplicatedRedis
 from tests.support.waiting import until
 
 LAYOUT = hybrid_layout()
 
 
 @pytest.fixture
-async def replicated(tmp_path: Path) -> AsyncIterator[Replicated]:
-    started = Replicated(tmp_path)
+async def replicated(tmp_path: Path) -> AsyncIterator[ReplicatedRedis]:
+    started = ReplicatedRedis(tmp_path)
     try:
         await asyncio.to_thread(started.watch)
         yield started
@@ -30,7 +30,7 @@ async def replicated(tmp_path: Path) -> AsyncIterator[Replicated]:
 
 
 async def test_after_a_failover_old_blocks_are_matched_and_new_ones_recorded(
-    deployment: Deployment, replicated: Replicated
+    deployment: Deployment, replicated: ReplicatedRedis
 ) -> None:
     manager = await deployment.start_manager(redis_url=replicated.url)
     reporter = deployment.reporter("n1", manager)
@@ -47,7 +47,7 @@ async def test_after_a_failover_old_blocks_are_matched_and_new_ones_recorded(
     await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
 
 
-async def test_the_user_of_the_url_is_the_master_s(replicated: Replicated) -> None:
+async def test_the_user_of_the_url_is_the_master_s(replicated: ReplicatedRedis) -> None:
     with redis.Redis(port=replicated.ports[0]) as master:
         master.execute_command("ACL", "SETUSER", "manager", "on", ">p@ss", "~*", "+@all")
     for password, is_right in (("p%40ss", True), ("wrong", False)):

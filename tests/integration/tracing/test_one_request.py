@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.control.site import MODEL, Site, fresh_prompt, running_site
+from tests.integration.control.site import MODEL, ProcessDeployment, fresh_prompt, running_deployment
 from tests.support.span_collector import Collector, TakenSpan, running_collector
 from tests.support.waiting import until
 from tools.demo.client import get_text
@@ -46,12 +46,12 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Site]:
-    with running_site(tmp_path_factory.mktemp("site"), num_engines=1, threshold_tokens=T) as made:
+def site(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ProcessDeployment]:
+    with running_deployment(tmp_path_factory.mktemp("site"), num_engines=1, threshold_tokens=T) as made:
         yield made
 
 
-async def _ask(site: Site, *, flags: str) -> str:
+async def _ask(site: ProcessDeployment, *, flags: str) -> str:
     """The trace of the client, which the request was to belong to."""
     trace = secrets.token_hex(16)
     body = {"model": MODEL, "prompt": fresh_prompt(2 * T), "max_tokens": 4}
@@ -70,7 +70,7 @@ def _with_parents(spans: list[TakenSpan]) -> set[tuple[str, str, str | None]]:
     return {(span.name, span.service, names.get(span.parent)) for span in spans}
 
 
-async def test_one_trace_has_the_nested_spans_of_all_processes(site: Site, collector: Collector) -> None:
+async def test_one_trace_has_the_nested_spans_of_all_processes(site: ProcessDeployment, collector: Collector) -> None:
     before = collector.traces
     await _ask(site, flags="00")  # a client that does not want to be traced is not
     trace = await _ask(site, flags="01")
@@ -89,7 +89,7 @@ async def test_one_trace_has_the_nested_spans_of_all_processes(site: Site, colle
     assert all(span.start_ns <= span.end_ns for span in spans)
 
 
-def _said(site: Site, name: str) -> dict[str, float]:
+def _said(site: ProcessDeployment, name: str) -> dict[str, float]:
     """A manager's metric of remote requests by phase; under "" where it has no phases."""
     text = get_text(f"{site.manager_url}/metrics")
     samples = [
@@ -98,7 +98,7 @@ def _said(site: Site, name: str) -> dict[str, float]:
     return {sample.labels.get("phase", ""): sample.value for sample in samples if sample.labels["route"] == "remote"}
 
 
-async def test_ttft_is_divided_into_phases(site: Site) -> None:
+async def test_ttft_is_divided_into_phases(site: ProcessDeployment) -> None:
     await _ask(site, flags="00")
     await until(lambda: _said(site, PHASES).get("load"), what="the phases at the manager")
     await until(lambda: _is_divided(site), what="phases that sum up to the time to the first token")
@@ -107,6 +107,6 @@ async def test_ttft_is_divided_into_phases(site: Site) -> None:
     assert phases["queue"] > 0 and phases["prefill"] > 0, "the engine paces its layers"
 
 
-def _is_divided(site: Site) -> bool:
+def _is_divided(site: ProcessDeployment) -> bool:
     whole = _said(site, "prfaas_manager_ttft_seconds_sum").get("", 0.0)
     return sum(_said(site, PHASES).values()) == pytest.approx(whole)
