@@ -13,9 +13,9 @@ from prfaas.index.query import Query
 from prfaas.manager.operations.rebalancer import INTAKE_RATIO
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.scheduler.rebalance import RebalanceLimits
-from tests.integration.manager.deployment import MODEL, SECRET, Deployment, match_request
-from tests.integration.manager.site import AgentDeployment
+from tests.support.agent_deployment import AgentDeployment
 from tests.support.agents import Agents
+from tests.support.deployment import MODEL, SECRET, Deployment, match_request
 from tests.support.prefix_engine import chain_of, prefix_of, sizes
 
 NUM_NODES = 5  # and one that joins when the prefix has spread

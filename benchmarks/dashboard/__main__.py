@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.integration.dashboard.browser import Window, chromium
 from tests.integration.dashboard.test_page import BUSY, LAYOUT, Stage
-from tests.integration.manager.deployment import Deployment, chain_of, stored
+from tests.support.deployment import Deployment, chain_of, stored
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "dashboard.json"
 NUM_CHANGES = 30

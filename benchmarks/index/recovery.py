@@ -19,8 +19,8 @@ from prfaas.index.segments import digest_of_node
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import AgentName
-from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, kill, match_request, stored
-from tests.integration.manager.replicated import ReplicatedRedis
+from tests.integration.manager.replicated_redis import ReplicatedRedis
+from tests.support.deployment import MODEL, Deployment, chain_of, hybrid_layout, kill, match_request, stored
 from tests.support.waiting import until
 
 LAYOUT = hybrid_layout()

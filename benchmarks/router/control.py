@@ -15,7 +15,15 @@ from typing import Any
 import aiohttp
 
 from tests.integration.control import shifted_mix
-from tests.integration.control.site import MODEL, Outcome, ProcessDeployment, ask, client, fresh_prompt, running_deployment
+from tests.support.process_deployment import (
+    MODEL,
+    Outcome,
+    ProcessDeployment,
+    ask,
+    client,
+    fresh_prompt,
+    running_deployment,
+)
 from tests.support.waiting import until
 from tools.demo.client import get_text
 from tools.link import LinkShape

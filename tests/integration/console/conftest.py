@@ -7,8 +7,8 @@ import pytest
 
 from tests.integration.agent.conftest import agents
 from tests.integration.manager.conftest import deployment
-from tests.integration.manager.deployment import Deployment
-from tests.integration.manager.site import AgentDeployment, running_agents
+from tests.support.agent_deployment import AgentDeployment, running_agents
+from tests.support.deployment import Deployment
 
 __all__ = ["agents", "deployment", "site"]
 

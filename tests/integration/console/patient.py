@@ -10,7 +10,7 @@ import yaml
 
 from prfaas.console.authority import DAY, Authority, Issued
 from tests.integration.console.terminal import Ran, run_here
-from tests.integration.manager.deployment import SECRET
+from tests.support.deployment import SECRET
 from tools.free_ports import free_address
 
 SYSCTLS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from prfaas.console.doctor.certificates import certificate_findings
 from prfaas.transport.net.tls import CertificateFiles
 from tests.integration.console.terminal import run_here, run_here_on_terminal
-from tests.integration.manager.deployment import Deployment
+from tests.support.deployment import Deployment
 
 
 def _files(directory: Path, name: str) -> CertificateFiles:

@@ -14,10 +14,10 @@ from prfaas.console.authority import Authority, Issued
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
 from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal
-from tests.integration.manager.deployment import Deployment, match_request
-from tests.integration.manager.site import AgentDeployment
 from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.integration.router.paced_engine import PacedEngine
+from tests.support.agent_deployment import AgentDeployment
+from tests.support.deployment import Deployment, match_request
 from tests.support.prefix_engine import chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
@@ -118,7 +118,9 @@ async def test_pool_ls_shows_what_the_index_knows(site: AgentDeployment) -> None
     assert "full_attention" in (await prfaas(site, "pool", "ls", terminal=True)).output
 
 
-async def test_top_shows_a_document_a_line_and_a_screen_to_people(site: AgentDeployment, deployment: Deployment) -> None:
+async def test_top_shows_a_document_a_line_and_a_screen_to_people(
+    site: AgentDeployment, deployment: Deployment
+) -> None:
     await _reported(site, deployment, "pd-0")
     ran = await prfaas(site, "top", "--refreshes=2", "--every=0.01")
     documents = [json.loads(line) for line in ran.output.splitlines()]
@@ -173,7 +175,9 @@ async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
     assert malformed.status == 2 and "HASH: 'no hash'; write hexadecimal digits" in malformed.error
 
 
-async def test_flip_gives_a_node_another_role_and_the_announced_one_back(site: AgentDeployment, deployment: Deployment) -> None:
+async def test_flip_gives_a_node_another_role_and_the_announced_one_back(
+    site: AgentDeployment, deployment: Deployment
+) -> None:
     await _reported(site, deployment, "turning", "other")
 
     def roles() -> dict[str, str]:
@@ -222,7 +226,9 @@ async def test_drain_of_a_node_that_is_not_known_to_be_empty_ends_with_status_1(
     assert "both, drains" in (await prfaas(site, "status", terminal=True)).output
 
 
-async def test_drain_is_refused_with_another_secret(site: AgentDeployment, deployment: Deployment, tmp_path: Path) -> None:
+async def test_drain_is_refused_with_another_secret(
+    site: AgentDeployment, deployment: Deployment, tmp_path: Path
+) -> None:
     await _reported(site, deployment, "staying")
     secret = tmp_path / "another"
     secret.touch(mode=0o600)

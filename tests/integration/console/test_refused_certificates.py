@@ -19,7 +19,7 @@ from prfaas.rpc.reporter import Reporter
 from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName
 from tests.integration.console.terminal import Ran, run, run_here
-from tests.integration.manager.deployment import SECRET, Deployment
+from tests.support.deployment import SECRET, Deployment
 from tests.support.waiting import until
 
 

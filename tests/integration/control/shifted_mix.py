@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.types import InstanceRole
-from tests.integration.control.site import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_pd_cluster
+from tests.support.process_deployment import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_pd_cluster
 from tools.demo.client import get_json, get_text
 
 PREFILL_SECONDS_PER_TOKEN, TOKEN_SECONDS, SLOTS = 4e-4, 0.02, 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.types import ClusterKind
-from tests.integration.control.site import ProcessDeployment, ask, client, fresh_prompt, running_deployment
+from tests.support.process_deployment import ProcessDeployment, ask, client, fresh_prompt, running_deployment
 
 T = 256
 STATE_SECONDS = 120.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.control.site import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_deployment
+from tests.support.process_deployment import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_deployment
 from tests.support.waiting import until
 from tools.demo.client import get_text
 from tools.link import LinkShape

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.control.site import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_deployment
+from tests.support.process_deployment import Outcome, ProcessDeployment, ask, client, fresh_prompt, running_deployment
 from tests.support.waiting import until, wait_until
 
 T = 256
@@ -20,7 +20,9 @@ HEAL_SECONDS = 120.0
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[ProcessDeployment]:
-    with running_deployment(tmp_path, threshold_tokens=T, expiry_seconds="30s") as made:  # as by default: agents start slowly
+    with running_deployment(
+        tmp_path, threshold_tokens=T, expiry_seconds="30s"
+    ) as made:  # as by default: agents start slowly
         yield made
 
 
@@ -89,7 +91,9 @@ async def _transfers_again(site: ProcessDeployment) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_killed_once(site: ProcessDeployment) -> None:
+async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_killed_once(
+    site: ProcessDeployment,
+) -> None:
     kills = ["east/0", "west/0", "agent east", "redis", "manager", "west/1", "agent west", "east/1"]
     outcomes = await _run(site, kills, requests_between=12, seed=1)
     _check(site, outcomes, kills)
@@ -100,7 +104,9 @@ async def test_every_answer_is_right_or_ends_honestly_while_each_process_is_kill
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_at_least_98_percent_are_served_while_fifty_processes_are_killed_at_random(site: ProcessDeployment, seed: int) -> None:
+async def test_at_least_98_percent_are_served_while_fifty_processes_are_killed_at_random(
+    site: ProcessDeployment, seed: int
+) -> None:
     source = random.Random(seed)
     kills = [source.choice(sorted(_kills(site))) for _ in range(50)]
     outcomes = await _run(site, kills, requests_between=100, seed=seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.control.shifted_mix import NUM_CLIENTS, ROLES, load, num_changes, plan_of, running_cluster
-from tests.integration.control.site import ProcessDeployment
+from tests.support.process_deployment import ProcessDeployment
 from tests.support.waiting import until
 from tools.demo.client import get_json
 

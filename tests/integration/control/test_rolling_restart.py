@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.control.doubled import RedundantDeployment, load, until_more
+from tests.integration.control.redundant_deployment import RedundantDeployment, load, until_more
 from tools.processes import Children
 from tools.stack import Stack
 

@@ -19,8 +19,8 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, InstanceId
 from tests.integration.dashboard.browser import Window, chromium, until_true
-from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored
 from tests.integration.manager.test_routing import route_request
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.dashboard.browser import Window, chromium, until_true
-from tests.integration.manager.deployment import Deployment
+from tests.support.deployment import Deployment
 from tests.support.waiting import until
 
 FILE = """

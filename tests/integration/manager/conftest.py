@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.manager.deployment import Deployment
-from tests.integration.manager.site import AgentDeployment, running_agents
+from tests.support.agent_deployment import AgentDeployment, running_agents
+from tests.support.deployment import Deployment
 
 
 @pytest.fixture

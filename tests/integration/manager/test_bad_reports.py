@@ -18,7 +18,7 @@ from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, digest_messages, node_message
 from prfaas.types import AgentName, BlockHash, ClusterName
-from tests.integration.manager.deployment import (
+from tests.support.deployment import (
     SECRET,
     Deployment,
     chain_of,

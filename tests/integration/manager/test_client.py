@@ -15,7 +15,7 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY
-from tests.integration.manager.deployment import SECRET, Deployment
+from tests.support.deployment import SECRET, Deployment
 from tests.support.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
 

@@ -18,7 +18,7 @@ from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.manager.record.replication import Replication
 from prfaas.manager.state.world import World, leaving_record, node_record, role_record
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
-from tests.integration.manager.deployment import hybrid_layout
+from tests.support.deployment import hybrid_layout
 from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 
 EAST = ClusterName("east")

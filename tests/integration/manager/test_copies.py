@@ -13,8 +13,8 @@ import pytest_asyncio
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
 from prfaas.types import Prefix
-from tests.integration.manager.deployment import Deployment
-from tests.integration.manager.site import AgentDeployment, running_agents
+from tests.support.agent_deployment import AgentDeployment, running_agents
+from tests.support.deployment import Deployment
 from tests.support.prefix_engine import BLOCK_TOKENS, chain_of, prefix_of, sizes
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json

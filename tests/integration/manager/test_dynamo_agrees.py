@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.index import peers
 from prfaas.manager.daemon import Manager
-from tests.integration.manager.deployment import MODEL, Deployment
+from tests.support.deployment import MODEL, Deployment
 from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 from tools.free_ports import free_address
 

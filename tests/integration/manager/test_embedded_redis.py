@@ -11,7 +11,7 @@ import pytest
 from prfaas.errors import ConfigError, RecordUnreachable
 from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.record.embedded_redis import EmbeddedRedis, find_server
-from tests.integration.manager.deployment import kill
+from tests.support.deployment import kill
 from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 
 RUDE = """#!{python}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from prfaas.errors import IndexRefusal
-from tests.integration.manager.deployment import match_request
-from tests.integration.manager.site import AgentDeployment
+from tests.support.agent_deployment import AgentDeployment
+from tests.support.deployment import match_request
 from tests.support.prefix_engine import BLOCK_TOKENS, MODEL, chain_of
 from tests.support.waiting import PATIENCE_SECONDS
 

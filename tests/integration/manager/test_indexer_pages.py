@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.manager.daemon import Manager
-from tests.integration.manager.deployment import MODEL, Deployment, chain_of, hybrid_layout, stored
+from tests.support.deployment import MODEL, Deployment, chain_of, hybrid_layout, stored
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 CHAIN = chain_of(640)

@@ -14,7 +14,7 @@ import pytest
 from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.reporter import Reporter
-from tests.integration.manager.deployment import SECRET, Deployment, chain_of, hybrid_layout, kill, stored, until_usable
+from tests.support.deployment import SECRET, Deployment, chain_of, hybrid_layout, kill, stored, until_usable
 from tools.free_ports import free_address
 
 LAYOUT = hybrid_layout()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from prometheus_client import REGISTRY
 
-from tests.integration.manager.deployment import SECRET, Deployment
-from tests.integration.manager.site import AgentDeployment
 from tests.integration.manager.test_planning import FILE
+from tests.support.agent_deployment import AgentDeployment
 from tests.support.agents import Agents
+from tests.support.deployment import SECRET, Deployment
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json, get_text
 

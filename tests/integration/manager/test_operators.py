@@ -13,7 +13,7 @@ from prfaas.hashing import HASH_BYTES
 from prfaas.manager.operations.operations import Action
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
-from tests.integration.manager.deployment import Deployment
+from tests.support.deployment import Deployment
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 Call = Callable[[ManagerClient], Awaitable[object]]

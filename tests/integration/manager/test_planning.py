@@ -17,8 +17,8 @@ from prfaas.rpc.reporter import Reporter
 from prfaas.solve.command import find_trace
 from prfaas.solve.files.deployment_file import read_deployment
 from prfaas.types import AgentName
-from tests.integration.manager.deployment import Deployment, chain_of
 from tests.integration.manager.test_routing import route_request
+from tests.support.deployment import Deployment, chain_of
 from tests.support.waiting import until
 
 FILE = """

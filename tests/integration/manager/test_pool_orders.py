@@ -9,8 +9,8 @@ import pytest
 from prfaas.errors import IndexRefusal
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import Prefix
-from tests.integration.manager.deployment import Deployment
-from tests.integration.manager.site import AgentDeployment
+from tests.support.agent_deployment import AgentDeployment
+from tests.support.deployment import Deployment
 from tests.support.prefix_engine import Hand, chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
@@ -25,7 +25,13 @@ def _prefix(seed: int) -> Prefix:
 
 
 async def _order(
-    site: AgentDeployment, order: str, prefix: Prefix, *, node: str = "a", who: str = "operator", seconds: float = PATIENCE_SECONDS
+    site: AgentDeployment,
+    order: str,
+    prefix: Prefix,
+    *,
+    node: str = "a",
+    who: str = "operator",
+    seconds: float = PATIENCE_SECONDS,
 ) -> pb.OrderPoolResponse:
     request = pb.OrderPoolRequest(node=node, end_hash=prefix.end_hash, order=order, timeout_seconds=seconds)
     return await site.client_named(who).order_pool(request)
@@ -42,7 +48,9 @@ async def _holds(hand: Hand, prefix: Prefix) -> bool:
 
 
 @pytest.mark.parametrize("order", ["pin", "soft_pin"])
-async def test_what_is_pinned_stays_while_others_come_and_go_until_it_is_unpinned(site: AgentDeployment, order: str) -> None:
+async def test_what_is_pinned_stays_while_others_come_and_go_until_it_is_unpinned(
+    site: AgentDeployment, order: str
+) -> None:
     hand = await site.node("a", **SMALL)
     await asyncio.to_thread(hand.leave, _prefix(1))
     pinned = await _order(site, order, _prefix(1))

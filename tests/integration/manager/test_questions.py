@@ -15,7 +15,7 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME
 from prfaas.rpc.streams import BATCHES_KEY, FAILED
-from tests.integration.manager.deployment import (
+from tests.support.deployment import (
     SECRET,
     Deployment,
     chain_of,

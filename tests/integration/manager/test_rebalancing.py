@@ -18,8 +18,8 @@ from prfaas.index.query import Query
 from prfaas.manager.operations.rebalancer import INTAKE_RATIO
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.rebalance import RebalanceLimits
-from tests.integration.manager.deployment import MODEL, Deployment, match_request
-from tests.integration.manager.site import AgentDeployment, running_agents
+from tests.support.agent_deployment import AgentDeployment, running_agents
+from tests.support.deployment import MODEL, Deployment, match_request
 from tests.support.prefix_engine import chain_of, prefix_of, sizes
 from tests.support.waiting import PATIENCE_SECONDS, until
 

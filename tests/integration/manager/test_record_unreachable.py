@@ -10,7 +10,7 @@ import pytest
 from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.types import ClusterName
-from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()

@@ -15,7 +15,7 @@ import redis
 from prfaas.index.store.redis_store import START_ID, Entry, Keys, RedisStore
 from prfaas.manager.record.embedded_redis import find_server
 from prfaas.types import ClusterName
-from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.support.waiting import wait_until
 from tools.free_ports import free_address
 

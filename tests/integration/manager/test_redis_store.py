@@ -10,7 +10,7 @@ from prfaas.errors import RecordUnreachable
 from prfaas.index.store.redis_store import START_ID, Entry, Lease, RedisStore
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.types import ClusterName
-from tests.integration.manager.deployment import Deployment
+from tests.support.deployment import Deployment
 from tests.support.waiting import PATIENCE_SECONDS
 
 EAST = ClusterName("east")

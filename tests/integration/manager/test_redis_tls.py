@@ -16,8 +16,8 @@ from prfaas.index.store.redis_store import Keys, RedisStore
 from prfaas.manager.record.embedded_redis import find_server
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.net.tls_proxy import TlsProxy
-from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.integration.security.listening import is_taken
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.support.waiting import wait_until
 from tools.free_ports import free_address
 

@@ -16,7 +16,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.rpc.translate import prefix_message
 from prfaas.types import AgentName, BlockHash, ClusterName, CopyCommand, CopyEnd, InstanceId, Prefix
-from tests.integration.manager.deployment import (
+from tests.support.deployment import (
     MODEL,
     SECRET,
     Deployment,

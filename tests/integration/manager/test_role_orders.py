@@ -13,7 +13,7 @@ from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import ClusterKind, ClusterName, InstanceId, InstanceRole
-from tests.integration.manager.deployment import Deployment
+from tests.support.deployment import Deployment
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 

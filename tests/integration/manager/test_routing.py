@@ -16,7 +16,7 @@ from prfaas.manager.daemon import Manager
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName
-from tests.integration.manager.deployment import MODEL, SECRET, Deployment, chain_of, hybrid_layout, stored
+from tests.support.deployment import MODEL, SECRET, Deployment, chain_of, hybrid_layout, stored
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()

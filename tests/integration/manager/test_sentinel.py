@@ -12,8 +12,8 @@ import redis
 
 from prfaas.errors import RecordUnreachable
 from prfaas.index.store.redis_store import RedisStore
-from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
-from tests.integration.manager.replicated import ReplicatedRedis
+from tests.integration.manager.replicated_redis import ReplicatedRedis
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.support.waiting import until
 
 LAYOUT = hybrid_layout()

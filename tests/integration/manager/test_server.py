@@ -20,7 +20,7 @@ from prfaas.errors import ConfigError
 from prfaas.index.store.redis_store import RedisStore
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.methods import SERVICE_NAME
-from tests.integration.manager.deployment import SECRET, Deployment, chain_of, hybrid_layout, stored
+from tests.support.deployment import SECRET, Deployment, chain_of, hybrid_layout, stored
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 

@@ -11,8 +11,8 @@ from prfaas.errors import Fenced
 from prfaas.index.store.redis_store import START_ID, Entry, Keys, Lease, RedisStore
 from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import AgentName, ClusterName
-from tests.integration.manager.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable, usable
 from tests.integration.manager.test_routing import route_request
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable, usable
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()

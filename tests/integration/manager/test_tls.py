@@ -22,7 +22,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import AgentName, ClusterName
-from tests.integration.manager.deployment import SECRET, Deployment
+from tests.support.deployment import SECRET, Deployment
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 

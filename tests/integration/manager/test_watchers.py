@@ -9,7 +9,7 @@ import aiohttp
 from prometheus_client import REGISTRY
 
 from prfaas.manager.dashboard.feed import MAX_WATCHERS
-from tests.integration.manager.deployment import Deployment
+from tests.support.deployment import Deployment
 from tests.support.waiting import until
 
 

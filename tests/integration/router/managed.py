@@ -18,9 +18,9 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
-from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout
 from tests.integration.router.door import Door, operators_beside
 from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.support.deployment import SECRET, Deployment, hybrid_layout
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 T = 100

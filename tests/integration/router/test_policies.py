@@ -22,9 +22,9 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
-from tests.integration.manager.deployment import SECRET, Deployment, hybrid_layout, stored
 from tests.integration.router.door import Door
 from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.support.deployment import SECRET, Deployment, hybrid_layout, stored
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.scheduler.endpoint_picker.conformance import DATA
 

@@ -12,10 +12,10 @@ import pytest
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import TenantConfig
-from tests.integration.manager.deployment import hybrid_layout, stored
 from tests.integration.router.door import LONG, SHORT, Door, make_door
 from tests.integration.router.managed import PROMPT, Managed, make_managed
 from tests.integration.router.paced_engine import MODEL
+from tests.support.deployment import hybrid_layout, stored
 from tests.support.waiting import until
 
 KEYS = "key-alice alice\nkey-bob bob\nkey-ann ann\nkey-none\n"

@@ -17,10 +17,10 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router
 from prfaas.scheduler.route import NO_LAYOUT, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from tests.integration.manager.deployment import SECRET, hybrid_layout, stored
 from tests.integration.router.door import Door
 from tests.integration.router.managed import PROMPT, SETTINGS, Managed, T, make_managed
 from tests.integration.router.paced_engine import MODEL
+from tests.support.deployment import SECRET, hybrid_layout, stored
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 DECIDED = ("route", "reason", "decode", "prefill", "decided_by", "num_prompt_tokens", "num_cached_tokens")

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.control.site import MODEL, ProcessDeployment, fresh_prompt, running_deployment
+from tests.support.process_deployment import MODEL, ProcessDeployment, fresh_prompt, running_deployment
 from tests.support.span_collector import Collector, TakenSpan, running_collector
 from tests.support.waiting import until
 from tools.demo.client import get_text

@@ -14,8 +14,8 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import prefix_message
 from prfaas.types import Prefix
-from tests.integration.manager.deployment import SECRET, Deployment, match_request
 from tests.support.agents import Agents, RunningAgent
+from tests.support.deployment import SECRET, Deployment, match_request
 from tests.support.prefix_engine import Hand, three_groups
 from tests.support.waiting import PATIENCE_SECONDS, until
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from prfaas.types import InstanceRole
 from tests.integration.console.terminal import run
-from tests.integration.control.site import CLUSTERS, UNSHAPED, Outcome, ProcessDeployment, ask, client, fresh_prompt
+from tests.support.process_deployment import CLUSTERS, UNSHAPED, Outcome, ProcessDeployment, ask, client, fresh_prompt
 from tests.support.waiting import until
 from tools.demo.client import get_json
 from tools.free_ports import free_address
@@ -110,7 +110,9 @@ def _answers(url: str) -> bool:
     return True
 
 
-async def _keep_asking(site: RedundantDeployment, outcomes: list[Outcome], is_over: asyncio.Event, lengths: Iterator[int]) -> None:
+async def _keep_asking(
+    site: RedundantDeployment, outcomes: list[Outcome], is_over: asyncio.Event, lengths: Iterator[int]
+) -> None:
     doors = itertools.cycle(site.doors)
     async with client() as session:
         while not is_over.is_set():
