@@ -1,4 +1,4 @@
-"""Bodies of control frames: each comes back whole; what is malformed, or claims too much, is refused."""
+"""Bodies of control frames and object sizes: each is decoded as encoded; malformed and oversized ones are refused."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import (
     MAX_MESSAGE_CHARACTERS,
     MAX_OBJECTS,
+    MAX_RUNS,
     MAX_SLABS,
     Challenge,
     Done,
@@ -32,9 +33,9 @@ nonces = st.binary(min_size=32, max_size=32)
 names = st.text(min_size=1, max_size=40)
 words = st.lists(st.text(max_size=10), max_size=4).map(tuple)
 runs = st.lists(st.tuples(st.integers(1, 1 << 32), st.integers(1, 1000)), max_size=20)
-object_sets = st.sets(st.integers(0, 300)).map(lambda its: Ranges((index, index + 1) for index in its))
+object_sets = st.sets(st.integers(0, 300)).map(lambda numbers: Ranges((index, index + 1) for index in numbers))
 slabs = st.builds(Slab, st.integers(0, 99), st.integers(1, 99), st.integers(0, 1 << 40), st.integers(1, 1 << 20))
-areas = st.lists(slabs, max_size=10).map(lambda its: tuple(Area(its).slabs()))
+areas = st.lists(slabs, max_size=10).map(lambda parts: tuple(Area(parts).slabs()))
 
 
 def _parts(frame: bytes) -> tuple[Header, bytes]:
@@ -42,21 +43,23 @@ def _parts(frame: bytes) -> tuple[Header, bytes]:
 
 
 @given(st.builds(Hello, names, nonces, st.lists(st.integers(0, 255), max_size=4).map(tuple), words))
-def test_hello_comes_back_whole(hello: Hello) -> None:
+def test_hello_is_decoded_as_encoded(hello: Hello) -> None:
     assert messages.decode_hello(_parts(messages.encode_hello(hello))[1]) == hello
 
 
 @given(st.builds(Challenge, names, nonces, st.integers(0, 255), words, st.binary(min_size=16, max_size=16), nonces))
-def test_challenge_comes_back_whole(challenge: Challenge) -> None:
+def test_challenge_is_decoded_as_encoded(challenge: Challenge) -> None:
     assert messages.decode_challenge(_parts(messages.encode_challenge(challenge))[1]) == challenge
 
 
 @given(runs, st.integers(0, 7), st.floats(0.1, 1e6), st.binary(max_size=200))
-def test_open_comes_back_whole(its_runs: list[tuple[int, int]], priority: int, seconds: float, body: bytes) -> None:
-    header, payload = _parts(messages.encode_open(ID, Open(ObjectSizes(its_runs), priority, seconds, body)))
+def test_open_is_decoded_as_encoded(
+    size_runs: list[tuple[int, int]], priority: int, seconds: float, body: bytes
+) -> None:
+    header, payload = _parts(messages.encode_open(ID, Open(ObjectSizes(size_runs), priority, seconds, body)))
     opened = messages.decode_open(header, payload)
     assert (opened.sizes.runs, opened.priority, opened.deadline_seconds, opened.body) == (
-        ObjectSizes(its_runs).runs,
+        ObjectSizes(size_runs).runs,
         priority,
         seconds,
         body,
@@ -64,19 +67,19 @@ def test_open_comes_back_whole(its_runs: list[tuple[int, int]], priority: int, s
 
 
 @given(object_sets, areas)
-def test_have_comes_back_whole(held: Ranges, arrived: tuple[Slab, ...]) -> None:
+def test_have_is_decoded_as_encoded(held: Ranges, arrived: tuple[Slab, ...]) -> None:
     header, payload = _parts(messages.encode_have(ID, Have(held, arrived)))
     assert messages.decode_have(header, payload, num_objects=301) == Have(held, arrived)
 
 
 def test_a_bitmap_of_two_million_objects_fits_its_frame() -> None:
-    every_second = Ranges((index, index + 1) for index in range(0, MAX_OBJECTS, 2))
-    header, payload = _parts(messages.encode_have(ID, Have(every_second, ())))
+    ends = Ranges([(0, 1), (MAX_OBJECTS - 1, MAX_OBJECTS)])
+    header, payload = _parts(messages.encode_have(ID, Have(ends, ())))
     assert header.length < 300_000
-    assert messages.decode_have(header, payload, num_objects=MAX_OBJECTS).held == every_second
+    assert messages.decode_have(header, payload, num_objects=MAX_OBJECTS).held == ends
 
 
-def test_a_have_that_claims_more_objects_than_its_transfer_has_takes_no_memory() -> None:
+def test_a_have_of_more_objects_than_its_transfer_has_takes_no_memory() -> None:
     structure = msgpack.packb([[]])
     payload = structure + b"\x55" * (MAX_OBJECTS // 8)
     header = Header(FrameType.HAVE, len(payload), ID, offset=len(structure))
@@ -95,7 +98,7 @@ def test_the_longest_have_fits_its_frame() -> None:
     assert Header.decode(messages.encode_have(ID, Have(held, slabs))[:HEADER_BYTES]).type is FrameType.HAVE
 
 
-def test_a_have_of_too_many_pieces_is_refused_before_they_are_made() -> None:
+def test_a_have_of_too_many_slabs_is_refused_before_they_are_made() -> None:
     structure = msgpack.packb([[Slab(2 * index, 1, 0, 10) for index in range(MAX_SLABS + 1)]])
     header = Header(FrameType.HAVE, len(structure), ID, offset=len(structure))
     tracemalloc.start()
@@ -108,14 +111,14 @@ def test_a_have_of_too_many_pieces_is_refused_before_they_are_made() -> None:
 @pytest.mark.parametrize(
     "arrived",
     [
-        [Slab(0, 5, 0, 10), Slab(4, 5, 0, 10)],  # overlap
-        [Slab(5, 5, 0, 10), Slab(0, 5, 0, 10)],  # an earlier object of the same column
-        [Slab(0, 5, 0, 10), Slab(5, 5, 5, 10)],  # columns that overlap
-        [Slab(0, 5, 10, 10), Slab(0, 5, 0, 10)],  # an earlier column
-        [*(Slab(0, 1, 2 * at, 1) for at in range(1000)), Slab(0, 1, 0, 2000)],  # each of which would visit all before
+        [Slab(0, 5, 0, 10), Slab(4, 5, 0, 10)],  # Overlap.
+        [Slab(5, 5, 0, 10), Slab(0, 5, 0, 10)],  # An earlier object of the same column.
+        [Slab(0, 5, 0, 10), Slab(5, 5, 5, 10)],  # Overlapping columns.
+        [Slab(0, 5, 10, 10), Slab(0, 5, 0, 10)],  # An earlier column.
+        [*(Slab(0, 1, 2 * at, 1) for at in range(1000)), Slab(0, 1, 0, 2000)],  # The last overlaps all before.
     ],
 )
-def test_a_have_whose_slabs_are_not_disjoint_and_in_order_breaks_the_protocol(arrived: list[Slab]) -> None:
+def test_a_have_with_overlapping_or_unordered_slabs_is_refused(arrived: list[Slab]) -> None:
     structure = msgpack.packb([arrived])
     with pytest.raises(RemoteProtocolError, match="order"):
         messages.decode_have(
@@ -123,23 +126,23 @@ def test_a_have_whose_slabs_are_not_disjoint_and_in_order_breaks_the_protocol(ar
         )
 
 
-def test_an_ending_of_an_unknown_reason_reads_protocol_and_a_long_message_is_cut() -> None:
+def test_an_unknown_reason_reads_as_protocol_and_a_long_message_is_cut() -> None:
     frame = messages.encode_ending(FrameType.ERROR, ID, Ending("deadline", "x" * 9999))
     assert messages.decode_ending(_parts(frame)[1]) == Ending("deadline", "x" * MAX_MESSAGE_CHARACTERS)
     assert messages.decode_ending(msgpack.packb(["made up", "why"])) == Ending("protocol", "why")
 
 
-def test_done_comes_back_whole() -> None:
+def test_done_is_decoded_as_encoded() -> None:
     assert messages.decode_done(_parts(messages.encode_done(ID, Done(7, 8)))[1]) == Done(7, 8)
 
 
-def test_an_open_of_very_many_sizes_is_refused_before_they_are_made() -> None:
+def test_an_open_of_too_many_sizes_is_refused_before_they_are_made() -> None:
     structure = msgpack.packb([[[1, 1]] * 300_000, 0, 1.0])
     header = Header(FrameType.OPEN, len(structure), ID, offset=len(structure))
     tracemalloc.start()
     with pytest.raises(RemoteProtocolError, match="limit"):
         messages.decode_open(header, structure)
-    assert tracemalloc.get_traced_memory()[1] < 2 << 20, "a copy, and no list"
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20, "a copy, but no list"
     tracemalloc.stop()
 
 
@@ -148,7 +151,7 @@ def test_the_body_of_an_open_is_copied_once() -> None:
     header, payload = _parts(messages.encode_open(ID, Open(ObjectSizes([(1, 1)]), 0, 1.0, body)))
     tracemalloc.start()
     assert messages.decode_open(header, bytearray(payload)).body == body
-    assert tracemalloc.get_traced_memory()[1] < 2 * len(body) + (1 << 20), "the payload, and its body"
+    assert tracemalloc.get_traced_memory()[1] < 2 * len(body) + (1 << 20), "the payload and its body"
     tracemalloc.stop()
 
 
@@ -165,7 +168,7 @@ def test_an_open_of_two_thousand_million_objects_takes_no_memory() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        [[[0, 1]], 0, 1.0],  # an object of no bytes
+        [[[0, 1]], 0, 1.0],  # An object of no bytes.
         [[[1, 1]], 0, 0.0],
         [[[1, 1]], 0, float("nan")],
         [[[1, 1]], 0, float("inf")],
@@ -182,20 +185,20 @@ def test_an_open_of_two_thousand_million_objects_takes_no_memory() -> None:
         7,
     ],
 )
-def test_a_malformed_open_breaks_the_protocol(body: object) -> None:
+def test_a_malformed_open_is_refused(body: object) -> None:
     structure = msgpack.packb(body)
     with pytest.raises(RemoteProtocolError):
         messages.decode_open(Header(FrameType.OPEN, len(structure), ID, offset=len(structure)), structure)
 
 
-def test_a_refusal_says_what_is_wrong_with_which_frame() -> None:
+def test_a_refusal_names_the_frame_and_the_fault() -> None:
     with pytest.raises(RemoteProtocolError, match=r"^CANCEL: an array of 1 where 2 are expected$"):
         messages.decode_ending(msgpack.packb(["late"]), FrameType.CANCEL)
     with pytest.raises(RemoteProtocolError, match=r"^HELLO: 31 bytes where 32 are expected$"):
         messages.decode_hello(msgpack.packb(["near", bytes(31), [1], []]))
 
 
-def test_a_first_part_that_is_longer_than_the_frame_breaks_the_protocol() -> None:
+def test_a_first_part_longer_than_its_frame_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="first part"):
         messages.decode_open(Header(FrameType.OPEN, 3, ID, offset=4), b"abc")
 
@@ -203,9 +206,9 @@ def test_a_first_part_that_is_longer_than_the_frame_breaks_the_protocol() -> Non
 @pytest.mark.parametrize(
     "fields",
     [
-        ["near", bytes(32), b"\x01", []],  # versions
+        ["near", bytes(32), b"\x01", []],  # Versions.
         ["near", bytes(32), {1: 1}, []],
-        ["near", bytes(32), [1], "lz4"],  # capabilities
+        ["near", bytes(32), [1], "lz4"],  # Capabilities.
         ["near", bytes(32), [1], [b"lz4"]],
         ["near", bytes(32), [1], {"lz4": 1}],
         [b"near", bytes(32), [1], []],
@@ -213,20 +216,20 @@ def test_a_first_part_that_is_longer_than_the_frame_breaks_the_protocol() -> Non
         {"near": 1, "nonce": 2, "versions": 3, "capabilities": 4},
     ],
 )
-def test_a_hello_whose_fields_are_of_other_types_is_refused(fields: object) -> None:
+def test_a_hello_with_fields_of_other_types_is_refused(fields: object) -> None:
     with pytest.raises(RemoteProtocolError) as refused:
         messages.decode_hello(msgpack.packb(fields))
     assert refused.value.reason == "body"
 
 
 @pytest.mark.parametrize("body", [b"\x05\x06", "ab", {5: 6, 7: 8}, [5], [5, 6, 7], [5, b"\x06"], [5, True], [5, -1]])
-def test_a_done_of_anything_but_two_numbers_is_refused(body: object) -> None:
+def test_a_done_without_exactly_two_numbers_is_refused(body: object) -> None:
     with pytest.raises(RemoteProtocolError):
         messages.decode_done(msgpack.packb(body))
 
 
 @pytest.mark.parametrize("slab", [b"\x00\x01\x00\x01", "abcd", {0: 1, 1: 1, 2: 0, 3: 1}, [0, 1, 0], [0, 1, 0, True]])
-def test_a_have_whose_slabs_are_of_other_types_is_refused(slab: object) -> None:
+def test_a_have_with_slabs_of_other_types_is_refused(slab: object) -> None:
     structure = msgpack.packb([[slab]])
     with pytest.raises(RemoteProtocolError):
         messages.decode_have(
@@ -235,7 +238,7 @@ def test_a_have_whose_slabs_are_of_other_types_is_refused(slab: object) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 300))
-def test_noise_in_any_body_is_a_remote_protocol_error_or_a_message(payload: bytes, offset: int) -> None:
+def test_noise_in_any_body_is_refused_or_decoded(payload: bytes, offset: int) -> None:
     header = Header(FrameType.OPEN, len(payload), ID, offset=offset)
     for decode in (
         messages.decode_hello,
@@ -243,14 +246,48 @@ def test_noise_in_any_body_is_a_remote_protocol_error_or_a_message(payload: byte
         messages.decode_proof,
         messages.decode_ending,
         messages.decode_done,
-        lambda its: messages.decode_open(header, its),
-        lambda its: messages.decode_have(header, its, num_objects=1000),
+        lambda body: messages.decode_open(header, body),
+        lambda body: messages.decode_have(header, body, num_objects=1000),
     ):
         with contextlib.suppress(RemoteProtocolError):
             decode(payload)
 
 
 @pytest.mark.parametrize("message", [b"\x91" * 1000 + b"\x90", b"\x05"])
-def test_an_error_whose_message_is_no_text_is_refused(message: bytes) -> None:
+def test_an_error_without_a_text_as_message_is_refused(message: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="ERROR"):
         messages.decode_ending(b"\x92\xa8protocol" + message)
+
+
+plain_sizes = st.lists(st.integers(1, 9), max_size=30)
+
+
+@given(plain_sizes)
+def test_object_sizes_read_like_a_list(plain: list[int]) -> None:
+    made = ObjectSizes.of(plain)
+    assert list(made) == plain == made[:] and len(made) == len(plain) and made.total_bytes == sum(plain)
+    assert ObjectSizes.of(made) is made
+
+
+@given(plain_sizes, st.builds(Slab, st.integers(0, 31), st.integers(1, 31), st.integers(0, 9), st.integers(1, 9)))
+def test_a_slab_fits_if_every_object_has_its_bytes(plain: list[int], slab: Slab) -> None:
+    expected = slab.last <= len(plain) and all(plain[i] >= slab.end for i in range(slab.first, slab.last))
+    assert ObjectSizes.of(plain).holds(slab) == expected
+
+
+@given(plain_sizes, st.data())
+def test_bytes_of_objects_are_the_sum_of_their_sizes(plain: list[int], data: st.DataObject) -> None:
+    chosen = data.draw(st.sets(st.integers(0, len(plain) - 1))) if plain else set()
+    assert ObjectSizes.of(plain).bytes_of(Ranges((i, i + 1) for i in chosen)) == sum(plain[i] for i in chosen)
+
+
+def test_neighbours_of_equal_size_are_one_run() -> None:
+    assert ObjectSizes([(5, 1)] * 1000 + [(6, 2), (6, 3)]).runs == [(5, 1000), (6, 5)]
+
+
+@pytest.mark.parametrize(
+    "runs", [[(0, 1)], [(1, 0)], [(1, MAX_OBJECTS + 1)], [(1, MAX_OBJECTS), (2, 1)], [(1, 1), (2, 1)] * MAX_RUNS]
+)
+def test_sizes_out_of_bounds_are_refused(runs: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"objects in|no bytes"):
+        ObjectSizes(runs)

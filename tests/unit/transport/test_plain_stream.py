@@ -1,4 +1,4 @@
-"""Bytes as they are, over a socket that takes and gives as many at a time as it likes."""
+"""Unencrypted streams over a socket that moves only a few bytes at a time."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _Reluctant(socket.socket):
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with _Reluctant(fileno=ours.detach()) as reluctant, theirs:
-        yield reluctant, theirs
+    near, far = socket.socketpair()
+    with _Reluctant(fileno=near.detach()) as reluctant, far:
+        yield reluctant, far
 
 
 @contextlib.contextmanager
@@ -45,42 +45,42 @@ def _beside(work: Callable[[], object]) -> Iterator[None]:
 @pytest.mark.parametrize(
     "lengths", [(1,), (5 * FEW_BYTES, 7, 3 * FEW_BYTES), (RECEIVE_STEP_BYTES + 5, RECEIVE_STEP_BYTES)]
 )
-def test_all_that_is_sent_comes_in_order(pair: tuple[socket.socket, socket.socket], lengths: tuple[int, ...]) -> None:
-    ours, theirs = pair
+def test_all_bytes_are_sent_in_order(pair: tuple[socket.socket, socket.socket], lengths: tuple[int, ...]) -> None:
+    near, far = pair
     sent = [os.urandom(length) for length in lengths]
     received = bytearray(sum(lengths))
-    with _beside(lambda: theirs.recv_into(received, len(received), socket.MSG_WAITALL)):
-        PlainStream(ours).send(sent, within_seconds=PATIENCE_SECONDS)
+    with _beside(lambda: far.recv_into(received, len(received), socket.MSG_WAITALL)):
+        PlainStream(near).send(sent, within_seconds=PATIENCE_SECONDS)
     assert received == b"".join(sent)
 
 
 @pytest.mark.parametrize(
     "lengths", [(1,), (5 * FEW_BYTES,), (10, 7, 20), (3 * RECEIVE_STEP_BYTES + 5,), (RECEIVE_STEP_BYTES,) * 2]
 )
-def test_views_are_filled_in_order_and_the_next_byte_wakes_its_reader(
+def test_views_are_filled_in_order_and_the_next_byte_wakes_the_reader(
     pair: tuple[socket.socket, socket.socket], lengths: tuple[int, ...]
 ) -> None:
-    ours, theirs = pair
+    near, far = pair
     sent = os.urandom(sum(lengths))
     parts = [bytearray(length) for length in lengths]
-    with _beside(lambda: theirs.sendall(sent)):
-        PlainStream(ours).receive([memoryview(part) for part in parts], within_seconds=PATIENCE_SECONDS)
+    with _beside(lambda: far.sendall(sent)):
+        PlainStream(near).receive([memoryview(part) for part in parts], within_seconds=PATIENCE_SECONDS)
     assert b"".join(parts) == sent
-    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    assert near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
 
 
-def test_a_peer_that_goes_within_a_frame_is_no_end_of_it(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
-    theirs.sendall(b"half")
-    theirs.close()
+def test_a_peer_that_closes_within_a_frame_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    far.sendall(b"half")
+    far.close()
     with pytest.raises(ConnectionResetError):
-        PlainStream(ours).receive([memoryview(bytearray(8))], within_seconds=PATIENCE_SECONDS)
+        PlainStream(near).receive([memoryview(bytearray(8))], within_seconds=PATIENCE_SECONDS)
 
 
-def test_a_frame_that_is_not_done_in_its_time_ends_with_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
-    theirs.sendall(bytes(2 * FEW_BYTES))
+def test_a_frame_that_takes_too_long_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    far.sendall(bytes(2 * FEW_BYTES))
     with pytest.raises(TimeoutError):
-        PlainStream(ours).receive([memoryview(bytearray(2 * FEW_BYTES))], within_seconds=-1.0)
+        PlainStream(near).receive([memoryview(bytearray(2 * FEW_BYTES))], within_seconds=-1.0)
     with pytest.raises(TimeoutError):
-        PlainStream(ours).send([bytes(2 * FEW_BYTES)], within_seconds=-1.0)
+        PlainStream(near).send([bytes(2 * FEW_BYTES)], within_seconds=-1.0)

@@ -1,4 +1,4 @@
-"""What the sockets of the wire are told, and which addresses they are made to."""
+"""Options of sockets, and the addresses that they may use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prfaas.transport.net.sockets import SEND_SECONDS, make_socket, public_addre
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8:7000", "[2001:4860:4860::8888]:7000"])
-def test_a_public_address_is_not_dialled_without_a_word_for_it(address: str) -> None:
+def test_a_public_address_is_not_dialled_without_consent(address: str) -> None:
     with pytest.raises(ConfigError, match="is public; give the tls_ settings"):
         make_socket(address, congestion_control="bbr", allow_public=False)
 
 
-def test_what_is_no_address_is_named() -> None:
+def test_a_malformed_address_is_named() -> None:
     with pytest.raises(ConfigError, match="'nowhere' is not host:port"):
         make_socket("nowhere", congestion_control="bbr", allow_public=True)
 
@@ -29,11 +29,11 @@ def test_binding_to_every_address_counts_as_public(host: str, is_public: bool) -
     assert public_address(host) == (host if is_public else None)
 
 
-def test_a_socket_of_a_kernel_without_the_congestion_control_is_tuned_all_the_same() -> None:
+def test_a_kernel_without_the_congestion_control_keeps_its_own() -> None:
     with socket.socket() as made:
-        kernels_own = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        default = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         tune(made, congestion_control="no such thing")
-        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) == kernels_own
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) == default
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SEND_SECONDS * 1000
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == NOT_SENT_LOW_WATER_BYTES

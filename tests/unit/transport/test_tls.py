@@ -1,40 +1,41 @@
-"""What is said of a TLS handshake that fails: whose certificate is at fault, and how."""
+"""Explanations of certificates and failed TLS handshakes: whose certificate is at fault, and why."""
 
 from __future__ import annotations
 
 import contextlib
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
-from prfaas.transport.net.tls import CertificateFiles, describe_error, make_contexts
+from prfaas.transport.net.tls import CertificateFiles, describe_certificate, describe_error, make_contexts
 
 
-def _contexts(its: Issued, authority: Authority) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    return make_contexts(CertificateFiles(authority.path, its.certificate, its.key, authority.revocations))
+def _contexts(issued: Issued, authority: Authority) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    return make_contexts(CertificateFiles(authority.path, issued.certificate, issued.key, authority.revocations))
 
 
 def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> tuple[str, str]:
-    """What the dialling and the listening side have to say of it; "" for nothing."""
+    """Return the errors of client and server; an empty string for none."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         dialling.wrap_bio(to_client, to_server),
         listening.wrap_bio(to_server, to_client, server_side=True),
     )
-    said = ["", ""]
-    for _ in range(4):  # TLS 1.3 needs two turns of each side
+    errors = ["", ""]
+    for _ in range(4):  # TLS 1.3 needs two turns of each side.
         for number, side in enumerate(sides):
-            if said[number]:
+            if errors[number]:
                 continue
             try:
                 with contextlib.suppress(ssl.SSLWantReadError):
                     side.do_handshake()
                     side.read(1)
             except ssl.SSLError as error:
-                said[number] = describe_error(error)
-    return said[0], said[1]
+                errors[number] = describe_error(error)
+    return errors[0], errors[1]
 
 
 @pytest.mark.parametrize(
@@ -50,22 +51,22 @@ def _shake_hands(dialling: ssl.SSLContext, listening: ssl.SSLContext) -> tuple[s
         ),
     ],
 )
-def test_a_certificate_that_does_not_count_is_named_at_both_ends(
+def test_an_invalid_certificate_is_explained_at_both_ends(
     kind: str, near_says: str, far_says: str, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
-    theirs = Authority(tmp_path, "other") if kind == "foreign" else authority
-    near = theirs.issue("near", valid_for=-DAY if kind == "expired" else DAY)
+    issuer = Authority(tmp_path, "other") if kind == "foreign" else authority
+    near = issuer.issue("near", valid_for=-DAY if kind == "expired" else DAY)
     if kind == "revoked":
         authority.revoke(near.serial)
     dialling, _ = _contexts(near, authority)
     _, listening = _contexts(authority.issue("far"), authority)
-    heard = _shake_hands(dialling, listening)
-    assert heard[0].startswith(near_says) and heard[1].startswith(far_says)
-    assert [bool(its) for its in heard] == [kind != "good"] * 2
+    errors = _shake_hands(dialling, listening)
+    assert errors[0].startswith(near_says) and errors[1].startswith(far_says)
+    assert [bool(error) for error in errors] == [kind != "good"] * 2
 
 
-def test_who_speaks_no_tls_is_named(tmp_path: Path) -> None:
+def test_a_peer_without_tls_is_named(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     _, listening = _contexts(authority.issue("far"), authority)
     incoming = ssl.MemoryBIO()
@@ -75,5 +76,41 @@ def test_who_speaks_no_tls_is_named(tmp_path: Path) -> None:
     assert describe_error(failed.value).startswith("the peer does not use TLS: ")
 
 
-def test_any_other_error_says_what_it_says() -> None:
+def test_any_other_error_keeps_its_message() -> None:
     assert describe_error(OSError("no such host")) == "no such host"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def _files(authority: Authority, **issue: object) -> CertificateFiles:
+    issued = authority.issue("west-0", **issue)  # type: ignore[arg-type]
+    return CertificateFiles(issued.authority, issued.certificate, issued.key, issued.revocations)
+
+
+def test_a_valid_certificate_is_described_with_what_may_be_wrong_elsewhere(authority: Authority) -> None:
+    files = _files(authority)
+    description = describe_certificate(files)
+    assert f"west-0.pem: for west-0, signed by {files.authority} and good until " in description
+    assert "it may not be of the authority that the other side trusts; openssl x509" in description
+    assert "it may be revoked, or not be of the authority" in describe_certificate(replace(files, revocations=None))
+
+
+def test_faults_of_a_certificate_are_named(authority: Authority, tmp_path: Path) -> None:
+    assert "west-0.pem: it has expired; openssl" in describe_certificate(_files(authority, valid_for=-DAY))
+    files = _files(authority)
+    stranger = Authority(tmp_path, "stranger").path
+    assert f"west-0.pem: {stranger} has not signed it (" in describe_certificate(
+        replace(files, authority=stranger, revocations=None)
+    )
+    files.key.unlink()
+    assert "west-0.key" in describe_certificate(files) and "cannot be used: No such file" in describe_certificate(files)
+
+
+def test_a_revoked_certificate_is_named_if_there_is_a_revocation_list(authority: Authority) -> None:
+    files = _files(authority)
+    authority.revoke(authority.issue("west-0").serial)
+    assert "its authority has revoked it" in describe_certificate(files)
+    assert "it may be revoked" in describe_certificate(replace(files, revocations=None))

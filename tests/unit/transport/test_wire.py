@@ -1,4 +1,4 @@
-"""Frames on the wire."""
+"""Headers of frames, and the frames that a connection takes in each state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ control_types = st.sampled_from([kind for kind in FrameType if kind not in CHUNK
 
 
 @given(control_types, ids, u32, u64, st.data())
-def test_a_control_header_comes_back_whole(
+def test_a_control_header_is_decoded_as_encoded(
     kind: FrameType, transfer_id: bytes, index: int, offset: int, data: st.DataObject
 ) -> None:
     length = data.draw(st.integers(0, MAX_PAYLOAD_BYTES[kind]))
@@ -38,7 +38,7 @@ def test_a_control_header_comes_back_whole(
 
 
 @given(ids, u32, st.integers(1, MAX_OBJECTS_PER_CHUNK), st.integers(0, 2**63), st.integers(1, 2048), u64)
-def test_a_chunk_header_comes_back_with_its_slab(
+def test_a_chunk_header_is_decoded_with_its_slab(
     transfer_id: bytes, first: int, num_objects: int, offset: int, length: int, checksum: int
 ) -> None:
     slab = Slab(first, num_objects, offset, length)
@@ -46,7 +46,7 @@ def test_a_chunk_header_comes_back_with_its_slab(
     assert (header.slab, header.transfer_id, header.checksum) == (slab, transfer_id, checksum)
 
 
-def test_the_bytes_of_a_chunk_header_are_those_of_the_documented_format() -> None:
+def test_a_chunk_header_has_the_documented_bytes() -> None:
     expected = (b"PRFS\x01\x07\x02\0" + b"\x0a\0\0\0" + bytes(range(16))) + (
         b"\x07\0\0\0" + b"\x09" + bytes(7) + b"\x0b" + bytes(7)
     )
@@ -54,7 +54,7 @@ def test_the_bytes_of_a_chunk_header_are_those_of_the_documented_format() -> Non
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
-def test_noise_is_a_remote_protocol_error(noise: bytes) -> None:
+def test_noise_is_no_header(noise: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         Header.decode(noise)
 
@@ -65,15 +65,15 @@ def test_noise_is_a_remote_protocol_error(noise: bytes) -> None:
         (0, b"X", "magic"),
         (4, b"\x02", "version"),
         (5, b"\x63", "type"),
-        (5, b"\x0d", "length"),  # a PING has no payload
-        (6, b"\0\0", "count"),  # a chunk of no objects
-        (6, b"\x03\0", "count"),  # six bytes of three objects, but not of four
+        (5, b"\x0d", "length"),  # PING has no payload.
+        (6, b"\0\0", "count"),  # A chunk of no objects.
+        (6, b"\x03\0", "count"),  # The payload does not divide by three.
         (6, b"\xff\xff", "count"),
         (8, b"\xff" * 4, "length"),
         (8, b"\0" * 4, "count"),
     ],
 )
-def test_each_bad_field_is_refused_by_its_name(at: int, value: bytes, reason: str) -> None:
+def test_each_invalid_field_is_refused_by_name(at: int, value: bytes, reason: str) -> None:
     encoded = bytearray(chunk_header(bytes(16), Slab(0, 2, 0, 2), 0))
     encoded[at : at + len(value)] = value
     with pytest.raises(RemoteProtocolError) as caught:
@@ -86,7 +86,7 @@ def test_a_control_frame_that_counts_objects_is_refused() -> None:
         Header.decode(Header(FrameType.PING, 0, count=1).encode())
 
 
-def test_a_frame_that_we_would_make_too_long_is_our_own_error() -> None:
+def test_encoding_a_frame_above_its_limit_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="limit"):
         control(FrameType.ERROR, ["x" * MAX_PAYLOAD_BYTES[FrameType.ERROR]])
 
