@@ -1,1 +1,1 @@
-"""How fast the wire is, beside iperf3, over an emulated long link."""
+"""Benchmark of the transport over emulated links, beside iperf3 and other transfer engines."""

@@ -1,8 +1,7 @@
-"""Measure the wire over emulated long links, beside iperf3 in the same run, and compare it with its bars.
+"""Measure the transport over emulated links, beside iperf3 in the same run, and compare it with its bars.
 
-`make bench AREA=transport PROFILES="regional metro" PARTS="bulk packing"` narrows the run and leaves the other figures as they
-are. Its last lines name each recorded row that misses its bar, and its exit status is 1 then. It needs root and iperf3
-(Debian: iperf3).
+`make bench AREA=transport PROFILES="regional metro" PARTS="bulk packing"` measures a part and keeps the other figures. The
+last lines name each recorded row that misses its bar, and the exit status is then 1. Needs root and iperf3.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any
 
 from benchmarks.transport import iperf, kv_engine, plot
 from benchmarks.transport.hybrid_schedule import schedule
+from benchmarks.transport.link_ends import Ends, Figures
 from benchmarks.transport.near_end import Content
-from benchmarks.transport.ours import Ends, Figures
 from prfaas.agent.config import AgentConfig
 from prfaas.config import default
 from prfaas.solve.files.catalog import find_model
@@ -35,7 +34,7 @@ REPEATS, COLD_REPEATS, LAYERWISE_REPEATS, PROBE_REPEATS = 5, 7, 20, 7
 
 @dataclass(frozen=True)
 class Bars:
-    """What must hold on a link: shares of what it can carry, and seconds beyond half an RTT and a layer's wire time."""
+    """Requirements on a link: shares of its rate, and seconds beyond half a round trip and a layer's wire time."""
 
     bulk: float
     small: float | None
@@ -65,11 +64,11 @@ def main() -> int:
                 print(f"{part}: nothing to measure on {name}")
             where = {"link": "alternating" if part == "health" else name, "part": part, "measured_on": _today()}
             _keep([{**where, **row} for row in rows])
-    return _say_misses(json.loads(plot.RESULT.read_text()))
+    return _print_misses(json.loads(plot.RESULT.read_text()))
 
 
 def asked_for(variable: str, known: Collection[str]) -> list[str]:
-    """The words of a variable of the environment, all that are known where it is not set; ends the run for an unknown one."""
+    """Return the words of an environment variable, by default all known ones. Exits if a word is unknown."""
     words = os.environ.get(variable, " ".join(known)).split()
     for word in words:
         if word not in known:
@@ -81,8 +80,8 @@ def _today() -> str:
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
-def _say_misses(rows: Sequence[dict[str, Any]]) -> int:
-    """Return the last lines, and the exit status: 1 when a recorded row misses its bar, of this run or an earlier one."""
+def _print_misses(rows: Sequence[dict[str, Any]]) -> int:
+    """Print every recorded row that misses its bar. Returns the exit status."""
     misses = missed(rows)
     for row in misses:
         print(f"MISSES {row['link']}: {row['name']}: {figure_of(row):g}, bar {row['bar']}")
@@ -90,7 +89,7 @@ def _say_misses(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def _keep(rows: Sequence[dict[str, Any]]) -> None:
-    """Print these rows and put them in the place of those of the same link and part."""
+    """Print rows, and store them in place of earlier rows of the same link and part."""
     for row in rows:
         print(f"{row['link']:12} {row['name']:44} {row['figure']!s:60} {row['bar']}", flush=True)
     known = json.loads(plot.RESULT.read_text()) if plot.RESULT.exists() else []
@@ -101,17 +100,17 @@ def _keep(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _bulk(name: str) -> list[dict[str, Any]]:
-    """Everything at once, ours and others' beside each other."""
+    """Measure bulk transfers of prfaas and of other engines."""
     bars = bars_of(name)
     with Wan(PROFILES[name]) as wan:
         bulk = _bulk_runs(wan)
         peers, engines = _iperf_rows(wan, num_connections=bulk[-1].num_connections), _engine_rows(wan)
-        ours = [*_bulk_rows(wan, bars, bulk, peers), *_small_rows(wan, bars, [*peers, *engines])]
-    return [*peers, *engines, *ours, *_ahead_rows(name, engines, ours)]
+        own = [*_bulk_rows(wan, bars, bulk, peers), *_small_rows(wan, bars, [*peers, *engines])]
+    return [*peers, *engines, *own, *_ahead_rows(name, engines, own)]
 
 
 def _layers(name: str) -> list[dict[str, Any]]:
-    """Behind a prefill, and an urgent transfer beside others."""
+    """Measure transfers behind a prefill, and an urgent transfer beside others."""
     beyond_seconds = bars_of(name).exposed_beyond_seconds
     if beyond_seconds is None:
         return []
@@ -128,7 +127,7 @@ def _health(name: str) -> list[dict[str, Any]]:
 
 
 def _probe(name: str) -> list[dict[str, Any]]:
-    """What an agent's probe finds of an idle link that nobody has used, and what it sends for that."""
+    """Measure the findings and the cost of an agent's probe on an unused link."""
     shape = PROFILES[name]
     if shape.second_bits_per_second:
         return []
@@ -146,12 +145,12 @@ def _probe(name: str) -> list[dict[str, Any]]:
 
 
 def _iperf_rows(wan: Wan, *, num_connections: int) -> list[dict[str, Any]]:
-    """iperf3, first with as many connections as ours has come to."""
+    """Measure iperf3, first with as many connections as prfaas uses."""
     if not iperf.is_installed():
         return [_row("iperf3", "skipped: not installed", "-")]
     rows = []
-    of_bbr = [(count, "bbr") for count in dict.fromkeys((num_connections, 16))]
-    for num_streams, congestion_control in (*of_bbr, (16, "cubic")):
+    bbr_runs = [(count, "bbr") for count in dict.fromkeys((num_connections, 16))]
+    for num_streams, congestion_control in (*bbr_runs, (16, "cubic")):
         runs = [
             iperf.run(wan, GIB, num_streams=num_streams, congestion_control=congestion_control)
             for _ in range(1 if congestion_control == "cubic" else 3)
@@ -165,7 +164,7 @@ def _iperf_rows(wan: Wan, *, num_connections: int) -> list[dict[str, Any]]:
 
 
 def _engine_rows(wan: Wan) -> list[dict[str, Any]]:
-    """Other engines: 1 GiB in one call, and 64 MiB with a call per layer as layer-wise connectors make it."""
+    """Measure other engines: 1 GiB in one call, and 64 MiB with a call per layer, as layer-wise connectors do."""
     rows = []
     for setting in kv_engine.SETTINGS:
         what = f"{setting.engine}, {setting.name}"
@@ -195,23 +194,27 @@ def _engine_row(wan: Wan, name: str, runs: Sequence[kv_engine.EngineRun]) -> dic
     return _row(f"{name}, of the link", figure, "-")
 
 
-def _ahead_rows(name: str, engines: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How far ahead of other engines the first of our rows is: of their best bulk row, and of Mooncake's default."""
+def _ahead_rows(name: str, engines: Sequence[dict[str, Any]], own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Compare the first of the own rows with the best bulk row of other engines, and with Mooncake's default."""
     bulk = {engine["name"]: engine["figure"]["median"] for engine in engines if "1 GiB" in engine["name"]}
     if not bulk:
         return []
-    mine, is_regional = ours[0]["figure"]["median"], name == "regional"
+    own_share, is_regional = own[0]["figure"]["median"], name == "regional"
     rows = [
-        _row("1 GiB over the best KV engine", round(mine / max(bulk.values()), 2), f">= {1.2 if is_regional else 1}")
+        _row(
+            "1 GiB over the best KV engine", round(own_share / max(bulk.values()), 2), f">= {1.2 if is_regional else 1}"
+        )
     ]
     default = bulk.get("mooncake, default, 1 GiB, of the link")
     if default:
-        rows.append(_row("1 GiB over Mooncake's default", round(mine / default, 2), ">= 1.7" if is_regional else "-"))
+        rows.append(
+            _row("1 GiB over Mooncake's default", round(own_share / default, 2), ">= 1.7" if is_regional else "-")
+        )
     return rows
 
 
 def _bulk_runs(wan: Wan) -> list[Figures]:
-    """Return the first of them over a link that nothing has gone over yet."""
+    """Measure bulk transfers, the first of them on an unused link."""
     with Ends(wan) as ends:
         return [ends.transfer(GIB, num_layers=64) for _ in range(1 + REPEATS)]
 
@@ -223,9 +226,9 @@ def _bulk_rows(wan: Wan, bars: Bars, runs: Sequence[Figures], peers: Sequence[di
     rows = [_row("1 GiB as 64 layers, warm, of the link", figure, f"median >= {bars.bulk}")]
     measured = [peer["figure"] for peer in peers if "-n 1G" in peer["name"]]
     if measured:
-        best = max(measured, key=lambda its: its["median"])
+        best = max(measured, key=lambda figure: figure["median"])
         rows.append(_row("the same over the best iperf3", round(shares["median"] / best["median"], 3), ">= 0.96"))
-        cpu = statistics.median(its.cpu_seconds_per_gb for its in warm)
+        cpu = statistics.median(run.cpu_seconds_per_gb for run in warm)
         ratio = {"ratio": round(cpu / measured[0]["cpu_seconds_per_gb"], 2), "seconds_per_gb": round(cpu, 3)}
         rows.append(_row("CPU over iperf3 with as many connections, both ends", ratio, "<= 1.6"))
     return rows
@@ -262,7 +265,7 @@ def _layerwise_row(wan: Wan, beyond_seconds: float) -> dict[str, Any]:
 
 
 def _hybrid_rows(wan: Wan) -> list[dict[str, Any]]:
-    """Real hybrids' bytes behind a prefill that takes as long as they need: states by layer, or in one burst."""
+    """Measure hybrid models behind a prefill that takes as long as their bytes: states by layer, or in one burst."""
     rows = []
     with Ends(wan) as ends:
         ends.transfer(GIB, num_layers=64)
@@ -286,7 +289,7 @@ def _urgent_row(wan: Wan) -> dict[str, Any]:
 
 
 def _packing_rows(name: str) -> list[dict[str, Any]]:
-    """Return the same bytes packed where that pays, and never, in turn: noise must not be slower, floats should be faster."""
+    """Measure the same bytes with and without packing, in turn. Noise must not be slower; floats should be faster."""
     rows = []
     contents: tuple[Content, ...] = ("noise", "bf16")
     with Wan(PROFILES[name]) as wan:
@@ -298,7 +301,7 @@ def _packing_rows(name: str) -> list[dict[str, Any]]:
                     (packing.transfer(GIB // 2, num_layers=32), plain.transfer(GIB // 2, num_layers=32))
                     for _ in range(REPEATS)
                 ]
-            figure = _spread([without.seconds / its.seconds for its, without in pairs])
+            figure = _spread([without.seconds / packed.seconds for packed, without in pairs])
             cpu = [statistics.median(ending.cpu_seconds_per_gb for ending in ends) for ends in zip(*pairs, strict=True)]
             figure |= {"cpu_seconds_per_gb": round(cpu[0], 2), "without": round(cpu[1], 2)}
             bar = "median >= 0.97" if content == "noise" else "median >= 1"
@@ -322,28 +325,28 @@ def _tls_row() -> dict[str, Any]:
 
 
 def _health_rows() -> list[dict[str, Any]]:
-    """Return whether the link tells the truth while its rate alternates every ten seconds."""
+    """Measure the error of the rate estimate while the rate of the link alternates every ten seconds."""
     shape = WanShape(1e9, 0.040, 0.0, 0.3e9, 10.0)
     with Wan(shape) as wan, Ends(wan) as ends:
-        said = ends.health(seconds=41, idle_seconds=5)
+        samples = ends.health(seconds=41, idle_seconds=5)
     errors = []
-    for at, rate, _ in said["busy"]:
+    for at, rate, _ in samples["busy"]:
         into_phase, phase = at % shape.period_seconds, int(at // shape.period_seconds)
-        if into_phase >= 1 and at - said["busy"][0][0] >= 1:
+        if into_phase >= 1 and at - samples["busy"][0][0] >= 1:
             true = (shape.second_bits_per_second if phase % 2 else shape.bits_per_second) / 8 * PAYLOAD_RATIO
             errors.append(abs(rate / true - 1))
-    raised = next((at for at, _, reason in said["busy"] if reason), float("inf")) - said["busy"][0][0]
-    idle = sum(reason is not None for *_, reason in said["idle"])
+    raised = next((at for at, _, reason in samples["busy"] if reason), float("inf")) - samples["busy"][0][0]
+    idle = sum(reason is not None for *_, reason in samples["idle"])
     return [
         _row("achievable rate, error from 1 s after each change", _spread(errors), "max <= 0.2"),
         _row("congested, seconds after the queue builds up", round(raised, 2), "<= 1"),
         _row("congested on an idle link, samples", idle, "0"),
-        _row("a warm idle link, of a core", round(said["idle_cpu_ratio"], 4), "<= 0.005 for sampling"),
+        _row("a warm idle link, of a core", round(samples["idle_cpu_ratio"], 4), "<= 0.005 for sampling"),
     ]
 
 
 def _shares(shape: WanShape, runs: Sequence[Figures | kv_engine.EngineRun | iperf.IperfRow]) -> list[float]:
-    """What was carried of what the link could carry in just that time: on one whose rate alternates, of those phases."""
+    """Return the share of the link's capacity that each run used, considering the phases of an alternating rate."""
     return [run.num_bytes / shape.payload_bytes_between(run.began_ns, run.ended_ns) for run in runs]
 
 

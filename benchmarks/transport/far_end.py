@@ -1,4 +1,4 @@
-"""The receiving end of a measurement: a process that receives into memory, checks it, and reports each transfer as JSON."""
+"""Receiving end of a measurement: a process that receives into memory, checks it, and reports transfers as JSON."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ KEY = b"benchmark key of thirty-two byte"
 @dataclass
 class _Transfer:
     memory: list[memoryview]
-    cpu_seconds: float  # of this process when it was opened
+    cpu_seconds: float  # Processor time of this process at the start of the transfer.
 
 
 class FarEnd:
-    """Accepts everything. Memory is reused from one transfer to the next, so that page faults are not measured."""
+    """Receiver that accepts every transfer. It reuses memory, so that page faults are not measured."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class FarEnd:
         self._ended: dict[bytes, tuple[str, int]] = {}
 
     def run(self) -> None:
-        _say(address=self._receiver.start())
+        _print(address=self._receiver.start())
         while True:
             self._report(self._reports.get())
 
@@ -88,34 +88,35 @@ class FarEnd:
 
     def _report(self, event: ReceiveEvent) -> None:
         transfer = self._transfers.pop(event.transfer_id, None)
-        if transfer is None:  # a probe
+        if transfer is None:
+            # Probes are not reported.
             return
         cpu = cpu_seconds() - transfer.cpu_seconds
         reason, ended_ns = self._ended.pop(event.transfer_id)
         digest = digest_of(transfer.memory)
-        _say(transfer=event.transfer_id.hex(), reason=reason, ended_ns=ended_ns, digest=digest, cpu_seconds=cpu)
+        _print(transfer=event.transfer_id.hex(), reason=reason, ended_ns=ended_ns, digest=digest, cpu_seconds=cpu)
 
 
 def certificates_of(files: list[str]) -> Certificates | None:
-    """From the paths of authority, certificate and key; none: unencrypted."""
+    """Load certificates from the paths of authority, certificate and key. No paths leave the link unencrypted."""
     return Certificates(CertificateFiles(*map(Path, files))) if files else None
 
 
 def digest_of(objects: list[memoryview]) -> int:
-    """Return one number for what all objects hold."""
+    """Return a digest of all objects."""
     state = xxhash.xxh3_64()
-    for its in objects:
-        state.update(its)
+    for item in objects:
+        state.update(item)
     return state.intdigest()
 
 
 def cpu_seconds() -> float:
-    """What this process has used of the processors, in user and kernel mode."""
+    """Return the processor time of this process, in user and kernel mode."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
-def _say(**fields: object) -> None:
+def _print(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""When a hybrid model's bytes are ready to leave, behind a chunked prefill that the link can just follow (pure)."""
+"""Schedule of a hybrid model's bytes behind a chunked prefill that the link can just follow (pure)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import NamedTuple
 from prfaas.model.kv.geometry import Geometry, GroupBytes
 
 PROMPT_TOKENS, CHUNK_TOKENS = 16384, 4096
-LINK_SHARE = 0.9  # of the link that the prompt's bytes take over the time of its prefill
+LINK_SHARE = 0.9  # Share of the link that the prompt's bytes use during its prefill.
 
 
 class Ready(NamedTuple):
-    """One layer's bytes, of one chunk of the prompt."""
+    """Bytes of one layer and one chunk of the prompt, and when they are ready."""
 
     at_seconds: float
     num_bytes: int
 
 
 def schedule(geometry: Geometry, *, bytes_per_second: float, states_at_end: bool) -> list[Ready]:
-    """In order. States leave when their layer ends in the last chunk, or all with the last layer.
+    """Return the schedule in order. States leave when their layer ends in the last chunk, or all with the last layer.
 
-    The prefill takes as long as the link needs for the whole prompt at `LINK_SHARE`; each layer and each chunk takes an
-    equal part of it. The states that leave in the last chunk are more than the link carries meanwhile, which is the point.
+    The prefill takes as long as the link needs for the whole prompt at `LINK_SHARE`. Each layer and each chunk takes an
+    equal part of it. The states in the last chunk are more than the link carries meanwhile.
     """
     layers = _layers_in_order(geometry)
     num_chunks = PROMPT_TOKENS // CHUNK_TOKENS
@@ -35,21 +35,21 @@ def schedule(geometry: Geometry, *, bytes_per_second: float, states_at_end: bool
             state = round(group.state_bytes / group.num_layers) if is_last_chunk else 0
             found += [Ready(at, tokens)] if tokens else []
             found += [Ready(seconds if states_at_end else at, state)] if state else []
-    return sorted(found, key=lambda its: its.at_seconds)
+    return sorted(found, key=lambda item: item.at_seconds)
 
 
 def _kept(group: GroupBytes, is_last_chunk: bool) -> int:
-    """Return tokens of a chunk that travel: a window's only with the last one."""
+    """Return the tokens of a chunk that travel. A sliding window travels only with the last chunk."""
     if group.window_tokens is None:
         return CHUNK_TOKENS
     return min(group.window_tokens, PROMPT_TOKENS) if is_last_chunk else 0
 
 
 def _layers_in_order(geometry: Geometry) -> list[GroupBytes]:
-    """Return a group for each layer, kinds spread evenly over the depth as hybrids do."""
+    """Return the group of each layer, with the kinds spread evenly over the depth as in hybrid models."""
     placed = [
         ((number + 0.5) / group.num_layers, order, group)
         for order, group in enumerate(geometry.groups)
         for number in range(group.num_layers)
     ]
-    return [group for *_, group in sorted(placed, key=lambda its: its[:2])]
+    return [group for *_, group in sorted(placed, key=lambda item: item[:2])]

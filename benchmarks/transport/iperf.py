@@ -1,4 +1,4 @@
-"""iperf3 over an emulated link: what the network itself carries."""
+"""iperf3 over an emulated link, as a measure of the network itself."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tools.wan import FAR, Wan
 
 @dataclass(frozen=True)
 class IperfRow:
-    """One run, timed as a whole."""
+    """Figures of one run, timed as a whole."""
 
     num_streams: int
     congestion_control: str
     num_bytes: float
-    began_ns: int  # of the monotonic clock, to within the client's own start
+    began_ns: int  # Monotonic clock, to within the start of the client.
     ended_ns: int
     cpu_seconds_per_gb: float
 
@@ -28,9 +28,10 @@ def is_installed() -> bool:
 
 
 def run(wan: Wan, num_bytes: int, *, num_streams: int, congestion_control: str) -> IperfRow:
-    """Send `num_bytes`, from the first connection's start to the last byte's arrival."""
+    """Measure `num_bytes` from the start of the first connection to the arrival of the last byte."""
     server = wan.far(["iperf3", "-s", "-1", "-J"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(0.3)  # it says nothing when it listens
+    # The server does not report when it listens.
+    time.sleep(0.3)
     command = ["iperf3", "-c", FAR, "-n", str(num_bytes), "-P", str(num_streams), "-C", congestion_control, "-J"]
     client = wan.near(command, stdout=subprocess.PIPE)
     output, _ = client.communicate(timeout=300)

@@ -1,10 +1,10 @@
-"""Other transfer engines for KV over an emulated link: both ends as processes, and what they measured together.
+"""Other transfer engines for KV over an emulated link: both ends as processes, and their measurements.
 
 Mooncake: `pip install --no-deps mooncake-transfer-engine-non-cuda`; Debian: libibverbs1, libnuma1, librdmacm1.
 NIXL over UCX's TCP: `pip install --no-deps nixl nixl-cu12`. LMCache: `lmcache_engine.py`.
 
-The receiving end is told nothing of a write's end, so it looks for a mark at the end of each object; that look-out costs
-it a few percent of a core, which is in the figures.
+The receiving end is not told when a write ends, so it polls for a mark at the end of each object. The figures include this,
+a few percent of a core.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tools.wan import FAR, NEAR, Wan
 
 POOL_BYTES = 1 << 30
 MARK_BYTES = 8
-LOOK_SECONDS = 0.0005
+POLL_SECONDS = 0.0005
 
 EngineName = Literal["mooncake", "nixl", "lmcache"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run an engine. A call for each layer is how layer-wise connectors write."""
+    """Configuration of an engine."""
 
     engine: EngineName
     name: str
@@ -52,12 +52,12 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class EngineRun:
-    """One write of all objects, until the last was seen at the far end."""
+    """Figures of one write, until the far end has seen the last object."""
 
     num_bytes: int
-    began_ns: int  # of the monotonic clock
+    began_ns: int  # Monotonic clock.
     ended_ns: int
-    cpu_seconds_per_gb: float  # both ends
+    cpu_seconds_per_gb: float  # Processor time of both ends.
 
 
 def is_installed(engine: EngineName) -> bool:
@@ -65,7 +65,7 @@ def is_installed(engine: EngineName) -> bool:
 
 
 class EngineEnds:
-    """Both ends as processes, for as long as the context lasts."""
+    """Both ends as processes, which live as long as the context."""
 
     def __init__(self, wan: Wan, setting: Setting) -> None:
         self._wan = wan
@@ -88,7 +88,7 @@ class EngineEnds:
             process.communicate()
 
     def write(self, num_bytes: int, *, num_objects: int, is_per_layer: bool) -> EngineRun:
-        """Write objects at once, or with one call for each; checked by digest."""
+        """Write objects at once, or with a call for each as layer-wise connectors do. Checks the digest."""
         question = {
             "mark": int.from_bytes(os.urandom(MARK_BYTES), "little"),
             "sizes": [num_bytes // num_objects] * num_objects,
@@ -97,13 +97,13 @@ class EngineEnds:
         for process in (self._far, self._near):
             _write(process, question)
         near, far = _read(self._near), _read(self._far)
-        assert near["digest"] == far["digest"], "other bytes arrived than were sent"
+        assert near["digest"] == far["digest"], "the bytes arrived damaged"
         cpu = near["cpu_seconds"] + far["cpu_seconds"]
         return EngineRun(num_bytes, near["began_ns"], far["ended_ns"], cpu_seconds_per_gb=cpu / num_bytes * 1e9)
 
 
 class _Engine(Protocol):
-    """One process's engine, with its pool registered; `where` is what the other end needs to write there."""
+    """Engine of one process, with its pool registered. `where` tells the far end how to write there."""
 
     where: dict[str, str]
 
@@ -136,15 +136,15 @@ class _Nixl:
         self._peer = self._agent.add_remote_agent(bytes.fromhex(where["metadata"]))
 
     def write(self, sources: list[int], targets: list[int], sizes: list[int]) -> None:
-        mine, theirs = (
+        local, remote = (
             self._agent.get_xfer_descs([(at, size, 0) for at, size in zip(starts, sizes, strict=True)], "DRAM")
             for starts in (sources, targets)
         )
-        transfer = self._agent.initialize_xfer("WRITE", mine, theirs, self._peer)
+        transfer = self._agent.initialize_xfer("WRITE", local, remote, self._peer)
         state = self._agent.transfer(transfer)
         while state != "DONE":
             assert state != "ERR"
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             state = self._agent.check_xfer_state(transfer)
         self._agent.release_xfer_handle(transfer)
 
@@ -153,7 +153,7 @@ _ENGINES: dict[str, type[_Mooncake] | type[_Nixl]] = {"mooncake": _Mooncake, "ni
 
 
 class _End:
-    """One process: its memory and its engine."""
+    """Memory and engine of one process."""
 
     def __init__(self, engine: str, host: str) -> None:
         self._pool = memoryview(mmap.mmap(-1, POOL_BYTES))
@@ -169,29 +169,29 @@ class _End:
         self._target = int(where["address"])
 
     def write(self, *, mark: int, sizes: list[int], is_per_layer: bool) -> None:
-        """Be the near end of one write."""
+        """Act as the near end of one write."""
         at = np.cumsum([0, *sizes[:-1]]).tolist()
         for last in np.cumsum(sizes).tolist():
             self._pool[last - MARK_BYTES : last] = mark.to_bytes(MARK_BYTES, "little")
         cpu, began_ns = cpu_seconds(), time.monotonic_ns()
-        sources, targets = [self._address + its for its in at], [self._target + its for its in at]
+        sources, targets = [self._address + offset for offset in at], [self._target + offset for offset in at]
         if is_per_layer:
             for source, target, size in zip(sources, targets, sizes, strict=True):
                 self._engine.write([source], [target], [size])
         else:
             self._engine.write(sources, targets, sizes)
-        self._say_digest(sum(sizes), began_ns=began_ns, cpu_seconds=cpu_seconds() - cpu)
+        self._print_digest(sum(sizes), began_ns=began_ns, cpu_seconds=cpu_seconds() - cpu)
 
     def watch(self, *, mark: int, sizes: Sequence[int], is_per_layer: bool) -> None:
-        """Be the far end of one write, which looks the same to it however it is made."""
+        """Act as the far end of one write."""
         cpu, wanted = cpu_seconds(), mark.to_bytes(MARK_BYTES, "little")
         missing = np.cumsum(sizes).tolist()
         while missing:
             missing = [last for last in missing if self._pool[last - MARK_BYTES : last] != wanted]
-            time.sleep(LOOK_SECONDS)
-        self._say_digest(sum(sizes), ended_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds() - cpu)
+            time.sleep(POLL_SECONDS)
+        self._print_digest(sum(sizes), ended_ns=time.monotonic_ns(), cpu_seconds=cpu_seconds() - cpu)
 
-    def _say_digest(self, num_bytes: int, **fields: object) -> None:
+    def _print_digest(self, num_bytes: int, **fields: object) -> None:
         print(json.dumps(fields | {"digest": digest_of([self._pool[:num_bytes]])}), flush=True)
 
 
@@ -215,7 +215,7 @@ def _write(process: subprocess.Popen[str], question: dict[str, Any]) -> None:
 
 
 def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return the next line that is ours; the engines print lines of their own."""
+    """Return the next JSON line. The engines print lines of their own."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):

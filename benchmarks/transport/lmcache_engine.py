@@ -1,6 +1,6 @@
-"""LMCache's own server at the far end, and what its connector sends it: one end as a process, in the form of `kv_engine`.
+"""LMCache as a transfer engine: its own server at the far end, and the messages of its connector at the near end.
 
-`pip install --no-deps lmcache`, beside torch. Its protocol has no answer to a PUT, so the far end looks at the server's store.
+Needs `pip install --no-deps lmcache` and torch. Its protocol does not answer a PUT, so the far end polls the server's store.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from benchmarks.transport.far_end import cpu_seconds, digest_of
 from tools.wan import FAR
 
 POOL_BYTES = 1 << 30
-LOOK_SECONDS = 0.0005
-# Imported by name: they are not among the project's dependencies.
+POLL_SECONDS = 0.0005
+# Imported by name, since they are no dependencies of the project.
 _torch, _protocol, _utils, _memory = (
     importlib.import_module(name)
     for name in ("torch", "lmcache.v1.protocol", "lmcache.utils", "lmcache.v1.memory_management")
@@ -34,7 +34,7 @@ def keys_of(mark: int, count: int) -> list[Any]:
 
 
 class FarEnd:
-    """The server, and a look-out for what it has stored."""
+    """Server of LMCache whose store is polled."""
 
     def __init__(self, host: str) -> None:
         self._server = importlib.import_module("lmcache.v1.server.__main__").LMCacheServer(host, 0, "cpu")
@@ -42,19 +42,19 @@ class FarEnd:
         self.where = {"port": self._server.server_socket.getsockname()[1]}
 
     def answer(self, *, mark: int, sizes: Sequence[int], is_per_layer: bool) -> dict[str, object]:
-        """Return once all objects are there, however they were sent."""
+        """Wait until all objects are stored, and return the figures."""
         cpu, keys, store = cpu_seconds(), keys_of(mark, len(sizes)), self._server.data_store
         while not all(store.contains(key) for key in keys):
-            time.sleep(LOOK_SECONDS)
-        said: dict[str, object] = {"ended_ns": time.monotonic_ns(), "cpu_seconds": cpu_seconds() - cpu}
-        said["digest"] = digest_of([memoryview(store.get(key).data) for key in keys])
+            time.sleep(POLL_SECONDS)
+        answer: dict[str, object] = {"ended_ns": time.monotonic_ns(), "cpu_seconds": cpu_seconds() - cpu}
+        answer["digest"] = digest_of([memoryview(store.get(key).data) for key in keys])
         for key in keys:
             store.remove(key)
-        return said
+        return answer
 
 
 class NearEnd:
-    """What its connector does for a PUT: a message, then the bytes, on one socket."""
+    """Sender that does what the connector does for a PUT: a message, then the bytes, on one socket."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection((FAR, port))
@@ -65,7 +65,7 @@ class NearEnd:
         self.where: dict[str, object] = {}
 
     def answer(self, *, mark: int, sizes: Sequence[int], is_per_layer: bool) -> dict[str, object]:
-        """Send all objects; one after the other is its only way."""
+        """Send all objects one after another, which is the only way of the connector."""
         cpu, began_ns, at = cpu_seconds(), time.monotonic_ns(), 0
         for key, size in zip(keys_of(mark, len(sizes)), sizes, strict=True):
             shape = _torch.Size([size // 2, 1, 1, 1])

@@ -1,4 +1,4 @@
-"""The sending end of a measurement: a process that reads what to send as JSON lines, sends it, and reports its times."""
+"""Sending end of a measurement: a process that reads requests as JSON lines, sends, and reports times."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from prfaas.transport.sender.api import SendAccepted, SendEvent, SendFailed, Sen
 from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
 
-TICK_SECONDS = 0.1  # as agents look at their probes
+TICK_SECONDS = 0.1  # Interval at which agents check their probes.
 Content = Literal["noise", "bf16"]
 
 
 def keys_and_values(num_bytes: int) -> bytes:
-    """bf16 as attention keeps it: normally distributed, each of 128 channels with a scale of its own."""
+    """Return bf16 values like those of attention: normally distributed, with a scale for each of 128 channels."""
     source = numpy.random.default_rng(1)
     scales = numpy.exp(source.standard_normal(128))
     values = (source.standard_normal((num_bytes // 256, 128)) * scales).astype(numpy.float32)
@@ -46,7 +46,7 @@ class _Transfer:
 
 
 class NearEnd:
-    """One link, over which one transfer after another goes, or several at once."""
+    """Link that sends one transfer after another, or several at once."""
 
     def __init__(self, address: str, config: LinkConfig, *, content: Content, pool_bytes: int) -> None:
         self._link = Link(address, config=config, local_name="near", peer_name="far", key=KEY, on_event=self._on_event)
@@ -55,15 +55,16 @@ class NearEnd:
         for at in range(0, len(self._pool), len(pattern)):
             self._pool[at : at + len(pattern)] = pattern
         self._transfers: dict[bytes, _Transfer] = {}
-        self._of_probes: queue.SimpleQueue[SendEvent] = queue.SimpleQueue()
+        self._probe_events: queue.SimpleQueue[SendEvent] = queue.SimpleQueue()
 
     def open(self, sizes: list[int], *, priority: int = 0) -> bytes:
-        """Offer a transfer of objects and wait until the far end has accepted it."""
+        """Open a transfer and wait until the far end has accepted it."""
         transfer_id = os.urandom(16)
         ends = list(itertools.accumulate(sizes))
         objects = [self._pool[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        for its in objects:
-            its[:16] = os.urandom(16)  # no transfer equals the one before
+        # No transfer may equal the previous one.
+        for item in objects:
+            item[:16] = os.urandom(16)
         transfer = self._transfers[transfer_id] = _Transfer(objects)
         self._link.open(SendRequest(transfer_id, b"", sizes, objects.__getitem__, priority, 300.0))
         assert transfer.accepted.wait(30), "the far end does not answer"
@@ -71,7 +72,7 @@ class NearEnd:
         return transfer_id
 
     def layers(self, transfer_id: bytes, num_layers: int, *, pause_seconds: float = 0.0) -> int:
-        """Let one layer after the other leave; returns when the last became ready."""
+        """Mark one layer after another as ready. Returns the time of the last."""
         transfer = self._transfers[transfer_id]
         layer_bytes = len(transfer.objects[0]) // num_layers
         due = time.monotonic()
@@ -88,11 +89,11 @@ class NearEnd:
         return time.monotonic_ns()
 
     def wait(self, transfer_id: bytes) -> None:
-        """Return when the transfer has ended."""
+        """Wait until the transfer has ended."""
         assert self._transfers[transfer_id].ended.wait(300), "the transfer does not end"
 
     def result(self, transfer_id: bytes) -> dict[str, object]:
-        """What an ended transfer was."""
+        """Return the outcome of an ended transfer."""
         transfer = self._transfers[transfer_id]
         return {
             "transfer": transfer_id.hex(),
@@ -103,17 +104,17 @@ class NearEnd:
     def _on_event(self, event: SendEvent) -> None:
         transfer = self._transfers.get(event.transfer_id)
         if transfer is None:
-            self._of_probes.put(event)
+            self._probe_events.put(event)
         elif isinstance(event, SendAccepted):
             transfer.accepted.set()
         elif isinstance(event, SendFailed):
             transfer.failure = f"{event.reason}: {event.message}"
-            transfer.accepted.set()  # nobody will
+            transfer.accepted.set()
         elif isinstance(event, SendMemoryFree):
             transfer.ended.set()
 
     def run(self) -> None:
-        """Answer one line after another."""
+        """Answer requests until the input ends."""
         for line in sys.stdin:
             question = json.loads(line)
             answer = getattr(self, question.pop("ask"))(**question)
@@ -122,14 +123,14 @@ class NearEnd:
     def measure(
         self, num_objects: int, object_bytes: int, num_layers: int, pause_seconds: float = 0.0
     ) -> dict[str, object]:
-        """Return one transfer whose layers become ready at once, or `pause_seconds` after each other."""
+        """Measure a transfer whose layers become ready at once, or `pause_seconds` after each other."""
         transfer_id = self.open([object_bytes] * num_objects)
         cpu, began_ns = cpu_seconds(), time.monotonic_ns()
         last_ready_ns = self.layers(transfer_id, num_layers, pause_seconds=pause_seconds)
         return self._measured(transfer_id, began_ns=began_ns, last_ready_ns=last_ready_ns, cpu_before=cpu)
 
     def scheduled(self, sizes: list[int], at_seconds: list[float]) -> dict[str, object]:
-        """Return one transfer whose objects become ready at these times after its start."""
+        """Measure a transfer whose objects become ready at these times after its start."""
         transfer_id = self.open(sizes)
         cpu, began, began_ns = cpu_seconds(), time.monotonic(), time.monotonic_ns()
         for number, (size, at) in enumerate(zip(sizes, at_seconds, strict=True)):
@@ -142,12 +143,13 @@ class NearEnd:
         self, transfer_id: bytes, *, began_ns: int, last_ready_ns: int, cpu_before: float
     ) -> dict[str, object]:
         self.wait(transfer_id)
-        cpu = cpu_seconds() - cpu_before  # without what checking the result costs
+        # Read before the result is checked, which costs processor time too.
+        cpu = cpu_seconds() - cpu_before
         state, result = self._link.snapshot().to_dict(), self.result(transfer_id)
         return result | {"began_ns": began_ns, "last_ready_ns": last_ready_ns, "cpu_seconds": cpu, "link": state}
 
     def urgent(self, urgent_bytes: int, bulk_bytes: int, after_seconds: float) -> dict[str, object]:
-        """Return an urgent transfer on an idle link, then another while two bulk ones are under way."""
+        """Measure an urgent transfer on an idle link, and another beside two bulk transfers."""
         alone = self.measure(1, urgent_bytes, 1)
         bulks = [self.open([1 << 24] * (bulk_bytes >> 24), priority=1) for _ in range(2)]
         for bulk in bulks:
@@ -161,18 +163,20 @@ class NearEnd:
         return {"alone": alone, "beside": beside, "bulk_was_under_way": has_bulk, "bulk": ended}
 
     def health(self, seconds: float, idle_seconds: float) -> dict[str, object]:
-        """What the link says of itself while it is idle, and then while there is more to send than it can carry."""
+        """Sample the link's health while it is idle, and then while it is full."""
         self.measure(1, 1 << 20, 1)
-        time.sleep(1.0)  # the link's connections are being made
+        # The link is still making its connections.
+        time.sleep(1.0)
         cpu, began = cpu_seconds(), time.monotonic()
-        idle = self._sampled(idle_seconds, every_seconds=1.0)  # as agents report
+        # Agents report at this interval.
+        idle = self._sampled(idle_seconds, every_seconds=1.0)
         cpu = (cpu_seconds() - cpu) / (time.monotonic() - began)
         for _ in range(8):
             self.layers(self.open([1 << 24] * 64, priority=1), 1)
         return {"idle": idle, "idle_cpu_ratio": cpu, "busy": self._sampled(seconds, every_seconds=0.05)}
 
     def probe(self, max_bytes: int) -> dict[str, object]:
-        """What an agent's probe of this link finds, and what it takes."""
+        """Measure the findings and the cost of an agent's probe."""
         ends: list[CopyEnd] = []
         probes = OutboundProbes(
             grant_check=GrantCheck(AgentName("near"), KEY),
@@ -191,7 +195,7 @@ class NearEnd:
             due += TICK_SECONDS
             while (left := due - time.monotonic()) > 0:
                 with contextlib.suppress(queue.Empty):
-                    probes.on_event(self._of_probes.get(timeout=left))
+                    probes.on_event(self._probe_events.get(timeout=left))
             probes.expire(time.monotonic())
         state = self._link.snapshot()
         return {

@@ -1,4 +1,4 @@
-"""Draws the rows of a measurement: what each engine makes of each link. `python -m benchmarks.transport.plot`."""
+"""Plot of a measurement: the share of each link that each engine uses. Run `python -m benchmarks.transport.plot`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from prfaas.solve.report.plots import save
 RESULT = Path(__file__).parents[1] / "results" / "transport.json"
 PLOT = Path(__file__).parents[2] / "docs" / "images" / "transport.svg"
 LINKS = ("metro", "regional", "continental", "bursty")
-WIDTH = 0.8  # of the distance between two groups of bars
-# Apart in greyscale and for colour-blind readers (Okabe and Ito).
+WIDTH = 0.8  # Width of a group of bars, relative to the distance of two groups.
+# These colours differ in greyscale and for colour-blind readers (Okabe and Ito).
 COLOURS = ("#000000", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#D55E00")
 
 
 class Bars(NamedTuple):
-    """One engine: its bar of each link. A row belongs to it whose name has all these words."""
+    """Bars of one engine. A row belongs to the engine if its name contains all these words."""
 
     label: str
     words: tuple[str, ...]
@@ -76,7 +76,7 @@ def _draw(axes: Axes, rows: Sequence[dict[str, Any]], engines: Sequence[Bars], *
 
 
 def best(rows: Sequence[dict[str, Any]], link: str, words: Sequence[str]) -> float | None:
-    """Return the highest median of the rows of this link whose names have these words; None: it was not measured."""
+    """Return the highest median of the link's rows whose names contain these words, or None."""
     found = [
         row["figure"]["median"]
         for row in rows

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from benchmarks.transport.ours import Ends
+from benchmarks.transport.link_ends import Ends
 from prfaas.transport.receiver.api import ReceiveFailed, ReceiveMemoryFree
 from tests.integration.transport.soaking import (
     LONG,

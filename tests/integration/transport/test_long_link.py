@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.transport.ours import Ends
+from benchmarks.transport.link_ends import Ends
 from tools.wan import CARRIERS, PROFILES, Carrier, Wan, WanShape, obstacle
 
 MIB = 1 << 20

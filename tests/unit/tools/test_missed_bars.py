@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.transport.__main__ import _say_misses
+from benchmarks.transport.__main__ import _print_misses
 from tools.missed_bars import RESULTS, figure_of, missed, missed_table
 
 
@@ -43,8 +43,8 @@ def test_recorded_bars_have_a_known_form_and_an_unknown_form_is_an_error() -> No
 
 def test_run_lists_the_missed_bars_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [_row(1.0, ">= 0.9"), _row(0.8, ">= 0.9")]
-    assert _say_misses(rows) == 1
+    assert _print_misses(rows) == 1
     assert capsys.readouterr().out == "MISSES metro: bulk: 0.8, bar >= 0.9\n"
-    assert _say_misses(rows[:1]) == 0
+    assert _print_misses(rows[:1]) == 0
     assert "| metro | bulk | 0.8 | >= 0.9 |" in missed_table(rows)
     assert missed_table(rows[:1]) == "None."

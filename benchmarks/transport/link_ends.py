@@ -1,4 +1,4 @@
-"""Our wire over an emulated link: the two ends as processes in their namespaces, and what they measured together."""
+"""prfaas over an emulated link: both ends as processes in their namespaces, and their measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.wan import FAR, Wan
 
 
 class Ends:
-    """A sending and a receiving process, for as long as the context lasts."""
+    """Sending and receiving process, which live as long as the context."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Ends:
         reconnect_seconds: float = 3.0,
         **link: Any,
     ) -> None:
-        """`pool_bytes`: memory for payload at each end, at least that of the transfers under way."""
+        """Create the ends. `pool_bytes` is the payload memory of each end, enough for all concurrent transfers."""
         self._wan = wan
         self._directory = tempfile.TemporaryDirectory()
         near, far = _certificates(Path(self._directory.name)) if is_encrypted else ([], [])
@@ -76,7 +76,7 @@ class Ends:
     def transfer(
         self, num_bytes: int, *, num_layers: int, num_objects: int = 64, pause_seconds: float = 0.0
     ) -> Figures:
-        """Send once, checked byte for byte by digest at the far end."""
+        """Measure one transfer, whose bytes are checked by a digest."""
         near = self._ask(
             "measure",
             num_objects=num_objects,
@@ -87,26 +87,26 @@ class Ends:
         return _figures(near, self._reports([near["transfer"]]), num_bytes)
 
     def scheduled(self, ready: Sequence[Ready]) -> Figures:
-        """Send objects as they become ready; checked as `transfer` is."""
+        """Measure a transfer whose objects become ready over time."""
         near = self._ask(
-            "scheduled", sizes=[its.num_bytes for its in ready], at_seconds=[its.at_seconds for its in ready]
+            "scheduled", sizes=[item.num_bytes for item in ready], at_seconds=[item.at_seconds for item in ready]
         )
-        return _figures(near, self._reports([near["transfer"]]), sum(its.num_bytes for its in ready))
+        return _figures(near, self._reports([near["transfer"]]), sum(item.num_bytes for item in ready))
 
     def urgent(self, urgent_bytes: int, *, bulk_bytes: int, after_seconds: float) -> tuple[Figures, Figures]:
-        """Return an urgent transfer alone, and beside two bulk ones."""
+        """Measure an urgent transfer alone, and beside two bulk transfers."""
         near = self._ask("urgent", urgent_bytes=urgent_bytes, bulk_bytes=bulk_bytes, after_seconds=after_seconds)
         assert near["bulk_was_under_way"], "the bulk transfers ended before the urgent one"
-        ids = [near["alone"]["transfer"], near["beside"]["transfer"], *(its["transfer"] for its in near["bulk"])]
+        ids = [near["alone"]["transfer"], near["beside"]["transfer"], *(bulk["transfer"] for bulk in near["bulk"])]
         reports = self._reports(ids)
         return _figures(near["alone"], reports, urgent_bytes), _figures(near["beside"], reports, urgent_bytes)
 
     def health(self, *, seconds: float, idle_seconds: float) -> dict[str, Any]:
-        """Return the link's own samples, idle and busy; its transfers do not end."""
+        """Sample the link's health, idle and busy. The transfers do not end."""
         return self._ask("health", seconds=seconds, idle_seconds=idle_seconds)
 
     def probe(self, max_bytes: int) -> dict[str, Any]:
-        """What an agent's probe of this link finds, and what it takes."""
+        """Measure the findings and the cost of an agent's probe."""
         return self._ask("probe", max_bytes=max_bytes)
 
     def _ask(self, what: str, **question: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Ends:
         return _read(self._near)
 
     def _reports(self, transfers: list[str]) -> dict[str, dict[str, Any]]:
-        """What the far end says of these transfers."""
+        """Return the far end's reports of these transfers."""
         found = {}
         for _ in transfers:
             report = _read(self._far)
@@ -127,15 +127,15 @@ class Ends:
 
 @dataclass(frozen=True)
 class Figures:
-    """One transfer. `exposed_seconds`: from the last layer's being ready to the last byte's arrival."""
+    """Figures of one transfer. `exposed_seconds` is the time from the last ready layer to the last arrived byte."""
 
     num_bytes: int
-    began_ns: int  # of the monotonic clock
+    began_ns: int  # Monotonic clock.
     ended_ns: int
     exposed_seconds: float
-    cpu_seconds: float  # of both ends
+    cpu_seconds: float  # Processor time of both ends.
     num_connections: int
-    saved_bytes: int  # by compression, since the link's start
+    saved_bytes: int  # Saved by packing since the link's start.
 
     @property
     def seconds(self) -> float:
@@ -149,13 +149,13 @@ class Figures:
 def _certificates(directory: Path) -> tuple[list[str], list[str]]:
     authority = Authority(directory)
     near, far = (authority.issue(name) for name in ("near", "far"))
-    return tuple([str(its.authority), str(its.certificate), str(its.key)] for its in (near, far))  # type: ignore[return-value]
+    return tuple([str(issued.authority), str(issued.certificate), str(issued.key)] for issued in (near, far))  # type: ignore[return-value]
 
 
 def _figures(near: dict[str, Any], reports: dict[str, dict[str, Any]], num_bytes: int) -> Figures:
     far = reports[near["transfer"]]
     assert (far["reason"], near["failure"]) == ("completed", ""), (far["reason"], near["failure"])
-    assert far["digest"] == near["digest"], "other bytes arrived than were sent"
+    assert far["digest"] == near["digest"], "the bytes arrived damaged"
     return Figures(
         num_bytes=num_bytes,
         began_ns=near["began_ns"],
