@@ -1,4 +1,4 @@
-"""What each component of the wire keeps in memory: the table of docs/transport-reference.md, measured where a peer is slow."""
+"""Memory of each component of the wire, measured with slow peers: the table of docs/transport-reference.md."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ from tests.support.transport_ends import Far, Near, fill_up, resident_bytes, sen
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20
-# What is kept of a HAVE of every second of two million objects, and how much there is while it is taken apart.
-HELD_BYTES, HEARD_BYTES = 85_000_000, 150_000_000
-TLS_BYTES = 600_000  # of a connection under TLS
-CONNECTION_BYTES = 64 << 10  # of Python: objects of the connection, its threads, a header
+# Memory of a HAVE with every second of two million objects, afterwards and while it is decoded.
+KEPT_BYTES, PEAK_BYTES = 85_000_000, 150_000_000
+TLS_BYTES = 600_000  # Per connection under TLS.
+CONNECTION_BYTES = 64 << 10  # Python objects of a connection, its threads and a header.
 MAX_RECEIVE_BUFFER_BYTES = int(Path("/proc/sys/net/ipv4/tcp_rmem").read_text().split()[2])
 
 
 @contextmanager
 def traced() -> Iterator[Callable[[], int]]:
-    """How much more memory Python holds at most than at the start."""
+    """Provide a function that returns the peak of Python's memory since the start of the block."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     try:
@@ -67,8 +67,8 @@ def traced() -> Iterator[Callable[[], int]]:
         tracemalloc.stop()
 
 
-def _read_what_is_let(gate: threading.Event) -> Callable[[Connection], None]:
-    """Accepts every transfer, and then reads nothing until the gate is open."""
+def _read_nothing_until(gate: threading.Event) -> Callable[[Connection], None]:
+    """Accept a transfer, and then read nothing until the gate is open."""
 
     def serve(connection: Connection) -> None:
         header = connection.read_header()
@@ -80,17 +80,17 @@ def _read_what_is_let(gate: threading.Event) -> Callable[[Connection], None]:
     return serve
 
 
-def test_a_slow_reader_costs_its_sender_two_kernel_buffers_a_connection_and_no_copy(
+def test_a_slow_reader_costs_its_sender_two_kernel_buffers_per_connection_and_no_copy(
     near_to: Callable[..., Near],
 ) -> None:
     piece, gate, count = memoryview(bytes(MIB)), threading.Event(), 2
-    with RawReceiver(_read_what_is_let(gate)) as receiver:
+    with RawReceiver(_read_nothing_until(gate)) as receiver:
         near = near_to(receiver.address, num_connections=count)
         near.link.open(SendRequest(bytes(16), b"", [MIB] * 2048, lambda index: piece, 0, 60.0))
         wait_until(lambda: bool(near.of(SendAccepted)))
         with traced() as grown:
             _fill(near)
-            assert grown() < MAX_CHUNK_BYTES, "what waits is named, not held: not even a chunk"
+            assert grown() < MAX_CHUNK_BYTES, "pending chunks are named, not copied"
         in_flight = near.link.snapshot().unacknowledged_bytes
         assert in_flight <= count * (2 * SEND_BUFFER_BYTES + MAX_RECEIVE_BUFFER_BYTES + MAX_CHUNK_BYTES)
         near.link.cancel(bytes(16), "cancelled", "seen enough")
@@ -101,13 +101,13 @@ def test_a_slow_reader_costs_its_sender_two_kernel_buffers_a_connection_and_no_c
 def _fill(near: Near) -> None:
     """Let 2 GiB leave, and return when the kernels take no more."""
     near.link.ready(bytes(16), first_object=0, num_objects=2048, offset_bytes=0, length_bytes=MIB)
-    stands: list[int] = []
+    amounts: list[int] = []
 
     def is_stuck() -> bool:
-        stands.append(near.link.snapshot().unacknowledged_bytes)
-        return stands[-1] > MAX_CHUNK_BYTES and stands[-40:] == stands[-1:] * 40
+        amounts.append(near.link.snapshot().unacknowledged_bytes)
+        return amounts[-1] > MAX_CHUNK_BYTES and amounts[-40:] == amounts[-1:] * 40
 
-    wait_until(is_stuck, what="the kernels' taking no more")
+    wait_until(is_stuck, what="full kernel buffers")
 
 
 def test_a_sender_that_stops_within_a_chunk_costs_its_receiver_a_header(far: Far) -> None:
@@ -118,13 +118,13 @@ def test_a_sender_that_stops_within_a_chunk_costs_its_receiver_a_header(far: Far
         for peer, transfer_id in zip(peers, ids, strict=True):
             peer.connection.write(chunk_header(transfer_id, Slab(0, 1, 0, MAX_CHUNK_BYTES), 0) + b"\x01" * 1000)
         wait_until(lambda: all(far.memory[transfer_id][0][999] for transfer_id in ids))
-        slots = count * MAX_CHUNK_BYTES  # of the pool, which the test holds in its stead
+        slots = count * MAX_CHUNK_BYTES  # The test holds this memory in place of a pool.
         assert grown() - slots < 2 * count * CONNECTION_BYTES, "both ends are in this process"
         for peer in peers:
             peer.connection.close()
 
 
-def test_chunks_that_are_checked_and_not_kept_cost_their_receiver_a_piece_of_each(far: Far) -> None:
+def test_discarded_chunks_cost_their_receiver_a_small_buffer_each(far: Far) -> None:
     count, far.discards = 40, True
     slab, payload = Slab(0, 1, 0, MAX_CHUNK_BYTES), memoryview(bytes(MAX_CHUNK_BYTES))
     with traced() as grown:
@@ -134,7 +134,8 @@ def test_chunks_that_are_checked_and_not_kept_cost_their_receiver_a_piece_of_eac
             checksum = chunk_checksum(transfer_id, slab, [payload])
             peer.connection.write(chunk_header(transfer_id, slab, checksum), payload[:1000])
         wait_until(
-            lambda: all(far.receiver._dispatcher._transfers._transfers[its].writers for its in ids), what="all at once"
+            lambda: all(far.receiver._dispatcher._transfers._transfers[transfer_id].writers for transfer_id in ids),
+            what="all at once",
         )
         for peer in peers:
             peer.connection.write(payload[1000:])
@@ -144,7 +145,7 @@ def test_chunks_that_are_checked_and_not_kept_cost_their_receiver_a_piece_of_eac
             peer.connection.close()
 
 
-def test_control_frames_that_come_slowly_cost_their_receiver_their_length(far: Far) -> None:
+def test_slow_control_frames_cost_their_receiver_their_length(far: Far) -> None:
     count, body = 40, bytes(LARGE_FRAME_BYTES - 100)
     with traced() as grown:
         peers = [RawSender(far.address, name=f"stops{number}") for number in range(count)]
@@ -161,14 +162,14 @@ def test_control_frames_that_come_slowly_cost_their_receiver_their_length(far: F
 
 
 def _every_second_of_two_million(transfer_id: bytes) -> bytes:
-    """A HAVE that would be a million ranges once it is taken apart."""
+    """Return a HAVE that decodes to a million ranges."""
     structure: bytes = msgpack.packb([[]])
     bits = b"\x55" * (MAX_OBJECTS // 8)
     head = Header(FrameType.HAVE, len(structure) + len(bits), transfer_id, offset=len(structure))
     return head.encode() + structure + bits
 
 
-def test_a_have_that_nobody_awaits_costs_its_sender_its_frame(near_to: Callable[..., Near]) -> None:
+def test_an_unexpected_have_costs_its_sender_only_the_frame(near_to: Callable[..., Near]) -> None:
     frame = _every_second_of_two_million(os.urandom(16))
 
     def serve(connection: Connection) -> None:
@@ -186,7 +187,7 @@ def test_a_have_that_nobody_awaits_costs_its_sender_its_frame(near_to: Callable[
         assert grown() < 3 * len(frame) + 2 * CONNECTION_BYTES
 
 
-def test_a_have_of_more_objects_than_its_transfer_has_costs_its_sender_its_frame(near_to: Callable[..., Near]) -> None:
+def test_a_have_of_too_many_objects_costs_its_sender_only_the_frame(near_to: Callable[..., Near]) -> None:
     left = threading.Event()
 
     def serve(connection: Connection) -> None:
@@ -201,21 +202,21 @@ def test_a_have_of_more_objects_than_its_transfer_has_costs_its_sender_its_frame
     with RawReceiver(serve) as receiver, traced() as grown:
         near = near_to(receiver.address, num_connections=1)
         send(near, [b"x"])
-        wait_until(left.is_set, what="its sender's going")
+        wait_until(left.is_set, what="the end of the connection")
         assert grown() < 5 * MAX_OBJECTS // 8 + 2 * CONNECTION_BYTES
 
 
-def test_what_a_peer_holds_takes_so_much_memory_at_most() -> None:
-    """Of two million objects every second; here of one in 32 of them, as each is traced."""
+def test_a_decoded_have_takes_bounded_memory() -> None:
+    """The bounds hold for every second of two million objects; the test uses a 32nd of them, as tracing is slow."""
     count = MAX_OBJECTS // 32
     held, sizes = b"\x55" * (count // 8), ObjectSizes([(1, count)])
     structure: bytes = msgpack.packb([[]])
     header = Header(FrameType.HAVE, len(structure) + len(held), bytes(16), offset=len(structure))
     tracemalloc.start()
     standing = PeerState.of(messages.decode_have(header, bytearray(structure + held), num_objects=count), sizes)
-    kept, at_most = tracemalloc.get_traced_memory()
+    kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert kept < HELD_BYTES // 32 and at_most < HEARD_BYTES // 32
+    assert kept < KEPT_BYTES // 32 and peak < PEAK_BYTES // 32
     assert standing.missing_bytes == count // 2
 
 
@@ -224,43 +225,43 @@ def test_a_connection_under_tls_costs_two_batches(tmp_path: Path) -> None:
     files = [authority.issue(name) for name in ("near", "far")]
     ends = [Certificates(CertificateFiles(file.authority, file.certificate, file.key)) for file in files]
     with contextlib.ExitStack() as stack:
-        _say_much(stack, *ends)  # what is loaded once
+        _exchange(stack, *ends)  # Loads what is loaded once.
         before = resident_bytes()
         for _ in range(count):
-            _say_much(stack, *ends)
+            _exchange(stack, *ends)
         assert resident_bytes() - before < count * 2 * (TLS_BYTES + CONNECTION_BYTES)
 
 
-def _say_much(stack: contextlib.ExitStack, near: Certificates, far: Certificates) -> None:
-    """One more connection, over which much has been said, in pieces as long as chunks."""
-    ours, theirs = (Connection(its, state=ConnectionState.SENDING) for its in socket.socketpair())
-    stack.callback(ours.close)
-    stack.callback(theirs.close)
+def _exchange(stack: contextlib.ExitStack, near: Certificates, far: Certificates) -> None:
+    """Open another connection and send several chunks over it."""
+    local, remote = (Connection(end, state=ConnectionState.SENDING) for end in socket.socketpair())
+    stack.callback(local.close)
+    stack.callback(remote.close)
 
     def listen() -> None:
-        theirs.secure(far, is_listener=True)
-        heard = memoryview(bytearray(MAX_CHUNK_BYTES))
+        remote.secure(far, is_listener=True)
+        received = memoryview(bytearray(MAX_CHUNK_BYTES))
         for _ in range(4):
-            theirs.read_into([heard])
+            remote.read_into([received])
 
     listening = threading.Thread(target=listen)
     listening.start()
-    ours.secure(near, is_listener=False)
+    local.secure(near, is_listener=False)
     for _ in range(4):
-        ours.write(bytes(MAX_CHUNK_BYTES))
+        local.write(bytes(MAX_CHUNK_BYTES))
     listening.join()
 
 
-def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
+def test_a_long_have_is_not_made_while_no_connection_takes_it() -> None:
     dispatcher = InboundDispatcher(
         accept=lambda request, reply: reply(Accepted(held=(), destination=None)),
         on_event=lambda event: None,
         reconnect_seconds=PATIENCE_SECONDS,
     )
-    ours, theirs = socket.socketpair()
+    local, remote = socket.socketpair()
     connection, peer = (
-        Connection(ours, state=ConnectionState.RECEIVING),
-        Connection(theirs, state=ConnectionState.SENDING),
+        Connection(local, state=ConnectionState.RECEIVING),
+        Connection(remote, state=ConnectionState.SENDING),
     )
     peer.set_read_timeout(PATIENCE_SECONDS)
     sizes, transfer_id = ObjectSizes.of([2 * MAX_SLABS]), os.urandom(16)
@@ -273,26 +274,24 @@ def test_a_long_answer_is_not_made_while_no_connection_takes_it() -> None:
             assert dispatcher.begin_write(connection, "peer", header, wire_bytes=1) is not None
             dispatcher.end_write(connection, header, "whole")
         with traced() as grown:
-            num_bytes = fill_up(ours)
+            num_bytes = fill_up(local)
             dispatcher.open(connection, request)
             for _ in range(3):
                 dispatcher.tick(time.monotonic())
-            assert grown() < 8 * MAX_SLABS, "not a pointer for each piece that has arrived"
+            assert grown() < 8 * MAX_SLABS, "not even a pointer per fragment"
         peer.read_into([memoryview(bytearray(num_bytes))])
         dispatcher.tick(time.monotonic())
         header = peer.read_header()
         assert len(messages.decode_have(header, peer.read_payload(header), num_objects=1).arrived) == MAX_SLABS
 
 
-def test_control_frames_that_no_connection_takes_are_bounded(
-    near_to: Callable[..., Near], refusing_address: str
-) -> None:
-    """Every cancel leaves a frame; without a connection none can go. Without a bound there would be four times as many."""
+def test_cancels_without_a_connection_are_bounded(near_to: Callable[..., Near], refusing_address: str) -> None:
+    """Every cancel leaves a frame, which cannot be sent. Without a bound there would be three times as many."""
     near = near_to(refusing_address)
-    _open_and_cancel(near)  # what is imported and started once
+    _open_and_cancel(near)  # Starts what is started once.
     wait_until(lambda: near.link.snapshot().is_down)
     with traced() as grown:
-        for _ in range(4 * MAX_CANCELS):
+        for _ in range(3 * MAX_CANCELS):
             _open_and_cancel(near)
             near.events.clear()
         assert near.link.snapshot().num_transfers == 0

@@ -199,17 +199,17 @@ def test_both_ends_of_a_reverse_connection_check_certificates(
 ) -> None:
     authority = Authority(tmp_path)
 
-    def of(name: str) -> Certificates:
+    def certificates(name: str) -> Certificates:
         issued = authority.issue(name)
         return Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key))
 
-    secure = make_sender(certificates=of("near"))
-    liar = far_behind(secure.address, certificates=of("thief"), num_connections=1)
+    secure = make_sender(certificates=certificates("near"))
+    thief = far_behind(secure.address, certificates=certificates("thief"), num_connections=1)
     wait_until(lambda: secure.receiver.refused.get("name", 0) > 0)
-    assert liar.receiver.num_connections == 0
-    liar.receiver.close()
+    assert thief.receiver.num_connections == 0
+    thief.receiver.close()
     objects = objects_of(MIB)
-    far = far_behind(secure.address, certificates=of("far"), num_connections=2)
+    far = far_behind(secure.address, certificates=certificates("far"), num_connections=2)
     transfer_id = send(secure.near, objects)
     secure.near.assert_completed(transfer_id)
     assert far.contents(transfer_id) == objects

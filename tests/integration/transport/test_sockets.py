@@ -1,4 +1,4 @@
-"""The sockets of the wire, made to addresses of this machine."""
+"""Sockets dialled to names, whose addresses may change or need an interface."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from prfaas.transport.net.sockets import make_socket
 
 
-def test_a_name_is_looked_up_once_for_both_whether_it_is_public_and_where_it_is(
+def test_a_name_is_looked_up_only_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever answers for a name may answer otherwise the next time."""
+    """A second look-up could return an address that is not allowed."""
     answers = iter(["127.0.0.1", "127.0.0.2"])
     look_up = socket.getaddrinfo
 
@@ -31,7 +31,7 @@ def test_a_name_is_looked_up_once_for_both_whether_it_is_public_and_where_it_is(
 
 
 def _link_local_address() -> str | None:
-    """One of this machine, with its interface."""
+    """Return a link-local address of this machine, with its interface."""
     table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else ():
         address, *_, interface = line.split()

@@ -1,4 +1,4 @@
-"""What the kernel says of a connection, over an emulated link that loses segments and one that does not."""
+"""The kernel's figures of a connection, over an emulated link with and without losses."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ print(most)
 
 
 def _out_of_order_bytes(loss: float) -> int:
-    """That the peer was first seen to hold behind a lost segment, 0: it never was."""
+    """Return the first out-of-order bytes seen at the peer, or 0."""
     if reason := obstacle():
         pytest.skip(f"an emulated link {reason}")
     with Wan(WanShape(1e8, 0.05, loss)) as wan, wan.far([sys.executable, "-c", FAR_END], stdout=subprocess.PIPE) as far:
         assert far.stdout is not None
         near = [*wan.inside("near"), sys.executable, "-c", NEAR_END, far.stdout.readline()]
-        said = subprocess.run(near, stdout=subprocess.PIPE, text=True)
+        run = subprocess.run(near, stdout=subprocess.PIPE, text=True)
         far.kill()
-    said.check_returncode()
-    return int(said.stdout)
+    run.check_returncode()
+    return int(run.stdout)
 
 
-def test_what_a_peer_holds_behind_a_lost_segment_is_known() -> None:
+def test_bytes_behind_a_lost_segment_are_known() -> None:
     assert _out_of_order_bytes(loss=0.0) == 0
     assert 0 < _out_of_order_bytes(loss=0.05) < NUM_BYTES

@@ -1,4 +1,4 @@
-"""The wire over mutual TLS 1.3: who is let in, what is counted, and what a change of the files does."""
+"""Links over mutual TLS 1.3: accepted and refused peers, and changes of certificate files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _near(far: Far, issued: Issued | None, *, reconnect_seconds: float = PATIENC
 
 
 def _refused(far: Far, issued: Issued | None) -> contextlib.AbstractContextManager[Near]:
-    """A sending end that is not let in, and so gives up soon."""
+    """A sender that is refused and soon gives up."""
     return _near(far, issued, reconnect_seconds=GIVES_UP_SECONDS)
 
 
@@ -72,24 +72,24 @@ def _end(near: Near) -> SendCompleted | SendFailed:
     return ended
 
 
-def test_a_transfer_arrives_as_it_left(authority: Authority) -> None:
+def test_every_byte_of_a_transfer_arrives(authority: Authority) -> None:
     with _far(authority.issue("far")) as far, _near(far, authority.issue("near")) as near:
         objects = objects_of(*SIZES)
         transfer = send(near, objects)
         assert isinstance(near.end(transfer), SendCompleted)
-        assert [bytes(its) for its in far.memory[transfer]] == objects
+        assert [bytes(content) for content in far.memory[transfer]] == objects
 
 
 def test_nothing_of_a_transfer_is_readable_on_the_network(authority: Authority) -> None:
     secret = b"the words of a prompt" * 1000
     taken = bytearray()
 
-    def listen_in(data: bytes) -> bytes:
+    def eavesdrop(data: bytes) -> bytes:
         taken.extend(data)
         return data
 
     with _far(authority.issue("far")) as far, Relay(far.address) as relay:
-        relay.filter(lambda: listen_in)
+        relay.filter(lambda: eavesdrop)
         near = make_near(relay.address, certificates=_certificates(authority.issue("near")), num_connections=1)
         assert isinstance(near.end(send(near, [secret])), SendCompleted)
         near.link.close()
@@ -101,63 +101,63 @@ def test_nothing_of_a_transfer_is_readable_on_the_network(authority: Authority) 
     ("kind", "reason"),
     [("plain", "tls_none"), ("foreign", "tls_untrusted"), ("expired", "tls_expired"), ("revoked", "tls_revoked")],
 )
-def test_a_peer_without_a_certificate_that_counts_is_refused_and_counted(
+def test_a_peer_without_a_valid_certificate_is_refused_and_counted(
     authority: Authority, tmp_path: Path, kind: str, reason: str
 ) -> None:
     if kind == "foreign":
         (tmp_path / "other").mkdir()
-        theirs: Issued | None = dataclasses.replace(
+        certificate: Issued | None = dataclasses.replace(
             Authority(tmp_path / "other").issue("near"), authority=authority.path, revocations=authority.revocations
         )
     else:
-        theirs = authority.issue("near", valid_for=-DAY if kind == "expired" else DAY) if kind != "plain" else None
+        certificate = authority.issue("near", valid_for=-DAY if kind == "expired" else DAY) if kind != "plain" else None
     if kind == "revoked":
-        assert theirs is not None
-        authority.revoke(theirs.serial)
-    with _far(authority.issue("far")) as far, _refused(far, theirs) as near:
+        assert certificate is not None
+        authority.revoke(certificate.serial)
+    with _far(authority.issue("far")) as far, _refused(far, certificate) as near:
         ended = _end(near)
         assert isinstance(ended, SendFailed) and ended.reason == "unreachable"
         wait_until(lambda: far.receiver.refused.get(reason, 0) > 0)
         assert set(far.receiver.refused) == {reason}
 
 
-def test_a_peer_may_not_use_another_names_certificate(authority: Authority) -> None:
+def test_a_dialler_may_not_use_the_certificate_of_another_name(authority: Authority) -> None:
     with _far(authority.issue("far")) as far, _refused(far, authority.issue("somebody")) as near:
         assert isinstance(_end(near), SendFailed)
         wait_until(lambda: set(far.receiver.refused) == {"name"})
 
 
-def test_a_listener_may_not_use_another_names_certificate(authority: Authority) -> None:
+def test_a_listener_may_not_use_the_certificate_of_another_name(authority: Authority) -> None:
     with _far(authority.issue("somebody")) as far, _refused(far, authority.issue("near")) as near:
 
-        def is_told_why() -> bool:
+        def has_reason() -> bool:
             ended = _end(near)
             assert isinstance(ended, SendFailed)
             return "certificate for somebody" in ended.message
 
-        wait_until(is_told_why, what="the end of a first handshake")
+        wait_until(has_reason, what="the end of a first handshake")
 
 
-def test_a_listener_that_does_not_encrypt_is_refused(authority: Authority) -> None:
+def test_a_listener_without_tls_is_refused(authority: Authority) -> None:
     far = make_far()
     with _refused(far, authority.issue("near")) as near:
         assert isinstance(_end(near), SendFailed)
     far.receiver.close()
 
 
-def test_a_certificate_that_is_revoked_meanwhile_is_refused_at_the_next_connection(authority: Authority) -> None:
-    theirs = authority.issue("near")
+def test_a_certificate_revoked_meanwhile_is_refused_at_the_next_connection(authority: Authority) -> None:
+    certificate = authority.issue("near")
     with _far(authority.issue("far")) as far:
-        with _near(far, theirs) as near:
+        with _near(far, certificate) as near:
             assert isinstance(_end(near), SendCompleted)
-        authority.revoke(theirs.serial)
-        with _refused(far, theirs) as near:
+        authority.revoke(certificate.serial)
+        with _refused(far, certificate) as near:
             assert isinstance(_end(near), SendFailed)
             wait_until(lambda: bool(far.receiver.refused.get("tls_revoked")))
 
 
-def test_a_sender_that_keeps_its_connection_is_ended_once_it_has_served_for_long(authority: Authority) -> None:
-    """Else its certificate would count for ever after it was revoked."""
+def test_a_receiver_ends_a_connection_that_its_sender_keeps_too_long(authority: Authority) -> None:
+    """Otherwise a revoked certificate would stay valid for ever."""
     far = make_far(certificates=_certificates(authority.issue("far"), serves_seconds=1.0))
     with RawSender(far.address, name="near", certificates=_certificates(authority.issue("near"))) as raw:
         with pytest.raises(OSError):
@@ -173,7 +173,7 @@ def _ping_on(raw: RawSender) -> None:
         assert raw.heard()[0].type is FrameType.PONG
 
 
-def test_a_sender_replaces_a_connection_that_has_served_for_long(authority: Authority) -> None:
+def test_a_sender_replaces_a_connection_that_has_served_long(authority: Authority) -> None:
     dialled: list[int] = []
 
     def count() -> Filter:
@@ -194,7 +194,7 @@ def test_a_sender_replaces_a_connection_that_has_served_for_long(authority: Auth
         near.link.close()
 
 
-def test_a_connection_that_is_replaced_waits_for_what_it_carries(authority: Authority) -> None:
+def test_a_replaced_connection_waits_for_its_acknowledgements(authority: Authority) -> None:
     num_chunks, links = 0, list[Link]()
 
     def is_being_replaced() -> bool:
@@ -210,12 +210,12 @@ def test_a_connection_that_is_replaced_waits_for_what_it_carries(authority: Auth
                 connection.write(encode_have(header.transfer_id, Have(Ranges(), ())))
             elif header.type is FrameType.CHUNK:
                 num_chunks += 1
-                wait_until(is_being_replaced)  # once it has had nothing to send for a while
+                wait_until(is_being_replaced)  # It is replaced once it is idle.
                 connection.write(encode_done(header.transfer_id, Done(10, 0)))
                 connection.write(Header(FrameType.ACK, 0, offset=1).encode())
 
     with RawReceiver(acknowledge_late, certificates=_certificates(authority.issue("far"))) as receiver:
-        certificates = _certificates(authority.issue("near"), serves_seconds=5.0)
+        certificates = _certificates(authority.issue("near"), serves_seconds=2.5)
         near = make_near(receiver.address, certificates=certificates, num_connections=1)
         links.append(near.link)
         assert isinstance(near.end(send(near, objects_of(10))), SendCompleted)
@@ -224,53 +224,53 @@ def test_a_connection_that_is_replaced_waits_for_what_it_carries(authority: Auth
 
 
 def test_a_new_certificate_is_taken_up_under_traffic(authority: Authority) -> None:
-    mine = authority.issue("far")
-    with _far(mine) as far, _near(far, authority.issue("near")) as near:
+    issued = authority.issue("far")
+    with _far(issued) as far, _near(far, authority.issue("near")) as near:
         objects = objects_of(*SIZES)
         transfer = send(near, objects, ready=False)
         wait_until(lambda: far.memory.get(transfer) is not None)
-        authority.issue("far")  # over the files of the first
+        authority.issue("far")  # Replaces the files of the first certificate.
         with _near(far, authority.issue("near")) as second:
             assert isinstance(_end(second), SendCompleted)
-        for index, its in enumerate(objects):
-            near.link.ready(transfer, first_object=index, num_objects=1, offset_bytes=0, length_bytes=len(its))
+        for index, size in enumerate(SIZES):
+            near.link.ready(transfer, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
         assert isinstance(near.end(transfer), SendCompleted)
 
 
-def test_files_in_the_middle_of_a_change_leave_things_as_they_are(authority: Authority) -> None:
-    mine = authority.issue("far")
-    with _far(mine) as far:
-        mine.key.write_text("half a key")
+def test_half_written_files_have_no_effect(authority: Authority) -> None:
+    issued = authority.issue("far")
+    with _far(issued) as far:
+        issued.key.write_text("half a key")
         with _near(far, authority.issue("near")) as near:
             assert isinstance(_end(near), SendCompleted)
 
 
-def test_files_that_stay_unusable_are_named_once_and_taken_up_when_they_are_whole(
+def test_unusable_files_are_logged_once_and_loaded_when_they_are_whole(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mine = authority.issue("far")
+    issued = authority.issue("far")
     certificates, whole = (
-        Certificates(CertificateFiles(mine.authority, mine.certificate, mine.key)),
-        mine.key.read_text(),
+        Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)),
+        issued.key.read_text(),
     )
     before = certificates.client_context()
     for moment, content in enumerate(["half a key", "another half", whole], start=1):
-        mine.key.write_text(content)
-        os.utime(mine.key, ns=(moment, moment))  # two writes within one tick of the kernel's clock look alike
+        issued.key.write_text(content)
+        os.utime(issued.key, ns=(moment, moment))  # Two writes within one tick of the kernel's clock look alike.
         contexts = {id(certificates.client_context()) for _ in range(3)}
         assert contexts == {id(before)} or content == whole
     assert before is not certificates.client_context()
-    said = [record.getMessage() for record in caplog.records if "tls.not_reloaded" in record.getMessage()]
-    assert len(said) == 2 and all(str(mine.key) in its for its in said)
+    messages = [record.getMessage() for record in caplog.records if "tls.not_reloaded" in record.getMessage()]
+    assert len(messages) == 2 and all(str(issued.key) in message for message in messages)
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     missing = tmp_path / "absent.pem"
     with pytest.raises(ConfigError, match=r"absent\.pem"):
         Certificates(CertificateFiles(missing, missing, missing))
 
 
-def test_a_public_address_needs_certificates_or_a_word_of_consent(authority: Authority) -> None:
+def test_a_public_address_needs_certificates_or_consent(authority: Authority) -> None:
     with pytest.raises(ConfigError, match="tls_"):
         make_far(listen="0.0.0.0:0")
     with _far(authority.issue("far"), listen="0.0.0.0:0") as far:
@@ -278,7 +278,7 @@ def test_a_public_address_needs_certificates_or_a_word_of_consent(authority: Aut
     assert ReceiverConfig("0.0.0.0:0").certificates is None
 
 
-def test_a_context_that_is_kept_takes_new_files(authority: Authority, tmp_path: Path) -> None:
+def test_a_shared_context_takes_up_new_files(authority: Authority, tmp_path: Path) -> None:
     issued = authority.issue("keeper")
     certificates = Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key))
     kept = certificates.shared_client_context()
@@ -299,7 +299,7 @@ def _may_have_a_network() -> bool:
 @pytest.mark.skipif(not _may_have_a_network(), reason="needs root, to give a process a public address of its own")
 @pytest.mark.parametrize("address", ["8.8.8.8", "100.64.0.1"])
 @pytest.mark.parametrize(("consents", "refused", "num_told"), [("false", {"public": 2}, 1), ("true", {}, 0)])
-def test_a_public_peer_that_reaches_a_private_address_is_not_served_in_plain_text_without_consent(
+def test_a_public_peer_of_a_private_address_needs_certificates_or_consent(
     address: str, consents: str, refused: dict[str, int], num_told: int
 ) -> None:
     peer = f"{sys.executable} -m tests.integration.transport.public_peer {address} {consents}"

@@ -1,4 +1,4 @@
-"""A sender that knows nothing but docs/wire-format.md and the secret is served."""
+"""A sender written from docs/wire-format.md alone is served."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def _frame(kind: int, payload: bytes = b"", *, transfer_id: bytes = NOBODY, offs
 
 
 def _heard(peer: socket.socket) -> tuple[int, int, bytes]:
-    """Type, offset and payload of the next frame."""
+    """Return type, offset and payload of the next frame."""
     *_, kind, _, length, _, _, offset, _ = HEADER.unpack(_exactly(peer, HEADER.size))
     return kind, offset, _exactly(peer, length)
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:
-    said = b""
-    while len(said) < count:
-        part = peer.recv(count - len(said))
-        assert part, "it closed"
-        said += part
-    return said
+    received = b""
+    while len(received) < count:
+        part = peer.recv(count - len(received))
+        assert part, "the receiver has closed the connection"
+        received += part
+    return received
 
 
 def _dialled(far: Far) -> socket.socket:
@@ -46,10 +46,10 @@ def _dialled(far: Far) -> socket.socket:
     nonce = os.urandom(32)
     peer.sendall(_frame(HELLO, msgpack.packb(["by the book", nonce, [1], []])))
     kind, _, payload = _heard(peer)
-    name, theirs, version, capabilities, boot_id, proof = msgpack.unpackb(payload)
+    name, far_nonce, version, capabilities, boot_id, proof = msgpack.unpackb(payload)
     assert (kind, name, version, capabilities) == (CHALLENGE, "far", 1, [])
-    said: list[Any] = [["by the book", nonce, [1], [], NOBODY], [name, theirs, version, capabilities, boot_id]]
-    transcript = msgpack.packb(said)
+    signed: list[Any] = [["by the book", nonce, [1], [], NOBODY], [name, far_nonce, version, capabilities, boot_id]]
+    transcript = msgpack.packb(signed)
     assert proof == hmac.digest(KEY, b"listener" + transcript, hashlib.sha256)
     peer.sendall(_frame(PROOF, msgpack.packb([hmac.digest(KEY, b"dialer" + transcript, hashlib.sha256)])))
     assert _heard(peer)[0] == WELCOME
@@ -64,21 +64,21 @@ def _open(peer: socket.socket, transfer_id: bytes) -> None:
     assert (kind, msgpack.unpackb(payload[:offset]), payload[offset:]) == (HAVE, [[]], b"")
 
 
-def test_a_transfer_by_the_document_arrives(far: Far) -> None:
+def test_a_transfer_written_from_the_document_arrives(far: Far) -> None:
     transfer_id, payload = os.urandom(16), os.urandom(200)
     with _dialled(far) as peer:
         _open(peer, transfer_id)
         head = HEADER.pack(b"PRFS", 1, CHUNK, 2, len(payload), transfer_id, 0, 0, 0)[:40]
         checksum = xxhash.xxh3_64_intdigest(payload, xxhash.xxh3_64_intdigest(head))
         peer.sendall(head + struct.pack("<Q", checksum) + payload)
-        heard = {kind: (offset, said) for kind, offset, said in (_heard(peer), _heard(peer))}
+        heard = {kind: (offset, body) for kind, offset, body in (_heard(peer), _heard(peer))}
         assert heard[ACK][0] == 1
         assert msgpack.unpackb(heard[DONE][1]) == [HEADER.size + len(payload), 0]
         wait_until(lambda: bool(far.of(ReceiveCompleted)))
-    assert b"".join(bytes(its) for its in far.memory[transfer_id]) == payload
+    assert b"".join(bytes(content) for content in far.memory[transfer_id]) == payload
 
 
-def test_an_end_that_counts_other_bytes_than_all_missing_objects_have_fails_the_transfer(far: Far) -> None:
+def test_an_end_with_a_wrong_total_fails_its_transfer(far: Far) -> None:
     right, wrong = os.urandom(16), os.urandom(16)
     with _dialled(far) as peer:
         for transfer_id in (right, wrong):

@@ -1,4 +1,4 @@
-"""A coverage-guided fuzzer over everything that reads a peer's bytes.
+"""Coverage-guided fuzzer of everything that reads a peer's bytes.
 
 `python -m tests.property.transport.wire_fuzzer CORPUS -runs=N -seed=S`, with libFuzzer's own flags: it writes what honest
 peers say into the folder CORPUS, and searches on from there. It ends with another status than 0 when an input makes
@@ -48,22 +48,22 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.types import BlockHash, GroupBlocks, Shard
 
 SIZES = ObjectSizes([(1000, 3), (70_000, 2)])
-MAX_BYTES, MAX_OBJECTS = SIZES.total_bytes, 100  # of what is accepted
+MAX_BYTES, MAX_OBJECTS = SIZES.total_bytes, 100  # Larger transfers are rejected.
 PACKER, IDENTITY = Packer(), handshake.Identity("far", bytes(32))
 
 
 @contextlib.contextmanager
 def connected_to(data: bytes, *, state: ConnectionState) -> Iterator[Connection]:
-    """A connection whose peer says this and no more."""
-    ours, theirs = socket.socketpair()
-    with theirs, contextlib.closing(Connection(ours, state=state)) as connection, contextlib.suppress(OSError):
-        theirs.sendall(data)
-        theirs.shutdown(socket.SHUT_WR)
+    """Provide a connection whose peer sends this and closes."""
+    local, remote = socket.socketpair()
+    with remote, contextlib.closing(Connection(local, state=state)) as connection, contextlib.suppress(OSError):
+        remote.sendall(data)
+        remote.shutdown(socket.SHUT_WR)
         yield connection
 
 
 def read_connection(data: bytes) -> None:
-    """Frames of a sender that has proven its name, by the receiving end itself."""
+    """Read frames of an authenticated sender."""
     dispatcher = InboundDispatcher(accept=accept, on_event=lambda event: None, reconnect_seconds=60.0)
     with connected_to(data, state=ConnectionState.RECEIVING) as connection:
         Reader(
@@ -72,13 +72,13 @@ def read_connection(data: bytes) -> None:
 
 
 def read_stranger(data: bytes) -> None:
-    """Whatever somebody says who connects, by the listening end itself."""
+    """Read the handshake of a stranger."""
     with connected_to(data, state=ConnectionState.NEW) as connection:
         handshake.answer(connection, IDENTITY)
 
 
 def accept(request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
-    """Whatever a fuzzer has memory for; the second object is here already, where there is one."""
+    """Accept small transfers. The second object is held already."""
     if request.object_bytes.total_bytes > MAX_BYTES or len(request.object_bytes) > MAX_OBJECTS:
         reply(Rejected("no_memory", "too long"))
         return
@@ -87,7 +87,7 @@ def accept(request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -
 
 
 def read_answers(data: bytes) -> None:
-    """Frames of a receiver, as the sending end reads them."""
+    """Read frames of a receiver."""
     header, payload = Header.decode(data[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0")), data[HEADER_BYTES:]
     if header.type is FrameType.HAVE:
         have = messages.decode_have(header, payload, num_objects=len(SIZES))
@@ -114,7 +114,7 @@ def read_lossy(data: bytes) -> int:
 
 
 def read_body(data: bytes) -> None:
-    """The agents' own part of an OPEN."""
+    """Read the agents' own part of an OPEN."""
     for decode in (open_body.read_grant, open_body.OpenBody.decode, _read_probe, open_body.decode_link_probe):
         with contextlib.suppress(RemoteProtocolError, LayoutError):
             decode(data)
@@ -128,14 +128,14 @@ READERS = (read_connection, read_stranger, read_answers, read_handshake, read_pa
 
 
 def read(data: bytes) -> None:
-    """Any reader may refuse with a RemoteProtocolError (a layout with a LayoutError), and with nothing else."""
+    """Let a reader take the input. It may refuse with a RemoteProtocolError (a layout with a LayoutError) only."""
     if data:
         with contextlib.suppress(RemoteProtocolError):
             READERS[data[0] % len(READERS)](data[1:])
 
 
 def good_inputs() -> list[bytes]:
-    """What an honest peer says: where the search starts."""
+    """Return frames of an honest peer, from which the search starts."""
     transfer_id, piece = bytes(range(16)), memoryview(bytes(1000))
     slab = Slab(0, 1, 0, 1000)
     opened = messages.Open(SIZES, 1, 5.0, b"body")
@@ -149,11 +149,11 @@ def good_inputs() -> list[bytes]:
         messages.encode_open(transfer_id, opened),
         Header(FrameType.END, 0, transfer_id, offset=5).encode(),
         messages.encode_ending(FrameType.CANCEL, transfer_id, messages.Ending("cancelled", "why")),
-        *(packed_header(transfer_id, slab, checksum, packed_bytes=len(its)) + its for its in packed),
+        *(packed_header(transfer_id, slab, checksum, packed_bytes=len(content)) + content for content in packed),
         packed_header(transfer_id, slab, checksum, packed_bytes=len(lossy), kind=FrameType.LOSSY) + lossy,
     ]
     challenge = messages.Challenge("far", bytes(32), 1, ("lz4",), bytes(16), bytes(32))
-    said = [
+    handshake_frames = [
         messages.encode_hello(messages.Hello("near", bytes(32), (1,), ("lz4",), transfer_id)),
         messages.encode_challenge(challenge),
         messages.encode_proof(bytes(32)),
@@ -165,10 +165,10 @@ def good_inputs() -> list[bytes]:
     groups = (GroupBlocks(0, 0, (BlockHash(bytes(16)),), BlockHash(bytes(16))),)
     body = open_body.OpenBody(b"grant", (layout.fingerprint,), (layout,), groups, trace="00-trace").encode()
     bodies = [body, open_body.encode_layout_probe(layout), open_body.encode_link_probe(b"grant")]
-    hello, _, proof = said
-    bare = [its[HEADER_BYTES:] for its in said]
+    hello, _, proof = handshake_frames
+    bare = [frame[HEADER_BYTES:] for frame in handshake_frames]
     kinds = ([*frames, b"".join(frames)], [hello, hello + proof], answers, bare, packed, [lossy], bodies)
-    return [bytes([number]) + its for number, inputs in enumerate(kinds) for its in inputs]
+    return [bytes([number]) + content for number, inputs in enumerate(kinds) for content in inputs]
 
 
 if __name__ == "__main__":

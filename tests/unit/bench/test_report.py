@@ -1,4 +1,4 @@
-"""What a measurement says and advises."""
+"""Report of a measurement, and its advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits over what peers send to this end: who is told what, over connections of this machine."""
+"""Receive limits: the rates that peers are told, over socket pairs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from prfaas.transport.receiver.limits import BUSY_SECONDS, CHANGE_RATIO, Receive
 from tests.support.waiting import PATIENCE_SECONDS
 
 LIMIT = 8e6
-STEP = 0.1  # seconds between two looks
+STEP = 0.1  # Seconds between two ticks.
 
 
-class Late(Connection):
-    """Before it writes, another thread does something else, for which it waits a moment."""
+class SlowConnection(Connection):
+    """Connection whose write lets another thread run first."""
 
     meanwhile: threading.Thread | None = None
 
@@ -34,7 +34,7 @@ class Late(Connection):
 
 
 class CountingBudget(RateBudget):
-    """Counts the shares that are reckoned, each of which takes the longer the more members there are."""
+    """Budget that counts computed shares, as each takes longer the more members there are."""
 
     num_shares = 0
 
@@ -44,7 +44,7 @@ class CountingBudget(RateBudget):
 
 
 class Ends:
-    """A receiving end whose peers' names begin with "t" share a limit, and what its peers hear."""
+    """Limits that peers whose names begin with "t" share, and the rates that these are told."""
 
     def __init__(self) -> None:
         self.budget = budget = CountingBudget(LIMIT)
@@ -56,15 +56,15 @@ class Ends:
     def join(
         self, peer: str, capabilities: tuple[str, ...] = CAPABILITIES, *, make: Callable[..., Connection] = Connection
     ) -> tuple[Connection, socket.socket]:
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        self._sockets.append(theirs)
-        self._connections.append(make(ours, state=ConnectionState.RECEIVING))
+        near, far = socket.socketpair()
+        far.setblocking(False)
+        self._sockets.append(far)
+        self._connections.append(make(near, state=ConnectionState.RECEIVING))
         self.limits.connected(self._connections[-1], peer, capabilities, now=self.now)
-        return self._connections[-1], theirs
+        return self._connections[-1], far
 
-    def go_on(self, seconds: float, **bytes_per_second: float) -> None:
-        """So much comes from each peer."""
+    def advance(self, seconds: float, **bytes_per_second: float) -> None:
+        """Let time pass in which each peer sends so much."""
         for _ in range(round(seconds / STEP)):
             self.now += STEP
             for peer, rate in bytes_per_second.items():
@@ -72,9 +72,9 @@ class Ends:
             self.limits.tick(self.now)
 
     def close(self) -> None:
-        for connection, theirs in zip(self._connections, self._sockets, strict=True):
+        for connection, far in zip(self._connections, self._sockets, strict=True):
             connection.close()
-            theirs.close()
+            far.close()
 
 
 @pytest.fixture
@@ -84,72 +84,72 @@ def ends() -> Iterator[Ends]:
     made.close()
 
 
-def _told(theirs: socket.socket) -> list[int]:
-    """What a peer has heard on a connection that it may send a second."""
-    said = b""
+def _told(far: socket.socket) -> list[int]:
+    """Return the rates that a peer has been told on a connection."""
+    received = b""
     try:
         while True:
-            said += theirs.recv(1 << 16)
+            received += far.recv(1 << 16)
     except BlockingIOError:
-        headers = [Header.decode(said[at : at + HEADER_BYTES]) for at in range(0, len(said), HEADER_BYTES)]
+        headers = [Header.decode(received[at : at + HEADER_BYTES]) for at in range(0, len(received), HEADER_BYTES)]
     assert {header.type for header in headers} <= {FrameType.RATE}
     return [header.offset for header in headers]
 
 
-def test_a_peer_hears_its_share_with_each_connection_and_when_it_changes(ends: Ends) -> None:
+def test_a_peer_is_told_its_share_with_each_connection_and_on_change(ends: Ends) -> None:
     first = [ends.join("tokyo-1")[1] for _ in range(2)]
     _, second = ends.join("tokyo-2")
-    assert [_told(its) for its in (*first, second)] == [[LIMIT]] * 3, "nobody sends"
-    ends.go_on(1.0, **{"tokyo-1": LIMIT})
-    assert [_told(its) for its in (*first, second)] == [[], [], [LIMIT / 2]]
-    ends.go_on(1.0, **{"tokyo-1": LIMIT, "tokyo-2": LIMIT / 2})
-    assert [_told(its)[-1] for its in first] == [LIMIT / 2] * 2 and _told(second) == []
-    ends.go_on(2 * BUSY_SECONDS, **{"tokyo-1": LIMIT / 2})
-    assert [_told(its)[-1] for its in first] == [LIMIT] * 2 and _told(second) == []
+    assert [_told(peer) for peer in (*first, second)] == [[LIMIT]] * 3, "nobody sends"
+    ends.advance(1.0, **{"tokyo-1": LIMIT})
+    assert [_told(peer) for peer in (*first, second)] == [[], [], [LIMIT / 2]]
+    ends.advance(1.0, **{"tokyo-1": LIMIT, "tokyo-2": LIMIT / 2})
+    assert [_told(peer)[-1] for peer in first] == [LIMIT / 2] * 2 and _told(second) == []
+    ends.advance(2 * BUSY_SECONDS, **{"tokyo-1": LIMIT / 2})
+    assert [_told(peer)[-1] for peer in first] == [LIMIT] * 2 and _told(second) == []
 
 
-def test_what_a_slow_peer_does_not_use_is_for_the_others(ends: Ends) -> None:
+def test_an_unused_share_goes_to_other_peers(ends: Ends) -> None:
     (_, slow), (_, fast) = ends.join("tokyo-1"), ends.join("tokyo-2")
-    ends.go_on(5.0, **{"tokyo-1": LIMIT / 8, "tokyo-2": LIMIT / 2})
-    assert _told(slow)[-1] == LIMIT / 2, "which it may have at once"
+    ends.advance(5.0, **{"tokyo-1": LIMIT / 8, "tokyo-2": LIMIT / 2})
+    assert _told(slow)[-1] == LIMIT / 2, "available to it at once"
     assert math.isclose(_told(fast)[-1], LIMIT * (1 - 1 / 8 / 0.8), rel_tol=2 * CHANGE_RATIO)
 
 
-def test_a_peer_that_is_gone_leaves_its_share_to_the_others(ends: Ends) -> None:
+def test_a_disconnected_peer_leaves_its_share_to_others(ends: Ends) -> None:
     (_, first), (connection, _) = ends.join("tokyo-1"), ends.join("tokyo-2")
     both = {"tokyo-1": LIMIT / 2, "tokyo-2": LIMIT / 2}
-    ends.go_on(1.0, **both)
+    ends.advance(1.0, **both)
     assert _told(first)[-1] == LIMIT / 2
     ends.limits.disconnected(connection, "tokyo-2")
-    ends.go_on(STEP, **both)
+    ends.advance(STEP, **both)
     assert _told(first) == [LIMIT]
 
 
-def test_of_a_peer_that_joins_no_share_but_its_own_is_reckoned(ends: Ends) -> None:
+def test_a_new_peer_costs_only_the_computation_of_its_own_share(ends: Ends) -> None:
     for number in range(20):
         ends.join(f"tokyo-{number}")
     assert ends.budget.num_shares == 20
 
 
-def test_of_two_threads_that_tell_at_once_the_later_is_heard_last(ends: Ends) -> None:
-    connection, theirs = ends.join("tokyo-1", make=Late)
+def test_rates_are_sent_in_the_order_in_which_they_are_computed(ends: Ends) -> None:
+    connection, far = ends.join("tokyo-1", make=SlowConnection)
     for number in range(2, 5):
         ends.join(f"tokyo-{number}")
     two, three, four = ({f"tokyo-{number}": LIMIT / 4 for number in range(1, 1 + count)} for count in (2, 3, 4))
-    ends.go_on(1.0, **two)
-    ends.go_on(STEP, **three)
-    assert isinstance(connection, Late)
-    thread = connection.meanwhile = threading.Thread(target=ends.go_on, args=(2 * STEP,), kwargs=four)
-    ends.go_on(STEP, **three)
+    ends.advance(1.0, **two)
+    ends.advance(STEP, **three)
+    assert isinstance(connection, SlowConnection)
+    thread = connection.meanwhile = threading.Thread(target=ends.advance, args=(2 * STEP,), kwargs=four)
+    ends.advance(STEP, **three)
     thread.join(PATIENCE_SECONDS)
-    assert _told(theirs)[-2:] == [LIMIT // 3, LIMIT // 4]
+    assert _told(far)[-2:] == [LIMIT // 3, LIMIT // 4]
 
 
 @pytest.mark.parametrize(("peer", "capabilities"), [("tokyo-1", ("lz4",)), ("osaka-1", CAPABILITIES)])
-def test_who_does_not_know_of_limits_or_has_none_is_told_nothing(
+def test_a_peer_without_limit_or_capability_is_told_nothing(
     ends: Ends, peer: str, capabilities: tuple[str, ...]
 ) -> None:
-    connection, theirs = ends.join(peer, capabilities)
-    ends.go_on(1.0, **{peer: 2 * LIMIT})
-    assert _told(theirs) == []
+    connection, far = ends.join(peer, capabilities)
+    ends.advance(1.0, **{peer: 2 * LIMIT})
+    assert _told(far) == []
     ends.limits.disconnected(connection, peer)
