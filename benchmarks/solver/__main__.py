@@ -15,18 +15,20 @@ from typing import Any
 
 from benchmarks.solver.grid import grid_search
 from benchmarks.solver.large import write_deployment, write_trace
+from benchmarks.solver.paper import TABLE_3_TOKENS, sizing_claims
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.planning.planner import best_plan, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
-from prfaas.solve.case_study import TABLE_3_TOKENS, TABLE_6, sizing_claims
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
 from prfaas.solve.files.traces import parse_spec
-from prfaas.solve.report.json import to_json
+from prfaas.solve.report.export import to_json
+from prfaas.solve.report.screen import TABLE_6
 from prfaas.solve.study import study
 
 RESULT = Path(__file__).parents[1] / "results" / "solver.json"
-_PAPER_STEP_TOKENS = 100  # the paper prints its optimum as 19.4K
+# The paper prints its optimum as 19.4K.
+_PAPER_STEP_TOKENS = 100
 _REPEATS = 15
 
 

@@ -12,7 +12,7 @@ from benchmarks.twin.figure import Figure
 from prfaas.sim.run import SimulationRun, prepare, simulate, traffic
 from prfaas.sim.scenario import VARIANTS, Scenario
 from prfaas.sim.stations import StationTwin
-from prfaas.solve.case_study import TABLE_6
+from prfaas.solve.report.screen import TABLE_6
 
 THEORY = {
     "M/M/1 at 0.7": (1, 1.0, 0.7),

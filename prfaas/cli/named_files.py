@@ -82,7 +82,7 @@ def _check_manager(settings: ManagerConfig) -> None:
 def _check_deployment(file: Path) -> None:
     try:
         files = extras.load("prfaas.solve.files.deployment_file", extra="solve")
-        traces = extras.load("prfaas.solve.command", extra="solve")
+        traces = extras.load("prfaas.solve.files.traces", extra="solve")
         _, written = files.read_deployment(file)
         traces.find_trace(written.trace, beside=file.parent)
     except (ConfigError, MissingExtraError) as error:

@@ -18,10 +18,10 @@ from prfaas.units import parse_count, parse_tokens
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and write; 2 when the endpoint or a flag cannot be used."""
+    """Measure and write. Return 2 if the endpoint or a flag cannot be used."""
     flags = _parser().parse_args(argv)
     try:
-        profile = _measured(flags)
+        profile = _measure(flags)
         text = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True)
         if flags.output is None:
             print(text, end="")
@@ -63,18 +63,18 @@ def _parser() -> argparse.ArgumentParser:
     lengths, counts = _list_of(parse_tokens, 1), _list_of(parse_count, 1)
     parser.add_argument("--lengths", type=lengths, default="1K,2K,4K,8K,16K,32K", help="prompts to prefill")
     parser.add_argument("--append", type=lengths, default="512,2K", help="new tokens behind a cached prefix")
-    parser.add_argument("--cached", type=lengths, help="cached prefixes to append to; none when not given")
+    parser.add_argument("--cached", type=lengths, help="cached prefixes to append to; default: none")
     parser.add_argument("--batches", type=counts, default="1,2,4,8,16,32", help="decode batches")
     parser.add_argument("--contexts", type=lengths, default="1K,4K", help="tokens that each decoding request holds")
-    parser.add_argument("--decode-tokens", type=int, default=64, help="tokens that each of them decodes")
-    parser.add_argument("--repeats", type=_at_least_one, default=3, help="prompts of each length; the median counts")
+    parser.add_argument("--decode-tokens", type=int, default=64, help="tokens that each request decodes")
+    parser.add_argument("--repeats", type=_at_least_one, default=3, help="prompts per length; the median is written")
     parser.add_argument("--vocabulary", type=int, default=10_000, help="token ids are drawn below this")
-    parser.add_argument("--fit", choices=("quadratic", "interpolate"), default="quadratic", help="how prefill is read")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write; the screen when not given")
+    parser.add_argument("--fit", choices=("quadratic", "interpolate"), default="quadratic", help="curve for prefill")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write; default: standard output")
     return parser
 
 
-def _measured(flags: argparse.Namespace) -> dict[str, Any]:
+def _measure(flags: argparse.Namespace) -> dict[str, Any]:
     endpoint = endpoint_profile.EngineEndpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
     prefill = endpoint_profile.measure_prefill(endpoint, flags.lengths, repeats=flags.repeats)
     if flags.cached:

@@ -39,13 +39,13 @@ def _parser(scenario: type[object]) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object for each run, in a list")
     several = parser.add_mutually_exclusive_group()
     several.add_argument(
-        "--compare", metavar="SETTING=A,B", help="one run for each value, all with the same arrivals: variant=a,b"
+        "--compare", metavar="SETTING=A,B", help="one run per value, all with the same arrivals: variant=a,b"
     )
-    several.add_argument("--sweep", metavar="SETTING=A,B", help="one run for each value, on all cores: load=50%%,80%%")
+    several.add_argument("--sweep", metavar="SETTING=A,B", help="one run per value, on all cores: load=50%%,80%%")
     several.add_argument(
-        "--replay", type=Path, metavar="FILE", help="make recorded decisions again, a manager's or --record's"
+        "--replay", type=Path, metavar="FILE", help="repeat recorded decisions of a manager or of --record"
     )
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write each decision with what it was made from")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write each decision with its inputs")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs as SVG")
     config.add_flags(parser, scenario, reads_files=False)
     return parser
@@ -56,13 +56,13 @@ def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object]) -> No
     kind = next((name for name in _TAKES if getattr(flags, name)), None)
     if kind is None:
         return
-    others = [
+    unused = [
         name for name in ("json", "record", "plot", "config") if getattr(flags, name) and name not in _TAKES[kind]
     ]
     if "config" not in _TAKES[kind]:
-        others += given
-    if others:
-        raise ConfigError(f"--{others[0].replace('_', '-')}: has no meaning with --{kind}; leave one of them out")
+        unused += given
+    if unused:
+        raise ConfigError(f"--{unused[0].replace('_', '-')}: has no effect with --{kind}; leave one of them out")
 
 
 def _run(flags: argparse.Namespace) -> int:
@@ -101,9 +101,7 @@ def _plots(module: str, folder: Path | None) -> ModuleType | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"--plot {folder}: {error.strerror}; name a folder, which is made if it is not there"
-        ) from error
+        raise ConfigError(f"--plot {folder}: {error.strerror}; name a folder; a missing one is created") from error
     return loaded
 
 

@@ -15,7 +15,7 @@ from prfaas.errors import ConfigError, MissingExtraError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plan and report; 2 when an input cannot be used or an extra is missing."""
+    """Plan and report. Return 2 if an input cannot be used or an extra is missing."""
     flags = _parser().parse_args(argv)
     try:
         return _run(flags)
@@ -39,10 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bandwidth", metavar="RATE", help='egress of every PrfaaS cluster, such as "100Gbps"')
     parser.add_argument("--slo", metavar="SLO", help='"decode=40tok/s,ttft=5s,quantile=90%%"')
     parser.add_argument(
-        "--prices", metavar="PRICES", help='an instance for an hour by cluster or hardware: "h200=4,h20=1.5"'
+        "--prices", metavar="PRICES", help='price of an instance and hour by cluster or hardware: "h200=4,h20=1.5"'
     )
     parser.add_argument(
-        "--load", metavar="LOAD", default="80%", help='for TTFT with queues: "80%%" of Λ_max, or "2.5req/s"'
+        "--load", metavar="LOAD", default="80%", help='arrivals for TTFT with queues: "80%%" of Λ_max, or "2.5req/s"'
     )
     parser.add_argument(
         "--local-turns", metavar="RATIO", help="x: share of later turns that decode nodes prefill themselves"
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--method",
         choices=("paper", "exact"),
-        help="service times at the representative length, or their expectations; paper for the case study, else exact",
+        help="service times at the mean lengths, or their expectations; default: paper for the case study, else exact",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="write plots there, as SVG and PNG (extra: plot)")
@@ -62,13 +62,13 @@ def _run(flags: argparse.Namespace) -> int:
     command = extras.load("prfaas.solve.command", extra="solve")
     study = command.plan_for(flags)
     if flags.json:
-        json_report = extras.load("prfaas.solve.report.json", extra="solve")
-        print(json.dumps(json_report.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
+        export = extras.load("prfaas.solve.report.export", extra="solve")
+        print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         report = extras.load("prfaas.solve.report.screen", extra="solve")
         print(report.render(study, compare_with_paper=command.is_case_study(flags)), end="")
     if flags.emit is not None:
-        _write(flags.emit, extras.load("prfaas.solve.report.manager_settings", extra="solve").manager_settings(study))
+        _write(flags.emit, extras.load("prfaas.solve.report.export", extra="solve").manager_settings(study))
     if flags.plot is not None:
         _plot(flags.plot, study)
     return 0

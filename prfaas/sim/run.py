@@ -34,9 +34,9 @@ from prfaas.sim.stations import StationSettings, StationTwin
 from prfaas.sim.twin import Watch
 from prfaas.sim.workload.conversations import read_conversations
 from prfaas.sim.workload.traffic import draw_requests, longest_tokens, recorded_requests
-from prfaas.solve.command import find_trace
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
+from prfaas.solve.files.traces import find_trace
 
 NUM_BINS = 100
 _STAGES: Mapping[str, Callable[[SimulatedRequest], tuple[float, float]]] = {

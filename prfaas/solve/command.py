@@ -1,4 +1,4 @@
-"""What `prfaas-solve` plans: its flags turned into a deployment and a workload."""
+"""Deployment, workload and study for the flags of `prfaas-solve`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasClu
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import SloSection, read_deployment
 from prfaas.solve.files.quantities import LOAD, NUMBER
-from prfaas.solve.files.traces import DEFAULT_TRACE, parse_spec, read_trace
+from prfaas.solve.files.traces import DEFAULT_TRACE, find_trace
 from prfaas.solve.study import Study, study
 from prfaas.units import Kind, parse_rate, parse_ratio
 
@@ -23,7 +23,7 @@ C = TypeVar("C", PrfaasCluster, PdCluster)
 
 
 def plan_for(flags: Namespace) -> Study:
-    """Return the study that the command line asks for; flags override the deployment's file.
+    """Return the study for the command line; flags override the deployment's file.
 
     Raises:
         ConfigError: a flag, a file or an objective that cannot be used.
@@ -37,35 +37,22 @@ def plan_for(flags: Namespace) -> Study:
         _overridden(deployment, flags),
         workload,
         method=_method(flags),
-        load=_parsed("--load", flags.load, LOAD),
+        load=_parse("--load", flags.load, LOAD),
         inferred=written.inferred,
     )
 
 
 def is_case_study(flags: Namespace) -> bool:
-    """Nothing given that takes the question away from the paper's own."""
+    """Return whether the flags leave the paper's case study as it is."""
     given = (flags.deployment, flags.model, flags.bandwidth, flags.slo, flags.prices, flags.local_turns)
     return all(value is None for value in given) and flags.trace in (None, DEFAULT_TRACE)
 
 
 def _method(flags: Namespace) -> Method:
-    """Return the paper's form for the paper's case study, exact expectations for everybody else's deployment."""
+    """Return the method asked for; by default the paper's form for its case study, else exact expectations."""
     if flags.method is not None:
         return "paper" if flags.method == "paper" else "exact"
     return "paper" if flags.deployment is None else "exact"
-
-
-def find_trace(text: str, *, beside: Path | None) -> Workload:
-    """Return the workload of a one-line description or of a file, relative to `beside`.
-
-    Raises:
-        ConfigError: neither, or a malformed one.
-    """
-    if text.partition(":")[0].strip() == "lognormal":
-        return parse_spec(text)
-    path = Path(text).expanduser()
-    path = path if beside is None or path.is_absolute() else beside / path
-    return read_trace(path) if path.exists() else parse_spec(text)
 
 
 def _with_local_turns(workload: Workload, ratio: float) -> Workload:
@@ -81,12 +68,12 @@ def _value(flag: str, text: str) -> float:
         raise ConfigError(f'{flag} {text!r}: {error}; write a number from 0 to 1 such as "0.5" or "50%"') from error
 
 
-def _parsed(flag: str, text: str, kind: Kind) -> tuple[str, float]:
+def _parse(flag: str, text: str, kind: Kind) -> tuple[str, float]:
     try:
-        how, value = kind.parse(text)
+        unit, value = kind.parse(text)
     except ValueError as error:
         raise ConfigError(f"{flag} {text!r}: {error}; write {kind.accepted}") from error
-    return how, value
+    return unit, value
 
 
 def _overridden(deployment: Deployment, flags: Namespace) -> Deployment:
@@ -120,7 +107,7 @@ def _pairs(flag: str, text: str) -> dict[str, str]:
 
 
 def _objectives(text: str, current: Objectives) -> Objectives:
-    """`decode=40tok/s,ttft=5s,quantile=90%`; what is not named stays."""
+    """Return objectives with the values of text such as "decode=40tok/s,ttft=5s,quantile=90%" replaced."""
     values = _pairs("--slo", text)
     section = config.load_mapping(SloSection, values, where="--slo")
     return Objectives(
@@ -131,7 +118,7 @@ def _objectives(text: str, current: Objectives) -> Objectives:
 
 
 def _with_prices(deployment: Deployment, text: str) -> Deployment:
-    """`h200=4,h20=1.5` an instance and hour, by the name of the cluster or of its hardware."""
+    """Set prices per instance and hour from text such as "h200=4,h20=1.5", by name of cluster or hardware."""
     prices = {key.lower(): value for key, value in _pairs("--prices", text).items()}
     known = {name.lower() for cluster in deployment.clusters for name in (cluster.name, cluster.profile.hardware)}
     unknown = sorted(set(prices) - known)

@@ -1,4 +1,4 @@
-"""Measures a profile on a running OpenAI-compatible endpoint (vLLM): prefill by length, appends, decode steps."""
+"""Measurement of a profile on a running OpenAI-compatible endpoint: prefill by length, appends, decode steps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from typing import Any
 
 from prfaas.errors import ConfigError
 
-_TIMEOUT_SECONDS = 600.0  # of one answer; a prompt of 128K tokens on one slow GPU stays below it
-_FIRST_TOKEN_ID = 10  # below it tokenizers keep their special tokens
+# A prompt of 128K tokens on one slow GPU takes less.
+_TIMEOUT_SECONDS = 600.0
+# Tokenizers keep their special tokens below this id.
+_FIRST_TOKEN_ID = 10
 
 
 @dataclass(frozen=True)
 class PrefillMeasurement:
-    """The median over some prompts of this many new tokens behind this many cached ones."""
+    """Median prefill seconds of `tokens` new tokens behind `cached` ones."""
 
     tokens: int
     cached: int
@@ -32,7 +34,7 @@ class PrefillMeasurement:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """The median gap between the tokens of each of `batch` requests decoding at once."""
+    """Median seconds between the tokens of `batch` requests that decode at once."""
 
     batch: int
     context: int
@@ -40,7 +42,7 @@ class StepMeasurement:
 
 
 class EngineEndpoint:
-    """One engine. Prompts are random token ids, each new, so that nothing is cached that was not put there."""
+    """Engine under measurement. Prompts are random token ids, so that nothing is cached by accident."""
 
     def __init__(self, url: str, *, model: str, vocabulary: int, seed: int = 0) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -49,37 +51,33 @@ class EngineEndpoint:
         self._parts = parts
         self._model = model
         if vocabulary <= _FIRST_TOKEN_ID:
-            raise ConfigError(f"vocabulary {vocabulary}: token ids are drawn from {_FIRST_TOKEN_ID} on, and below it")
+            raise ConfigError(f"vocabulary {vocabulary}: must be above {_FIRST_TOKEN_ID}, the lowest token id used")
         self._vocabulary = vocabulary
         self._random = random.Random(seed)
 
     def prompt(self, num_tokens: int) -> list[int]:
-        """Random token ids."""
+        """Return random token ids."""
         return [self._random.randrange(_FIRST_TOKEN_ID, self._vocabulary) for _ in range(num_tokens)]
 
     def prefill_seconds(self, prompt: Sequence[int]) -> float:
-        """From sending a prompt to having its first and only token."""
+        """Return the seconds from sending a prompt to receiving its only token."""
         started = time.perf_counter()
-        with _CompletionResponse(self._parts, self._body(prompt, max_tokens=1)) as answer:
-            answer.read()
+        with _CompletionResponse(self._parts, self._body(prompt, max_tokens=1)) as response:
+            response.read()
         return time.perf_counter() - started
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:
-        """Return the moments at which the tokens of an answer arrive."""
-        body = self._body(prompt, max_tokens=num_tokens) | {
-            "stream": True,
-            "ignore_eos": True,
-            "min_tokens": num_tokens,
-        }
-        with _CompletionResponse(self._parts, body) as answer:
-            return [time.perf_counter() for _ in answer.events()]
+        """Return the moments at which `num_tokens` output tokens arrive."""
+        streaming = {"stream": True, "ignore_eos": True, "min_tokens": num_tokens}
+        with _CompletionResponse(self._parts, self._body(prompt, max_tokens=num_tokens) | streaming) as response:
+            return [time.perf_counter() for _ in response.events()]
 
     def _body(self, prompt: Sequence[int], *, max_tokens: int) -> dict[str, Any]:
         return {"model": self._model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0}
 
 
 class _CompletionResponse:
-    """One request's answer; every failure of the other side becomes a ConfigError."""
+    """Response to one completion request. Failures of the endpoint are raised as ConfigError."""
 
     def __init__(self, parts: urllib.parse.SplitResult, body: dict[str, Any]) -> None:
         secure = parts.scheme == "https"
@@ -105,39 +103,39 @@ class _CompletionResponse:
 
     def read(self) -> bytes:
         """Return the whole body."""
-        with self._translated():
+        with self._translate_errors():
             return self._response.read()
 
     def events(self) -> Iterator[bytes]:
-        """Yield each server-sent event but the closing one."""
-        with self._translated():
+        """Yield each server-sent event except the closing one."""
+        with self._translate_errors():
             for line in self._response:
                 if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
                     yield line
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"{self._where}: the answer breaks off: {error!r}") from error
+            raise ConfigError(f"{self._where}: the response ended early: {error!r}") from error
 
 
 def measure_prefill(endpoint: EngineEndpoint, lengths: Sequence[int], *, repeats: int) -> list[PrefillMeasurement]:
-    """T_prefill at each length, nothing cached."""
-    endpoint.prefill_seconds(endpoint.prompt(min(lengths)))  # the first request of an engine compiles and warms up
-    return [
-        PrefillMeasurement(
-            length, 0, statistics.median(endpoint.prefill_seconds(endpoint.prompt(length)) for _ in range(repeats))
-        )
-        for length in lengths
-    ]
+    """Measure T_prefill at each length with nothing cached."""
+    # The first request of an engine compiles and warms up.
+    endpoint.prefill_seconds(endpoint.prompt(min(lengths)))
+    measurements = []
+    for length in lengths:
+        seconds = [endpoint.prefill_seconds(endpoint.prompt(length)) for _ in range(repeats)]
+        measurements.append(PrefillMeasurement(length, 0, statistics.median(seconds)))
+    return measurements
 
 
 def measure_appends(
     endpoint: EngineEndpoint, lengths: Sequence[int], cached: Sequence[int], *, repeats: int
 ) -> list[PrefillMeasurement]:
-    """T_prefill(m | n): the prefix is sent once, then prompts that continue it."""
+    """Measure T_prefill(m | n): send each prefix once, then prompts that continue it."""
     times = []
     for prefix_length in cached:
         prefix = endpoint.prompt(prefix_length)
@@ -151,12 +149,12 @@ def measure_appends(
 def measure_decode(
     endpoint: EngineEndpoint, batches: Sequence[int], contexts: Sequence[int], *, num_tokens: int
 ) -> list[StepMeasurement]:
-    """T_decode at each batch and context."""
+    """Measure T_decode at each batch and context."""
     return [_step(endpoint, batch, context, num_tokens) for context in contexts for batch in batches]
 
 
 def _step(endpoint: EngineEndpoint, batch: int, context: int, num_tokens: int) -> StepMeasurement:
-    """Gaps while every request of the batch is decoding: from the last first token to the first last one."""
+    """Measure the gaps while all requests of a batch decode: from the latest first to the earliest last token."""
     prompts = [endpoint.prompt(context) for _ in range(batch)]
     arrivals: list[list[float]] = [[] for _ in prompts]
     failures: list[ConfigError] = []
@@ -177,5 +175,5 @@ def _step(endpoint: EngineEndpoint, batch: int, context: int, num_tokens: int) -
     begin, end = max(times[0] for times in arrivals if times), min(times[-1] for times in arrivals if times)
     gaps = [b - a for times in arrivals for a, b in itertools.pairwise(times) if a >= begin and b <= end]
     if not gaps:
-        raise ConfigError(f"a batch of {batch} never decoded together for a whole step; ask for more --decode-tokens")
+        raise ConfigError(f"a batch of {batch} never decoded together for a whole step; raise --decode-tokens")
     return StepMeasurement(batch, context, statistics.median(gaps))

@@ -1,4 +1,4 @@
-"""Everything that the planner says about one deployment and one workload, computed once."""
+"""Study of one deployment and one workload: all results of the planner, computed once."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
 from prfaas.model.capacity.decoding import DecodeCapacity
 from prfaas.model.capacity.loads import LoadModel, Loads, Method
 from prfaas.model.capacity.ttft import Ttft
+from prfaas.model.cost.curve import ONE, OfNewTokens
+from prfaas.model.cost.lengths import expectation
 from prfaas.model.cost.workload import Workload
-from prfaas.model.deployment import Deployment
+from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.advantage import Advantage, judge
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
 from prfaas.model.planning.sensitivity import Sensitivity, sensitivity
 from prfaas.model.planning.single_pd import SinglePd
-from prfaas.solve.report.notes import inferred_inputs, notes
 
 
 @dataclass(frozen=True)
 class Option:
-    """One of the deployments that are compared, with its best plan; TTFT's quantile is the 90th percentile."""
+    """Deployment of the comparison with its best plan; TTFT's quantile is the 90th percentile."""
 
     deployment: Deployment
     plan: Plan
@@ -32,7 +33,7 @@ class Option:
 
     @property
     def price_per_million(self) -> float | None:
-        """Of a million requests at full throughput."""
+        """Return the price of a million requests at full throughput."""
         if self.price_per_hour is None or not self.plan.system_throughput:
             return None
         return self.price_per_hour / 3600 / self.plan.system_throughput * 1e6
@@ -40,9 +41,9 @@ class Option:
 
 @dataclass(frozen=True)
 class OtherForm:
-    """The plan in both forms of the equations: as the paper has them, and with exact expectations.
+    """Plans by both forms of the equations: as in the paper, and with exact expectations.
 
-    `overstatement` is the paper form's throughput at its own plan over what that plan sustains exactly, minus 1.
+    `paper_plan_exactly` is the exact throughput of the paper form's plan.
     """
 
     paper: Plan
@@ -51,15 +52,16 @@ class OtherForm:
 
     @property
     def overstatement(self) -> float:
+        """Return the paper form's throughput over the exact throughput of the same plan, minus 1."""
         return self.paper.system_throughput / self.paper_plan_exactly - 1
 
 
 @dataclass(frozen=True)
 class Balance:
-    """The main plan in the equations that size and balance it; requests and bytes per second.
+    """Main plan in the equations that size and balance it; requests and bytes per second.
 
-    `egress_exact` and `egress_at_mean` are equation (2) for the PrfaaS clusters busy with what the plan offloads;
-    `prefill` and `producers` are what is left of equations (7) and (8).
+    `egress_exact` and `egress_at_mean` are equation (2) for PrfaaS clusters that are busy with the offloaded requests.
+    `prefill` and `producers` are the residuals of equations (7) and (8).
     """
 
     egress_exact: float
@@ -70,7 +72,10 @@ class Balance:
 
 @dataclass(frozen=True)
 class Study:
-    """The planner's answer; `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD."""
+    """Results of the planner.
+
+    `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD.
+    """
 
     method: Method
     workload: Workload
@@ -93,12 +98,12 @@ class Study:
 
     @property
     def main(self) -> Option:
-        """PrfaaS-PD."""
+        """Return PrfaaS-PD."""
         return self.options[0]
 
     @property
     def gap(self) -> float:
-        """How far the exact plan is below the bound for whole splits."""
+        """Return the exact plan's distance from the bound for whole splits, as a ratio."""
         return _gap(self.forms.exact, self.integer)
 
 
@@ -111,10 +116,10 @@ def study(
     inferred: tuple[str, ...] = (),
     with_sensitivity: bool = True,
 ) -> Study:
-    """Return the plan for a deployment, what it is compared with, and how sure it is.
+    """Return the plan for a deployment, its comparisons, bounds and sensitivity.
 
     Raises:
-        ConfigError: an objective that cannot be met, or a deployment that can serve nothing.
+        ConfigError: an objective cannot be met, or the deployment can serve nothing.
     """
     plan = best_plan(deployment, workload, method=method)
     if plan.system_throughput <= 0:
@@ -132,7 +137,7 @@ def study(
         method=method,
         workload=workload,
         arrivals_per_second=arrivals,
-        options=(main, *(_solved(other, workload, method, arrivals) for other in others)),
+        options=(main, *(_solved(compared, workload, method, arrivals) for compared in others)),
         at_equal_cost=None if same_cost is None else _solved(same_cost, workload, method, arrivals),
         forms=forms,
         balance=_balance(deployment, workload, plan),
@@ -177,8 +182,8 @@ def _check_ttft(plan: Plan, deployment: Deployment, workload: Workload) -> None:
 
 
 def _forms(deployment: Deployment, workload: Workload, plan: Plan, method: Method) -> OtherForm:
-    other = best_plan(deployment, workload, method="exact" if method == "paper" else "paper")
-    paper, exact = (plan, other) if method == "paper" else (other, plan)
+    second = best_plan(deployment, workload, method="exact" if method == "paper" else "paper")
+    paper, exact = (plan, second) if method == "paper" else (second, plan)
     if len(deployment.pd) > 1:
         return OtherForm(paper, exact, exact.system_throughput)
     solver = SinglePd(LoadModel(deployment, workload, "exact"))
@@ -187,7 +192,7 @@ def _forms(deployment: Deployment, workload: Workload, plan: Plan, method: Metho
 
 
 def _balance(deployment: Deployment, workload: Workload, plan: Plan) -> Balance | None:
-    """None where a stage is missing, so that there is nothing to balance."""
+    """Return the balance of the stages; None where a stage is missing."""
     if plan.threshold_tokens is None or not plan.prfaas_throughput or not plan.pd_prefill_throughput:
         return None
     return Balance(
@@ -213,7 +218,7 @@ def _required_egress(loads: Loads, deployment: Deployment) -> float:
 
 
 def solver_threshold(plan: Plan, workload: Workload) -> float:
-    """Return the plan's threshold; without one, that at which everything goes where the plan sends it."""
+    """Return the plan's threshold, or the threshold that offloads everything or nothing, as the plan does."""
     if plan.threshold_tokens is not None:
         return plan.threshold_tokens
     return 0.0 if plan.offload_ratio else workload.prefilled.support[1]
@@ -244,3 +249,59 @@ def _slo_rate(plan: Plan, deployment: Deployment, workload: Workload) -> float |
         )
         low, high = (rate, high) if reached.quantile_seconds <= objectives.ttft_seconds else (low, rate)
     return low
+
+
+def inferred_inputs(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
+    """Return every input that was not measured or published, each once."""
+    profiles = [part for cluster in deployment.clusters for part in cluster.profile.inferred]
+    return tuple(dict.fromkeys([*deployment.model.inferred, *profiles, *workload.inferred]))
+
+
+def notes(deployment: Deployment, workload: Workload, plan: Plan, loads: LoadModel) -> tuple[str, ...]:
+    """Return the caveats of a plan: extrapolated profiles, poor fits, assumptions."""
+    clusters = deployment.clusters
+    found = [_range_note(cluster, workload) for cluster in clusters] + [_fit_note(cluster) for cluster in clusters]
+    found += [_intra_note(deployment, workload, plan), *_batch_notes(deployment, loads)]
+    if len(deployment.pd) > 1:
+        found.append(
+            "with several PD clusters the splits are rounded from the program and improved one instance at a time"
+        )
+    return tuple(dict.fromkeys(note for note in found if note))
+
+
+def _range_note(cluster: PrfaasCluster | PdCluster, workload: Workload) -> str:
+    profile = cluster.profile.prefill
+    mass = workload.prefilled.cumulative(ONE)
+    top = workload.prefilled.support[1]
+    below, above = mass(profile.min_tokens - 1), mass(top) - mass(profile.max_tokens)
+    if below + above < 1e-9:
+        return ""
+    return (
+        f"{cluster.profile.name}: measured from {profile.min_tokens:.0f} to {profile.max_tokens:.0f} tokens; extrapolated for"
+        f" {below:.2%} of the requests, which are shorter, and {above:.2%}, which are longer"
+    )
+
+
+def _fit_note(cluster: PrfaasCluster | PdCluster) -> str:
+    error = cluster.profile.fit_error
+    return f"{cluster.profile.name}: the fitted prefill curve misses a point by {error:.1%}" if error > 0.005 else ""
+
+
+def _intra_note(deployment: Deployment, workload: Workload, plan: Plan) -> str:
+    if any(cluster.intra_bytes_per_second is not None for cluster in deployment.pd) or not plan.num_prefill:
+        return ""
+    each = plan.local_bytes_per_second / plan.num_prefill
+    mean = expectation(workload.prefilled, OfNewTokens(deployment.model.curve())) / expectation(workload.prefilled, ONE)
+    return (
+        "equation (4) ignores the network inside a PD cluster: that holds while each prefill instance can send"
+        f" {each * 8 / 1e9:.1f} Gbps (an average request is {mean / 2**20:.0f} MiB); set intra_bandwidth to plan with less"
+    )
+
+
+def _batch_notes(deployment: Deployment, loads: LoadModel) -> list[str]:
+    reasons = {"memory": "its KV memory", "profile": "the largest measured batch"}
+    return [
+        f"{cluster.name}: a decode batch of {capacity.max_batch} is bounded by {reasons[capacity.limit]}, not by the objective"
+        for cluster, capacity in zip(deployment.pd, loads.decode, strict=True)
+        if capacity.limit != "slo"
+    ]

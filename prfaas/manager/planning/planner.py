@@ -34,8 +34,8 @@ from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
 from prfaas.scheduler.roles import Role
 from prfaas.scheduler.threshold import PathCost, Supply
-from prfaas.solve.command import find_trace
 from prfaas.solve.files.deployment_file import read_deployment
+from prfaas.solve.files.traces import find_trace
 from prfaas.types import ClusterName, InstanceId
 
 _log = logs.get("manager")

@@ -1,4 +1,4 @@
-"""The models, profiles and deployments that come with the package, and the user's own files in the same forms."""
+"""Models, profiles and deployments that come with the package, and the user's files in the same forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASE_STUDY = "prfaas-case-study"
 
 
 def names(kind: Literal["models", "profiles", "deployments"]) -> list[str]:
-    """What the catalog holds of one kind."""
+    """Return the names of the catalog's entries of one kind."""
     return sorted(entry.stem for entry in (FOLDER / kind).iterdir())
 
 
@@ -29,10 +29,10 @@ def deployment_path(name: str) -> Path:
 def find_model(name: str, *, beside: Path | None = None, kv_dtype: str = "auto") -> Geometry:
     """Return the geometry of a catalogued model, or of a Hugging Face config.json; paths are relative to `beside`.
 
-    `kv_dtype` is what attention keeps its keys and values in; "auto" takes the model's own type.
+    `kv_dtype` is the type of keys and values; "auto" takes the model's own type.
 
     Raises:
-        ConfigError: neither, or an attention kind that is not known.
+        ConfigError: the model is not found, or a kind of attention is unknown.
     """
     entry = FOLDER / "models" / f"{name}.json"
     if "/" not in name and entry.is_file():
@@ -63,10 +63,10 @@ def _catalogued(name: str, entry: dict[str, Any], kv_dtype: str) -> Geometry:
 
 
 def find_profile(name: str, *, beside: Path | None = None) -> Profile:
-    """Return a catalogued profile, or the one of a YAML file.
+    """Return a catalogued profile, or the profile of a YAML file.
 
     Raises:
-        ConfigError: neither, or a malformed file.
+        ConfigError: the profile is not found, or its file is malformed.
     """
     entry = FOLDER / "profiles" / f"{name}.yaml"
     if "/" not in name and entry.is_file():

@@ -1,4 +1,4 @@
-"""Deployments as YAML: clusters, links, objectives, prices and the traffic they are planned for."""
+"""Deployment files (YAML): clusters, links, objectives, prices and traffic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
 from prfaas.model.deployment import ClusterPath, Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.kv import huggingface
-from prfaas.model.kv.geometry import Geometry
 from prfaas.solve.files import catalog
 from prfaas.solve.files.quantities import NUMBER, TOKENS_PER_SECOND
 from prfaas.units import choice
@@ -19,70 +18,64 @@ from prfaas.units import choice
 
 @dataclass(frozen=True)
 class PrfaasSection:
-    """One PrfaaS cluster."""
+    """PrfaaS cluster."""
 
     name: str = setting("text", required=True, doc="Name of the cluster.")
     profile: str = setting("text", required=True, doc="Profile of its instances: a catalogued name or a YAML file.")
     instances: int = setting("count", required=True, minimum=1, doc="N_prfaas.")
-    bandwidth: float | None = setting(
-        "rate", default=None, minimum=1, doc="Egress over all its links; no limit when empty."
-    )
+    bandwidth: float | None = setting("rate", default=None, minimum=1, doc="Egress over all links; empty: no limit.")
     price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
 
 
 @dataclass(frozen=True)
 class PdSection:
-    """One PD cluster."""
+    """PD cluster."""
 
     name: str = setting("text", required=True, doc="Name of the cluster.")
     profile: str = setting("text", required=True, doc="Profile of its instances: a catalogued name or a YAML file.")
     instances: int = setting("count", required=True, minimum=1, doc="N_p + N_d.")
-    prefill_instances: int | None = setting("count", default=None, doc="Fixes N_p; found when empty.")
+    prefill_instances: int | None = setting("count", default=None, doc="Fixes N_p; empty: the planner chooses.")
     shared_instances: int = setting("count", default=0, doc="Instances that may prefill and decode at once.")
-    overlap: float = setting(
-        "ratio", default=0.0, doc="How much more work a shared instance does than one role at a time."
-    )
+    overlap: float = setting("ratio", default=0.0, doc="Extra work of a shared instance over one role at a time.")
     intra_bandwidth: float | None = setting(
-        "rate", default=None, minimum=1, doc="What one prefill instance sends to the decode nodes; no limit when empty."
+        "rate", default=None, minimum=1, doc="Rate from one prefill instance to the decode nodes; empty: no limit."
     )
     price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
 
 
 @dataclass(frozen=True)
 class LinkSection:
-    """One link."""
+    """Path between two clusters; the key in the file is `links`."""
 
     source: str = setting("text", required=True, doc="A PrfaaS cluster.")
     target: str = setting("text", required=True, doc="A PD cluster.")
-    bandwidth: float = setting("rate", required=True, minimum=1, doc="What it carries.")
+    bandwidth: float = setting("rate", required=True, minimum=1, doc="Rate of the path.")
 
 
 @dataclass(frozen=True)
 class SloSection:
-    """The service-level objectives."""
+    """Service-level objectives."""
 
-    decode: float = setting(
-        TOKENS_PER_SECOND, default=40.0, minimum=1e-6, doc="Each request's decoding speed at least."
-    )
-    ttft: float | None = setting("seconds", default=None, doc="Time to first token at most; not asked for when empty.")
-    quantile: float = setting("ratio", default=0.9, doc="Of how many requests.")
+    decode: float = setting(TOKENS_PER_SECOND, default=40.0, minimum=1e-6, doc="Least decoding speed of a request.")
+    ttft: float | None = setting("seconds", default=None, doc="Longest time to first token; empty: no bound.")
+    quantile: float = setting("ratio", default=0.9, doc="Share of requests within `ttft`.")
 
 
 @dataclass(frozen=True)
 class DeploymentFile:
-    """A deployment and its traffic."""
+    """Deployment and its traffic, as written in a file."""
 
     model: str = setting("text", required=True, doc="A catalogued model or a Hugging Face config.json.")
     kv_dtype: str = setting(
         choice("auto", *huggingface.ELEMENT_BYTES),
         default="auto",
-        doc="Type of keys and values; the model's own for auto.",
+        doc="Type of keys and values; auto: the model's own.",
     )
-    trace: str = setting("text", default="lognormal", doc="The traffic, as --trace takes it.")
+    trace: str = setting("text", default="lognormal", doc="Traffic in a form of --trace.")
     inferred: tuple[str, ...] = setting("text_list", default=(), doc="Inputs here that were not measured or agreed.")
     prfaas: tuple[PrfaasSection, ...] = setting(records(PrfaasSection), default=(), doc="PrfaaS clusters.")
     pd: tuple[PdSection, ...] = setting(records(PdSection), required=True, doc="PD clusters.")
-    links: tuple[LinkSection, ...] = setting(records(LinkSection), default=(), doc="Links; every pair when empty.")
+    links: tuple[LinkSection, ...] = setting(records(LinkSection), default=(), doc="Paths; empty: between all pairs.")
     slo: SloSection = setting(record(SloSection), doc="Service-level objectives.")
 
 
@@ -90,7 +83,7 @@ def read_deployment(file: Path) -> tuple[Deployment, DeploymentFile]:
     """Return the deployment of a YAML file, and the file as written.
 
     Raises:
-        ConfigError: it cannot be read, or what it names does not exist.
+        ConfigError: the file cannot be read, or names a model or profile that does not exist.
     """
     written = config.load_file(DeploymentFile, file)
     model = catalog.find_model(written.model, beside=file.parent, kv_dtype=written.kv_dtype)
@@ -135,14 +128,10 @@ def _check(deployment: Deployment, file: Path) -> None:
         if max(cluster.num_prefill or 0, cluster.shared_instances) > cluster.num_instances:
             raise ConfigError(f"{file}: PD cluster {cluster.name!r} has only {cluster.num_instances} instances")
     sources, targets = {c.name for c in deployment.prfaas}, {c.name for c in deployment.pd}
-    for link in deployment.paths:
-        if link.source not in sources or link.target not in targets:
+    for path in deployment.paths:
+        if path.source not in sources or path.target not in targets:
             raise ConfigError(
-                f"{file}: link {link.source} -> {link.target}: not a PrfaaS cluster and a PD cluster of this file"
+                f"{file}: links: {path.source} -> {path.target}: not a PrfaaS cluster and a PD cluster of this file"
             )
-    _check_model(deployment.model, file)
-
-
-def _check_model(model: Geometry, file: Path) -> None:
-    if model.kv_bytes(1) <= 0:
-        raise ConfigError(f"{file}: model {model.name!r} keeps no KV at all")
+    if deployment.model.kv_bytes(1) <= 0:
+        raise ConfigError(f"{file}: model {deployment.model.name!r} keeps no KV at all")

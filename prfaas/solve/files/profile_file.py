@@ -1,4 +1,4 @@
-"""The part of a profile that says how prefill and decode share one device: points by share of its compute."""
+"""Profile files (YAML): measured times of prefill, decode, and both at once on one device."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from prfaas.units import choice
 
 @dataclass(frozen=True)
 class DecodeOnShare:
-    """One measurement, beside a prefill that runs on the rest."""
+    """Measured decode step beside a prefill on the rest of the device."""
 
     batch: int = setting("count", required=True, minimum=1, doc="Requests in the batch.")
     share: float = setting("ratio", required=True, doc="Decode's share of the compute units; 1: both may use all.")
-    step: float = setting("seconds", required=True, minimum=1e-9, doc="How long one step took.")
+    step: float = setting("seconds", required=True, minimum=1e-9, doc="Seconds of one step.")
 
 
 @dataclass(frozen=True)
 class PrefillOnShare:
-    """One measurement, beside decode steps that run on the rest."""
+    """Measured prefill beside decode steps on the rest of the device."""
 
     tokens: int = setting("tokens", required=True, minimum=1, doc="Tokens of the prompt.")
     share: float = setting("ratio", required=True, doc="Prefill's share of the compute units; 1: both may use all.")
-    seconds: float = setting("seconds", required=True, minimum=1e-9, doc="How long the prefill took.")
+    seconds: float = setting("seconds", required=True, minimum=1e-9, doc="Seconds of the prefill.")
 
 
 @dataclass(frozen=True)
 class InterferencePoint:
-    """What one kind of prefill does to decode steps where both may use everything."""
+    """Slowdown of decode steps beside one kind of prefill if both may use everything."""
 
     batch: int = setting("count", required=True, minimum=1, doc="Requests in the decode batch.")
     tokens: int = setting("tokens", required=True, minimum=1, doc="New tokens of the prefill.")
     cached: int = setting("tokens", default=0, doc="Cached tokens before them; 0 is a full prefill.")
-    ratio: float = setting(NUMBER, required=True, doc="A step's seconds beside it over those without it.")
+    ratio: float = setting(NUMBER, required=True, doc="Seconds of a step beside it over the seconds without it.")
 
 
 @dataclass(frozen=True)
 class ColocationPart:
-    """One device that prefills and decodes at once."""
+    """Measurements of a device that prefills and decodes at once."""
 
-    partition: str = setting("text", default="", doc="How the compute units were divided.")
+    partition: str = setting("text", default="", doc="Mechanism that divided the compute units.")
     context: int = setting("tokens", default=0, doc="Tokens that each decoding request held.")
     decode: tuple[DecodeOnShare, ...] = setting(records(DecodeOnShare), default=(), doc="T_decode by share.")
     prefill: tuple[PrefillOnShare, ...] = setting(records(PrefillOnShare), default=(), doc="T_prefill by share.")
@@ -60,7 +60,7 @@ class ColocationPart:
 
 
 def colocation(part: ColocationPart) -> Colocation:
-    """Return the part as solver, twin and executor use it.
+    """Return the measurements as planner, twin and colocated executor use them.
 
     Raises:
         ValueError: the decode points are no grid of batches and shares.
@@ -85,16 +85,16 @@ def colocation(part: ColocationPart) -> Colocation:
 
 @dataclass(frozen=True)
 class PrefillPoint:
-    """One measurement."""
+    """Measured prefill."""
 
     tokens: int = setting("tokens", required=True, minimum=1, doc="New tokens of the prompt.")
     cached: int = setting("tokens", default=0, doc="Tokens before them that were cached.")
-    seconds: float = setting("seconds", required=True, minimum=1e-9, doc="How long the prefill took.")
+    seconds: float = setting("seconds", required=True, minimum=1e-9, doc="Seconds of the prefill.")
 
 
 @dataclass(frozen=True)
 class PrefillPart:
-    """T_prefill."""
+    """T_prefill as points or coefficients."""
 
     fit: str = setting(
         choice("quadratic", "interpolate", "coefficients"),
@@ -111,30 +111,30 @@ class PrefillPart:
 
 @dataclass(frozen=True)
 class DecodePoint:
-    """One measurement."""
+    """Measured decode step."""
 
     batch: int = setting("count", required=True, minimum=1, doc="Requests in the batch.")
-    context: int = setting("tokens", default=0, doc="Tokens that each of them holds.")
-    step: float = setting("seconds", required=True, minimum=1e-9, doc="How long one step took.")
+    context: int = setting("tokens", default=0, doc="Tokens that each request holds.")
+    step: float = setting("seconds", required=True, minimum=1e-9, doc="Seconds of one step.")
 
 
 @dataclass(frozen=True)
 class DecodePart:
-    """T_decode."""
+    """T_decode as points."""
 
     points: tuple[DecodePoint, ...] = setting(records(DecodePoint), default=(), doc="The measurements.")
 
 
 @dataclass(frozen=True)
 class ProfileFile:
-    """One instance of one kind of hardware serving one model."""
+    """Profile of one instance of one kind of hardware serving one model."""
 
     name: str = setting("text", required=True, doc="Name of the profile.")
     hardware: str = setting("text", required=True, doc="Kind of GPU.")
-    model: str = setting("text", default="", doc="Model it was measured with.")
-    source: str = setting("text", required=True, doc="Where the figures are from.")
+    model: str = setting("text", default="", doc="Model used for the measurement.")
+    source: str = setting("text", required=True, doc="Origin of the figures.")
     gpus_per_instance: int = setting("count", default=1, minimum=1, doc="GPUs of one instance.")
-    kv_memory: int | None = setting("bytes", default=None, doc="Memory for KV of one instance; no limit when empty.")
+    kv_memory: int | None = setting("bytes", default=None, doc="Memory for KV of one instance; empty: no limit.")
     inferred: tuple[str, ...] = setting("text_list", default=(), doc="Parts that were not measured.")
     prefill: PrefillPart = setting(record(PrefillPart), doc="T_prefill.")
     decode: DecodePart = setting(record(DecodePart), doc="T_decode; needed on PD clusters.")
@@ -145,7 +145,7 @@ def read_profile(file: Path) -> Profile:
     """Return the profile of a YAML file.
 
     Raises:
-        ConfigError: it cannot be read, or its points do not make a curve.
+        ConfigError: the file cannot be read, or its points do not make a curve.
     """
     written = config.load_file(ProfileFile, file)
     try:
@@ -166,10 +166,10 @@ def read_profile(file: Path) -> Profile:
 
 
 def read_colocation(file: Path) -> Colocation:
-    """What a profile's YAML file says of prefill and decode at once on one device.
+    """Return a profile's measurements of prefill and decode at once on one device.
 
     Raises:
-        ConfigError: it cannot be read, says nothing of it, or its points are no grid.
+        ConfigError: the file cannot be read, has no such measurements, or its points are no grid.
     """
     written = config.load_file(ProfileFile, file)
     try:
@@ -194,7 +194,7 @@ def _prefill(part: PrefillPart) -> tuple[PrefillProfile, float]:
 
 
 def _rising(curve: Curve, low: float, high: float) -> Curve:
-    """`curve`, refused where it is not positive or falls within its own range."""
+    """Return `curve`, or raise ValueError if it is not positive and rising within its range."""
     lengths = np.linspace(low, high, 257)
     values = curve.many(lengths)
     if not math.isfinite(values.sum()) or values.min() <= 0 or (np.diff(values) < -1e-9 * values.max()).any():
@@ -203,7 +203,7 @@ def _rising(curve: Curve, low: float, high: float) -> Curve:
 
 
 def _append(points: tuple[PrefillPoint, ...]) -> tuple[float, float, float, float] | None:
-    """a + b m + c m² + d m n through the points with a cached prefix; at least four make a fit."""
+    """Return the fit a + b m + c m² + d m n through at least four points with a cached prefix."""
     behind = [point for point in points if point.cached]
     if not behind:
         return None

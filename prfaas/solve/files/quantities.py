@@ -1,4 +1,4 @@
-"""The forms of the planner's own quantities: plain numbers, prices, tokens per second, a load."""
+"""Text forms of the planner's quantities: numbers, prices, tokens per second, loads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOAD = Kind('a part of the greatest throughput such as "80%", or a rate such as 
 
 
 def show_tokens(value: float) -> str:
-    """Return a number of tokens as people say it: "19.4K", "512"."""
+    """Return a number of tokens in short form: "19.4K", "512"."""
     return f"{value / 1000:.1f}K" if value >= 1000 else f"{value:.0f}"
 
 
@@ -44,5 +44,5 @@ def show_gbps(bytes_per_second: float) -> str:
 
 
 def show_seconds(value: float) -> str:
-    """Return seconds; without end when a queue has none."""
+    """Return seconds, or "unbounded" for infinity."""
     return "unbounded" if math.isinf(value) else f"{value:.2f} s"

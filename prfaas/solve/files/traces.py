@@ -1,4 +1,8 @@
-"""Traffic recorded in a file: CSV, JSONL (also Mooncake's public traces), conversations as ShareGPT and WildChat have them."""
+"""Traffic to plan for: a recorded trace, or a description in one line.
+
+Files are CSV, JSONL (including Mooncake's public traces), or conversations in the forms of ShareGPT and WildChat.
+A description is text such as "lognormal:mu=9.9,sigma=1,min=128,max=128Ki,output=1024".
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,13 @@ from prfaas.model.cost.workload import LaterTurns, OutputTokens, Workload, with_
 from prfaas.solve.files.quantities import NUMBER
 from prfaas.units import parse_ratio
 
-MOONCAKE_BLOCK_TOKENS = 512  # one hash id of a Mooncake trace stands for so many tokens
-_CHARACTERS_PER_TOKEN = 4  # for conversations without token counts
+# Each hash id of a Mooncake trace stands for so many tokens.
+MOONCAKE_BLOCK_TOKENS = 512
+# Conversations without token counts are estimated at this ratio.
+_CHARACTERS_PER_TOKEN = 4
 _DEFAULT_OUTPUT_TOKENS = 1024.0
 
-# What each column may be called; timestamps only have to be in order.
+# Accepted names of each column; timestamps only have to be in order.
 _COLUMNS = {
     "prompt": ("input_length", "prompt_tokens", "num_prompt_tokens", "input_tokens", "length", "tokens"),
     "output": ("output_length", "output_tokens", "num_output_tokens", "completion_tokens"),
@@ -33,12 +39,13 @@ _COLUMNS = {
     "timestamp": ("timestamp", "time", "arrival", "arrived_at"),
     "turn": ("turn", "turn_index"),
 }
-_MESSAGES = ("conversations", "conversation", "messages")  # ShareGPT's, WildChat's and the OpenAI API's name
+# ShareGPT, WildChat and the OpenAI API name the list of messages differently.
+_MESSAGES = ("conversations", "conversation", "messages")
 
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """One line of a trace; `turn` counts from 1. `blocks` are the hash ids of a Mooncake trace."""
+    """Request of a trace; `turn` counts from 1. `blocks` are the hash ids of a Mooncake trace."""
 
     prompt_tokens: float
     output_tokens: float | None
@@ -48,21 +55,34 @@ class TraceRequest:
     blocks: tuple[int, ...] = ()
 
 
-def read_trace(path: Path) -> Workload:
-    """Return the workload of a recorded trace; its prefix hits count.
+def find_trace(text: str, *, beside: Path | None) -> Workload:
+    """Return the workload of a one-line description or of a file, relative to `beside`.
 
     Raises:
-        ConfigError: as `read_requests` does.
+        ConfigError: the text is neither, or is malformed.
+    """
+    if text.partition(":")[0].strip() == "lognormal":
+        return parse_spec(text)
+    path = Path(text).expanduser()
+    path = path if beside is None or path.is_absolute() else beside / path
+    return read_trace(path) if path.exists() else parse_spec(text)
+
+
+def read_trace(path: Path) -> Workload:
+    """Return the workload of a recorded trace, including its prefix hits.
+
+    Raises:
+        ConfigError: as in `read_requests`.
     """
     requests, inferred = read_requests(path)
     return workload_of(requests, name=path.name, inferred=inferred)
 
 
 def read_requests(path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
-    """Return the requests of a recorded trace in its order, and what of them was inferred.
+    """Return the requests of a recorded trace in order, and the names of inferred properties.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a line makes no sense; it names file and line.
+        ConfigError: the file cannot be read, is empty, or has a malformed line; the message names file and line.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -80,7 +100,7 @@ def read_requests(path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
 
 
 def workload_of(requests: list[TraceRequest], *, name: str, inferred: tuple[str, ...] = ()) -> Workload:
-    """Return the workload that these requests are a sample of."""
+    """Return the workload that these requests sample."""
     cached = np.array([request.cached_tokens for request in requests])
     new = np.maximum(np.array([request.prompt_tokens for request in requests]) - cached, 1.0)
     later = np.array([request.turn > 1 for request in requests])
@@ -94,7 +114,7 @@ def workload_of(requests: list[TraceRequest], *, name: str, inferred: tuple[str,
 
 
 def _output(requests: list[TraceRequest]) -> OutputTokens:
-    """Moments of the output; the mean context weighs each request by how long it decodes."""
+    """Return the moments of the output; the mean context weighs each request by its decode time."""
     outputs = np.array([_DEFAULT_OUTPUT_TOKENS if r.output_tokens is None else r.output_tokens for r in requests])
     prompts = np.array([request.prompt_tokens for request in requests])
     mean = float(outputs.mean())
@@ -144,33 +164,34 @@ def _jsonl_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any
 def _requests(
     rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path
 ) -> Iterator[tuple[TraceRequest, Mapping[str, Any]]]:
-    """Yield each line as a request, beside its fields; what the columns are called is looked up when it changes."""
+    """Yield each line as a request with its fields. Column names are looked up again only when the fields change."""
     known: Set[str] = set()
     for line, fields in rows:
         if fields.keys() != known:
-            known, called = set(fields), _called(fields, path, line)
-        yield _request(fields, called, path, line), fields
+            known, keys = set(fields), _column_keys(fields, path, line)
+        yield _request(fields, keys, path, line), fields
 
 
-def _called(fields: Mapping[str, Any], path: Path, line: int) -> dict[str, str]:
-    """What this line calls each column that it has."""
-    called = {name: key for name, keys in _COLUMNS.items() for key in reversed(keys) if key in fields}
-    if "prompt" not in called:
+def _column_keys(fields: Mapping[str, Any], path: Path, line: int) -> dict[str, str]:
+    """Return the key of each column that this line has."""
+    keys = {name: key for name, accepted in _COLUMNS.items() for key in reversed(accepted) if key in fields}
+    if "prompt" not in keys:
         raise ConfigError(f"{path} line {line}: none of {', '.join(_COLUMNS['prompt'])}")
-    return called
+    return keys
 
 
-def _request(fields: Mapping[str, Any], called: Mapping[str, str], path: Path, line: int) -> TraceRequest:
-    values = {name: _number(fields[key], name, f"{path} line {line}: {key}") for name, key in called.items()}
+def _request(fields: Mapping[str, Any], keys: Mapping[str, str], path: Path, line: int) -> TraceRequest:
+    values = {name: _number(fields[key], name, f"{path} line {line}: {key}") for name, key in keys.items()}
     prompt, cached = values["prompt"], values.get("cached") or 0.0
     if prompt is None:
-        raise ConfigError(f"{path} line {line}: {called['prompt']}: empty")
-    cached = min(cached, prompt - 1)  # the last token is always computed
+        raise ConfigError(f"{path} line {line}: {keys['prompt']}: empty")
+    # The last token is always computed.
+    cached = min(cached, prompt - 1)
     return TraceRequest(prompt, values.get("output"), cached, values.get("timestamp"), int(values.get("turn") or 1))
 
 
 def _number(written: Any, name: str, where: str) -> float | None:
-    """Return a column's number; token counts are at least 1, nothing is negative, empty cells are None."""
+    """Return a column's number, or None for an empty cell. Token counts are at least 1, other numbers at least 0."""
     if written is None or written == "":
         return None
     try:
@@ -184,7 +205,7 @@ def _number(written: Any, name: str, where: str) -> float | None:
 
 
 def _with_hash_ids(rows: Iterable[tuple[TraceRequest, Mapping[str, Any]]]) -> Iterator[TraceRequest]:
-    """Mooncake's hash ids turned into prefix hits: a block is cached once any earlier request brought it."""
+    """Turn Mooncake's hash ids into prefix hits: a block is cached once an earlier request contained it."""
     seen: set[Any] = set()
     for request, fields in rows:
         ids = fields.get("hash_ids")
@@ -198,20 +219,20 @@ def _with_hash_ids(rows: Iterable[tuple[TraceRequest, Mapping[str, Any]]]) -> It
 
 
 def _lines(rows: list[tuple[int, Mapping[str, Any]]], path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
-    """Return a request for each line; or, as WildChat has it, a conversation for each: {"conversation": [...]}."""
+    """Return the requests of lines that hold one request each, or one conversation each as in WildChat."""
     if not rows or _messages(rows[0][1]) is None:
         return list(_with_hash_ids(_requests(rows, path))), ()
     return _listed([fields for _, fields in rows], path)
 
 
 def _messages(entry: Any) -> list[Any] | None:
-    """What a conversation holds, under one of the names that it has in public data."""
+    """Return the messages of a conversation, under any of the names in public data."""
     named = (entry.get(name) for name in _MESSAGES) if isinstance(entry, dict) else ()
     return next((messages for messages in named if isinstance(messages, list)), None)
 
 
 def _conversations(text: str, path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
-    """ShareGPT-like: a list of {"conversations": [{"from": "human" | "gpt", "value": ...}]}."""
+    """Read conversations as in ShareGPT: a list of {"conversations": [{"from": "human" | "gpt", "value": ...}]}."""
     try:
         listed = json.loads(text)
     except ValueError as error:
@@ -228,7 +249,7 @@ def _listed(listed: Sequence[Any], path: Path) -> tuple[list[TraceRequest], tupl
 
 
 def _turns(entry: Any, path: Path, index: int) -> Iterator[TraceRequest]:
-    """Yield a request for each message of the user that has an answer; what was said before is cached."""
+    """Yield a request for each user message that has an answer; all earlier text is cached."""
     messages = _messages(entry)
     if messages is None:
         raise ConfigError(f"{path} conversation {index + 1}: no list named {' or '.join(_MESSAGES)}")
@@ -260,7 +281,7 @@ def _check(requests: list[TraceRequest], path: Path) -> None:
     stamps = [request.timestamp for request in requests if request.timestamp is not None]
     for earlier, later in itertools.pairwise(stamps):
         if later < earlier:
-            raise ConfigError(f"{path}: timestamps are not in order: {later:g} follows {earlier:g}")
+            raise ConfigError(f"{path}: timestamps are not ascending: {later:g} follows {earlier:g}")
     if len({(request.prompt_tokens, request.cached_tokens) for request in requests}) == 1:
         raise ConfigError(
             f"{path}: every request has {requests[0].prompt_tokens:.0f} tokens; no threshold splits one length"
@@ -272,7 +293,7 @@ DEFAULT_TRACE = "lognormal"
 
 @dataclass(frozen=True)
 class LogNormalSpec:
-    """A truncated log-normal; the defaults are the paper's case study."""
+    """Truncated log-normal; the defaults are the paper's case study."""
 
     mu: float = setting(NUMBER, default=9.90, doc="Mean of ln(prompt tokens).")
     sigma: float = setting(NUMBER, default=1.00, minimum=1e-3, doc="Standard deviation of ln(prompt tokens).")
@@ -320,7 +341,7 @@ def _all_prompts(lengths: Lengths, parsed: LogNormalSpec) -> Lengths:
 
 
 def _prompts(parsed: LogNormalSpec, spec: str) -> LogNormal | Mixture:
-    """Uncached tokens: a request with a hit of h has (1 − h) of its prompt left and h / (1 − h) times that cached."""
+    """Return the uncached tokens. A hit of h leaves (1 − h) of the prompt, with h / (1 − h) times as much cached."""
     whole = LogNormal(parsed.mu, parsed.sigma, float(parsed.min), float(parsed.max))
     if whole.kept_mass < 1e-6:
         raise ConfigError(f"trace {spec!r}: almost no prompt falls between min and max")

@@ -14,8 +14,8 @@ from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan
 from prfaas.model.planning.planner import best_plan
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.reporter import Reporter
-from prfaas.solve.command import find_trace
 from prfaas.solve.files.deployment_file import read_deployment
+from prfaas.solve.files.traces import find_trace
 from prfaas.types import AgentName
 from tests.integration.manager.test_routing import route_request
 from tests.support.deployment import Deployment, chain_of

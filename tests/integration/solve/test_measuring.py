@@ -142,7 +142,7 @@ class _BreaksOff(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_answer_that_breaks_off_is_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_response_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _BreaksOff) as server:
         thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
         thread.start()
@@ -150,4 +150,4 @@ def test_an_answer_that_breaks_off_is_no_measurement(capsys: pytest.CaptureFixtu
         status = main(["--endpoint", url, "--model", "m", "--name", "p", "--hardware", "X"])
         server.shutdown()
         thread.join()
-    assert status == 2 and "breaks off" in capsys.readouterr().err
+    assert status == 2 and "ended early" in capsys.readouterr().err

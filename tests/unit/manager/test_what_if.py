@@ -8,8 +8,8 @@ import pytest
 
 from prfaas.manager.planning.what_if import Present, answer, form
 from prfaas.model.deployment import ClusterPath
-from prfaas.solve.command import find_trace
 from prfaas.solve.files.deployment_file import read_deployment
+from prfaas.solve.files.traces import find_trace
 
 FILE = """
 model: internal-1t-hybrid

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from benchmarks.solver import paper
 from prfaas.model.capacity import throughput
-from prfaas.solve import case_study
 from prfaas.solve.files import catalog
 
 GBIT = 1e9 / 8
@@ -15,19 +15,19 @@ GBIT = 1e9 / 8
 
 def test_equation_1_gives_table_5() -> None:
     for mebibytes, seconds, printed in zip(
-        case_study.TABLE_5_KV_MIB, case_study.TABLE_5_SECONDS, case_study.TABLE_5_GBPS, strict=True
+        paper.TABLE_5_KV_MIB, paper.TABLE_5_SECONDS, paper.TABLE_5_GBPS, strict=True
     ):
         assert throughput.kv_throughput(mebibytes * 2**20, seconds) / GBIT == pytest.approx(printed, abs=0.03)
 
 
-@pytest.mark.parametrize("model", case_study.TABLE_3)
+@pytest.mark.parametrize("model", paper.TABLE_3)
 def test_equation_1_gives_table_3_from_geometry_and_prefill_times(model: str) -> None:
-    for tokens, printed in zip(case_study.TABLE_3_TOKENS, case_study.TABLE_3[model], strict=True):
-        assert case_study.phi(model, tokens) / GBIT == pytest.approx(printed, rel=1e-3)
+    for tokens, printed in zip(paper.TABLE_3_TOKENS, paper.TABLE_3[model], strict=True):
+        assert paper.phi(model, tokens) / GBIT == pytest.approx(printed, rel=1e-3)
 
 
 def test_equation_2_gives_the_fleet_sizes_of_section_2() -> None:
-    claims = {claim.name: claim for claim in case_study.sizing_claims()}
+    claims = {claim.name: claim for claim in paper.sizing_claims()}
     for name, claim in claims.items():
         if name.endswith("below"):
             assert claim.computed < claim.printed

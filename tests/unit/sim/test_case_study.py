@@ -9,7 +9,7 @@ from prfaas.model.planning.plan import Plan
 from prfaas.sim.run import SimulationRun, prepare, simulate, traffic
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import StationTwin
-from prfaas.solve.case_study import TABLE_6
+from prfaas.solve.report.screen import TABLE_6
 
 VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
 ALMOST_IDLE = "0.05req/s"  # one request after the other

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.solver import paper
 from prfaas.model.capacity import throughput
-from prfaas.solve import case_study
 from prfaas.solve.files import catalog
 
 GBIT = 1e9 / 8
 
 
 def test_the_prefill_times_implied_by_table_3_are_marked_so() -> None:
-    for name in case_study.TABLE_3_PROFILES.values():
+    for name in paper.TABLE_3_PROFILES.values():
         assert catalog.find_profile(name).inferred == (f"prefill of {name}",)
 
 
@@ -20,7 +20,7 @@ def test_aiconfigurator_s_tables_agree_with_table_3_at_long_lengths_alone() -> N
     """Kernel times without the engine's own work: a third of Table 3's times at 1K is missing, 18 % too much at 128K."""
     independent = catalog.find_profile("h200-qwen3-235b-aiconfigurator").prefill
     implied = catalog.find_profile("h200-qwen3-235b").prefill
-    errors = [independent.seconds(tokens) / implied.seconds(tokens) - 1 for tokens in case_study.TABLE_3_TOKENS]
+    errors = [independent.seconds(tokens) / implied.seconds(tokens) - 1 for tokens in paper.TABLE_3_TOKENS]
     assert errors == pytest.approx([-0.83, -0.33, 0.19, 0.18], abs=0.01)
 
 

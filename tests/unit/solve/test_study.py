@@ -9,7 +9,7 @@ from prfaas.errors import ConfigError
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.solve.report import plots
-from prfaas.solve.report.manager_settings import manager_settings
+from prfaas.solve.report.export import manager_settings
 from prfaas.solve.report.screen import render
 from prfaas.solve.study import Study, study
 from tests.support.planner_inputs import case_study
@@ -22,7 +22,7 @@ def quick(deployment: Deployment, workload: Workload) -> Study:
 def test_the_notes_say_what_the_answer_rests_on() -> None:
     found = quick(*case_study())
     text = " ".join(found.notes)
-    assert "prolonged for 0.14% of the requests" in text
+    assert "extrapolated for 0.14% of the requests" in text
     assert "misses a point by 2.0%" in text
     assert "each prefill instance can send 1.6 Gbps" in text
 

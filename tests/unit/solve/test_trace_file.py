@@ -90,7 +90,7 @@ def test_a_column_of_turns_parts_first_from_later_ones(tmp_path: Path) -> None:
         ("t.csv", "length\n5\nabc\n", "'abc' is not a number"),
         ("t.csv", "size\n5\n", "none of the columns"),
         ("t.csv", "length\n" + "8192\n" * 9, "8192 tokens; no threshold splits one length"),
-        ("t.csv", "timestamp,length\n5,100\n3,200\n", "not in order: 3 follows 5"),
+        ("t.csv", "timestamp,length\n5,100\n3,200\n", "not ascending: 3 follows 5"),
         ("t.jsonl", '{"length": 4}\n{oops\n', "line 2: not JSON"),
         ("t.jsonl", '"text"\n', "line 1"),
         ("t.jsonl", '{"other": 4}\n', "line 1: none of"),

@@ -1,10 +1,11 @@
-"""The planner's answer as one JSON object; throughputs in requests per second."""
+"""Plan for programs: one JSON object, and settings for the manager."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import ONE
 from prfaas.model.cost.lengths import expectation, mean_tokens
 from prfaas.model.cost.workload import Workload
@@ -12,7 +13,7 @@ from prfaas.solve.study import Option, Study
 
 
 def to_json(study: Study) -> dict[str, Any]:
-    """{"trace", "deployments", "bound"}; null where a field has no meaning."""
+    """Return the plan as JSON; throughputs in requests per second, null where a field has no meaning."""
     return {
         "trace": _trace(study.workload),
         "deployments": [_deployment(option) for option in study.options],
@@ -65,3 +66,23 @@ def _whole(count: float) -> float | int:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def manager_settings(study: Study) -> str:
+    """Return YAML for `prfaas-manager --config`: the threshold, and as comments the roles to start instances with.
+
+    Raises:
+        ConfigError: the plan offloads nothing or everything, so that it has no threshold.
+    """
+    plan = study.main.plan
+    if plan.threshold_tokens is None:
+        raise ConfigError("--emit: this plan has no threshold: it offloads nothing, or everything")
+    roles = "\n".join(
+        f"# {split.cluster}: {split.num_prefill:g} prefill, {split.num_decode:g} decode" for split in plan.splits
+    )
+    return (
+        f"# Written by prfaas-solve --method {study.method} for {study.workload.name}.\n"
+        f"# Sustains {plan.system_throughput:.3f} req/s, offloading {plan.offload_ratio:.1%} of the requests.\n"
+        f"# Instances by role:\n{roles}\n"
+        f"threshold_tokens: {plan.threshold_tokens}\n"
+    )

@@ -1,4 +1,4 @@
-"""The paper's own figures (arXiv 2604.15039): Table 6 and the sizing claims, with what each is compared to."""
+"""Figures of the paper (arXiv 2604.15039): Tables 3 and 5, and the sizing claims of section 2."""
 
 from __future__ import annotations
 
@@ -9,42 +9,6 @@ from types import MappingProxyType
 from prfaas.model.capacity import throughput
 from prfaas.model.kv.geometry import Geometry
 from prfaas.solve.files import catalog
-
-# Table 6, by the fields of the JSON output. The 13 Gbps are the text's of section 4.3.1, the 49.6 % too.
-TABLE_6: Mapping[str, Mapping[str, float]] = MappingProxyType({
-    "prfaas-pd": {
-        "threshold_tokens": 19_400,
-        "num_prfaas": 4,
-        "num_prefill": 3,
-        "num_decode": 5,
-        "offload_ratio": 0.496,
-        "prfaas_throughput": 1.61,
-        "pd_prefill_throughput": 1.64,
-        "pd_decode_throughput": 3.91,
-        "system_throughput": 3.24,
-        "egress_gbps": 13.0,
-        "ttft_mean_seconds": 2.22,
-        "ttft_p90_seconds": 3.51,
-    },
-    "homogeneous-pd": {
-        "num_prefill": 9,
-        "num_decode": 3,
-        "pd_prefill_throughput": 2.11,
-        "pd_decode_throughput": 2.35,
-        "system_throughput": 2.11,
-        "ttft_mean_seconds": 4.44,
-        "ttft_p90_seconds": 9.73,
-    },
-    "naive-heterogeneous-pd": {
-        "num_prfaas": 4,
-        "num_decode": 8,
-        "prfaas_throughput": 2.45,
-        "pd_decode_throughput": 6.25,
-        "system_throughput": 2.45,
-        "ttft_mean_seconds": 1.74,
-        "ttft_p90_seconds": 3.51,
-    },
-})  # fmt: skip
 
 # Table 3: Φ_kv in Gbit/s on 8 H200 at 1K, 8K, 32K and 128K tokens (K = 1024), by model of the catalog.
 TABLE_3_TOKENS = (1024, 8192, 32768, 131072)
@@ -76,7 +40,7 @@ _GPUS_PER_INSTANCE = 8
 
 @dataclass(frozen=True)
 class Claim:
-    """One figure of the paper and what the model gives for it."""
+    """Printed figure of the paper and the model's value."""
 
     name: str
     printed: float
@@ -86,12 +50,12 @@ class Claim:
 
     @property
     def error(self) -> float:
-        """Relative to what is printed."""
+        """Return the relative error of the computed value."""
         return self.computed / self.printed - 1
 
 
 def sizing_claims() -> list[Claim]:
-    """Section 2.3's fleet sizes and section 2.2's ratios, from geometry and the catalog's prefill times."""
+    """Return section 2.3's fleet sizes and section 2.2's ratios, from geometry and the catalog's prefill times."""
     fleet = "equation (2); S_kv from config.json, T_prefill implied by Table 3"
     return [
         Claim("MiniMax-M2.5, 512 GPUs at 32K", 3.8, _fleet_gbps("MiniMax-M2.5", 512, 32768) / 1e3, "Tbps", fleet),
@@ -112,7 +76,7 @@ def sizing_claims() -> list[Claim]:
 
 
 def phi(model: str, tokens: float) -> float:
-    """Φ_kv in bytes per second from the catalog's geometry and profile."""
+    """Return Φ_kv in bytes per second from the catalog's geometry and profile."""
     geometry = catalog.find_model(model)
     profile = catalog.find_profile(TABLE_3_PROFILES[model])
     return throughput.kv_throughput(geometry.kv_bytes(tokens), profile.prefill.seconds(tokens))
@@ -132,10 +96,10 @@ def _ratio(dense: str, hybrid: str) -> float:
 
 
 def _ring_saving() -> float:
-    """Return bytes per token if all 80 layers were GQA, over those of its ten MLA layers.
+    """Return bytes per token if all 80 layers were GQA, over the bytes of the ten MLA layers.
 
-    The paper's 4.5 for MLA against GQA, that times 8 for one layer in eight: eight KV heads of 128 hold 2,048 elements
-    where MLA holds 576 (3.6), ten hold 2,560 (4.4); the printed 4.5 is taken as it is.
+    The paper multiplies 4.5, for MLA against GQA, by 8, since one layer in eight is MLA. The configuration gives 3.6 to
+    4.4 instead of 4.5, depending on the number of KV heads; the printed value is used.
     """
     ring: Geometry = catalog.find_model("Ring-2.5-1T")
     full = next(group for group in ring.groups if group.kind == "mla")
