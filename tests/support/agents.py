@@ -1,4 +1,4 @@
-"""Agents and engines as tests hold them: real agents, in a process or on a thread, and what a connector does by hand."""
+"""Real agents, in a process or on a thread, and engines that speak their protocol by hand."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,7 +22,19 @@ from prfaas import config, grants
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.daemon import Agent
 from prfaas.agent.engine.client import AgentClient
-from prfaas.agent.engine.protocol import HELD, Message, ReceiveReady, SendOpened
+from prfaas.agent.engine.protocol import (
+    HELD,
+    Hold,
+    LookedUp,
+    Lookup,
+    Message,
+    Receive,
+    ReceiveReady,
+    Send,
+    SendOpened,
+    Store,
+    TransferFailed,
+)
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.prefix import store
 from prfaas.cachepool.ssd import SsdSettings
@@ -34,6 +47,7 @@ from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 
+M = TypeVar("M", bound=Message)
 MODEL = "tiny"
 NUM_TOKENS = 200
 ROOT = root_hash(MODEL)
@@ -56,8 +70,16 @@ def blocks(chain: HashChain, num_tokens: int) -> tuple[GroupBlocks, ...]:
     )
 
 
+def exact_blocks(chain: HashChain) -> tuple[GroupBlocks, ...]:
+    """Return the blocks of a prompt, with the partial last block named by its exact length."""
+    full = chain.blocks(32, first_block=0, num_tokens=chain.num_tokens)
+    tail = (*full[:-1], chain.at(chain.num_tokens)) if chain.num_tokens % 32 else full
+    unit = chain.num_tokens // 16 * 16
+    return GroupBlocks(0, 0, tail, chain.root), GroupBlocks(1, 0, (chain.at(chain.num_tokens),), chain.at(unit))
+
+
 class AgentThread:
-    """An agent on a thread of this process: it starts in no time; its counters are those of all others here."""
+    """Agent on a thread of this process: it starts fast, and shares the metrics of this process."""
 
     def __init__(self, settings: AgentConfig, secret: bytes) -> None:
         self._settings, self._secret = settings, secret
@@ -79,7 +101,7 @@ class AgentThread:
             self._loop.call_soon_threadsafe(self._is_told.set)
 
     def wait(self, seconds: float) -> int:
-        """0, once it has ended."""
+        """Return 0 once the agent has ended."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the agent does not end"
         self._loop.close()
@@ -91,14 +113,14 @@ Launch = Callable[[dict[str, str], Path], Child]
 
 
 def in_process(settings: dict[str, str], log: Path) -> Child:
-    """An agent process with these flags."""
+    """Start an agent process with these flags."""
     flags = [f"--{key}={value}" for key, value in settings.items()]
     with log.open("wb") as file:
         return subprocess.Popen([sys.executable, "-m", "prfaas.cli.agent", *flags], stderr=file)
 
 
 def on_thread(settings: dict[str, str], log: Path) -> Child:
-    """An agent on a thread of this process; it writes no log."""
+    """Start an agent on a thread of this process; it writes no log."""
     flags = {key.replace("-", "_"): value for key, value in settings.items()}
     return AgentThread(
         config.load(AgentConfig, component="agent", environment={}, flags=flags),
@@ -108,7 +130,7 @@ def on_thread(settings: dict[str, str], log: Path) -> Child:
 
 @dataclass
 class RunningAgent:
-    """An agent that serves."""
+    """Agent that has started."""
 
     name: str
     child: Child
@@ -122,12 +144,12 @@ class RunningAgent:
         return self.child
 
     def stop(self) -> None:
-        """Have it end in good order."""
+        """Stop the agent and wait for its end."""
         self.child.terminate()
         self.ended()
 
     def ended(self) -> None:
-        """Wait until it has."""
+        """Wait for the agent's end."""
         code = self.child.wait(PATIENCE_SECONDS)
         assert code in (0, -signal.SIGKILL), f"{self.name} ended with {code}"
 
@@ -135,13 +157,17 @@ class RunningAgent:
         found: list[dict[str, object]] = get_json(f"http://{self.status}/transfers")
         return found
 
+    def status_page(self) -> dict[str, Any]:
+        page: dict[str, Any] = get_json(f"http://{self.status}/status")
+        return page
+
     def pool(self) -> dict[str, int]:
-        kinds: dict[str, int] = get_json(f"http://{self.status}/status")["pool"]
+        kinds: dict[str, int] = self.status_page()["pool"]
         return kinds
 
 
 class Agents:
-    """Starts agents that share a secret."""
+    """Agents that share a secret, with the engines beside them."""
 
     def __init__(self, directory: Path, secret: bytes | None = None, *, launch: Launch = in_process) -> None:
         self._launch = launch
@@ -219,7 +245,7 @@ def _answers(status: str) -> bool:
 
 
 class Engine:
-    """What a connector does, by hand: a scheduler and one worker."""
+    """Engine with a scheduler and one worker, which does by hand what a connector does."""
 
     def __init__(
         self, agent: RunningAgent, name: str, its_layout: Layout | None = None, *, attaches_worker: bool = True
@@ -242,15 +268,67 @@ class Engine:
         assert self._worker is not None, "it has no worker yet"
         return self._worker
 
-    def wait(self, kind: type[Message] | tuple[type[Message], ...], *, seconds: float = PATIENCE_SECONDS) -> Message:
-        """The next message, which must be of this kind; those that came with it wait for the next call."""
-        deadline = time.monotonic() + seconds
-        while not self._unread:
-            assert time.monotonic() < deadline, f"no {kind} within {seconds} s"
-            self._unread += self.scheduler.poll(0.05)
-        message = self._unread.pop(0)
+    def wait(self, kind: type[M], *, seconds: float = PATIENCE_SECONDS) -> M:
+        """Return the next message, which must be of this kind."""
+        message = self.wait_any(seconds=seconds)
         assert isinstance(message, kind), f"unexpected {message}"
         return message
+
+    def wait_any(self, *, seconds: float = PATIENCE_SECONDS) -> Message:
+        """Return the next message; messages that came with it wait for the next call."""
+        deadline = time.monotonic() + seconds
+        while not self._unread:
+            assert time.monotonic() < deadline, f"no message within {seconds} s"
+            self._unread += self.scheduler.poll(0.05)
+        return self._unread.pop(0)
+
+    def fails(self, reason: str) -> TransferFailed:
+        """Return the next message, which must be a failure for this reason."""
+        failed = self.wait(TransferFailed)
+        assert failed.reason == reason, failed
+        return failed
+
+    def push(self, entry: RingEntry) -> None:
+        """Write an entry to the worker's ring."""
+        assert self.worker.ring is not None and self.worker.ring.push(entry)
+
+    def open_send(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> SendOpened:
+        """Send the blocks of a prompt, and return their slots."""
+        self.scheduler.post(Send(transfer_id, grant, blocks(chain, chain.num_tokens)))
+        return self.wait(SendOpened)
+
+    def claim(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> None:
+        """Claim the blocks of a prompt."""
+        groups = blocks(chain, chain.num_tokens)
+        self.scheduler.post(Receive(transfer_id, grant, chain.at(chain.num_tokens), groups))
+
+    def open_store(self, chain: HashChain) -> SendOpened:
+        """Store the blocks of a prompt, and return their slots."""
+        self.scheduler.post(Store(TransferId(os.urandom(16)), chain.num_tokens, exact_blocks(chain)))
+        return self.wait(SendOpened)
+
+    def store(self, chain: HashChain, *, seed: int = 0) -> None:
+        """Store the blocks of a prompt and write all of them."""
+        opened = self.open_store(chain)
+        self.write_all(opened, seed=seed)
+        self.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
+
+    def look_up(self, chain: HashChain, *, promised_tokens: int = 0) -> LookedUp:
+        """Return the agent's answer for a prompt."""
+        units, limit = b"".join(chain.units), chain.num_tokens - 1
+        self.scheduler.post(Lookup(TransferId(os.urandom(16)), chain.root, units, limit, promised_tokens))
+        return self.wait(LookedUp)
+
+    def lengths(self, chain: HashChain) -> list[list[object]]:
+        """Return the lengths of a prompt that the agent can serve."""
+        return self.look_up(chain).lengths
+
+    def hold(self, chain: HashChain) -> ReceiveReady | TransferFailed:
+        """Ask for the stored blocks of a prompt, and return the answer."""
+        self.scheduler.post(Hold(TransferId(os.urandom(16)), chain.num_tokens, exact_blocks(chain)))
+        answer = self.wait_any()
+        assert isinstance(answer, ReceiveReady | TransferFailed), f"unexpected {answer}"
+        return answer
 
     def slot(self, slot: int, offset: int, length: int) -> memoryview:
         attached = self.worker.attached
@@ -263,8 +341,7 @@ class Engine:
             slot = opened.slots[0][position][block]
             if slot != HELD:
                 self.slot(slot, piece.offset_bytes, piece.payload_bytes)[:] = content(position, block, layer, seed)
-        entry = RingEntry(EntryKind.LAYER_READY, opened.handle, position, layer, blocks.start, len(blocks))
-        assert self.worker.ring is not None and self.worker.ring.push(entry)
+        self.push(RingEntry(EntryKind.LAYER_READY, opened.handle, position, layer, blocks.start, len(blocks)))
 
     def write_layers(self, opened: SendOpened, *, seed: int = 0) -> None:
         num_blocks = len(opened.slots[0][0])
@@ -274,8 +351,7 @@ class Engine:
 
     def write_all(self, opened: SendOpened, *, seed: int = 0) -> None:
         self.write_layers(opened, seed=seed)
-        assert self.worker.ring is not None
-        self.worker.ring.push(RingEntry(EntryKind.FORWARD_ENDED, opened.handle, group=1))
+        self.push(RingEntry(EntryKind.FORWARD_ENDED, opened.handle, group=1))
 
     def assert_content(self, ready: ReceiveReady, *, seed: int = 0) -> None:
         for position, group in enumerate(layout().groups):

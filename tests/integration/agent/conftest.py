@@ -1,4 +1,4 @@
-"""Agents that end with their test."""
+"""Fixtures with agents that end with their test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.agents import Agents, on_thread
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Agents]:
-    """Agents on threads of this process."""
+    """Agents on threads of this process, which start fast."""
     made = Agents(tmp_path, launch=on_thread)
     yield made
     made.stop()
@@ -20,7 +20,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Agents]:
-    """Agents that can be killed, and that count for themselves alone."""
+    """Agents as processes, which can be killed and have their own metrics."""
     made = Agents(tmp_path)
     yield made
     made.stop()

@@ -1,4 +1,4 @@
-"""The load of an engine that asks for the deployment's certificates."""
+"""Loads of engines whose metrics pages need the deployment's certificates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from prfaas.agent import report
 from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.report import EngineLoads
 from prfaas.console.authority import Authority
@@ -29,14 +30,14 @@ def authority(tmp_path: Path) -> Authority:
 
 @contextlib.asynccontextmanager
 async def _engine(authority: Authority, tries: list[object]) -> AsyncIterator[EngineConfig]:
-    """An engine that answers those alone who show a certificate of the authority; `tries`: everybody who came."""
+    """Engine that requires a certificate of the authority; `tries` gets every connection attempt."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text=PAGE)
 
     issued = authority.issue("engine")
     tls = Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).server_context()
-    tls.sni_callback = lambda *said: tries.append(said)
+    tls.sni_callback = lambda *arguments: tries.append(arguments)
     app = web.Application()
     app.router.add_get("/metrics", answer)
     runner = web.AppRunner(app, access_log=None)
@@ -64,7 +65,8 @@ async def _watched(config: AgentConfig) -> AsyncIterator[EngineLoads]:
     watching.cancel()
 
 
-@pytest.mark.parametrize("insecure_plaintext", [False, True])  # which is about the wire and the agent's pages
+# `insecure_plaintext` covers the wire and the agent's pages, not engines.
+@pytest.mark.parametrize("insecure_plaintext", [False, True])
 async def test_engine_and_agent_authenticate_with_deployment_certificates(
     authority: Authority, insecure_plaintext: bool
 ) -> None:
@@ -76,15 +78,15 @@ async def test_engine_and_agent_authenticate_with_deployment_certificates(
 
 @pytest.mark.parametrize("engine_tls", ["system", "deployment"])
 async def test_engine_with_untrusted_certificate_has_no_load(
-    authority: Authority, tmp_path: Path, engine_tls: str
+    authority: Authority, tmp_path: Path, engine_tls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system's authorities do not know ours, and another deployment's does not either."""
+    monkeypatch.setattr(report, "LOAD_INTERVAL_SECONDS", 0.05)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     tries: list[object] = []
     async with _engine(authority, tries) as engine:
-        ours = Authority(elsewhere) if engine_tls == "deployment" else authority
-        async with _watched(_config(ours, engine, engine_tls=engine_tls)) as loads:
+        trusted = Authority(elsewhere) if engine_tls == "deployment" else authority
+        async with _watched(_config(trusted, engine, engine_tls=engine_tls)) as loads:
             await until(lambda: len(tries) >= 2, what="a second try")
             assert loads.current() == ()
 

@@ -28,7 +28,6 @@ from prfaas.agent.engine.protocol import (
     Send,
     SendOpened,
     TransferDone,
-    TransferFailed,
     encode,
 )
 from prfaas.agent.engine.server import MAX_QUEUED_MESSAGES, EngineCallbacks, EngineConnection, EngineListener
@@ -37,7 +36,6 @@ from prfaas.kv.layout import Layout
 from prfaas.types import AgentName, TransferId
 from tests.support.agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, blocks, chain_of, layout
 from tests.support.waiting import PATIENCE_SECONDS, until, wait_until
-from tools.demo.client import get_json
 
 
 @pytest.fixture
@@ -49,23 +47,20 @@ def _begin(agents: Agents, node: RunningAgent) -> tuple[TransferId, Engine, Engi
     """A transfer from one engine of the node to another."""
     prefill, decode, chain = agents.engine(node, "p"), agents.engine(node, "d"), chain_of()
     transfer_id, grant = agents.grant("node", node, chain)
-    decode.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
-    prefill.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    opened = prefill.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
+    decode.claim(transfer_id, grant, chain)
+    opened = prefill.open_send(transfer_id, grant, chain)
     return transfer_id, prefill, decode, opened
 
 
 def _count(node: RunningAgent, what: str) -> int:
-    return int(get_json(f"http://{node.status}/status")[what])
+    return int(node.status_page()[what])
 
 
 def test_reader_that_gives_up_leaves_the_writer_its_slots(agents: Agents, node: RunningAgent) -> None:
     transfer_id, prefill, decode, _ = _begin(agents, node)
     wait_until(lambda: _count(node, "receiving") == 1)
     decode.scheduler.post(Cancel(transfer_id))
-    failed = prefill.wait(TransferFailed)
-    assert isinstance(failed, TransferFailed) and failed.reason == "cancelled"
+    prefill.fails("cancelled")
     wait_until(lambda: _count(node, "receiving") == 0)
     assert _count(node, "sending") == 1, "its worker may still write"
     prefill.scheduler.post(Cancel(transfer_id))
@@ -75,8 +70,7 @@ def test_reader_that_gives_up_leaves_the_writer_its_slots(agents: Agents, node: 
 def test_writer_that_gives_up_fails_the_reader(agents: Agents, node: RunningAgent) -> None:
     transfer_id, prefill, decode, _ = _begin(agents, node)
     prefill.scheduler.post(Cancel(transfer_id))
-    failed = decode.wait(TransferFailed)
-    assert isinstance(failed, TransferFailed) and failed.reason == "incomplete"
+    decode.fails("incomplete")
     wait_until(lambda: node.pool()["transfer"] == 0)
 
 
@@ -100,10 +94,8 @@ def test_requests_before_workers_attach_are_answered_afterwards(agents: Agents, 
         engine.wait(LookedUp)  # what was asked before it has been read, and not refused
         engine.attach_worker()
     opened = prefill.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
     prefill.write_all(opened)
     ready = decode.wait(ReceiveReady)
-    assert isinstance(ready, ReceiveReady)
     decode.assert_content(ready)
 
 

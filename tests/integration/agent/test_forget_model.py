@@ -1,4 +1,4 @@
-"""A model that an agent forgets: nobody finds what was computed before, on whatever tier, of whichever engine."""
+"""Forgotten models: blocks computed before are found on no tier, by no engine."""
 
 from __future__ import annotations
 
@@ -12,23 +12,18 @@ from prfaas.agent.engine.protocol import (
     Forget,
     Forgotten,
     Hold,
-    Receive,
     ReceiveReady,
     Release,
-    Send,
-    SendOpened,
-    Store,
     TransferDone,
     TransferFailed,
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
-from tests.integration.agent.test_prefix_store import exact_blocks, hold, lookup, store
-from tests.support.agents import MODEL, NUM_TOKENS, Agents, Engine, blocks, chain_of, layout, slow_ssd
+from tests.support.agents import MODEL, NUM_TOKENS, Agents, Engine, chain_of, exact_blocks, layout, slow_ssd
 from tests.support.waiting import wait_until
-from tools.demo.client import get_json
 
-NUM_BLOCKS = 8  # of a chain: six full ones, a tail, a state
+# Six full blocks, a partial block and a state for each prompt.
+NUM_BLOCKS = 8
 LONGER = chain_of(length=NUM_TOKENS + 50)
 
 
@@ -41,32 +36,32 @@ def _forget(engine: Engine, model: str = MODEL) -> None:
 def test_forgotten_model_is_not_found_and_others_are(agents: Agents) -> None:
     west = agents.start("west")
     first, second = agents.engine(west, "w"), agents.engine(west, "v")
-    other = agents.engine(west, "o", layout(model="other"))
-    for engine in (first, other):
-        store(engine, chain_of())
+    second_engine = agents.engine(west, "o", layout(model="other"))
+    for engine in (first, second_engine):
+        engine.store(chain_of())
     wait_until(lambda: west.pool()["prefix"] == 2 * NUM_BLOCKS)
     _forget(second)
-    assert lookup(first, LONGER) == lookup(second, LONGER) == []
-    assert isinstance(hold(first, chain_of()), TransferFailed)
-    assert isinstance(hold(other, chain_of()), ReceiveReady)
+    assert first.lengths(LONGER) == second.lengths(LONGER) == []
+    assert isinstance(first.hold(chain_of()), TransferFailed)
+    assert isinstance(second_engine.hold(chain_of()), ReceiveReady)
     assert west.pool()["prefix"] == NUM_BLOCKS
-    store(first, chain_of(), seed=1)
+    first.store(chain_of(), seed=1)
     wait_until(lambda: west.pool()["prefix"] == 2 * NUM_BLOCKS)
-    ready = hold(second, chain_of())
+    ready = second.hold(chain_of())
     assert isinstance(ready, ReceiveReady)
     second.assert_content(ready, seed=1)
 
 
 def test_blocks_being_read_stay_until_released(agents: Agents) -> None:
     west = agents.start("west")
-    reader, other = agents.engine(west, "w"), agents.engine(west, "v")
-    store(reader, chain_of())
+    reader, second_engine = agents.engine(west, "w"), agents.engine(west, "v")
+    reader.store(chain_of())
     wait_until(lambda: west.pool()["prefix"] == NUM_BLOCKS)
-    ready = hold(reader, chain_of())
+    ready = reader.hold(chain_of())
     assert isinstance(ready, ReceiveReady)
-    _forget(other)
+    _forget(second_engine)
     assert (west.pool()["prefix"], west.pool()["quarantined"]) == (0, NUM_BLOCKS)
-    store(other, chain_of(), seed=1)
+    second_engine.store(chain_of(), seed=1)
     wait_until(lambda: west.pool()["prefix"] == NUM_BLOCKS)
     reader.assert_content(ready)
     assert ready.generations[0][0] == [reader.worker.slot_generations()[slot] for slot in ready.slots[0][0]]
@@ -76,35 +71,26 @@ def test_blocks_being_read_stay_until_released(agents: Agents) -> None:
 
 def test_blocks_being_stored_are_not_kept(agents: Agents) -> None:
     west = agents.start("west")
-    engine, other = agents.engine(west, "w"), agents.engine(west, "v")
-    transfer_id = TransferId(os.urandom(16))
-    engine.scheduler.post(Store(transfer_id, NUM_TOKENS, exact_blocks(chain_of())))
-    opened = engine.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
+    engine, second_engine = agents.engine(west, "w"), agents.engine(west, "v")
+    opened = engine.open_store(chain_of())
     engine.write_layer(opened, 0, 0, blocks=range(7))
-    _forget(other)
+    _forget(second_engine)
     engine.write_all(opened)
-    assert engine.worker.ring is not None
-    engine.worker.ring.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
+    engine.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
     wait_until(lambda: west.pool()["transfer"] == 0)
     assert west.pool()["prefix"] == 0
-    assert lookup(engine, LONGER) == []
+    assert engine.lengths(LONGER) == []
 
 
 def test_unclaimed_inbound_transfer_is_cancelled(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     transfer_id, grant = agents.grant("east", west, chain_of())
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain_of(), NUM_TOKENS)))
-    opened = sender.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
-    sender.write_all(opened)
+    sender.write_all(sender.open_send(transfer_id, grant, chain_of()))
     sender.wait(TransferDone)
     _forget(receiver)
-    claim = Receive(transfer_id, grant, chain_of().at(NUM_TOKENS), blocks(chain_of(), NUM_TOKENS))
-    receiver.scheduler.post(claim)
-    failed = receiver.wait(TransferFailed)
-    assert isinstance(failed, TransferFailed) and failed.reason == "cancelled"
+    receiver.claim(transfer_id, grant, chain_of())
+    receiver.fails("cancelled")
     sender.scheduler.post(Cancel(transfer_id))
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] + west.pool()["quarantined"] == 0)
     assert west.pool()["prefix"] == 0
@@ -114,15 +100,15 @@ def test_ssd_forgets_the_model_across_restarts(agents: Agents, tmp_path: Path) -
     settings = {"pool-bytes": "4MiB", "ssd-directory": str(tmp_path / "ssd")}
     first = agents.start("west", **settings)
     engine = agents.engine(first, "w")
-    store(engine, chain_of())
-    wait_until(lambda: get_json(f"http://{first.status}/status")["ssd"]["prefix"] == NUM_BLOCKS)
+    engine.store(chain_of())
+    wait_until(lambda: first.status_page()["ssd"]["prefix"] == NUM_BLOCKS)
     _forget(engine)
-    assert get_json(f"http://{first.status}/status")["ssd"]["prefix"] == 0
-    assert lookup(engine, LONGER) == []
+    assert first.status_page()["ssd"]["prefix"] == 0
+    assert engine.lengths(LONGER) == []
     first.stop()
     second = agents.start("east", **settings)
-    assert get_json(f"http://{second.status}/status")["ssd"]["prefix"] == 0
-    assert lookup(agents.engine(second, "w"), LONGER) == []
+    assert second.status_page()["ssd"]["prefix"] == 0
+    assert agents.engine(second, "w").lengths(LONGER) == []
 
 
 def test_engine_waiting_for_the_ssd_is_told_of_the_eviction(
@@ -130,17 +116,16 @@ def test_engine_waiting_for_the_ssd_is_told_of_the_eviction(
 ) -> None:
     settings = {"pool-bytes": "4MiB", "ssd-directory": str(tmp_path / "ssd")}
     first = agents.start("west", **settings)
-    store(agents.engine(first, "w"), chain_of())
-    wait_until(lambda: get_json(f"http://{first.status}/status")["ssd"]["prefix"] == NUM_BLOCKS)
+    agents.engine(first, "w").store(chain_of())
+    wait_until(lambda: first.status_page()["ssd"]["prefix"] == NUM_BLOCKS)
     first.stop()
     slow_ssd(monkeypatch, wait_seconds=3600.0)
     second = agents.start("east", **settings)
-    waiting, other = agents.engine(second, "w"), agents.engine(second, "v")
+    waiting, second_engine = agents.engine(second, "w"), agents.engine(second, "v")
     waiting.scheduler.post(Hold(TransferId(os.urandom(16)), NUM_TOKENS, exact_blocks(chain_of())))
     wait_until(lambda: second.pool()["transfer"] > 0)
-    _forget(other)
-    failed = waiting.wait(TransferFailed)
-    assert isinstance(failed, TransferFailed) and failed.reason == "evicted"
-    assert lookup(waiting, LONGER) == []
-    kinds = get_json(f"http://{second.status}/status")
+    _forget(second_engine)
+    waiting.fails("evicted")
+    assert waiting.lengths(LONGER) == []
+    kinds = second.status_page()
     assert (kinds["pool"]["transfer"], kinds["ssd"]["prefix"], kinds["ssd"]["quarantined"]) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""What a peer that knows the secret puts into an OPEN, and has no grant for, costs an agent little."""
+"""OPENs without a grant, from a peer that knows the secret, cost an agent little memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tools.demo.client import get_json
 MIB = 1 << 20
 OPEN = b"\x95\xa4open" + msgpack.packb(bytes(100))
 NUM_ITEMS = MAX_BODY_BYTES - len(OPEN) - 5
-EMPTY_LISTS = b"\xdd" + NUM_ITEMS.to_bytes(4, "big") + b"\x90" * NUM_ITEMS  # unpacked, a gigabyte
+# Unpacked, these take a gigabyte.
+EMPTY_LISTS = b"\xdd" + NUM_ITEMS.to_bytes(4, "big") + b"\x90" * NUM_ITEMS
 
 
 def _peak_bytes(pid: int) -> int:
@@ -35,8 +36,8 @@ def test_hostile_opens_take_no_more_memory_than_their_bytes(processes: Agents) -
             for sizes in ([], [100]):
                 opened = Open(ObjectSizes.of(sizes), 0, PATIENCE_SECONDS, before + EMPTY_LISTS)
                 raw.connection.write(encode_open(os.urandom(16), opened))
-                header, said = raw.heard()
+                header, body = raw.heard()
                 assert header.type is FrameType.ERROR
-                assert decode_ending(said).reason == ("grant_refused" if before == OPEN and sizes else "protocol")
+                assert decode_ending(body).reason == ("grant_refused" if before == OPEN and sizes else "protocol")
     assert _peak_bytes(west.process.pid) - peak < 128 * MIB
     assert get_json(f"http://{west.status}/healthz")

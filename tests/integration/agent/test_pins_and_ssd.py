@@ -1,4 +1,4 @@
-"""Operators' orders while blocks are written behind."""
+"""Removals by operators while blocks are being written to the SSD."""
 
 from __future__ import annotations
 

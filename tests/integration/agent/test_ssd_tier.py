@@ -1,4 +1,4 @@
-"""An agent with an SSD: what memory gave away, or a dead agent left, an engine takes up again; nothing waits for ever."""
+"""Agents with an SSD: engines read blocks that memory evicted or that a dead agent left."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from prfaas.agent.engine.protocol import Cancel, Hold, ReceiveReady, Release, TransferFailed
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
-from tests.integration.agent.test_prefix_store import exact_blocks, hold, lookup, store
-from tests.support.agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, layout, slow_ssd
+from tests.support.agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, exact_blocks, layout, slow_ssd
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
-from tools.demo.client import get_json
 
-BLOCKS_PER_CHAIN = 8  # six full blocks, a tail, a state
-NUM_CHAINS = 8  # three more than memory holds
+# Six full blocks, a partial block and a state for each prompt.
+BLOCKS_PER_CHAIN = 8
+# Memory holds three fewer.
+NUM_CHAINS = 8
 
 
 def _chain(number: int, *, more: int = 0) -> HashChain:
@@ -25,7 +25,7 @@ def _chain(number: int, *, more: int = 0) -> HashChain:
 
 
 def _num_on_ssd(agent: RunningAgent) -> int:
-    return int(get_json(f"http://{agent.status}/status")["ssd"]["prefix"])
+    return int(agent.status_page()["ssd"]["prefix"])
 
 
 def _bytes_read(agent: RunningAgent) -> float:
@@ -42,16 +42,16 @@ def _start(agents: Agents, name: str, directory: Path, **settings: str) -> tuple
 
 
 def _fill(agent: RunningAgent, engine: Engine, num_chains: int = NUM_CHAINS) -> None:
-    """Leave chains, by default more than memory holds, each on the SSD before the next one comes."""
+    """Store prompts, by default more than memory holds, and wait for each until it is on the SSD."""
     for number in range(num_chains):
-        store(engine, _chain(number), seed=number)
+        engine.store(_chain(number), seed=number)
         wait_until(lambda number=number: _num_on_ssd(agent) == BLOCKS_PER_CHAIN * (number + 1))  # type: ignore[misc]
 
 
-def _take_up(engine: Engine, number: int) -> None:
+def _read(engine: Engine, number: int) -> None:
     chain = _chain(number)
-    assert [NUM_TOKENS, chain.at(NUM_TOKENS)] in lookup(engine, _chain(number, more=50))
-    ready = hold(engine, chain)
+    assert [NUM_TOKENS, chain.at(NUM_TOKENS)] in engine.lengths(_chain(number, more=50))
+    ready = engine.hold(chain)
     assert isinstance(ready, ReceiveReady)
     engine.assert_content(ready, seed=number)
     engine.scheduler.post(Release(ready.transfer_id))
@@ -63,7 +63,7 @@ def test_blocks_evicted_from_memory_come_back_from_the_ssd(agents: Agents, tmp_p
     assert agent.pool()["prefix"] < NUM_CHAINS * BLOCKS_PER_CHAIN
     before = _bytes_read(agent)
     for number in range(NUM_CHAINS):
-        _take_up(engine, number)
+        _read(engine, number)
     assert _bytes_read(agent) > before
     wait_until(lambda: agent.pool()["transfer"] == 0)
 
@@ -76,7 +76,7 @@ def test_killed_agent_recovers_the_blocks_on_its_ssd(processes: Agents, tmp_path
     second, engine = _start(processes, "east", tmp_path / "ssd")
     assert _num_on_ssd(second) == NUM_CHAINS * BLOCKS_PER_CHAIN
     for number in range(NUM_CHAINS):
-        _take_up(engine, number)
+        _read(engine, number)
 
 
 def test_prefix_with_a_corrupt_block_is_refused(agents: Agents, tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_prefix_with_a_corrupt_block_is_refused(agents: Agents, tmp_path: Path) 
     first.stop()
     os.truncate(tmp_path / "ssd" / f"{layout().fingerprint.hex()}.blocks", 0)
     second, engine = _start(agents, "east", tmp_path / "ssd")
-    answer = hold(engine, _chain(0))
+    answer = engine.hold(_chain(0))
     assert isinstance(answer, TransferFailed) and answer.reason == "evicted"
-    wait_until(lambda: lookup(engine, _chain(0, more=50)) == [])
+    wait_until(lambda: engine.lengths(_chain(0, more=50)) == [])
     wait_until(lambda: second.pool()["transfer"] == 0)
 
 
@@ -98,13 +98,12 @@ def test_engine_gives_up_on_a_slow_ssd_without_leaks(
     first, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(first, engine, 1)
     first.stop()
-    slow_ssd(monkeypatch, wait_seconds=0.5 if is_patient else 3600.0)
+    slow_ssd(monkeypatch, wait_seconds=0.1 if is_patient else 3600.0)
     second, engine = _start(agents, "east", tmp_path / "ssd")
     chain, transfer_id = _chain(0), TransferId(os.urandom(16))
     engine.scheduler.post(Hold(transfer_id, chain.num_tokens, exact_blocks(chain)))
     if is_patient:
-        failed = engine.wait(TransferFailed)
-        assert isinstance(failed, TransferFailed) and failed.reason == "evicted"
+        engine.fails("evicted")
     else:
         wait_until(lambda: second.pool()["transfer"] > 0)
         engine.scheduler.post(Cancel(transfer_id))

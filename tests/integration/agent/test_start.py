@@ -1,4 +1,4 @@
-"""An agent that cannot have what it is told to listen at says so, harms nobody, and leaves nothing behind."""
+"""Agents that cannot bind an address or use a disk name the setting and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.demo.client import get_json
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    """An address that somebody listens at."""
+    """Address of a listening socket."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -36,7 +36,8 @@ def _refuses_to_start(directory: Path, message: str, **settings: str | Path | in
 
 
 def test_taken_wire_address_stops_the_start(tmp_path: Path, taken: str) -> None:
-    for _ in range(2):  # the SSD is free again
+    # The second start fails for the same reason: the first has released the SSD.
+    for _ in range(2):
         _refuses_to_start(tmp_path, f"listen: {taken} cannot be bound", listen=taken)
 
 

@@ -30,7 +30,6 @@ from prfaas.types import GroupBlocks, TransferId
 from tests.property.cachepool.cut_models import Attention, Cut, Group, State, blocks, layouts
 from tests.support.agents import Agents, RunningAgent
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
-from tools.demo.client import get_json
 from tools.link import Relay
 
 NUM_TOKENS = 200
@@ -189,14 +188,14 @@ class Site:
 
     def has_connection(self) -> bool:
         """Whether the east sends over a connection, as far as it knows."""
-        return any(its["num_connections"] for its in get_json(f"http://{self.east.status}/status")["links"])
+        return any(its["num_connections"] for its in self.east.status_page()["links"])
 
     def engines(self) -> list[str]:
         found: list[str] = self._page()["engines"]
         return found
 
     def _page(self) -> dict[str, Any]:
-        found: dict[str, Any] = get_json(f"http://{self.west.status}/status")
+        found: dict[str, Any] = self.west.status_page()
         return found
 
     def close(self) -> None:

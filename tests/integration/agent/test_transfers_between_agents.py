@@ -1,4 +1,4 @@
-"""Two real agents over real TCP: an engine's layers arrive in the other engine's slots."""
+"""Transfers between two real agents over TCP: one engine's layers arrive in another engine's slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from prfaas.agent.engine.protocol import (
     Send,
     SendOpened,
     TransferDone,
-    TransferFailed,
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.console.authority import Authority
@@ -39,36 +38,27 @@ from tests.support.agents import (
     layout,
 )
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
-from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.link import Relay
 
 MIB = 1 << 20
-GIVES_UP = {
-    "reconnect-seconds": "1s"
-}  # an agent whose peer is out of reach; elsewhere nobody is given up for being slow
+# For agents whose peer is unreachable. Other tests do not give up on slow agents.
+GIVES_UP = {"reconnect-seconds": "0.5s"}
 
 
 def _claim(west: RunningAgent, receiver: Engine, grant: tuple[TransferId, bytes], chain: HashChain) -> None:
-    """Returns once the agent knows of it: what becomes of the transfer is told to whoever has claimed it by then."""
-    groups = blocks(chain, chain.num_tokens)
-    receiver.scheduler.post(Receive(*grant, chain.at(chain.num_tokens), groups))
-    wait_until(lambda: get_json(f"http://{west.status}/status")["receiving"] > 0, what="the claim")
+    """Claim a transfer and wait until the agent knows of the claim."""
+    receiver.claim(*grant, chain)
+    wait_until(lambda: west.status_page()["receiving"] > 0, what="the claim")
 
 
 def _transfer(agents: Agents, west: RunningAgent, sender: Engine, receiver: Engine, chain: HashChain) -> ReceiveReady:
     transfer_id, grant = agents.grant("east", west, chain)
-    groups = blocks(chain, chain.num_tokens)
-    receiver.scheduler.post(Receive(transfer_id, grant, chain.at(chain.num_tokens), groups))
-    sender.scheduler.post(Send(transfer_id, grant, groups))
-    opened = sender.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
-    sender.write_all(opened)
+    receiver.claim(transfer_id, grant, chain)
+    sender.write_all(sender.open_send(transfer_id, grant, chain))
     sender.wait(TransferDone)
     sender.scheduler.post(Cancel(transfer_id))
-    ready = receiver.wait(ReceiveReady)
-    assert isinstance(ready, ReceiveReady)
-    return ready
+    return receiver.wait(ReceiveReady)
 
 
 def test_layers_arrive_complete_and_slots_become_free(agents: Agents) -> None:
@@ -79,7 +69,8 @@ def test_layers_arrive_complete_and_slots_become_free(agents: Agents) -> None:
     assert ready.generations[0][0] == [receiver.worker.slot_generations()[slot] for slot in ready.slots[0][0]]
     receiver.scheduler.post(Release(ready.transfer_id))
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
-    assert east.pool()["prefix"] == west.pool()["prefix"] == 7  # six full blocks and the state
+    # Six full blocks and the state.
+    assert east.pool()["prefix"] == west.pool()["prefix"] == 7
 
 
 def test_record_waits_for_the_end_of_the_forward_pass(agents: Agents) -> None:
@@ -87,14 +78,12 @@ def test_record_waits_for_the_end_of_the_forward_pass(agents: Agents) -> None:
     sender, _ = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    opened = sender.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
+    opened = sender.open_send(transfer_id, grant, chain)
     sender.write_layers(opened)
     sender.wait(TransferDone)
     assert east.transfers()[0]["outcome"] == "running"
     for kind in (EntryKind.FORWARD_ENDED, EntryKind.REQUEST_ENDED):
-        assert sender.worker.ring is not None and sender.worker.ring.push(RingEntry(kind, opened.handle, group=1))
+        sender.push(RingEntry(kind, opened.handle, group=1))
     wait_until(lambda: east.transfers()[0]["outcome"] == "completed", what="the end of the record")
     assert east.transfers()[0]["forward_ended_seconds"] is not None
 
@@ -103,10 +92,11 @@ def test_agent_behind_a_firewall_receives_over_reverse_connections(agents: Agent
     east = agents.start("east", **{"dialled-by": "west"})
     west = agents.start("west", **{"fetch-from": f"east={east.wire}"})
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    west.wire = free_address()  # what grants name refuses every connection
+    # The address in the grant refuses every connection.
+    west.wire = free_address()
     ready = _transfer(agents, west, sender, receiver, chain_of())
     receiver.assert_content(ready)
-    assert get_json(f"http://{west.status}/status")["reverse_connections"][0]["num_connections"] > 0
+    assert west.status_page()["reverse_connections"][0]["num_connections"] > 0
 
 
 def test_ingress_limit_paces_the_sender(agents: Agents) -> None:
@@ -114,7 +104,7 @@ def test_ingress_limit_paces_the_sender(agents: Agents) -> None:
     _transfer(agents, west, agents.engine(east, "e"), agents.engine(west, "w"), chain_of())
 
     def pace() -> float:
-        (link,) = get_json(f"http://{east.status}/status")["links"]
+        (link,) = east.status_page()["links"]
         return float(link["pacing_bytes_per_second"])
 
     wait_until(lambda: math.isclose(pace(), 8e6, rel_tol=0.01), what="the limit, over all connections")
@@ -132,7 +122,8 @@ def test_only_missing_blocks_are_sent(agents: Agents) -> None:
     block, state = 12_000, 50_000
     assert records[0]["held_bytes"] == 0
     assert records[1]["held_bytes"] == 6 * block
-    missing = 3 * block + state  # blocks 6, 7 and the partial 8, and the state of another length
+    # Blocks 6, 7 and the partial 8, and the state of another length.
+    missing = 3 * block + state
     assert missing <= int(str(records[1]["wire_bytes"])) <= missing * 1.005 + 100
 
 
@@ -141,20 +132,11 @@ def test_claim_after_the_data_is_served(agents: Agents) -> None:
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    opened = sender.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
-    sender.write_all(opened)
+    sender.write_all(sender.open_send(transfer_id, grant, chain))
     sender.wait(TransferDone)
-    receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
+    receiver.claim(transfer_id, grant, chain)
     ready = receiver.wait(ReceiveReady)
-    assert isinstance(ready, ReceiveReady)
     receiver.assert_content(ready)
-
-
-def _fails(receiver: Engine, *, reason: str) -> None:
-    failed = receiver.wait(TransferFailed)
-    assert isinstance(failed, TransferFailed) and failed.reason == reason, failed
 
 
 @pytest.mark.parametrize(
@@ -171,7 +153,7 @@ def test_send_without_valid_grant_is_refused(agents: Agents, changes: dict[str, 
     chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain, **changes)
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    _fails(sender, reason=reason)
+    sender.fails(reason)
     assert east.pool()["transfer"] == 0
 
 
@@ -184,7 +166,7 @@ def test_send_without_valid_grant_is_refused(agents: Agents, changes: dict[str, 
 def test_receiver_gets_the_reason_of_a_sender_that_cannot_send(
     agents: Agents, changes: dict[str, object], settings: dict[str, str], reason: str, is_claimed: bool
 ) -> None:
-    """Nothing else ends the wait of the engine that has claimed it: not within the time of this test."""
+    """The open timeout cannot end the claim within this test."""
     east, west = agents.start("east", **settings), agents.start("west", **{"open-timeout-seconds": "600s"})
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     chain = chain_of()
@@ -192,22 +174,21 @@ def test_receiver_gets_the_reason_of_a_sender_that_cannot_send(
     if is_claimed:
         _claim(west, receiver, (transfer_id, grant), chain)
     sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    _fails(sender, reason=reason)
+    sender.fails(reason)
     if not is_claimed:
-        receiver.scheduler.post(Receive(transfer_id, grant, chain.at(NUM_TOKENS), blocks(chain, NUM_TOKENS)))
-    _fails(receiver, reason=reason)
+        receiver.claim(transfer_id, grant, chain)
+    receiver.fails(reason)
 
 
 def test_prompt_other_than_granted_is_refused_on_both_sides(agents: Agents) -> None:
     east, west = agents.start("east"), agents.start("west")
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain, other = chain_of(), chain_of(first=5000)
+    chain, prompt = chain_of(), chain_of(first=5000)
     transfer_id, grant = agents.grant("east", west, chain)
-    receiver.scheduler.post(Receive(transfer_id, grant, other.at(NUM_TOKENS), blocks(other, NUM_TOKENS)))
-    _fails(receiver, reason="prompt_mismatch")
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    sender.wait(SendOpened)
-    _fails(sender, reason="prompt_mismatch")
+    receiver.scheduler.post(Receive(transfer_id, grant, prompt.at(NUM_TOKENS), blocks(prompt, NUM_TOKENS)))
+    receiver.fails("prompt_mismatch")
+    sender.open_send(transfer_id, grant, chain)
+    sender.fails("prompt_mismatch")
 
 
 def test_death_of_the_sending_engine_fails_the_receiver(agents: Agents) -> None:
@@ -216,12 +197,10 @@ def test_death_of_the_sending_engine_fails_the_receiver(agents: Agents) -> None:
     chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     _claim(west, receiver, (transfer_id, grant), chain)
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    opened = sender.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
+    opened = sender.open_send(transfer_id, grant, chain)
     sender.write_layer(opened, 0, 0, blocks=range(3))
     sender.close()
-    _fails(receiver, reason="incomplete")
+    receiver.fails("incomplete")
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
 
 
@@ -231,11 +210,10 @@ def test_request_that_ends_early_fails_the_receiver(agents: Agents) -> None:
     chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     _claim(west, receiver, (transfer_id, grant), chain)
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    sender.wait(SendOpened)
+    sender.open_send(transfer_id, grant, chain)
     sender.scheduler.post(Cancel(transfer_id))
-    _fails(receiver, reason="incomplete")
-    _fails(sender, reason="incomplete")
+    receiver.fails("incomplete")
+    sender.fails("incomplete")
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
 
 
@@ -245,13 +223,11 @@ def test_killed_sending_agent_fails_the_receiver(processes: Agents) -> None:
     chain = chain_of()
     transfer_id, grant = processes.grant("east", west, chain)
     _claim(west, receiver, (transfer_id, grant), chain)
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    opened = sender.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
+    opened = sender.open_send(transfer_id, grant, chain)
     sender.write_layer(opened, 0, 0, blocks=range(3))
     wait_until(lambda: west.pool().get("transfer", 0) > 0)
     east.process.kill()
-    _fails(receiver, reason="unreachable")
+    receiver.fails("unreachable")
     wait_until(lambda: west.pool()["transfer"] == 0)
     wait_until(lambda: sender.scheduler.poll(0.01) == [] and not sender.scheduler.connected)
 
@@ -263,22 +239,20 @@ def test_transfer_continues_after_a_short_link_failure(agents: Agents) -> None:
     with Relay(west.wire) as link:
         transfer_id, grant = agents.grant("east", west, chain, destination_address=link.address)
         _claim(west, receiver, (transfer_id, grant), chain)
-        sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-        opened = sender.wait(SendOpened)
-        assert isinstance(opened, SendOpened)
+        opened = sender.open_send(transfer_id, grant, chain)
         wait_until(lambda: west.pool().get("transfer", 0) > 0)
         link.cut_after(30_000)
         sender.write_all(opened)
         wait_until(lambda: link.is_cut)
         link.restore()
         ready = receiver.wait(ReceiveReady)
-        assert isinstance(ready, ReceiveReady)
         receiver.assert_content(ready)
         sender.wait(TransferDone)
 
 
 WIDE = KVGroup("full_attention", 32, (LayerSlice("a0", 0, 4 * MIB, "float32", "head,token,kv_dim"),))
-WIDE_BYTES = 8 * WIDE.block_bytes  # of a transfer: more than the kernel and a relay take in while nothing gets through
+# More than kernel and relay buffer while the link is held.
+WIDE_BYTES = 8 * WIDE.block_bytes
 
 
 def _open_wide(agents: Agents, west: RunningAgent, sender: Engine, *, first: int, priority: int) -> SendOpened:
@@ -286,25 +260,23 @@ def _open_wide(agents: Agents, west: RunningAgent, sender: Engine, *, first: int
     transfer_id, grant = agents.grant("east", west, chain, max_bytes=WIDE_BYTES)
     groups = (GroupBlocks(0, 0, chain.blocks(32, first_block=0, num_tokens=256), ROOT),)
     sender.scheduler.post(Send(transfer_id, grant, groups, priority=priority))
-    opened = sender.wait(SendOpened)
-    assert isinstance(opened, SendOpened)
-    return opened
+    return sender.wait(SendOpened)
 
 
 def _layer_ready(sender: Engine, opened: SendOpened) -> None:
     entry = RingEntry(EntryKind.LAYER_READY, opened.handle, 0, 0, 0, 8)
-    assert sender.worker.ring is not None and sender.worker.ring.push(entry)
+    sender.push(entry)
 
 
 def test_urgent_transfer_overtakes_an_earlier_one(agents: Agents) -> None:
-    """Both are of one size: with equal shares the one that began ends first."""
+    """With equal shares, the first of two transfers of one size would end first."""
     settings = {"pool-bytes": "80MiB", "transfer-ratio": "100%", "compression": "off"}
     east, west = agents.start("east", **settings), agents.start("west", **settings)
     wide = Layout(MODEL, "", Shard(0, 1), (WIDE,))
     sender, _ = agents.engine(east, "e", wide), agents.engine(west, "w", wide)
 
     def waiting(*names: str) -> int:
-        (link,) = get_json(f"http://{east.status}/status")["links"]
+        (link,) = east.status_page()["links"]
         return sum(link[name] for name in names)
 
     with Relay(west.wire) as link:
@@ -317,7 +289,7 @@ def test_urgent_transfer_overtakes_an_earlier_one(agents: Agents) -> None:
         wait_until(lambda: waiting("queued_bytes", "unacknowledged_bytes") == WIDE_BYTES)
         _layer_ready(sender, urgent)
         wait_until(lambda: waiting("queued_bytes", "unacknowledged_bytes") == 2 * WIDE_BYTES)
-        assert waiting("queued_bytes") > WIDE_BYTES * 9 / 8, "of the one that has begun much has not left"
+        assert waiting("queued_bytes") > WIDE_BYTES * 9 / 8, "much of the first transfer has not left"
         link.release()
         ended = [sender.wait(TransferDone), sender.wait(TransferDone)]
         assert ended == [TransferDone(urgent.transfer_id), TransferDone(begun.transfer_id)]
@@ -329,10 +301,9 @@ def test_transfer_beyond_the_receivers_memory_is_refused(agents: Agents) -> None
     chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     _claim(west, receiver, (transfer_id, grant), chain)
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    sender.wait(SendOpened)
-    _fails(sender, reason="no_memory")
-    _fails(receiver, reason="no_memory")
+    sender.open_send(transfer_id, grant, chain)
+    sender.fails("no_memory")
+    receiver.fails("no_memory")
 
 
 def test_transfer_between_different_layouts_is_refused(agents: Agents) -> None:
@@ -341,31 +312,29 @@ def test_transfer_between_different_layouts_is_refused(agents: Agents) -> None:
     chain = chain_of()
     transfer_id, grant = agents.grant("east", west, chain)
     _claim(west, receiver, (transfer_id, grant), chain)
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    sender.wait(SendOpened)
-    failed = sender.wait(TransferFailed)
-    assert isinstance(failed, TransferFailed) and failed.reason == "layout_mismatch"
+    sender.open_send(transfer_id, grant, chain)
+    failed = sender.fails("layout_mismatch")
     assert "dtype: bfloat16 here, float32 there" in failed.message
-    _fails(receiver, reason="layout_mismatch")
+    receiver.fails("layout_mismatch")
 
 
 @pytest.mark.parametrize(
-    ("theirs", "named"),
+    ("peer_layout", "named"),
     [(layout(dtype="bfloat16"), "dtype"), (layout(shard_size=2), "tensor-parallel size: 1 here, 2 there")],
 )
-def test_layout_that_differs_from_a_peers_cannot_attach(agents: Agents, theirs: Layout, named: str) -> None:
+def test_layout_that_differs_from_a_peers_cannot_attach(agents: Agents, peer_layout: Layout, named: str) -> None:
     west = agents.start("west")
     east = agents.start("east", peers=f"west={west.wire}")
     receiver = agents.engine(west, "w")
-    wait_until(lambda: named in _refusal(agents, east, theirs), what="a refusal")
+    wait_until(lambda: named in _refusal(agents, east, peer_layout), what="a refusal")
     agents.engine(east, "e2").close()
     receiver.close()
 
 
-def _refusal(agents: Agents, agent: RunningAgent, theirs: Layout) -> str:
-    """What the agent holds against an engine; "" also where a peer's answer took too long, which is no conflict."""
+def _refusal(agents: Agents, agent: RunningAgent, engine_layout: Layout) -> str:
+    """Return why the agent refuses an engine; "" also if a peer answered too late, which is no conflict."""
     try:
-        agents.engine(agent, "e", theirs).close()
+        agents.engine(agent, "e", engine_layout).close()
     except LayoutError as error:
         return str(error)
     return ""
@@ -399,9 +368,8 @@ def test_agent_with_another_secret_is_refused(agents: Agents, tmp_path: Path) ->
     chain = chain_of()
     transfer_id, grant = strangers.grant("east", west, chain)
     before = _num_refused(west, "secret")
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    sender.wait(SendOpened)
-    _fails(sender, reason="unreachable")
+    sender.open_send(transfer_id, grant, chain)
+    sender.fails("unreachable")
     assert west.transfers() == []
     assert _num_refused(east, "secret") > 0
     wait_until(lambda: _num_refused(west, "secret") > before, what="the other end's count")
@@ -409,9 +377,9 @@ def test_agent_with_another_secret_is_refused(agents: Agents, tmp_path: Path) ->
 
 
 def _tls(authority: Authority, name: str) -> dict[str, str]:
-    its = authority.issue(name)
-    files = {"authority": its.authority, "certificate": its.certificate, "key": its.key, "revocations": its.revocations}
-    return {f"tls-{kind}": str(path) for kind, path in files.items()}
+    issued = authority.issue(name)
+    kinds = ("authority", "certificate", "key", "revocations")
+    return {f"tls-{kind}": str(getattr(issued, kind)) for kind in kinds}
 
 
 def test_agents_with_certificates_refuse_peers_without(processes: Agents, tmp_path: Path) -> None:
@@ -423,9 +391,8 @@ def test_agents_with_certificates_refuse_peers_without(processes: Agents, tmp_pa
     bare = processes.start("bare", **GIVES_UP)
     sender, chain = processes.engine(bare, "b"), chain_of(first=7000)
     transfer_id, grant = processes.grant("bare", west, chain)
-    sender.scheduler.post(Send(transfer_id, grant, blocks(chain, NUM_TOKENS)))
-    sender.wait(SendOpened)
-    _fails(sender, reason="unreachable")
+    sender.open_send(transfer_id, grant, chain)
+    sender.fails("unreachable")
     wait_until(lambda: _num_refused(west, "tls_none") > 0, what="the count of those without certificates")
 
 
