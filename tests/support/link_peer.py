@@ -1,4 +1,4 @@
-"""Another agent's end of the wire, which says what a test wants it to say."""
+"""Sending end of a link to a real agent, controlled by a test."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ class Peer:
         return grants.sign(grants.Grant(**fields | changes), grants.derive_key(self._agents.secret, "grant"))
 
     def offer(self, transfer_id: TransferId, body: bytes, sizes: Sequence[int] = (MIB,) * 4) -> None:
-        """Open a transfer, of which nothing leaves yet."""
+        """Send an OPEN, and no objects yet."""
         memory = memoryview(bytes(max(sizes)))
         self.link.open(
             SendRequest(transfer_id, body, list(sizes), lambda index: memory[: sizes[index]], 0, DEADLINE_SECONDS)
         )
 
     def end(self, transfer_id: TransferId, sizes: Sequence[int] = (MIB,) * 4) -> SendEvent:
-        """How a transfer ends that was offered, once all of it leaves."""
+        """Send all objects of an offered transfer and return its last event."""
         for index, size in enumerate(sizes):
             self.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
         wait_until(lambda: self.ends(transfer_id), what="its end")
         return self.ends(transfer_id)[0]
 
     def probe(self, transfer_id: TransferId, token: bytes) -> SendEvent:
-        """How a probe ends."""
+        """Send a probe and return its last event."""
         self.offer(transfer_id, encode_link_probe(token))
         return self.end(transfer_id)
 
     def ends(self, transfer_id: TransferId) -> list[SendEvent]:
         ended = (event for event in self.events if isinstance(event, SendCompleted | SendFailed))
-        return [its for its in ended if its.transfer_id == transfer_id]
+        return [event for event in ended if event.transfer_id == transfer_id]

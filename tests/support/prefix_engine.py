@@ -1,4 +1,4 @@
-"""An engine's hand at a real agent's pool: leaves prefixes there, and looks whether what lies there is right."""
+"""Engine that stores prefixes in a real agent's pool and checks their bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BLOCK_TOKENS, WINDOW_TOKENS = 32, 65
 
 
 def three_groups(*, dtype: str = "float32") -> Layout:
-    """Full attention, a window of two blocks and a linear state."""
+    """Return a layout with full attention, a sliding window and a linear state."""
 
     def layer(name: str, offset: int, size: int) -> LayerSlice:
         return LayerSlice(name, offset, size, dtype, "head,token,kv_dim")
@@ -57,7 +57,7 @@ def sizes(num_full: int, num_window: int, num_states: int) -> int:
 
 
 class Hand:
-    """A scheduler and a worker of one engine beside an agent."""
+    """Engine with three KV groups, which stores and checks prefixes by hand."""
 
     def __init__(self, agent: RunningAgent, name: str, layout: Layout | None = None) -> None:
         self.layout = layout or three_groups()
@@ -65,7 +65,7 @@ class Hand:
         self._scheduler = AgentClient(str(agent.socket), instance=name, role="scheduler")
 
     def leave(self, prefix: Prefix) -> None:
-        """Leave a prefix in the pool; returns when it is there."""
+        """Store a prefix and wait until it is in the pool."""
         groups = self._groups(prefix)
         transfer_id = TransferId(os.urandom(16))
         self._scheduler.post(Store(transfer_id, prefix.num_tokens, groups))
@@ -92,7 +92,7 @@ class Hand:
             assert self._worker.ring is not None and self._worker.ring.push(entry)
 
     def holds(self, prefix: Prefix) -> bool:
-        """Whether every block of the prefix is in the pool; AssertionError when one has other bytes than were left."""
+        """Return whether every block of the prefix is in the pool, and check the bytes of each."""
         groups = self._groups(prefix)
         self._scheduler.post(Hold(TransferId(os.urandom(16)), prefix.num_tokens, groups))
         answer = self._wait()

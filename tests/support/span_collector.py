@@ -1,4 +1,4 @@
-"""An OTLP collector on loopback: takes spans over HTTP as any other does, and keeps them by trace."""
+"""OTLP collector on loopback that keeps spans by trace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TakenSpan:
 
 
 class Collector:
-    """What has been taken until now."""
+    """Spans received so far."""
 
     def __init__(self) -> None:
         self._spans: list[TakenSpan] = []
@@ -42,15 +42,15 @@ class Collector:
         self.endpoint = ""
 
     def take(self, body: bytes) -> None:
-        """Take OTLP's JSON. Raises KeyError and ValueError where it is none."""
+        """Add the spans of an OTLP request in JSON; raise KeyError or ValueError for other content."""
         spans = list(_spans(json.loads(body)))
         with self._lock:
             self._spans += spans
 
     def trace(self, trace_id: str) -> list[TakenSpan]:
-        """The spans of one trace, oldest first."""
+        """Return the spans of one trace, oldest first."""
         with self._lock:
-            return sorted((span for span in self._spans if span.trace == trace_id), key=lambda its: its.start_ns)
+            return sorted((span for span in self._spans if span.trace == trace_id), key=lambda span: span.start_ns)
 
     @property
     def traces(self) -> set[str]:
@@ -61,25 +61,25 @@ class Collector:
 def _spans(request: dict[str, Any]) -> Iterator[TakenSpan]:
     for resource in request["resourceSpans"]:
         about = _values(resource["resource"]["attributes"])
-        for its in (span for scope in resource["scopeSpans"] for span in scope["spans"]):
-            assert (len(its["traceId"]), len(its["spanId"]), len(its["parentSpanId"]) % 16) == (32, 16, 0)
+        for record in (span for scope in resource["scopeSpans"] for span in scope["spans"]):
+            assert (len(record["traceId"]), len(record["spanId"]), len(record["parentSpanId"]) % 16) == (32, 16, 0)
             yield TakenSpan(
-                its["name"],
-                its["traceId"],
-                its["spanId"],
-                its["parentSpanId"],
+                record["name"],
+                record["traceId"],
+                record["spanId"],
+                record["parentSpanId"],
                 about["service.name"],
                 about["service.instance.id"],
-                _values(its["attributes"]),
-                tuple(event["name"] for event in its["events"]),
-                its["status"].get("code", 0) == FAILED,
-                int(its["startTimeUnixNano"]),
-                int(its["endTimeUnixNano"]),
+                _values(record["attributes"]),
+                tuple(event["name"] for event in record["events"]),
+                record["status"].get("code", 0) == FAILED,
+                int(record["startTimeUnixNano"]),
+                int(record["endTimeUnixNano"]),
             )
 
 
 def _values(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    """One value each, as its kind is read: 64-bit integers stand as text."""
+    """Return the attributes as Python values; OTLP writes 64-bit integers as text."""
     found = {}
     for attribute in attributes:
         ((kind, value),) = attribute["value"].items()
@@ -89,10 +89,10 @@ def _values(attributes: list[dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def running_collector() -> Iterator[Collector]:
-    """Listens until the block ends; `endpoint` is what `traces_endpoint` names."""
+    """Run a collector until the block ends; `traces_endpoint` takes its `endpoint`."""
     collector = Collector()
 
-    class Taking(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             is_ours = self.path == "/v1/traces" and self.headers["Content-Type"] == "application/json"
@@ -107,7 +107,7 @@ def running_collector() -> Iterator[Collector]:
         def log_message(self, format: str, *arguments: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Taking)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
     thread.start()

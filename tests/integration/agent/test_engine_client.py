@@ -1,4 +1,4 @@
-"""The engine's end of the agent's socket, when what listens there refuses, hangs, or speaks nonsense."""
+"""An engine's client beside an agent that refuses, hangs, or sends nonsense."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ATTACHED = Attached("west", num_slots=0, slot_bytes=0, header_bytes=0)
 
 
 class Listener:
-    """What listens at the agent's socket: answers one engine at a time as it is told, and reads nothing more."""
+    """Fake agent that answers one engine at a time as told, and reads nothing afterwards."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.path)
-        self._socket.settimeout(PATIENCE_SECONDS)  # nobody may come
+        self._socket.settimeout(PATIENCE_SECONDS)
         self._socket.listen()
         self._thread = ThreadPoolExecutor(1)
 
     def answer(self, message: Message, *descriptors: int) -> Future[socket.socket]:
-        """Answer the engine that connects next; its connection."""
+        """Answer the next engine that connects; return its connection."""
         return self._thread.submit(self._answer, message, *descriptors)
 
     def _answer(self, message: Message, *descriptors: int) -> socket.socket:
@@ -47,7 +47,7 @@ class Listener:
         return connection
 
     def attached(self) -> tuple[AgentClient, socket.socket]:
-        """A scheduler that has attached, and the other end of its connection."""
+        """Return an attached scheduler and the agent's end of its connection."""
         answered = self.answer(ATTACHED)
         return AgentClient(self.path, instance="engine", role="scheduler"), answered.result(PATIENCE_SECONDS)
 
@@ -92,7 +92,8 @@ def test_hanging_agent_is_asked_once_and_its_late_answer_used(listener: Listener
     connection.close()
     wait_until(lambda: not client.poll() and not client.connected, what="the loss")
     assert [client.reattach() for _ in range(1000)] == [False] * 1000
-    answered = listener.answer(ATTACHED)  # whoever waits for a second connection finds that the first is still asking
+    # The listener accepts only one connection, so the first must still be waiting.
+    answered = listener.answer(ATTACHED)
     wait_until(client.reattach, what="the agent that answers late")
     assert client.connected
     client.close()
@@ -121,14 +122,16 @@ def test_agent_that_sends_nonsense_is_disconnected(listener: Listener, caplog: p
 
 def test_worker_that_cannot_map_the_pool_keeps_no_descriptors(listener: Listener) -> None:
     arena = os.memfd_create("arena")
-    os.ftruncate(arena, 1 << 56)  # more than a process can address
-    watched, kept = os.pipe()  # in place of ring and event: the other end tells when nobody has this one any more
+    # No process can address so much.
+    os.ftruncate(arena, 1 << 56)
+    # The pipe replaces ring and event: its read end reports when all copies of the write end are closed.
+    watched, kept = os.pipe()
     answered = listener.answer(ATTACHED, arena, kept, kept)
     with pytest.raises(AgentUnreachable, match="cannot be mapped"):
         AgentClient(listener.path, instance="engine", role="worker", layout=layout())
     answered.result(PATIENCE_SECONDS).close()
-    for its in (arena, kept):
-        os.close(its)
+    os.close(arena)
+    os.close(kept)
     poller = select.poll()
     poller.register(watched, select.POLLIN)
     assert poller.poll(0) == [(watched, select.POLLHUP)]
@@ -140,13 +143,13 @@ def test_client_works_with_descriptors_above_1023(listener: Listener) -> None:
     if hard < 1100:
         pytest.skip("needs a limit of 1,100 open files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
-    others = [socket.socket() for _ in range(1030)]
+    sockets = [socket.socket() for _ in range(1030)]
     try:
         client, connection = listener.attached()
         assert client.poll(0.001) == [] and client.connected
         client.close()
         connection.close()
     finally:
-        for other in others:
-            other.close()
+        for open_socket in sockets:
+            open_socket.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,4 +1,4 @@
-"""Several engines beside one agent, and engines that misbehave: each has what is its own, and nobody else suffers."""
+"""Several engines beside one agent, some of which misbehave, do not disturb each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def node(agents: Agents) -> RunningAgent:
 
 
 def _begin(agents: Agents, node: RunningAgent) -> tuple[TransferId, Engine, Engine, SendOpened]:
-    """A transfer from one engine of the node to another."""
+    """Begin a transfer from one engine of the node to another."""
     prefill, decode, chain = agents.engine(node, "p"), agents.engine(node, "d"), chain_of()
     transfer_id, grant = agents.grant("node", node, chain)
     decode.claim(transfer_id, grant, chain)
@@ -82,7 +82,7 @@ def test_release_does_not_end_an_outbound_transfer(agents: Agents, node: Running
 
 
 def test_requests_before_workers_attach_are_answered_afterwards(agents: Agents, node: RunningAgent) -> None:
-    """The usual order after a restart of the agent."""
+    """Schedulers attach first after a restart of the agent."""
     chain, listed = chain_of(), blocks(chain_of(), NUM_TOKENS)
     transfer_id, grant = agents.grant("node", node, chain)
     prefill = agents.engine(node, "p", attaches_worker=False)
@@ -91,7 +91,8 @@ def test_requests_before_workers_attach_are_answered_afterwards(agents: Agents, 
     prefill.scheduler.post(Send(transfer_id, grant, listed))
     for engine in (prefill, decode):
         engine.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"", 1))
-        engine.wait(LookedUp)  # what was asked before it has been read, and not refused
+        # Now the agent has read the request before the lookup, and has not refused it.
+        engine.wait(LookedUp)
         engine.attach_worker()
     opened = prefill.wait(SendOpened)
     prefill.write_all(opened)
@@ -109,7 +110,8 @@ def test_request_cancelled_before_workers_attach_never_starts(agents: Agents, no
     prefill.wait(LookedUp)
     prefill.attach_worker()
     prefill.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"", 1))
-    prefill.wait(LookedUp)  # and no answer to the Send before it
+    # No answer to Send comes first.
+    prefill.wait(LookedUp)
     assert _count(node, "sending") == 0
 
 
@@ -137,13 +139,13 @@ def test_only_one_of_two_simultaneous_workers_of_a_rank_attaches(agents: Agents)
 def test_second_engine_with_the_same_name_is_refused(agents: Agents) -> None:
     node = agents.start("node")
     first = AgentClient(str(node.socket), instance="e", role="worker", layout=layout())
-    other = dataclasses.replace(layout(), model="another")
+    other_layout = dataclasses.replace(layout(), model="another")
     with contextlib.closing(first), pytest.raises(LayoutError, match="instance e rank 0 is attached already"):
-        AgentClient(str(node.socket), instance="e", role="worker", layout=other)
+        AgentClient(str(node.socket), instance="e", role="worker", layout=other_layout)
 
 
 async def test_engine_that_reads_no_messages_is_disconnected(tmp_path: Path) -> None:
-    async def let_in(attach: Attach, its: Layout | None) -> tuple[Attached, None]:
+    async def attach_engine(attach: Attach, engine_layout: Layout | None) -> tuple[Attached, None]:
         return Attached(AgentName("node"), 0, 0, 0, 1), None
 
     lost: list[EngineConnection] = []
@@ -151,7 +153,7 @@ async def test_engine_that_reads_no_messages_is_disconnected(tmp_path: Path) -> 
     def ignore(*arguments: object) -> None:
         pass
 
-    callbacks = EngineCallbacks(let_in, ignore, ignore, ignore, lost.append)
+    callbacks = EngineCallbacks(attach_engine, ignore, ignore, ignore, lost.append)
     listener = EngineListener(tmp_path / "node.sock", callbacks)
     await listener.start()
     stuck = await asyncio.to_thread(AgentClient, str(tmp_path / "node.sock"), instance="stuck", role="scheduler")
@@ -180,11 +182,13 @@ def test_engine_attaches_once_the_agent_has_descriptors_again(
         late.settimeout(PATIENCE_SECONDS)
         held = [os.dup(0)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, descriptor_limit[1]))
-        with contextlib.suppress(OSError):  # none is left
+        # Use up every descriptor.
+        with contextlib.suppress(OSError):
             while True:
                 held.append(os.dup(0))
         late.connect(str(node.socket))
-        for _ in range(3):  # by then it has tried to let the other one in
+        # After three answers the agent has tried to accept the late engine.
+        for _ in range(3):
             witness.scheduler.post(Lookup(TransferId(os.urandom(16)), ROOT, b"", 1))
             witness.wait(LookedUp)
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptor_limit)

@@ -1,4 +1,4 @@
-"""Probes at a real agent: bytes under a grant of their own go nowhere, and without one there are none."""
+"""Link probes between real agents: granted bytes are discarded, and others refused."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 class Sender:
-    """What an agent makes of a manager's commands."""
+    """Agent east as the sender of probes that a manager commands."""
 
     def __init__(
         self, agents: Agents, west: RunningAgent, *, max_bytes: int = 4 * MIB, num_transfers: int = 0, **link: Any
     ) -> None:
-        """`num_transfers`: that the agent has under way besides."""
+        """`num_transfers` are in progress beside the probe."""
         self.west = west
         self.peer = Peer(agents, west, **link)
         self.reports: list[CopyEnd] = []
@@ -46,7 +46,7 @@ class Sender:
             max_bytes=max_bytes,
             link_to=lambda address, name: self.peer.link,
             link_stats=lambda: [
-                replace(its := self.peer.link.snapshot(), num_transfers=its.num_transfers + num_transfers)
+                replace(stats := self.peer.link.snapshot(), num_transfers=stats.num_transfers + num_transfers)
             ],
             report=self.reports.append,
         )
@@ -57,16 +57,16 @@ class Sender:
         return ProbeCommand(transfer_id, self.peer.grant(transfer_id, **changes))
 
     def outcome(self, command: ProbeCommand) -> CopyEnd:
-        """How a command ends."""
+        """Carry out a command and return its outcome."""
         num_before = len(self.reports)
         self.probes.take(command)
-        wait_until(lambda: self.goes_on() and len(self.reports) > num_before, what="its report")
-        wait_until(lambda: self.goes_on() and self.probes._probe is None, what="its memory")
+        wait_until(lambda: self.tick() and len(self.reports) > num_before, what="the report")
+        wait_until(lambda: self.tick() and self.probes._probe is None, what="the end of the probe")
         assert len(self.reports) == num_before + 1 and self.reports[-1].transfer_id == command.transfer_id
         return self.reports[-1]
 
-    def goes_on(self) -> bool:
-        """Do what the agent does at each tick."""
+    def tick(self) -> bool:
+        """Take events and expire probes, as the agent does at each tick."""
         events = self.peer.events[self._num_told :]
         self._num_told += len(events)
         for event in events:
@@ -212,11 +212,11 @@ def test_probe_ends_when_a_transfer_begins(agents: Agents) -> None:
         wait_until(lambda: link.snapshot().acknowledged_bytes > 0, what="the probe's first bytes")
         body = OpenBody(token, (its_layout.fingerprint,), (its_layout,), plan.groups).encode()
         sender.peer.offer(transfer_id, body, plan.object_bytes)
-        sender.goes_on()
+        sender.tick()
         (end,) = sender.reports
         assert (end.outcome, end.message) == ("cancelled", "transfers have begun")
         assert isinstance(sender.peer.end(transfer_id, plan.object_bytes), SendCompleted)
-        wait_until(lambda: sender.goes_on() and sender.probes._probe is None, what="its memory")
+        wait_until(lambda: sender.tick() and sender.probes._probe is None, what="the end of the probe")
         assert link.snapshot().acknowledged_bytes < 32 * MIB
 
 

@@ -1,4 +1,4 @@
-"""Engines of unlike tensor-parallel sizes: what one's ranks send arrives as the blocks that the other's ranks would hold."""
+"""Transfers between engines of different tensor-parallel sizes arrive as blocks of the reader's layout."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Heard = TypeVar("Heard", SendOpened, TransferDone, TransferFailed, ReceiveReady)
 
 
 class RankedEngine:
-    """An engine of several ranks, by hand."""
+    """Engine of several ranks, which does by hand what a connector does."""
 
     def __init__(
         self,
@@ -60,64 +60,64 @@ class RankedEngine:
         groups: Sequence[Group],
         cut: Cut,
         *,
-        described: Callable[[Layout], Layout] = lambda its: its,
+        described: Callable[[Layout], Layout] = lambda layout: layout,
     ) -> None:
         self._groups, self._cut = groups, cut
         self.layouts = tuple(described(layout) for layout in layouts(groups, cut))
         socket = str(agent.socket)
         self._workers = [
-            AgentClient(socket, instance=name, role="worker", rank=rank, layout=its)
-            for rank, its in enumerate(self.layouts)
+            AgentClient(socket, instance=name, role="worker", rank=rank, layout=layout)
+            for rank, layout in enumerate(self.layouts)
         ]
         self.scheduler = AgentClient(socket, instance=name, role="scheduler")
         self._unread: list[Message] = []
 
-    def lists(self, chain: HashChain) -> tuple[GroupBlocks, ...]:
+    def block_lists(self, chain: HashChain) -> tuple[GroupBlocks, ...]:
         shapes = (group.without_layers for group in self.layouts[0].groups)
         return BlockMap(tuple(shapes)).transfer_groups(chain, chain.num_tokens)
 
     def open(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> SendOpened:
-        self.scheduler.post(Send(transfer_id, grant, self.lists(chain)))
+        self.scheduler.post(Send(transfer_id, grant, self.block_lists(chain)))
         return self.wait(SendOpened)
 
     def send(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> None:
-        """Compute all of a transfer."""
+        """Open a transfer and write all its blocks."""
         self.fill(self.open(transfer_id, grant, chain), chain)
 
     def fill(self, opened: SendOpened, chain: HashChain) -> None:
-        """Compute all of a transfer that is open."""
-        lists = self.lists(chain)
+        """Write all blocks of an open transfer."""
+        lists = self.block_lists(chain)
         held = blocks(self._groups, self._cut, lists)
-        for (rank, position, block), its in held.items():
+        for (rank, position, block), content in held.items():
             slot = opened.slots[rank][position][block]
             if slot != HELD:
-                self._memory(rank, slot, len(its))[:] = its
+                self._memory(rank, slot, len(content))[:] = content
         for rank, worker in enumerate(self._workers):
-            self._say_all(worker, self.layouts[rank], opened.handle, lists)
+            self._report_all(worker, self.layouts[rank], opened.handle, lists)
         self.wait(TransferDone)
 
-    def _say_all(self, worker: AgentClient, layout: Layout, handle: int, lists: Sequence[GroupBlocks]) -> None:
+    def _report_all(self, worker: AgentClient, layout: Layout, handle: int, lists: Sequence[GroupBlocks]) -> None:
         assert worker.ring is not None
-        for position, its in enumerate(lists):
-            for layer in range(len(layout.groups[its.group].layers)):
-                worker.ring.push(RingEntry(EntryKind.LAYER_READY, handle, position, layer, 0, its.num_blocks))
+        for position, group in enumerate(lists):
+            for layer in range(len(layout.groups[group.group].layers)):
+                worker.ring.push(RingEntry(EntryKind.LAYER_READY, handle, position, layer, 0, group.num_blocks))
         worker.ring.push(RingEntry(EntryKind.FORWARD_ENDED, handle, group=1))
         worker.ring.push(RingEntry(EntryKind.REQUEST_ENDED, handle))
 
     def claim(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> None:
-        self.scheduler.post(Receive(transfer_id, grant, chain.at(chain.num_tokens), self.lists(chain)))
+        self.scheduler.post(Receive(transfer_id, grant, chain.at(chain.num_tokens), self.block_lists(chain)))
 
     def wrong_blocks(self, ready: ReceiveReady, chain: HashChain) -> list[tuple[int, int, int]]:
-        """(rank, position, block) of what a model that resumes after the chain reads and that is not right."""
-        lists, wrong = self.lists(chain), []
-        for (rank, position, block), its in blocks(self._groups, self._cut, lists).items():
-            got = bytes(self._memory(rank, ready.slots[rank][position][block], len(its)))
+        """Return (rank, position, block) of each wrong block that a model reads to resume after the chain."""
+        lists, wrong = self.block_lists(chain), []
+        for (rank, position, block), content in blocks(self._groups, self._cut, lists).items():
+            got = bytes(self._memory(rank, ready.slots[rank][position][block], len(content)))
             group = self._groups[lists[position].group]
             first = (lists[position].first_block + block) * self._cut.block_tokens
             is_read = isinstance(group, State) or (
                 first >= _needed(group) and first + self._cut.block_tokens <= NUM_TOKENS
             )
-            if is_read and got != its:
+            if is_read and got != content:
                 wrong.append((rank, position, block))
         return wrong
 
@@ -127,7 +127,7 @@ class RankedEngine:
         return worker.arena[start : start + size]
 
     def scribble(self) -> None:
-        """Write over every slot of its arenas."""
+        """Overwrite every slot of the arenas."""
         for worker in self._workers:
             memory = worker.arena[worker.attached.header_bytes :]
             memory[:] = bytes([0xA5]) * len(memory)
@@ -147,12 +147,12 @@ class RankedEngine:
 
 
 def _needed(group: Attention) -> int:
-    """The first token that resuming reads."""
+    """Return the first token that a resumed request reads."""
     return 0 if group.window_tokens is None else NUM_TOKENS - group.window_tokens + 1
 
 
 class Site:
-    """A sender in the east, a receiver in the west, their engines cut as a test says."""
+    """Sender east and receiver west, with engines of the given sizes."""
 
     def __init__(self, agents: Agents, model: str, there: Cut, here: Cut) -> None:
         self._agents, self._groups = agents, MODELS[model]
@@ -161,34 +161,36 @@ class Site:
         self.sender = RankedEngine(self.east, "e", self._groups, there)
         self.receiver = self.attach("w", here)
 
-    def attach(self, name: str, cut: Cut, *, described: Callable[[Layout], Layout] = lambda its: its) -> RankedEngine:
-        """An engine in the west."""
+    def attach(
+        self, name: str, cut: Cut, *, described: Callable[[Layout], Layout] = lambda layout: layout
+    ) -> RankedEngine:
+        """Attach an engine to the receiving agent."""
         self._guests.append(RankedEngine(self.west, name, self._groups, cut, described=described))
         return self._guests[-1]
 
     def restart_west(self) -> None:
-        """Another agent, which knows nothing, at the same address."""
+        """Replace the receiving agent by a new one at the same address."""
         wire = self.west.wire
         self.west.stop()
-        wait_until(lambda: not self.has_connection(), what="the sender's notice, before there is somebody to dial")
+        wait_until(lambda: not self.has_connection(), what="the sender's lost connection")
         self.west = replace(self._agents.start("west", listen=wire), wire=wire)
 
     def granted(self, chain: HashChain, **changes: object) -> tuple[TransferId, bytes]:
         return self._agents.grant("east", self.west, chain, **changes)
 
     def transfer(self, chain: HashChain, *, to: RankedEngine | None = None, **changes: object) -> ReceiveReady:
-        its, reader = self.granted(chain, **changes), to or self.receiver
-        reader.claim(*its, chain)
+        grant, reader = self.granted(chain, **changes), to or self.receiver
+        reader.claim(*grant, chain)
         wait_until(lambda: self.status("receiving") > 0, what="the claim")
-        self.sender.send(*its, chain)
+        self.sender.send(*grant, chain)
         return reader.wait(ReceiveReady)
 
     def status(self, name: str) -> int:
         return int(self._page()[name])
 
     def has_connection(self) -> bool:
-        """Whether the east sends over a connection, as far as it knows."""
-        return any(its["num_connections"] for its in self.east.status_page()["links"])
+        """Return whether the sender has a connection."""
+        return any(link["num_connections"] for link in self.east.status_page()["links"])
 
     def engines(self) -> list[str]:
         found: list[str] = self._page()["engines"]
@@ -208,7 +210,7 @@ SiteOf = Callable[[str, Cut, Cut], Site]
 
 @pytest.fixture
 def site_of(agents: Agents) -> Iterator[SiteOf]:
-    """Makes sites, and ends them."""
+    """Factory of sites, which end with the test."""
     made: list[Site] = []
 
     def make(model: str, there: Cut, here: Cut) -> Site:
@@ -235,7 +237,7 @@ def test_repacked_blocks_equal_the_readers_own_blocks(site_of: SiteOf, model: st
 
 
 def test_changed_byte_is_detected(site_of: SiteOf) -> None:
-    """Negative control."""
+    """Show that the comparison can fail."""
     site = site_of("windows", Cut(2), Cut(1))
     ready = site.transfer(_chain())
     site.receiver._memory(0, ready.slots[0][0][3], 1)[0] ^= 1
@@ -250,17 +252,19 @@ def test_blocks_held_in_the_readers_layout_are_not_sent(site_of: SiteOf) -> None
     ready = site.transfer(longer)
     assert site.receiver.wrong_blocks(ready, longer) == []
     records = site.west.transfers()
-    full_block = sum(layout.groups[0].block_bytes for layout in site.sender.layouts)  # of 16 tokens on both ranks
-    held = NUM_TOKENS // 32 * 32 // 16  # what lies in whole blocks of the reader
+    # A block of 16 tokens on both ranks.
+    full_block = sum(layout.groups[0].block_bytes for layout in site.sender.layouts)
+    # Only full blocks of the reader count.
+    held = NUM_TOKENS // 32 * 32 // 16
     assert records[0]["held_bytes"] == 0
     assert int(str(records[1]["held_bytes"])) >= held * full_block
 
 
 def test_claim_after_the_data_is_served(site_of: SiteOf) -> None:
     site = site_of("mamba2", *CUTS["two ranks to one"])
-    its = site.granted(_chain())
-    site.sender.send(*its, _chain())
-    site.receiver.claim(*its, _chain())
+    granted = site.granted(_chain())
+    site.sender.send(*granted, _chain())
+    site.receiver.claim(*granted, _chain())
     ready = site.receiver.wait(ReceiveReady)
     assert site.receiver.wrong_blocks(ready, _chain()) == []
 
@@ -268,7 +272,7 @@ def test_claim_after_the_data_is_served(site_of: SiteOf) -> None:
 def test_blocks_omitted_for_one_engine_are_sent_to_another(
     site_of: SiteOf,
 ) -> None:
-    """Blocks that the reader holds in its own layout do not come: their slots hold whatever was there before."""
+    """Slots of blocks that the sender omitted keep earlier bytes, so no other engine may read them."""
     site = site_of("windows", Cut(2), Cut(1))
     first, longer = site.transfer(_chain(NUM_TOKENS - 32)), _chain()
     site.receiver.scheduler.post(Release(first.transfer_id))
@@ -284,42 +288,42 @@ def test_blocks_omitted_for_one_engine_are_sent_to_another(
 
 
 def _wide(layout: Layout) -> Layout:
-    """The same with twice the bytes for each value."""
+    """Return the layout with twice the bytes for each value."""
     return replace(
         layout, groups=tuple(replace(group, layers=tuple(map(_wide_layer, group.layers))) for group in layout.groups)
     )
 
 
-def _wide_layer(its: LayerSlice) -> LayerSlice:
-    return replace(its, dtype="float32", offset_bytes=2 * its.offset_bytes, payload_bytes=2 * its.payload_bytes)
+def _wide_layer(layer: LayerSlice) -> LayerSlice:
+    return replace(layer, dtype="float32", offset_bytes=2 * layer.offset_bytes, payload_bytes=2 * layer.payload_bytes)
 
 
 def _packed(layout: Layout) -> Layout:
     return replace(layout, packing="vllm 0.32; cpu; conv=SD")
 
 
-OTHERWISE = {"layer attention.0: float32": _wide, "packing: vllm 0.32; cpu": _packed}
+OTHER_LAYOUTS = {"layer attention.0: float32": _wide, "packing: vllm 0.32; cpu": _packed}
 
 
-@pytest.mark.parametrize("named", OTHERWISE)
+@pytest.mark.parametrize("named", OTHER_LAYOUTS)
 def test_engine_with_a_changed_layout_is_refused_old_blocks(site_of: SiteOf, named: str) -> None:
-    """Its agent has room in the sender's layout since it read these blocks."""
+    """The agent still has an arena in the sender's layout."""
     site = site_of("windows", Cut(2), Cut(1))
     ready = site.transfer(_chain())
     site.receiver.scheduler.post(Release(ready.transfer_id))
     site.receiver.close()
     wait_until(lambda: not site.engines(), what="an end of the engine")
-    site.receiver = site.attach("w", Cut(1), described=OTHERWISE[named])
-    its = site.granted(_chain())
-    site.receiver.claim(*its, _chain())
+    site.receiver = site.attach("w", Cut(1), described=OTHER_LAYOUTS[named])
+    granted = site.granted(_chain())
+    site.receiver.claim(*granted, _chain())
     wait_until(lambda: site.status("receiving") > 0, what="the claim")
-    site.sender.open(*its, _chain())
+    site.sender.open(*granted, _chain())
     failed = site.receiver.wait(TransferFailed)
     assert failed.reason == "layout_mismatch" and named in failed.message
 
 
 def test_next_transfer_works_after_a_restart_of_the_receiver(site_of: SiteOf) -> None:
-    """An open to the earlier agent left out the layouts that it had accepted; the new one is told them."""
+    """The new agent gets the layout descriptions that OPENs to the earlier agent omitted."""
     site = site_of("windows", Cut(2), Cut(1))
     site.transfer(_chain())
     site.receiver.close()
@@ -330,19 +334,20 @@ def test_next_transfer_works_after_a_restart_of_the_receiver(site_of: SiteOf) ->
 
 
 def test_open_transfer_survives_a_restart_of_the_receiver(site_of: SiteOf) -> None:
-    """Its open to the earlier agent left out the layouts; repeated, it has them."""
+    """The repeated OPEN has the layout descriptions that the first OPEN omitted."""
     site = site_of("windows", Cut(2), Cut(1))
     with Relay(site.west.wire) as link:
         site.transfer(_chain(NUM_TOKENS - 32), destination_address=link.address)
-        its = site.granted(_chain(), destination_address=link.address)
+        granted = site.granted(_chain(), destination_address=link.address)
         num_before = len(site.west.transfers())
-        opened = site.sender.open(*its, _chain())
+        opened = site.sender.open(*granted, _chain())
         wait_until(lambda: len(site.west.transfers()) > num_before, what="the open")
-        link.cut_after(0)  # until there is an engine again: who comes before it is refused
+        # A sender that connects before the engine attaches would be refused.
+        link.cut_after(0)
         site.receiver.close()
         site.restart_west()
         site.receiver = site.attach("w", Cut(1))
-        site.receiver.claim(*its, _chain())
+        site.receiver.claim(*granted, _chain())
         link.restore()
         site.sender.fill(opened, _chain())
         assert site.receiver.wrong_blocks(site.receiver.wait(ReceiveReady), _chain()) == []
@@ -351,10 +356,10 @@ def test_open_transfer_survives_a_restart_of_the_receiver(site_of: SiteOf) -> No
 def test_differently_packed_blocks_are_refused(site_of: SiteOf) -> None:
     cpu = "vllm 0.32; cpu"
     site = site_of("windows", Cut(2, 16, packing=cpu), Cut(1, 32, packing=cpu))
-    its = site.granted(_chain())
-    site.receiver.claim(*its, _chain())
+    granted = site.granted(_chain())
+    site.receiver.claim(*granted, _chain())
     wait_until(lambda: site.status("receiving") > 0, what="the claim")
-    site.sender.scheduler.post(Send(its[0], its[1], site.sender.lists(_chain())))
+    site.sender.scheduler.post(Send(*granted, site.sender.block_lists(_chain())))
     site.sender.wait(SendOpened)
     failed = site.sender.wait(TransferFailed)
     assert failed.reason == "layout_mismatch"
@@ -364,11 +369,11 @@ def test_differently_packed_blocks_are_refused(site_of: SiteOf) -> None:
 def test_blocks_of_another_prompt_are_refused(site_of: SiteOf) -> None:
     """Also where the two engines' blocks end at the same tokens only now and then."""
     site = site_of("windows", Cut(2, 16), Cut(1, 48))
-    its = site.granted(_chain())
-    site.receiver.claim(*its, _chain())
+    granted = site.granted(_chain())
+    site.receiver.claim(*granted, _chain())
     wait_until(lambda: site.status("receiving") > 0, what="the claim")
     wrong = HashChain(ROOT, [5, *range(1, NUM_TOKENS)])
-    site.sender.scheduler.post(Send(its[0], its[1], site.sender.lists(wrong)))
+    site.sender.scheduler.post(Send(*granted, site.sender.block_lists(wrong)))
     site.sender.wait(SendOpened)
     failed = site.sender.wait(TransferFailed)
     assert failed.reason == "prompt_mismatch"

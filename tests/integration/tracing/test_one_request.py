@@ -1,4 +1,4 @@
-"""One request through router, manager and both agents, each a process of its own: its trace, and where its time went."""
+"""One request through router, manager and both agents as processes: its trace and its TTFT phases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ T = 256
 PHASES = "prfaas_manager_ttft_phase_seconds_total"
 CLIENT_SPAN = "b7ad6b7169203331"
 ENVIRONMENT = {
-    "OTEL_BSP_SCHEDULE_DELAY": "100",  # milliseconds until a batch is sent
+    # Milliseconds until a batch is sent.
+    "OTEL_BSP_SCHEDULE_DELAY": "100",
     "OTEL_TRACES_SAMPLER": "parentbased_always_on",
 }
 # Each span with the service that makes it, and its parent.
@@ -52,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
 
 
 async def _ask(site: ProcessDeployment, *, flags: str) -> str:
-    """The trace of the client, which the request was to belong to."""
+    """Send a traced request and return the client's trace id."""
     trace = secrets.token_hex(16)
     body = {"model": MODEL, "prompt": fresh_prompt(2 * T), "max_tokens": 4}
     headers = {"traceparent": f"00-{trace}-{CLIENT_SPAN}-{flags}", "x-request-id": f"traced-{flags}"}
@@ -72,7 +73,8 @@ def _with_parents(spans: list[TakenSpan]) -> set[tuple[str, str, str | None]]:
 
 async def test_one_trace_has_the_nested_spans_of_all_processes(site: ProcessDeployment, collector: Collector) -> None:
     before = collector.traces
-    await _ask(site, flags="00")  # a client that does not want to be traced is not
+    # This client asks for no trace.
+    await _ask(site, flags="00")
     trace = await _ask(site, flags="01")
     await until(lambda: len(collector.trace(trace)) >= len(WANTED), what="the spans")
     spans = collector.trace(trace)
@@ -89,8 +91,8 @@ async def test_one_trace_has_the_nested_spans_of_all_processes(site: ProcessDepl
     assert all(span.start_ns <= span.end_ns for span in spans)
 
 
-def _said(site: ProcessDeployment, name: str) -> dict[str, float]:
-    """A manager's metric of remote requests by phase; under "" where it has no phases."""
+def _phase_values(site: ProcessDeployment, name: str) -> dict[str, float]:
+    """Return the manager's metric for remote requests by phase; "" is the key of a metric without phases."""
     text = get_text(f"{site.manager_url}/metrics")
     samples = [
         sample for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name
@@ -100,13 +102,13 @@ def _said(site: ProcessDeployment, name: str) -> dict[str, float]:
 
 async def test_ttft_is_divided_into_phases(site: ProcessDeployment) -> None:
     await _ask(site, flags="00")
-    await until(lambda: _said(site, PHASES).get("load"), what="the phases at the manager")
+    await until(lambda: _phase_values(site, PHASES).get("load"), what="the phases at the manager")
     await until(lambda: _is_divided(site), what="phases that sum up to the time to the first token")
-    phases = _said(site, PHASES)
+    phases = _phase_values(site, PHASES)
     assert set(phases) >= {"decide", "queue", "prefill", "wire", "load", "rest"}
     assert phases["queue"] > 0 and phases["prefill"] > 0, "the engine paces its layers"
 
 
 def _is_divided(site: ProcessDeployment) -> bool:
-    whole = _said(site, "prfaas_manager_ttft_seconds_sum").get("", 0.0)
-    return sum(_said(site, PHASES).values()) == pytest.approx(whole)
+    whole = _phase_values(site, "prfaas_manager_ttft_seconds_sum").get("", 0.0)
+    return sum(_phase_values(site, PHASES).values()) == pytest.approx(whole)

@@ -1,4 +1,4 @@
-"""An agent's settings that cannot work stop its start by name."""
+"""Settings of an agent that cannot work are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an agent takes no part in a transfer, as its peer hears it."""
+"""Failure reasons of refused transfers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a receiving agent makes of opens and claims: each open is answered, and an engine reads the blocks it expects."""
+"""Inbound transfers at an agent without a wire: every OPEN and claim gets its answer."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ GROUPS = _groups(3)
 
 
 class FragileLayouts(LayoutRegistry):
-    """Meets a bug of ours when a test says so, and counts."""
+    """Registry that raises when told to, and counts reads of descriptions."""
 
     is_broken = False
-    num_reads = 0  # of what peers describe
+    num_reads = 0
 
     def wants_description(self, peer: str, fingerprints: Collection[bytes], num_bytes: int) -> bool:
         self.num_reads += 1
@@ -78,12 +78,12 @@ class FragileLayouts(LayoutRegistry):
 
     def arenas(self, opened: OpenBody) -> tuple[Arena, ...]:
         if self.is_broken:
-            raise RuntimeError("a bug of ours")
+            raise RuntimeError("a bug")
         return super().arenas(opened)
 
 
 class Node:
-    """One receiving agent without a wire, and one engine beside it."""
+    """Receiving part of an agent, and one engine beside it."""
 
     def __init__(self) -> None:
         self.pool = Pool(1 << 20)
@@ -93,8 +93,8 @@ class Node:
         self.layouts = FragileLayouts(AgentName("west"), self.pool)
         self.arenas: tuple[Arena, ...] = ()
         self.background: list[Callable[[], None]] = []
-        self.is_holding = False  # what is to run in the background
-        self.receiving = InboundTransfers(
+        self.holds_background = False
+        self.transfers = InboundTransfers(
             grant_check=GrantCheck(AgentName("west"), KEY),
             pool=self.pool,
             layouts=self.layouts,
@@ -125,7 +125,7 @@ class Node:
             then(True)
 
         self.background.append(run)
-        if not self.is_holding:
+        if not self.holds_background:
             self.run_background()
 
     def run_background(self) -> None:
@@ -141,28 +141,28 @@ class Node:
         described = tuple(layouts) if is_described else ()
         body = OpenBody(self.token, tuple(layout.fingerprint for layout in layouts), described, groups)
         sizes = make_plan((layouts[0],), groups, NUM_TOKENS).object_bytes
-        self.receiving.on_open(
+        self.transfers.on_open(
             OpenRequest(TRANSFER, "east", body.encode(), ObjectSizes.of(sizes), 60.0), self.answers.append
         )
         return self.answers[-1]
 
     def probe(self, layout: Layout, *, peer: str = "east") -> Accepted | Rejected:
-        """Ask whether a layout would be taken."""
+        """Send a layout probe and return the answer."""
         request = OpenRequest(os.urandom(16), peer, encode_layout_probe(layout), ObjectSizes.of([]), 60.0)
-        self.receiving.on_open(request, self.answers.append)
+        self.transfers.on_open(request, self.answers.append)
         return self.answers[-1]
 
     def claim(self, groups: tuple[GroupBlocks, ...] = GROUPS, *, engine: EngineConnection | None = None) -> None:
         request = Receive(TRANSFER, self.token, CHAIN.at(NUM_TOKENS), groups)
-        self.receiving.claim(engine or self.engine, self.arenas, request)
+        self.transfers.claim(engine or self.engine, self.arenas, request)
 
     def complete(self) -> None:
-        """All bytes are there, and the transport is done."""
-        self.receiving.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
-        self.receiving.on_event(ReceiveMemoryFree(TRANSFER))
+        """Report all bytes, and the end of the transport's writes."""
+        self.transfers.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
+        self.transfers.on_event(ReceiveMemoryFree(TRANSFER))
 
     def heard(self, engine: EngineConnection | None = None) -> list[Message]:
-        """What the engine is told."""
+        """Return the messages to the engine."""
         buffer, messages, outbox = MessageBuffer(), [], (engine or self.engine).outbox
         while not outbox.empty():
             messages += buffer.feed(outbox.get_nowait())
@@ -218,8 +218,8 @@ def test_claim_without_blocks_cancels_the_transfer(node: Node, has_come: bool) -
         node.open([hybrid()])
         node.complete()
     node.claim(())
-    assert [its.reason for its in node.heard() if isinstance(its, TransferFailed)] == ["cancelled"]
-    assert len(node.receiving) == 0
+    assert [message.reason for message in node.heard() if isinstance(message, TransferFailed)] == ["cancelled"]
+    assert len(node.transfers) == 0
     again = node.open([hybrid()])
     assert isinstance(again, Rejected) and again.reason == "cancelled"
 
@@ -248,22 +248,22 @@ def test_repeated_open_with_other_blocks_is_refused(node: Node) -> None:
 def test_claim_of_other_blocks_than_arrived_is_refused(node: Node) -> None:
     node.attach(hybrid())
     node.open([hybrid()])
-    node.receiving.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
+    node.transfers.on_event(ReceiveCompleted(TRANSFER, TransferStats(0, 0)))
     node.claim(_groups(2))
     assert _is_mismatch(node.heard())
 
 
 def test_hashes_that_the_reader_cannot_confirm_are_not_published(node: Node) -> None:
-    """Its blocks are twice as long as those that come: of every second hash it says nothing."""
-    (ours,), (theirs,) = (layouts([Attention(4)], Cut(1, block_tokens)) for block_tokens in (32, 16))
-    arena = node.pool.arena(theirs)
-    node.attach(ours)
+    """The reader's blocks are twice as long, so it names only every second hash of the sender."""
+    (native,), (foreign,) = (layouts([Attention(4)], Cut(1, block_tokens)) for block_tokens in (32, 16))
+    arena = node.pool.arena(foreign)
+    node.attach(native)
     planted = BlockHash(b"victim's prefix!")
     hashes = CHAIN.blocks(16, first_block=0, num_tokens=NUM_TOKENS)
     node.claim()
-    assert isinstance(node.open([theirs], (GroupBlocks(0, 0, (planted, *hashes[1:]), CHAIN.root),)), Accepted)
+    assert isinstance(node.open([foreign], (GroupBlocks(0, 0, (planted, *hashes[1:]), CHAIN.root),)), Accepted)
     node.complete()
-    assert [type(its) for its in node.heard()] == [ReceiveReady]
+    assert [type(message) for message in node.heard()] == [ReceiveReady]
     assert node.pool.find_all(arena, 0, (planted, *hashes)) == [None] * 7
 
 
@@ -271,7 +271,7 @@ def test_late_claim_and_late_open_get_the_reason(node: Node) -> None:
     node.attach(hybrid())
     node.open([hybrid()])
     why = "the request ended before all its layers came"
-    node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", why))
+    node.transfers.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", why))
     node.claim()
     (failed,) = node.heard()
     assert isinstance(failed, TransferFailed)
@@ -281,7 +281,7 @@ def test_late_claim_and_late_open_get_the_reason(node: Node) -> None:
 
 def test_cancel_before_open_fails_later_claim_and_open(node: Node) -> None:
     node.attach(hybrid())
-    node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "cancelled", "no longer wanted"))
+    node.transfers.on_event(ReceiveFailed(TRANSFER, "east", "cancelled", "no longer wanted"))
     node.claim()
     (failed,) = node.heard()
     assert isinstance(failed, TransferFailed)
@@ -291,7 +291,7 @@ def test_cancel_before_open_fails_later_claim_and_open(node: Node) -> None:
 
 def test_early_cancel_of_another_peer_is_ignored(node: Node) -> None:
     node.attach(hybrid())
-    node.receiving.on_event(ReceiveFailed(TRANSFER, "thief", "cancelled", "mine"))
+    node.transfers.on_event(ReceiveFailed(TRANSFER, "thief", "cancelled", "mine"))
     node.claim()
     assert node.heard() == []
     assert isinstance(node.open([hybrid()]), Accepted)
@@ -300,20 +300,20 @@ def test_early_cancel_of_another_peer_is_ignored(node: Node) -> None:
 def test_flood_of_cancels_does_not_evict_outcomes(node: Node) -> None:
     node.attach(hybrid())
     node.open([hybrid()])
-    node.receiving.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", "why"))
+    node.transfers.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", "why"))
     for number in range(MAX_OUTCOMES):
         stray = number.to_bytes(16, "big")
-        node.receiving.on_event(ReceiveFailed(stray, "floods", "cancelled", "never opened"))
-    node.receiving.expire(time.monotonic())
+        node.transfers.on_event(ReceiveFailed(stray, "floods", "cancelled", "never opened"))
+    node.transfers.expire(time.monotonic())
     assert node.open([hybrid()]) == Rejected("incomplete", "why")
 
 
 def test_open_without_valid_grant_is_not_read_further(node: Node) -> None:
-    """Its fifteen mebibytes would be a gigabyte of empty lists."""
+    """Its 15 MiB would unpack to a gigabyte of empty lists."""
     forged = msgpack.packb(["open", bytes(100)])
     body = b"\x95" + forged[1:] + b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)
     tracemalloc.start()
-    node.receiving.on_open(OpenRequest(TRANSFER, "east", body, ObjectSizes.of([100]), 60.0), node.answers.append)
+    node.transfers.on_open(OpenRequest(TRANSFER, "east", body, ObjectSizes.of([100]), 60.0), node.answers.append)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
     (answer,) = node.answers
@@ -321,8 +321,8 @@ def test_open_without_valid_grant_is_not_read_further(node: Node) -> None:
 
 
 def _long(model: str) -> Layout:
-    """About 170 KB, as it is described."""
-    layers = tuple(LayerSlice(f"{at:64}", at, 1, "bfloat16", "head,token,kv_dim") for at in range(1000))
+    """Return a layout with a description of about 170 KB."""
+    layers = tuple(LayerSlice(f"{number:64}", number, 1, "bfloat16", "head,token,kv_dim") for number in range(1000))
     return Layout(model, "", Shard(), (KVGroup("full_attention", 32, layers),))
 
 
@@ -332,16 +332,16 @@ def test_unknown_layouts_are_read_up_to_a_limit_per_period(node: Node) -> None:
     refused = [answer.reason for answer in answers if isinstance(answer, Rejected)]
     assert set(refused) == {"no_memory"}
     assert 0 < (len(answers) - len(refused)) * num_bytes <= MAX_DESCRIBED_BYTES
-    assert isinstance(node.probe(_long("another"), peer="north"), Accepted), "another peer has had nothing"
-    node.receiving.expire(time.monotonic() + 2 * DESCRIBED_PERIOD_SECONDS)
+    assert isinstance(node.probe(_long("another"), peer="north"), Accepted), "another peer has its own share"
+    node.transfers.expire(time.monotonic() + 2 * DESCRIBED_PERIOD_SECONDS)
     assert isinstance(node.probe(_long("later")), Accepted)
 
 
 def test_known_layout_may_be_probed_without_limit(node: Node) -> None:
-    ours = _long("m")
-    node.attach(ours)
-    for _ in range(2 * MAX_DESCRIBED_BYTES // len(encode_layout_probe(ours))):
-        assert isinstance(node.probe(ours), Accepted)
+    native = _long("m")
+    node.attach(native)
+    for _ in range(2 * MAX_DESCRIBED_BYTES // len(encode_layout_probe(native))):
+        assert isinstance(node.probe(native), Accepted)
 
 
 def test_refused_layouts_are_read_once_per_grant(node: Node) -> None:
@@ -361,47 +361,49 @@ def test_refusal_message_is_cut_to_the_limit(node: Node) -> None:
     node.attach(hybrid())
     answer = node.open([dataclasses.replace(hybrid(), packing="x" * 100_000)], is_described=True)
     assert isinstance(answer, Rejected) and len(answer.message) == MAX_MESSAGE_CHARACTERS
-    assert node.open([hybrid()]) == Rejected(answer.reason, shorten(answer.message)), "as it is remembered"
+    assert node.open([hybrid()]) == Rejected(answer.reason, shorten(answer.message)), (
+        "the outcome is remembered in short form"
+    )
 
 
 def test_second_claim_is_refused_and_the_first_served(node: Node) -> None:
     node.attach(hybrid())
     node.claim()
-    other = EngineConnection(Attach(PROTOCOL_VERSION, "late", "scheduler", 0, None), None, None, None, node.agent_end)
-    node.claim(engine=other)
-    (refused,) = node.heard(other)
+    late = EngineConnection(Attach(PROTOCOL_VERSION, "late", "scheduler", 0, None), None, None, None, node.agent_end)
+    node.claim(engine=late)
+    (refused,) = node.heard(late)
     assert isinstance(refused, TransferFailed)
     assert (refused.reason, refused.message) == ("grant_refused", "w has claimed this transfer already")
-    node.receiving.release(TRANSFER, "late")
+    node.transfers.release(TRANSFER, "late")
     node.open([hybrid()])
     node.complete()
-    assert [type(its) for its in node.heard()] == [ReceiveReady]
+    assert [type(message) for message in node.heard()] == [ReceiveReady]
 
 
 @pytest.fixture
-def cutting(node: Node) -> Node:
-    """A node to which a transfer of one rank has come in whole, claimed by two: its blocks are being cut."""
-    ours, (theirs,) = (layouts([Attention(4)], Cut(size)) for size in (2, 1))
-    node.pool.arena(theirs)
-    node.attach(*ours)
-    node.is_holding = True
-    assert isinstance(node.open([theirs]), Accepted)
+def repacking(node: Node) -> Node:
+    """Node with a complete transfer of one rank, claimed by an engine of two: a repack job is pending."""
+    ranks, (foreign,) = (layouts([Attention(4)], Cut(size)) for size in (2, 1))
+    node.pool.arena(foreign)
+    node.attach(*ranks)
+    node.holds_background = True
+    assert isinstance(node.open([foreign]), Accepted)
     node.claim()
     node.complete()
     assert node.background and not node.heard()
     return node
 
 
-def test_reader_that_leaves_during_repacking_leaks_nothing(cutting: Node) -> None:
-    cutting.receiving.release(TRANSFER, "w")
-    assert cutting.pool.stats().num_leases == 1, "of the blocks that are written to"
-    cutting.run_background()
-    assert cutting.pool.stats().num_leases == 0
-    assert not cutting.heard()
-    check_integrity(cutting.pool)
+def test_reader_that_leaves_during_repacking_leaks_nothing(repacking: Node) -> None:
+    repacking.transfers.release(TRANSFER, "w")
+    assert repacking.pool.stats().num_leases == 1, "the blocks that the job writes"
+    repacking.run_background()
+    assert repacking.pool.stats().num_leases == 0
+    assert not repacking.heard()
+    check_integrity(repacking.pool)
 
 
-def test_repacking_outlives_the_grant(cutting: Node) -> None:
-    cutting.receiving.expire(time.monotonic() + 3600)
-    cutting.run_background()
-    assert [type(its) for its in cutting.heard()] == [ReceiveReady]
+def test_repacking_outlives_the_grant(repacking: Node) -> None:
+    repacking.transfers.expire(time.monotonic() + 3600)
+    repacking.run_background()
+    assert [type(message) for message in repacking.heard()] == [ReceiveReady]

@@ -1,4 +1,4 @@
-"""Which probes an agent takes: those with a grant of their own, of so many bytes, and none too soon."""
+"""Link probes that arrive: grants, limits, and pauses between probes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GRANT = Grant(
 
 
 class Site:
-    """The agent west, whose clock the test moves."""
+    """Probes that arrive at agent west, with a clock that the test moves."""
 
     def __init__(self, *, max_bytes: int = 4 * MIB) -> None:
         self.now = 0.0
@@ -86,7 +86,7 @@ def test_granted_probe_is_accepted_without_destination() -> None:
 def test_probe_with_unsuitable_grant_is_refused_by_reason(reason: str, grant: Grant) -> None:
     site = Site()
     site.refuses(reason, grant)
-    assert site.open(), "which does not use the peer's time up"
+    assert site.open(), "a refusal does not start the pause"
 
 
 def test_probe_beyond_the_limits_is_refused() -> None:
@@ -106,7 +106,7 @@ def test_peer_must_pause_between_probes() -> None:
     site.refuses("too_soon")
     site.refuses("too_soon", later)
     site.probes.ended(PROBE)
-    assert site.open(replace(later, source=AgentName("south")), peer="south"), "another's may"
+    assert site.open(replace(later, source=AgentName("south")), peer="south"), "another peer may"
     site.probes.ended(later.transfer_id)
     site.now = PAUSE_SECONDS
     assert site.open(later)
@@ -115,14 +115,14 @@ def test_peer_must_pause_between_probes() -> None:
 def test_only_one_probe_arrives_at_a_time() -> None:
     site = Site()
     site.open()
-    theirs = replace(GRANT, transfer_id=TransferId(bytes(16)), source=AgentName("south"))
-    site.refuses("probed", theirs, peer="south")
-    site.probes.ended(theirs.transfer_id)
-    site.refuses("probed", theirs, peer="south")
+    second = replace(GRANT, transfer_id=TransferId(bytes(16)), source=AgentName("south"))
+    site.refuses("probed", second, peer="south")
+    site.probes.ended(second.transfer_id)
+    site.refuses("probed", second, peer="south")
     site.probes.ended(PROBE)
-    assert site.open(theirs, peer="south"), "whose refusals have not used its time up"
+    assert site.open(second, peer="south"), "a refusal does not start the pause"
     site.now = PAUSE_SECONDS
-    assert site.open(), "none lasts so long, whatever was said of its end"
+    assert site.open(), "no probe lasts so long"
 
 
 @pytest.mark.parametrize("body", [["link_probe"], ["link_probe", 3], ["link_probe", b"", b""], ["link_probe", None]])

@@ -1,4 +1,4 @@
-"""An agent's links: one for each peer and address, for as long as somebody uses it."""
+"""Links: their reuse, rate budgets and priorities."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from prfaas.agent.config import AgentConfig, PeerRateConfig
-from prfaas.agent.links import Links, RateLimits
+from prfaas.agent.links import ORDINARY, Links, RateLimits, wire_priority
 from prfaas.transport.net.dialler import KEEP_WARM_SECONDS
 from prfaas.transport.sender.api import SendRequest
+from prfaas.transport.sender.chunker import MAX_PRIORITY
 from prfaas.types import AgentName
 
 EAST, WEST = AgentName("east"), AgentName("west")
@@ -50,7 +51,15 @@ def test_peer_gets_the_budget_of_every_matching_entry() -> None:
         ]
     )
     first, second = limits.budgets_of("tokyo-1"), limits.budgets_of("tokyo-2")
-    assert [its.bytes_per_second for its in first] == [its.bytes_per_second for its in second] == [5e8, 1e8]
+    assert [budget.bytes_per_second for budget in first] == [budget.bytes_per_second for budget in second] == [5e8, 1e8]
     assert first[0] is second[0], "what all may send together"
     assert first[1] is not second[1], "what each may send"
-    assert [its.bytes_per_second for its in limits.budgets_of("osaka-1")] == [1e8, 2e8]
+    assert [budget.bytes_per_second for budget in limits.budgets_of("osaka-1")] == [1e8, 2e8]
+
+
+@pytest.mark.parametrize(
+    ("priority", "on_the_wire"),
+    [(0, ORDINARY), (-1, 2), (-3, 0), (-(2**63), 0), (1, 4), (4, MAX_PRIORITY), (2**63 - 1, MAX_PRIORITY)],
+)
+def test_request_priority_maps_to_wire_priority(priority: int, on_the_wire: int) -> None:
+    assert wire_priority(priority) == on_the_wire

@@ -1,4 +1,4 @@
-"""What another agent offers: the blocks that its OPEN lists or that follow from its grant, for slots here, or why not."""
+"""Offers in OPENs: blocks that are listed or follow from a grant."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COPY = replace(GRANT, kind="copy", prefix_hash=prefix_hash(PREFIX))
 
 @pytest.fixture
 def layouts() -> Iterator[LayoutRegistry]:
-    """An engine here has the layout."""
+    """Registry of a node whose engine has the layout."""
     with contextlib.closing(Pool(1 << 20)) as pool:
         pool.arena(hybrid())
         yield LayoutRegistry(AgentName("west"), pool)
@@ -95,9 +95,9 @@ def test_offer_beyond_the_grant_is_refused(layouts: LayoutRegistry, grant: Grant
 
 
 def test_wrong_object_sizes_are_refused(layouts: LayoutRegistry) -> None:
-    other = replace(_request(GROUPS), object_bytes=ObjectSizes.of([1, 2, 3]))
+    request = replace(_request(GROUPS), object_bytes=ObjectSizes.of([1, 2, 3]))
     with pytest.raises(Refusal, match="not those of the grant"):
-        read_offer(other, GRANT, layouts)
+        read_offer(request, GRANT, layouts)
 
 
 def test_malformed_open_breaks_the_protocol(layouts: LayoutRegistry) -> None:

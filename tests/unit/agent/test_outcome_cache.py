@@ -1,4 +1,4 @@
-"""How transfers have ended: what is remembered of them, of whom, and for how long."""
+"""Outcomes of ended transfers: how long they are remembered, and for whom."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ def _grant(number: int, *, source: str = "east") -> Grant:
 
 
 def test_outcome_is_remembered_until_its_grant_expires() -> None:
-    endings = OutcomeCache()
-    endings.put(_id(1), WHY, until=UNTIL)
-    endings.expire(UNTIL)
-    assert endings.get(_grant(1)) == WHY and endings.get(_grant(2)) is None
-    endings.expire(UNTIL + 1)
-    assert endings.get(_grant(1)) is None
+    outcomes = OutcomeCache()
+    outcomes.put(_id(1), WHY, until=UNTIL)
+    outcomes.expire(UNTIL)
+    assert outcomes.get(_grant(1)) == WHY and outcomes.get(_grant(2)) is None
+    outcomes.expire(UNTIL + 1)
+    assert outcomes.get(_grant(1)) is None
 
 
 def test_oldest_outcomes_are_forgotten_beyond_the_limit() -> None:
-    endings = OutcomeCache()
+    outcomes = OutcomeCache()
     for number in range(MAX_OUTCOMES + 2):
-        endings.put(_id(number), WHY, until=UNTIL)
-    endings.expire(0.0)
-    assert [endings.get(_grant(number)) for number in range(3)] == [None, None, WHY]
+        outcomes.put(_id(number), WHY, until=UNTIL)
+    outcomes.expire(0.0)
+    assert [outcomes.get(_grant(number)) for number in range(3)] == [None, None, WHY]
 
 
 def test_early_cancel_counts_only_from_the_granted_sender() -> None:
-    endings = OutcomeCache()
-    endings.put_cancelled("east", _id(1), GAVE_UP)
-    assert endings.get(_grant(1)) == GAVE_UP
-    assert endings.get(_grant(1, source="another")) is None
+    outcomes = OutcomeCache()
+    outcomes.put_cancelled("east", _id(1), GAVE_UP)
+    assert outcomes.get(_grant(1)) == GAVE_UP
+    assert outcomes.get(_grant(1, source="another")) is None
     for number in range(2 * MAX_CANCELLED):
-        endings.put_cancelled("floods", _id(number), GAVE_UP)
-    assert endings.get(_grant(1)) == GAVE_UP
+        outcomes.put_cancelled("floods", _id(number), GAVE_UP)
+    assert outcomes.get(_grant(1)) == GAVE_UP
 
 
 def test_local_outcome_wins_over_early_cancel() -> None:
-    endings = OutcomeCache()
-    endings.put_cancelled("east", _id(1), GAVE_UP)
-    endings.put(_id(1), WHY, until=UNTIL)
-    assert endings.get(_grant(1)) == WHY
+    outcomes = OutcomeCache()
+    outcomes.put_cancelled("east", _id(1), GAVE_UP)
+    outcomes.put(_id(1), WHY, until=UNTIL)
+    assert outcomes.get(_grant(1)) == WHY
 
 
 def test_long_messages_of_peers_are_shortened() -> None:
-    endings, long = OutcomeCache(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
-    endings.put(_id(1), long, until=UNTIL)
-    endings.put_cancelled("east", _id(2), long)
+    outcomes, long = OutcomeCache(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
+    outcomes.put(_id(1), long, until=UNTIL)
+    outcomes.put_cancelled("east", _id(2), long)
     kept = Ending("protocol", shorten(long.message))
-    assert len(kept.message) < 100 and endings.get(_grant(1)) == endings.get(_grant(2)) == kept
+    assert len(kept.message) < 100 and outcomes.get(_grant(1)) == outcomes.get(_grant(2)) == kept

@@ -1,4 +1,4 @@
-"""What operators pin, and when that ends by itself."""
+"""Pins of operators, and their ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_pin_ends_when_its_prefix_is_forgotten(order: PoolOrder) -> None:
     pins = Pins(node.pool, None, report=ends.append)
     pins.take(PoolCommand(TransferId(b"c" * 16), name(2), order))
     pins.drop_absent()
-    assert [its["end_hash"] for its in pins.status()] == [name(2).hex()]
+    assert [pin["end_hash"] for pin in pins.status()] == [name(2).hex()]
     node.pool.forget("hybrid")
     pins.drop_absent()
     assert pins.status() == []

@@ -1,4 +1,4 @@
-"""Whole objects of a transfer become prefix blocks, each on every rank, and the next placement holds them."""
+"""Placements: slots of a transfer's objects, their publication as prefix blocks, and layers from the ring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.transfer.placement import Placement, place, place_held
+from prfaas.agent.engine.ring import EntryKind, RingEntry
+from prfaas.agent.transfer.placement import LayerProgress, Placement, place, place_held
 from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.hashing import NO_HASH, HashChain, root_hash
@@ -22,7 +23,8 @@ NUM_TOKENS = 110
 STATE = CHAIN.at(NUM_TOKENS)
 FULL = CHAIN.blocks(32, first_block=0, num_tokens=NUM_TOKENS)[:-1]
 GROUPS = (
-    GroupBlocks(0, 0, (*FULL, STATE), ROOT),  # three full blocks and a tail that counts for 110 tokens alone
+    # Three full blocks, and a partial block that is valid for 110 tokens only.
+    GroupBlocks(0, 0, (*FULL, STATE), ROOT),
     GroupBlocks(1, 0, (STATE,), CHAIN.at(96)),
     GroupBlocks(2, 1, (*FULL[1:], NO_HASH), FULL[0]),
 )
@@ -46,10 +48,10 @@ class Node:
         return {(e.layout, e.group, e.block_hash, e.parent, e.num_tokens) for e in events}
 
     def expected(self) -> set[tuple[bytes, int, bytes, bytes, int]]:
-        its = [(0, FULL[0], ROOT, 32), (0, FULL[1], FULL[0], 64), (0, FULL[2], FULL[1], 96)]
-        its += [(0, STATE, CHAIN.at(96), 110), (1, STATE, CHAIN.at(96), 110)]
-        its += [(2, FULL[1], FULL[0], 64), (2, FULL[2], FULL[1], 96)]
-        return {(arena.layout.fingerprint, *block) for arena in self.arenas for block in its}
+        blocks = [(0, FULL[0], ROOT, 32), (0, FULL[1], FULL[0], 64), (0, FULL[2], FULL[1], 96)]
+        blocks += [(0, STATE, CHAIN.at(96), 110), (1, STATE, CHAIN.at(96), 110)]
+        blocks += [(2, FULL[1], FULL[0], 64), (2, FULL[2], FULL[1], 96)]
+        return {(arena.layout.fingerprint, *block) for arena in self.arenas for block in blocks}
 
 
 @pytest.fixture
@@ -84,11 +86,40 @@ def test_consecutive_held_objects_of_one_size_form_one_range(node: Node) -> None
     assert list(placement.held_ranges()) == []
     larger = make_plan((hybrid(), hybrid(slot_bytes=2048)), GROUPS, NUM_TOKENS)
     for plan, expected in ((node.plan, [(0, 2), (5, 5)]), (larger, [(0, 2), (5, 3), (8, 2)])):
-        its = replace(placement, plan=plan, held=frozenset({0, 1, *range(5, 10)}))
-        assert list(its.held_ranges()) == expected
+        held = replace(placement, plan=plan, held=frozenset({0, 1, *range(5, 10)}))
+        assert list(held.held_ranges()) == expected
     placement.release()
 
 
 def test_place_held_needs_every_block(node: Node) -> None:
     assert place_held(node.pool, node.plan, node.arenas, owner="test") is None
     assert node.pool.stats().num_leases == 0
+
+
+UNHASHED_GROUPS = (GroupBlocks(0, 0, (NO_HASH,) * 3), GroupBlocks(1, 0, (NO_HASH,)))
+
+
+@pytest.mark.parametrize(
+    ("group", "layer", "first_block", "num_blocks", "ready"),
+    [
+        (0, 0, 1, 2, [(1, 2, 0, 1024)]),
+        (1, 0, 0, 1, [(3, 1, 0, 1024)]),
+        (0, 0, 0, 0, []),
+        (1, 0, 1, 0, []),
+        (0, 0, 2, 2, []),
+        (0, 1, 0, 1, []),
+        (2, 0, 0, 1, []),
+    ],
+)
+def test_ring_entries_outside_the_placement_are_ignored(
+    group: int, layer: int, first_block: int, num_blocks: int, ready: list[tuple[int, int, int, int]]
+) -> None:
+    pool = Pool(1 << 20)
+    arenas = (pool.arena(hybrid()),)
+    placement = place(pool, make_plan((hybrid(),), UNHASHED_GROUPS, 96), arenas, owner="test")
+    assert placement is not None
+    seen: list[tuple[int, int, int, int]] = []
+    entry = RingEntry(EntryKind.LAYER_READY, 1, group, layer, first_block, num_blocks)
+    LayerProgress(placement).layer_ready(0, entry, lambda *arguments: seen.append(arguments))
+    assert seen == ready
+    pool.close()

@@ -1,4 +1,4 @@
-"""The plan of a transfer: both sides number the same blocks the same way."""
+"""Transfer plans, which number the same blocks equally on both sides, and bodies of OPENs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _layer(name: str, offset: int, size: int, dtype: str = "float32") -> LayerSl
 
 
 def _layout(rank: int = 0, size: int = 1, *, dtypes: tuple[str, str, str] = ("float32",) * 3) -> Layout:
-    """`dtypes`: of the two layers of full attention, and of the window."""
+    """Return a layout; `dtypes` are those of the two full-attention layers and the window layer."""
     full = KVGroup("full_attention", 32, (_layer("a", 0, 100, dtypes[0]), _layer("b", 100, 60, dtypes[1])))
     window = KVGroup("sliding_window", 16, (_layer("w", 0, 50, dtypes[2]),), window_tokens=20)
     state = KVGroup("linear_state", 32, (_layer("s", 0, 300),))
@@ -55,7 +55,7 @@ def test_objects_are_numbered_by_rank_then_group_then_block() -> None:
     plan = make_plan((_layout(0, 2), _layout(1, 2)), GROUPS, NUM_TOKENS)
     one_rank = [160] * 4 + [50] * 3 + [300]
     assert plan.object_bytes == one_rank * 2
-    assert [run.first_object for run in plan.ranges] == [0, 4, 7, 8, 12, 15]
+    assert [objects.first_object for objects in plan.ranges] == [0, 4, 7, 8, 12, 15]
     assert plan.range_of(1, 1).first_object == 12
     assert plan.nested(list(range(16)))[1] == [[8, 9, 10, 11], [12, 13, 14], [15]]
     assert (plan.total_bytes, plan.attention_bytes) == (2 * 1090, 2 * 790)
@@ -63,7 +63,7 @@ def test_objects_are_numbered_by_rank_then_group_then_block() -> None:
 
 def test_block_identities_have_length_and_parent() -> None:
     plan = make_plan((_layout(),), GROUPS, NUM_TOKENS)
-    full, window, state = (list(plan.identities(run)) for run in plan.ranges)
+    full, window, state = (list(plan.identities(objects)) for objects in plan.ranges)
     assert [(i.num_tokens, i.parent) for i in full[:2]] == [(32, ROOT), (64, CHAIN.at(32))]
     assert full[3].block_hash == NO_HASH
     assert [(i.num_tokens, i.block_hash) for i in window[:2]] == [(80, CHAIN.at(80)), (96, CHAIN.at(96))]
@@ -73,20 +73,21 @@ def test_block_identities_have_length_and_parent() -> None:
 
 
 def test_checkpoint_without_attention_blocks_names_its_tenant() -> None:
-    """Tenants' shares go by the root."""
+    """The root hash decides whose share the block counts for."""
     groups = (GroupBlocks(0, 0, (), ROOT), *GROUPS[1:])
     plan = make_plan((_layout(),), groups, NUM_TOKENS)
-    assert {identity.root for run in plan.ranges for identity in plan.identities(run)} == {ROOT}
+    assert {identity.root for objects in plan.ranges for identity in plan.identities(objects)} == {ROOT}
     assert plan.object_bytes == [50] * 3 + [300]
 
 
 @pytest.mark.parametrize(
     "blocks",
     [
-        GroupBlocks(3, 0, (NO_HASH,)),  # no such group
-        GroupBlocks(0, 2, (NO_HASH,) * 3),  # beyond the prompt
-        GroupBlocks(2, 0, (NO_HASH,) * 2),  # two states
+        GroupBlocks(3, 0, (NO_HASH,)),
+        GroupBlocks(0, 2, (NO_HASH,) * 3),
+        GroupBlocks(2, 0, (NO_HASH,) * 2),
     ],
+    ids=["no such group", "beyond the prompt", "two states"],
 )
 def test_block_lists_beyond_the_prompt_are_refused(blocks: GroupBlocks) -> None:
     with pytest.raises(RemoteProtocolError, match="group"):
@@ -127,7 +128,8 @@ def test_malformed_open_body_is_refused(body: bytes) -> None:
         OpenBody.decode(body)
 
 
-EMPTY_LISTS = b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)  # unpacked at once, a gigabyte
+# Unpacked, these take a gigabyte.
+EMPTY_LISTS = b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)
 
 
 @pytest.mark.parametrize("before", [b"", b"\x95", b"\x95\xa4open", b"\x95\xa4open\xc4\x05grant"])
@@ -179,7 +181,7 @@ def test_unwanted_layouts_are_skipped_unread() -> None:
 
 
 def test_hashes_of_an_open_take_at_most_eight_times_its_bytes() -> None:
-    num_hashes = (MAX_BODY_BYTES - 1000) // 16
+    num_hashes = MAX_BODY_BYTES // 8 // 16
     groups = (GroupBlocks(0, 0, (NO_HASH,) * num_hashes, ROOT),)
     body = OpenBody(b"g", (b"f",), (), groups).encode()
     tracemalloc.start()
@@ -218,7 +220,7 @@ def test_only_bfloat16_attention_blocks_are_castable() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        ["open", 1 << 20, [b"f"], [], []],  # that many zero bytes, were it made bytes
+        ["open", 1 << 20, [b"f"], [], []],
         ["open", b"g", [1 << 63], [], []],
         ["open", b"g", ["text"], [], []],
         ["copy", b"g", [b"f"], [], [1 << 20, bytes(16)]],

@@ -1,4 +1,4 @@
-"""Which blocks a copy takes."""
+"""Copies of prefixes: the blocks that leave, and their priority."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from tests.support.waiting import PATIENCE_SECONDS
 
 KEY = b"g" * 32
 CHAIN = HashChain(root_hash("m"), range(96))
-LATENT = [Attention(1)]  # every rank holds all of it: four ranks take four times the bytes
+# Every rank holds all of it, so four ranks take four times the bytes.
+LATENT = [Attention(1)]
 
 
 def _no_link(address: str, name: AgentName) -> Link:
-    raise AssertionError("nothing is sent")
+    raise AssertionError("unexpected link")
 
 
 def _command(max_bytes: int) -> CopyCommand:
@@ -58,13 +59,13 @@ def _command(max_bytes: int) -> CopyCommand:
 
 
 def test_foreign_layouts_are_not_copied() -> None:
-    """They hold no prefix blocks, and may be larger than the grant allows."""
+    """They hold no prefix blocks and may exceed the granted bytes."""
     pool, ends = Pool(1 << 20), list[CopyEnd]()
     here = LayoutRegistry(AgentName("west"), pool)
-    (ours,), theirs = layouts(LATENT, Cut(1)), layouts(LATENT, Cut(4))
-    pool.arena(ours)
-    here.arenas(OpenBody(b"", tuple(its.fingerprint for its in theirs), theirs, ()))
-    copying = PrefixCopies(
+    (native,), foreign = layouts(LATENT, Cut(1)), layouts(LATENT, Cut(4))
+    pool.arena(native)
+    here.arenas(OpenBody(b"", tuple(layout.fingerprint for layout in foreign), foreign, ()))
+    copies = PrefixCopies(
         grant_check=GrantCheck(AgentName("west"), KEY),
         pool=pool,
         arenas=here.native_arenas,
@@ -73,18 +74,18 @@ def test_foreign_layouts_are_not_copied() -> None:
         transfer_log=TransferLog(),
         report=ends.append,
     )
-    copying.take(_command(max_bytes=3 * ours.groups[0].block_bytes))
+    copies.take(_command(max_bytes=3 * native.groups[0].block_bytes))
     assert [ending.outcome for ending in ends] == ["evicted"]
     pool.close()
 
 
 def test_repeated_copy_command_changes_the_priority() -> None:
-    """What its OPEN says, once there is a connection to say it on."""
+    """The OPEN has the new priority once there is a connection."""
     pool, ends = Pool(1 << 20), list[CopyEnd]()
     here = LayoutRegistry(AgentName("west"), pool)
-    (ours,) = layouts(LATENT, Cut(1))
-    arena, command = pool.arena(ours), replace(_command(max_bytes=1 << 20), priority=1)
-    plan = make_plan((ours,), prefix_groups(ours, command.prefix, root=root_hash("m")), 96)
+    (native,) = layouts(LATENT, Cut(1))
+    arena, command = pool.arena(native), replace(_command(max_bytes=1 << 20), priority=1)
+    plan = make_plan((native,), prefix_groups(native, command.prefix, root=root_hash("m")), 96)
     placement = place(pool, plan, (arena,), owner="test")
     assert placement is not None
     placement.publish(range(len(plan.object_bytes)))
@@ -95,9 +96,9 @@ def test_repeated_copy_command_changes_the_priority() -> None:
         local_name="west",
         peer_name="east",
         key=KEY,
-        on_event=lambda event: copying.on_event(event),
+        on_event=lambda event: copies.on_event(event),
     )
-    copying = PrefixCopies(
+    copies = PrefixCopies(
         grant_check=GrantCheck(AgentName("west"), KEY),
         pool=pool,
         arenas=here.native_arenas,
@@ -106,25 +107,25 @@ def test_repeated_copy_command_changes_the_priority() -> None:
         transfer_log=TransferLog(),
         report=ends.append,
     )
-    copying.take(command)
-    copying.take(replace(command, priority=0))
-    assert (len(copying), ends) == (1, [])
+    copies.take(command)
+    copies.take(replace(command, priority=0))
+    assert (len(copies), ends) == (1, [])
     assert _priority_of_the_open(link) == ORDINARY
     link.close()
-    assert [ending.outcome for ending in ends] == ["shutdown"] and len(copying) == 0
+    assert [ending.outcome for ending in ends] == ["shutdown"] and len(copies) == 0
     pool.close()
 
 
 def _priority_of_the_open(link: Link) -> int:
-    """What the peer hears on a connection that it has dialled."""
-    ours, theirs = (Connection(its, state=ConnectionState.SENDING) for its in socket.socketpair())
-    theirs.state = ConnectionState.RECEIVING
-    theirs.set_read_timeout(PATIENCE_SECONDS)
-    serving = threading.Thread(target=link.serve, args=(ours, Hello("east", bytes(32), (1,), (), bytes(range(16)))))
+    """Return the priority in the OPEN on a connection that the peer dialled."""
+    near, far = (Connection(end, state=ConnectionState.SENDING) for end in socket.socketpair())
+    far.state = ConnectionState.RECEIVING
+    far.set_read_timeout(PATIENCE_SECONDS)
+    serving = threading.Thread(target=link.serve, args=(near, Hello("east", bytes(32), (1,), (), bytes(range(16)))))
     serving.start()
-    header = theirs.read_header()
-    opened = decode_open(header, theirs.read_payload(header))
-    theirs.close()
+    header = far.read_header()
+    opened = decode_open(header, far.read_payload(header))
+    far.close()
     serving.join(PATIENCE_SECONDS)
-    ours.close()
+    near.close()
     return opened.priority

@@ -1,4 +1,4 @@
-"""Messages between connector and agent."""
+"""Messages between an engine and its agent."""
 
 from __future__ import annotations
 

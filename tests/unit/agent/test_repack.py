@@ -1,4 +1,4 @@
-"""Blocks cut anew: what cannot be cut is refused, and holds no room."""
+"""Repacking into another tensor-parallel size: unmappable blocks are refused and keep no slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS = [Attention(4)]
 
 
 def _without_last_heads(layout: Layout) -> Layout:
-    """A rank that says that it has the model's first heads."""
+    """Return the layout of a rank that claims to have the first heads."""
     (group,) = layout.groups
     return replace(
         layout, groups=(replace(group, layers=tuple(replace(layer, first_head=0) for layer in group.layers)),)
@@ -28,7 +28,7 @@ def _without_last_heads(layout: Layout) -> Layout:
 
 
 def _wider(layout: Layout) -> Layout:
-    """A rank with twice the bytes of each token."""
+    """Return the layout with twice the bytes for each token."""
     (group,) = layout.groups
     wide = [
         replace(layer, offset_bytes=2 * layer.offset_bytes, payload_bytes=2 * layer.payload_bytes, dtype="float32")
@@ -43,11 +43,11 @@ def test_unmappable_rank_is_refused_and_keeps_no_slots(change: Callable[[Layout]
     there, here = layouts(GROUPS, Cut(2)), layouts(GROUPS, Cut(1))
     there = there[0], change(there[1])
     plan = make_plan(there, block_lists(GROUPS, Cut(2), 96), 96)
-    source = place(pool, plan, tuple(pool.arena(its) for its in there), owner="source")
+    source = place(pool, plan, tuple(pool.arena(layout) for layout in there), owner="source")
     assert source is not None
     claimed = Side(here, block_lists(GROUPS, Cut(1), 96))
     with pytest.raises(Refusal, match=named) as refused:
-        start_repack(claimed, tuple(pool.arena(its) for its in here), source, owner="target")
+        start_repack(claimed, tuple(pool.arena(layout) for layout in here), source, owner="target")
     assert refused.value.reason == "layout_mismatch"
     source.release()
     assert pool.stats().num_leases == 0

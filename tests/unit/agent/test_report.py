@@ -1,28 +1,31 @@
-"""What an agent tells its manager of its links."""
+"""Reports to the managers: links, engine loads and GPU names."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from prfaas.agent.config import AgentConfig
+from prfaas.agent import report
+from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.engine.protocol import Promised
-from prfaas.agent.report import NodeReporter
+from prfaas.agent.report import EngineLoads, NodeReporter, gpu_names, load_from_page
 from prfaas.errors import RemoteProtocolError
-from prfaas.index.membership import LinkFigures
+from prfaas.index.membership import EngineLoad, LinkFigures
 from prfaas.transport.sender.stats import LinkStats
-from prfaas.types import AgentName
-from tests.unit.agent.test_link_metrics import CHOKED
+from prfaas.types import AgentName, InstanceId
+from tests.support.waiting import until
+from tests.unit.agent.test_status import CONGESTED
 
 
 def _no_command(command: object) -> None:
-    raise AssertionError(f"nobody commands {command}")
+    raise AssertionError(f"unexpected command {command}")
 
 
-def _reporting(links: Callable[[], list[LinkStats]]) -> NodeReporter:
+def _reporter(links: Callable[[], list[LinkStats]]) -> NodeReporter:
     return NodeReporter(
         AgentConfig(name="west-0", secret_file=Path("secret"), cluster="west", managers=("127.0.0.1:1",)),
         b"s" * 32,
@@ -37,8 +40,8 @@ def _reporting(links: Callable[[], list[LinkStats]]) -> NodeReporter:
 
 
 async def test_figures_contain_congestion_and_limit_of_a_link() -> None:
-    state = replace(CHOKED, queued_bytes=4, unacknowledged_bytes=3, is_down=False)
-    assert _reporting(lambda: [state]).figures().links == (
+    state = replace(CONGESTED, queued_bytes=4, unacknowledged_bytes=3, is_down=False)
+    assert _reporter(lambda: [state]).figures().links == (
         LinkFigures(
             AgentName("tokyo-1"),
             bytes_per_second=0.0,
@@ -56,27 +59,98 @@ async def test_figures_contain_congestion_and_limit_of_a_link() -> None:
 
 
 async def test_probe_is_not_reported_as_congestion() -> None:
+    """This includes the figures in which the probe ended."""
     states = [
-        replace(CHOKED, is_probing=its, queued_bytes=4, sent_bytes=100 * at)
-        for at, its in enumerate((True, False, False), start=1)
+        replace(CONGESTED, is_probing=is_probing, queued_bytes=4, sent_bytes=100 * number)
+        for number, is_probing in enumerate((True, False, False), start=1)
     ]
-    reporting = _reporting(lambda: [states.pop(0)])
-    links = [reporting.figures().links[0] for _ in range(3)]
+    reporter = _reporter(lambda: [states.pop(0)])
+    links = [reporter.figures().links[0] for _ in range(3)]
     assert [(link.rtt_seconds, link.queued_bytes > 0) for link in links] == [(0.03, False), (0.03, False), (0.09, True)]
 
 
 async def test_few_segments_are_not_reported_as_loss() -> None:
     sent = (0, 48_000, 48_000 + 480_000)
     states = [
-        replace(CHOKED, sent_bytes=its, retransmitted_bytes=its // 20, segment_bytes=1448, is_probing=False)
-        for its in sent
+        replace(
+            CONGESTED, sent_bytes=num_bytes, retransmitted_bytes=num_bytes // 20, segment_bytes=1448, is_probing=False
+        )
+        for num_bytes in sent
     ]
-    reporting = _reporting(lambda: [states.pop(0)])
-    assert [reporting.figures().links[0].retransmit_ratio for _ in range(3)] == [0.0, 0.0, 0.05]
+    reporter = _reporter(lambda: [states.pop(0)])
+    assert [reporter.figures().links[0].retransmit_ratio for _ in range(3)] == [0.0, 0.0, 0.05]
 
 
 @pytest.mark.parametrize(("predicted", "found"), [(-30, 5), (30, -5), (1 << 32, 5), (30, 1 << 32)])
 async def test_promise_out_of_range_breaks_the_protocol(predicted: int, found: int) -> None:
     with pytest.raises(RemoteProtocolError):
-        _reporting(list).on_promise(Promised(predicted, found))
-    _reporting(list).on_promise(Promised((1 << 32) - 1, 0))
+        _reporter(list).on_promise(Promised(predicted, found))
+    _reporter(list).on_promise(Promised((1 << 32) - 1, 0))
+
+
+PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 7.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 100.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+"""
+
+
+def test_load_of_data_parallel_ranks_is_summed() -> None:
+    assert load_from_page(InstanceId("a"), PAGE) == EngineLoad(InstanceId("a"), 5, 7, 0.5)
+
+
+def test_page_without_vllm_figures_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_requests_running"):
+        load_from_page(InstanceId("a"), b"process_cpu_seconds_total 3\n")
+
+
+async def test_engine_without_http_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "LOAD_INTERVAL_SECONDS", 0.05)
+    asked = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"what?\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    engine = EngineConfig(instance="a", url=f"http://127.0.0.1:{port}", role="both", model="m")
+    loads = EngineLoads([engine])
+    watching = asyncio.create_task(loads.watch_forever())
+    await until(lambda: len(asked) == 2)
+    assert loads.current() == () and not watching.done()
+    watching.cancel()
+    server.close()
+
+
+@pytest.mark.parametrize("figure", [b"-1.0", b"1e12", b"1e999"])
+@pytest.mark.parametrize("sample", [b" 3.0", b" 7.0", b" 0.25"])
+def test_impossible_load_figures_are_refused(sample: bytes, figure: bytes) -> None:
+    with pytest.raises(ValueError, match="on its page"):
+        load_from_page(InstanceId("a"), PAGE.replace(sample, b" " + figure).replace(b" 2.0", b" 0.0"))
+
+
+INFORMATION = "Model: \t\t NVIDIA {}\nIRQ:   \t\t 0\nGPU UUID: \t GPU-0\n"
+
+
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [((), ""), (("H200", "H200"), "NVIDIA H200"), (("L20", "A100-SXM4-80GB"), "NVIDIA A100-SXM4-80GB + NVIDIA L20")],
+)
+def test_gpu_names_are_listed_once(models: tuple[str, ...], names: str, tmp_path: Path) -> None:
+    for number, model in enumerate(models):
+        gpu = tmp_path / f"gpus/0000:{number:02x}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(INFORMATION.format(model))
+    assert gpu_names(tmp_path) == names
+
+
+def test_unreadable_driver_entry_is_no_gpu(tmp_path: Path) -> None:
+    (tmp_path / "gpus/0").mkdir(parents=True)
+    (tmp_path / "gpus/0/information").write_text("nothing")
+    assert gpu_names(tmp_path) == ""

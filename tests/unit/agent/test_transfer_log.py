@@ -1,4 +1,4 @@
-"""What is remembered of transfers: how much was acknowledged when, in bounded memory, for readers on other threads."""
+"""Records of transfers: acknowledgements in bounded memory, and reads from another thread."""
 
 from __future__ import annotations
 

@@ -1,0 +1,182 @@
+"""Layouts: what peers have accepted, foreign layouts of this node, and layout probes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from prfaas.agent.transfer.grant_check import Refusal
+from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MANY_LAYOUTS, AcceptedLayouts, LayoutRegistry
+from prfaas.agent.transfer.open_body import OpenBody, encode_layout_probe
+from prfaas.cachepool.arena import Arena
+from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.slots import LeaseId
+from prfaas.errors import RemoteProtocolError
+from prfaas.kv.layout import Layout
+from prfaas.transport.protocol.messages import ObjectSizes
+from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
+from prfaas.types import AgentName
+from tests.property.cachepool.cut_models import Attention, Cut, layouts
+from tests.support.pool_integrity import check_integrity
+from tests.unit.cachepool.layouts import hybrid
+
+PEER, RANKS = "west", (b"rank 0", b"rank 1")
+
+
+def test_accepted_layouts_are_known_for_one_process_of_one_peer() -> None:
+    accepted = AcceptedLayouts()
+    accepted.accept(PEER, b"first", RANKS)
+    assert accepted.knows(PEER, b"first", RANKS)
+    assert not accepted.knows(PEER, b"first", (*RANKS, b"rank 2"))
+    assert not accepted.knows("north", b"first", RANKS)
+    assert not accepted.knows(PEER, b"second", RANKS)
+
+
+def test_unconnected_peer_gets_every_layout_description() -> None:
+    accepted = AcceptedLayouts()
+    accepted.accept(PEER, b"first", RANKS)
+    assert not accepted.knows(PEER, None, RANKS)
+
+
+def test_restarted_peer_knows_no_layouts() -> None:
+    accepted = AcceptedLayouts()
+    accepted.accept(PEER, b"first", RANKS)
+    accepted.accept(PEER, b"second", RANKS[:1])
+    assert accepted.knows(PEER, b"second", RANKS[:1])
+    assert not accepted.knows(PEER, b"second", RANKS)
+    assert not accepted.knows(PEER, b"first", RANKS)
+
+
+def test_dropped_layout_is_described_again() -> None:
+    accepted = AcceptedLayouts()
+    accepted.forget(PEER, RANKS)
+    accepted.accept(PEER, b"first", RANKS)
+    accepted.forget(PEER, RANKS[1:])
+    assert accepted.knows(PEER, b"first", RANKS[:1])
+    assert not accepted.knows(PEER, b"first", RANKS)
+
+
+MAX_FOREIGN = 4
+
+
+def _cut(size: int, packing: str = "") -> tuple[Layout, ...]:
+    return layouts([Attention(4)], Cut(size, packing=packing))
+
+
+class Node:
+    """Agent with an engine of one rank, which gets blocks of two ranks in layouts that differ in block size."""
+
+    def __init__(self) -> None:
+        self.pool = Pool(1 << 20)
+        self.layouts = LayoutRegistry(AgentName("west"), self.pool, max_foreign=MAX_FOREIGN)
+        (native,) = _cut(1)
+        self.pool.arena(native)
+
+    def open(self, block_tokens: int, *, described: bool = True) -> tuple[Arena, ...]:
+        foreign = layouts([Attention(4)], Cut(2, block_tokens))
+        fingerprints = tuple(layout.fingerprint for layout in foreign)
+        return self.layouts.arenas(OpenBody(b"", fingerprints, foreign if described else (), ()))
+
+    def use(self, arenas: tuple[Arena, ...]) -> LeaseId:
+        """Allocate one slot of each arena."""
+        lease = self.pool.open_lease("transfer")
+        for arena in arenas:
+            assert self.pool.allocate(arena, 1, lease)
+        return lease
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    check_integrity(made.pool)
+    made.pool.close()
+
+
+def test_least_recently_used_foreign_arena_is_dropped(node: Node) -> None:
+    node.open(16)
+    node.open(48)
+    # The first arena is used again.
+    node.open(16, described=False)
+    node.open(64)
+    assert len(node.pool.arenas) == 1 + MAX_FOREIGN
+    node.open(16, described=False)
+    with pytest.raises(Refusal) as refused:
+        node.open(48, described=False)
+    assert refused.value.reason == "no_layout", "its sender has to describe it again"
+    node.open(48)
+
+
+def test_foreign_arena_in_use_is_kept(node: Node) -> None:
+    leases = [node.use(node.open(16)), node.use(node.open(48))]
+    with pytest.raises(Refusal) as refused:
+        node.open(64)
+    assert refused.value.reason == "no_memory"
+    node.pool.end_lease(leases[1])
+    node.open(64)
+    node.pool.end_lease(leases[0])
+
+
+def test_open_does_not_drop_its_own_arenas(node: Node) -> None:
+    held = [node.use(node.open(16)), node.use(node.open(48)[:1])]
+    with pytest.raises(Refusal) as refused:
+        node.open(64)
+    assert refused.value.reason == "no_memory"
+    node.pool.end_lease(held[0])
+    arenas = node.open(64)
+    assert [node.pool.arena_of(arena.layout.fingerprint) for arena in arenas] == list(arenas)
+    node.pool.end_lease(held[1])
+
+
+def test_arena_of_a_local_engine_is_never_dropped(node: Node) -> None:
+    for layout in layouts([Attention(4)], Cut(2, 16)):
+        node.pool.arena(layout)
+        node.layouts.add_native(layout)
+    for block_tokens in (48, 64, 80):
+        node.layouts.has_foreign(layouts([Attention(4)], Cut(2, block_tokens)))
+    assert all(node.pool.arena_of(layout.fingerprint) for layout in layouts([Attention(4)], Cut(2, 16)))
+
+
+@pytest.fixture
+def registry() -> Iterator[LayoutRegistry]:
+    """Registry of a node whose engine has a layout of the model."""
+    with contextlib.closing(Pool(1 << 20)) as pool:
+        pool.arena(hybrid())
+        yield LayoutRegistry(AgentName("west"), pool)
+
+
+def _ask(registry: LayoutRegistry, layout: Layout) -> Accepted | Rejected:
+    return registry.answer_probe(_request(encode_layout_probe(layout)))
+
+
+def _request(body: bytes) -> OpenRequest:
+    return OpenRequest(bytes(16), "east", body, ObjectSizes.of([]), 60.0)
+
+
+@pytest.mark.parametrize("layout", [hybrid(), hybrid("another")], ids=["the same", "of a model that is not here"])
+def test_matching_or_unknown_layout_passes_the_probe(registry: LayoutRegistry, layout: Layout) -> None:
+    answer = _ask(registry, layout)
+    assert isinstance(answer, Accepted) and not answer.held
+
+
+def test_different_layout_of_a_known_model_fails_the_probe(registry: LayoutRegistry) -> None:
+    answer = _ask(registry, replace(hybrid(), groups=hybrid().groups[:1]))
+    assert isinstance(answer, Rejected) and answer.reason == "layout_mismatch"
+    assert answer.message.startswith("west holds this model with another layout")
+
+
+def test_unknown_layouts_are_read_up_to_a_limit(registry: LayoutRegistry) -> None:
+    while registry._may_describe("east", MAX_DESCRIBED_BYTES // 64):
+        pass
+    while registry._may_describe("east", 1):
+        pass
+    assert _ask(registry, hybrid("another")) == Rejected("no_memory", TOO_MANY_LAYOUTS)
+    assert isinstance(_ask(registry, hybrid()), Accepted)
+
+
+def test_malformed_probe_breaks_the_protocol(registry: LayoutRegistry) -> None:
+    with pytest.raises(RemoteProtocolError):
+        registry.answer_probe(_request(b"\x92\xa4open\x80"))
