@@ -41,7 +41,7 @@ from tools.wan import Wan, WanShape, obstacle
 
 MANY = (MIB,) * 32  # More than all buffers on the path can hold.
 SENT_MIB, KILLED_BYTES = 64, 32 * MIB  # A sender is killed within the first half.
-OUTAGE_SECONDS = 3.0
+OUTAGE_SECONDS = 1.5
 SLOW = WanShape(100e6, 0.020)
 
 
@@ -127,7 +127,7 @@ def _lose_every_packet(count: int, *, seed: int) -> None:
     """Drop every packet of a busy link for a while. Its connections stay, and TCP retransmits."""
     if reason := obstacle():
         pytest.skip(f"an emulated link {reason}")
-    chance, num_bytes, num_struck = random.Random(seed), 16 * MIB, 0
+    chance, num_bytes, num_struck = random.Random(seed), 4 * MIB, 0
     with Wan(SLOW) as wan, Ends(wan, pool_bytes=num_bytes, reconnect_seconds=PATIENCE_SECONDS) as ends:
         usual = ends.transfer(num_bytes, num_layers=16).seconds
         # On a busy machine a transfer may end before the fault.

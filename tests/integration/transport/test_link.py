@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import socket
 import struct
 import threading
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import read_tcp_info
 from prfaas.transport.protocol import messages
@@ -24,7 +22,7 @@ from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
-from tests.support.raw_peers import RawReceiver, RawSender
+from tests.support.raw_peers import RawReceiver
 from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, make_ready, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import flip_byte_in_first_chunk
@@ -117,21 +115,6 @@ def test_concurrent_transfers_all_arrive(far: Far, near_to: Callable[..., Near])
         assert far.contents(transfer_id) == objects
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_transfer_survives_connections_cut_at_random_bytes(far: Far, near_to: Callable[..., Near], seed: int) -> None:
-    source = random.Random(seed)
-    objects = objects_of(900_000, 700_000, seed=seed)
-    with Relay(far.address, LinkShape(bytes_per_second=4e6)) as relay:
-        near = near_to(relay.address)
-        transfer_id = send(near, objects)
-        for _ in range(3):
-            relay.cut_after(source.randrange(200_000))
-            wait_until(lambda: relay.is_cut or bool(near.of(SendCompleted)))
-            relay.restore()
-        near.assert_completed(transfer_id)
-    assert far.contents(transfer_id) == objects
-
-
 def test_lasting_cut_fails_both_ends_and_frees_their_memory(near_to: Callable[..., Near]) -> None:
     far = make_far(reconnect_seconds=GIVES_UP_SECONDS)
     with Relay(far.address, LinkShape(bytes_per_second=2e6)) as relay:
@@ -161,11 +144,6 @@ def test_refused_connection_makes_the_peer_unreachable_within_the_reconnect_time
     near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
-def test_malformed_address_makes_the_peer_unreachable(near_to: Callable[..., Near]) -> None:
-    near = near_to("10.0.0.5", reconnect_seconds=GIVES_UP_SECONDS)
-    assert "not host:port" in near.assert_failed(send(near, objects_of(10)), "unreachable").message
-
-
 class _FailsOnce(list[Any]):
     """List of events whose second append fails, as a bug of a listener would."""
 
@@ -180,34 +158,6 @@ def test_connection_whose_reader_crashed_is_replaced(far: Far, near_to: Callable
     near = near_to(far.address, num_connections=1)
     near.events = _FailsOnce()
     near.assert_completed(send(near, objects_of(100_000)))
-
-
-class _FailingBudget(RateBudget):
-    """Budget whose first use fails, as a bug would."""
-
-    has_failed = False
-
-    def share(self, *args: Any, **kwargs: Any) -> float:
-        if not self.has_failed:
-            self.has_failed = True
-            raise AssertionError("a bug")
-        return super().share(*args, **kwargs)
-
-
-def test_link_keeps_deadlines_after_its_watcher_failed(far: Far, near_to: Callable[..., Near]) -> None:
-    budget = _FailingBudget(8e6)
-    near = near_to(far.address, budgets=(budget,))
-    near.assert_completed(send(near, objects_of(10)))
-    wait_until(lambda: budget.has_failed)
-    near.assert_failed(send(near, objects_of(10), deadline=0.5, ready=False), "deadline")
-
-
-def test_receiver_keeps_deadlines_after_its_watcher_failed(far: Far) -> None:
-    far.events = _FailsOnce()
-    for num_failed in (1, 2):
-        with RawSender(far.address) as raw:
-            raw.open(100, deadline_seconds=0.2)
-            wait_until(lambda num_failed=num_failed: len(far.of(ReceiveFailed)) == num_failed)  # type: ignore[misc]
 
 
 def test_connection_ends_after_half_a_frame() -> None:

@@ -10,7 +10,6 @@ from prfaas.transport.congestion.rate_estimator import LinkHealth
 from prfaas.transport.receiver.api import ReceiveCompleted
 from tests.support.transport_ends import Far, Near, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, wait_until
-from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.link import LinkShape, Relay
 
 RATE = 10e6
@@ -25,14 +24,6 @@ def test_discarded_transfer_is_checked_and_acknowledged(far: Far, near_to: Calla
     wait_until(lambda: len(far.of(ReceiveCompleted)) == 1)
     assert near.link.snapshot().acknowledged_bytes == sum(map(len, objects))
     assert far.memory == {}
-
-
-def test_discarded_transfer_that_is_damaged_again_and_again_fails(far: Far, near_to: Callable[..., Near]) -> None:
-    far.discards = True
-    with Relay(far.address) as relay:
-        relay.filter(flip_byte_in_first_chunk)
-        near = near_to(relay.address)
-        near.assert_failed(send(near, objects_of(3_000_000)), "checksum")
 
 
 def _probe(near: Near, *, num_pieces: int = 64) -> LinkHealth:

@@ -127,19 +127,6 @@ def test_transfer_continues_after_the_receiver_has_dialled_again(
     assert far.contents(transfer_id) == objects
 
 
-def test_restarted_receiver_gets_everything_again(sender: DialledSender, far_behind: Callable[..., Far]) -> None:
-    objects = objects_of(MIB, MIB)
-    first = far_behind(sender.address, num_connections=2)
-    transfer_id = send(sender.near, objects, ready=False)
-    make_ready(sender.near, transfer_id, objects, range(1))
-    wait_until(lambda: MIB in sender.near.acknowledged())
-    first.receiver.close()
-    second = far_behind(sender.address, num_connections=2)
-    make_ready(sender.near, transfer_id, objects, range(1, 2))
-    sender.near.assert_completed(transfer_id)
-    assert second.contents(transfer_id) == objects
-
-
 def test_unexpected_receiver_is_rejected_and_counted(nothing_is_left: None, far_behind: Callable[..., Far]) -> None:
     closed = make_sender(peers=("somebody else",))
     far = far_behind(closed.address, num_connections=1)
