@@ -1,1 +1,1 @@
-"""How soon the dashboard shows what has changed."""
+"""Benchmark of the delay until the dashboard shows a change."""

@@ -34,10 +34,10 @@ SHOWS = """([metric, value]) => [...document.querySelectorAll('[data-metric]')].
 
 
 async def _seconds(window: Window, change: Callable[[int], Awaitable[tuple[str, float]]]) -> list[float]:
-    """Of each change, until the page shows it; `change` returns which metric then has which value."""
+    """Return the delays of changes. `change` returns the metric and the value that the page will show."""
     found = []
     for number in range(WARM_UP + NUM_CHANGES):
-        await asyncio.sleep(random.random())  # at any moment between two of the feed's
+        await asyncio.sleep(random.random())  # A random moment between two ticks of the feed.
         metric, value = await change(number)
         started = time.perf_counter()
         await window.page.wait_for_function(SHOWS, arg=[metric, value], polling="raf")
@@ -53,15 +53,15 @@ def _row(name: str, seconds: list[float]) -> dict[str, Any]:
 
 
 async def measure(directory: Path) -> list[dict[str, Any]]:
-    """What a router reports, what an agent reports, and the latter on the page of a manager that it does not report to."""
+    """Return delays of a router's report, of an agent's report, and of the latter on another manager's page."""
     async with AsyncExitStack() as stack:
         open_window = await stack.enter_async_context(chromium())
         deployment = await stack.enter_async_context(Deployment(directory))
         stage = Stage(deployment, await open_window())
         await stage.start()
-        other = await deployment.start_manager(name="other", expiry_seconds=60.0, lease_seconds=5.0)
+        second = await deployment.start_manager(name="other", expiry_seconds=60.0, lease_seconds=5.0)
         elsewhere = await open_window()
-        await elsewhere.page.goto(f"http://{other.http_address}/")
+        await elsewhere.page.goto(f"http://{second.http_address}/")
         await stage.ask(400)
         before = await stage.metrics()
 

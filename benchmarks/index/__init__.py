@@ -1,1 +1,1 @@
-"""What a look-up, an announcement and a decision cost."""
+"""Benchmarks of the index: matches, announcements, decisions, recovery."""

@@ -51,10 +51,10 @@ def _further_holders() -> list[dict[str, Any]]:
 def _dynamo_radix_tree() -> dict[str, Any]:
     """Dynamo's between two of ours, of the same shape and within a minute."""
 
-    def ours() -> Any:
+    def index_run() -> Any:
         return _alone(1, hybrid=False)["match_2000_blocks"]
 
-    return {"ours_before": ours(), **peers.dynamo_radix_tree(1_000_000, CLUSTERS), "ours_after": ours()}
+    return {"ours_before": index_run(), **peers.dynamo_radix_tree(1_000_000, CLUSTERS), "ours_after": index_run()}
 
 
 def _over_grpc() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from prfaas.types import AgentName, BlockHash, ClusterName, InstanceId, Shard
 
 MODEL = "bench"
 BLOCKS_PER_PROMPT = 2000  # 32K tokens in blocks of 16
-BLOCKS_PER_STATE = 64  # a state each 1,024 tokens
+BLOCKS_PER_STATE = 64  # A state every 1,024 tokens.
 HASH = 16
 
 
@@ -25,9 +25,11 @@ def layout(*, hybrid: bool) -> Layout:
     return Layout(MODEL, "", Shard(), (attention, KVGroup("linear_state", 0, layers)) if hybrid else (attention,))
 
 
-def node(number: int, its: Layout) -> Node:
+def node(number: int, node_layout: Layout) -> Node:
     engine = Engine(InstanceId(f"e{number}"), f"http://n{number}", "both", MODEL)
-    return Node(AgentName(f"n{number}"), ClusterName(f"c{number}"), "pd", f"n{number}:7400", 1, (its,), (engine,))
+    return Node(
+        AgentName(f"n{number}"), ClusterName(f"c{number}"), "pd", f"n{number}:7400", 1, (node_layout,), (engine,)
+    )
 
 
 def prompt() -> bytes:
@@ -39,15 +41,15 @@ def query(hashes: bytes) -> Query:
     return Query(MODEL, hashes, BLOCKS_PER_PROMPT * 16)
 
 
-def announcements(hashes: bytes, num_blocks: int, its: Layout) -> Iterator[Announcement]:
+def announcements(hashes: bytes, num_blocks: int, node_layout: Layout) -> Iterator[Announcement]:
     """Yield the first `num_blocks` blocks of a prompt, and with a hybrid layout a state at the end of every cell."""
-    blocks, states = Holding(its.fingerprint, 0, "memory"), Holding(its.fingerprint, 1, "memory")
+    blocks, states = Holding(node_layout.fingerprint, 0, "memory"), Holding(node_layout.fingerprint, 1, "memory")
     tails = b"".join(hashes[at : at + TAIL_BYTES] for at in range(0, len(hashes), HASH))
     for first in range(0, num_blocks, CELL_BLOCKS):
         end = min(first + CELL_BLOCKS, num_blocks)
         path = tails[first * TAIL_BYTES : end * TAIL_BYTES]
         yield Segment(blocks, _hash(hashes, first), path, (1 << (end - first)) - 1, stored=True)
-        if len(its.groups) > 1 and end - first == BLOCKS_PER_STATE:
+        if len(node_layout.groups) > 1 and end - first == BLOCKS_PER_STATE:
             last = _hash(hashes, end - 1)
             yield Checkpoint(states, last, last, end * 16, stored=True, head=_hash(hashes, first))
 

@@ -1,4 +1,4 @@
-"""What further holders of the same blocks cost the index: other nodes, the same node's SSD, a state for each of their cells."""
+"""Cost of further holders of the same blocks: other nodes, the node's SSD, a state for each cell."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BARS = {"bytes_per_block": 16, "bytes_per_block_and_further_holder": 3}
 
 def measure(*, num_blocks: int, hybrid: bool) -> dict[str, Any]:
     """Return every prompt whole on one node, then on all, then on the SSDs of all as well."""
-    its = layout(hybrid=hybrid)
+    node_layout = layout(hybrid=hybrid)
     index = Index()
     for number in range(NUM_NODES):
-        registered = node(number, its)
-        index.register(registered.name, cluster=registered.cluster, epoch=1, layouts=[its])
+        registered = node(number, node_layout)
+        index.register(registered.name, cluster=registered.cluster, epoch=1, layouts=[node_layout])
     prompts = [prompt() for _ in range(num_blocks // BLOCKS_PER_PROMPT)]
     kept = len(prompts) * BLOCKS_PER_PROMPT
     sizes = [_settled_bytes()]
@@ -31,8 +31,8 @@ def measure(*, num_blocks: int, hybrid: bool) -> dict[str, Any]:
     def hold(first: int, end: int, tier: Tier) -> None:
         for number in range(first, end):
             for hashes in prompts:
-                told = announcements(hashes, BLOCKS_PER_PROMPT, its)
-                index.apply(node(number, its).name, [_in_tier(each, tier) for each in told])
+                told = announcements(hashes, BLOCKS_PER_PROMPT, node_layout)
+                index.apply(node(number, node_layout).name, [_in_tier(each, tier) for each in told])
         sizes.append(_settled_bytes())
 
     hold(0, 1, "memory")

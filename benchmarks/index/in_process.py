@@ -19,11 +19,11 @@ KEPT_PROMPTS = 300
 
 def measure(*, num_blocks: int, num_nodes: int, hybrid: bool) -> dict[str, Any]:
     """Fill an index with `num_blocks` distinct blocks and ask it."""
-    its = layout(hybrid=hybrid)
+    node_layout = layout(hybrid=hybrid)
     index = Index()
     for number in range(num_nodes):
-        registered = node(number, its)
-        index.register(registered.name, cluster=registered.cluster, epoch=1, layouts=[its])
+        registered = node(number, node_layout)
+        index.register(registered.name, cluster=registered.cluster, epoch=1, layouts=[node_layout])
     before, seconds, residencies, kept = resident_bytes(), 0.0, 0, []
     num_prompts = num_blocks // BLOCKS_PER_PROMPT
     for number in range(num_prompts):
@@ -31,9 +31,9 @@ def measure(*, num_blocks: int, num_nodes: int, hybrid: bool) -> dict[str, Any]:
         if number % max(1, num_prompts // KEPT_PROMPTS) == 0:
             kept.append(hashes)
         for holder, share in holders(number, num_nodes):
-            told = list(announcements(hashes, share, its))
+            told = list(announcements(hashes, share, node_layout))
             started = time.perf_counter()
-            index.apply(node(holder, its).name, told)
+            index.apply(node(holder, node_layout).name, told)
             seconds += time.perf_counter() - started
             residencies += share
     grown = resident_bytes() - before - sum(map(len, kept))
@@ -72,5 +72,5 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES

@@ -35,7 +35,7 @@ def main() -> None:
     finally:
         master.kill()
         master.wait()
-    os._exit(0)  # its client waits for a master that is gone
+    os._exit(0)  # Exit at once: the client would wait for a master that is gone.
 
 
 def _client(master: str) -> Any:

@@ -31,7 +31,7 @@ from tools.free_ports import free_address
 
 CALLS = 2000
 IN_FLIGHT = 16
-SAMPLES = 100  # prompts that must be answered in full after the restart
+SAMPLES = 100  # Prompts that must match in full after the restart.
 BARS = {
     "announced_blocks_per_second_to_redis": 500_000,
     "redis_bytes_per_block": 20,
@@ -91,25 +91,27 @@ async def measure(*, num_blocks: int, port: int) -> dict[str, Any]:
 
 
 async def _measure(managed: Managed, redis: EmbeddedRedis, store: RedisStore, num_blocks: int) -> dict[str, Any]:
-    its = layout(hybrid=True)
+    node_layout = layout(hybrid=True)
     agent, router = managed.channel("n0"), managed.channel("router")
     client = managed.client("router")
-    await register(agent, its)
+    await register(agent, node_layout)
     empty_bytes = await _redis_bytes(store)
     prompts = [prompt() for _ in range(num_blocks // BLOCKS_PER_PROMPT)]
-    seconds = await _announce(agent, prompts, its)
+    seconds = await _announce(agent, prompts, node_layout)
     stream_bytes = await _redis_bytes(store) - empty_bytes
     results = {
         "announced_blocks_per_second_to_redis": round(len(prompts) * BLOCKS_PER_PROMPT / seconds),
         "blocks": len(prompts) * BLOCKS_PER_PROMPT,
         "bars": BARS,
         "redis_bytes_per_block": round(stream_bytes / (len(prompts) * BLOCKS_PER_PROMPT), 1),
-        "match_2000_blocks": await _call(client.match, [_match(its) for its in prompts[:50]]),
-        "matches_per_second": await _rate(client.match, [_match(its) for its in prompts[:50]]),
-        "nothing_call_by_call": await _nothing(managed.secret, [_match(its) for its in prompts[:50]]),
-        "match_2000_blocks_call_by_call": await _call(partial(_unary, router), [_match(its) for its in prompts[:50]]),
-        "route_2000_blocks": await _call(client.route, [_route(its) for its in prompts[:50]]),
-        "route_64_blocks": await _call(client.route, [_route(its[: 64 * 16]) for its in prompts[:50]]),
+        "match_2000_blocks": await _call(client.match, [_match(prompt) for prompt in prompts[:50]]),
+        "matches_per_second": await _rate(client.match, [_match(prompt) for prompt in prompts[:50]]),
+        "nothing_call_by_call": await _nothing(managed.secret, [_match(prompt) for prompt in prompts[:50]]),
+        "match_2000_blocks_call_by_call": await _call(
+            partial(_unary, router), [_match(prompt) for prompt in prompts[:50]]
+        ),
+        "route_2000_blocks": await _call(client.route, [_route(prompt) for prompt in prompts[:50]]),
+        "route_64_blocks": await _call(client.route, [_route(prompt[: 64 * 16]) for prompt in prompts[:50]]),
     }
     await client.close()
     managed.kill()
@@ -117,20 +119,20 @@ async def _measure(managed: Managed, redis: EmbeddedRedis, store: RedisStore, nu
     managed.start()
     await agent.close()
     again = managed.channel("n0")
-    await register(again, its)
+    await register(again, node_layout)
     for sample in prompts[:: max(1, len(prompts) // SAMPLES)]:
         await _until_matched(router, sample)
     results["restart_seconds"] = round(time.perf_counter() - started, 2)
-    snapshot_bytes = await _snapshot_bytes(redis, its, store) - empty_bytes
+    snapshot_bytes = await _snapshot_bytes(redis, node_layout, store) - empty_bytes
     results["redis_snapshot_bytes_per_block"] = round(snapshot_bytes / (len(prompts) * BLOCKS_PER_PROMPT), 1)
     await again.close()
     await router.close()
     return results
 
 
-async def _snapshot_bytes(redis: EmbeddedRedis, its: Any, store: RedisStore) -> int:
-    """What Redis holds once it was away and its writer has written all that it knows: a snapshot and no stream."""
-    snapshot = store.keys.snapshot(node(0, its).cluster)
+async def _snapshot_bytes(redis: EmbeddedRedis, node_layout: Any, store: RedisStore) -> int:
+    """Return the bytes in Redis after an outage, when the writer has written a snapshot and no stream."""
+    snapshot = store.keys.snapshot(node(0, node_layout).cluster)
     async with Redis.from_url(redis.url) as client:
         before = await client.hget(snapshot, "generation")
         assert redis.pid is not None, "it runs"
@@ -145,7 +147,7 @@ async def _snapshot_bytes(redis: EmbeddedRedis, its: Any, store: RedisStore) -> 
 
 
 async def _generation(client: Redis, snapshot: str) -> bytes | str | None:
-    """Of the snapshot that counts; None while Redis is away."""
+    """Return the key of the valid snapshot, or None while Redis is away."""
     try:
         return await client.hget(snapshot, "generation")
     except RedisError:
@@ -156,11 +158,13 @@ async def _redis_bytes(store: RedisStore) -> int:
     return sum(int(info["used_memory"]) for info in await store.infos())
 
 
-async def register(agent: Channel, its: Any) -> None:
+async def register(agent: Channel, node_layout: Any) -> None:
     deadline = time.perf_counter() + START_SECONDS
     while True:
         try:
-            await agent.call("Register", pb.RegisterRequest(node=node_message(node(0, its))), timeout_seconds=5.0)
+            await agent.call(
+                "Register", pb.RegisterRequest(node=node_message(node(0, node_layout))), timeout_seconds=5.0
+            )
             return
         except ManagerUnreachable:
             if time.perf_counter() > deadline:
@@ -168,10 +172,11 @@ async def register(agent: Channel, its: Any) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _announce(agent: Channel, prompts: list[bytes], its: Any) -> float:
+async def _announce(agent: Channel, prompts: list[bytes], node_layout: Any) -> float:
     """Return seconds until the last batch is acknowledged, which is when it is in Redis."""
     batches = [
-        batch_message(number + 1, announcements(its_, BLOCKS_PER_PROMPT, its)) for number, its_ in enumerate(prompts)
+        batch_message(number + 1, announcements(prompt, BLOCKS_PER_PROMPT, node_layout))
+        for number, prompt in enumerate(prompts)
     ]
     started = time.perf_counter()
 

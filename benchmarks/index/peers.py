@@ -46,7 +46,7 @@ def llm_d_index() -> dict[str, Any]:
 
 
 def _measured(package: str, prepare: Callable[[], Path], script: str, *arguments: int) -> dict[str, Any]:
-    """What a script says of a package, or why that cannot be measured here."""
+    """Return the result of a script about a package, or the reason why it cannot run here."""
     try:
         python = prepare()
     except subprocess.CalledProcessError as error:

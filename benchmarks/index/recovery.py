@@ -28,7 +28,7 @@ NODE = "n1"
 PROMPT_TOKENS = 160
 PUBLISH_SECONDS = 0.05
 BEFORE_SECONDS = 6.0
-COMMITTED_SECONDS = 2.0  # so long before the kill
+COMMITTED_SECONDS = 2.0  # Time before the kill.
 AS_BY_DEFAULT = {"heartbeat_seconds": 10.0, "expiry_seconds": 30.0, "lease_seconds": 5.0}
 LIMITS: dict[str, dict[str, float]] = {
     "redis_killed": {"writes_back_seconds": 5.0, "digests_equal_seconds": 30.0, "committed_prompts_lost": 0},
@@ -122,7 +122,7 @@ class Load:
         self._reporter = deployment.reporter(NODE, writer)
         deployment.run(self._reporter)
         self.published_at: list[float] = []
-        self.known_at: list[float] = []  # at the following manager
+        self.known_at: list[float] = []  # Times at the following manager.
         self.num_answers = self.num_failed = 0
         self.longest_seconds = 0.0
         self.was_stale = False
@@ -137,7 +137,7 @@ class Load:
         self._others.append(asyncio.create_task(self._ask()))
 
     async def stop_storing(self) -> None:
-        """What is published is all; the rest goes on."""
+        """Publish no more; the rest continues."""
         assert self._storing is not None, "it was started"
         await cancel_tasks((self._storing,))
 

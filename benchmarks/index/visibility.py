@@ -33,7 +33,7 @@ from prfaas.types import BlockHash
 BLOCKS_PER_PUBLISH = 500
 PUBLISHES_PER_SECOND = 100  # 50,000 blocks a second
 SECONDS = 30
-SAMPLED = 5  # one prompt in so many is waited for, at the writing and at the following manager in turn
+SAMPLED = 5  # Every fifth prompt is awaited, at the writing and at the following manager in turn.
 LOOKUPS_PER_SECOND = 200
 WARM_UP_SECONDS = 0.5
 GIVE_UP_SECONDS = 5.0
@@ -57,16 +57,16 @@ async def measure(ports: tuple[int, int]) -> dict[str, Any]:
 async def _measure(managers: list[Managed]) -> dict[str, Any]:
     writer, follower = (manager.client("router") for manager in managers)
     first = managers[0].channel("n0")
-    await register(first, layout(hybrid=False))  # that manager writes the agent's cluster from here on
+    await register(first, layout(hybrid=False))  # This manager writes the agent's cluster from here on.
     await first.close()
-    gc.freeze()  # as what serves does; this process's own pauses are nobody's latency
+    gc.freeze()  # As the server does, so that pauses of this process do not count.
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    agent = spawn.Process(target=publish, args=(managers[0].address, managers[0].secret, theirs))
+    parent_end, child_end = spawn.Pipe()
+    agent = spawn.Process(target=publish, args=(managers[0].address, managers[0].secret, child_end))
     agent.start()
-    await asyncio.to_thread(ours.recv)  # it is connected
+    await asyncio.to_thread(parent_end.recv)  # The child is connected.
     begin = time.perf_counter() + WARM_UP_SECONDS
-    ours.send(begin)
+    parent_end.send(begin)
     lookups = asyncio.create_task(_look_up(follower, begin))
     try:
         waits = [
@@ -101,8 +101,8 @@ def publish(address: str, secret: bytes, told: Connection) -> None:
 
 
 async def _publish(address: str, secret: bytes, told: Connection) -> None:
-    its = layout(hybrid=False)
-    reporter = Reporter([address], node=node(0, its), secret=secret)
+    node_layout = layout(hybrid=False)
+    reporter = Reporter([address], node=node(0, node_layout), secret=secret)
     reporting = asyncio.create_task(reporter.run())
     while reporter.status.manager is None:  # noqa: ASYNC110 - the reporter tells nobody
         await asyncio.sleep(0.01)
@@ -111,7 +111,7 @@ async def _publish(address: str, secret: bytes, told: Connection) -> None:
     for number in range(SECONDS * PUBLISHES_PER_SECOND):
         hashes = _hashes(number)
         blocks = tuple(BlockHash(hashes[at : at + HASH]) for at in range(0, len(hashes), HASH))
-        stored = BlocksStored(its.fingerprint, 0, blocks, BlockHash(bytes(HASH)), 16, 16)
+        stored = BlocksStored(node_layout.fingerprint, 0, blocks, BlockHash(bytes(HASH)), 16, 16)
         await asyncio.sleep(begin + number / PUBLISHES_PER_SECOND - time.perf_counter())
         reporter.publish((stored,))
     await asyncio.sleep(GIVE_UP_SECONDS)
@@ -119,7 +119,7 @@ async def _publish(address: str, secret: bytes, told: Connection) -> None:
 
 
 def _hashes(number: int) -> bytes:
-    """Of prompt `number`, the same in both processes."""
+    """Return the tokens of prompt `number`, equal in both processes."""
     return random.Random(number).randbytes(BLOCKS_PER_PUBLISH * HASH)
 
 
@@ -133,7 +133,7 @@ async def _visible(manager: ManagerClient, number: int, due: float) -> float:
         if response.nodes and response.nodes[0].attention_tokens >= request.limit_tokens:
             return now - due
         if now > due + GIVE_UP_SECONDS:
-            return now - due  # at least
+            return now - due  # A lower bound.
         await asyncio.sleep(0.001)
 
 

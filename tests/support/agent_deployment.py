@@ -1,4 +1,4 @@
-"""A real manager and real agent processes that report to it, each with an engine's hand at its pool."""
+"""Manager in this process with agent processes that report to it, each with a client of its pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 class AgentDeployment:
-    """A manager and agents that report to it."""
+    """Manager and agents that report to it."""
 
     def __init__(self, deployment: Deployment, manager: Manager, agents: Agents) -> None:
         self.manager = manager
@@ -39,11 +39,11 @@ class AgentDeployment:
     async def agent(self, name: str, cluster: str = "pd", **settings: str) -> RunningAgent:
         values = {"managers": self.manager.address, "cluster": cluster} | settings
         agent = await asyncio.to_thread(self._agents.start, name, **values)
-        await until(lambda: any(its.node.name == name for its in self.manager.world.live()), what=name)
+        await until(lambda: any(member.node.name == name for member in self.manager.world.live()), what=name)
         return agent
 
     async def node(self, name: str, cluster: str = "pd", *, dtype: str = "float32", **settings: str) -> Hand:
-        """An agent with one engine beside it."""
+        """Start an agent with one engine."""
         self.agents[name] = agent = await self.agent(name, cluster, **settings)
         hand = await asyncio.to_thread(Hand, agent, f"{name}-engine", three_groups(dtype=dtype))
         self.hands[name] = hand
@@ -51,7 +51,7 @@ class AgentDeployment:
         return hand
 
     def _has_layout(self, name: str) -> bool:
-        return any(its.node.name == name and its.node.layouts for its in self.manager.world.live())
+        return any(member.node.name == name and member.node.layouts for member in self.manager.world.live())
 
     def client_named(self, name: str) -> ManagerClient:
         return self._deployment.client(self.manager, name=name)
@@ -71,7 +71,7 @@ class AgentDeployment:
 
 @asynccontextmanager
 async def running_agents(deployment: Deployment, directory: Path, **settings: Any) -> AsyncIterator[AgentDeployment]:
-    """A site whose manager has these settings; its agents end with the context."""
+    """Yield a deployment whose manager has these settings. Its agents end with the context."""
     made = AgentDeployment(deployment, await deployment.start_manager(**settings), Agents(directory, SECRET))
     try:
         yield made

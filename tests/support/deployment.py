@@ -1,4 +1,4 @@
-"""Real managers, a real Redis and real reporters on loopback, for the tests of this folder."""
+"""Managers, Redis and reporters of one test, on loopback, with prompts and pool changes for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chain_of(num_tokens: int, *, seed: int = 0, model: str = MODEL, salt: bytes 
 
 
 def stored(layout: Layout, chain: HashChain, length: int, *, state: bool = True) -> list[PoolEvent]:
-    """All full blocks of the first `length` tokens, and the state at exactly that length."""
+    """Return the events of all full blocks of the first `length` tokens, and of the state at that length."""
     events: list[PoolEvent] = [
         BlockStored(layout.fingerprint, 0, chain.at(end), chain.at(end - 16), end) for end in range(16, length + 1, 16)
     ]
@@ -66,7 +66,7 @@ def match_request(chain: HashChain, *, stated: tuple[int, ...] = (), model: str 
 
 
 class Deployment:
-    """What one test has started; everything ends with it."""
+    """Managers, Redis and reporters of one test. All end with the context."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -137,7 +137,7 @@ class Deployment:
         figures: Figures | Callable[[], Figures] | None = None,
         epoch: int | None = None,
     ) -> Reporter:
-        """A node with one engine that reports to these managers; runs until the test ends."""
+        """Return a reporter of a node with one engine, to be run with `run`."""
         self._epoch += 1
         engine = Engine(InstanceId(f"{name}-engine"), f"http://{name}:8000", role, MODEL)
         node = Node(
@@ -166,12 +166,12 @@ class Deployment:
 
 def kill(pid: int | None) -> None:
     assert pid is not None
-    with suppress(ProcessLookupError):  # it is being started anew
+    with suppress(ProcessLookupError):  # The process is being restarted.
         os.kill(pid, signal.SIGKILL)
 
 
 async def usable(client: ManagerClient, chain: HashChain, *, stated: tuple[int, ...] = ()) -> dict[str, int]:
-    """Usable tokens by node."""
+    """Return the usable tokens of each node."""
     response = await client.match(match_request(chain, stated=stated))
     return {match.node: match.usable_tokens for match in response.nodes}
 
@@ -179,7 +179,7 @@ async def usable(client: ManagerClient, chain: HashChain, *, stated: tuple[int, 
 async def until_usable(
     client: ManagerClient, chain: HashChain, expected: dict[str, int], *, seconds: float = PATIENCE_SECONDS
 ) -> None:
-    """Ask until the answer is as expected; AssertionError after `seconds`."""
+    """Repeat the query until the answer is as expected. Raise AssertionError after `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds
     while (found := await _usable_or_none(client, chain)) != expected:
         assert asyncio.get_running_loop().time() < deadline, f"{found} after {seconds} s, not {expected}"

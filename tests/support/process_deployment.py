@@ -1,4 +1,4 @@
-"""A whole deployment before paced engines: manager, router, an agent per cluster, a relay before each cluster's wire."""
+"""Deployment of processes before paced engines: manager, routers, and an agent behind a relay per cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tools.processes import Child, Children
 from tools.stack import AgentProcess, Stack
 
 MODEL = "paced"
-REQUEST_SECONDS = 90.0  # an answer that takes longer is a hang
+REQUEST_SECONDS = 90.0  # A slower answer counts as a hang.
 CLUSTERS: Mapping[str, ClusterKind] = {"east": "prfaas", "west": "pd"}
 UNSHAPED = LinkShape()
 _seeds = itertools.count(1)
@@ -33,7 +33,7 @@ _seeds = itertools.count(1)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One answer: its tokens, why it ended early if it did, and the route and reason that the router stated."""
+    """One answer: its tokens, its error if it ended early, and the response headers."""
 
     prompt: list[int]
     token_ids: list[int]
@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def is_honest(self) -> bool:
-        """Right as far as it goes, and an error where it does not go to the end."""
+        """Return whether the tokens are correct, and an error marks an early end."""
         return self.is_whole or (bool(self.error) and self.token_ids == self.wanted[: len(self.token_ids)])
 
     @property
@@ -56,7 +56,7 @@ class Outcome:
 
 
 class ProcessDeployment:
-    """The processes of one deployment."""
+    """Processes of one deployment."""
 
     def __init__(
         self, children: Children, stack: Stack, directory: Path, clusters: Mapping[str, ClusterKind] = CLUSTERS
@@ -70,7 +70,7 @@ class ProcessDeployment:
         self.manager: Child
         self.manager_grpc = ""
         self.manager_url = ""
-        self.router_urls: dict[str, str] = {}  # by PD cluster
+        self.router_urls: dict[str, str] = {}  # Keyed by PD cluster.
 
     @property
     def router_url(self) -> str:
@@ -83,7 +83,7 @@ class ProcessDeployment:
         self._stack.await_server(self.manager, self.manager_url, path="/healthz")
 
     def start_cluster(self, name: str, relay: Relay, *, wire: str, num_engines: int, flags: Sequence[str]) -> None:
-        """An agent behind a relay, and its engines."""
+        """Start an agent behind a relay, and its engines."""
         role: InstanceRole = "prefill" if self._clusters[name] == "prfaas" else "both"
         self.start_node(name, relay, cluster=name, role=role, wire=wire, num_engines=num_engines, flags=flags)
 
@@ -98,9 +98,9 @@ class ProcessDeployment:
         num_engines: int = 1,
         flags: Sequence[str] = (),
     ) -> None:
-        """One agent of a cluster behind a relay, and the engines beside it."""
+        """Start one agent of a cluster behind a relay, and its engines."""
         urls = {f"{name}/{number}": f"http://{free_address()}" for number in range(num_engines)}
-        engines = [{"instance": its, "url": url, "role": role, "model": MODEL} for its, url in urls.items()]
+        engines = [{"instance": instance, "url": url, "role": role, "model": MODEL} for instance, url in urls.items()]
         agent = self._stack.start_agent(
             name,
             listen=wire,
@@ -123,12 +123,12 @@ class ProcessDeployment:
         self.engines[instance] = self.children.start(instance.replace("/", "-"), command)
 
     def start_routers(self) -> None:
-        """One for each PD cluster; each has seen every engine that concerns it when this returns."""
+        """Start a router per PD cluster, and wait until each sees all engines."""
         for instance, url in self.engine_urls.items():
             self._stack.await_server(self.engines[instance], url)
         for cluster in (name for name, kind in self._clusters.items() if kind == "pd"):
             settings = {"managers": [self.manager_grpc], "cluster": cluster, "probe_interval": "200ms"}
-            settings["manager_timeout"] = "10s"  # on a busy machine too managers decide, not routers
+            settings["manager_timeout"] = "10s"  # Managers decide even on a busy machine.
             router, self.router_urls[cluster] = self._stack.start_router(settings, name=f"router-{cluster}")
             self._stack.await_server(router, self.router_urls[cluster])
             self.children.wait_until(router, functools.partial(self._sees_all, cluster), seconds=90.0)
@@ -137,7 +137,7 @@ class ProcessDeployment:
         return self.health(cluster) == dict.fromkeys(self.engine_urls, True)
 
     def health(self, cluster: str = "west") -> dict[str, bool]:
-        """Which instances the router of a PD cluster takes for healthy."""
+        """Return which instances the router of a PD cluster considers healthy."""
         try:
             found: dict[str, bool] = get_json(f"{self.router_urls[cluster]}/health")["instances"]
         except OSError:
@@ -154,12 +154,12 @@ class ProcessDeployment:
         kill_embedded_redis(self.manager.process.pid)
 
     def kill_agent(self, name: str) -> None:
-        its = self.agents[name]
-        child = self.children.kill_and_restart(its.child)
-        self.agents[name] = AgentProcess(child, name, its.socket, its.wire, its.status_url)
+        agent = self.agents[name]
+        child = self.children.kill_and_restart(agent.child)
+        self.agents[name] = AgentProcess(child, name, agent.socket, agent.wire, agent.status_url)
 
     def transfers(self, instance: str) -> dict[str, int]:
-        """What came of the transfers of an engine: sent, right, wrong, nothing."""
+        """Return an engine's transfers: sent, right, wrong, nothing."""
         found: dict[str, int] = get_json(f"{self.engine_urls[instance]}/transfers")
         return found
 
@@ -174,7 +174,7 @@ def running_deployment(
     clusters: Mapping[str, ClusterKind] = CLUSTERS,
     **manager_settings: Any,
 ) -> Iterator[ProcessDeployment]:
-    """These clusters, a node each; the relay before west's wire has this shape."""
+    """Yield a deployment with one node per cluster. The relay of west has this shape."""
     with Children(directory) as children, contextlib.ExitStack() as relays:
         site = ProcessDeployment(children, Stack(children, directory), directory, clusters)
         site.start_manager(**manager_settings)
@@ -190,7 +190,7 @@ def running_deployment(
 def running_pd_cluster(
     directory: Path, roles: Sequence[InstanceRole], *, engine_flags: Sequence[str] = (), **manager_settings: Any
 ) -> Iterator[ProcessDeployment]:
-    """The PD cluster "west" alone, each engine on a node of its own: w0/0, w1/0, … in these roles."""
+    """Yield the PD cluster "west" alone, each engine on its own node w0/0, w1/0, … in these roles."""
     with Children(directory) as children, contextlib.ExitStack() as relays:
         site = ProcessDeployment(children, Stack(children, directory), directory)
         site.start_manager(**manager_settings)
@@ -203,13 +203,13 @@ def running_pd_cluster(
 
 
 def fresh_prompt(num_tokens: int) -> list[int]:
-    """A prompt that shares no block with another one."""
+    """Return a prompt that shares no block with another one."""
     seed = next(_seeds)
     return [(seed * 7919 + position * 31) % 50_000 for position in range(num_tokens)]
 
 
 async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int], *, num_tokens: int = 8) -> Outcome:
-    """Stream one completion to its end, whatever end that is; TimeoutError when there is none."""
+    """Stream one completion to its end, successful or not. Raise TimeoutError if there is none."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
     token_ids: list[int] = []
     headers: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A deployment with another one of each component, under load, whose processes are replaced one after the other."""
+"""Deployment with two nodes per cluster and two routers, under load while its processes are replaced."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from tools.stack import AgentProcess, Stack
 
 T = 256
 NUM_CLIENTS = 4
-ANSWERS_BETWEEN = 8  # after each restart, so that the next one finds the last one at work
+ANSWERS_BETWEEN = 8  # Answers to wait for after each restart, so that everything works before the next one.
 NODES = {"w0": "west", "w1": "west", "e0": "east", "e1": "east"}
 
 
 @dataclass
 class RouterProcess:
-    """One of the routers; clients go to an open one, as a load balancer would send them."""
+    """A router. Clients use an open one, as a load balancer would choose."""
 
     child: Child
     url: str
     is_open: bool = True
-    num_requests: int = 0  # under way here
+    num_requests: int = 0  # Requests under way.
 
 
 class RedundantDeployment(ProcessDeployment):
-    """Two nodes a cluster and two routers, so that there is always another one."""
+    """Two nodes per cluster and two routers, so that one of each remains during a restart."""
 
     doors: list[RouterProcess]
     secret_file: Path
 
     def start(self, stack: Stack, relays: ExitStack) -> None:
-        # Nobody is given up meanwhile, however slow this machine is: a restarted agent says so itself.
+        # No node may expire on a slow machine: a restarted agent registers again.
         self.start_manager(threshold_tokens=T, expiry_seconds="60s")
         for name, cluster in NODES.items():
             wire = free_address()
@@ -68,7 +68,7 @@ class RedundantDeployment(ProcessDeployment):
         return found
 
     async def is_whole(self) -> None:
-        """Wait until the manager has every node, nothing rests, and every router finds every engine healthy."""
+        """Wait until the manager has all nodes, none drains, and every router finds all engines healthy."""
         await until(lambda: len(self._state().get("nodes", [])) == len(NODES), seconds=90, what="every node")
         await until(lambda: not self._state().get("resting_instances"), seconds=90, what="nothing that rests")
         for door in self.doors:
@@ -90,15 +90,17 @@ class RedundantDeployment(ProcessDeployment):
         door.is_open = True
 
     async def restart_node(self, name: str) -> None:
-        """Drain it with the command for people, then restart its agent and its engine."""
+        """Drain a node with the console's command, then restart its agent and its engine."""
         flags = [f"--managers={self.manager_grpc}", f"--secret-file={self.secret_file}", "--within=60s"]
         drained = await asyncio.to_thread(run, "drain", name, *flags)
         assert drained.document["num_requests_left"] == 0, drained
         await asyncio.to_thread(self._restart_agent_and_engine, name)
 
     def _restart_agent_and_engine(self, name: str) -> None:
-        its, instance = self.agents[name], f"{name}/0"
-        self.agents[name] = AgentProcess(self.children.restart(its.child), name, its.socket, its.wire, its.status_url)
+        agent, instance = self.agents[name], f"{name}/0"
+        self.agents[name] = AgentProcess(
+            self.children.restart(agent.child), name, agent.socket, agent.wire, agent.status_url
+        )
         self.engines[instance] = self.children.restart(self.engines[instance])
 
 
@@ -124,7 +126,7 @@ async def _keep_asking(
 
 @contextlib.asynccontextmanager
 async def load(site: RedundantDeployment) -> AsyncIterator[list[Outcome]]:
-    """Clients that keep asking, short and long in turn; every answer so far, all of them once the context ends."""
+    """Yield the answers so far of clients that keep asking, with short and long prompts in turn."""
     outcomes: list[Outcome] = []
     is_over, lengths = asyncio.Event(), itertools.cycle((T // 2, 2 * T, 3 * T))
     clients = [asyncio.create_task(_keep_asking(site, outcomes, is_over, lengths)) for _ in range(NUM_CLIENTS)]
@@ -136,6 +138,6 @@ async def load(site: RedundantDeployment) -> AsyncIterator[list[Outcome]]:
 
 
 async def until_more(outcomes: list[Outcome]) -> None:
-    """Wait until what was just restarted is at work again."""
+    """Wait until the restarted process works again."""
     wanted = len(outcomes) + ANSWERS_BETWEEN
     await until(lambda: len(outcomes) >= wanted, seconds=90, what="more answers")

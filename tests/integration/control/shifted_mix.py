@@ -1,4 +1,4 @@
-"""Traffic that another split would serve better than the one that the deployment's file says, before paced engines."""
+"""Traffic for which another split is better than the one of the deployment file, before paced engines."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ FLAGS = (
     *("--prefill-seconds", "0", "--prefill-seconds-per-token", str(PREFILL_SECONDS_PER_TOKEN)),
     *("--token-seconds", str(TOKEN_SECONDS), "--decode-slots", str(SLOTS), "--bytes-per-token", "64"),
 )
-NUM_CLIENTS = 16  # twice what the decode instances answer at once
+NUM_CLIENTS = 16  # Twice the decode slots.
 ROLES: tuple[InstanceRole, ...] = ("prefill", "prefill", "decode", "decode")
 
 
 @contextlib.contextmanager
 def running_cluster(directory: Path, *, role_changes: str) -> Iterator[ProcessDeployment]:
-    """Two PD-P and two PD-D instances, which the file's trace suits."""
+    """Yield two PD-P and two PD-D instances, which suit the file's trace."""
     (directory / "paced.yaml").write_text(PROFILE)
     (directory / "deployment.yaml").write_text(FILE)
     settings: dict[str, Any] = SETTINGS | {
@@ -57,7 +57,7 @@ def running_cluster(directory: Path, *, role_changes: str) -> Iterator[ProcessDe
 
 @contextlib.asynccontextmanager
 async def load(site: ProcessDeployment, *, num_clients: int = NUM_CLIENTS) -> AsyncIterator[list[Outcome]]:
-    """Clients that ask again as soon as they are answered; all have been when the block ends."""
+    """Yield the outcomes of clients that ask again after each answer. All have an answer when the block ends."""
     outcomes: list[Outcome] = []
     stopping = asyncio.Event()
 
@@ -81,5 +81,7 @@ def plan_of(site: ProcessDeployment) -> dict[str, Any]:
 
 def num_changes(site: ProcessDeployment, outcome: str) -> float:
     lines = get_text(f"{site.manager_url}/metrics").splitlines()
-    ours = (line for line in lines if line.startswith("prfaas_manager_role_changes_total") and outcome in line)
-    return sum(float(line.rpartition(" ")[2]) for line in ours)
+    lines_of_outcome = (
+        line for line in lines if line.startswith("prfaas_manager_role_changes_total") and outcome in line
+    )
+    return sum(float(line.rpartition(" ")[2]) for line in lines_of_outcome)

@@ -1,4 +1,4 @@
-"""Spot capacity: while no PrfaaS cluster lives all prompts stay, and when it returns the long ones go there again."""
+"""PrfaaS clusters come and go: prompts stay while there is none, and long ones go remote again later."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _until_prefilled_by(site: ProcessDeployment, cluster: str, instance: s
 
 
 @pytest.mark.timeout(600)
-async def test_of_two_prfaas_clusters_each_serves_both_pd_clusters_and_the_one_left_serves_them_alone(
+async def test_remaining_prfaas_cluster_serves_all_pd_clusters(
     tmp_path: Path,
 ) -> None:
     with running_deployment(tmp_path, num_engines=1, clusters=FOUR, threshold_tokens=T, expiry_seconds="3s") as site:

@@ -1,4 +1,4 @@
-"""A link that is cut to a tenth under load: t rises, nobody's request fails, and t returns with the link."""
+"""A link is cut to a tenth under load: the threshold rises and recovers, and no request fails."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tools.demo.client import get_text
 from tools.link import LinkShape
 
 T = 500
-LONG_TOKENS = 2 * T  # about 2 MB of KV
+LONG_TOKENS = 2 * T  # About 2 MB of KV.
 ARRIVAL_SECONDS = 0.25  # 8 MB/s: a third of the link, three times a tenth of it
 WIDE, NARROW = LinkShape(bytes_per_second=24e6), LinkShape(bytes_per_second=2.4e6)
-STATE_SECONDS = 180.0  # more than any state takes to come
-MAX_CHANGES = 20  # of t, over the whole test: five steps up, five down, and five tests of the link that fail
+STATE_SECONDS = 180.0  # More than enough for any state to come.
+MAX_CHANGES = 20  # Changes of the threshold: five steps up, five down, and five failed tests of the link.
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ async def _load(site: ProcessDeployment) -> AsyncIterator[list[Outcome]]:
     outcomes: list[Outcome] = []
     asking: list[asyncio.Task[None]] = []
 
-    async def one() -> None:
+    async def ask_once() -> None:
         async with client() as session:
             outcomes.append(await ask(session, site.router_url, fresh_prompt(LONG_TOKENS)))
 
     async def arrive() -> None:
         while True:
-            asking.append(asyncio.create_task(one()))
+            asking.append(asyncio.create_task(ask_once()))
             await asyncio.sleep(ARRIVAL_SECONDS)
 
     arrivals = asyncio.create_task(arrive())
@@ -52,7 +52,7 @@ async def _load(site: ProcessDeployment) -> AsyncIterator[list[Outcome]]:
 
 
 def _multiplier(site: ProcessDeployment) -> float:
-    """Of t, on the path from east to west."""
+    """Return the multiplier of the threshold on the path from east to west."""
     for line in get_text(f"{site.manager_url}/metrics").splitlines():
         if (
             line.startswith("prfaas_manager_path_threshold_multiplier")
@@ -79,9 +79,7 @@ async def _state(site: ProcessDeployment, outcomes: list[Outcome], reason: str, 
 # It returns after 40 s of calm at the soonest: tests/unit/scheduler/test_congestion.py and the twin see that at once.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("returns", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["rises", "returns"])
-async def test_t_rises_while_the_link_is_cut_to_a_tenth_and_returns_with_it_and_no_request_fails(
-    site: ProcessDeployment, returns: bool
-) -> None:
+async def test_threshold_follows_the_link_and_no_request_fails(site: ProcessDeployment, returns: bool) -> None:
     async with _load(site) as outcomes:
         await _state(site, outcomes, "long", raised=False)
         site.relays["west"].reshape(NARROW)

@@ -1,4 +1,4 @@
-"""The traffic is another than the split was made for: one instance is drained, takes the other role, and nobody notices."""
+"""Role change under load: an instance drains and takes the other role, and no request fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _roles(site: ProcessDeployment) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-async def test_one_prefill_instance_turns_to_decode_and_no_request_fails(
+async def test_prefill_instance_becomes_decode_and_no_request_fails(
     site: ProcessDeployment, request: pytest.FixtureRequest
 ) -> None:
     applies = "apply" in request.node.name

@@ -1,4 +1,4 @@
-"""Every component is restarted, one after the other and as docs/deploy.md says, under load: no request fails."""
+"""Rolling restart of every component under load, as docs/deploy.md describes: no request fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def site(tmp_path: Path) -> Iterator[RedundantDeployment]:
         yield made
 
 
-@pytest.mark.soak  # half a minute in which eight processes are replaced
+@pytest.mark.soak  # Half a minute, in which eight processes are replaced.
 @pytest.mark.timeout(300)
 async def test_no_request_fails_while_every_component_is_restarted(site: RedundantDeployment) -> None:
     await site.is_whole()

@@ -26,10 +26,10 @@ from tools.processes import Child, Children
 from tools.stack import Stack
 
 PRESENT = Path(__file__).parents[3]
-BEFORE_PACKING = "65b4dc8"  # no PACKED and LOSSY frames; managers hear of no answers and know no one who rests
-BEFORE_TIMINGS = "ebd796f"  # no LOSSY frames, timings, spans and learned limits
+BEFORE_PACKING = "65b4dc8"  # No PACKED and LOSSY frames; managers know neither outcomes nor resting instances.
+BEFORE_TIMINGS = "ebd796f"  # No LOSSY frames, timings, spans and learned limits.
 
-MANAGER_FIRST = ("manager", "router 0", "w0", "e0", "router 1", "w1", "e1")  # as docs/deploy.md says
+MANAGER_FIRST = ("manager", "router 0", "w0", "e0", "router 1", "w1", "e1")  # The order of docs/deploy.md.
 MANAGER_LAST = ("w0", "e0", "router 0", "w1", "e1", "router 1", "manager")
 
 
@@ -43,7 +43,7 @@ class Versions(Children):
 
 
 def _code_of(tree: Path) -> dict[str, str]:
-    """What makes a process take its code from there, and not from the folder in which the tests run."""
+    """Return the environment with which a process runs the code of that folder."""
     return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
 
 
@@ -81,7 +81,7 @@ def _restart(site: RedundantDeployment, name: str) -> Callable[[], Awaitable[Non
 
 
 def _sent_bytes(site: RedundantDeployment, sender: str, receiver: str) -> int:
-    """What one agent has sent to another, as it says itself."""
+    """Return the bytes that one agent reports to have sent to another."""
     links = get_json(f"{site.agents[sender].status_url}/status")["links"]
     return sum(link["acknowledged_bytes"] for link in links if link["peer"] == receiver)
 
@@ -96,7 +96,7 @@ async def _until_sent(site: RedundantDeployment, *pairs: tuple[str, str]) -> Non
         )
 
 
-@pytest.mark.soak  # more than a minute in which eleven processes are replaced
+@pytest.mark.soak  # More than a minute, in which eleven processes are replaced.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("commit", "order"),
@@ -118,7 +118,7 @@ async def test_no_request_fails_while_a_deployment_is_upgraded(
             await _restart(site, name)()
             await site.is_whole()
             await until_more(outcomes)
-            if name == "e0":  # and w0: of each cluster one node is of each version
+            if name == "e0":  # With w0 also upgraded, each cluster has a node of each version.
                 await _until_sent(site, ("e0", "w1"), ("e1", "w0"))
         await _until_sent(site, ("e0", "w1"), ("e1", "w0"))
     assert Counter(outcome.error for outcome in outcomes if not outcome.is_whole) == {}

@@ -1,4 +1,4 @@
-"""A real Chromium that looks at one page, and what it noticed: console errors, requests, faults that axe-core finds."""
+"""Chromium with one page, and its findings: console errors, requests, accessibility violations of axe-core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNANSWERED = "net::ERR_"  # Chromium's own words about a connection that nobody 
 
 
 def _path(playwright: Playwright) -> str:
-    """Where a Chromium is; skips by name where there is none."""
+    """Return the path of Chromium, or skip the test if there is none."""
     found = [path for name in NAMES if (path := shutil.which(name))]
     own = playwright.chromium.executable_path
     if not found and not Path(own).exists():
@@ -54,7 +54,7 @@ class Window:
         self.errors = [error for error in self.errors if UNANSWERED not in error]
 
     async def text(self, selector: str) -> str:
-        """What people read there; "" when it is not there."""
+        """Return the visible text of an element; empty if there is none."""
         found = self.page.locator(selector)
         return (await found.first.text_content() or "") if await found.count() else ""
 
@@ -65,10 +65,13 @@ class Window:
         return {name: value for name, value in shown}  # noqa: C416 - two-element lists of JavaScript
 
     async def faults(self) -> list[str]:
-        """What axe-core counts as serious or critical."""
+        """Return the serious and critical violations of axe-core."""
         report: dict[str, Any] = (await Axe().run(self.page)).response
-        grave = [its for its in report["violations"] if its["impact"] in ("serious", "critical")]
-        return [f"{its['id']}: {its['help']}: {[node['target'] for node in its['nodes']]}" for its in grave]
+        grave = [violation for violation in report["violations"] if violation["impact"] in ("serious", "critical")]
+        return [
+            f"{violation['id']}: {violation['help']}: {[node['target'] for node in violation['nodes']]}"
+            for violation in grave
+        ]
 
     async def overflow(self) -> int:
         """Pixels by which the page is wider than the window."""

@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium beside a real manager: it shows what the metrics say, live, for everybody."""
+"""Dashboard in Chromium with a real manager: live figures that agree with the metrics, and accessibility."""
 
 from __future__ import annotations
 
@@ -91,24 +91,29 @@ class Stage:
         self._num_requests += 1
         chain = chain_of(num_tokens)
         request_id = self._num_requests.to_bytes(8, "big")
-        its = await self.client.route(route_request(chain, request_id=request_id, session=f"s{num_tokens}"))
+        response = await self.client.route(route_request(chain, request_id=request_id, session=f"s{num_tokens}"))
         ended = pb.ReportRequestsRequest.Answered(
-            decision_id=request_id, route=its.route, reason=its.reason, status=200, ttft_seconds=2.5, decide_seconds=0.5
+            decision_id=request_id,
+            route=response.route,
+            reason=response.reason,
+            status=200,
+            ttft_seconds=2.5,
+            decide_seconds=0.5,
         )
         await self.client.report_requests(pb.ReportRequestsRequest(requests=[ended]))
 
     async def metrics(self) -> dict[str, float]:
-        """What /metrics says, by name as it writes it."""
+        """Return the samples of /metrics by name."""
         async with aiohttp.ClientSession() as session, session.get(f"http://{self.address}/metrics") as response:
             text = await response.text()
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {_written(sample.name, sample.labels): sample.value for sample in samples}
 
     async def differs(self, panel: str) -> dict[str, tuple[float, float | None]]:
-        """What a panel shows unlike the metrics, as (shown, said)."""
-        shown, said = await self.window.figures(panel), await self.metrics()
+        """Return the figures of a panel that differ from the metrics, as (shown, metric)."""
+        shown, found = await self.window.figures(panel), await self.metrics()
         assert shown, f"{panel} shows no figure"
-        return {name: (value, said.get(name)) for name, value in shown.items() if said.get(name) != value}
+        return {name: (value, found.get(name)) for name, value in shown.items() if found.get(name) != value}
 
     async def until_right(self, panel: str) -> None:
         async def is_right() -> bool:
@@ -150,11 +155,11 @@ async def quiet(stage: Stage) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("panel", WITH_FIGURES)
-async def test_a_panel_shows_what_the_metrics_say(stage: Stage, panel: str) -> None:
+async def test_panel_agrees_with_the_metrics(stage: Stage, panel: str) -> None:
     await stage.until_right(panel)
 
 
-async def test_a_link_that_changes_shows_at_once_in_its_figures_and_its_words(stage: Stage) -> None:
+async def test_changed_link_shows_at_once(stage: Stage) -> None:
     stage.link = replace(BUSY, bytes_per_second=100e6, capacity_bytes_per_second=250e6)
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "800 Mbit/s", "2.0 Gbit/s", "40 %"))
     await stage.until_right("paths")
@@ -165,7 +170,7 @@ async def test_a_link_that_changes_shows_at_once_in_its_figures_and_its_words(st
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "carries"))
 
 
-async def test_a_role_that_an_operator_gives_shows_with_what_it_was_before(stage: Stage) -> None:
+async def test_ordered_role_shows_with_the_former_one(stage: Stage) -> None:
     operator = stage.operator()
     await operator.set_role(pb.SetRoleRequest(node="d1", role="both"))
     await until_true(lambda: _has(stage.row_of("changes-table", "decode → both"), "role changed", "d1-engine"))
@@ -173,7 +178,7 @@ async def test_a_role_that_an_operator_gives_shows_with_what_it_was_before(stage
     await until_true(lambda: _has(stage.row_of("changes-table", "both → decode"), "role changed", "d1-engine"))
 
 
-async def test_each_link_between_two_nodes_shows_what_its_agent_reports(stage: Stage) -> None:
+async def test_each_link_shows_the_report_of_its_agent(stage: Stage) -> None:
     await stage.window.page.locator("summary", has_text="Each link between two nodes").click()
     figures = ("up", "320 Mbit/s", "1.0 Gbit/s", "1.0 MiB", "90 ms", "80 ms", "0.1 %", "8")
     stage.link = replace(BUSY, rtt_seconds=0.09)
@@ -186,7 +191,7 @@ async def test_each_link_between_two_nodes_shows_what_its_agent_reports(stage: S
     await until_true(lambda: _has(stage.row_of("links-table", "p1"), "d1", "up"))
 
 
-async def test_a_request_shows_with_its_session_prefix_and_explanation(stage: Stage) -> None:
+async def test_request_shows_with_session_prefix_and_explanation(stage: Stage) -> None:
     page = stage.window.page
     await stage.ask(640)
     await until_true(
@@ -206,7 +211,7 @@ async def test_a_request_shows_with_its_session_prefix_and_explanation(stage: St
     await page.locator("#explanation[open]").wait_for(state="hidden")
 
 
-async def test_a_chart_can_be_read_with_the_keyboard(stage: Stage) -> None:
+async def test_chart_can_be_read_with_the_keyboard(stage: Stage) -> None:
     page = stage.window.page
     await page.locator("#threshold-chart svg").focus()
     await page.keyboard.press("End")
@@ -216,7 +221,7 @@ async def test_a_chart_can_be_read_with_the_keyboard(stage: Stage) -> None:
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1920])
-async def test_it_fits_and_can_be_used_by_everybody(stage: Stage, width: int, colours: str) -> None:
+async def test_page_fits_and_is_accessible(stage: Stage, width: int, colours: str) -> None:
     page = stage.window.page
     await page.set_viewport_size({"width": width, "height": 900})
     await page.locator("#theme").select_option(colours)
@@ -224,7 +229,7 @@ async def test_it_fits_and_can_be_used_by_everybody(stage: Stage, width: int, co
     assert await stage.window.faults() == []
 
 
-async def test_a_map_that_was_drawn_for_a_wider_window_makes_the_page_no_wider(stage: Stage) -> None:
+async def test_map_shrinks_with_the_window(stage: Stage) -> None:
     """It is drawn anew a frame after its window became narrower."""
     script = """() => {
         document.querySelector("#map-drawing svg").setAttribute("width", 4000);
@@ -233,7 +238,7 @@ async def test_a_map_that_was_drawn_for_a_wider_window_makes_the_page_no_wider(s
     assert await stage.window.page.evaluate(script) == 0
 
 
-async def test_it_survives_the_manager_and_goes_on_with_the_next(stage: Stage) -> None:
+async def test_page_reconnects_to_the_next_manager(stage: Stage) -> None:
     await stage.restart_manager()
     stage.window.forget_unanswered()
     await until_true(lambda: _has(stage.window.text("#map svg"), "east", "west", "carries"))
@@ -242,5 +247,5 @@ async def test_it_survives_the_manager_and_goes_on_with_the_next(stage: Stage) -
 
 
 async def _has(text: object, *words: str) -> bool:
-    said = await text  # type: ignore[misc]
-    return all(word in said for word in words)
+    found = await text  # type: ignore[misc]
+    return all(word in found for word in words)

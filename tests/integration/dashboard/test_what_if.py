@@ -1,4 +1,4 @@
-"""The what-if panel in a real Chromium: the solver on the live instances, asked with the keyboard."""
+"""What-if panel in Chromium: questions to the solver about the live instances, with the keyboard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pd:
 
 
 @pytest.mark.timeout(240)
-async def test_the_plan_for_other_numbers_stands_beside_the_present_one(tmp_path: Path) -> None:
+async def test_hypothetical_plan_shows_beside_the_present_one(tmp_path: Path) -> None:
     (tmp_path / "deployment.yaml").write_text(FILE)
     async with chromium() as open_window, Deployment(tmp_path) as deployment:
         manager = await deployment.start_manager(deployment=tmp_path / "deployment.yaml")

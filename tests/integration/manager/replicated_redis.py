@@ -1,4 +1,4 @@
-"""A Redis master with a replica and a Sentinel, each a process of its own."""
+"""Redis master with a replica and a Sentinel, each a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sentinel failover-timeout main 3000
 
 
 class ReplicatedRedis:
-    """Master, replica, Sentinel, each a process on a free port."""
+    """Master, replica and Sentinel, each a process on a free port."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -31,7 +31,7 @@ class ReplicatedRedis:
         self.url = f"redis+sentinel://127.0.0.1:{sentinel}/main"
 
     def watch(self) -> None:
-        """Start the Sentinel, which asks a master for its replicas at first and then each 10 s, once there is one."""
+        """Start the Sentinel once there is a replica: it asks for replicas at the start, and then each 10 s."""
         wait_until(self._is_copied, what="the replica")
         config = self._directory / "sentinel.conf"
         config.write_text(SENTINEL.format(port=self.ports[2], master=self.ports[0]))
@@ -42,7 +42,7 @@ class ReplicatedRedis:
         return subprocess.Popen([find_server(), *arguments], cwd=self._directory, stdout=subprocess.DEVNULL)
 
     def _is_copied(self) -> bool:
-        """The replica has the master's data."""
+        """Return whether the replica has the master's data."""
         try:
             with redis.Redis(port=self.ports[1]) as replica:
                 return bool(replica.info("replication")["master_link_status"] == "up")
@@ -50,7 +50,7 @@ class ReplicatedRedis:
             return False
 
     def _is_watched(self) -> bool:
-        """The Sentinel knows the replica."""
+        """Return whether the Sentinel knows the replica."""
         try:
             with redis.Redis(port=self.ports[2]) as sentinel:
                 return bool(sentinel.execute_command("SENTINEL", "REPLICAS", "main"))
@@ -58,7 +58,7 @@ class ReplicatedRedis:
             return False
 
     def give_up_the_master(self) -> None:
-        """Have the Sentinel act at once; until here a slow machine's silence was no death."""
+        """Make the Sentinel act at once. Before, the silence of a slow machine must not count as a death."""
         with redis.Redis(port=self.ports[2]) as sentinel:
             sentinel.execute_command("SENTINEL", "SET", "main", "down-after-milliseconds", 200)
 

@@ -1,4 +1,4 @@
-"""What a node says that cannot be so, over its real stream: refused by a word, counted, and nothing else is touched by it."""
+"""Invalid reports of a node are refused and counted, and change nothing else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Speaker:
         return await self.say(pb.ReportEventsRequest(batch=batch_message(sequence, told, reset=reset)))
 
     def is_known_as(self, inventory: Inventory) -> bool:
-        """Whether the manager knows that the node holds this, and nothing else."""
+        """Return whether the manager knows exactly these blocks of the node."""
         return not self._world.differs(NODE, inventory.digests())
 
 
@@ -81,14 +81,14 @@ async def speaker(deployment: Deployment) -> AsyncIterator[Speaker]:
     channel = Channel(manager.address, name=NODE, secret=SECRET)
     node = Node(NODE, ClusterName("east"), "pd", "n1:7400", EPOCH, (LAYOUT,), ())
     await channel.call("Register", pb.RegisterRequest(node=node_message(node)), timeout_seconds=PATIENCE_SECONDS)
-    its = Speaker(manager, channel)
-    await its.greet()
-    yield its
+    greeted_speaker = Speaker(manager, channel)
+    await greeted_speaker.greet()
+    yield greeted_speaker
     await channel.close()
 
 
 def told(inventory: Inventory, length: int) -> list[Announcement]:
-    """What a node that has stored so many tokens announces."""
+    """Return the announcements of a node that stored so many tokens."""
     inventory.add_layout(LAYOUT)
     return inventory.apply(stored(LAYOUT, CHAIN, length))
 
@@ -101,7 +101,7 @@ def resyncs(reason: str) -> float:
     return REGISTRY.get_sample_value("prfaas_manager_full_announcements_total", {"reason": reason}) or 0.0
 
 
-async def test_a_batch_that_comes_twice_is_taken_once(speaker: Speaker) -> None:
+async def test_repeated_batch_is_applied_once(speaker: Speaker) -> None:
     inventory = Inventory()
     came, went = told(inventory, 320), inventory.apply(removed(LAYOUT, CHAIN, 320))
     for sequence, announced in ((1, came), (2, went), (1, came), (2, went), (1, came)):
@@ -109,14 +109,15 @@ async def test_a_batch_that_comes_twice_is_taken_once(speaker: Speaker) -> None:
     assert speaker.is_known_as(inventory)
 
 
-async def test_batches_out_of_order_are_refused_until_everything_is_announced(speaker: Speaker) -> None:
+async def test_batches_after_a_gap_wait_for_a_full_announcement(speaker: Speaker) -> None:
     inventory, before = Inventory(), resyncs("gap")
     first, later = told(inventory, 160), told(inventory, 320)
     assert (await speaker.batch(1, first)).acknowledged == 1
     assert "out of order" in (await speaker.batch(3, later)).announce_everything
     assert resyncs("gap") == before + 1
     assert not speaker.is_known_as(inventory)
-    await speaker.tell(pb.ReportEventsRequest(batch=batch_message(2, later)))  # not what was asked for
+    # The manager had requested a full announcement.
+    await speaker.tell(pb.ReportEventsRequest(batch=batch_message(2, later)))
     assert (await speaker.batch(4, inventory.everything(), reset=True)).acknowledged == 4
     assert speaker.is_known_as(inventory)
 
@@ -132,9 +133,7 @@ async def test_batches_out_of_order_are_refused_until_everything_is_announced(sp
         (Segment(ATTENTION, HEAD, TAIL, 2, True), "malformed"),
     ],
 )
-async def test_an_announcement_that_cannot_be_is_left_out_and_the_others_count(
-    speaker: Speaker, bad: Announcement, reason: str
-) -> None:
+async def test_impossible_announcement_is_skipped(speaker: Speaker, bad: Announcement, reason: str) -> None:
     inventory, before = Inventory(), refused(reason)
     good = told(inventory, 320)
     assert (await speaker.batch(1, [good[0], bad, *good[1:]])).acknowledged == 1
@@ -150,9 +149,7 @@ async def test_an_announcement_that_cannot_be_is_left_out_and_the_others_count(
         pb.Change(segment=pb.Segment(head=HEAD, tails=TAIL, bitmap=1, states=[pb.States(holding=3, bitmap=1)])),
     ],
 )
-async def test_a_batch_that_cannot_be_read_ends_the_stream_and_changes_nothing(
-    speaker: Speaker, changes: pb.Change
-) -> None:
+async def test_malformed_batch_ends_the_stream(speaker: Speaker, changes: pb.Change) -> None:
     inventory, before = Inventory(), refused("malformed")
     good = batch_message(1, told(inventory, 320))
     spoilt = pb.Batch(sequence=1, holdings=good.holdings, changes=[*good.changes, changes])
@@ -165,7 +162,7 @@ async def test_a_batch_that_cannot_be_read_ends_the_stream_and_changes_nothing(
     assert speaker.is_known_as(inventory)
 
 
-async def test_digests_that_lie_have_everything_announced_anew_and_nothing_believed(speaker: Speaker) -> None:
+async def test_wrong_digests_request_a_full_announcement(speaker: Speaker) -> None:
     inventory, liar, before = Inventory(), Inventory(), resyncs("digest")
     assert (await speaker.batch(1, told(inventory, 160))).acknowledged == 1
     told(liar, 640)
@@ -177,14 +174,14 @@ async def test_digests_that_lie_have_everything_announced_anew_and_nothing_belie
     assert speaker.is_known_as(inventory)
 
 
-async def test_an_older_life_of_a_node_has_nothing_to_say(speaker: Speaker) -> None:
+async def test_older_epoch_of_a_node_is_refused(speaker: Speaker) -> None:
     before = refused("stale_epoch")
     with pytest.raises(IndexRefusal) as refusal:
         await speaker.greet(epoch=EPOCH - 1)
     assert (refusal.value.reason, refused("stale_epoch")) == ("stale_epoch", before + 1)
 
 
-async def test_who_reports_without_a_greeting_is_refused(speaker: Speaker) -> None:
+async def test_stream_without_hello_is_refused(speaker: Speaker) -> None:
     speaker.begin()
     with pytest.raises(IndexRefusal) as refusal:
         await speaker.batch(1, told(Inventory(), 320))
@@ -192,7 +189,7 @@ async def test_who_reports_without_a_greeting_is_refused(speaker: Speaker) -> No
     assert speaker.is_known_as(Inventory())
 
 
-async def test_questions_that_cannot_be_answered_are_refused_by_a_word_and_counted(speaker: Speaker) -> None:
+async def test_malformed_queries_are_refused_and_counted(speaker: Speaker) -> None:
     cut_short = match_request(CHAIN)
     cut_short.units = cut_short.units[:-1]
     for request, reason in ((match_request(CHAIN, model="unheard-of"), "unknown_model"), (cut_short, "alien_hash")):

@@ -1,4 +1,4 @@
-"""The client of several managers: one that is gone or hangs is passed over; times that are none are refused."""
+"""Client of several managers: skips those that are gone or hang, and refuses invalid timeouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
 
 
-async def test_an_operator_s_call_goes_to_the_manager_that_lives(deployment: Deployment) -> None:
+async def test_operators_call_goes_to_the_live_manager(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     client = ManagerClient(
         [free_address(), manager.address], name="operator", secret=SECRET, deadline_seconds=PATIENCE_SECONDS
@@ -35,7 +35,7 @@ async def _say_nothing(request: bytes, context: Any) -> AsyncIterator[bytes]:
     yield b""
 
 
-async def test_a_manager_that_takes_the_question_and_says_nothing_is_left(deployment: Deployment) -> None:
+async def test_silent_manager_is_left(deployment: Deployment) -> None:
     manager = await deployment.start_manager(name="talks")
     silent = grpc.aio.server()
     calls = {"WatchState": grpc.unary_stream_rpc_method_handler(_say_nothing)}
@@ -51,7 +51,7 @@ async def test_a_manager_that_takes_the_question_and_says_nothing_is_left(deploy
     await silent.stop(None)
 
 
-async def test_while_every_manager_names_another_writer_none_is_there() -> None:
+async def test_call_fails_if_every_manager_names_another_writer() -> None:
     addresses: list[str] = []
 
     async def send_on(request: bytes, context: Any) -> bytes:
@@ -72,7 +72,7 @@ async def test_while_every_manager_names_another_writer_none_is_there() -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
-async def test_a_time_that_is_none_is_refused(deployment: Deployment, seconds: float) -> None:
+async def test_invalid_timeout_is_refused(deployment: Deployment, seconds: float) -> None:
     manager = await deployment.start_manager()
     client = deployment.client(manager, name="operator")
     with pytest.raises(IndexRefusal, match="is not a duration"):

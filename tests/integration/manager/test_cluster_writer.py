@@ -1,4 +1,4 @@
-"""A cluster's writer and those who follow it, against a real Redis that is fenced off, stopped, or lacks a snapshot."""
+"""Writer of a cluster and its followers, with a real Redis that fences it, stops, or lacks a snapshot."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def node(name: str, *, epoch: int = 1) -> Node:
     return Node(AgentName(name), EAST, "pd", f"{name}:7400", epoch, (hybrid_layout(),), (engine,))
 
 
-class Writing:
-    """What one manager has between its memory and Redis."""
+class Recorder:
+    """Replication of one manager, between its memory and Redis."""
 
     def __init__(self, redis: EmbeddedRedis, name: str, *, clock: Callable[[], float] | None = None) -> None:
         self.store = RedisStore(redis.url)
@@ -53,10 +53,10 @@ class Writing:
 
     async def write(self, *nodes: Node) -> None:
         """Register nodes, in the record too."""
-        for its in nodes:
-            writer = await self.replication.writer_for(its.cluster)
-            self.world.register(its)
-            await writer.append(node_record(its))
+        for registered in nodes:
+            writer = await self.replication.writer_for(registered.cluster)
+            self.world.register(registered)
+            await writer.append(node_record(registered))
 
     async def close(self) -> None:
         await self.replication.close()
@@ -71,8 +71,8 @@ async def redis(tmp_path: Path) -> AsyncIterator[EmbeddedRedis]:
     await started.close()
 
 
-async def test_who_waits_for_a_fenced_writer_is_sent_to_the_winner(redis: EmbeddedRedis) -> None:
-    writing, thief = Writing(redis, "first"), RedisStore(redis.url)
+async def test_callers_of_a_fenced_writer_are_sent_to_the_winner(redis: EmbeddedRedis) -> None:
+    writing, thief = Recorder(redis, "first"), RedisStore(redis.url)
     writer = await writing.replication.writer_for(EAST)
     await writer.append(node_record(node("n1")))
     await thief._client.delete(thief.keys.lease(EAST))
@@ -87,12 +87,12 @@ async def test_who_waits_for_a_fenced_writer_is_sent_to_the_winner(redis: Embedd
     await writing.close()
 
 
-async def test_orders_of_a_record_that_could_not_be_read_outlive_it(redis: EmbeddedRedis) -> None:
-    first = Writing(redis, "first")
+async def test_orders_survive_a_record_that_was_unreadable_at_the_start(redis: EmbeddedRedis) -> None:
+    first = Recorder(redis, "first")
     writer = await first.replication.writer_for(EAST)
-    for its in (node("n1"), node("n2"), node("n3")):
-        first.world.register(its)
-        writer.append(node_record(its))
+    for registered in (node("n1"), node("n2"), node("n3")):
+        first.world.register(registered)
+        writer.append(node_record(registered))
     for name in ("n1", "n2"):
         first.world.order_role(AgentName(name), "prefill")
         writer.append(role_record(AgentName(name), "prefill"))
@@ -101,21 +101,21 @@ async def test_orders_of_a_record_that_could_not_be_read_outlive_it(redis: Embed
     await first.close()
     await redis.close()
 
-    second = Writing(redis, "second")
+    second = Recorder(redis, "second")
     writer = await second.replication.writer_for(EAST)
-    for its in (node("n1"), node("n2")):
-        second.world.register(its)
-    second.world.order_role(AgentName("n2"), "decode")  # a later word
+    for registered in (node("n1"), node("n2")):
+        second.world.register(registered)
+    second.world.order_role(AgentName("n2"), "decode")  # Ordered later.
     assert second.roles() == {"n1-engine": "both", "n2-engine": "decode"}
     await redis.start()
     await until(lambda: not writer.is_behind, what="Redis is back")
     second.world.register(node("n3"))
-    await writer.append(node_record(node("n3")))  # after the snapshot of what memory has
+    await writer.append(node_record(node("n3")))  # Written after the snapshot of memory.
     expected = {"n1-engine": "prefill", "n2-engine": "decode", "n3-engine": "both"}
     assert second.roles() == expected and second.world.leaving == {"n3"}
     await second.close()
 
-    third = Writing(redis, "third")
+    third = Recorder(redis, "third")
     await third.replication.writer_for(EAST)
     for name in ("n1", "n2", "n3"):
         third.world.hear(AgentName(name), epoch=1, links=None)
@@ -125,9 +125,9 @@ async def test_orders_of_a_record_that_could_not_be_read_outlive_it(redis: Embed
     await third.close()
 
 
-async def test_without_redis_the_nodes_that_a_manager_hears_of_from_others_stay_alive(redis: EmbeddedRedis) -> None:
+async def test_nodes_of_others_stay_alive_without_redis(redis: EmbeddedRedis) -> None:
     now = 0.0
-    writing, following = Writing(redis, "writing"), Writing(redis, "following", clock=lambda: now)
+    writing, following = Recorder(redis, "writing"), Recorder(redis, "following", clock=lambda: now)
     await writing.write(node("n1"))
     await following.write(replace(node("w1"), cluster=ClusterName("west")))
     await until(lambda: following.live() == ["n1", "w1"], what="the others' node")
@@ -146,8 +146,8 @@ async def test_without_redis_the_nodes_that_a_manager_hears_of_from_others_stay_
     await following.close()
 
 
-async def test_a_cluster_is_known_until_the_snapshot_that_replaces_it_is_there(redis: EmbeddedRedis) -> None:
-    writing, following = Writing(redis, "writing"), Writing(redis, "following", clock=lambda: 0.0)
+async def test_cluster_stays_known_until_its_snapshot_is_complete(redis: EmbeddedRedis) -> None:
+    writing, following = Recorder(redis, "writing"), Recorder(redis, "following", clock=lambda: 0.0)
     await writing.write(node("n1"), node("n3"))
     await until(lambda: following.live() == ["n1", "n3"], what="the others' nodes")
     await writing.close()
@@ -170,20 +170,20 @@ async def test_a_cluster_is_known_until_the_snapshot_that_replaces_it_is_there(r
     await following.close()
 
 
-async def test_a_cluster_that_nobody_writes_is_forgotten_until_somebody_does(redis: EmbeddedRedis) -> None:
+async def test_cluster_without_a_writer_is_forgotten_until_it_has_one(redis: EmbeddedRedis) -> None:
     now = 0.0
-    writing, following = Writing(redis, "writing"), Writing(redis, "following", clock=lambda: now)
+    writing, following = Recorder(redis, "writing"), Recorder(redis, "following", clock=lambda: now)
     await writing.write(node("n1"))
     await until(lambda: following.live() == ["n1"], what="the other's node")
     await writing.close()
 
-    def is_forgotten_later() -> bool:  # its last figures may still be heard
+    def is_forgotten_later() -> bool:  # Its last figures may still arrive.
         nonlocal now
         now += FORGET_SECONDS
         return following.known() == []
 
     await until(is_forgotten_later, what="the end of a cluster without a writer")
-    again = Writing(redis, "again")
+    again = Recorder(redis, "again")
     await again.write(node("n2"))
     await until(lambda: following.known() == ["n1", "n2"], what="the cluster that is written again")
     await again.close()
@@ -195,8 +195,8 @@ def _num_reloads() -> float:
 
 
 async def _records(*nodes: Node) -> AsyncIterator[bytes]:
-    for its in nodes:
-        yield node_record(its)
+    for registered in nodes:
+        yield node_record(registered)
 
 
 async def _until_there(ask: Callable[[], Awaitable[object]]) -> None:
@@ -215,7 +215,7 @@ class Endless(World):
             yield node_record(node("n1"))
 
 
-async def test_while_a_snapshot_is_written_batches_are_recorded_and_figures_told(redis: EmbeddedRedis) -> None:
+async def test_batches_and_figures_are_written_during_a_snapshot(redis: EmbeddedRedis) -> None:
     store = RedisStore(redis.url, timeout_seconds=PATIENCE_SECONDS)
     world = Endless(expiry_seconds=PATIENCE_SECONDS, clock=asyncio.get_running_loop().time)
     writer = ClusterWriter(
@@ -240,17 +240,17 @@ async def test_while_a_snapshot_is_written_batches_are_recorded_and_figures_told
     await store.close()
 
 
-async def test_a_lease_that_was_taken_anew_while_a_snapshot_was_written_completes_it(redis: EmbeddedRedis) -> None:
+async def test_snapshot_completes_under_a_renewed_lease(redis: EmbeddedRedis) -> None:
     store = RedisStore(redis.url, timeout_seconds=PATIENCE_SECONDS)
     world = Endless(expiry_seconds=PATIENCE_SECONDS, clock=asyncio.get_running_loop().time)
     writer = ClusterWriter(
         EAST, store=store, world=world, owner="first:7410 x", lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0
     )
-    writer._published_at = float("inf")  # figures that are told under an ended lease end the writer
+    writer._published_at = float("inf")  # Figures under an ended lease would end the writer.
     lease = await store.acquire(EAST, owner="first:7410 x", seconds=PATIENCE_SECONDS)
     writer.start(lease, START_ID, behind=True)
     await until(lambda: world.has_begun, what="the snapshot")
-    await store._client.delete(store.keys.lease(EAST))  # as when this manager stood still for long
+    await store._client.delete(store.keys.lease(EAST))  # As if this manager had been suspended for long.
 
     async def has_ended() -> object:
         return writer.lost.is_set() or await store._client.exists(store.keys.snapshot(EAST))

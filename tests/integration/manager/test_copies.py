@@ -1,4 +1,4 @@
-"""A manager has real agents copy prefixes over TCP: what the receiver lacks travels, and nothing is left half done."""
+"""Prefix copies between real agents over TCP: only missing bytes travel, and nothing is left half done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.demo.client import get_json
 from tools.link import Relay
 
 CHAIN = chain_of(400)
-PREFIX = prefix_of(CHAIN, 327)  # ten full blocks, a partial one and the state of exactly that length
+PREFIX = prefix_of(CHAIN, 327)  # Ten full blocks, a partial one, and the state at exactly that length.
 WHOLE_BYTES = sizes(11, 3, 1)
 _seeds = itertools.count(1)
 beside_others = pytest.mark.asyncio(loop_scope="module")
@@ -42,7 +42,7 @@ def _own_chain() -> HashChain:
 
 
 @beside_others
-async def test_a_prefix_of_all_groups_arrives_whole_and_is_in_the_index(two: AgentDeployment) -> None:
+async def test_copied_prefix_is_complete_and_indexed(two: AgentDeployment) -> None:
     chain = _own_chain()
     prefix = prefix_of(chain, 327)
     await asyncio.to_thread(two.hands["east"].leave, prefix)
@@ -53,14 +53,14 @@ async def test_a_prefix_of_all_groups_arrives_whole_and_is_in_the_index(two: Age
 
 
 async def _until_usable(site: AgentDeployment, expected: dict[str, int], chain: HashChain = CHAIN) -> None:
-    """Of these nodes; one that was killed stays in the answers for a while."""
+    """Return usable tokens of these nodes. A killed node stays in the answers for a while."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not expected.items() <= (await site.usable(chain, 327)).items():  # noqa: ASYNC110 - announced behind the answer
             await asyncio.sleep(0.02)
 
 
 @beside_others
-async def test_only_what_the_receiver_lacks_travels(two: AgentDeployment) -> None:
+async def test_only_missing_blocks_travel(two: AgentDeployment) -> None:
     chain = _own_chain()
     prefix = prefix_of(chain, 327)
     await asyncio.to_thread(two.hands["east"].leave, prefix)
@@ -73,7 +73,7 @@ async def test_only_what_the_receiver_lacks_travels(two: AgentDeployment) -> Non
 
 
 @beside_others
-async def test_the_same_copy_again_moves_nothing(two: AgentDeployment) -> None:
+async def test_repeated_copy_moves_nothing(two: AgentDeployment) -> None:
     prefix = prefix_of(_own_chain(), 327)
     await asyncio.to_thread(two.hands["east"].leave, prefix)
     both = await asyncio.gather(two.copy(prefix, "east", "west"), two.copy(prefix, "east", "west"))
@@ -84,7 +84,7 @@ async def test_the_same_copy_again_moves_nothing(two: AgentDeployment) -> None:
 
 
 @beside_others
-async def test_nothing_stays_taken_after_a_copy(two: AgentDeployment) -> None:
+async def test_copy_releases_all_leases(two: AgentDeployment) -> None:
     agent, prefix = two.agents["west"], prefix_of(_own_chain(), 327)
     before = agent.pool()["prefix"]
     await asyncio.to_thread(two.hands["east"].leave, prefix)
@@ -94,14 +94,14 @@ async def test_nothing_stays_taken_after_a_copy(two: AgentDeployment) -> None:
 
 
 @beside_others
-async def test_a_prefix_that_is_gone_is_said_to_be(two: AgentDeployment) -> None:
+async def test_copy_of_an_evicted_prefix_fails(two: AgentDeployment) -> None:
     chain = _own_chain()
     await asyncio.to_thread(two.hands["east"].leave, prefix_of(chain, 8 * BLOCK_TOKENS))
     end = await two.copy(prefix_of(chain, 327), "east", "west")
     assert (end.outcome, end.moved_bytes) == ("evicted", 0)
 
 
-async def test_a_receiver_without_room_says_so_and_keeps_what_it_has(site: AgentDeployment) -> None:
+async def test_receiver_without_room_refuses_and_keeps_its_blocks(site: AgentDeployment) -> None:
     east, west = await site.node("east"), await site.node("west", **{"pool-bytes": "512KiB"})
     await asyncio.to_thread(east.leave, PREFIX)
     kept = prefix_of(chain_of(400, seed=1), 64)
@@ -111,13 +111,13 @@ async def test_a_receiver_without_room_says_so_and_keeps_what_it_has(site: Agent
     assert await asyncio.to_thread(west.holds, kept)
 
 
-async def test_a_receiver_with_another_layout_refuses(site: AgentDeployment) -> None:
+async def test_receiver_with_another_layout_refuses(site: AgentDeployment) -> None:
     east, _ = await site.node("east"), await site.node("west", dtype="float16")
     await asyncio.to_thread(east.leave, PREFIX)
     assert (await site.copy(PREFIX, "east", "west")).outcome == "layout_mismatch"
 
 
-async def test_a_node_without_an_engine_of_the_model_neither_sends_nor_receives(site: AgentDeployment) -> None:
+async def test_node_without_the_model_neither_sends_nor_receives(site: AgentDeployment) -> None:
     east = await site.node("east")
     await site.agent("west")
     await asyncio.to_thread(east.leave, PREFIX)
@@ -125,11 +125,12 @@ async def test_a_node_without_an_engine_of_the_model_neither_sends_nor_receives(
     assert (await site.copy(PREFIX, "west", "east")).outcome == "no_layout"
 
 
-async def test_a_sender_that_dies_ends_the_copy(deployment: Deployment, tmp_path: Path) -> None:
+async def test_death_of_the_sender_ends_the_copy(deployment: Deployment, tmp_path: Path) -> None:
     async with running_agents(deployment, tmp_path, expiry_seconds=3.0) as site:
         east = await site.node("east")
         await asyncio.to_thread(east.leave, PREFIX)
-        with Relay("127.0.0.1:9") as relay:  # nobody listens there, so that the copy cannot end by itself
+        # No server listens there, so the copy cannot end by itself.
+        with Relay("127.0.0.1:9") as relay:
             await site.node("west", advertise=relay.address)
             copying = asyncio.create_task(site.copy(PREFIX, "east", "west"))
             await until(lambda: len(site.manager.copies) == 1, what="the order")
@@ -139,7 +140,7 @@ async def test_a_sender_that_dies_ends_the_copy(deployment: Deployment, tmp_path
 
 
 @beside_others
-async def test_nodes_command_nobody_and_nobody_commands_an_unknown_node(two: AgentDeployment) -> None:
+async def test_copies_by_nodes_or_of_unknown_nodes_are_refused(two: AgentDeployment) -> None:
     with pytest.raises(IndexRefusal) as refusal:
         await two.copy(PREFIX, "east", "west", name="west")
     assert refusal.value.reason == "unauthenticated"
@@ -152,9 +153,7 @@ async def test_nodes_command_nobody_and_nobody_commands_an_unknown_node(two: Age
     assert alien.value.reason == "alien_hash"
 
 
-async def test_what_only_a_restarted_nodes_ssd_holds_is_in_the_index_and_can_be_copied(
-    site: AgentDeployment, tmp_path: Path
-) -> None:
+async def test_prefix_on_the_ssd_of_a_restarted_node_can_be_copied(site: AgentDeployment, tmp_path: Path) -> None:
     directory = {"ssd-directory": str(tmp_path / "ssd")}
     east, west = await site.node("east", **directory), await site.node("west")
     await asyncio.to_thread(east.leave, PREFIX)

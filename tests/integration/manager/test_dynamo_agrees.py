@@ -1,6 +1,6 @@
-"""Attention-only traces of vLLM's events: our /query and that of Dynamo's standalone indexer answer the same.
+"""Indexer pages and Dynamo's standalone indexer give the same answers for attention-only events of vLLM.
 
-Needs Dynamo in the environment that `make bench AREA=index` makes for it; both are compared with a set of held paths.
+Needs Dynamo in the environment of `make bench AREA=index`. Both are compared with a set of held paths.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.skipif(PYTHON is None, reason=f"{peers.DYNAMO} is not installed: make bench AREA=index installs it"),
 ]
-Path = tuple[int, ...]  # of tokens, whole blocks
+Path = tuple[int, ...]  # Tokens of whole blocks.
 
 
 class Engine:
@@ -137,7 +137,7 @@ async def _answer(http: aiohttp.ClientSession, address: str, prompt: Path) -> di
     """Tokens on the device, by engine."""
     async with http.post(f"http://{address}/query", json={"model_name": MODEL, "token_ids": prompt}) as response:
         document = await response.json(content_type=None)
-        return {name: its["gpu"] for name, its in document["instances"].items() if its["gpu"]}
+        return {name: entry["gpu"] for name, entry in document["instances"].items() if entry["gpu"]}
 
 
 async def _until_answered(http: aiohttp.ClientSession, address: str, engines: list[Engine], prompt: Path) -> None:
@@ -151,9 +151,7 @@ async def _until_answered(http: aiohttp.ClientSession, address: str, engines: li
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def test_our_indexer_and_dynamo_s_answer_the_same(
-    deployment: Deployment, dynamo: str, http: aiohttp.ClientSession
-) -> None:
+async def test_answers_equal_those_of_dynamo(deployment: Deployment, dynamo: str, http: aiohttp.ClientSession) -> None:
     manager: Manager = await deployment.start_manager(engine_indexer=True)
     chance = random.Random(20)
     prompts, engines = _prompts(chance), [Engine(number, chance) for number in ENGINES]

@@ -1,4 +1,4 @@
-"""The supervised redis-server: whatever it does when it is started again, it is started again."""
+"""Supervised redis-server: restarts after every end, and refuses unusable directories."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ pathlib.Path({met!r}).touch()
 """
 
 
-async def test_a_server_that_ends_between_question_and_answer_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_that_ends_during_a_ping_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     server, real, met = tmp_path / "bin" / "redis-server", find_server(), tmp_path / "met"
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -57,21 +55,19 @@ async def _until_it_answers(store: RedisStore) -> None:
                 await asyncio.sleep(POLL_SECONDS)
 
 
-async def test_a_directory_that_cannot_be_made_is_said_by_its_setting(tmp_path: Path) -> None:
+async def test_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"redis_directory: .*/file/redis cannot be made or used: Not a directory"):
         await EmbeddedRedis(tmp_path / "file/redis").start()
 
 
-async def test_a_directory_that_cannot_be_used_is_said_by_its_setting(tmp_path: Path) -> None:
+async def test_unusable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
     with pytest.raises(ConfigError, match="cannot be made or used: Is a directory"):
         await EmbeddedRedis(tmp_path).start()
 
 
-async def test_a_directory_in_which_another_managers_server_runs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_directory_of_another_managers_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prfaas.manager.record.embedded_redis._LEAVE_SECONDS", 0.0)
     first, second = EmbeddedRedis(tmp_path), EmbeddedRedis(tmp_path)
     await first.start()

@@ -1,4 +1,4 @@
-"""What an engine has on its device reaches the manager through its agent, and leaves with the engine."""
+"""Device blocks of an engine reach the manager through its agent, and leave with the engine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def until_gpu_tokens(site: AgentDeployment, expected: dict[str, int]) -> N
 
 
 @pytest.mark.parametrize("instance", ["n1-engine", "of another name, and the only one of its model"])
-async def test_a_device_s_blocks_are_answered_for_its_tier_alone_and_leave_with_the_engine(
+async def test_device_blocks_count_for_their_tier_and_leave_with_the_engine(
     site: AgentDeployment, addresses: tuple[str, str], publisher: Any, instance: str
 ) -> None:
     engine = {"instance": instance, "url": "http://n1", "role": "both", "model": MODEL}
@@ -81,7 +81,7 @@ async def test_a_device_s_blocks_are_answered_for_its_tier_alone_and_leave_with_
     await until_gpu_tokens(site, {})
 
 
-async def test_a_tier_that_is_none_is_refused(site: AgentDeployment) -> None:
+async def test_unknown_tier_is_refused(site: AgentDeployment) -> None:
     request = match_request(CHAIN, model=MODEL)
     request.tiers.append("tape")
     with pytest.raises(IndexRefusal, match="tape"):

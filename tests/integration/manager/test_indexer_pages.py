@@ -1,4 +1,4 @@
-"""The HTTP contract of KV indexers: engines registered over it, nodes of the index, and what is refused."""
+"""HTTP contract of KV indexers: registered engines, nodes of the index, and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def instances(manager: Manager, **fields: Any) -> dict[str, Any]:
     return found
 
 
-async def test_a_node_is_answered_by_tier_and_with_what_its_groups_serve_together(deployment: Deployment) -> None:
+async def test_node_has_tokens_by_tier_and_usable_tokens(deployment: Deployment) -> None:
     manager = await deployment.start_manager(engine_indexer=True)
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -59,9 +59,7 @@ async def test_a_node_is_answered_by_tier_and_with_what_its_groups_serve_togethe
 
 
 @pytest.mark.vllm
-async def test_a_registered_engine_s_events_are_followed_until_it_is_unregistered(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+async def test_registered_engine_is_followed_until_unregistered(deployment: Deployment, tmp_path: Path) -> None:
     kv_events = pytest.importorskip("vllm.distributed.kv_events")
     manager = await deployment.start_manager(engine_indexer=True)
     events, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
@@ -106,7 +104,7 @@ async def test_a_registered_engine_s_events_are_followed_until_it_is_unregistere
         ("register", {"instance_id": 1, "endpoint": "tcp://*:1", "model_name": MODEL, "block_size": 16}, "tcp://"),
     ],
 )
-async def test_what_is_no_question_is_refused(deployment: Deployment, page: str, body: Any, says: str) -> None:
+async def test_malformed_query_is_refused(deployment: Deployment, page: str, body: Any, says: str) -> None:
     manager = await deployment.start_manager(engine_indexer=True)
     before = _num_refused(page)
     status, document = await post(manager, page, body)
@@ -118,10 +116,10 @@ def _num_refused(page: str) -> float:
     refused = (
         sample for family in REGISTRY.collect() if family.name == "prfaas_manager_refusals" for sample in family.samples
     )
-    return sum(its.value for its in refused if its.name.endswith("_total") and its.labels["call"] == page)
+    return sum(sample.value for sample in refused if sample.name.endswith("_total") and sample.labels["call"] == page)
 
 
-async def test_prompts_of_a_quarter_of_a_million_tokens_are_taken_and_endless_ones_refused_in_json(
+async def test_long_prompts_are_accepted_and_endless_ones_refused(
     deployment: Deployment,
 ) -> None:
     manager = await deployment.start_manager(engine_indexer=True)
@@ -130,7 +128,7 @@ async def test_prompts_of_a_quarter_of_a_million_tokens_are_taken_and_endless_on
     assert status == 413 and "longer than" in document["error"]
 
 
-async def test_the_contract_is_served_only_where_it_is_asked_for(deployment: Deployment) -> None:
+async def test_pages_are_served_only_if_enabled(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     async with aiohttp.ClientSession() as session, session.post(f"http://{manager.http_address}/query") as response:
         assert response.status in (404, 405)

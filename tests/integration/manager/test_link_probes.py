@@ -1,4 +1,4 @@
-"""A manager and real agents: a link that nobody knows is probed once, and nothing of it is kept."""
+"""Manager and real agents: an unknown link is probed once, and no data of the probe is kept."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ async def _nodes(site: AgentDeployment, *, sent_bytes: str = "2GiB", taken_bytes
     site.agents["d1"] = await site.agent("d1", "pd", **{"link-probe-bytes": taken_bytes})
 
 
-async def test_a_link_that_nobody_knows_is_probed_under_the_managers_grant(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+async def test_unknown_link_is_probed_with_a_grant(deployment: Deployment, tmp_path: Path) -> None:
     before = _ended()
     async with _planning_site(deployment, tmp_path) as site:
         await _nodes(site)
@@ -55,9 +53,7 @@ async def test_a_link_that_nobody_knows_is_probed_under_the_managers_grant(
     assert (receiver["receiving"], receiver["pool"]["transfer"], receiver["pool"]["prefix"]) == (0, 0, 0)
 
 
-async def test_what_too_short_a_probe_shows_is_a_lower_bound_that_its_manager_hears_of(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+async def test_short_probe_reports_a_lower_bound(deployment: Deployment, tmp_path: Path) -> None:
     async with _planning_site(deployment, tmp_path) as site:
         await _nodes(site, sent_bytes="32MiB")
         paths = site.manager.paths
@@ -65,12 +61,12 @@ async def test_what_too_short_a_probe_shows_is_a_lower_bound_that_its_manager_he
         def is_heard() -> bool:
             asked = (paths.least_bytes_per_second, paths.planned_bytes_per_second)
             # On a machine that is busy enough the few bytes wait for so long that the rate is found.
-            return any(its("prfaas", "pd", within_seconds=2 * PATIENCE_SECONDS) for its in asked)
+            return any(rate("prfaas", "pd", within_seconds=2 * PATIENCE_SECONDS) for rate in asked)
 
         await until(is_heard, what="what the probe has shown")
 
 
-async def test_an_agent_that_takes_no_probes_gets_none(deployment: Deployment, tmp_path: Path) -> None:
+async def test_agent_without_probes_gets_none(deployment: Deployment, tmp_path: Path) -> None:
     async with _planning_site(deployment, tmp_path) as site:
         await _nodes(site, taken_bytes="0")
         site.manager._link_probes.step()

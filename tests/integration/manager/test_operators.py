@@ -1,4 +1,4 @@
-"""What changes a deployment is for operators alone, and every attempt is on record: who, what, where, how it ended."""
+"""Changes of a deployment: only operators may make them, and every attempt is logged and counted."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ CALLS: dict[str, tuple[Call, str]] = {
 }
 
 
-def test_every_action_is_tried() -> None:
+def test_all_actions_are_covered() -> None:
     assert set(CALLS) == set(get_args(Action))
 
 
 @pytest.mark.parametrize("action", CALLS)
-async def test_an_action_is_an_operator_s_alone_and_each_attempt_is_on_record(
+async def test_action_needs_an_operator_and_is_logged(
     deployment: Deployment, action: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = await deployment.start_manager(operators=("night-shift",))

@@ -1,9 +1,10 @@
-"""The long timescale: t from the solver over what is alive and measured; the short one: a congested path raises it."""
+"""Plans from live instances and measured rates, and the threshold of a congested path."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ async def _settled(manager: Manager, splits: dict[str, tuple[float, float]], num
     return manager.world.plan
 
 
-async def test_t_is_solved_for_the_instances_that_live(deployment: Deployment, file: Path) -> None:
+async def test_threshold_is_solved_for_live_instances(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file, threshold_tokens=1)
     for name in ("p1", "i1", "d1"):
         await _node(deployment, name, manager)
@@ -83,24 +84,20 @@ async def test_t_is_solved_for_the_instances_that_live(deployment: Deployment, f
     assert plan.inputs["instances"] == "the nodes that are alive"
 
 
-async def test_more_prefill_elsewhere_lowers_t_and_none_keeps_everything_here(
-    deployment: Deployment, file: Path
-) -> None:
+async def test_threshold_falls_with_more_remote_prefill(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file)
     for name in ("i1", "d1"):
         await _node(deployment, name, manager)
     alone = await _settled(manager, {"pd": (1.0, 1.0)}, 0)
     assert alone.threshold_tokens == OFFLOAD_NOTHING
     await _node(deployment, "p1", manager)
-    one = await _planned(manager, after=alone.version)
+    single = await _planned(manager, after=alone.version)
     await _node(deployment, "p2", manager)
-    two = await _planned(manager, after=one.version)
-    assert two.threshold_tokens < one.threshold_tokens < OFFLOAD_NOTHING
+    two = await _planned(manager, after=single.version)
+    assert two.threshold_tokens < single.threshold_tokens < OFFLOAD_NOTHING
 
 
-async def test_a_plan_advises_against_a_split_where_whole_instances_fit_badly(
-    deployment: Deployment, file: Path
-) -> None:
+async def test_plan_advises_against_a_bad_split(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file)
     for name in ("i1", "d1"):
         await _node(deployment, name, manager)
@@ -113,7 +110,7 @@ async def test_a_plan_advises_against_a_split_where_whole_instances_fit_badly(
     assert (four.advice, four.best_splits) == ("other_split", {"pd": (3.0, 1.0)})
 
 
-async def test_a_measured_link_takes_the_place_of_the_listed_one(deployment: Deployment, file: Path) -> None:
+async def test_measured_rate_replaces_that_of_the_file(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file)
     slow = Figures(links=(replace(LINK, capacity_bytes_per_second=20e6),))
     await _node(deployment, "p1", manager, figures=slow)
@@ -121,14 +118,14 @@ async def test_a_measured_link_takes_the_place_of_the_listed_one(deployment: Dep
     await until(
         lambda: manager.paths.planned_bytes_per_second("prfaas", "pd", within_seconds=60) > 0, what="the link's rate"
     )
-    await _node(deployment, "i1", manager)  # which makes a new plan due at once
+    await _node(deployment, "i1", manager)  # A new node makes a new plan due at once.
     await until(lambda: _links_of(manager).startswith("measured: prfaas to pd"), what="a plan with the measured rate")
     await until(
         lambda: manager.routing.threshold_tokens > 60_000, what="its t: with the listed 100 Gbit/s about 23,000"
     )
 
 
-async def test_a_link_that_a_probe_has_found_is_named_so(deployment: Deployment, file: Path) -> None:
+async def test_probed_rate_is_named_as_such(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file)
     slow = Figures(links=(replace(LINK, capacity_bytes_per_second=20e6, is_probed=True),))
     for name in ("p1", "p2", "d1"):
@@ -141,7 +138,7 @@ async def test_a_link_that_a_probe_has_found_is_named_so(deployment: Deployment,
     await until(lambda: _links_of(manager).startswith("measured: prfaas to pd (probe)"), what="a plan with it")
 
 
-async def test_a_link_of_which_a_probe_has_shown_a_lower_bound_is_named_so(deployment: Deployment, file: Path) -> None:
+async def test_lower_bound_of_a_probe_is_named_as_such(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file)
     bounded = Figures(links=(replace(LINK, capacity_bytes_per_second=0.0, least_bytes_per_second=20e6),))
     for name in ("p1", "d1", "i1"):
@@ -154,9 +151,7 @@ async def test_a_link_of_which_a_probe_has_shown_a_lower_bound_is_named_so(deplo
     await until(lambda: _links_of(manager) == expected, what="a plan that says so")
 
 
-async def test_a_rate_that_is_known_no_more_stays_in_the_plan_until_it_can_be_probed_again(
-    deployment: Deployment, file: Path
-) -> None:
+async def test_forgotten_rate_stays_in_the_plan_for_a_while(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file, plan_seconds=1.0)
     links = [replace(LINK, capacity_bytes_per_second=20e6)]
     deployment.run(
@@ -168,7 +163,7 @@ async def test_a_rate_that_is_known_no_more_stays_in_the_plan_until_it_can_be_pr
     links[0] = replace(LINK, capacity_bytes_per_second=0.0)
     await until(lambda: not manager.paths.views()[0].capacity_bytes_per_second, what="that it is not known")
     assert manager.world.plan is not None
-    after = manager.world.plan.version + 3  # the first of them a second later or more
+    after = manager.world.plan.version + 3  # Plans are at least a second apart.
     await until(lambda: manager.world.plan is not None and manager.world.plan.version >= after, what="three plans")
     assert _links_of(manager).startswith("measured: prfaas to pd")
 
@@ -177,7 +172,7 @@ def _links_of(manager: Manager) -> str:
     return manager.world.plan.inputs["links"] if manager.world.plan else ""
 
 
-async def test_another_manager_takes_the_plan_from_the_record(deployment: Deployment, file: Path) -> None:
+async def test_second_manager_reads_the_plan_from_the_record(deployment: Deployment, file: Path) -> None:
     await deployment.start_redis()
     first = await deployment.start_manager(deployment=file, name="m1")
     for name in ("p1", "i1", "d1"):
@@ -187,9 +182,7 @@ async def test_another_manager_takes_the_plan_from_the_record(deployment: Deploy
     await until(lambda: second.routing.threshold_tokens == plan.threshold_tokens, what="the plan")
 
 
-async def test_a_plan_in_the_record_is_not_in_force_where_there_is_no_deployment(
-    deployment: Deployment, file: Path
-) -> None:
+async def test_recorded_plan_needs_a_deployment(deployment: Deployment, file: Path) -> None:
     await deployment.start_redis()
     first = await deployment.start_manager(deployment=file, name="m1")
     for name in ("p1", "i1", "d1"):
@@ -197,20 +190,18 @@ async def test_a_plan_in_the_record_is_not_in_force_where_there_is_no_deployment
     await _settled(first, {"pd": (1.0, 1.0)}, 1)
     second = await deployment.start_manager(deployment=file, name="m2")
     await until(lambda: second.world.plan is not None, what="the plan in the record")
-    without = await deployment.start_manager(threshold_tokens=77)  # has read the record when it has started
+    without = await deployment.start_manager(threshold_tokens=77)  # It has read the record once it has started.
     assert without.world.plan is None and without.routing.threshold_tokens == 77
 
 
-async def test_a_file_that_cannot_be_used_is_refused_at_the_start(deployment: Deployment, tmp_path: Path) -> None:
+async def test_unusable_deployment_file_stops_the_start(deployment: Deployment, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="absent"):
         Manager(deployment.config(deployment=tmp_path / "absent.yaml", redis_url="redis://127.0.0.1:1"), bytes(32))
     with pytest.raises(ValueError, match="deployment: missing"):
         deployment.config(bandwidth="measured")
 
 
-async def _asked(
-    deployment: Deployment, figures: Figures, settings: dict[str, object]
-) -> tuple[Manager, ManagerClient]:
+async def _asked(deployment: Deployment, figures: Figures, settings: dict[str, Any]) -> tuple[Manager, ManagerClient]:
     manager = await deployment.start_manager(**settings)
     await _node(deployment, "p1", manager, figures=figures)
     await _node(deployment, "d1", manager)
@@ -218,14 +209,14 @@ async def _asked(
     return manager, deployment.client(manager)
 
 
-async def test_a_congested_path_raises_t_and_the_reason_says_so(deployment: Deployment) -> None:
+async def test_congestion_raises_the_threshold_with_its_reason(deployment: Deployment) -> None:
     queue = Figures(links=(replace(LINK, capacity_bytes_per_second=1e6, queued_bytes=5_000_000),))
     _, client = await _asked(deployment, queue, {"threshold_tokens": 900})
     assert (await client.route(route_request(chain_of(1000)))).reason == "congested"
     assert (await client.route(route_request(chain_of(800)))).reason == "short"
 
 
-async def test_what_the_link_brings_later_than_it_is_computed_here_stays(deployment: Deployment, file: Path) -> None:
+async def test_request_stays_if_the_link_is_slower_than_local_prefill(deployment: Deployment, file: Path) -> None:
     snail = Figures(links=(replace(LINK, capacity_bytes_per_second=1e3),))
     manager, client = await _asked(deployment, snail, {"deployment": file, "threshold_tokens": 500})
     manager.world.plan = None

@@ -1,4 +1,4 @@
-"""What an operator pins stays, what he removes is gone, everywhere the same; nobody else may."""
+"""Pool orders of operators: pins keep prefixes, removals take effect everywhere, and others may not order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.prefix_engine import Hand, chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 
-LENGTH = 64  # two attention blocks, two of the window, a state: a third of what memory holds
+LENGTH = 64  # Two attention blocks, two window blocks and a state: a third of the memory.
 NUM_OTHERS = 6
 SMALL = {"pool-bytes": "1MiB"}
 
@@ -48,9 +48,7 @@ async def _holds(hand: Hand, prefix: Prefix) -> bool:
 
 
 @pytest.mark.parametrize("order", ["pin", "soft_pin"])
-async def test_what_is_pinned_stays_while_others_come_and_go_until_it_is_unpinned(
-    site: AgentDeployment, order: str
-) -> None:
+async def test_pinned_prefix_stays_until_unpinned(site: AgentDeployment, order: str) -> None:
     hand = await site.node("a", **SMALL)
     await asyncio.to_thread(hand.leave, _prefix(1))
     pinned = await _order(site, order, _prefix(1))
@@ -64,7 +62,7 @@ async def test_what_is_pinned_stays_while_others_come_and_go_until_it_is_unpinne
     assert not await _holds(hand, _prefix(1))
 
 
-async def test_what_is_removed_is_gone_from_memory_ssd_and_index(
+async def test_removed_prefix_leaves_memory_ssd_and_index(
     site: AgentDeployment, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = str(tmp_path_factory.mktemp("ssd"))
@@ -80,7 +78,7 @@ async def test_what_is_removed_is_gone_from_memory_ssd_and_index(
     assert await _holds(hand, _prefix(2))
 
 
-async def test_a_prefix_leaves_with_all_that_follows_it_and_leaves_a_shorter_one_whole(
+async def test_removal_includes_longer_prefixes_only(
     site: AgentDeployment, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     hand = await site.node("a", **{"ssd-directory": str(tmp_path_factory.mktemp("ssd"))})
@@ -94,28 +92,28 @@ async def test_a_prefix_leaves_with_all_that_follows_it_and_leaves_a_shorter_one
     assert [await _holds(hand, prefix) for prefix in (short, middle, long)] == [True, False, False]
 
 
-async def test_a_soft_pin_of_what_is_pinned_is_refused_and_the_pin_stays(site: AgentDeployment) -> None:
+async def test_soft_pin_of_a_pinned_prefix_is_refused(site: AgentDeployment) -> None:
     hand = await site.node("a")
     await asyncio.to_thread(hand.leave, _prefix(1))
     pinned = await _order(site, "pin", _prefix(1))
     softer = await _order(site, "soft_pin", _prefix(1))
     assert (softer.outcome, softer.held_bytes) == ("pinned", pinned.held_bytes)
     page = await asyncio.to_thread(get_json, f"http://{site.agents['a'].status}/status")
-    its = {"end_hash": _prefix(1).end_hash.hex(), "order": "pin", "num_bytes": pinned.held_bytes}
-    assert page["pins"] == [its]
+    pin = {"end_hash": _prefix(1).end_hash.hex(), "order": "pin", "num_bytes": pinned.held_bytes}
+    assert page["pins"] == [pin]
 
 
-async def test_orders_for_what_nobody_holds_or_nobody_answers_end_with_a_word(
+async def test_orders_without_holder_or_answer_fail_with_a_reason(
     site: AgentDeployment, deployment: Deployment
 ) -> None:
     await site.node("a")
     assert (await _order(site, "pin", _prefix(1))).outcome == "evicted"
     deployment.run(deployment.reporter("deaf", site.manager))
-    await until(lambda: any(its.node.name == "deaf" for its in site.manager.world.live()), what="deaf")
+    await until(lambda: any(member.node.name == "deaf" for member in site.manager.world.live()), what="deaf")
     assert (await _order(site, "pin", _prefix(1), node="deaf", seconds=0.3)).outcome == "deadline"
 
 
-async def test_nobody_but_operators_gives_orders_and_bad_ones_are_refused(site: AgentDeployment) -> None:
+async def test_only_operators_give_orders_and_malformed_ones_are_refused(site: AgentDeployment) -> None:
     await site.node("a")
     with pytest.raises(IndexRefusal, match="is not an operator"):
         await _order(site, "pin", _prefix(1), who="router")

@@ -1,4 +1,4 @@
-"""Questions on one stream: each has its own answer, and a manager without streams is asked all the same."""
+"""Queries on one stream: each gets its own answer, and managers without streams still work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tools.free_ports import free_address
 LAYOUT = hybrid_layout()
 
 
-async def test_questions_that_are_asked_at_once_get_their_own_answers(deployment: Deployment) -> None:
+async def test_simultaneous_queries_get_their_own_answers(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -48,14 +48,14 @@ async def test_questions_that_are_asked_at_once_get_their_own_answers(deployment
     assert refusal.value.reason == "unknown_model"
 
 
-async def test_what_all_clusters_hold_together_is_answered_where_it_is_asked_for(deployment: Deployment) -> None:
+async def test_match_over_all_clusters_is_returned_on_request(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     east, west = deployment.reporter("n1", manager), deployment.reporter("n2", manager, cluster="west")
     for reporter in (east, west):
         deployment.run(reporter)
     chain = chain_of(321)
     east.publish(stored(LAYOUT, chain, 160, state=False))
-    gone = [its for end in range(16, 161, 16) for its in removed(LAYOUT, chain, end)]
+    gone = [event for end in range(16, 161, 16) for event in removed(LAYOUT, chain, end)]
     west.publish([*stored(LAYOUT, chain, 320), *gone])
     client, request = deployment.client(manager), match_request(chain)
     request.with_world = True
@@ -69,13 +69,13 @@ async def test_what_all_clusters_hold_together_is_answered_where_it_is_asked_for
 
 
 def _whole(answer: pb.MatchResponse) -> tuple[list[int], int, int, str]:
-    """What single clusters could serve, and the world."""
+    """Return the usable tokens of single clusters, and the match over all clusters."""
     world = answer.world
     alone = [cluster.usable_tokens for cluster in answer.clusters]
     return alone, world.usable_tokens, world.attention_tokens, world.reason
 
 
-async def test_questions_of_one_message_get_their_answers_and_refusals_together(deployment: Deployment) -> None:
+async def test_queries_of_one_message_are_answered_together(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -92,7 +92,7 @@ async def test_questions_of_one_message_get_their_answers_and_refusals_together(
 
     try:
         call = channel.stream("Ask", asked())
-        replies = [its async for reply in call for its in (reply, *reply.further)]
+        replies = [part async for reply in call for part in (reply, *reply.further)]
         assert BATCHES_KEY in dict(await call.initial_metadata())
     finally:
         await channel.close()
@@ -101,7 +101,7 @@ async def test_questions_of_one_message_get_their_answers_and_refusals_together(
     assert {reply.id: reply.refusal.reason for reply in replies if reply.HasField("refusal")} == {2: "unknown_model"}
 
 
-async def test_the_first_questions_after_a_managers_restart_are_not_lost(deployment: Deployment) -> None:
+async def test_first_queries_after_a_restart_are_not_lost(deployment: Deployment) -> None:
     address = free_address()
     client = None
     for _ in range(3):
@@ -112,7 +112,7 @@ async def test_the_first_questions_after_a_managers_restart_are_not_lost(deploym
 
 
 async def _until_refused(client: ManagerClient) -> None:
-    """Ask about a model that nobody has until the manager says so. It may be away still, but no question stays unanswered."""
+    """Query an unknown model until the manager refuses it. It may be away, but no query may stay unanswered."""
     while True:
         try:
             await client.match(pb.MatchRequest(model="?"))
@@ -125,11 +125,11 @@ async def _until_refused(client: ManagerClient) -> None:
 
 
 class _Recording:
-    """Answers each question with its limit, and remembers how many and how long ones came in one message."""
+    """Server that answers each query with its limit, and records the size of each message."""
 
     def __init__(self, *, takes_batches: bool) -> None:
         self._takes_batches = takes_batches
-        self.messages: list[tuple[int, int]] = []  # questions, bytes of hashes
+        self.messages: list[tuple[int, int]] = []  # Queries and bytes of hashes.
         self.gate = asyncio.Event()
 
     async def ask(self, questions: AsyncIterator[pb.Question], context: Any) -> AsyncIterator[pb.Reply]:
@@ -137,16 +137,16 @@ class _Recording:
             await context.send_initial_metadata(((BATCHES_KEY, "1"),))
         async for message in questions:
             asked = (message, *message.further)
-            self.messages.append((len(asked), sum(len(its.match.units) for its in asked)))
+            self.messages.append((len(asked), sum(len(query.match.units) for query in asked)))
             replies = [
-                pb.Reply(id=its.id, match=pb.MatchResponse(odd_lengths=[its.match.limit_tokens])) for its in asked
+                pb.Reply(id=query.id, match=pb.MatchResponse(odd_lengths=[query.match.limit_tokens])) for query in asked
             ]
             replies[0].further.extend(replies[1:])
             yield replies[0]
             await self.gate.wait()
 
     async def asked_at_once(self, requests: list[pb.MatchRequest]) -> list[int]:
-        """The limits that came back: of one question alone, then of all these while the server reads nothing."""
+        """Return the limits that came back: first of one query, then of these while the server reads nothing."""
         server = grpc.aio.server()
         handler = grpc.stream_stream_rpc_method_handler(
             self.ask, pb.Question.FromString, lambda reply: reply.SerializeToString()
@@ -168,14 +168,14 @@ class _Recording:
             await server.stop(None)
 
 
-async def test_a_manager_that_takes_one_question_a_message_gets_one() -> None:
+async def test_manager_without_batches_gets_one_query_per_message() -> None:
     server = _Recording(takes_batches=False)
     requests = [pb.MatchRequest(limit_tokens=number) for number in range(20)]
     assert await server.asked_at_once(requests) == [*range(20)]
     assert [count for count, _ in server.messages] == [1] * 21
 
 
-async def test_questions_travel_together_up_to_a_number_and_a_size() -> None:
+async def test_batches_are_bounded_in_number_and_size() -> None:
     server = _Recording(takes_batches=True)
     short = [pb.MatchRequest(limit_tokens=number) for number in range(100)]
     long = [pb.MatchRequest(limit_tokens=number, units=bytes(400_000)) for number in range(6)]
@@ -185,7 +185,7 @@ async def test_questions_travel_together_up_to_a_number_and_a_size() -> None:
     assert max(num_bytes for _, num_bytes in server.messages) <= 1 << 20
 
 
-async def test_a_manager_without_streams_is_asked_call_by_call() -> None:
+async def test_manager_without_streams_gets_single_calls() -> None:
     server = grpc.aio.server()
 
     async def match(request: pb.MatchRequest, context: Any) -> pb.MatchResponse:
@@ -209,7 +209,7 @@ async def test_a_manager_without_streams_is_asked_call_by_call() -> None:
         await server.stop(None)
 
 
-async def test_a_question_that_a_manager_fails_at_costs_no_other_its_answer() -> None:
+async def test_failed_query_does_not_affect_others() -> None:
     server = grpc.aio.server()
 
     async def ask(questions: AsyncIterator[pb.Question], context: Any) -> AsyncIterator[pb.Reply]:

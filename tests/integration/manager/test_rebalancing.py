@@ -1,4 +1,4 @@
-"""What many ask for comes to lie on more nodes, within its budgets and once; what leaves is moved first."""
+"""Rebalancing copies hot prefixes to more nodes within its budgets, and drained nodes copy theirs first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOT = chain_of(400)
 RARE = [chain_of(400, seed=number) for number in range(1, 6)]
 LENGTH = 320
 PREFIX_BYTES = sizes(10, 2, 1)
-HOT_SHARE = 100  # the hot prefix is asked for so many times as often as each of the others
+HOT_SHARE = 100  # Requests for the hot prefix per request for another one.
 BURST_SECONDS = RebalanceLimits(0.0, 0.0).burst_seconds
 
 
@@ -75,9 +75,7 @@ def _received(site: AgentDeployment, name: str) -> list[int]:
     return [int(str(record["payload_bytes"])) - int(str(record["held_bytes"])) for record in records]
 
 
-async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_the_others_stay(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+async def test_only_the_hot_prefix_spreads(deployment: Deployment, tmp_path: Path) -> None:
     rate = 3.0 * PREFIX_BYTES
     async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=rate) as site:
         names = [f"n{number}" for number in range(5)]
@@ -102,9 +100,7 @@ async def test_a_prefix_that_is_asked_for_a_hundred_times_as_often_spreads_and_t
             assert await asyncio.to_thread(site.hands[name].holds, prefix_of(HOT, LENGTH))
 
 
-async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+async def test_new_node_receives_one_copy_at_a_time_within_its_budget(deployment: Deployment, tmp_path: Path) -> None:
     intake = 4.0 * PREFIX_BYTES
     async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=intake / INTAKE_RATIO) as site:
         chains = [HOT, *RARE[:3]]
@@ -127,7 +123,7 @@ async def test_a_fresh_node_is_filled_at_its_own_pace_one_copy_at_a_time(
         assert most_at_once <= 1, "each may be over before anybody looks"
 
 
-async def test_no_budget_no_copies(deployment: Deployment, tmp_path: Path) -> None:
+async def test_without_a_budget_nothing_is_copied(deployment: Deployment, tmp_path: Path) -> None:
     async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=0.0) as site:
         await site.node("a")
         await site.node("b")
@@ -137,7 +133,7 @@ async def test_no_budget_no_copies(deployment: Deployment, tmp_path: Path) -> No
         assert _holders(site, HOT) == {"a"}
 
 
-async def test_a_node_that_drains_gives_away_what_is_asked_for_and_gets_no_request(site: AgentDeployment) -> None:
+async def test_draining_node_copies_hot_prefixes_and_gets_no_requests(site: AgentDeployment) -> None:
     async with TestServer(_idle_engine()) as engine:
         await site.node("a", engines=_engine("a", url=str(engine.make_url(""))))
         await _is_drained(site)
@@ -168,7 +164,7 @@ async def _is_drained(site: AgentDeployment) -> None:
         await operator.drain(pb.DrainRequest(node="nobody"))
 
 
-async def test_an_agent_that_is_told_to_stop_gives_away_what_is_asked_for_first(site: AgentDeployment) -> None:
+async def test_stopping_agent_copies_hot_prefixes_first(site: AgentDeployment) -> None:
     await site.node("a", **{"drain-seconds": "60s"})
     await site.node("b")
     for chain in (HOT, RARE[0]):
@@ -187,7 +183,7 @@ def _engine(name: str, *, url: str = "http://127.0.0.1:9") -> str:
 
 
 def _idle_engine() -> web.Application:
-    """What an agent asks of an engine: how busy it is."""
+    """Serve an engine's load to its agent."""
 
     async def page(_: web.Request) -> web.Response:
         return web.Response(text="vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")

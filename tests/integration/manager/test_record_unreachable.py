@@ -1,4 +1,4 @@
-"""Redis is full, or cut off from one of two managers: answers go on, and the record is whole once it can be."""
+"""Redis is full, or cut off from one of two managers: answers continue, and the record catches up."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Relay:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         beyond_reader, beyond_writer = await asyncio.open_unix_connection(self._path)
-        ours = {writer, beyond_writer}
-        self._writers |= ours
+        managers_writers = {writer, beyond_writer}
+        self._writers |= managers_writers
         try:
             await asyncio.gather(_copy(reader, beyond_writer), _copy(beyond_reader, writer))
         finally:
-            self._writers -= ours
+            self._writers -= managers_writers
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,9 +74,7 @@ async def relay(redis: EmbeddedRedis) -> AsyncIterator[Relay]:
     await made.cut()
 
 
-async def test_a_full_redis_refuses_writes_and_is_caught_up_with_once_it_has_room(
-    deployment: Deployment, redis: EmbeddedRedis
-) -> None:
+async def test_record_catches_up_once_a_full_redis_has_room(deployment: Deployment, redis: EmbeddedRedis) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -94,15 +92,15 @@ async def test_a_full_redis_refuses_writes_and_is_caught_up_with_once_it_has_roo
     await store.close()
 
 
-async def test_a_writer_cut_off_from_redis_answers_on_gives_way_and_its_news_are_not_lost(
+async def test_writer_without_redis_keeps_answering_and_loses_nothing(
     deployment: Deployment, redis: EmbeddedRedis, relay: Relay
 ) -> None:
-    cut_off = await deployment.start_manager(redis_url=relay.url, lease_seconds=1.0)  # which Redis ends soon
-    other = await deployment.start_manager()
-    reporter = deployment.reporter("n1", cut_off, other)
+    cut_off = await deployment.start_manager(redis_url=relay.url, lease_seconds=1.0)  # Redis ends this lease soon.
+    connected = await deployment.start_manager()
+    reporter = deployment.reporter("n1", cut_off, connected)
     deployment.run(reporter)
     reporter.publish(stored(LAYOUT, chain_of(640), 160))
-    await until_usable(deployment.client(other), chain_of(640), {"n1": 160})
+    await until_usable(deployment.client(connected), chain_of(640), {"n1": 160})
     await relay.cut()
     reporter.publish(stored(LAYOUT, chain_of(640), 320))
     await until_usable(deployment.client(cut_off), chain_of(640), {"n1": 320})
@@ -112,11 +110,11 @@ async def test_a_writer_cut_off_from_redis_answers_on_gives_way_and_its_news_are
         while await store.writer(ClusterName("east")) is not None:  # noqa: ASYNC110 - Redis ends the lease
             await asyncio.sleep(0.02)
     await store.close()
-    newcomer = deployment.reporter("n2", other)
+    newcomer = deployment.reporter("n2", connected)
     deployment.run(newcomer)
     newcomer.publish(stored(LAYOUT, chain_of(640), 480))
-    await until(lambda: other.replication.num_written == 1, what="the other side's writer")
+    await until(lambda: connected.replication.num_written == 1, what="the other side's writer")
     await relay.mend()
     await until(lambda: cut_off.replication.num_written == 0, what="the cut-off writer's giving way")
-    for manager in (cut_off, other):
+    for manager in (cut_off, connected):
         await until_usable(deployment.client(manager), chain_of(640), {"n1": 320, "n2": 480})

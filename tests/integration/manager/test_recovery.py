@@ -1,4 +1,4 @@
-"""The limits of a restart of the record, with the times as they were: long, so for the soak alone."""
+"""Time limits of a restart of the record with default settings. Long, so for the soak only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.index import recovery
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_killed_redis_and_a_failover_cost_no_more_than_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recovery_stays_within_its_limits(capsys: pytest.CaptureFixture[str]) -> None:
     found = recovery.measure()
     with capsys.disabled():
         sys.stdout.write(json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""A Redis Cluster of two servers: managers read streams of several slots, and follow a slot that moves."""
+"""Redis Cluster of two servers: managers read streams of several slots, and follow a slot that moves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Slots:
             server.execute_command("CLUSTER", "SETSLOT", slot, "NODE", there)
 
     def has(self, place: int, key: str) -> bool:
-        """Whether the server itself, not the cluster, has a key."""
+        """Return whether the server itself has a key."""
         try:
             return bool(self._servers[place].exists(key))
         except redis.RedisError:
@@ -102,7 +102,7 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slots]:
         started.close()
 
 
-async def test_streams_of_several_slots_are_read_as_they_come(slots: Slots) -> None:
+async def test_streams_of_several_slots_are_read(slots: Slots) -> None:
     store = RedisStore(slots.url, keys=Keys("spread"))
     await store.check()
     leases = {name: await store.acquire(name, owner="127.0.0.1:1 a", seconds=30) for name in (EAST, WEST)}

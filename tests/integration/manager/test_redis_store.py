@@ -1,4 +1,4 @@
-"""The record against a real Redis: how much one reply brings, and what a snapshot leaves that was never completed."""
+"""Record in a real Redis: bounded replies, and snapshots that were never completed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.deployment import Deployment
 from tests.support.waiting import PATIENCE_SECONDS
 
 EAST = ClusterName("east")
-FULL = bytes(150 << 10)  # a batch of full segments
+FULL = bytes(150 << 10)  # A batch of full segments.
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ async def redis(deployment: Deployment) -> EmbeddedRedis:
 
 @pytest.fixture
 async def store(redis: EmbeddedRedis) -> AsyncIterator[RedisStore]:
-    its = RedisStore(redis.url)
-    yield its
-    await its.close()
+    store = RedisStore(redis.url)
+    yield store
+    await store.close()
 
 
 async def _lease(store: RedisStore) -> Lease:
@@ -40,12 +40,12 @@ async def _chunks(count: int) -> AsyncIterator[bytes]:
 
 async def _append(store: RedisStore, lease: Lease, *data: bytes) -> None:
     ids = [f"{lease.epoch}-{number}" for number in range(1, len(data) + 1)]
-    entries = [Entry(*its) for its in zip(ids, [START_ID, *ids], data, strict=False)]
+    entries = [Entry(*fields) for fields in zip(ids, [START_ID, *ids], data, strict=False)]
     for start in range(0, len(data), 50):
         await store.append(lease, entries[start : start + 50])
 
 
-async def test_a_snapshot_is_read_in_several_replies(store: RedisStore) -> None:
+async def test_snapshot_is_read_in_several_replies(store: RedisStore) -> None:
     lease = await _lease(store)
     await store.write_snapshot(lease, covers="1-0", chunks=_chunks(40))
     assert await store.read_snapshot(EAST) == ("1-0", [b"%d" % number for number in range(40)])
@@ -53,7 +53,7 @@ async def test_a_snapshot_is_read_in_several_replies(store: RedisStore) -> None:
     assert stats["cmdstat_lrange"]["calls"] >= 3
 
 
-async def test_a_snapshot_that_takes_another_s_place_while_it_is_read_is_read_whole(store: RedisStore) -> None:
+async def test_replaced_snapshot_is_read_again(store: RedisStore) -> None:
     lease = await _lease(store)
     await store.write_snapshot(lease, covers="1-0", chunks=_chunks(40))
     lrange, num_calls = store._client.lrange, 0
@@ -69,7 +69,7 @@ async def test_a_snapshot_that_takes_another_s_place_while_it_is_read_is_read_wh
     assert await store.read_snapshot(EAST) == ("2-0", [b"%d" % number for number in range(20)])
 
 
-async def test_many_small_entries_or_few_large_ones_come_in_one_reply(store: RedisStore) -> None:
+async def test_reply_is_bounded_in_number_and_size(store: RedisStore) -> None:
     data = [b"small"] * 1000 + [FULL] * 40
     await _append(store, await _lease(store), *data)
     replies, position = [], START_ID
@@ -81,15 +81,15 @@ async def test_many_small_entries_or_few_large_ones_come_in_one_reply(store: Red
     assert max(sum(len(entry.data) for entry in entries) for entries in replies) < 3 << 20
 
 
-async def test_who_waits_for_entries_gets_many_small_ones_at_once_or_few_large_ones(store: RedisStore) -> None:
+async def test_awaited_entries_are_bounded_in_number_and_size(store: RedisStore) -> None:
     await _append(store, await _lease(store), *[b"small"] * 300, *[FULL] * 60)
     found = (await store.read({EAST: START_ID}, wait_seconds=1.0))[EAST]
     assert len(found) > 300
-    assert [its.before for its in found[1:]] == [its.id for its in found[:-1]]
-    assert sum(len(its.data) for its in found) < 3 << 20
+    assert [entry.before for entry in found[1:]] == [entry.id for entry in found[:-1]]
+    assert sum(len(entry.data) for entry in found) < 3 << 20
 
 
-async def test_a_snapshot_that_failed_leaves_nothing_and_one_whose_writer_died_not_for_long(store: RedisStore) -> None:
+async def test_incomplete_snapshots_disappear(store: RedisStore) -> None:
     lease = await _lease(store)
     left: list[int] = []
 

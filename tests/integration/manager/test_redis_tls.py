@@ -1,4 +1,4 @@
-"""Mutual TLS between managers and the record: a Redis behind a port that asks for certificates."""
+"""Mutual TLS between managers and Redis behind a port that requires certificates."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def plain_redis(tmp_path: Path) -> Iterator[str]:
 
 
 def _door(directory: Path, before: str) -> TlsProxy:
-    its = Authority(directory).issue("redis")
-    certificates = Certificates(CertificateFiles(its.authority, its.certificate, its.key))
+    issued = Authority(directory).issue("redis")
+    certificates = Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key))
     door = TlsProxy("127.0.0.1:0", certificates, setting="redis", refused=lambda reason: None)
     door.bind()
     door.start(before)
@@ -72,9 +72,13 @@ async def sentinel_door(door: TlsProxy, tmp_path: Path) -> AsyncIterator[TlsProx
     process.wait()
 
 
-def _url(door: TlsProxy, its: Issued, *, kind: str = "rediss", path: str = "0") -> str:
+def _url(door: TlsProxy, certificates: Issued, *, kind: str = "rediss", path: str = "0") -> str:
     """As docs/redis.md writes it."""
-    files = {"ssl_ca_certs": its.authority, "ssl_certfile": its.certificate, "ssl_keyfile": its.key}
+    files = {
+        "ssl_ca_certs": certificates.authority,
+        "ssl_certfile": certificates.certificate,
+        "ssl_keyfile": certificates.key,
+    }
     return f"{kind}://{door.address}/{path}?{urlencode(files, safe='/')}"
 
 
@@ -88,22 +92,20 @@ async def test_managers_share_a_record_over_mutual_tls(door: TlsProxy, deploymen
     await until_usable(deployment.client(follower), chain_of(161), {"n1": 160})
 
 
-async def test_a_certificate_of_another_authority_on_either_side_opens_no_record(
-    door: TlsProxy, tmp_path: Path
-) -> None:
+async def test_certificate_of_another_authority_is_refused(door: TlsProxy, tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
-    foreign, ours = Authority(tmp_path / "foreign").issue("manager"), Authority(tmp_path).issue("manager")
-    deceived = Issued(foreign.authority, ours.certificate, ours.key, ours.revocations, ours.serial, ours.expires_at)
-    for its in (foreign, deceived):
-        store = RedisStore(_url(door, its), keys=Keys("prfaas"))
+    foreign, trusted = Authority(tmp_path / "foreign").issue("manager"), Authority(tmp_path).issue("manager")
+    deceived = Issued(
+        foreign.authority, trusted.certificate, trusted.key, trusted.revocations, trusted.serial, trusted.expires_at
+    )
+    for certificates in (foreign, deceived):
+        store = RedisStore(_url(door, certificates), keys=Keys("prfaas"))
         with pytest.raises(RecordUnreachable):
             await store.check()
         await store.close()
 
 
-async def test_a_sentinel_and_the_master_that_it_names_are_reached_over_mutual_tls(
-    sentinel_door: TlsProxy, tmp_path: Path
-) -> None:
+async def test_sentinel_and_its_master_are_reached_over_mutual_tls(sentinel_door: TlsProxy, tmp_path: Path) -> None:
     store = RedisStore(_url(sentinel_door, Authority(tmp_path).issue("manager"), kind="rediss+sentinel", path="main"))
     await store.check()
     await store.close()

@@ -1,4 +1,4 @@
-"""A node's pool changes become answers, and stay right through breaks."""
+"""Pool changes of a node reach the answers, and stay correct through breaks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYOUT = hybrid_layout()
 SHORT_EXPIRY_SECONDS = 1.0
 
 
-async def test_what_a_node_stores_is_matched_and_what_it_removes_is_not(deployment: Deployment) -> None:
+async def test_stored_blocks_are_matched_and_removed_ones_are_not(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -48,7 +48,7 @@ async def test_what_a_node_stores_is_matched_and_what_it_removes_is_not(deployme
     assert await usable(client, chain) == {"n1": 0}, "the state at 320 lacks an attention block below it"
 
 
-async def test_a_state_at_an_odd_length_is_found_by_stating_the_length_that_the_answer_hints_at(
+async def test_state_at_an_odd_length_needs_the_hinted_checkpoint(
     deployment: Deployment,
 ) -> None:
     manager = await deployment.start_manager()
@@ -64,7 +64,7 @@ async def test_a_state_at_an_odd_length_is_found_by_stating_the_length_that_the_
     assert await usable(client, second_turn, stated=(327,)) == {"n1": 327}
 
 
-async def test_another_tenants_salt_and_another_model_never_match(deployment: Deployment) -> None:
+async def test_other_salts_and_models_never_match(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -82,7 +82,7 @@ async def test_another_tenants_salt_and_another_model_never_match(deployment: De
     assert alien.value.reason == "alien_hash"
 
 
-async def test_a_restarted_node_holds_nothing_of_its_former_life(deployment: Deployment) -> None:
+async def test_restarted_node_starts_empty(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     first = deployment.reporter("n1", manager)
     running = deployment.run(first)
@@ -95,7 +95,7 @@ async def test_a_restarted_node_holds_nothing_of_its_former_life(deployment: Dep
     assert await usable(deployment.client(manager), chain_of(640)) == {}
 
 
-async def test_a_lost_block_is_found_by_the_digest_and_announced_again(deployment: Deployment) -> None:
+async def test_lost_block_is_found_by_the_digest(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -107,7 +107,7 @@ async def test_a_lost_block_is_found_by_the_digest_and_announced_again(deploymen
     await until_usable(client, chain_of(640), {"n1": 320})
 
 
-async def test_a_silent_node_leaves_the_answers_and_comes_back_with_its_blocks(deployment: Deployment) -> None:
+async def test_silent_node_returns_with_its_blocks(deployment: Deployment) -> None:
     manager = await deployment.start_manager(expiry_seconds=SHORT_EXPIRY_SECONDS)
     reporter = deployment.reporter("n1", manager)
     running = deployment.run(reporter)
@@ -121,7 +121,7 @@ async def test_a_silent_node_leaves_the_answers_and_comes_back_with_its_blocks(d
     assert reporter.status.num_full_announcements == 0, "the stream was resumed"
 
 
-async def test_a_node_whose_clock_went_back_is_known_once_its_former_life_is_silent(deployment: Deployment) -> None:
+async def test_node_with_an_older_epoch_registers_after_the_expiry(deployment: Deployment) -> None:
     manager = await deployment.start_manager(expiry_seconds=SHORT_EXPIRY_SECONDS)
     former = deployment.reporter("n1", manager, epoch=1000)
     running = deployment.run(former)
@@ -134,7 +134,7 @@ async def test_a_node_whose_clock_went_back_is_known_once_its_former_life_is_sil
     await until_usable(deployment.client(manager), chain_of(656, seed=1), {"n1": 640})
 
 
-async def test_nobody_speaks_for_another_node(deployment: Deployment) -> None:
+async def test_node_may_not_report_for_another(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -145,7 +145,7 @@ async def test_nobody_speaks_for_another_node(deployment: Deployment) -> None:
     assert refusal.value.reason == "unauthenticated"
 
 
-async def test_watchers_see_nodes_come_and_go(deployment: Deployment) -> None:
+async def test_watchers_see_nodes_join_and_leave(deployment: Deployment) -> None:
     manager = await deployment.start_manager(expiry_seconds=SHORT_EXPIRY_SECONDS)
     client = deployment.client(manager)
     reporter = deployment.reporter("n1", manager)
@@ -162,7 +162,7 @@ async def test_watchers_see_nodes_come_and_go(deployment: Deployment) -> None:
     await watching.aclose()
 
 
-async def test_what_a_broken_promise_lacked_is_counted_by_cluster_and_kind_of_group(deployment: Deployment) -> None:
+async def test_missing_tokens_are_counted_by_cluster_and_kind(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager, cluster="honest")
     deployment.run(reporter)
@@ -180,7 +180,7 @@ def _counted(metric: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(metric, {"cluster": "honest", **labels})
 
 
-async def test_a_figure_that_no_message_carries_ends_the_session_and_not_the_reports(deployment: Deployment) -> None:
+async def test_invalid_figure_ends_the_session_only(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     loads = itertools.chain([-1], itertools.repeat(1))
 
@@ -189,11 +189,11 @@ async def test_a_figure_that_no_message_carries_ends_the_session_and_not_the_rep
 
     reporter = deployment.reporter("n1", manager, figures=figures)
     running = deployment.run(reporter)
-    await until(lambda: running.done() or any(its.figures.engines for its in manager.world.membership))
+    await until(lambda: running.done() or any(member.figures.engines for member in manager.world.membership))
     assert not running.done()
 
 
-async def test_events_go_on_after_one_that_no_message_carries(deployment: Deployment) -> None:
+async def test_events_continue_after_an_invalid_one(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -208,7 +208,7 @@ async def test_events_go_on_after_one_that_no_message_carries(deployment: Deploy
     await until_usable(deployment.client(manager), chain_of(656, seed=1), {"n1": 640})
 
 
-async def test_a_copy_under_way_that_another_asks_for_more_urgently_is_commanded_again(deployment: Deployment) -> None:
+async def test_copy_with_a_higher_priority_is_commanded_again(deployment: Deployment) -> None:
     manager, commands = await deployment.start_manager(), list[CopyCommand]()
     east = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1)
     sender = Reporter((manager.address,), node=east, secret=SECRET, on_copy=commands.append)
@@ -229,4 +229,4 @@ async def test_a_copy_under_way_that_another_asks_for_more_urgently_is_commanded
     await until(lambda: [command.priority for command in commands[-1:]] == [0])
     (transfer_id,) = {command.transfer_id for command in commands}
     sender.note_copy_end(CopyEnd(transfer_id, "completed"))
-    assert [its.outcome for its in await asyncio.gather(*orders)] == ["completed", "completed"]
+    assert [end.outcome for end in await asyncio.gather(*orders)] == ["completed", "completed"]

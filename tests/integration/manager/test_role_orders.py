@@ -1,4 +1,4 @@
-"""An operator's word on roles: what runs ends first, the word outlives managers, and what would break a cluster is refused."""
+"""Role orders of operators: running requests finish first, and impossible orders are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 def roles(manager: Manager) -> dict[str, str]:
-    return {engine.instance: engine.role for its in manager.world.live() for engine in its.node.engines}
+    return {engine.instance: engine.role for member in manager.world.live() for engine in member.node.engines}
 
 
 async def node(
@@ -32,7 +32,7 @@ async def node(
 async def order(
     deployment: Deployment, manager: Manager, name: str, role: str, *, seconds: float = 0.0, who: str = "operator"
 ) -> list[tuple[str, str, str, int]]:
-    """What changed, the last number being the requests that were left; -1: nobody says."""
+    """Return the changes, each with the requests that were left, or -1 if unknown."""
     request = pb.SetRoleRequest(node=name, role=role, timeout_seconds=seconds)
     response = await deployment.client(manager, name=who).set_role(request)
     return [
@@ -46,7 +46,7 @@ def num_actions(outcome: str) -> float:
     return REGISTRY.get_sample_value("prfaas_manager_admin_actions_total", labels) or 0.0
 
 
-async def test_an_ordered_role_is_in_force_for_the_next_manager_too(deployment: Deployment) -> None:
+async def test_ordered_role_survives_the_manager(deployment: Deployment) -> None:
     await deployment.start_redis()
     first = await deployment.start_manager()
     await node(deployment, first, "n1", "decode")
@@ -62,7 +62,7 @@ async def test_an_ordered_role_is_in_force_for_the_next_manager_too(deployment: 
     assert roles(second) == {"n1-engine": "decode", "n2-engine": "decode"}
 
 
-async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Deployment) -> None:
+async def test_node_gets_no_requests_until_it_is_idle(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     loads = {"running": 1}
 
@@ -71,7 +71,7 @@ async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Dep
 
     deployment.run(deployment.reporter("n1", manager, cluster="west", role="decode", figures=figures))
     await node(deployment, manager, "n2", "both")
-    await until(lambda: any(its.figures.engines for its in manager.world.live()), what="a reported load")
+    await until(lambda: any(member.figures.engines for member in manager.world.live()), what="a reported load")
     ordered = asyncio.create_task(order(deployment, manager, "n1", "prefill", seconds=PATIENCE_SECONDS))
     await until(lambda: manager.world.draining == {"n1-engine"}, what="the drain")
     assert roles(manager)["n1-engine"] == "decode"
@@ -80,20 +80,20 @@ async def test_a_node_gets_nothing_new_until_what_runs_has_ended(deployment: Dep
     assert not manager.world.draining
 
 
-async def test_another_managers_routers_send_nothing_new_to_it_either(deployment: Deployment) -> None:
+async def test_routers_of_other_managers_send_no_requests_either(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     busy = Figures(engines=(EngineLoad(InstanceId("n1-engine"), 1, 0, 0.0),))
     first, second = await deployment.start_manager(), await deployment.start_manager()
     deployment.run(deployment.reporter("n1", first, cluster="west", role="decode", figures=busy))
     await node(deployment, first, "n2", "both")
-    await until(lambda: any(its.figures.engines for its in first.world.live()), what="a reported load")
+    await until(lambda: any(member.figures.engines for member in first.world.live()), what="a reported load")
     ordered = asyncio.create_task(order(deployment, first, "n1", "prefill", seconds=PATIENCE_SECONDS))
     await until(lambda: second.service.state(index_stale=False).resting_instances == ["n1-engine"], what="the news")
     await deployment.stop_manager(first)
     with pytest.raises((IndexRefusal, ManagerUnreachable)):
         await ordered
     store = RedisStore(redis.url)
-    await store._client.delete(store.keys.figures(ClusterName("west")))  # as Redis does when their time is over
+    await store._client.delete(store.keys.figures(ClusterName("west")))  # As Redis does when they expire.
     await store.close()
     await until(lambda: not second.world.draining, what="the end of an order whose manager has ended")
 
@@ -107,7 +107,7 @@ async def test_another_managers_routers_send_nothing_new_to_it_either(deployment
         ("nobody", "decode", "unknown or silent"),
     ],
 )
-async def test_what_would_break_a_cluster_is_refused(
+async def test_order_that_would_break_a_cluster_is_refused(
     deployment: Deployment, name: str, role: str, message: str
 ) -> None:
     manager = await deployment.start_manager()
@@ -121,9 +121,7 @@ async def test_what_would_break_a_cluster_is_refused(
 
 
 @pytest.mark.parametrize("who", ["router", "n2"])
-async def test_only_operators_may_and_the_attempt_is_recorded(
-    deployment: Deployment, who: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_only_operators_change_roles(deployment: Deployment, who: str, caplog: pytest.LogCaptureFixture) -> None:
     manager = await deployment.start_manager()
     for name in ("n1", "n2"):
         await node(deployment, manager, name, "both")

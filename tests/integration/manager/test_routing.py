@@ -1,4 +1,4 @@
-"""Route over real gRPC: the decision, its reason, its grant, and that every manager decides alike."""
+"""Route over gRPC: the decision, its reason and its grant, alike at every manager."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def two_clusters(deployment: Deployment, manager: Manager, *, figures: Fig
     return deployment.client(manager)
 
 
-async def test_a_long_prompt_goes_to_the_prfaas_cluster_with_a_grant_that_both_agents_accept(
+async def test_long_prompt_goes_remote_with_a_valid_grant(
     deployment: Deployment,
 ) -> None:
     client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
@@ -61,7 +61,7 @@ async def test_a_long_prompt_goes_to_the_prfaas_cluster_with_a_grant_that_both_a
     assert (grant.prompt_hash, grant.num_tokens, grant.tenant) == (chain.at(999), 999, "acme")
 
 
-async def test_a_prompt_whose_prefix_the_decode_node_holds_stays_there(deployment: Deployment) -> None:
+async def test_prompt_with_a_local_prefix_stays(deployment: Deployment) -> None:
     client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
     reporter = deployment.reporters["decode"]
     reporter.publish(stored(LAYOUT, chain_of(1000), 640))
@@ -72,7 +72,7 @@ async def test_a_prompt_whose_prefix_the_decode_node_holds_stays_there(deploymen
     assert not response.grant
 
 
-async def test_blocks_without_the_state_count_for_the_link_and_not_for_compute(deployment: Deployment) -> None:
+async def test_blocks_without_state_save_transfer_but_not_compute(deployment: Deployment) -> None:
     client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
     reporter = deployment.reporters["decode"]
     reporter.publish(stored(LAYOUT, chain_of(1000), 640, state=False))
@@ -91,7 +91,7 @@ def _num_decisions() -> float:
     )
 
 
-async def test_a_later_turn_that_is_asked_about_twice_is_one_decision(deployment: Deployment) -> None:
+async def test_repeated_turn_is_one_decision(deployment: Deployment) -> None:
     client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
     reporter = deployment.reporters["decode"]
     chain = chain_of(1000)
@@ -109,9 +109,7 @@ async def test_a_later_turn_that_is_asked_about_twice_is_one_decision(deployment
 
 
 @pytest.mark.parametrize(("is_down", "reason"), [(True, "link_down"), (False, "long")])
-async def test_a_link_that_nobody_answers_is_no_option_and_one_not_dialled_yet_is(
-    deployment: Deployment, is_down: bool, reason: str
-) -> None:
+async def test_link_that_is_down_is_not_used(deployment: Deployment, is_down: bool, reason: str) -> None:
     manager = await deployment.start_manager(threshold_tokens=500)
     figures = Figures(links=(replace(LINK, num_connections=0, is_down=is_down),))
     client = await two_clusters(deployment, manager, figures=figures)
@@ -119,7 +117,7 @@ async def test_a_link_that_nobody_answers_is_no_option_and_one_not_dialled_yet_i
     assert (await client.route(route_request(chain_of(1000)))).reason == reason
 
 
-async def test_what_nobody_serves_is_refused_with_a_word(deployment: Deployment) -> None:
+async def test_unknown_model_is_refused(deployment: Deployment) -> None:
     client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
     with pytest.raises(IndexRefusal) as unknown:
         await client.route(route_request(chain_of(1000), model="unheard-of"))
@@ -129,12 +127,12 @@ async def test_what_nobody_serves_is_refused_with_a_word(deployment: Deployment)
     assert nobody.value.reason == "no_route"
 
 
-async def test_a_conversation_goes_back_to_the_node_that_answered_it(deployment: Deployment) -> None:
+async def test_session_returns_to_its_node(deployment: Deployment) -> None:
     manager = await deployment.start_manager(threshold_tokens=5000)
     client = await two_clusters(deployment, manager)
-    other = deployment.reporter("another", manager, cluster="pd")
-    deployment.run(other)
-    await until(lambda: other.status.manager)
+    second_node = deployment.reporter("another", manager, cluster="pd")
+    deployment.run(second_node)
+    await until(lambda: second_node.status.manager)
     first = await client.route(route_request(chain_of(100), session="s", excluded_instances=["another-engine"]))
     assert first.decode.node == "decode"
     second = await client.route(route_request(chain_of(200), session="s"))
@@ -152,7 +150,9 @@ async def test_two_managers_decide_alike(deployment: Deployment) -> None:
     await until(lambda: len(second.world.live()) == 2, what="the nodes at the second manager")
     await until(lambda: second.world.index.num_blocks() == 21, what="the blocks at the second manager")
     for num_tokens in (100, 700, 820, 821, 1000):
-        answers = [await its.route(route_request(chain_of(num_tokens))) for its in (client, deployment.client(second))]
+        answers = [
+            await asked.route(route_request(chain_of(num_tokens))) for asked in (client, deployment.client(second))
+        ]
         for answer in answers:
             answer.ClearField("transfer_id")
             answer.ClearField("grant")
@@ -160,12 +160,12 @@ async def test_two_managers_decide_alike(deployment: Deployment) -> None:
         assert answers[0] == answers[1], num_tokens
 
 
-async def test_another_manager_knows_where_a_conversation_was(deployment: Deployment) -> None:
+async def test_other_managers_know_the_node_of_a_session(deployment: Deployment) -> None:
     await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
     client = await two_clusters(deployment, first)
-    other = deployment.reporter("another", first, cluster="pd")
-    deployment.run(other)
+    second_node = deployment.reporter("another", first, cluster="pd")
+    deployment.run(second_node)
     await until(lambda: len(second.world.live()) == 3, what="three nodes at the second manager")
     turn = route_request(chain_of(100), session="s", excluded_instances=["another-engine"])
     assert (await client.route(turn)).decode.node == "decode"

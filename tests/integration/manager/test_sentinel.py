@@ -1,4 +1,4 @@
-"""A Redis master with a replica and a Sentinel: after a failover the old blocks are still matched and new ones recorded."""
+"""Redis failover by a Sentinel: old blocks still match, and new ones are recorded."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ async def replicated(tmp_path: Path) -> AsyncIterator[ReplicatedRedis]:
         await asyncio.to_thread(started.close)
 
 
-async def test_after_a_failover_old_blocks_are_matched_and_new_ones_recorded(
-    deployment: Deployment, replicated: ReplicatedRedis
-) -> None:
+async def test_record_survives_a_failover(deployment: Deployment, replicated: ReplicatedRedis) -> None:
     manager = await deployment.start_manager(redis_url=replicated.url)
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -47,7 +45,7 @@ async def test_after_a_failover_old_blocks_are_matched_and_new_ones_recorded(
     await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
 
 
-async def test_the_user_of_the_url_is_the_master_s(replicated: ReplicatedRedis) -> None:
+async def test_user_of_the_url_is_that_of_the_master(replicated: ReplicatedRedis) -> None:
     with redis.Redis(port=replicated.ports[0]) as master:
         master.execute_command("ACL", "SETUSER", "manager", "on", ">p@ss", "~*", "+@all")
     for password, is_right in (("p%40ss", True), ("wrong", False)):

@@ -1,4 +1,4 @@
-"""The servers of one manager process: health, reflection, pages, an orderly end, an end that is not."""
+"""Servers of one manager process: health, reflection, pages, orderly and abrupt ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tools.free_ports import free_address
 LAYOUT = hybrid_layout()
 
 
-async def test_health_says_serving_and_reflection_lists_the_service(deployment: Deployment) -> None:
+async def test_health_and_reflection_are_served(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     async with grpc.aio.insecure_channel(manager.address) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
@@ -37,11 +37,11 @@ async def test_health_says_serving_and_reflection_lists_the_service(deployment: 
         reflected = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
             asked, timeout=PATIENCE_SECONDS
         )
-        names = [its.name async for answer in reflected for its in answer.list_services_response.service]
+        names = [service.name async for answer in reflected for service in answer.list_services_response.service]
     assert SERVICE_NAME in names
 
 
-async def test_the_pages_show_readiness_metrics_and_state(deployment: Deployment) -> None:
+async def test_pages_show_readiness_metrics_and_state(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
@@ -63,7 +63,7 @@ def command(deployment: Deployment, *flags: str) -> list[str]:
     return [sys.executable, "-m", "prfaas.cli.manager", *secret, *flags]
 
 
-async def test_sigterm_ends_it_in_order_and_gives_the_lease_back(deployment: Deployment) -> None:
+async def test_sigterm_releases_the_lease(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     address = free_address()
     flags = ["--listen", address, "--redis-url", redis.url, "--lease-seconds", "60s", "--stop-seconds", "200ms"]
@@ -85,7 +85,7 @@ async def test_sigterm_ends_it_in_order_and_gives_the_lease_back(deployment: Dep
     await until(lambda: late.world.index.num_blocks() == 21, what="what the first manager recorded")
 
 
-async def test_an_embedded_redis_dies_with_its_manager_however_that_dies(deployment: Deployment) -> None:
+async def test_embedded_redis_dies_with_its_manager(deployment: Deployment) -> None:
     address = free_address()
     process = await asyncio.create_subprocess_exec(
         *command(deployment, "--listen", address),
@@ -100,7 +100,7 @@ async def test_an_embedded_redis_dies_with_its_manager_however_that_dies(deploym
 
 
 def servers_of(pid: int) -> list[int]:
-    """Of a process's children those that have become redis-server."""
+    """Return the children of a process that are redis-server."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     children = [int(word) for word in listed.read_text().split()] if listed.exists() else []
     return [child for child in children if "redis-server" in state(child)]
@@ -114,7 +114,7 @@ def state(pid: int) -> str:
         return ""
 
 
-async def test_beyond_loopback_it_wants_tls_or_to_be_told(deployment: Deployment) -> None:
+async def test_listening_beyond_loopback_needs_tls_or_consent(deployment: Deployment) -> None:
     await deployment.start_redis()
     with pytest.raises(ValueError, match="insecure_plaintext"):
         deployment.config(listen="0.0.0.0:0")
@@ -123,7 +123,7 @@ async def test_beyond_loopback_it_wants_tls_or_to_be_told(deployment: Deployment
     await told.close()
 
 
-async def test_a_redis_that_may_evict_keys_is_refused(deployment: Deployment) -> None:
+async def test_redis_that_may_evict_keys_is_refused(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     store = RedisStore(redis.url)
     await store._client.config_set("maxmemory-policy", "allkeys-lru")
@@ -132,21 +132,21 @@ async def test_a_redis_that_may_evict_keys_is_refused(deployment: Deployment) ->
     await store.close()
 
 
-async def test_an_address_that_is_taken_is_named(deployment: Deployment) -> None:
+async def test_taken_address_is_named(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    other = Manager(replace(deployment.config(), listen=manager.address), SECRET)
+    second = Manager(replace(deployment.config(), listen=manager.address), SECRET)
     with pytest.raises(ConfigError, match=manager.address.replace(".", r"\.")):
-        await other.start()
-    await other.close()
+        await second.start()
+    await second.close()
 
 
-def test_the_control_path_needs_neither_torch_nor_vllm() -> None:
+def test_manager_imports_neither_torch_nor_vllm() -> None:
     code = "import prfaas.cli.manager, prfaas.rpc.reporter, prfaas.rpc.client, sys; print({'torch', 'vllm'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert found.stdout == "set()\n"
 
 
-async def test_a_taken_address_of_the_pages_stops_the_start_by_name(deployment: Deployment) -> None:
+async def test_taken_http_address_is_named(deployment: Deployment) -> None:
     await deployment.start_redis()
     first = await deployment.start_manager()
     second = Manager(deployment.config(http_listen=first.http_address), SECRET)
@@ -155,7 +155,7 @@ async def test_a_taken_address_of_the_pages_stops_the_start_by_name(deployment: 
     await second.close()
 
 
-async def test_a_manager_that_stops_takes_nobody_for_dead_whom_it_no_longer_hears(deployment: Deployment) -> None:
+async def test_stopping_manager_expires_no_nodes(deployment: Deployment) -> None:
     manager = await deployment.start_manager(expiry_seconds=2.0, stop_seconds=5.0)
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)

@@ -1,4 +1,4 @@
-"""Sessions on their way to a Redis that does not answer: a bounded number of them."""
+"""Sessions on their way to a Redis that does not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prfaas.types import AgentName
 from tests.support.waiting import PATIENCE_SECONDS
 
 
-async def test_no_more_sessions_wait_for_redis_than_allowed_and_they_go_in_parts(tmp_path: Path) -> None:
+async def test_sessions_waiting_for_redis_are_bounded(tmp_path: Path) -> None:
     asked: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     path = str(tmp_path / "redis.sock")
     server = await asyncio.start_unix_server(lambda _, writer: asked.put_nowait(writer), path)

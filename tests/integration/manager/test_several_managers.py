@@ -1,4 +1,4 @@
-"""Several managers share one Redis: one writes a cluster, all answer, and each can go."""
+"""Several managers share one Redis: one writes a cluster, all answer, and any of them can leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYOUT = hybrid_layout()
 EAST = ClusterName("east")
 
 
-async def test_every_manager_answers_with_what_one_was_told(deployment: Deployment) -> None:
+async def test_every_manager_answers_with_reports_to_one(deployment: Deployment) -> None:
     await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
     reporter = deployment.reporter("n1", first)
@@ -29,18 +29,18 @@ async def test_every_manager_answers_with_what_one_was_told(deployment: Deployme
     assert second.world.index.digests(AgentName("n1")) == first.world.index.digests(AgentName("n1"))
 
 
-async def test_an_agent_that_asks_the_wrong_manager_is_sent_to_the_writer(deployment: Deployment) -> None:
+async def test_agent_is_redirected_to_the_writer(deployment: Deployment) -> None:
     await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
-    one = deployment.reporter("n1", first)
-    deployment.run(one)
-    await until(lambda: one.status.manager == first.address)
-    other = deployment.reporter("n2", second)
-    deployment.run(other)
-    await until(lambda: other.status.manager == first.address, what="the redirect")
+    first_reporter = deployment.reporter("n1", first)
+    deployment.run(first_reporter)
+    await until(lambda: first_reporter.status.manager == first.address)
+    second_reporter = deployment.reporter("n2", second)
+    deployment.run(second_reporter)
+    await until(lambda: second_reporter.status.manager == first.address, what="the redirect")
 
 
-async def test_another_manager_takes_over_and_knows_what_the_first_recorded(deployment: Deployment) -> None:
+async def test_second_manager_takes_over_with_the_record(deployment: Deployment) -> None:
     await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
     reporter = deployment.reporter("n1", first, second)
@@ -55,7 +55,7 @@ async def test_another_manager_takes_over_and_knows_what_the_first_recorded(depl
     await until_usable(deployment.client(second), chain_of(641), {"n1": 640})
 
 
-async def test_a_manager_that_starts_later_reads_the_record(deployment: Deployment) -> None:
+async def test_late_manager_reads_the_record(deployment: Deployment) -> None:
     await deployment.start_redis()
     first = await deployment.start_manager()
     reporter = deployment.reporter("n1", first)
@@ -67,7 +67,7 @@ async def test_a_manager_that_starts_later_reads_the_record(deployment: Deployme
     await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
 
 
-async def test_redis_killed_means_answers_go_on_and_the_record_catches_up(deployment: Deployment) -> None:
+async def test_answers_continue_while_redis_is_dead(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
     reporter = deployment.reporter("n1", first)
@@ -85,7 +85,7 @@ async def test_redis_killed_means_answers_go_on_and_the_record_catches_up(deploy
     await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
 
 
-async def test_redis_that_comes_back_empty_is_filled_from_memory(deployment: Deployment) -> None:
+async def test_empty_redis_is_filled_from_memory(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
     reporter = deployment.reporter("n1", first)
@@ -99,7 +99,7 @@ async def test_redis_that_comes_back_empty_is_filled_from_memory(deployment: Dep
     await until_usable(deployment.client(second), chain_of(641), {"n1": 640})
 
 
-async def test_a_fenced_writers_late_write_is_refused(deployment: Deployment) -> None:
+async def test_late_write_of_a_fenced_writer_is_refused(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     store = RedisStore(redis.url, keys=Keys("fencing"))
     old = await store.acquire(EAST, owner="a:1 x", seconds=PATIENCE_SECONDS)
@@ -125,7 +125,7 @@ async def _late_chunks() -> AsyncIterator[bytes]:
     yield b"late"
 
 
-async def test_a_manager_that_lost_its_lease_gives_way_and_follows(deployment: Deployment) -> None:
+async def test_manager_without_its_lease_follows(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
     reporter = deployment.reporter("n1", first)
@@ -146,7 +146,7 @@ async def test_a_manager_that_lost_its_lease_gives_way_and_follows(deployment: D
     assert second.replication.num_written == 1
 
 
-async def test_a_manager_started_anew_at_its_address_need_not_wait_for_its_former_lease(deployment: Deployment) -> None:
+async def test_restarted_manager_takes_its_own_lease_at_once(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     store = RedisStore(redis.url)
     killed = await store.acquire(EAST, owner="a:1 x", seconds=60)
@@ -159,7 +159,7 @@ async def test_a_manager_started_anew_at_its_address_need_not_wait_for_its_forme
     await store.close()
 
 
-async def test_a_full_redis_is_gone_on_without_and_filled_when_it_has_room(deployment: Deployment) -> None:
+async def test_answers_continue_while_redis_is_full(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
     reporter = deployment.reporter("n1", first)
@@ -176,7 +176,7 @@ async def test_a_full_redis_is_gone_on_without_and_filled_when_it_has_room(deplo
     await store.close()
 
 
-async def test_a_break_that_a_killed_writer_left_behind_is_ended_by_the_next(deployment: Deployment) -> None:
+async def test_next_writer_ends_a_break_in_the_record(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     store = RedisStore(redis.url)
     killed = await store.acquire(EAST, owner="a:1 x", seconds=PATIENCE_SECONDS)
@@ -205,7 +205,7 @@ async def usurp(store: RedisStore) -> Lease:
             return await store.acquire(EAST, owner="nowhere:1 z", seconds=PATIENCE_SECONDS)
 
 
-async def test_two_managers_of_one_redis_may_have_policies_of_their_own(deployment: Deployment) -> None:
+async def test_managers_of_one_redis_may_have_different_policies(deployment: Deployment) -> None:
     """As the doors of `prfaas-ppd build` have: x = 0 and x = 1 over the same nodes and what they hold."""
     await deployment.start_redis()
     managers = [

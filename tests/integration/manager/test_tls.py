@@ -1,4 +1,4 @@
-"""Mutual TLS: a certificate of ours is needed, and it says for whom one speaks."""
+"""Mutual TLS: callers need a certificate of the authority with their own name."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def _tls(authority: Authority, name: str) -> CertificateFiles:
     return CertificateFiles(issued.authority, issued.certificate, issued.key)
 
 
-async def test_a_certificate_says_for_whom_one_speaks(deployment: Deployment, tmp_path: Path) -> None:
+async def test_certificate_must_have_the_callers_name(deployment: Deployment, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    served, ours = _tls(authority, "manager"), _tls(authority, "n1")
+    served, trusted = _tls(authority, "manager"), _tls(authority, "n1")
     manager = await deployment.start_manager(
         tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
     )
     request = pb.MatchRequest(model="unheard-of")
-    honest = Channel(manager.address, name="n1", secret=SECRET, tls=ours)
+    honest = Channel(manager.address, name="n1", secret=SECRET, tls=trusted)
     with pytest.raises(IndexRefusal, match="unheard-of"):
         await honest.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
-    liar = Channel(manager.address, name="n2", secret=SECRET, tls=ours)
+    liar = Channel(manager.address, name="n2", secret=SECRET, tls=trusted)
     with pytest.raises(IndexRefusal) as refusal:
         await liar.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
     assert refusal.value.reason == "unauthenticated"
@@ -52,20 +52,23 @@ async def test_a_certificate_says_for_whom_one_speaks(deployment: Deployment, tm
         await channel.close()
 
 
-async def test_certificates_that_change_are_taken_up_on_both_sides(deployment: Deployment, tmp_path: Path) -> None:
+async def test_changed_certificates_are_used_on_both_sides(deployment: Deployment, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     before, after = Authority(tmp_path), Authority(tmp_path / "new")
-    served, ours = before.issue("manager"), before.issue("n1")
+    served, trusted = before.issue("manager"), before.issue("n1")
     manager = await deployment.start_manager(
         tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
     )
     channel = Channel(
-        manager.address, name="n1", secret=SECRET, tls=CertificateFiles(ours.authority, ours.certificate, ours.key)
+        manager.address,
+        name="n1",
+        secret=SECRET,
+        tls=CertificateFiles(trusted.authority, trusted.certificate, trusted.key),
     )
     request = pb.MatchRequest(model="unheard-of")
     with pytest.raises(IndexRefusal, match="unheard-of"):
         await channel.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
-    for old, new in ((served, after.issue("manager")), (ours, after.issue("n1"))):
+    for old, new in ((served, after.issue("manager")), (trusted, after.issue("n1"))):
         old.key.write_bytes(new.key.read_bytes())
         old.certificate.write_bytes(new.certificate.read_bytes())
     stranger = _tls(before, "n2")
@@ -75,13 +78,11 @@ async def test_certificates_that_change_are_taken_up_on_both_sides(deployment: D
     former = Channel(manager.address, name="n2", secret=SECRET, tls=replace(stranger, authority=after.path))
     with pytest.raises(ManagerUnreachable):
         await former.call("Match", request, timeout_seconds=1)
-    for its in (channel, former):
-        await its.close()
+    for opened in (channel, former):
+        await opened.close()
 
 
-async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_settings(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+async def test_agents_and_routers_use_their_certificates(deployment: Deployment, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     served, node, door = (_tls(authority, name) for name in ("manager", "n1", "router"))
     manager = await deployment.start_manager(**_settings(served))
@@ -98,7 +99,7 @@ async def test_agents_and_routers_reach_a_manager_by_the_certificates_in_their_s
         SECRET,
         epoch=1,
         wire_address="127.0.0.1:7400",
-        links=list,
+        link_stats=list,
         layouts_of=lambda instance, model: (),
         on_copy=_no_copy,
         on_pool=lambda command: None,
@@ -129,20 +130,20 @@ async def _instances(session: aiohttp.ClientSession, address: str) -> dict[str, 
 
 
 @pytest.mark.parametrize("given", [{"tls_key": Path("k")}, {"tls_authority": Path("a"), "tls_certificate": Path("c")}])
-def test_half_of_the_certificate_settings_is_refused_by_what_is_missing(given: dict[str, Any]) -> None:
+def test_incomplete_certificate_settings_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="go together"):
         AgentConfig(name="n1", secret_file=Path("s"), **given)
 
 
-async def test_connections_with_former_certificates_end_with_their_last_call(
+async def test_connections_with_old_certificates_end_with_their_last_call(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
-    served, ours = authority.issue("manager"), _tls(authority, "n1")
+    served, trusted = authority.issue("manager"), _tls(authority, "n1")
     manager = await deployment.start_manager(
         tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
     )
-    channel = Channel(manager.address, name="n1", secret=SECRET, tls=ours)
+    channel = Channel(manager.address, name="n1", secret=SECRET, tls=trusted)
     watching = channel.stream("WatchState", pb.WatchStateRequest())
     await anext(aiter(watching))
     for _ in range(3):
@@ -163,19 +164,19 @@ def _num_connections(address: str) -> int:
     return sum(int(fields[2].rpartition(":")[2], 16) == port and fields[3] == "01" for fields in lines)
 
 
-async def test_a_certificate_that_is_missing_for_a_moment_is_a_manager_out_of_reach(
+async def test_missing_certificate_file_makes_the_manager_unreachable(
     deployment: Deployment, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(tmp_path)
-    served, ours = _tls(authority, "manager"), _tls(authority, "n1")
+    served, trusted = _tls(authority, "manager"), _tls(authority, "n1")
     manager = await deployment.start_manager(
         tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
     )
-    aside = ours.certificate.rename(tmp_path / "aside")
+    aside = trusted.certificate.rename(tmp_path / "aside")
     node = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1, ())
-    reporter = Reporter([manager.address], node=node, secret=SECRET, tls=ours)
+    reporter = Reporter([manager.address], node=node, secret=SECRET, tls=trusted)
     running = deployment.run(reporter)
     await until(lambda: running.done() or "manager.lost" in caplog.text, what="the missing file's being noticed")
-    aside.rename(ours.certificate)
+    aside.rename(trusted.certificate)
     await until(lambda: reporter.status.manager == manager.address, what="the agent at the manager")
     await deployment.end(running)

@@ -1,4 +1,4 @@
-"""How many pages a manager's dashboard feeds."""
+"""Bound on the watchers of a dashboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _num_watchers() -> float | None:
     return REGISTRY.get_sample_value("prfaas_manager_dashboard_watchers")
 
 
-async def test_as_many_pages_as_may_be_are_fed_and_one_more_is_told_so(deployment: Deployment) -> None:
+async def test_further_watcher_is_refused(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     url = f"http://{manager.http_address}/dashboard/events"
     before = REGISTRY.get_sample_value("prfaas_manager_dashboard_refusals_total") or 0.0
@@ -26,8 +26,8 @@ async def test_as_many_pages_as_may_be_are_fed_and_one_more_is_told_so(deploymen
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
         watching = await asyncio.gather(*(stack.enter_async_context(session.get(url)) for _ in range(MAX_WATCHERS)))
-        for its in watching:
-            assert its.status == 200 and (await its.content.readline()).startswith(b"event: history")
+        for response in watching:
+            assert response.status == 200 and (await response.content.readline()).startswith(b"event: history")
         async with session.get(url) as refused:
             assert refused.status == 503
             assert (await refused.json())["error"] == f"{MAX_WATCHERS} pages watch this manager already"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +41,10 @@ def _observed(steps: list[_Step], timeout_seconds: float) -> list[_Transition]:
     return change.transitions
 
 
+def _reaches(transition: _Transition, case: tuple[list[_Step], float]) -> bool:
+    return transition in _observed(*case)
+
+
 @given(_STEPS, _TIMEOUTS)
 def test_only_transitions_of_the_table_occur(steps: list[_Step], timeout_seconds: float) -> None:
     assert set(_observed(steps, timeout_seconds)) <= _ALLOWED
@@ -47,11 +53,8 @@ def test_only_transitions_of_the_table_occur(steps: list[_Step], timeout_seconds
 def test_every_transition_of_the_table_is_reached() -> None:
     cases = st.tuples(_STEPS, _TIMEOUTS)
     for transition in _ALLOWED:
-        find(
-            cases,
-            lambda case, wanted=transition: wanted in _observed(*case),
-            settings=settings(database=None, max_examples=2000),
-        )
+        reaches = partial(_reaches, transition)
+        find(cases, reaches, settings=settings(database=None, max_examples=2000))
 
 
 @given(_TIMEOUTS)

@@ -1,4 +1,4 @@
-"""A manager's settings that cannot work stop its start by name."""
+"""Manager settings that cannot work stop the start with a message that names them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prfaas.manager.config import ManagerConfig
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         ("advertise", "10.0.0.1", "advertise: '10.0.0.1': not host:port"),
         ("traces_endpoint", "nonsense", "traces_endpoint: 'nonsense'; write http://host:4318"),
@@ -27,8 +27,8 @@ from prfaas.manager.config import ManagerConfig
         ("threshold_tokens", "4294967296", "threshold_tokens"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused(name: str, value: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_impossible_value_is_refused(name: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_mapping(ManagerConfig, {"secret_file": "secret", name: value}, where="test")
 
 
@@ -45,20 +45,20 @@ def test_a_setting_that_cannot_work_is_refused(name: str, value: str, says: str)
         ("tls_revocations", "ca.crl", "tls_authority"),
     ],
 )
-def test_a_setting_that_would_do_nothing_beside_the_others_is_refused(name: str, value: str, needs: str) -> None:
+def test_setting_without_effect_is_refused(name: str, value: str, needs: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: needs {needs}$"):
         load_mapping(
             ManagerConfig, {"secret_file": "secret", "redis_url": "redis://127.0.0.1", name: value}, where="test"
         )
 
 
-def test_certificates_in_the_url_are_for_a_redis_cluster_too() -> None:
+def test_certificates_in_the_url_apply_to_a_redis_cluster() -> None:
     store = RedisStore("rediss+cluster://h1:1,h2:2?ssl_ca_certs=/ca.pem")
     assert store._client.connection_kwargs["ssl_ca_certs"] == "/ca.pem"
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     [
         ("foo", "'foo' is no such scheme"),
         ("http://foo:1", "'http' is no such scheme"),
@@ -68,6 +68,8 @@ def test_certificates_in_the_url_are_for_a_redis_cluster_too() -> None:
         ("https+cluster://h1:1", "'https.cluster' is no such scheme"),
     ],
 )
-def test_a_url_at_which_no_redis_can_be_is_refused_with_the_forms_of_all_that_can(url: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=rf"redis_url: {says}; write redis://.*redis\+sentinel://.*redis\+cluster://"):
+def test_redis_url_of_unknown_form_is_refused(url: str, message: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"redis_url: {message}; write redis://.*redis\+sentinel://.*redis\+cluster://"
+    ):
         RedisStore(url)

@@ -1,4 +1,4 @@
-"""A copy that was ordered ends exactly once, for whatever reason."""
+"""Every ordered copy ends exactly once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _copies(clock: _Clock, *, max_per_caller: int = 1) -> Copies:
     return Copies(secret=SECRET, clock=clock, wall_clock=clock, max_per_caller=max_per_caller)
 
 
-async def test_the_sender_gets_a_grant_for_exactly_this_copy_until_it_has_reported() -> None:
+async def test_sender_gets_a_grant_for_this_copy_until_it_reports() -> None:
     copies = _copies(_Clock())
     ended = copies.order(_order())
     (command,) = copies.commands_of(AgentName("east"))
@@ -56,7 +56,7 @@ async def test_the_sender_gets_a_grant_for_exactly_this_copy_until_it_has_report
     assert copies.commands_of(AgentName("east")) == [] and len(copies) == 0
 
 
-async def test_ordering_what_is_under_way_orders_nothing() -> None:
+async def test_repeated_order_returns_the_copy_under_way() -> None:
     copies = _copies(_Clock())
     assert copies.order(_order()) is copies.order(_order())
     assert copies.order(_order(destination="north")) is not copies.order(_order())
@@ -64,7 +64,7 @@ async def test_ordering_what_is_under_way_orders_nothing() -> None:
     assert len(copies) == 3
 
 
-async def test_a_caller_has_a_bounded_number_under_way_and_the_manager_itself_has_not() -> None:
+async def test_copies_of_callers_are_limited_but_not_the_managers() -> None:
     copies = _copies(_Clock(), max_per_caller=2)
     asked = [copies.order(replace(_order(epoch=number), caller="router")) for number in range(2)]
     assert copies.order(replace(_order(epoch=0), caller="router")) is asked[0], "the same is no further one"
@@ -79,7 +79,7 @@ async def test_a_caller_has_a_bounded_number_under_way_and_the_manager_itself_ha
     assert copies.order(replace(_order(epoch=2), caller="router")) is not asked[0]
 
 
-async def test_what_nobody_answers_ends_by_its_deadline() -> None:
+async def test_unreported_copy_ends_at_its_deadline() -> None:
     clock = _Clock()
     copies = _copies(clock)
     ended = copies.order(_order())
@@ -92,7 +92,7 @@ async def test_what_nobody_answers_ends_by_its_deadline() -> None:
     copies.report(AgentName("east"), CopyEnd(TransferId(bytes(16)), "completed"))
 
 
-async def test_a_copy_ends_when_either_node_falls_silent() -> None:
+async def test_copy_ends_when_either_node_expires() -> None:
     for silent in ("east", "west"):
         copies = _copies(_Clock())
         ended = copies.order(_order())
@@ -100,7 +100,7 @@ async def test_a_copy_ends_when_either_node_falls_silent() -> None:
         assert (await ended).outcome == "unreachable"
 
 
-async def test_whoever_stops_waiting_does_not_end_the_copy_for_others() -> None:
+async def test_cancelled_caller_does_not_end_the_copy_for_others() -> None:
     copies = _copies(_Clock())
     ended = copies.order(_order())
     waiting = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(ended), 60))
@@ -109,7 +109,7 @@ async def test_whoever_stops_waiting_does_not_end_the_copy_for_others() -> None:
     assert len(copies) == 1 and not ended.cancelled()
 
 
-async def test_a_copy_under_way_becomes_as_urgent_as_the_most_urgent_order_of_it() -> None:
+async def test_copy_takes_the_highest_priority_of_its_orders() -> None:
     copies = _copies(_Clock())
     ended, before = copies.order(_order()), copies.version
     (command,) = copies.commands_of(AgentName("east"))

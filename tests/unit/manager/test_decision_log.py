@@ -14,13 +14,13 @@ def decided(num_tokens: int, *, cached: int = 0, decision: Decision | None = Non
     return RecordedDecision(1.0, "tiny", "acme", "s1", SNAPSHOT, facts, decision or route(SNAPSHOT, facts))
 
 
-def test_a_row_says_what_the_threshold_was_compared_with() -> None:
+def test_summary_has_uncached_tokens_and_threshold() -> None:
     row = decided(400, cached=320).summary()
     assert (row["num_prompt_tokens"], row["num_uncached_tokens"], row["threshold_tokens"]) == (400, 80, 500)
     assert decided(400, decision=Decision("refused", "no_decode_instance")).summary()["num_uncached_tokens"] is None
 
 
-def test_the_latest_come_first_and_a_request_decided_again_counts_once() -> None:
+def test_latest_decisions_come_first_and_repeated_ones_count_once() -> None:
     decisions = DecisionLog()
     for number in range(MAX_DECISIONS + 1):
         decisions.remember(number.to_bytes(8, "big"), decided(number + 2))

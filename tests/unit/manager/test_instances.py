@@ -1,4 +1,4 @@
-"""Instances are looked up once for as long as nothing is heard, and stand as the latest word has them."""
+"""Instances are looked up once until a node reports or a role changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Site:
         """Requests under way by instance."""
         places = self.instances.serving(MODEL)
         found = self.instances.states(places, cluster=cluster, in_flight=in_flight)
-        return {its.instance: its.num_requests for its in found}
+        return {state.instance: state.num_requests for state in found}
 
 
 @pytest.fixture
@@ -45,28 +45,28 @@ def site() -> Site:
     return Site()
 
 
-def test_nothing_is_looked_up_again_while_nothing_is_heard(site: Site) -> None:
+def test_states_are_reused_until_a_node_reports(site: Site) -> None:
     places = site.instances.serving(MODEL)
     states = site.instances.states(places)
     site.now = 1.0
     assert site.instances.serving(MODEL) is places
-    for one, again in zip(states, site.instances.states(places), strict=True):
-        assert one is again
+    for before, again in zip(states, site.instances.states(places), strict=True):
+        assert before is again
 
 
-def test_a_reported_load_counts_from_the_next_look_on(site: Site) -> None:
+def test_reported_load_counts_at_the_next_lookup(site: Site) -> None:
     assert site.states() == {"a/0": 0, "b/0": 0, "p/0": 0}
     site.hear("a", num_running=3)
     assert site.states() == {"a/0": 3, "b/0": 0, "p/0": 0}
 
 
-def test_an_assignment_counts_at_once_and_for_its_instances_alone(site: Site) -> None:
+def test_assignment_counts_at_once_for_its_instances_only(site: Site) -> None:
     site.states()
     site.instances.assign(b"request", [InstanceId("b/0")], now=0.0)
     assert site.states() == {"a/0": 0, "b/0": 1, "p/0": 0}
 
 
-def test_what_the_asker_has_sent_is_known_to_this_question_alone(site: Site) -> None:
+def test_requests_in_flight_count_for_their_router_only(site: Site) -> None:
     sent = (pb.InFlight(instance="a/0", num_requests=2, num_tokens=99),)
     places = site.instances.serving(MODEL)
     first = {state.instance: state for state in site.instances.states(places, in_flight=sent)}
@@ -75,7 +75,7 @@ def test_what_the_asker_has_sent_is_known_to_this_question_alone(site: Site) -> 
     assert then[InstanceId("a/0")].num_in_flight == 0
 
 
-def test_a_node_that_falls_silent_is_gone_without_a_word(site: Site) -> None:
+def test_expired_node_is_left_out(site: Site) -> None:
     site.now = 6.0
     site.hear("a")
     assert set(site.states()) == {"a/0", "b/0", "p/0"}
@@ -86,7 +86,7 @@ def test_a_node_that_falls_silent_is_gone_without_a_word(site: Site) -> None:
     assert set(site.states()) == {"a/0", "b/0"}
 
 
-def test_a_node_that_drains_is_left_out_where_another_can_decode(site: Site) -> None:
+def test_draining_node_is_left_out_if_another_can_decode(site: Site) -> None:
     site.states()
     site.world.drain(AgentName("a"))
     assert set(site.states()) == {"b/0", "p/0"}
@@ -96,31 +96,31 @@ def test_a_node_that_drains_is_left_out_where_another_can_decode(site: Site) -> 
     assert set(site.states()) == {"a/0", "p/0"}
 
 
-def test_an_instance_that_is_about_to_turn_is_left_out(site: Site) -> None:
+def test_instance_before_a_role_change_is_left_out(site: Site) -> None:
     site.states()
     site.world.set_changing_role(ClusterName("west"), frozenset({InstanceId("b/0")}))
     assert set(site.states()) == {"a/0", "p/0"}
 
 
-def test_an_ordered_role_is_the_role_from_then_on(site: Site) -> None:
+def test_ordered_role_applies_at_once(site: Site) -> None:
     site.states()
     site.world.order_role(AgentName("b"), "prefill")
     assert site.instances.serving(MODEL)[InstanceId("b/0")].engine.role == "prefill"
 
 
-def test_only_the_named_cluster_decodes_and_prfaas_clusters_are_always_there(site: Site) -> None:
+def test_only_the_named_cluster_decodes(site: Site) -> None:
     site.register("far", "north", "pd")
     assert set(site.states("west")) == {"a/0", "b/0", "p/0"}
     assert set(site.states("north")) == {"far/0", "p/0"}
 
 
-def test_models_that_nobody_serves_are_not_remembered(site: Site) -> None:
+def test_unserved_models_are_not_kept(site: Site) -> None:
     for number in range(100):
         assert not site.instances.serving(f"unknown-{number}")
     assert len(site.instances._known) == 0
 
 
-def test_cold_uses_are_bounded_and_the_oldest_goes(site: Site) -> None:
+def test_cold_uses_are_bounded(site: Site) -> None:
     site.instances.note_cold_use(InstanceId("a/0"), 1.0)
     for number in range(MAX_COLD_USES):
         site.instances.note_cold_use(InstanceId(f"gone-{number}"), 2.0)

@@ -1,4 +1,4 @@
-"""Which links a manager has probed, when, and what it lets its agents send."""
+"""Links that a manager probes, when, and with which grants."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Site:
             self.world.register(node)
 
     def step(self, seconds: float = 0.0) -> dict[str, list[ProbeCommand]]:
-        """What each node is to do so much later."""
+        """Return the commands of each node after `seconds`."""
         self.now += seconds
         self.paths.step()
         self.probes.step()
         names = sorted(member.node.name for member in self.world.live())
-        return {name: its for name in names if (its := self.probes.commands_of(AgentName(name)))}
+        return {name: commands for name in names if (commands := self.probes.commands_of(AgentName(name)))}
 
     def end(self, name: str, command: ProbeCommand) -> None:
         self.probes.report(AgentName(name), CopyEnd(command.transfer_id, "completed"))
@@ -66,7 +66,7 @@ def site() -> Site:
     return Site()
 
 
-def test_a_path_that_nobody_knows_is_probed_once_and_later_from_another_node(site: Site) -> None:
+def test_unknown_path_is_probed_once_and_later_from_another_node(site: Site) -> None:
     (command,) = site.step()["p1"]
     assert site.step() == {"p1": [command]}, "until its agent has answered"
     site.end("p1", command)
@@ -74,7 +74,7 @@ def test_a_path_that_nobody_knows_is_probed_once_and_later_from_another_node(sit
     assert list(site.step(1.0)) == ["p2"]
 
 
-def test_after_a_request_a_path_waits_for_another_one(site: Site) -> None:
+def test_probe_repeats_only_after_another_request(site: Site) -> None:
     site.num_requests = 7
     (command,) = site.step()["p1"]
     site.end("p1", command)
@@ -83,7 +83,7 @@ def test_after_a_request_a_path_waits_for_another_one(site: Site) -> None:
     assert list(site.step()) == ["p2"]
 
 
-def test_its_grant_is_of_no_tokens_and_bounded_in_bytes_and_time(site: Site) -> None:
+def test_grant_of_a_probe_is_bounded_in_bytes_and_time(site: Site) -> None:
     (command,) = site.step()["p1"]
     grant = grants.verify(command.grant, grants.derive_key(SECRET, "grant"), kind="probe", now=WALL_CLOCK)
     assert (grant.transfer_id, grant.source, grant.destination) == (command.transfer_id, "p1", "d1")
@@ -91,7 +91,7 @@ def test_its_grant_is_of_no_tokens_and_bounded_in_bytes_and_time(site: Site) -> 
     assert grant.expires_at == WALL_CLOCK + GRANT_SECONDS > WALL_CLOCK + PROBE_SECONDS
 
 
-def test_what_is_known_or_was_lately_is_not_probed(site: Site) -> None:
+def test_recently_known_path_is_not_probed(site: Site) -> None:
     site.report("p1", LINK)
     assert site.step() == {}
     site.report("p1", replace(LINK, capacity_bytes_per_second=0.0))
@@ -99,14 +99,14 @@ def test_what_is_known_or_was_lately_is_not_probed(site: Site) -> None:
     assert list(site.step(1.0)) == ["p1"]
 
 
-def test_a_path_that_carries_something_is_not_probed(site: Site) -> None:
+def test_busy_path_is_not_probed(site: Site) -> None:
     site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, bytes_per_second=1.0))
     assert site.step() == {}
     site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, bytes_per_second=0.0))
     assert list(site.step(1.0)) == ["p1"]
 
 
-def test_a_path_whose_links_are_all_down_is_probed_from_another_node(site: Site) -> None:
+def test_path_with_links_down_is_probed_from_another_node(site: Site) -> None:
     (command,) = site.step()["p1"]
     site.end("p1", command)
     site.report("p1", replace(LINK, capacity_bytes_per_second=0.0, bytes_per_second=0.0, is_down=True))
@@ -123,19 +123,19 @@ def test_each_cluster_has_one_probe_at_a_time(site: Site) -> None:
     assert sum(map(len, site.step().values())) == 2, "the other two"
 
 
-def test_an_agent_that_does_not_answer_has_had_its_probe(site: Site) -> None:
+def test_unreported_probe_ends_at_its_deadline(site: Site) -> None:
     site.step()
     assert site.step(PROBE_SECONDS + GRACE_SECONDS) == {}
 
 
-def test_only_the_node_that_sends_ends_a_probe(site: Site) -> None:
+def test_only_the_sending_node_ends_a_probe(site: Site) -> None:
     (command,) = site.step()["p1"]
     site.end("d1", command)
     assert site.step() == {"p1": [command]}
 
 
 @pytest.mark.parametrize("kinds", [("pd", "pd"), ("prfaas", "prfaas")])
-def test_links_that_no_plan_counts_with_are_not_probed(kinds: tuple[ClusterKind, ClusterKind]) -> None:
+def test_paths_outside_of_plans_are_not_probed(kinds: tuple[ClusterKind, ClusterKind]) -> None:
     site = Site()
     for name in ("p1", "p2", "d1"):
         site.world.forget(AgentName(name))
@@ -144,11 +144,11 @@ def test_links_that_no_plan_counts_with_are_not_probed(kinds: tuple[ClusterKind,
     assert site.step() == {}
 
 
-def test_agents_that_know_of_no_probes_are_left_alone(site: Site) -> None:
+def test_agents_without_support_are_not_probed(site: Site) -> None:
     site.world.register(_node("d1", "west", "pd", takes_probes=False))
     assert site.step() == {}
 
 
-def test_nothing_is_probed_where_that_is_turned_off_or_somebody_elses() -> None:
+def test_nothing_is_probed_if_disabled_or_written_elsewhere() -> None:
     assert Site(replace(CONFIG, link_probe_bytes=0)).step() == {}
     assert Site(writes=False).step() == {}

@@ -22,9 +22,9 @@ REMOTE = pb.ReportRequestsRequest.Answered(
 )
 
 
-def noted(its: pb.ReportRequestsRequest.Answered, **changes: object) -> RequestOutcome | None:
+def noted(report: pb.ReportRequestsRequest.Answered, **changes: object) -> RequestOutcome | None:
     changed = pb.ReportRequestsRequest.Answered()
-    changed.CopyFrom(its)
+    changed.CopyFrom(report)
     for name, value in changes.items():
         setattr(changed, name, value)
     book = OutcomeLog(lambda: 0.0)
@@ -36,10 +36,10 @@ def count_of(**labels: str) -> float:
     return sum(float(count["count"]) for count in outcomes.outcome_counts() if labels.items() <= count.items())
 
 
-def test_phases_sum_up_to_the_first_token() -> None:
+def test_phases_add_up_to_the_ttft() -> None:
     assert noted(LOCAL) == RequestOutcome("answered", "", 0.5, {"decide": 0.1, "engine": 0.4})
     assert noted(REMOTE) == RequestOutcome("answered", "", 2.0, {"decide": 0.25, "leg": 1.5, "handover": 0.25})
-    late = noted(REMOTE, prefill_seconds=0.0)  # the prefill leg was answered after the first token
+    late = noted(REMOTE, prefill_seconds=0.0)  # The prefill leg was answered after the first token.
     assert late is not None and late.phases == {"decide": 0.25, "leg": 1.75, "handover": 0.0}
 
 
@@ -53,19 +53,19 @@ def test_phases_sum_up_to_the_first_token() -> None:
         ({"status": 503}, "failed"),
     ],
 )
-def test_a_request_with_a_failed_leg_has_no_phases(changes: dict[str, object], outcome: str) -> None:
+def test_request_with_a_failed_leg_has_no_phases(changes: dict[str, object], outcome: str) -> None:
     ended = noted(REMOTE, **changes)
     assert ended is not None and (ended.outcome, ended.phases) == (outcome, {})
 
 
-def test_no_phase_is_negative_or_longer_than_all() -> None:
+def test_no_phase_is_negative_or_longer_than_the_ttft() -> None:
     for decide, prefill in ((-1.0, -1.0), (9.0, 9.0), (math.nan, math.nan), (math.inf, 1.0)):
         ended = noted(REMOTE, decide_seconds=decide, prefill_seconds=prefill)
         assert ended is not None and all(0 <= seconds <= 2.0 for seconds in ended.phases.values())
         assert sum(ended.phases.values()) == 2.0
 
 
-def test_words_that_no_scheduler_says_become_no_label() -> None:
+def test_unknown_reasons_become_no_label() -> None:
     before = count_of()
     assert noted(LOCAL, reason="because") is None
     assert noted(LOCAL, route="sideways") is None
@@ -74,14 +74,14 @@ def test_words_that_no_scheduler_says_become_no_label() -> None:
     assert count_of() == before + 1
 
 
-def test_the_times_are_those_that_metrics_count() -> None:
+def test_totals_are_those_of_the_metrics() -> None:
     before = outcomes.ttft_totals().get("remote", {})
     noted(REMOTE)
     grown = {name: value - before.get(name, 0.0) for name, value in outcomes.ttft_totals()["remote"].items()}
     assert grown == {"count": 1.0, "sum": 2.0, "decide": 0.25, "leg": 1.5, "handover": 0.25}
 
 
-def test_only_the_latest_are_kept() -> None:
+def test_only_the_latest_outcomes_are_kept() -> None:
     book = OutcomeLog(lambda: 0.0)
     for number in range(MAX_OUTCOMES + 1):
         book.note(

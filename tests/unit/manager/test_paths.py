@@ -1,4 +1,4 @@
-"""Paths between clusters: their figures are of this moment, t follows them once a second."""
+"""Paths between clusters: their figures are current, and the threshold follows once a second."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def site() -> Site:
     return site
 
 
-def test_a_view_shows_what_was_reported_last_without_a_step(site: Site) -> None:
+def test_view_shows_the_latest_report(site: Site) -> None:
     site.report(replace(LINK, bytes_per_second=7e6))
     (view,) = site.paths.views()
     assert view.bytes_per_second == 7e6
 
 
-def test_a_path_is_down_at_the_next_step_however_soon(site: Site) -> None:
+def test_path_is_down_at_the_next_step(site: Site) -> None:
     site.report(replace(LINK, is_down=True))
     site.paths.step()
     assert site.paths.down == {("east", "west")}
 
 
-def test_t_follows_once_a_second_however_often_steps_come(site: Site) -> None:
+def test_threshold_changes_once_a_second(site: Site) -> None:
     site.report(CHOKED)
     site.paths.step()
     assert site.paths.views()[0].congestion.multiplier == 1
@@ -61,7 +61,7 @@ def test_t_follows_once_a_second_however_often_steps_come(site: Site) -> None:
     assert site.paths.views()[0].congestion.multiplier == raised > 1
 
 
-def test_what_was_lost_in_any_part_of_each_second_is_weighed(site: Site) -> None:
+def test_losses_of_the_whole_second_count(site: Site) -> None:
     for second in range(2):
         site.report(replace(LINK, retransmit_ratio=0.5))
         site.paths.step()
@@ -71,7 +71,7 @@ def test_what_was_lost_in_any_part_of_each_second_is_weighed(site: Site) -> None
     assert site.paths.views()[0].congestion.multiplier > 1
 
 
-def test_links_whose_rate_is_not_known_say_nothing_of_use_and_queue(site: Site) -> None:
+def test_links_of_unknown_rate_do_not_count_for_utilization(site: Site) -> None:
     site.world.register(Node(AgentName("d2"), ClusterName("west"), "pd", "d2:1", 1))
     unknown = LinkFigures(AgentName("d2"), 500e6, 0.0, 0.05, 0.05, 1 << 30, 0.0, num_connections=4)
     for second in range(20):
@@ -86,7 +86,7 @@ def test_links_whose_rate_is_not_known_say_nothing_of_use_and_queue(site: Site) 
     assert site.paths.views()[0].capacity_bytes_per_second == 0
 
 
-def test_a_link_whose_rate_is_forgotten_does_not_raise_t(site: Site) -> None:
+def test_forgotten_rate_does_not_raise_the_threshold(site: Site) -> None:
     site.world.register(Node(AgentName("d2"), ClusterName("west"), "pd", "d2:1", 1))
     half_full = replace(LINK, bytes_per_second=5e6)
     for capacity in [10e6] * 20 + [0.0] * 20:
@@ -98,7 +98,7 @@ def test_a_link_whose_rate_is_forgotten_does_not_raise_t(site: Site) -> None:
         assert site.paths.views()[0].congestion.multiplier == 1
 
 
-def test_for_plans_a_path_carries_what_its_known_links_say_until_that_is_too_long_ago(site: Site) -> None:
+def test_planned_rate_is_that_of_known_links_for_a_while(site: Site) -> None:
     site.world.register(Node(AgentName("d2"), ClusterName("west"), "pd", "d2:1", 1))
     unknown = replace(LINK, peer=AgentName("d2"), capacity_bytes_per_second=0.0)
 
@@ -116,7 +116,7 @@ def test_for_plans_a_path_carries_what_its_known_links_say_until_that_is_too_lon
     assert site.paths.planned_bytes_per_second("west", "east", within_seconds=50.0) == 0.0
 
 
-def test_what_a_probe_found_of_one_link_counts_for_each_node_of_its_cluster(site: Site) -> None:
+def test_probed_rate_counts_for_each_node_of_the_cluster(site: Site) -> None:
     site.world.register(Node(AgentName("p2"), ClusterName("east"), "pd", "p2:1", 1))
 
     def planned(*, is_probed: bool) -> float:
@@ -136,7 +136,7 @@ def _planned(site: Site, capacity: float, *, at: float) -> float:
     return site.paths.planned_bytes_per_second("east", "west", within_seconds=300.0)
 
 
-def test_a_link_that_was_slow_is_planned_with_as_it_was_before_within_a_minute(site: Site) -> None:
+def test_slow_rate_counts_for_less_than_a_minute(site: Site) -> None:
     """It knows its rate for half a minute after the last transfer that waited; a manager for another half."""
     assert _planned(site, 10e6, at=10.0) == 10e6
     assert _planned(site, 1e6, at=20.0) == _planned(site, 0.0, at=20.0 + LOW_SECONDS - 1.0) == 1e6
@@ -144,11 +144,11 @@ def test_a_link_that_was_slow_is_planned_with_as_it_was_before_within_a_minute(s
     assert _planned(site, 0.0, at=310.0) == 1e6, "what it carried before is too long ago"
 
 
-def test_a_link_that_stays_slow_is_planned_with_as_slow(site: Site) -> None:
+def test_lasting_slow_rate_is_planned_with(site: Site) -> None:
     assert {_planned(site, 1e6 if at % 40 < 30 else 0.0, at=float(at)) for at in range(10, 400)} == {1e6}
 
 
-def test_the_last_round_trip_of_a_path_that_carries_nothing_any_more_does_not_raise_t(site: Site) -> None:
+def test_round_trip_of_an_idle_path_is_ignored(site: Site) -> None:
     multipliers = []
     for used in (0.0, 1e6):
         for _ in range(3):
@@ -159,7 +159,7 @@ def test_the_last_round_trip_of_a_path_that_carries_nothing_any_more_does_not_ra
     assert multipliers == [1.0, 2.0]
 
 
-def test_the_links_of_a_path_are_each_compared_with_their_own_least_round_trip(site: Site) -> None:
+def test_each_link_is_compared_with_its_own_round_trip(site: Site) -> None:
     site.world.register(Node(AgentName("d2"), ClusterName("west"), "pd", "d2:1", 1))
     multipliers = []
     for seconds in (0.2, 0.9):
@@ -171,7 +171,7 @@ def test_the_links_of_a_path_are_each_compared_with_their_own_least_round_trip(s
     assert multipliers[0] == 1.0 < multipliers[1]
 
 
-def test_a_path_that_is_reported_no_more_raises_t_no_more(site: Site) -> None:
+def test_unreported_path_does_not_raise_the_threshold(site: Site) -> None:
     def states() -> int:
         clusters = (ClusterName("east"), ClusterName("west"))
         return len(site.paths.states(clusters, threshold_tokens=1000, always_abundant=False))

@@ -1,4 +1,4 @@
-"""A remote request's time to the first token, from what its router and both agents say in any order."""
+"""Phases of the time to first token of a remote request, joined from reports of its router and both agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIVIDED: Phases = {"decide": 0.25, "queue": 0.5, "prefill": 0.75, "wire": 0.125,
 
 
 class Book:
-    """A division with a clock of its own, and what it has settled."""
+    """A collector with its own clock, and the phases that it settled."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,23 +35,23 @@ class Book:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_phases_of_a_transfer_are_brought_together_in_any_order(order: tuple[int, ...]) -> None:
+def test_reports_are_joined_in_any_order(order: tuple[int, ...]) -> None:
     book = Book()
-    said: list[Callable[[], None]] = [
+    reports: list[Callable[[], None]] = [
         book.note_request,
         lambda: book.collector.note_timing(SENT),
         lambda: book.collector.note_timing(LOADED),
     ]
-    for which in order:
+    for number in order:
         assert book.settled == []
-        said[which]()
+        reports[number]()
     assert book.settled == [DIVIDED]
     assert sum(DIVIDED.values()) == 2.0
     assert book.after(2 * AWAITED_SECONDS) == [DIVIDED], "once"
 
 
 @pytest.mark.parametrize("timings", [[], [SENT], [LOADED]])
-def test_what_an_agent_does_not_say_in_time_stays_undivided(timings: list[pb.ReportTransferRequest.Timing]) -> None:
+def test_late_reports_leave_the_phases_undivided(timings: list[pb.ReportTransferRequest.Timing]) -> None:
     book = Book()
     for timing in timings:
         book.collector.note_timing(timing)
@@ -60,13 +60,13 @@ def test_what_an_agent_does_not_say_in_time_stays_undivided(timings: list[pb.Rep
     assert book.after(0.1 * AWAITED_SECONDS) == [UNDIVIDED]
 
 
-def test_no_phase_is_longer_than_what_the_earlier_ones_leave() -> None:
+def test_phases_never_exceed_the_ttft() -> None:
     phases = transfer_phases(0.5, 2.0, {"queue": 0.5, "prefill": 3.0, "wire": 1.0, "load": 1.0})
     assert phases == {"decide": 0.5, "queue": 0.5, "prefill": 1.0, "wire": 0.0, "load": 0.0, "rest": 0.0}
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_a_time_that_cannot_be_counts_as_unsaid(seconds: float) -> None:
+def test_impossible_time_counts_as_missing(seconds: float) -> None:
     book = Book()
     book.note_request()
     book.collector.note_timing(SENT)
@@ -74,7 +74,7 @@ def test_a_time_that_cannot_be_counts_as_unsaid(seconds: float) -> None:
     assert book.after(AWAITED_SECONDS) == [UNDIVIDED]
 
 
-def test_of_too_many_transfers_the_oldest_is_settled_undivided() -> None:
+def test_oldest_of_too_many_transfers_is_settled_undivided() -> None:
     book = Book()
     book.note_request()
     for number in range(MAX_TRANSFERS):

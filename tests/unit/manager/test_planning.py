@@ -1,4 +1,4 @@
-"""The links that a plan is made for: the file's, and the measured rates in their place."""
+"""Links of a plan: those of the file, and measured rates in their place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prfaas.model.planning.planner import best_plan
 from tests.support.planner_inputs import case_study
 
 
-def test_what_was_not_measured_is_as_wide_as_its_cluster_s_egress_where_no_links_are_listed() -> None:
+def test_unmeasured_path_is_limited_by_egress_if_the_file_lists_none() -> None:
     file, traffic = case_study()
     (first,), (pd,) = file.prfaas, file.pd
     file = replace(file, prfaas=(first, replace(first, name="second")), paths=())
@@ -31,14 +31,14 @@ def test_what_was_not_measured_is_as_wide_as_its_cluster_s_egress_where_no_links
     assert plan.system_throughput > alone.system_throughput
 
 
-def test_a_link_without_a_limit_is_no_limit() -> None:
+def test_unlimited_link_does_not_limit_the_plan() -> None:
     file, traffic = case_study()
     unlimited = replace(file, paths=(ClusterPath(file.prfaas[0].name, file.pd[0].name, math.inf),))
-    plans = [best_plan(its, traffic, method="exact") for its in (unlimited, replace(file, paths=()))]
+    plans = [best_plan(deployment, traffic, method="exact") for deployment in (unlimited, replace(file, paths=()))]
     assert plans[0].system_throughput == pytest.approx(plans[1].system_throughput)
 
 
-def test_listed_links_stay_and_measured_ones_take_their_place() -> None:
+def test_measured_rates_replace_those_of_the_file() -> None:
     file, _ = case_study()
     source, target = file.prfaas[0].name, file.pd[0].name
     listed = replace(file, paths=(ClusterPath(source, target, 5e9), ClusterPath(source, "other", 2e9)))
@@ -48,7 +48,7 @@ def test_listed_links_stay_and_measured_ones_take_their_place() -> None:
     ]
 
 
-def test_what_a_probe_of_one_link_has_found_counts_up_to_the_files_rate() -> None:
+def test_probed_rate_counts_up_to_the_rate_of_the_file() -> None:
     file, _ = case_study()
     listed = replace(file, paths=(ClusterPath("a", "x", 5e9), ClusterPath("b", "x", 5e9)))
     rates = {("a", "x"): 8e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
@@ -60,7 +60,7 @@ def test_what_a_probe_of_one_link_has_found_counts_up_to_the_files_rate() -> Non
 @pytest.mark.parametrize(
     ("known", "least", "planned"), [(1e9, 3e9, 3e9), (1e9, 8e9, 5e9), (4e9, 3e9, 4e9), (6e9, 8e9, 6e9), (0.0, 3e9, 0.0)]
 )
-def test_a_lower_bound_raises_what_is_known_up_to_the_files_rate(known: float, least: float, planned: float) -> None:
+def test_lower_bound_raises_a_rate_up_to_that_of_the_file(known: float, least: float, planned: float) -> None:
     file, _ = case_study()
     listed = replace(file, paths=(ClusterPath("a", "x", 5e9),))
     assert bounded_rates(listed, {("a", "x"): known}, frozenset(), {("a", "x"): least}) == {("a", "x"): planned}
@@ -74,6 +74,6 @@ def test_a_lower_bound_raises_what_is_known_up_to_the_files_rate(known: float, l
         ({"plan_seconds": 60.0, "link_probe_bytes": 0}, 60.0),
     ],
 )
-def test_a_rate_counts_until_two_probes_could_have_found_it_anew(settings: dict[str, float], seconds: float) -> None:
+def test_rate_counts_for_the_time_of_two_probes(settings: dict[str, float], seconds: float) -> None:
     config = ManagerConfig(secret_file=Path("-"), deployment=Path("-"), **settings)  # type: ignore[arg-type]
     assert rate_lifetime_seconds(config) == seconds

@@ -1,4 +1,4 @@
-"""Hits of prefixes fade, and what is asked for least is forgotten first."""
+"""Hit counts of prefixes decay, and the coldest prefixes are dropped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _rates(popularity: Popularity, now: float) -> dict[Prefix, float]:
     return dict(popularity.hottest(10, 0.0, now=now))
 
 
-def test_a_steady_rate_is_seen_as_it_is_and_fades_when_it_ends() -> None:
+def test_steady_rate_is_measured_and_decays() -> None:
     popularity = Popularity()
     for number in range(1000):
         _hit(popularity, now=number / 5)
@@ -31,19 +31,19 @@ def test_a_steady_rate_is_seen_as_it_is_and_fades_when_it_ends() -> None:
     assert later == pytest.approx(5.0 / 2.718, rel=0.05)
 
 
-def test_a_prefix_is_named_by_the_hash_of_its_exact_length() -> None:
+def test_prefix_is_named_by_the_hash_of_its_exact_length() -> None:
     popularity = Popularity()
     _hit(popularity, 320)
     _hit(popularity, 327, stated=(300, 327))
-    _hit(popularity, 329)  # whoever asked did not say what the first 329 tokens hash to
-    _hit(popularity, 48)  # too short to be worth a copy
+    _hit(popularity, 329)  # The query has no hash of the first 329 tokens.
+    _hit(popularity, 48)  # Too short to be worth a copy.
     lengths = {rate.num_tokens: rate for rate in _rates(popularity, 0.0)}
     assert lengths.keys() == {320, 327}
     assert lengths[327] == Prefix("m", b"".join(CHAIN.units[:20]), 327, CHAIN.at(327))
     assert lengths[320].end_hash == CHAIN.at(320)
 
 
-def test_the_least_asked_for_make_room() -> None:
+def test_coldest_prefixes_are_dropped_when_full() -> None:
     popularity = Popularity()
     _hit(popularity)
     _hit(popularity)
@@ -54,7 +54,7 @@ def test_the_least_asked_for_make_room() -> None:
     assert popularity.hottest(1, 0.0, now=0.0)[0][0].num_tokens == 320
 
 
-def test_what_hardly_anybody_asks_for_is_forgotten() -> None:
+def test_cold_prefixes_are_dropped() -> None:
     popularity = Popularity()
     _hit(popularity)
     popularity.forget_below(0.05, now=1.0)

@@ -1,4 +1,4 @@
-"""Answered turns find their decision, and with it their cell of the table."""
+"""Reported turns find their decision, and refresh its cell of the PPD table."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class Clock:
 
 
 def table_after(
-    one: RecordedDecision, *, window_seconds: float = 600.0, changes: Mapping[str, object] = NOTHING
+    recorded: RecordedDecision, *, window_seconds: float = 600.0, changes: Mapping[str, object] = NOTHING
 ) -> PpdTable | None:
     clock = Clock()
     live = LivePpdTable(TABLE, window_seconds=window_seconds, clock=clock)
     assert live.current() == TABLE
-    its = pb.ReportRequestsRequest.Answered(status=200, ttft_seconds=0.5, tpot_seconds=0.03, streamed=True)
+    report = pb.ReportRequestsRequest.Answered(status=200, ttft_seconds=0.5, tpot_seconds=0.03, streamed=True)
     for name, value in changes.items():
-        setattr(its, name, value)
+        setattr(report, name, value)
     for _ in range(MIN_TURNS):
-        live.note(one, its)
+        live.note(recorded, report)
     clock.now += REFRESH_SECONDS
     return live.current()
 
 
-def test_turns_that_the_table_sent_to_the_decode_node_renew_its_side() -> None:
+def test_local_turns_refresh_the_local_side() -> None:
     later = decided(turn=2)
     assert later.decision.reason == "ppd_table_local"
     after = table_after(later)
@@ -73,32 +73,32 @@ def test_turns_that_the_table_sent_to_the_decode_node_renew_its_side() -> None:
         {"ttft_seconds": math.nan},
     ],
 )
-def test_what_says_nothing_of_the_cell_changes_nothing(changes: dict[str, object]) -> None:
+def test_turns_that_the_table_did_not_decide_change_nothing(changes: dict[str, object]) -> None:
     assert table_after(decided(turn=2), changes=changes) == TABLE
 
 
 @pytest.mark.parametrize("changes", [{"tpot_seconds": 0.0}, {"tpot_seconds": math.nan}])
-def test_without_a_count_of_tokens_the_time_between_them_stays(changes: dict[str, object]) -> None:
+def test_turn_without_tpot_leaves_tpot_unchanged(changes: dict[str, object]) -> None:
     after = table_after(decided(turn=2), changes=changes)
     assert after is not None and after.entries[0].ppd_ttft_seconds == pytest.approx(0.5)
     assert after.entries[0].ppd_tpot_seconds == 0.01
 
 
 @pytest.mark.parametrize("changes", [{"fallback": "prefill_late"}, {"status": 503, "ttft_seconds": 0.0}])
-def test_turns_that_fail_make_their_side_look_bad(changes: dict[str, object]) -> None:
+def test_failed_turns_make_their_side_worse(changes: dict[str, object]) -> None:
     after = table_after(decided(turn=2), changes=changes)
     assert after is not None and after.entries[0].ppd_ttft_seconds == FAILED_SECONDS
 
 
-def test_a_first_turn_changes_nothing() -> None:
+def test_first_turn_changes_nothing() -> None:
     assert decided(turn=1).decision.reason == "ppd_first_turn"
     assert table_after(decided(turn=1)) == TABLE
 
 
-def test_a_window_of_nothing_keeps_the_operators_table() -> None:
+def test_without_a_window_the_table_stays() -> None:
     assert table_after(decided(turn=2), window_seconds=0.0) == TABLE
 
 
-def test_the_page_is_a_table_that_can_be_loaded_again() -> None:
+def test_page_can_be_loaded_as_a_table() -> None:
     assert LivePpdTable(TABLE, window_seconds=600.0, clock=Clock()).to_dict() == to_measured(TABLE)
     assert LivePpdTable(None, window_seconds=600.0, clock=Clock()).to_dict() == {}

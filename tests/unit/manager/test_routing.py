@@ -1,4 +1,4 @@
-"""Routing over a world in memory: what it says when it knows too little."""
+"""Routing with an in-memory world: unknown layouts, request rates, turns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _num_without_layout() -> float:
     return REGISTRY.get_sample_value("prfaas_manager_decisions_without_layout_total", {"model": MODEL}) or 0.0
 
 
-def test_a_model_of_which_no_node_has_a_layout_is_told_of_counted_and_named_in_the_decision(
+def test_model_without_layout_is_logged_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site, before = Site(), _num_without_layout()
@@ -85,7 +85,7 @@ def test_a_model_of_which_no_node_has_a_layout_is_told_of_counted_and_named_in_t
     assert len([record for record in caplog.records if "layout.unknown" in record.getMessage()]) == 2
 
 
-def test_the_rate_of_a_cluster_and_model_counts_the_requests_of_ten_seconds_for_that_model_there() -> None:
+def test_request_rate_counts_ten_seconds_per_cluster_and_model() -> None:
     site = Site()
     for site.now, cluster, model in ((0.0, "west", MODEL), (5.0, "west", MODEL), (5.0, "east", MODEL)):
         site.ask(cluster=cluster, model=model)
@@ -100,8 +100,8 @@ def test_the_rate_of_a_cluster_and_model_counts_the_requests_of_ten_seconds_for_
     assert rate("west") == 0.3, "the one of ten seconds ago no longer counts"
 
 
-def test_a_request_that_is_decided_again_counts_once() -> None:
-    """Where a leg has failed its router asks again without that instance."""
+def test_repeated_decision_counts_once() -> None:
+    """A router asks again without the instance whose leg failed."""
     site = Site()
     for excluded in ([], [InstanceId(f"west-{MODEL}")]):
         asked = pb.RouteRequest(request_id=b"the same", model=MODEL, num_prompt_tokens=9, excluded_instances=excluded)
@@ -111,7 +111,7 @@ def test_a_request_that_is_decided_again_counts_once() -> None:
     assert decided is not None and decided.snapshot.requests_per_second == 0.1
 
 
-def test_the_first_request_of_a_session_is_its_first_turn_where_the_request_does_not_say_which_it_is() -> None:
+def test_first_request_of_a_session_is_its_first_turn() -> None:
     site = Site()
     first = site.ask(session="s")
     assert site.facts(first).turn == 1
@@ -125,7 +125,7 @@ def test_the_first_request_of_a_session_is_its_first_turn_where_the_request_does
     assert site.facts(site.ask(session="s")).turn == 1, "forgotten after an hour"
 
 
-def test_only_the_rates_asked_for_last_are_kept() -> None:
+def test_only_the_latest_rates_are_kept() -> None:
     rates = RequestRates()
     for number in range(MAX_RATES + 1):
         rates.count(str(number), MODEL, 1.0)

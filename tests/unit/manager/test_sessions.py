@@ -7,7 +7,7 @@ from prfaas.types import AgentName, InstanceId
 HERE = Session(AgentName("n1"), 100)
 
 
-def test_a_session_is_remembered_until_it_is_idle_for_too_long() -> None:
+def test_session_expires_when_idle() -> None:
     sessions = Sessions(expiry_seconds=10.0)
     sessions.put("t", "s", session=HERE, now=0.0)
     assert sessions.get("t", "s", now=9.9) == HERE
@@ -16,14 +16,14 @@ def test_a_session_is_remembered_until_it_is_idle_for_too_long() -> None:
     assert sessions.get("t", "", now=1.0) is None
 
 
-def test_idle_sessions_go_when_others_come() -> None:
+def test_idle_sessions_are_dropped_when_others_come() -> None:
     sessions = Sessions(expiry_seconds=10.0)
     sessions.put("t", "old", session=HERE, now=0.0)
     sessions.put("t", "new", session=HERE, now=10.0)
     assert len(sessions) == 1
 
 
-def test_the_longest_unused_goes_when_there_are_too_many() -> None:
+def test_least_recently_used_session_is_dropped_when_full() -> None:
     sessions = Sessions(expiry_seconds=10.0, max_sessions=2)
     for number, name in enumerate(["a", "b", "a", "c"]):
         sessions.put("t", name, session=HERE, now=float(number))
@@ -31,7 +31,7 @@ def test_the_longest_unused_goes_when_there_are_too_many() -> None:
     assert sessions.get("t", "a", now=4.0) == HERE
 
 
-def test_assignments_count_until_reports_must_include_them() -> None:
+def test_assignment_counts_until_reports_include_it() -> None:
     load = AssignedLoad()
     load.assign(b"1", [InstanceId("e")], now=0.0)
     load.assign(b"2", [InstanceId("e")], now=1.0)
@@ -41,14 +41,14 @@ def test_assignments_count_until_reports_must_include_them() -> None:
     assert load.counts(now=1.0).get(InstanceId("other"), 0) == 0
 
 
-def test_a_request_that_is_routed_again_counts_once_and_where_it_went_last() -> None:
+def test_rerouted_request_counts_at_its_last_instance() -> None:
     load = AssignedLoad()
     load.assign(b"1", [InstanceId("e"), InstanceId("f")], now=0.0)
     load.assign(b"1", [InstanceId("e")], now=0.1)
     assert (load.counts(now=0.2).get(InstanceId("e"), 0), load.counts(now=0.2).get(InstanceId("f"), 0)) == (1, 0)
 
 
-def test_conversations_are_counted_where_they_were_last_answered() -> None:
+def test_sessions_are_counted_by_node() -> None:
     sessions = Sessions(expiry_seconds=10.0)
     sessions.put("t", "a", session=HERE, now=0.0)
     sessions.put("t", "b", session=HERE, now=5.0)

@@ -1,4 +1,4 @@
-"""All configurations of PPD's experiment by settings of a manager: roles, and the static x."""
+"""Configurations of PPD's experiment as manager settings: roles, and the static x."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT_TOKENS, CACHED_TOKENS, SEEDS = 1000, 800, 1 << 32
 
 
 def _snapshot(roles: dict[InstanceId, InstanceRole], ratio: float) -> Snapshot:
-    """What a manager of these settings decides from."""
+    """Return the snapshot of a manager with these settings."""
     settings = {"secret_file": "secret", "local_policy": "static", "local_turns_ratio": str(ratio)}
     world = World(expiry_seconds=60.0, clock=lambda: 0.0)
     for name, role in roles.items():
@@ -58,7 +58,7 @@ def _decided(snapshot: Snapshot, decode: InstanceId, *, turn: int, seed: int = 1
 
 
 @pytest.mark.parametrize("configuration", GRID)
-def test_each_kind_of_node_does_what_its_name_says(configuration: str) -> None:
+def test_each_kind_of_node_has_its_role(configuration: str) -> None:
     roles, ratio = roles_and_ratio(configuration)
     snapshot = _snapshot(roles, ratio)
     routes = {"R": ("local", "local"), "D": ("remote", "remote"), "pD": ("remote", "local")}
@@ -68,13 +68,13 @@ def test_each_kind_of_node_does_what_its_name_says(configuration: str) -> None:
             assert found == routes[name.partition("-")[0]], name
 
 
-def test_the_papers_17_configurations_have_five_values_of_x() -> None:
+def test_17_configurations_of_the_paper_have_five_values_of_x() -> None:
     ratios = Counter(roles_and_ratio(configuration)[1] for configuration in GRID)
     assert ratios == {0.0: 7, 1.0: 6, 0.5: 2, 2 / 3: 1, 1 / 3: 1}
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.2, 0.5, 0.75, 1.0])
-def test_x_is_the_share_of_later_turns_that_stay_where_each_instance_has_as_many(ratio: float) -> None:
+def test_x_is_the_share_of_later_turns_that_stay(ratio: float) -> None:
     names = [InstanceId(f"D-{number}") for number in range(3)]
     snapshot = _snapshot({InstanceId("P-0"): "prefill", **dict.fromkeys(names, "decode")}, ratio)
     seeds = range(1, SEEDS, SEEDS // 100)

@@ -1,4 +1,4 @@
-"""What is planned for, of the requests of late."""
+"""Output lengths that a plan assumes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.manager.state.traffic import MAX_OUTPUT_TOKENS, RequestSample, likely_output_tokens
 
-HIGHEST = 2**32 - 1  # that a request can state
+HIGHEST = 2**32 - 1  # The highest limit of a request.
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ HIGHEST = 2**32 - 1  # that a request can state
         ([], None),
     ],
 )
-def test_a_few_absurd_limits_do_not_make_answers_long(limits: list[int], expected: float | None) -> None:
+def test_few_absurd_limits_do_not_count(limits: list[int], expected: float | None) -> None:
     assert likely_output_tokens(RequestSample(0.0, 100, 0, limit) for limit in limits) == expected

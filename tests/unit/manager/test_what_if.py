@@ -29,26 +29,26 @@ def present(tmp_path_factory: pytest.TempPathFactory) -> Present:
     return Present(deployment, find_trace(written.trace, beside=None), "trace lognormal", 2.0)
 
 
-def test_the_form_has_the_present_values(present: Present) -> None:
+def test_form_has_the_present_values(present: Present) -> None:
     east, west = form(present)["clusters"]
     assert east == {"name": "east", "kind": "prfaas", "instances": 4, "egress_bytes_per_second": 12.5e9}
     assert west == {"name": "west", "kind": "pd", "instances": 8, "num_prefill": 3}
 
 
-def test_the_same_again_gives_the_same_plan(present: Present) -> None:
+def test_unchanged_question_gives_the_same_plan(present: Present) -> None:
     asked = {"clusters": {"east": {"instances": 4}, "west": {"instances": 8, "num_prefill": 3}}}
     found = answer(present, asked)
     assert found["today"] == found["what_if"]
     assert found["today"]["arrivals_per_second"] == 2.0
 
 
-def test_more_instances_sustain_more_and_a_free_split_no_less(present: Present) -> None:
+def test_more_instances_sustain_more(present: Present) -> None:
     found = answer(present, {"clusters": {"west": {"instances": 12, "num_prefill": None}}})
     assert found["what_if"]["requests_per_second"] > found["today"]["requests_per_second"]
     assert sum(found["what_if"]["splits"]["west"]) == 12
 
 
-def test_another_egress_widens_the_links_too(present: Present) -> None:
+def test_egress_scales_the_links(present: Present) -> None:
     linked = replace(present, deployment=replace(present.deployment, paths=(ClusterPath("east", "west", 50e6),)))
     assert form(linked)["clusters"][0]["egress_bytes_per_second"] == 50e6
     asked = {"clusters": {"east": {"egress_bytes_per_second": 12.5e9}}}
@@ -74,11 +74,11 @@ def test_another_egress_widens_the_links_too(present: Present) -> None:
         ({"arrivals_per_second": float("inf")}, "arrivals"),
     ],
 )
-def test_what_cannot_be_asked_is_named(present: Present, question: dict[str, Any], word: str) -> None:
+def test_malformed_question_is_refused(present: Present, question: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         answer(present, question)
 
 
-def test_without_a_pd_cluster_nothing_can_be_solved(present: Present) -> None:
+def test_deployment_without_pd_cluster_is_refused(present: Present) -> None:
     with pytest.raises(ValueError, match="PD cluster"):
         answer(replace(present, deployment=replace(present.deployment, pd=())), {})

@@ -1,4 +1,4 @@
-"""One manager's state: who may report, what a record restores."""
+"""State of one manager: permitted registrations, and restoration from a record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def usable(world: World) -> list[int]:
     return [match.usable_tokens for match in world.index.match(query()).nodes]
 
 
-def test_a_silent_node_leaves_at_the_next_refresh_and_a_sign_of_life_brings_it_back() -> None:
+def test_silent_node_expires_and_returns() -> None:
     clock = Clock()
     world = World(expiry_seconds=30.0, clock=clock)
     told(world)
@@ -52,7 +52,7 @@ def test_a_silent_node_leaves_at_the_next_refresh_and_a_sign_of_life_brings_it_b
     assert usable(world) == [800]
 
 
-def test_records_restore_the_blocks_but_give_no_life() -> None:
+def test_records_restore_blocks_without_liveness() -> None:
     clock = Clock()
     world, copy = World(expiry_seconds=30.0, clock=clock), World(expiry_seconds=30.0, clock=clock)
     told(world)
@@ -66,7 +66,7 @@ def test_records_restore_the_blocks_but_give_no_life() -> None:
     assert copy.index.digests(NODE) == world.index.digests(NODE)
 
 
-def test_registering_anew_with_the_same_epoch_keeps_everything() -> None:
+def test_registration_with_the_same_epoch_keeps_blocks() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world)
     assert not world.register(node_with(HYBRID))
@@ -74,7 +74,7 @@ def test_registering_anew_with_the_same_epoch_keeps_everything() -> None:
     assert world.sequence(NODE, 1) == 1
 
 
-def test_a_new_epoch_begins_at_nothing() -> None:
+def test_new_epoch_starts_empty() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world)
     world.register(node_with(HYBRID, epoch=2))
@@ -84,14 +84,14 @@ def test_a_new_epoch_begins_at_nothing() -> None:
         world.sequence(NODE, 1)
 
 
-def test_a_node_is_in_one_cluster() -> None:
+def test_node_is_in_one_cluster() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world)
     with pytest.raises(IndexRefusal, match="east"):
         world.register(node_with(HYBRID, cluster=ClusterName("west")))
 
 
-def test_nodes_taken_from_a_record_stay_as_alive_as_they_were_and_hold_nothing() -> None:
+def test_replaced_nodes_keep_their_liveness_without_blocks() -> None:
     clock = Clock()
     world = World(expiry_seconds=30.0, clock=clock)
     told(world)
@@ -110,7 +110,7 @@ def test_nodes_taken_from_a_record_stay_as_alive_as_they_were_and_hold_nothing()
     assert world.live() == []
 
 
-def test_nodes_that_cannot_be_heard_of_stay_alive() -> None:
+def test_nodes_stay_alive_while_reports_cannot_arrive() -> None:
     clock = Clock()
     world = World(expiry_seconds=30.0, clock=clock)
     told(world)
@@ -125,7 +125,7 @@ def test_nodes_that_cannot_be_heard_of_stay_alive() -> None:
     assert world.live() == [], "what was silent before is not brought back"
 
 
-def test_a_record_of_an_older_epoch_is_refused() -> None:
+def test_record_of_an_older_epoch_is_refused() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world, epoch=5)
     with pytest.raises(IndexRefusal) as refusal:
@@ -133,7 +133,7 @@ def test_a_record_of_an_older_epoch_is_refused() -> None:
     assert refusal.value.reason == "stale_epoch"
 
 
-def test_only_routers_news_change_the_version() -> None:
+def test_version_changes_only_with_news_for_routers() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world)
     version = world.version
@@ -143,7 +143,7 @@ def test_only_routers_news_change_the_version() -> None:
     assert world.version > version
 
 
-def test_what_is_forgotten_drains_no_more_and_is_not_alive() -> None:
+def test_forgotten_node_neither_drains_nor_lives() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world)
     world.drain(NODE)
@@ -155,7 +155,7 @@ def test_what_is_forgotten_drains_no_more_and_is_not_alive() -> None:
     assert [record for record in world.records(EAST) if pb.Record.FromString(record).HasField("leaving")] == []
 
 
-def test_a_node_of_other_hardware_than_its_clusters_live_nodes_is_refused_by_name() -> None:
+def test_node_with_different_hardware_is_refused() -> None:
     clock = Clock()
     world = World(expiry_seconds=30.0, clock=clock)
     world.register(_computing("n1", "H200"))
@@ -167,12 +167,12 @@ def test_a_node_of_other_hardware_than_its_clusters_live_nodes_is_refused_by_nam
         world.register(_computing("n5", "L20"))
     assert refusal.value.reason == "mixed_hardware"
     assert AgentName("n5") not in world.membership
-    world.register(_computing("n5", "L20"), heard=False)  # of a record: whether it lives is not known
+    world.register(_computing("n5", "L20"), heard=False)  # It comes from a record, so it does not count as alive.
     clock.now += 30.0
-    world.register(_computing("n5", "L20"))  # the others are gone
+    world.register(_computing("n5", "L20"))  # The other nodes have expired.
 
 
-def test_a_node_that_says_that_a_cluster_is_of_another_kind_than_its_live_nodes_say_is_refused_by_name() -> None:
+def test_node_with_different_cluster_kind_is_refused() -> None:
     clock = Clock()
     world = World(expiry_seconds=30.0, clock=clock)
     world.register(_computing("n1", ""))
@@ -182,7 +182,8 @@ def test_a_node_that_says_that_a_cluster_is_of_another_kind_than_its_live_nodes_
         world.register(wrong)
     assert refusal.value.reason == "mixed_kinds"
     world.register(replace(wrong, cluster=ClusterName("west")))
-    world.register(replace(_computing("n1", ""), epoch=2, cluster_kind="prfaas"))  # alone it may become another
+    # Alone in its cluster, it may change its kind.
+    world.register(replace(_computing("n1", ""), epoch=2, cluster_kind="prfaas"))
 
 
 def _computing(name: str, hardware: str, *, cluster: str = EAST) -> Node:

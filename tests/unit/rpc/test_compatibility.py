@@ -18,20 +18,20 @@ from prfaas.rpc.generated import manager_pb2 as pb
 BEFORE: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "manager-calls-before.json").read_text()
 )
-RESERVED = {"prfaas.v1.WatchStateRequest": {1}}  # numbers of fields that have left, which no other may take
+RESERVED = {"prfaas.v1.WatchStateRequest": {1}}  # Numbers of removed fields, which no other field may use.
 
 
 def _messages(described: Iterable[Descriptor]) -> Iterator[Descriptor]:
-    for its in described:
-        yield its
-        yield from _messages(its.nested_types)
+    for message in described:
+        yield message
+        yield from _messages(message.nested_types)
 
 
 MESSAGES = {message.full_name: message for message in _messages(pb.DESCRIPTOR.message_types_by_name.values())}
 
 
 @pytest.mark.parametrize("name", sorted(BEFORE["messages"]))
-def test_every_field_of_before_has_its_number_and_its_type(name: str) -> None:
+def test_earlier_fields_keep_number_and_type(name: str) -> None:
     found = {field.number: [field.number, field.type, field.is_repeated] for field in MESSAGES[name].fields}
     for field, before in BEFORE["messages"][name].items():
         if before[0] in RESERVED.get(name, ()):
@@ -40,7 +40,7 @@ def test_every_field_of_before_has_its_number_and_its_type(name: str) -> None:
             assert found[before[0]] == before, field
 
 
-def test_every_call_of_before_takes_and_gives_the_same_messages() -> None:
+def test_earlier_calls_keep_their_messages() -> None:
     for name, calls in BEFORE["services"].items():
         service = pb.DESCRIPTOR.services_by_name[name.rpartition(".")[2]]
         found = {

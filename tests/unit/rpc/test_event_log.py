@@ -1,4 +1,4 @@
-"""The event log against an index that takes its batches: resumption, gaps, full announcements."""
+"""Event log against an index that takes its batches: resumption, gaps, full announcements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def new_log() -> EventLog:
     return EventLog(inventory)
 
 
-def test_what_was_sent_and_not_acknowledged_is_sent_again_and_taken_once() -> None:
+def test_unacknowledged_batches_are_sent_again_and_applied_once() -> None:
     log, manager = new_log(), Manager()
     log.publish(blocks(DENSE, range(320)))
     assert manager.take(log.take()) == ["applied"]
@@ -52,7 +52,7 @@ def test_what_was_sent_and_not_acknowledged_is_sent_again_and_taken_once() -> No
     assert manager.num_blocks == 40
 
 
-def test_what_is_acknowledged_is_not_kept() -> None:
+def test_acknowledged_batches_are_dropped() -> None:
     log = new_log()
     log.publish(blocks(DENSE, range(320)))
     log.take()
@@ -61,7 +61,7 @@ def test_what_is_acknowledged_is_not_kept() -> None:
     assert log.take() == []
 
 
-def test_a_manager_that_knows_less_than_was_acknowledged_is_told_everything() -> None:
+def test_manager_that_lost_batches_gets_everything() -> None:
     log, manager = new_log(), Manager()
     for start in range(0, 960, 320):
         log.publish(blocks(DENSE, range(start, start + 320)))
@@ -75,7 +75,7 @@ def test_a_manager_that_knows_less_than_was_acknowledged_is_told_everything() ->
     assert not manager.world.differs(NODE, dict(log.inventory.digests()))
 
 
-def test_a_gap_is_noticed_and_a_reset_ends_it() -> None:
+def test_reset_ends_a_gap() -> None:
     log, manager = new_log(), Manager()
     log.publish(blocks(DENSE, range(320)))
     log.take()
@@ -87,7 +87,7 @@ def test_a_gap_is_noticed_and_a_reset_ends_it() -> None:
     assert manager.num_blocks == 40
 
 
-def test_a_large_pool_is_announced_in_several_batches_of_which_the_first_resets() -> None:
+def test_large_pool_is_announced_in_several_batches() -> None:
     log, manager = new_log(), Manager()
     count = event_log.ANNOUNCEMENTS_PER_BATCH * 64 * 16 + 16
     chain = HashChain(root_hash("m"), [7] * count)
@@ -101,7 +101,7 @@ def test_a_large_pool_is_announced_in_several_batches_of_which_the_first_resets(
     assert manager.num_blocks == count // 16
 
 
-def test_blocks_that_came_one_by_one_are_announced_by_the_cell() -> None:
+def test_single_blocks_are_announced_by_the_cell() -> None:
     log = new_log()
     for event in blocks(DENSE, range(130 * 16)):
         log.publish([event])
@@ -110,12 +110,12 @@ def test_blocks_that_came_one_by_one_are_announced_by_the_cell() -> None:
     assert message.ByteSize() < 130 * 10
 
 
-def test_an_event_of_an_unknown_layout_is_refused_when_it_is_published() -> None:
+def test_event_of_an_unknown_layout_is_refused() -> None:
     with pytest.raises(IndexRefusal):
         new_log().publish([BlockStored(bytes(16), 0, LONG.at(16), LONG.root, 16)])
 
 
-def test_more_than_is_worth_keeping_untaken_is_announced_anew_as_a_whole() -> None:
+def test_too_many_untaken_changes_are_announced_as_a_whole() -> None:
     log, manager = new_log(), Manager()
     log.publish(blocks(DENSE, range(320)))
     assert manager.take(log.take()) == ["applied"]

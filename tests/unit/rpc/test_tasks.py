@@ -1,4 +1,4 @@
-"""What becomes of background tasks."""
+"""Background tasks restart and are counted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def _num_ended(name: str) -> float:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-async def test_a_task_that_ends_by_itself_is_logged_and_counted_and_begins_anew(
-    fails: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_ended_task_is_counted_and_restarts(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
     before, starts = _num_ended("test"), []
 
     async def work() -> None:
@@ -37,7 +35,7 @@ async def test_a_task_that_ends_by_itself_is_logged_and_counted_and_begins_anew(
     await cancel_tasks((task,))
 
 
-async def test_a_task_that_is_ended_is_neither() -> None:
+async def test_cancelled_task_is_not_counted() -> None:
     before = _num_ended("test")
     await cancel_tasks((restarting_task(asyncio.Event().wait, name="test", ended=metrics.MANAGER_TASKS_ENDED),))  # type: ignore[arg-type]
     assert _num_ended("test") == before

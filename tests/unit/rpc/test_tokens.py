@@ -5,11 +5,11 @@ from prfaas.rpc.tokens import NAME_KEY, TOKEN_KEY, caller, credentials
 SECRET = bytes(range(32))
 
 
-def test_a_name_is_proved_by_the_secret() -> None:
+def test_token_proves_the_name() -> None:
     assert caller(dict(credentials("n1", SECRET)), SECRET) == "n1"
 
 
-def test_a_name_without_proof_or_with_anothers_is_nobody() -> None:
+def test_name_without_its_own_token_is_refused() -> None:
     proof = dict(credentials("n1", SECRET))
     assert caller(proof | {NAME_KEY: "n2"}, SECRET) is None
     assert caller({NAME_KEY: "n1"}, SECRET) is None

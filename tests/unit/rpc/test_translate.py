@@ -1,4 +1,4 @@
-"""Every message comes back as what it was made from; what is malformed is refused with a word."""
+"""Translated messages keep their content, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def inventory() -> Inventory:
     return made
 
 
-def test_a_node_comes_back() -> None:
+def test_node_is_translated_both_ways() -> None:
     assert node_from(pb.Node.FromString(node_message(NODE).SerializeToString())) == NODE
 
 
-def test_a_batch_comes_back_in_order() -> None:
-    its = inventory()
-    told = its.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807), *state(HYBRID, 1600)])
+def test_batch_is_translated_in_order() -> None:
+    source = inventory()
+    told = source.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807), *state(HYBRID, 1600)])
     blocks_holding, states_holding = Holding(HYBRID.fingerprint, 0, "memory"), Holding(HYBRID.fingerprint, 1, "memory")
     told.append(Segment(blocks_holding, LONG.at(16), LONG.at(16)[:8], 1, True, ((states_holding, 1),)))
     batch = pb.Batch.FromString(batch_message(3, told, reset=True).SerializeToString())
@@ -48,15 +48,15 @@ def test_a_batch_comes_back_in_order() -> None:
     assert len(batch.holdings) == 2
 
 
-def test_a_full_segment_takes_nine_bytes_a_block() -> None:
+def test_full_segment_takes_nine_bytes_per_block() -> None:
     told = inventory().apply(blocks(HYBRID, range(64 * 16 * 3)))
     assert batch_message(1, told).ByteSize() / (64 * 3) < 9.0
 
 
-def test_digests_and_figures_come_back() -> None:
-    its = inventory()
-    its.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807)])
-    assert digests_from(digest_messages(its.digests())) == its.digests()
+def test_digests_and_figures_are_translated_both_ways() -> None:
+    source = inventory()
+    source.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807)])
+    assert digests_from(digest_messages(source.digests())) == source.digests()
     link = LinkFigures(AgentName("p"), 1.0, 2.0, 0.3, 0.2, 5, 0.01, 8, False, 0.7, "queue", "network")
     load = EngineLoad(InstanceId("e"), 1, 2, 0.5)
     assert figures_from([link_message(link)], [load_message(load)]) == Figures((link,), (load,))
@@ -73,7 +73,7 @@ def test_digests_and_figures_come_back() -> None:
         {"layouts": [b"\x01"]},
     ],
 )
-def test_a_malformed_node_is_refused(changes: dict[str, object]) -> None:
+def test_malformed_node_is_refused(changes: dict[str, object]) -> None:
     message = node_message(NODE)
     for name, value in changes.items():
         message.ClearField(name)
@@ -95,7 +95,7 @@ def test_a_malformed_node_is_refused(changes: dict[str, object]) -> None:
         ),
     ],
 )
-def test_a_malformed_batch_is_refused(batch: pb.Batch) -> None:
+def test_malformed_batch_is_refused(batch: pb.Batch) -> None:
     with pytest.raises(IndexRefusal) as refusal:
         announcements_from(batch)
     assert refusal.value.reason == "malformed"
