@@ -141,15 +141,13 @@ class Slab(NamedTuple):
         """Offset after the last byte."""
         return self.offset + self.length
 
-    def overlaps(self, other: Slab) -> bool:
-        return (
-            self.first < other.last and other.first < self.last and self.offset < other.end and other.offset < self.end
-        )
+    def overlaps(self, slab: Slab) -> bool:
+        return self.first < slab.last and slab.first < self.last and self.offset < slab.end and slab.offset < self.end
 
-    def precedes(self, other: Slab) -> bool:
-        """Return whether the slab may precede `other` in a list of disjoint slabs, column by column."""
-        is_same_column = (self.offset, self.length) == (other.offset, other.length)
-        return self.last <= other.first if is_same_column else self.end <= other.offset
+    def precedes(self, slab: Slab) -> bool:
+        """Return whether this slab may precede `slab` in a list of disjoint slabs, column by column."""
+        is_same_column = (self.offset, self.length) == (slab.offset, slab.length)
+        return self.last <= slab.first if is_same_column else self.end <= slab.offset
 
 
 class Area:

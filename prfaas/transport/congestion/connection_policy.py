@@ -15,13 +15,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prfaas.transport.congestion.rate_estimator import LinkSample
+from prfaas.transport.congestion.rate_estimator import RETRANSMIT_RATIO, LinkSample
 
 FIRST_CONNECTIONS = 8  # Dialled at once, before the round-trip time is known.
 MIN_CONNECTIONS, MAX_CONNECTIONS = 2, 8  # Range until the throughput is known.
 MAX_MEASURED_CONNECTIONS = 32  # Limit for a number that follows the throughput.
 MEASURED_ROOM, FIRST_ROOM = 1.5, 2.0  # Bytes in flight, relative to the bandwidth-delay product.
-OVERFLOW_RATIO = 0.03  # A larger share of retransmitted bytes shows a queue too short for more connections.
 LOSS_BASED_CONNECTIONS = 32  # On a long link. More of them overshoot its queue together and lose their start.
 LONG_RTT_SECONDS = 0.005
 NOT_SENT_LOW_WATER_BYTES = 128 << 10  # A connection takes new work only when its own is nearly on the wire.
@@ -87,7 +86,7 @@ def connection_count(
         return ConnectionCount(first, reason)
     num_present, rate, resent_ratio = throughput
     needed = min(_needed(MEASURED_ROOM * rate * rtt_seconds), MAX_MEASURED_CONNECTIONS)
-    count = max(first, num_present, needed if resent_ratio <= OVERFLOW_RATIO else 0)
+    count = max(first, num_present, needed if resent_ratio <= RETRANSMIT_RATIO else 0)
     measured = f"{num_present} carry {rate / 1e6:.0f} MB/s, {resent_ratio:.1%} retransmitted"
     return ConnectionCount(count, f"{reason}; {measured}")
 

@@ -8,8 +8,9 @@ from collections.abc import Hashable, Mapping
 from math import inf, isinf
 from typing import NamedTuple, TypeVar
 
+from prfaas.transport.congestion.rate_estimator import RETRANSMIT_RATIO
+
 LOSS_WINDOW_SECONDS = 1.0
-OVERFLOW_RATIO = 0.03  # Random loss stays below this share of the bytes.
 OVERFLOW_WINDOWS = 3  # A link that has just become slower overflows one window, until BBR adapts.
 PROBE_RATIO = 0.01
 PATIENT_WINDOWS = 10  # Windows with slow growth of the limit. Then the step doubles each time.
@@ -57,7 +58,7 @@ class LearnedRateLimit:
         self._carried_bytes = self._lost_bytes = 0.0
 
     def _end_window(self, seconds: float) -> None:
-        is_bad = self._lost_bytes > OVERFLOW_RATIO * (self._carried_bytes + self._lost_bytes)
+        is_bad = self._lost_bytes > RETRANSMIT_RATIO * (self._carried_bytes + self._lost_bytes)
         self._num_bad, self._num_good = (self._num_bad + 1, 0) if is_bad else (0, self._num_good + 1)
         if self._num_bad >= OVERFLOW_WINDOWS:
             self.bytes_per_second = self._learned = self._carried_bytes / seconds

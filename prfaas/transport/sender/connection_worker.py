@@ -79,7 +79,7 @@ class ConnectionWorker:
         self.casts = fp8.LOSSY_FP8 in capabilities
         self._pack_formats = pack_formats([name for name in CODECS if name in capabilities])
         self._link = link
-        self._connection = connection
+        self.connection = connection
         self._lock = threading.Lock()
         self._has_room = threading.Condition(self._lock)
         self._in_flight: deque[tuple[float, Chunk]] = deque()  # Send times and chunks, oldest first.
@@ -116,12 +116,9 @@ class ConnectionWorker:
         with self._lock:
             return [chunk for _, chunk in self._in_flight]
 
-    def tcp_info(self) -> TcpInfo | None:
-        return self._connection.tcp_info()
-
     def state(self, now: float) -> ConnectionStats | None:
         """Return the figures of the connection, or None if it is closed."""
-        addresses, info = self._connection.addresses(), self.tcp_info()
+        addresses, info = self.connection.addresses(), self.connection.tcp_info()
         if addresses is None or info is None:
             return None
         return ConnectionStats.of(
@@ -132,12 +129,6 @@ class ConnectionWorker:
             unacknowledged_bytes=self.in_flight_bytes,
             now=now,
         )
-
-    def search_rate(self) -> None:
-        self._connection.search_rate()
-
-    def pace(self, bytes_per_second: float) -> None:
-        self._connection.pace(bytes_per_second)
 
     def update_liveness(self, now: float) -> ConnectionLiveness:
         """Return the signs of life, updated with the latest kernel figures."""
@@ -158,25 +149,25 @@ class ConnectionWorker:
         self.liveness.pinged(time.monotonic())
         # The worker's own threads notice a lost connection.
         with contextlib.suppress(OSError):
-            if not self._connection.write_at_once(_PING):
+            if not self.connection.write_at_once(_PING):
                 self.liveness.pinged_at = None
 
     def abort(self) -> None:
         """End the connection. The worker's own threads clean up."""
         self.is_alive = False
-        self._connection.abort()
+        self.connection.abort()
 
     def _end(self) -> None:
         """Stop sending. Leaves the connection open if the peer must still be told of a violation."""
         self.is_alive = False
         if self._refusal is None:
-            self._connection.abort()
+            self.connection.abort()
 
     # Writing
 
     def _write_until_worn(self, reader: threading.Thread) -> None:
         try:
-            while not self._connection.is_worn:
+            while not self.connection.is_worn:
                 self._write_next(has_work=self._link.has_work(self, SILENCE_SECONDS / 3))
             self._is_retiring = True
             if self._in_flight:
@@ -188,11 +179,11 @@ class ConnectionWorker:
     def _write_next(self, *, has_work: bool) -> None:
         if not has_work:
             self.liveness.pinged(time.monotonic())
-            self._connection.write(_PING)
-        elif self._wait_for_room() and self._connection.wait_writable(WRITABLE_SECONDS):
+            self.connection.write(_PING)
+        elif self._wait_for_room() and self.connection.wait_writable(WRITABLE_SECONDS):
             work = self._link.take(self)
             if isinstance(work, bytes):
-                self._connection.write(work)
+                self.connection.write(work)
             elif work is not None:
                 self._send(work)
 
@@ -233,9 +224,9 @@ class ConnectionWorker:
         if task.pack_format is not None and task.pack_format in self._pack_formats:
             packed = self._pack(views, task.pack_format, costs)
         if packed is None:
-            self._connection.write(chunk_header(transfer_id, slab, checksum), *views)
+            self.connection.write(chunk_header(transfer_id, slab, checksum), *views)
         else:
-            self._connection.write(packed_header(transfer_id, slab, checksum, packed_bytes=len(packed)), packed)
+            self.connection.write(packed_header(transfer_id, slab, checksum, packed_bytes=len(packed)), packed)
 
     def _write_cast(self, chunk: Chunk, views: list[memoryview]) -> bool:
         """Write a chunk as lossy 8-bit floats. Returns False if its bytes cannot be cast."""
@@ -246,7 +237,7 @@ class ConnectionWorker:
         restored = memoryview(fp8.restore(payload))
         checksum = chunk_checksum(chunk.transfer_id, chunk.slab, [restored])
         head = packed_header(chunk.transfer_id, chunk.slab, checksum, packed_bytes=len(payload), kind=FrameType.LOSSY)
-        self._connection.write(head, payload)
+        self.connection.write(head, payload)
         return True
 
     def _pack(self, views: list[memoryview], pack_format: PackFormat, costs: list[PackingCost]) -> bytes | None:
@@ -278,14 +269,14 @@ class ConnectionWorker:
         """Read a header. The peer may be silent for as long as it takes what is sent to it."""
         while True:
             try:
-                return self._connection.read_header()
+                return self.connection.read_header()
             except BlockingIOError:
                 if not self.liveness.is_moving(time.monotonic()):
                     raise
 
     def _handle(self, header: Header) -> None:
         kind, transfer_id = header.type, header.transfer_id
-        payload = self._connection.read_payload(header)
+        payload = self.connection.read_payload(header)
         if kind is FrameType.ACK:
             self._acknowledge(header.offset)
         elif kind is FrameType.AGAIN:

@@ -97,9 +97,8 @@ class Link:
         self._workers = ConnectionWorkers()
         self._monitor = LinkMonitor()
         self._peer_liveness = PeerLiveness(now=time.monotonic())
-        self._pace = (
-            config.max_bytes_per_second
-        )  # Of all connections; 0 while never limited, infinity once not limited.
+        # Bytes per second over all connections: 0 before the first limit, infinity after the last.
+        self._pace = config.max_bytes_per_second
         self._peer_limit = 0.0  # Bytes per second that the peer accepts; 0 if it does not say.
         self._budget_shares: list[float] = []  # Bytes per second; 0 for a budget without a limit.
         # Created at once, so that the counter exists before the first stall.
@@ -436,7 +435,7 @@ class Link:
         """Have the kernel send an equal part of the rate over each connection."""
         if self._pace:
             for worker in self._workers:
-                worker.pace(self._pace / len(self._workers))
+                worker.connection.pace(self._pace / len(self._workers))
 
     def _fit_chunks(self) -> None:
         """Choose the chunk size by what a connection carries, as far as that is known."""

@@ -121,7 +121,7 @@ class LinkMonitor:
 
     def measure(self, now: float, workers: Collection[ConnectionWorker], outbox: Outbox) -> LinkThroughput | None:
         """Sample every connection. Returns the link's throughput when a new measurement of it is complete."""
-        infos = [(worker, info) for worker in workers if (info := worker.tcp_info()) is not None]
+        infos = [(worker, info) for worker in workers if (info := worker.connection.tcp_info()) is not None]
         self._count(infos, now)
         self._connection_seconds += len(infos) * (now - self._measured_at)
         self._measured_at = now
@@ -133,7 +133,7 @@ class LinkMonitor:
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
             # The connections take turns.
             self._num_searches += 1
-            infos[self._num_searches % len(infos)][0].search_rate()
+            infos[self._num_searches % len(infos)][0].connection.search_rate()
         throughput = self._throughput.add(sample, num_connections=len(infos))
         if not self.is_probing:
             rate = self._estimator.health.achievable_bytes_per_second
@@ -187,7 +187,7 @@ class LinkMonitor:
         self, workers: Collection[ConnectionWorker], outbox: Outbox, *, peer: str, address: str, is_down: bool
     ) -> LinkStats:
         """Return the link's figures. Costs a few microseconds per connection."""
-        known = [(worker, info) for worker in workers if (info := worker.tcp_info()) is not None]
+        known = [(worker, info) for worker in workers if (info := worker.connection.tcp_info()) is not None]
         infos, round_trip = [info for _, info in known], self._round_trip(known)
         return LinkStats(
             peer=peer,

@@ -30,6 +30,10 @@ class _Worker:
     casts: bool = False
     recent: TcpHistory = field(default_factory=lambda: TcpHistory(0.0))
 
+    @property
+    def connection(self) -> _Worker:
+        return self
+
     def tcp_info(self) -> TcpInfo:
         return self.info
 
