@@ -13,7 +13,7 @@ from tests.integration.cachepool.tier import Tier
 from tests.unit.cachepool.layouts import name
 
 CHAIN_BLOCKS = 8
-BLOCKS_PER_LIFE = 1_000_000  # each life writes blocks of its own
+BLOCKS_PER_LIFE = 1_000_000  # Each life writes different blocks.
 
 
 def live_and_die(directory: Path, life: int, num_lines: int) -> set[BlockHash]:

@@ -1,4 +1,4 @@
-"""What memory stores is written behind, survives its eviction and a restart, and comes back whole or not at all."""
+"""Blocks on the SSD: written behind, read back, evicted, corrupted, restored and forgotten."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def _names(first: int, end: int) -> list[BlockHash]:
     return [name(number) for number in range(first, end)]
 
 
-def test_what_memory_evicts_is_still_on_the_ssd_and_comes_back_whole(tier: Tier) -> None:
+def test_blocks_evicted_from_memory_are_read_back_from_the_ssd(tier: Tier) -> None:
     tier.keep(_names(0, 16))
     tier.settle()
     tier.keep(_names(100, 116))
     assert tier.memory.find(tier.arena, 0, name(0)) is None
-    assert [tier.read(its) for its in _names(0, 16)] == [content_of(its) for its in _names(0, 16)]
+    assert [tier.read(block_hash) for block_hash in _names(0, 16)] == [content_of(block_hash) for block_hash in _names(0, 16)]
 
 
-def test_every_block_is_announced_once_with_the_parent_that_memory_gave_it(tier: Tier) -> None:
+def test_every_block_is_announced_once_with_its_parent(tier: Tier) -> None:
     tier.keep(_names(0, 3))
     tier.keep([name(2)], group=STATE, parent=name(2), num_tokens=96)
     tier.settle()
@@ -55,7 +55,7 @@ def test_every_block_is_announced_once_with_the_parent_that_memory_gave_it(tier:
     assert {event.tier for event in tier.events} == {"ssd"}
 
 
-def test_after_a_restart_everything_is_announced_again_and_readable(tmp_path: Path) -> None:
+def test_a_restart_restores_all_blocks(tmp_path: Path) -> None:
     first = Tier(tmp_path)
     first.keep(_names(0, 10))
     first.keep([name(9)], group=STATE, parent=name(9), num_tokens=320)
@@ -63,7 +63,7 @@ def test_after_a_restart_everything_is_announced_again_and_readable(tmp_path: Pa
     first.close()
     second = Tier(tmp_path)
     told = [event for event in second.events if isinstance(event, BlockStored)]
-    assert {(event.group, event.block_hash) for event in told} == {(0, its) for its in _names(0, 10)} | {
+    assert {(event.group, event.block_hash) for event in told} == {(0, block_hash) for block_hash in _names(0, 10)} | {
         (STATE, name(9))
     }
     assert second.ssd.states_after(LAYOUT, STATE, name(9)) == {name(9): 320}
@@ -71,7 +71,7 @@ def test_after_a_restart_everything_is_announced_again_and_readable(tmp_path: Pa
     second.close()
 
 
-def test_a_directory_that_another_agent_uses_is_refused(tmp_path: Path) -> None:
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     first = Tier(tmp_path)
     with pytest.raises(ConfigError, match="another agent uses it"):
         Tier(tmp_path)
@@ -85,7 +85,7 @@ def test_a_directory_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Pa
         Tier(tmp_path / "file" / "ssd")
 
 
-def test_a_full_ssd_evicts_from_the_tails_of_chains_and_says_so(tmp_path: Path) -> None:
+def test_a_full_ssd_evicts_from_the_tails_of_chains(tmp_path: Path) -> None:
     tier = Tier(tmp_path, ssd_slots=24)
     for first in range(0, 300, 10):
         tier.keep(_names(first, first + 10))
@@ -97,13 +97,13 @@ def test_a_full_ssd_evicts_from_the_tails_of_chains_and_says_so(tmp_path: Path) 
     tier.close()
 
 
-def test_what_memory_never_gives_away_stays_on_an_ssd_that_everything_else_passes_through(tmp_path: Path) -> None:
+def test_blocks_kept_in_memory_are_written_again_after_their_eviction(tmp_path: Path) -> None:
     tier = Tier(tmp_path, memory_slots=12, ssd_slots=60)
     tier.keep(_names(0, 4))
     for first in range(100, 400, 8):
         lease = tier.memory.open_lease("reader")
         tier.memory.pin(
-            tier.arena, [its for its in tier.memory.find_all(tier.arena, 0, _names(0, 4)) if its is not None], lease
+            tier.arena, [slot for slot in tier.memory.find_all(tier.arena, 0, _names(0, 4)) if slot is not None], lease
         )
         tier.memory.end_lease(lease)
         tier.keep(_names(first, first + 8))
@@ -112,11 +112,11 @@ def test_what_memory_never_gives_away_stays_on_an_ssd_that_everything_else_passe
     assert set(_names(0, 4)) <= set(removed), "they have left the SSD at least once"
     tier.close()
     again = Tier(tmp_path, ssd_slots=60)
-    assert [again.has(its) for its in _names(0, 4)] == [True] * 4
+    assert [again.has(block_hash) for block_hash in _names(0, 4)] == [True] * 4
     again.close()
 
 
-def test_a_block_that_rotted_is_not_served_is_taken_back_and_stays_away_after_a_restart(tmp_path: Path) -> None:
+def test_a_corrupted_block_is_not_served_even_after_a_restart(tmp_path: Path) -> None:
     tier = Tier(tmp_path)
     tier.keep(_names(0, 4))
     tier.settle()
@@ -131,21 +131,21 @@ def test_a_block_that_rotted_is_not_served_is_taken_back_and_stays_away_after_a_
     assert tier.read(name(3)) == content_of(name(3))
     tier.close()
     again = Tier(tmp_path)
-    assert [again.has(its) for its in _names(0, 4)] == [True, True, False, True]
+    assert [again.has(block_hash) for block_hash in _names(0, 4)] == [True, True, False, True]
     again.close()
 
 
-def test_what_memory_gave_away_before_its_turn_is_not_written(tmp_path: Path) -> None:
+def test_blocks_evicted_before_their_turn_are_not_written(tmp_path: Path) -> None:
     tier = Tier(tmp_path, memory_slots=8)
     tier.keep(_names(0, 8))
     tier.keep(_names(100, 108))
     tier.settle()
-    assert [tier.has(its) for its in _names(0, 8)] == [False] * 8
+    assert [tier.has(block_hash) for block_hash in _names(0, 8)] == [False] * 8
     assert tier.read(name(107)) == content_of(name(107))
     tier.close()
 
 
-def test_to_be_written_makes_a_block_no_more_valuable_than_it_was(tmp_path: Path) -> None:
+def test_writing_a_block_does_not_count_as_a_use(tmp_path: Path) -> None:
     tier = Tier(tmp_path, memory_slots=8)
     tier.keep(_names(0, 4))
     tier.keep(_names(10, 14))
@@ -157,17 +157,17 @@ def test_to_be_written_makes_a_block_no_more_valuable_than_it_was(tmp_path: Path
     tier.close()
 
 
-def test_a_spent_budget_holds_the_next_block_back_until_there_is_room_again(tmp_path: Path) -> None:
+def test_a_spent_write_budget_delays_the_next_block(tmp_path: Path) -> None:
     tier = Tier(tmp_path, write_bytes_per_second=1.0)
     tier.keep(_names(0, 4))
     tier.turn(lambda: tier.has(name(0)))
     tier.ssd.pump()
-    assert [tier.has(its) for its in _names(0, 4)] == [True, False, False, False]
+    assert [tier.has(block_hash) for block_hash in _names(0, 4)] == [True, False, False, False]
     assert not tier.ssd.is_idle()
     tier.close()
 
 
-def test_a_disk_that_refuses_costs_blocks_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failing_disk_costs_blocks_only(tmp_path: Path) -> None:
     tier = Tier(tmp_path)
     in_the_way = tmp_path / f"{LAYOUT.fingerprint.hex()}.blocks"
     in_the_way.mkdir()
@@ -179,7 +179,7 @@ def test_a_disk_that_refuses_costs_blocks_and_nothing_else(tmp_path: Path) -> No
     in_the_way.rmdir()
     tier.keep(_names(10, 14))
     tier.settle()
-    assert [tier.has(its) for its in (name(0), name(10))] == [False, True]
+    assert [tier.has(block_hash) for block_hash in (name(0), name(10))] == [False, True]
     tier.close()
 
 
@@ -187,7 +187,7 @@ def _num_failures() -> float:
     return REGISTRY.get_sample_value("prfaas_agent_ssd_failures_total", {"reason": "write"}) or 0.0
 
 
-def test_files_that_cannot_be_opened_do_not_stop_the_others(tmp_path: Path) -> None:
+def test_unreadable_files_do_not_stop_the_restore_of_others(tmp_path: Path) -> None:
     first = Tier(tmp_path)
     first.keep(_names(0, 4))
     first.settle()
@@ -200,7 +200,7 @@ def test_files_that_cannot_be_opened_do_not_stop_the_others(tmp_path: Path) -> N
     again.close()
 
 
-def test_an_ssd_that_has_no_room_for_one_block_in_flight_says_so_and_keeps_none(
+def test_an_ssd_too_small_for_one_block_logs_that_and_stays_empty(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = Tier(tmp_path, ssd_slots=19)
@@ -212,15 +212,15 @@ def test_an_ssd_that_has_no_room_for_one_block_in_flight_says_so_and_keeps_none(
     tier.close()
 
 
-def test_a_model_is_forgotten_once_no_thread_reads_of_it_and_who_waits_hears_that_nothing_is_there(
+def test_forgetting_a_model_waits_for_reads_and_fails_pending_ones(
     tmp_path: Path,
 ) -> None:
     tier, answers, ends = Tier(tmp_path / "ssd", ssd_slots=40, num_threads=2), list[bool](), list[str]()
     tier.keep(_names(0, 8))
     tier.settle()
-    for its in _names(0, 8):
+    for block_hash in _names(0, 8):
         into = memoryview(bytearray(SLOT_BYTES))
-        assert tier.ssd.read(LAYOUT, BlockIdentity(0, its, ROOT, BLOCK_TOKENS, ROOT), into, answers.append)
+        assert tier.ssd.read(LAYOUT, BlockIdentity(0, block_hash, ROOT, BLOCK_TOKENS, ROOT), into, answers.append)
     tier.ssd.pump()
     tier.memory.forget(LAYOUT.model)
     tier.ssd.forget(LAYOUT.model, lambda: ends.append("forgotten"))

@@ -39,5 +39,5 @@ def test_no_kill_leaves_a_torn_block_or_loses_a_complete_one(tmp_path: Path) -> 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_two_hundred_kills_leave_no_torn_block_and_lose_no_complete_one(tmp_path: Path) -> None:
+def test_two_hundred_kills_leave_no_torn_block(tmp_path: Path) -> None:
     _kill(tmp_path, num_kills=200, num_read=300, seed=2)

@@ -23,11 +23,11 @@ BLOCK_TOKENS = 32
 _SSD_STRIDE_BYTES = 20_480
 LAYOUT = hybrid(slot_bytes=SLOT_BYTES)
 DEADLINE_SECONDS = 30.0
-MANY_SLOTS = 100_000  # more than any test writes
+MANY_SLOTS = 100_000  # More than any test writes.
 
 
 def content_of(block_hash: BlockHash) -> bytes:
-    """What the block of this hash must hold: nothing else looks like it."""
+    """Return the unique content of the block with this hash."""
     piece = xxhash.xxh3_128_digest(block_hash)
     return (piece * -(-SLOT_BYTES // len(piece)))[:SLOT_BYTES]
 

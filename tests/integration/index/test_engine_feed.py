@@ -94,7 +94,7 @@ class Followed:
         return self._engines[-1]
 
     def usable_blocks(self) -> int:
-        """Of the prompt, in the engine's own memory; nothing of it may count for others."""
+        """Return the prompt's blocks in the engine's own memory. No other tier may count them."""
         query = Query("m", b"".join(CHAIN.units), len(TOKENS))
         assert not self.index.match(query).nodes
         nodes = self.index.match(query, tiers=frozenset({"gpu"})).nodes
@@ -116,7 +116,7 @@ async def followed(tmp_path: Path) -> AsyncIterator[Followed]:
     await started.close()
 
 
-async def test_what_was_cached_before_is_replayed_and_what_changes_is_followed(followed: Followed) -> None:
+async def test_earlier_events_are_replayed_and_new_events_followed(followed: Followed) -> None:
     engine = followed.engine()
     engine.grow(20)
     await followed.until_blocks(20)
@@ -128,7 +128,7 @@ async def test_what_was_cached_before_is_replayed_and_what_changes_is_followed(f
     await followed.until_blocks(0)
 
 
-async def test_an_adapter_s_blocks_are_nobody_s_prefix(followed: Followed) -> None:
+async def test_blocks_of_an_adapter_are_not_announced(followed: Followed) -> None:
     engine = followed.engine()
     engine.grow(2)
     engine.grow(1, extra=("adapter",))
@@ -136,7 +136,7 @@ async def test_an_adapter_s_blocks_are_nobody_s_prefix(followed: Followed) -> No
     await followed.until_blocks(2)
 
 
-async def test_a_restarted_engine_s_former_blocks_are_void_and_its_own_are_taken(followed: Followed) -> None:
+async def test_a_restarted_engine_replaces_its_former_blocks(followed: Followed) -> None:
     first = followed.engine()
     first.grow(9)
     await followed.until_blocks(9)
@@ -146,10 +146,10 @@ async def test_a_restarted_engine_s_former_blocks_are_void_and_its_own_are_taken
     await followed.until_blocks(4)
 
 
-async def test_batches_that_the_engine_repeats_no_more_are_no_hits_and_what_comes_later_is_followed(
+async def test_lost_batches_cost_their_blocks_and_the_feed_goes_on(
     followed: Followed,
 ) -> None:
-    followed.layouts = []  # the engine is not attached yet: nobody listens
+    followed.layouts = []  # Nobody listens yet, since the engine is not attached.
     engine = followed.engine(buffer_steps=3)
     engine.grow(10)
     await until(lambda: [number for number, _ in engine.publisher._buffer] == [7, 8, 9])
@@ -161,12 +161,12 @@ async def test_batches_that_the_engine_repeats_no_more_are_no_hits_and_what_come
     await followed.until_blocks(2)
 
 
-async def test_batches_that_were_lost_void_what_was_known_before(followed: Followed) -> None:
+async def test_lost_batches_void_the_known_blocks(followed: Followed) -> None:
     engine = followed.engine(buffer_steps=6)
     engine.grow(5)
     await followed.until_blocks(5)
     publisher, loud = engine.publisher, engine.publisher._pub
-    publisher._pub = publisher._ctx.socket(zmq.PUB)  # nobody hears this one
+    publisher._pub = publisher._ctx.socket(zmq.PUB)  # Nobody hears this socket.
     engine.grow(12)
     await until(lambda: [number for number, _ in publisher._buffer] == [*range(11, 17)])
     publisher._pub.close(linger=0)
@@ -178,14 +178,14 @@ async def test_batches_that_were_lost_void_what_was_known_before(followed: Follo
     await followed.until_blocks(3)
 
 
-async def test_an_engine_that_goes_takes_its_blocks_with_it(followed: Followed) -> None:
+async def test_a_stopped_engine_loses_its_blocks(followed: Followed) -> None:
     followed.engine().grow(5)
     await followed.until_blocks(5)
     followed.layouts = []
     await followed.until_blocks(0)
 
 
-async def test_what_no_engine_says_is_counted_and_the_engine_is_followed_on(followed: Followed) -> None:
+async def test_malformed_batches_are_counted_and_the_feed_goes_on(followed: Followed) -> None:
     engine = followed.engine()
     engine.grow(3)
     await followed.until_blocks(3)
@@ -197,10 +197,10 @@ async def test_what_no_engine_says_is_counted_and_the_engine_is_followed_on(foll
     await followed.until_blocks(4)
 
 
-async def test_an_endpoint_that_cannot_be_connected_to_ends_nothing(
+async def test_an_unreachable_endpoint_does_not_end_the_feed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    followed = Followed(tmp_path / ("long" * 30))  # longer than a Unix socket's path may be
+    followed = Followed(tmp_path / ("long" * 30))  # A Unix socket's path cannot be that long.
     await until(lambda: "engine.events_connect_failed" in caplog.text, what="a word on it")
     assert not followed.task.done()
     await followed.close()

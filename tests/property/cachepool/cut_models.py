@@ -12,13 +12,13 @@ from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import GroupBlocks, Shard
 
-CONTENT, WIDTH = 4, 2  # values of a head and token, bytes of each
-TAPS, ROW = 3, 2  # of a convolution's state; values of one head's recurrent state, of four bytes
+CONTENT, WIDTH = 4, 2  # Values of a head and token, and bytes of each value.
+TAPS, ROW = 3, 2  # Taps of a convolution, and four-byte values of one head's recurrent state.
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How one engine holds a model: ranks, block length, physical order of an attention block's axes."""
+    """One engine's layout of a model: ranks, block length, and physical order of an attention block's axes."""
 
     size: int = 1
     block_tokens: int = 32
@@ -76,14 +76,14 @@ class Attention:
 class State:
     """Layers of a recurrent state: heads, and groups of B and C (a Mamba2 with one has a copy of it on every rank)."""
 
-    kind: str  # as vLLM calls it
+    kind: str  # A name of vLLM.
     num_heads: int = 8
     num_groups: int = 8
     num_layers: int = 2
 
     def group(self, cut: Cut, rank: int) -> KVGroup:
         heads = self.num_heads // cut.size
-        channels = sum(len(its) for _, its in self._sections(cut, rank))
+        channels = sum(len(values) for _, values in self._sections(cut, rank))
         convolution = f"{TAPS}x{channels}" if cut.channels_last else f"{channels}x{TAPS}"
         recurrent = f"{heads}x{ROW}x1"
         shapes = {"short_conv": [convolution], "linear": [recurrent]}.get(self.kind, [convolution, recurrent])
@@ -111,7 +111,7 @@ class State:
         return b"".join(self._layer(cut, rank, layer) for layer in range(self.num_layers))
 
     def _layer(self, cut: Cut, rank: int, layer: int) -> bytes:
-        channels = [(name, its) for name, all_ in self._sections(cut, rank) for its in all_]
+        channels = [(name, values) for name, all_ in self._sections(cut, rank) for values in all_]
         cells = [(c, tap) for tap in range(TAPS) for c in channels]
         if not cut.channels_last:
             cells = [(c, tap) for c in channels for tap in range(TAPS)]
@@ -139,11 +139,11 @@ def layouts(groups: Sequence[Group], cut: Cut) -> tuple[Layout, ...]:
 def block_lists(groups: Sequence[Group], cut: Cut, num_tokens: int) -> tuple[GroupBlocks, ...]:
     """The blocks that resuming after `num_tokens` needs."""
     found = []
-    for index, its in enumerate(groups):
-        if isinstance(its, State):
+    for index, group in enumerate(groups):
+        if isinstance(group, State):
             found.append(GroupBlocks(index, 0, (NO_HASH,)))
             continue
-        first = 0 if its.window_tokens is None else max(0, num_tokens - its.window_tokens + 1) // cut.block_tokens
+        first = 0 if group.window_tokens is None else max(0, num_tokens - group.window_tokens + 1) // cut.block_tokens
         found.append(GroupBlocks(index, first, (NO_HASH,) * (-(-num_tokens // cut.block_tokens) - first)))
     return tuple(found)
 
@@ -151,8 +151,8 @@ def block_lists(groups: Sequence[Group], cut: Cut, num_tokens: int) -> tuple[Gro
 def blocks(groups: Sequence[Group], cut: Cut, lists: Sequence[GroupBlocks]) -> dict[tuple[int, int, int], bytes]:
     """By (rank, position, block) what each block holds."""
     return {
-        (rank, position, n): groups[its.group].block(cut, rank, (its.first_block + n) * cut.block_tokens)
+        (rank, position, n): groups[block_list.group].block(cut, rank, (block_list.first_block + n) * cut.block_tokens)
         for rank in range(cut.size)
-        for position, its in enumerate(lists)
-        for n in range(its.num_blocks)
+        for position, block_list in enumerate(lists)
+        for n in range(block_list.num_blocks)
     }

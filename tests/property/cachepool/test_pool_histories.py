@@ -31,8 +31,8 @@ SHARES = (
     TenantShares(each_tenant=0.6, of_tenants={"one": 0.2}),
     TenantShares(probation=0.5, learns=True, each_tenant=0.4),
 )
-Key = tuple[bytes, int, BlockHash]  # layout, group, hash
-Where = tuple[bytes, int]  # layout, slot
+Key = tuple[bytes, int, BlockHash]  # Layout, group and hash.
+Where = tuple[bytes, int]  # Layout and slot.
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Lease:
 
     id: LeaseId
     owner: str
-    written: list[tuple[Arena, int]] = field(default_factory=list)  # slots of its own
+    written: list[tuple[Arena, int]] = field(default_factory=list)  # Slots that it was given.
     pinned: list[tuple[Arena, int]] = field(default_factory=list)
     quarantined: bool = False
 
@@ -60,14 +60,14 @@ class History:
         )
         self.arenas = [self.pool.arena(hybrid("one")), self.pool.arena(hybrid("two"))]
         self.leases: list[Lease] = []
-        self.stored: dict[Key, BlockHash | None] = {}  # what the events say: block → the block before it
+        self.stored: dict[Key, BlockHash | None] = {}  # The previous block of each announced block.
         self.slots: dict[Key, int] = {}
         self.is_removing = False
         self.is_forgetting = False
-        self.barred: set[Where] = set()  # in use when their model was forgotten: nothing in them is to be found
-        self.former: dict[Where, int] = {}  # those among them that held prefix blocks, and their generations
+        self.barred: set[Where] = set()  # In use when their model was forgotten.
+        self.former: dict[Where, int] = {}  # Generations of barred slots that held prefix blocks.
         self.publishing: tuple[Arena, int, int, BlockHash, BlockHash] | None = None
-        self.contents: dict[Where, tuple[Key, int]] = {}  # content of pinned slots → (block, generation)
+        self.contents: dict[Where, tuple[Key, int]] = {}  # Block and generation of each pinned slot.
 
     def _on_change(self, change: PoolChange) -> None:
         for event in change.each():
@@ -138,9 +138,9 @@ class History:
         number = self.rng.randrange(1, 40)
         group = self.rng.choice([ATTENTION, ATTENTION, STATE])
         layout, block = arena.layout.fingerprint, name(number)
-        parent = ROOT if number < 4 else name(number // 2)  # a tree of hashes
+        parent = ROOT if number < 4 else name(number // 2)  # The numbers form a tree.
         key = (layout, group, block)
-        occupied = key in self.stored or (layout, slot) in {(its[0], where) for its, where in self._live_slots()}
+        occupied = key in self.stored or (layout, slot) in {(stored_key[0], where) for stored_key, where in self._live_slots()}
         self.publishing = (arena, slot, group, block, parent)
         stored = self.pool.publish(
             arena,
@@ -200,12 +200,12 @@ class History:
         """All of one model, whoever uses it."""
         arena = self.rng.choice(self.arenas)
         layout = arena.layout.fingerprint
-        held = {slot for (its, *_), slot in self._live_slots() if its == layout}
+        held = {slot for (model, *_), slot in self._live_slots() if model == layout}
         self.is_forgetting = True
         assert self.pool.forget(arena.layout.model) == len(held) * SLOT_BYTES
         self.is_forgetting = False
-        assert not any(its == layout for its, *_ in self.stored), "a block is remembered"
-        self.contents = {where: its for where, its in self.contents.items() if where[0] != layout}
+        assert not any(model == layout for model, *_ in self.stored), "a block is remembered"
+        self.contents = {where: content for where, content in self.contents.items() if where[0] != layout}
         self.barred |= {(layout, slot) for slot in self._in_use(layout)}
         self.former |= {(layout, slot): arena.generation(slot) for slot in held & self._in_use(layout)}
 
@@ -235,7 +235,7 @@ class History:
 
     def _check_pinned(self) -> None:
         pinned = {(arena.layout.fingerprint, slot) for lease in self.leases for arena, slot in lease.pinned}
-        self.contents = {where: its for where, its in self.contents.items() if where in pinned}
+        self.contents = {where: content for where, content in self.contents.items() if where in pinned}
         by_layout = {arena.layout.fingerprint: arena for arena in self.arenas}
         for (layout, slot), (key, generation) in self.contents.items():
             assert self.slots[key] == slot and key in self.stored, "a pinned block left"
@@ -253,7 +253,7 @@ class History:
 
 
 def _depth_of(number: int) -> int:
-    """Of a block in its tree."""
+    """Return the depth of a block in its tree."""
     return 1 if number < 4 else 1 + _depth_of(number // 2)
 
 
@@ -266,7 +266,7 @@ def _tenant_of(number: int, model: str) -> BlockHash:
 
 @pytest.mark.parametrize("eviction", sorted(POLICIES))
 @given(seed=st.integers(0, 1 << 32), num_steps=st.integers(1, 150), shares=st.sampled_from(SHARES))
-def test_no_history_leaks_breaks_a_chain_or_loses_a_block_in_use(
+def test_random_histories_keep_every_invariant(
     eviction: EvictionPolicy, seed: int, num_steps: int, shares: TenantShares
 ) -> None:
     history = History(eviction, random.Random(seed), shares)
@@ -280,7 +280,7 @@ def test_no_history_leaks_breaks_a_chain_or_loses_a_block_in_use(
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_ten_million_operations_with_random_deaths_of_owners_leak_nothing() -> None:
+def test_ten_million_operations_leak_nothing() -> None:
     histories = [History(eviction, random.Random(7), shares) for eviction in sorted(POLICIES) for shares in SHARES]
     for number in range(10_000_000):
         history = histories[number % len(histories)]

@@ -46,7 +46,7 @@ class Block:
 
     tier: int
     group: KVGroup
-    position: int  # of the group in its layout
+    position: int  # Index of the group in its layout.
     block_hash: BlockHash
     tokens: Tokens
 
@@ -74,23 +74,23 @@ class Node:
         for group in prefix_groups(self.layout, prefix, root=chain.root):
             self._store(chain, group, tokens, tier=self._rng.randrange(2))
 
-    def _store(self, chain: HashChain, its: GroupBlocks, tokens: Tokens, *, tier: int) -> None:
-        pool, group = self.tiers[tier], self.layout.groups[its.group]
+    def _store(self, chain: HashChain, blocks: GroupBlocks, tokens: Tokens, *, tier: int) -> None:
+        pool, group = self.tiers[tier], self.layout.groups[blocks.group]
         lease = pool.open_lease("test")
-        for position, block_hash in enumerate(its.hashes):
+        for position, block_hash in enumerate(blocks.hashes):
             end = len(tokens)
             if not group.is_state:
-                end = min((its.first_block + position + 1) * group.block_tokens, end)
-            block = Block(tier, group, its.group, block_hash, tokens[:end])
-            parent = its.parent if group.is_state else chain.at(len(block.start))
+                end = min((blocks.first_block + position + 1) * group.block_tokens, end)
+            block = Block(tier, group, blocks.group, block_hash, tokens[:end])
+            parent = blocks.parent if group.is_state else chain.at(len(block.start))
             taken = pool.allocate(self._arenas[tier], 1, lease)
             assert taken is not None
-            if pool.publish(self._arenas[tier], taken[0], BlockIdentity(its.group, block_hash, parent, end, parent)):
+            if pool.publish(self._arenas[tier], taken[0], BlockIdentity(blocks.group, block_hash, parent, end, parent)):
                 self.blocks.add(block)
         pool.end_lease(lease)
 
     def remove(self, tokens: Tokens) -> set[Block]:
-        """What left with the prefix of these tokens."""
+        """Remove the prefix of these tokens, and return the blocks that left."""
         end_hash = HashChain(root_hash(self.layout.model), tokens).at(len(tokens))
         cuts = removal([slots for pool in self.tiers for slots in pool.tables], end_hash)
         num_bytes = sum(pool.cut(cuts) for pool in self.tiers)
@@ -98,8 +98,8 @@ class Node:
         assert num_bytes == len(gone) * SLOT_BYTES
         return gone
 
-    def _is_here(self, its: Block) -> bool:
-        return self.tiers[its.tier].find(self._arenas[its.tier], its.position, its.block_hash) is not None
+    def _is_here(self, block: Block) -> bool:
+        return self.tiers[block.tier].find(self._arenas[block.tier], block.position, block.block_hash) is not None
 
     def close(self) -> None:
         for pool in self.tiers:
@@ -113,29 +113,29 @@ class Expected:
     def __init__(self, node: Node, end: Tokens) -> None:
         self._end = end
         self._ends_within = any(len(end) % size for size in node.attention_sizes)
-        self._path = {its for size in node.attention_sizes for its in range(0, len(end), size)}
+        self._path = {start for size in node.attention_sizes for start in range(0, len(end), size)}
         self._path.add(len(end))
         windows = [
             block for block in node.blocks if block.group.kind == "sliding_window" and self._begins(block.tokens)
         ]
-        for block in sorted(windows, key=lambda its: -len(its.tokens)):
+        for block in sorted(windows, key=lambda window: -len(window.tokens)):
             if len(block.tokens) in self._path:
                 self._path.add(len(block.start))
         self._kept_tokens = max(map(self._kept_by, node.blocks), default=0)
 
     def _begins(self, tokens: Tokens) -> bool:
-        """Whether the prefix begins with these."""
+        """Return whether the prefix begins with these tokens."""
         return self._end[: len(tokens)] == tokens
 
     def _is_on_path(self, tokens: Tokens) -> bool:
-        """Whether they are a beginning of it that some block's hash is known to lead to."""
+        """Return whether these tokens begin the prefix and some block's hash leads to them."""
         return len(tokens) < len(self._end) and len(tokens) in self._path and self._begins(tokens)
 
     def _follows(self, tokens: Tokens) -> bool:
         return tokens == self._end if self._ends_within else tokens[: len(self._end)] == self._end
 
     def _kept_by(self, block: Block) -> int:
-        """How far into the prefix a block needs it."""
+        """Return the length up to which a block needs the prefix."""
         if self._follows(block.tokens):
             return 0
         if self._is_on_path(block.tokens):
@@ -144,7 +144,7 @@ class Expected:
         return len(block.start) if is_hung else 0
 
     def leaves(self, block: Block) -> bool:
-        """Whether it does."""
+        """Return whether a block has to leave."""
         is_beyond = len(block.tokens) > self._kept_tokens
         return self._follows(block.tokens) or (self._is_on_path(block.tokens) and is_beyond)
 
@@ -159,7 +159,7 @@ def _prompts(rng: random.Random) -> list[Tokens]:
 
 
 @given(seed=st.integers(0, 1 << 32), layout=st.sampled_from(LAYOUTS))
-def test_a_removed_prefix_leaves_with_what_follows_it_and_what_others_need_stays(seed: int, layout: Layout) -> None:
+def test_removal_takes_a_prefix_and_its_followers_and_nothing_else(seed: int, layout: Layout) -> None:
     rng = random.Random(seed)
     node = Node(layout, rng)
     step = 1 if node.has_states else max(group.block_tokens for group in layout.groups)

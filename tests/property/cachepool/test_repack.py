@@ -1,4 +1,4 @@
-"""What one engine's ranks hold becomes what another's of another size would hold, byte for byte, for all small combinations."""
+"""Repacked blocks of random models equal the blocks that the target engine would have written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = (1, 2, 4, 8)
 CPU = "vllm 0.32; cpu; CPU_ATTN"
 MODELS: dict[str, tuple[Group, ...]] = {
     "8 heads": (Attention(8),),
-    "2 heads": (Attention(2),),  # more ranks than heads: several hold the same one
+    "2 heads": (Attention(2),),  # With more ranks than heads, several ranks hold the same head.
     "latent": (Attention(1),),
     "windows": (Attention(4), Attention(4, kind="sliding_window", window_tokens=40)),
     "mamba2, 8 groups": (State("mamba2"), Attention(2)),
@@ -34,20 +34,20 @@ def _repacked(groups: Sequence[Group], there: Cut, here: Cut, num_tokens: int) -
     source = Side(layouts(groups, there), block_lists(groups, there, num_tokens))
     target = Side(layouts(groups, here), block_lists(groups, here, num_tokens))
     held = blocks(groups, there, source.groups)
-    found = {place: bytearray(len(its)) for place, its in blocks(groups, here, target.groups).items()}
+    found = {place: bytearray(len(content)) for place, content in blocks(groups, here, target.groups).items()}
     for move in moves(source, target):
         for source_block, target_block in move.pairs:
             for box in move.boxes:
                 for start, end in _items(box):
                     into = found[move.target_rank, move.position, target_block]
-                    its = held[move.source_rank, move.position, source_block][start : start + box.item_bytes]
-                    assert len(its) == box.item_bytes
-                    into[end : end + box.item_bytes] = its
+                    content = held[move.source_rank, move.position, source_block][start : start + box.item_bytes]
+                    assert len(content) == box.item_bytes
+                    into[end : end + box.item_bytes] = content
     return found
 
 
 def _items(box: Box) -> Iterator[tuple[int, int]]:
-    """Where each item comes from and goes to."""
+    """Yield the source and target offset of each item."""
     for at in product(*map(range, box.counts)):
         source = sum(n * stride for n, stride in zip(at, box.source_strides, strict=True))
         target = sum(n * stride for n, stride in zip(at, box.target_strides, strict=True))
@@ -59,15 +59,15 @@ def _assert_equal(groups: Sequence[Group], there: Cut, here: Cut, num_tokens: in
     source = Side(layouts(groups, there), block_lists(groups, there, num_tokens))
     target = Side(layouts(groups, here), block_lists(groups, here, num_tokens))
     found, wanted = _repacked(groups, there, here, num_tokens), blocks(groups, here, target.groups)
-    for (rank, position, block), its in wanted.items():
+    for (rank, position, block), content in wanted.items():
         whole = whole_blocks(source, target, position, num_tokens=num_tokens)[block]
         length = here.block_tokens
         is_full = (target.groups[position].first_block + block + 1) * length <= num_tokens
         if whole and is_full:
-            assert found[rank, position, block] == its, (there, here, rank, position, block)
+            assert found[rank, position, block] == content, (there, here, rank, position, block)
         else:
             _assert_tokens(
-                groups[target.groups[position].group], here, its, found[rank, position, block], source, position
+                groups[target.groups[position].group], here, content, found[rank, position, block], source, position
             )
 
 
@@ -76,22 +76,22 @@ def _assert_tokens(group: Group, here: Cut, wanted: bytes, found: bytearray, sou
     assert isinstance(group, Attention) or found == wanted
     width = 8
     for start in range(0, len(wanted), width):
-        its = found[start : start + width]
-        assert its in (wanted[start : start + width], bytes(width))
+        item = found[start : start + width]
+        assert item in (wanted[start : start + width], bytes(width))
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("there", "here"), list(product(SIZES, SIZES)))
-def test_blocks_of_any_size_become_those_of_any_other(model: str, there: int, here: int) -> None:
+def test_blocks_are_repacked_between_any_tensor_parallel_sizes(model: str, there: int, here: int) -> None:
     _assert_equal(MODELS[model], Cut(there), Cut(here), 100)
 
 
 @pytest.mark.parametrize("order", ["head,token,content", "token,head,content"])
 @pytest.mark.parametrize(("there", "here"), list(product((16, 32, 48), (16, 32, 48))))
-def test_blocks_of_any_length_become_those_of_any_other(there: int, here: int, order: str) -> None:
+def test_blocks_are_repacked_between_any_block_sizes(there: int, here: int, order: str) -> None:
     for model in ("8 heads", "latent", "windows"):
-        other = "token,head,content" if order.startswith("head") else order
-        _assert_equal(MODELS[model], Cut(2, there, order), Cut(1, here, other), 100)
+        target_order = "token,head,content" if order.startswith("head") else order
+        _assert_equal(MODELS[model], Cut(2, there, order), Cut(1, here, target_order), 100)
 
 
 @given(
@@ -110,13 +110,13 @@ def test_any_two_engines_of_a_model_exchange_blocks(
     num_tokens: int,
     channels_last: bool,
 ) -> None:
-    there, here = (Cut(*its, channels_last=channels_last) for its in zip(sizes, lengths, orders, strict=True))
+    there, here = (Cut(*values, channels_last=channels_last) for values in zip(sizes, lengths, orders, strict=True))
     assert obstacle(layouts(MODELS[model], there)[0], layouts(MODELS[model], here)[0]) is None
     _assert_equal(MODELS[model], there, here, num_tokens)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_where_kernels_pack_blocks_whole_heads_are_cut(model: str) -> None:
+def test_packed_blocks_are_repacked_by_whole_heads(model: str) -> None:
     for there, here in product(SIZES, SIZES):
         _assert_equal(MODELS[model], Cut(there, packing=CPU), Cut(here, packing=CPU), 96)
 
@@ -127,19 +127,19 @@ def _obstacle(groups: Sequence[Group], there: Cut, here: Cut, *, others: Sequenc
     return found
 
 
-def test_what_cannot_be_cut_is_named() -> None:
+def test_an_obstacle_is_named() -> None:
     heads = MODELS["8 heads"]
     packed = _obstacle(heads, Cut(2, 16, packing=CPU), Cut(1, 32, packing=CPU))
     assert packed == (
         "group 0: blocks of 32 tokens here, 16 there, and this processor's kernels pack a block as a whole"
     )
-    scattered = _obstacle(heads, *[Cut(its, order="token,head,content", packing=CPU) for its in (1, 2)])
+    scattered = _obstacle(heads, *[Cut(size, order="token,head,content", packing=CPU) for size in (1, 2)])
     assert scattered == "layer attention.0: the kernels pack a block whose heads do not each lie together"
     assert "packing: gpu" in _obstacle(heads, Cut(2, packing=CPU), Cut(1, packing="gpu"))
     assert "conv=DS" in _obstacle(MODELS["short convolution"], Cut(2, channels_last=False), Cut(1))
     assert _obstacle(heads, Cut(2), Cut(1), others=(*heads, Attention(8))) == "number of KV groups: 1 here, 2 there"
     assert _obstacle(heads, Cut(2), Cut(1), others=(Attention(8, num_layers=3),)) == ("group 0: the layers differ")
-    windows = [(Attention(8, kind="sliding_window", window_tokens=its),) for its in (40, 64)]
+    windows = [(Attention(8, kind="sliding_window", window_tokens=window),) for window in (40, 64)]
     assert _obstacle(windows[0], Cut(2), Cut(1), others=windows[1]) == "group 0: window_tokens: 40 here, 64 there"
     assert "mamba1 3x16" in _obstacle((_unknown(),), Cut(2), Cut(1))
 
@@ -156,15 +156,15 @@ def _unknown() -> State:
     return Unknown("short_conv")
 
 
-def test_heads_that_no_rank_holds_are_missed() -> None:
+def test_missing_heads_are_reported() -> None:
     heads = MODELS["8 heads"]
     half = Side(layouts(heads, Cut(2))[:1], block_lists(heads, Cut(2), 100))
     with pytest.raises(LayoutError, match="no rank holds head 4"):
         list(moves(half, Side(layouts(heads, Cut(1)), block_lists(heads, Cut(1), 100))))
 
 
-def test_a_block_whose_beginning_lies_before_the_window_is_not_whole() -> None:
+def test_a_block_that_begins_before_the_window_is_not_whole() -> None:
     groups = (Attention(4, kind="sliding_window", window_tokens=40),)
-    source, target = (Side(layouts(groups, its), block_lists(groups, its, 200)) for its in (Cut(2, 16), Cut(1, 48)))
-    assert [its.groups[0].first_block for its in (source, target)] == [10, 3]  # from token 160; from token 144
+    source, target = (Side(layouts(groups, cut), block_lists(groups, cut, 200)) for cut in (Cut(2, 16), Cut(1, 48)))
+    assert [side.groups[0].first_block for side in (source, target)] == [10, 3]  # Tokens 160 and 144.
     assert whole_blocks(source, target, 0, num_tokens=200) == [False, True]

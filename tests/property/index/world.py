@@ -54,25 +54,25 @@ def tokens_held(node: Node, layout: Layout, index: int, chain: HashChain) -> tup
     everything: dict[BlockHash, int] = {}
     for tier in ("memory", "ssd"):
         everything |= node.held.get((layout.fingerprint, index, tier), {})
-    its = layout.groups[index]
+    group = layout.groups[index]
     blocks, exact = set(), set()
     for block_hash, num_tokens in everything.items():
         if num_tokens <= chain.num_tokens and chain.at(num_tokens) == block_hash:
-            if its.is_state or num_tokens % its.block_tokens:
+            if group.is_state or num_tokens % group.block_tokens:
                 exact.add(num_tokens)
             else:
-                blocks.add(num_tokens // its.block_tokens - 1)
+                blocks.add(num_tokens // group.block_tokens - 1)
     return blocks, exact
 
 
-def serves(its: KVGroup, blocks: set[int], exact: set[int], length: int) -> bool:
+def serves(group: KVGroup, blocks: set[int], exact: set[int], length: int) -> bool:
     """The rule of one KV group at one length, token by token."""
-    if its.is_state:
+    if group.is_state:
         return length in exact
-    first = max(0, length - its.window_tokens + 1) if its.window_tokens else 0
+    first = max(0, length - group.window_tokens + 1) if group.window_tokens else 0
     return all(
-        position // its.block_tokens in blocks
-        or (length in exact and position // its.block_tokens == length // its.block_tokens)
+        position // group.block_tokens in blocks
+        or (length in exact and position // group.block_tokens == length // group.block_tokens)
         for position in range(first, length)
     )
 
@@ -82,12 +82,12 @@ def usable_by_brute_force(nodes: list[Node], chain: HashChain, limit: int) -> in
     ranks = nodes[0].layouts
     groups = ranks[0].groups
     parts = [(groups[index], *_held_by_any(nodes, rank, index, chain)) for rank, index in _parts(ranks)]
-    parts.sort(key=lambda part: not part[0].is_state)  # what says no soonest comes first
-    has_state = any(its.is_state for its in groups)
+    parts.sort(key=lambda part: not part[0].is_state)  # The groups that fail soonest come first.
+    has_state = any(group.is_state for group in groups)
     for length in range(limit, 0, -1):
-        if not has_state and any(length % its.block_tokens for its in groups):
+        if not has_state and any(length % group.block_tokens for group in groups):
             continue
-        if all(serves(its, blocks, exact, length) for its, blocks, exact in parts):
+        if all(serves(group, blocks, exact, length) for group, blocks, exact in parts):
             return length
     return 0
 
@@ -145,7 +145,7 @@ class World:
         chain = self.chain(prompt)
         length = self.random.randint(1, len(prompt))
         if length >= 32 and self.random.random() < 0.5:
-            length -= length % 32  # where every group's blocks end
+            length -= length % 32  # The blocks of every group end there.
         events: list[PoolEvent] = []
         for layout in node.layouts:
             for index in range(len(layout.groups)):
@@ -156,15 +156,15 @@ class World:
         self.report(node, events)
 
     def _blocks(self, layout: Layout, index: int, chain: HashChain, length: int) -> list[PoolEvent]:
-        its = layout.groups[index]
+        group = layout.groups[index]
         tier = self.random.choice(TIERS)
-        if its.is_state:
+        if group.is_state:
             anchor = chain.at(length - length % 16)
             return [BlockStored(layout.fingerprint, index, chain.at(length), anchor, length, tier)]
-        first = max(0, length - its.window_tokens) // its.block_tokens if its.window_tokens else 0
-        ends = range((first + 1) * its.block_tokens, length + 1, its.block_tokens)
+        first = max(0, length - group.window_tokens) // group.block_tokens if group.window_tokens else 0
+        ends = range((first + 1) * group.block_tokens, length + 1, group.block_tokens)
         events = [self._block(layout, index, chain, end, tier) for end in ends]
-        if length % its.block_tokens and self.random.random() < 0.5:
+        if length % group.block_tokens and self.random.random() < 0.5:
             events.append(self._block(layout, index, chain, length, tier))
         return events
 
@@ -196,7 +196,7 @@ class World:
         self.index.apply(node.name, node.inventory.everything())
 
     def recover(self) -> None:
-        """What a manager does that starts anew: it has a snapshot, and none of what was announced before."""
+        """Restart the manager: it has a snapshot, but not the announcements before it."""
         former, self.index = self.index, Index()
         for node in self.nodes:
             self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts)
@@ -218,9 +218,9 @@ class World:
     def _in_runs(self, node: Node, events: list[PoolEvent]) -> list[Change]:
         """As pools tell it: what follows on each other as one, most of the time."""
         sizes = {
-            (layout.fingerprint, index): its.block_tokens
+            (layout.fingerprint, index): group.block_tokens
             for layout in node.layouts
-            for index, its in enumerate(layout.groups)
+            for index, group in enumerate(layout.groups)
         }
         told: list[Change] = []
         for event in events:

@@ -24,13 +24,13 @@ def _used_bytes(arena: Arena) -> int:
     return os.fstat(arena.fd).st_blocks * 512
 
 
-def test_slots_are_apart_by_a_multiple_of_a_cache_line_and_begin_after_the_generations(arena: Arena) -> None:
+def test_slots_are_aligned_to_cache_lines_after_the_generations(arena: Arena) -> None:
     assert arena.stride_bytes == PAGE_BYTES + 64
     assert arena.header_bytes == PAGE_BYTES
     assert os.fstat(arena.fd).st_size == PAGE_BYTES + 8 * arena.stride_bytes
 
 
-def test_no_one_can_change_the_size_of_a_sealed_arena(arena: Arena) -> None:
+def test_a_sealed_arena_cannot_be_resized(arena: Arena) -> None:
     for size in (0, 1 << 20):
         with pytest.raises(PermissionError):
             os.ftruncate(arena.fd, size)
@@ -38,18 +38,18 @@ def test_no_one_can_change_the_size_of_a_sealed_arena(arena: Arena) -> None:
         fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 
 
-def test_another_mapping_sees_what_is_written_to_a_slot_and_its_generation(arena: Arena) -> None:
+def test_another_mapping_sees_slots_and_generations(arena: Arena) -> None:
     arena.slot_view(3)[:5] = b"block"
     arena.bump([3, 5])
     arena.bump([3])
-    with mmap.mmap(arena.fd, os.fstat(arena.fd).st_size) as other:
+    with mmap.mmap(arena.fd, os.fstat(arena.fd).st_size) as mapping:
         start = arena.header_bytes + 3 * arena.stride_bytes
-        assert other[start : start + 5] == b"block"
-        assert [int.from_bytes(other[slot * 8 : slot * 8 + 8], "little") for slot in (3, 4, 5)] == [2, 0, 1]
+        assert mapping[start : start + 5] == b"block"
+        assert [int.from_bytes(mapping[slot * 8 : slot * 8 + 8], "little") for slot in (3, 4, 5)] == [2, 0, 1]
     assert [arena.generation(slot) for slot in (3, 4, 5)] == [2, 0, 1]
 
 
-def test_64_gib_touch_no_memory_before_they_are_used() -> None:
+def test_an_unused_arena_of_64_gib_takes_no_memory() -> None:
     arena = Arena(hybrid(slot_bytes=64 << 10), 1 << 20)
     try:
         assert _used_bytes(arena) == 0
@@ -59,7 +59,7 @@ def test_64_gib_touch_no_memory_before_they_are_used() -> None:
         arena.close()
 
 
-def test_given_back_slots_lose_their_memory_and_their_neighbours_keep_theirs(arena: Arena) -> None:
+def test_returned_slots_lose_their_memory_and_neighbours_keep_it(arena: Arena) -> None:
     for slot in range(8):
         arena.slot_view(slot)[:] = bytes([slot + 1]) * arena.stride_bytes
     before = _used_bytes(arena)
@@ -71,7 +71,7 @@ def test_given_back_slots_lose_their_memory_and_their_neighbours_keep_theirs(are
     assert bytes(arena.slot_view(3)[:5]) == b"again"
 
 
-def test_a_pinned_arena_never_gives_memory_back(arena: Arena) -> None:
+def test_a_pinned_arena_never_returns_memory(arena: Arena) -> None:
     arena.pinned = True
     with pytest.raises(AssertionError):
         arena.give_back([1])

@@ -30,7 +30,7 @@ def _drain(candidates: Candidates) -> list[BlockRun]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_runs_leave_in_the_order_of_their_last_keys(seed: int) -> None:
+def test_candidates_pop_in_the_order_of_their_latest_keys(seed: int) -> None:
     rng = random.Random(seed)
     candidates = Candidates()
     expected: dict[BlockRun, tuple[bool, float]] = {}
@@ -49,7 +49,7 @@ def test_runs_leave_in_the_order_of_their_last_keys(seed: int) -> None:
     assert len(candidates) == 0
 
 
-def test_forgotten_entries_take_no_memory() -> None:
+def test_discarded_candidates_take_no_memory() -> None:
     candidates, run = Candidates(), _run()
     tracemalloc.start()
     try:
@@ -61,7 +61,7 @@ def test_forgotten_entries_take_no_memory() -> None:
     assert num_bytes < 100_000, "an entry takes 150 bytes"
 
 
-def test_policies_rank_by_age_by_uses_and_by_what_a_byte_saves() -> None:
+def test_policies_rank_by_age_by_uses_and_by_savings_per_byte() -> None:
     assert lru(_facts(last_used=1, num_uses=9), 0) < lru(_facts(last_used=2), 0)
     assert lfu(_facts(last_used=9, num_uses=1), 0) < lfu(_facts(num_uses=2), 0)
     assert lfu(_facts(num_uses=3), 0) < lfu(_facts(num_uses=1), 4), "old fame fades"
@@ -69,7 +69,7 @@ def test_policies_rank_by_age_by_uses_and_by_what_a_byte_saves() -> None:
     assert cost(_facts(num_tokens=512), 0) < cost(_facts(num_tokens=100_000), 0), "late tokens cost more to prefill"
 
 
-def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are() -> None:
+def test_an_unknown_policy_is_refused_with_the_known_names() -> None:
     assert policy_of("cost") == "cost"
     with pytest.raises(ValueError, match="'fifo'; write one of lru, lfu, cost"):
         policy_of("fifo")

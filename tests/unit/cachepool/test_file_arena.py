@@ -13,7 +13,7 @@ from prfaas.cachepool.file_arena import RECORD_BYTES, AlignedBuffer, FileArena, 
 from prfaas.kv.layout import Layout
 from tests.unit.cachepool.layouts import ROOT, hybrid, name
 
-SLOT_BYTES = 5_000  # no whole number of pages
+SLOT_BYTES = 5_000  # Not a whole number of pages.
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def _blocks_file(arena: FileArena, tmp_path: Path) -> Path:
     return tmp_path / f"{arena.layout.fingerprint.hex()}.blocks"
 
 
-def test_a_block_comes_back_as_it_was_written(arena: FileArena) -> None:
+def test_a_block_is_read_as_it_was_written(arena: FileArena) -> None:
     _write(arena, 3, 7)
     assert _read(arena, 3) == bytes(_content(7))
     assert arena.blocks() == {3: _block(7)}
 
 
-def test_blocks_are_there_again_when_the_files_are_opened_again(layout: Layout, tmp_path: Path) -> None:
+def test_reopened_files_still_hold_their_blocks(layout: Layout, tmp_path: Path) -> None:
     first = FileArena(layout, 8, directory=tmp_path)
     _write(first, 1, 10)
     _write(first, 6, 11)
@@ -68,14 +68,14 @@ def test_blocks_are_there_again_when_the_files_are_opened_again(layout: Layout, 
     second.close()
 
 
-def test_slots_are_emptied_wherever_they_lie_and_no_others(arena: FileArena) -> None:
+def test_bump_empties_exactly_the_given_slots(arena: FileArena) -> None:
     for slot in range(7):
         _write(arena, slot, slot)
     arena.bump(iter([5, 2, 6, 3]))
     assert arena.blocks().keys() == {0, 1, 4}
 
 
-def test_a_slot_is_empty_from_when_it_is_given_out_until_it_is_written(arena: FileArena) -> None:
+def test_a_slot_is_empty_between_allocation_and_write(arena: FileArena) -> None:
     _write(arena, 3, 7)
     arena.bump([3])
     assert arena.blocks() == {}
@@ -83,7 +83,7 @@ def test_a_slot_is_empty_from_when_it_is_given_out_until_it_is_written(arena: Fi
 
 
 @pytest.mark.parametrize("position", [0, 2_500, SLOT_BYTES - 1])
-def test_a_changed_byte_is_found_and_the_block_is_never_offered_again(
+def test_a_corrupted_block_is_detected_and_never_offered_again(
     arena: FileArena, tmp_path: Path, position: int
 ) -> None:
     _write(arena, 2, 7)
@@ -100,7 +100,7 @@ def test_a_changed_byte_is_found_and_the_block_is_never_offered_again(
 
 
 @pytest.mark.parametrize("position", range(0, 100, 7))
-def test_a_torn_record_is_no_record(arena: FileArena, tmp_path: Path, position: int) -> None:
+def test_a_torn_record_is_ignored(arena: FileArena, tmp_path: Path, position: int) -> None:
     _write(arena, 2, 7)
     records = tmp_path / f"{arena.layout.fingerprint.hex()}.records"
     with records.open("r+b") as file:
@@ -111,7 +111,7 @@ def test_a_torn_record_is_no_record(arena: FileArena, tmp_path: Path, position: 
     assert arena.blocks() == {}
 
 
-def test_a_smaller_arena_forgets_the_slots_beyond_its_end(layout: Layout, tmp_path: Path) -> None:
+def test_a_smaller_arena_drops_the_slots_beyond_its_end(layout: Layout, tmp_path: Path) -> None:
     first = FileArena(layout, 8, directory=tmp_path)
     _write(first, 1, 10)
     _write(first, 6, 11)
@@ -121,14 +121,14 @@ def test_a_smaller_arena_forgets_the_slots_beyond_its_end(layout: Layout, tmp_pa
     second.close()
 
 
-def test_files_of_others_are_no_layouts(layout: Layout, tmp_path: Path) -> None:
+def test_foreign_files_are_not_read_as_layouts(layout: Layout, tmp_path: Path) -> None:
     FileArena(layout, 1, directory=tmp_path).close()
     (tmp_path / "notes.layout").write_bytes(b"\xc1 not ours")
     os.replace(tmp_path / f"{layout.fingerprint.hex()}.layout", tmp_path / f"{'0' * 32}.layout")
     assert saved_layouts(tmp_path) == []
 
 
-def test_free_slots_give_their_disk_space_back(arena: FileArena, tmp_path: Path) -> None:
+def test_free_slots_return_their_disk_space(arena: FileArena, tmp_path: Path) -> None:
     for slot in range(4):
         _write(arena, slot, slot)
     before = _blocks_file(arena, tmp_path).stat().st_blocks
@@ -137,7 +137,7 @@ def test_free_slots_give_their_disk_space_back(arena: FileArena, tmp_path: Path)
     assert _read(arena, 3) == bytes(_content(3))
 
 
-def test_records_have_their_disk_space_before_anything_is_written_to_them(layout: Layout, tmp_path: Path) -> None:
+def test_records_reserve_their_disk_space_at_once(layout: Layout, tmp_path: Path) -> None:
     arena = FileArena(layout, 1000, directory=tmp_path)
     (records,) = tmp_path.glob("*.records")
     assert records.stat().st_blocks * 512 >= 1000 * RECORD_BYTES

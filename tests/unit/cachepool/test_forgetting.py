@@ -1,4 +1,4 @@
-"""What a pool has forgotten is found by nobody, and leaves when nobody uses it any more."""
+"""Forgetting a model: nobody finds its blocks any more, and their slots are free once their uses end."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def _publish(node: Node, slot: int, number: int) -> bool:
     return node.pool.publish(node.arena, slot, BlockIdentity(ATTENTION, name(number), ROOT, 32, ROOT))
 
 
-def test_all_blocks_of_the_model_leave_and_nothing_of_another() -> None:
+def test_forgetting_a_model_removes_all_its_blocks_and_no_others() -> None:
     node = Node()
     node.keep(1, 2, 3)
     node.keep(4, parent=2)
     node.keep(3, parent=3, group=STATE)
-    other = node.pool.arena(hybrid("other"))
+    second = node.pool.arena(hybrid("other"))
     lease = node.pool.open_lease("test")
-    taken = node.pool.allocate(other, 1, lease)
+    taken = node.pool.allocate(second, 1, lease)
     assert taken is not None
-    node.pool.publish(other, taken[0], BlockIdentity(ATTENTION, name(1), ROOT, 32, ROOT))
+    node.pool.publish(second, taken[0], BlockIdentity(ATTENTION, name(1), ROOT, 32, ROOT))
     node.pool.end_lease(lease)
     assert node.pool.forget(MODEL) == 5 * SLOT_BYTES
     check_integrity(node.pool)
     assert node.holds(1, 2, 3, 4) == node.holds(3, group=STATE) == []
-    assert node.pool.find(other, ATTENTION, name(1)) == taken[0]
+    assert node.pool.find(second, ATTENTION, name(1)) == taken[0]
     assert node.pool.stats().slots_by_kind == {"prefix": 1, "transfer": 0, "quarantined": 0, "free": 5}
     removed = [event for event in node.events if isinstance(event, BlockRemoved)]
     assert {event.layout for event in removed} == {node.arena.layout.fingerprint}
@@ -63,7 +63,7 @@ class CountingArena(FileArena):
         super().bump(emptied)
 
 
-def test_each_block_on_an_ssd_is_emptied_once(tmp_path: Path) -> None:
+def test_forgetting_empties_each_ssd_slot_once(tmp_path: Path) -> None:
     pool: SlotPool[CountingArena] = SlotPool(
         64 << 20, tier="ssd", make_arena=lambda layout, num_slots: CountingArena(layout, num_slots, directory=tmp_path)
     )
@@ -81,7 +81,7 @@ def test_each_block_on_an_ssd_is_emptied_once(tmp_path: Path) -> None:
     pool.close()
 
 
-def test_what_is_read_keeps_its_slot_until_its_reader_ends_and_is_announced_once() -> None:
+def test_a_forgotten_block_keeps_its_slot_until_its_reader_ends() -> None:
     node = Node()
     node.keep(1, 2, 3)
     slots = [node.slot(number) for number in (1, 2)]
@@ -105,7 +105,7 @@ def test_what_is_read_keeps_its_slot_until_its_reader_ends_and_is_announced_once
     assert [event.block_hash for event in node.events if isinstance(event, BlockRemoved)] == [name(3), name(2), name(1)]
 
 
-def test_what_is_being_written_never_becomes_a_prefix_block() -> None:
+def test_a_block_forgotten_while_written_is_never_published() -> None:
     node = Node()
     lease, slots = _written(node, 1, 2)
     assert _publish(node, slots[0], 1)
@@ -122,7 +122,7 @@ def test_what_is_being_written_never_becomes_a_prefix_block() -> None:
     check_integrity(node.pool)
 
 
-def test_the_same_blocks_are_stored_anew_beside_those_that_are_still_read() -> None:
+def test_forgotten_blocks_can_be_stored_again_while_still_read() -> None:
     node = Node()
     node.keep(1, 2)
     former = node.slot(2)
@@ -137,7 +137,7 @@ def test_the_same_blocks_are_stored_anew_beside_those_that_are_still_read() -> N
     assert node.holds(1, 2, 3) == [1, 2, 3]
 
 
-def test_a_block_that_waited_for_its_parent_does_not_hang_on_the_one_that_comes_after() -> None:
+def test_a_forgotten_orphan_does_not_hang_on_a_later_parent() -> None:
     node = Node()
     node.keep(3, parent=2)
     reading = node.pool.open_lease("reader")
@@ -149,7 +149,7 @@ def test_a_block_that_waited_for_its_parent_does_not_hang_on_the_one_that_comes_
     check_integrity(node.pool)
 
 
-def test_a_tenants_room_is_free_again() -> None:
+def test_forgetting_frees_the_tenants_room() -> None:
     changes: list[PoolChange] = []
     pool = Pool(8 * SLOT_BYTES, shares=TenantShares(each_tenant=0.5), on_change=changes.append)
     arena = pool.arena(hybrid())

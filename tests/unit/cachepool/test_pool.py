@@ -1,4 +1,4 @@
-"""What the pool promises: budgets apart, leases that end, chains that leave from the tail."""
+"""Promises of the pool: separate budgets, leases that end, chains that leave from the tail."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Node:
         check_integrity(self.pool)
 
     def _tokens_at(self, number: int) -> int:
-        """How long the chain up to an attention block is; 0 where that is not here."""
+        """Return the length of the chain up to an attention block, or 0 without that block."""
         slot = self.pool.find(self.arena, ATTENTION, name(number))
         return 0 if slot is None else self.pool.identity(self.arena, slot).num_tokens
 
     def remove(self, number: int) -> int:
-        """How many blocks leave with the one of that number."""
+        """Remove a block with everything that leaves with it, and return the number of blocks."""
         cuts = removal(self.pool.tables, name(number))
         return self.pool.cut(cuts) // self.arena.stride_bytes
 
@@ -80,7 +80,7 @@ def node() -> Iterator[Node]:
     node.pool.close()
 
 
-def test_transfers_take_no_more_than_their_share_and_evict_nothing(node: Node) -> None:
+def test_transfers_stay_within_their_budget_and_evict_nothing(node: Node) -> None:
     node.keep(1, 2, 3, 4)
     lease = node.pool.open_lease("transfer")
     assert node.pool.allocate(node.arena, 9, lease) is None
@@ -90,7 +90,7 @@ def test_transfers_take_no_more_than_their_share_and_evict_nothing(node: Node) -
     assert node.holds(1, 2, 3, 4) == [1, 2, 3, 4]
 
 
-def test_a_slot_gets_a_new_generation_whenever_it_is_given_out(node: Node) -> None:
+def test_each_allocation_gives_a_slot_a_new_generation(node: Node) -> None:
     lease = node.pool.open_lease("first")
     first = node.pool.allocate(node.arena, 1, lease)
     assert first is not None
@@ -102,9 +102,9 @@ def test_a_slot_gets_a_new_generation_whenever_it_is_given_out(node: Node) -> No
 
 
 def test_quarantined_slots_count_apart_until_their_lease_ends(node: Node) -> None:
-    writing, other = node.pool.open_lease("engine"), node.pool.open_lease("other")
+    writing, reading = node.pool.open_lease("engine"), node.pool.open_lease("other")
     node.pool.allocate(node.arena, 3, writing)
-    node.pool.allocate(node.arena, 1, other)
+    node.pool.allocate(node.arena, 1, reading)
     node.pool.quarantine(writing)
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 3, "free": 0}
     node.pool.end_lease(writing)
@@ -112,7 +112,7 @@ def test_quarantined_slots_count_apart_until_their_lease_ends(node: Node) -> Non
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 0, "free": 3}
 
 
-def test_the_older_of_two_equal_blocks_stays(node: Node) -> None:
+def test_the_first_of_two_equal_blocks_stays(node: Node) -> None:
     node.keep(1)
     older = node.slot(1)
     lease = node.pool.open_lease("second")
@@ -125,7 +125,7 @@ def test_the_older_of_two_equal_blocks_stays(node: Node) -> None:
     assert len(node.events) == 1
 
 
-def test_chains_leave_from_the_tail_and_the_longest_unused_chain_first(node: Node) -> None:
+def test_chains_are_evicted_from_the_tail_least_recently_used_first(node: Node) -> None:
     node.keep(1, 2, 3, 4)
     node.keep(11, 12, 13, 14)
     node.use(1, 2, 3, 4)
@@ -135,7 +135,7 @@ def test_chains_leave_from_the_tail_and_the_longest_unused_chain_first(node: Nod
     assert node.holds(1, 2, 3) == [1, 2, 3]
 
 
-def test_a_block_never_makes_room_for_its_own_child() -> None:
+def test_a_block_is_not_evicted_for_its_own_child() -> None:
     node = Node(num_prefix=1)
     node.keep(1)
     lease = node.pool.open_lease("second")
@@ -148,7 +148,7 @@ def test_a_block_never_makes_room_for_its_own_child() -> None:
     assert node.holds(1, 3) == [3]
 
 
-def test_pinned_blocks_stay_and_soft_pinned_ones_leave_last() -> None:
+def test_pinned_blocks_stay_and_soft_pinned_blocks_leave_last() -> None:
     node = Node(num_prefix=3)
     for number in (1, 2, 3):
         node.keep(number)
@@ -178,7 +178,7 @@ def test_a_soft_pin_ends_with_its_block() -> None:
     check_integrity(node.pool)
 
 
-def test_the_block_that_was_asked_for_last_stays_longest_even_when_its_reader_ended_first() -> None:
+def test_recency_counts_from_the_start_of_a_read() -> None:
     node = Node(num_prefix=2)
     node.keep(1)
     node.keep(2)
@@ -191,7 +191,7 @@ def test_the_block_that_was_asked_for_last_stays_longest_even_when_its_reader_en
     assert node.holds(1, 2, 3) == [2, 3]
 
 
-def test_a_state_leaves_before_the_attention_block_that_ends_with_it() -> None:
+def test_a_state_leaves_before_its_attention_block() -> None:
     node = Node(num_prefix=2)
     node.keep(1)
     node.keep(1, parent=1, group=STATE)
@@ -200,7 +200,7 @@ def test_a_state_leaves_before_the_attention_block_that_ends_with_it() -> None:
     assert node.holds(1, group=STATE) == []
 
 
-def test_a_state_at_a_multiple_of_16_tokens_whose_last_unit_is_its_own_hash_can_leave() -> None:
+def test_a_state_at_a_unit_end_can_leave() -> None:
     node = Node(num_prefix=1)
     node.keep(1, parent=1, group=STATE)
     node.keep(2, parent=2, group=STATE)
@@ -209,14 +209,14 @@ def test_a_state_at_a_multiple_of_16_tokens_whose_last_unit_is_its_own_hash_can_
     assert node.pool.states_after(node.arena, STATE, name(2)) == {name(2): 32}
 
 
-def test_a_block_that_calls_itself_its_parent_can_leave() -> None:
+def test_a_block_that_names_itself_as_parent_can_leave() -> None:
     node = Node(num_prefix=1)
     node.keep(1, parent=1)
     node.keep(2)
     assert node.holds(1, 2) == [2]
 
 
-def test_a_partial_tail_keeps_the_block_before_it() -> None:
+def test_a_partial_tail_keeps_its_previous_block() -> None:
     node = Node(num_prefix=2)
     node.keep(1)
     lease = node.pool.open_lease("tail")
@@ -230,7 +230,7 @@ def test_a_partial_tail_keeps_the_block_before_it() -> None:
     assert node.holds(1, 2, 3) == [1, 3]
 
 
-def test_least_often_used_blocks_leave_first_under_lfu() -> None:
+def test_lfu_evicts_the_least_frequently_used_block() -> None:
     node = Node(num_prefix=2, eviction="lfu")
     node.keep(1)
     node.use(1)
@@ -240,7 +240,7 @@ def test_least_often_used_blocks_leave_first_under_lfu() -> None:
     assert node.holds(1, 2, 3) == [1, 3]
 
 
-def test_a_state_that_saves_a_long_prefill_outlives_attention_blocks_under_cost() -> None:
+def test_cost_keeps_a_state_that_saves_a_long_prefill() -> None:
     node = Node(num_prefix=3, eviction="cost")
     lease = node.pool.open_lease("state")
     slots = node.pool.allocate(node.arena, 1, lease)
@@ -252,7 +252,7 @@ def test_a_state_that_saves_a_long_prefill_outlives_attention_blocks_under_cost(
     assert node.holds(9, group=STATE) == [9]
 
 
-def test_an_arena_gives_the_memory_of_free_slots_to_another() -> None:
+def test_memory_of_free_slots_moves_to_another_arena() -> None:
     slot_bytes = 64 * PAGE_BYTES
     pool = Pool(8 * slot_bytes, transfer_ratio=1.0)
     first, second = (pool.arena(hybrid(model, slot_bytes=slot_bytes)) for model in ("first", "second"))
@@ -269,8 +269,7 @@ def test_an_arena_gives_the_memory_of_free_slots_to_another() -> None:
     pool.close()
 
 
-def test_a_reader_hears_of_a_slot_whose_memory_goes_to_another_arena() -> None:
-    """As one whose connection was lost, and with it its lease, and that has not copied yet."""
+def test_a_late_reader_notices_that_a_slots_memory_is_gone() -> None:
     pool = Pool(8 * SLOT_BYTES, transfer_ratio=1.0)
     first, second = (pool.arena(hybrid(model)) for model in ("first", "second"))
     lease = pool.open_lease("reader")
@@ -285,13 +284,13 @@ def test_a_reader_hears_of_a_slot_whose_memory_goes_to_another_arena() -> None:
 
 
 class _Stubborn(Arena):
-    """Whose memory the system does not take back."""
+    """Arena whose memory the system does not take back."""
 
     def give_back(self, slots: Iterable[int]) -> None:
         raise OSError("not supported")
 
 
-def test_memory_that_is_not_taken_back_stays_with_the_free_slots_that_have_it() -> None:
+def test_memory_that_the_system_refuses_stays_with_its_free_slots() -> None:
     pool: SlotPool[Arena] = SlotPool(8 * SLOT_BYTES, transfer_ratio=1.0, make_arena=_Stubborn)
     first, second = pool.arena(hybrid("a")), pool.arena(hybrid("b"))
     lease = pool.open_lease("test")
@@ -309,7 +308,7 @@ def _used_bytes(arena: Arena) -> int:
     return os.fstat(arena.fd).st_blocks * 512
 
 
-def test_a_chain_is_all_that_the_blocks_of_one_hash_hang_on() -> None:
+def test_chain_returns_a_block_and_all_its_ancestors() -> None:
     node = Node()
     node.keep(1, 2, 3)
     node.keep(4, parent=2)
@@ -320,7 +319,7 @@ def test_a_chain_is_all_that_the_blocks_of_one_hash_hang_on() -> None:
     assert node.pool.chain(node.arena, name(9)) == []
 
 
-def test_what_is_removed_takes_along_what_follows_it_and_what_only_it_needed() -> None:
+def test_removal_takes_followers_and_ancestors_that_nothing_else_needs() -> None:
     node = Node(num_prefix=12)
     node.keep(1, 2, 3, 4)
     node.keep(4, parent=4, group=STATE)
@@ -335,7 +334,7 @@ def test_what_is_removed_takes_along_what_follows_it_and_what_only_it_needed() -
     check_integrity(node.pool)
 
 
-def test_a_window_that_begins_beyond_the_end_of_what_is_removed_leaves_with_it() -> None:
+def test_removal_takes_windows_beyond_the_prefix() -> None:
     node = Node(num_prefix=12)
     node.keep(1, 2, 3, 4, 5, 6, 7, 8)
     node.keep(7, 8, parent=6, group=WINDOW)
@@ -344,18 +343,18 @@ def test_a_window_that_begins_beyond_the_end_of_what_is_removed_leaves_with_it()
     check_integrity(node.pool)
 
 
-def test_a_state_before_the_end_of_what_is_removed_keeps_its_window_and_all_attention_before_it() -> None:
+def test_removal_keeps_an_earlier_state_with_its_window_and_attention() -> None:
     node = Node(num_prefix=12)
     node.keep(1, 2, 3, 4)
     node.keep(1, 2, 3, 4, group=WINDOW)
     node.keep(3, parent=3, group=STATE)
     node.keep(4, parent=4, group=STATE)
     assert node.remove(4) == 3
-    assert [node.holds(1, 2, 3, 4, group=its) for its in (ATTENTION, WINDOW, STATE)] == [[1, 2, 3], [1, 2, 3], [3]]
+    assert [node.holds(1, 2, 3, 4, group=group) for group in (ATTENTION, WINDOW, STATE)] == [[1, 2, 3], [1, 2, 3], [3]]
     check_integrity(node.pool)
 
 
-def test_what_is_removed_leaves_blocks_in_use_and_what_those_hang_on() -> None:
+def test_removal_keeps_blocks_in_use_and_their_ancestors() -> None:
     node = Node()
     node.keep(1, 2, 3, 4)
     lease = node.pool.open_lease("reader")
@@ -367,19 +366,19 @@ def test_what_is_removed_leaves_blocks_in_use_and_what_those_hang_on() -> None:
     check_integrity(node.pool)
 
 
-def test_an_arena_is_dropped_when_nothing_is_in_it(node: Node) -> None:
-    other = node.pool.arena(hybrid("other"))
+def test_an_empty_arena_is_dropped(node: Node) -> None:
+    second = node.pool.arena(hybrid("other"))
     lease = node.pool.open_lease("transfer")
-    node.pool.allocate(other, 2, lease)
-    assert not node.pool.drop(other.layout.fingerprint)
+    node.pool.allocate(second, 2, lease)
+    assert not node.pool.drop(second.layout.fingerprint)
     node.pool.quarantine(lease)
-    assert not node.pool.drop(other.layout.fingerprint)
+    assert not node.pool.drop(second.layout.fingerprint)
     node.pool.end_lease(lease)
-    assert node.pool.drop(other.layout.fingerprint)
+    assert node.pool.drop(second.layout.fingerprint)
     assert node.pool.arenas == [node.arena]
 
 
-def test_an_arena_with_a_prefix_block_is_not_dropped_and_one_that_comes_after_another_was_is_its_own(
+def test_an_arena_with_prefix_blocks_is_not_dropped(
     node: Node,
 ) -> None:
     first, second = node.pool.arena(hybrid("first")), node.pool.arena(hybrid("second"))

@@ -37,32 +37,32 @@ def _prefix(num_tokens: int) -> Prefix:
 
 @pytest.mark.parametrize("num_tokens", [5, 16, 31, 32, 64, 65, 80, 81, 320, 327, 400])
 @pytest.mark.parametrize("groups", [(FULL, STATE), (FULL, WINDOW, STATE), (STATE,)])
-def test_blocks_are_those_of_a_transfer_of_the_same_length(groups: tuple[KVGroup, ...], num_tokens: int) -> None:
+def test_a_prefix_has_the_blocks_of_a_transfer_of_its_length(groups: tuple[KVGroup, ...], num_tokens: int) -> None:
     expected = BlockMap(groups).transfer_groups(CHAIN, num_tokens)
     assert prefix_groups(_layout(*groups), _prefix(num_tokens), root=ROOT) == expected
 
 
 @pytest.mark.parametrize("num_tokens", [32, 64, 320])
-def test_without_a_state_only_full_blocks_count(num_tokens: int) -> None:
+def test_without_states_a_prefix_has_only_full_blocks(num_tokens: int) -> None:
     expected = BlockMap((FULL, WINDOW)).transfer_groups(CHAIN, num_tokens)
     layout = _layout(FULL, WINDOW)
     assert prefix_groups(layout, _prefix(num_tokens), root=ROOT) == expected
     assert sum(group.num_blocks for group in prefix_groups(layout, _prefix(num_tokens + 7))) == sum(
-        its.num_blocks for its in expected
+        blocks.num_blocks for blocks in expected
     )
 
 
-def test_bytes_are_those_of_all_groups() -> None:
+def test_prefix_bytes_cover_all_groups() -> None:
     # 327 tokens: eleven blocks of 32, the last one partial; windows from token 263 on, blocks 16 to 20; one state
     assert prefix_bytes(_layout(FULL, WINDOW, STATE), 327) == 11 * 100 + 5 * 10 + 1
 
 
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, WINDOW, STATE), (WINDOW,)])
-def test_bytes_are_those_of_the_blocks_that_a_prefix_consists_of(groups: tuple[KVGroup, ...]) -> None:
+def test_prefix_bytes_are_the_bytes_of_its_blocks(groups: tuple[KVGroup, ...]) -> None:
     layout = _layout(*groups)
     for num_tokens in range(1, 328):
         named = prefix_groups(layout, _prefix(num_tokens))
-        expected = sum(layout.groups[its.group].block_bytes * its.num_blocks for its in named)
+        expected = sum(layout.groups[blocks.group].block_bytes * blocks.num_blocks for blocks in named)
         assert prefix_bytes(layout, num_tokens) == expected
 
 
@@ -75,6 +75,6 @@ def test_bytes_are_those_of_the_blocks_that_a_prefix_consists_of(groups: tuple[K
         Prefix("m", bytes(16), 31, BlockHash(bytes(15))),
     ],
 )
-def test_hashes_that_no_prefix_of_that_length_has_are_found_out(prefix: Prefix) -> None:
+def test_malformed_prefixes_are_detected(prefix: Prefix) -> None:
     assert not is_well_formed(prefix)
     assert is_well_formed(_prefix(31))

@@ -57,7 +57,7 @@ class Node:
         return {tenant: num // SLOT_BYTES for tenant, num in self.pool.stats().tenant_bytes.items()}
 
 
-def test_a_tenant_at_its_limit_makes_room_among_its_own_blocks_and_those_of_others_stay() -> None:
+def test_a_tenant_at_its_limit_evicts_only_its_own_blocks() -> None:
     node = Node(TenantShares(of_tenants={"alice": 0.4}))
     node.keep(100, 106, root=BOB)
     for first in range(0, 40, 2):
@@ -67,7 +67,7 @@ def test_a_tenant_at_its_limit_makes_room_among_its_own_blocks_and_those_of_othe
     assert node.tenant_blocks() == {"alice": 4}
 
 
-def test_limits_whose_sum_is_the_pool_are_what_each_tenant_is_sure_of() -> None:
+def test_limits_that_add_up_to_the_pool_are_guaranteed() -> None:
     node = Node(TenantShares(of_tenants={"alice": 0.4, "bob": 0.6}))
     node.keep(0, 4)
     for first in range(100, 160, 3):
@@ -76,7 +76,7 @@ def test_limits_whose_sum_is_the_pool_are_what_each_tenant_is_sure_of() -> None:
     assert node.tenant_blocks() == {"alice": 4, "bob": 6}
 
 
-def test_a_tenant_whose_blocks_in_use_fill_its_share_gets_no_more_though_there_is_room() -> None:
+def test_a_tenant_with_all_its_share_in_use_gets_no_more() -> None:
     node = Node(TenantShares(each_tenant=0.3))
     lease = node.pool.open_lease("writer")
     assert node.keep(0, 5, lease=lease) == [True, True, True, False, False]
@@ -87,14 +87,14 @@ def test_a_tenant_whose_blocks_in_use_fill_its_share_gets_no_more_though_there_i
     assert node.keep(10, 11) == [True]
 
 
-def test_a_named_tenants_prompts_of_all_models_are_under_one_limit() -> None:
+def test_one_limit_covers_a_tenants_prompts_of_all_models() -> None:
     capacity = Capacity(1000, TenantShares(of_tenants={"alice": 0.5}))
-    one, two = (capacity.account(model, root_hash(model, b"alice")) for model in ("one", "two"))
-    assert one is two and one.limit_bytes == 500
+    first, second = (capacity.account(model, root_hash(model, b"alice")) for model in ("one", "two"))
+    assert first is second and first.limit_bytes == 500
     assert capacity.account("one", BOB).limit_bytes is None
 
 
-def test_what_is_never_asked_again_does_not_drive_out_what_was_read_for() -> None:
+def test_unread_blocks_do_not_evict_read_blocks() -> None:
     node = Node(TenantShares(probation=0.3))
     node.keep(0, 7)
     node.ask(0, 7)
@@ -104,7 +104,7 @@ def test_what_is_never_asked_again_does_not_drive_out_what_was_read_for() -> Non
     assert node.held(100, 200) == [196, 198, 199]
 
 
-def test_newcomers_take_all_the_room_that_nobody_else_needs() -> None:
+def test_blocks_on_probation_use_all_spare_room() -> None:
     node = Node(TenantShares(probation=0.3))
     node.keep(0, 10)
     assert node.held(0, 10) == list(range(10))
@@ -112,7 +112,7 @@ def test_newcomers_take_all_the_room_that_nobody_else_needs() -> None:
     assert node.pool.stats().probation_bytes == 0
 
 
-def test_blocks_that_follow_what_was_read_for_are_newcomers_themselves() -> None:
+def test_blocks_after_read_blocks_are_on_probation() -> None:
     node = Node(TenantShares(probation=0.3))
     lease = node.pool.open_lease("engine")
     slots = node.pool.allocate(node.arena, 8, lease)
@@ -131,7 +131,7 @@ def test_blocks_that_follow_what_was_read_for_are_newcomers_themselves() -> None
     assert node.held(0, 8) == list(range(6))
 
 
-def test_a_prompt_larger_than_the_newcomers_share_is_kept_whole_and_makes_room_for_the_next() -> None:
+def test_a_prompt_larger_than_the_probation_share_is_stored_whole() -> None:
     node = Node(TenantShares(probation=0.3))
     node.keep(0, 10)
     node.ask(0, 10)
@@ -142,7 +142,7 @@ def test_a_prompt_larger_than_the_newcomers_share_is_kept_whole_and_makes_room_f
     assert node.held(100, 105) == [100, 101]
 
 
-def test_the_share_of_newcomers_falls_while_what_was_read_for_is_missed_and_rises_while_they_are() -> None:
+def test_the_probation_share_follows_the_misses() -> None:
     probation = Probation(1000, max_share=0.8, learns=True)
     shares = [probation.limit_bytes]
     for number in range(20):
@@ -155,14 +155,14 @@ def test_the_share_of_newcomers_falls_while_what_was_read_for_is_missed_and_rise
     assert low < probation.limit_bytes <= 800
 
 
-def test_the_share_of_newcomers_never_falls_to_nothing() -> None:
+def test_the_probation_share_has_a_minimum() -> None:
     probation = Probation(1600, max_share=1.0, learns=True)
     for number in range(1000):
         _miss(probation, number, was_read=True)
     assert probation.limit_bytes == 1600 * MIN_PROBATION_SHARE
 
 
-def test_what_left_long_ago_teaches_nothing() -> None:
+def test_old_evictions_do_not_move_the_probation_share() -> None:
     probation = Probation(1000, max_share=0.8, learns=True)
     probation.remove([name(1)], 0, 10)
     for number in range(100, 300):
@@ -171,7 +171,7 @@ def test_what_left_long_ago_teaches_nothing() -> None:
     assert probation.limit_bytes == 800
 
 
-def test_a_share_that_is_not_to_be_learnt_stays() -> None:
+def test_a_fixed_probation_share_stays() -> None:
     probation = Probation(1000, max_share=0.8, learns=False)
     _miss(probation, 1, was_read=True)
     assert probation.limit_bytes == 800
@@ -183,7 +183,7 @@ def _miss(probation: Probation, number: int, *, was_read: bool) -> None:
     probation.add([name(number)], 10)
 
 
-def test_a_pool_learns_to_keep_what_is_asked_for_from_a_scan() -> None:
+def test_a_pool_learns_to_protect_read_blocks_from_a_scan() -> None:
     held = {}
     for learns in (False, True):
         node = Node(TenantShares(learns=learns))
@@ -196,7 +196,7 @@ def test_a_pool_learns_to_keep_what_is_asked_for_from_a_scan() -> None:
     assert held == {False: [0], True: [0, 1, 2, 3]}
 
 
-def test_tenants_that_hold_nothing_are_forgotten() -> None:
+def test_accounts_of_empty_tenants_are_dropped() -> None:
     capacity = Capacity(1 << 30, TenantShares(each_tenant=0.5))
     first = capacity.account(MODEL, ALICE)
     capacity.add_blocks(first, [name(1)], 10)
@@ -206,7 +206,7 @@ def test_tenants_that_hold_nothing_are_forgotten() -> None:
     assert capacity.account(MODEL, ALICE) is first
 
 
-def test_of_tenants_without_a_limit_nothing_is_kept() -> None:
+def test_tenants_without_a_limit_need_no_account() -> None:
     capacity = Capacity(1 << 30, TenantShares(of_tenants={"alice": 0.5}))
     everybody = capacity.account(MODEL, BOB)
     before = _num_kept(capacity)
@@ -218,7 +218,7 @@ def _num_kept(capacity: Capacity) -> int:
     return sum(len(var) for var in vars(capacity).values() if isinstance(var, dict))
 
 
-def test_tenants_that_hold_something_are_looked_through_only_now_and_then() -> None:
+def test_full_accounts_are_scanned_only_now_and_then() -> None:
     capacity = Capacity(1 << 30, TenantShares(each_tenant=0.5))
     for number in range(1, MAX_ACCOUNTS + 1):
         capacity.add_blocks(capacity.account(MODEL, name(number)), [name(number)], 10)

@@ -64,7 +64,7 @@ ENCODINGS = pytest.mark.parametrize("encode", [as_map, as_array])
 
 
 @ENCODINGS
-def test_both_encodings_say_the_same(encode: Any) -> None:
+def test_both_encodings_decode_alike(encode: Any) -> None:
     fields: dict[str, Any] = {
         "block_hashes": [7, b"x" * 32],
         "parent_block_hash": None,
@@ -93,12 +93,12 @@ def test_both_encodings_say_the_same(encode: Any) -> None:
         {"parent_block_hash": 6, "extra_keys": [["salt"]]},
     ],
 )
-def test_adapter_and_image_show(encode: Any, extras: dict[str, Any]) -> None:
+def test_adapters_and_images_are_extras(encode: Any, extras: dict[str, Any]) -> None:
     assert first_event(encode, extras).has_extras
 
 
 @ENCODINGS
-def test_a_salt_is_told_from_other_extras(encode: Any) -> None:
+def test_a_salt_is_no_extra(encode: Any) -> None:
     event = first_event(encode, {"extra_keys": [["acme"], None]})
     assert (event.salt, event.has_extras) == ("acme", False)
     assert first_event(encode, {}).salt == ""
@@ -113,7 +113,7 @@ def first_event(encode: Any, extras: dict[str, Any]) -> EngineStored:
     return event
 
 
-def test_other_memories_and_unknown_events_are_passed_over() -> None:
+def test_unknown_media_and_events_are_ignored() -> None:
     offloaded = as_map("BlockRemoved", {"block_hashes": [7], "medium": "CPU"})
     strange = as_map("BlockRemoved", {"block_hashes": [7], "medium": 5})
     assert decode_batch(msgpack.packb([1.5, [offloaded, strange, as_map("BlockBlessed", {}), ["BlockBlessed"]]])) == []
@@ -122,7 +122,7 @@ def test_other_memories_and_unknown_events_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "payload", [b"", b"\xc1", msgpack.packb([1.5]), msgpack.packb([1.5, [{"type": "BlockStored"}]])]
 )
-def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+def test_a_malformed_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_batch(payload)
 
@@ -139,30 +139,30 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
         *({"group_idx": "0"}, {"group_idx": 0.0}, {"parent_block_hash": [7]}, {"block_size": float("inf")}),
     ],
 )
-def test_a_field_of_another_kind_makes_its_batch_none(odd: dict[str, Any]) -> None:
+def test_a_field_of_a_wrong_type_refuses_the_batch(odd: dict[str, Any]) -> None:
     fields = {"block_hashes": [7], "parent_block_hash": None, "token_ids": [1] * 16, "block_size": 16}
     with pytest.raises(RemoteProtocolError):
         decode_batch(msgpack.packb([1.5, [as_map("BlockStored", fields | odd)]]))
 
 
 @pytest.mark.parametrize("endpoint", ["n1:5557", "tcp://n1", "tcp://*:5557", "ipc://", "http://n1:1", ""])
-def test_an_endpoint_to_which_nothing_connects_is_refused(endpoint: str) -> None:
+def test_a_malformed_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="tcp://host:port"):
         check_endpoint(endpoint)
 
 
-def test_blocks_follow_on_known_ones_by_their_tokens() -> None:
+def test_blocks_are_placed_by_their_parent_and_tokens() -> None:
     cache = cache_of(FULL)
     assert ends(cache.apply([stored(0, 3), stored(3, 5)])) == [(0, 32 * end) for end in range(1, 6)]
 
 
-def test_every_rank_holds_them() -> None:
+def test_blocks_are_announced_for_every_rank() -> None:
     assert [event.layout for event in cache_of(FULL, ranks=2).apply([stored(0, 1)])] == [
         gpu_layout(Layout("m", "", Shard(rank, 2), (FULL,)), InstanceId("e1")).fingerprint for rank in range(2)
     ]
 
 
-def test_a_window_and_a_state_are_placed_by_what_the_full_group_teaches_in_whatever_order() -> None:
+def test_windows_and_states_are_placed_by_the_full_group_in_any_order() -> None:
     cache = cache_of(FULL, WINDOW, STATE)
     window = stored(0, 4, group=1, hashes=[102, 103])
     state = stored(0, 4, group=2, hashes=[103])
@@ -173,7 +173,7 @@ def test_a_window_and_a_state_are_placed_by_what_the_full_group_teaches_in_whate
     assert not cache.orphans
 
 
-def test_a_window_that_was_loaded_without_what_comes_before_it_is_placed_by_the_full_group() -> None:
+def test_a_loaded_window_is_placed_by_the_full_group() -> None:
     cache = cache_of(FULL, WINDOW)
     assert ends(cache.apply([stored(2, 4, group=1), stored(0, 4)])) == [
         (0, 32),
@@ -187,7 +187,7 @@ def test_a_window_that_was_loaded_without_what_comes_before_it_is_placed_by_the_
     assert not cache.orphans
 
 
-def test_a_removed_block_leaves_and_what_only_another_group_holds_stays_known() -> None:
+def test_a_removed_block_stays_known_through_another_group() -> None:
     cache = cache_of(FULL, STATE)
     cache.apply([stored(0, 2), stored(1, 2, group=1)])
     gone = cache.apply([EngineRemoved((100, 101), 0)])
@@ -215,7 +215,7 @@ def test_a_removed_block_leaves_and_what_only_another_group_holds_stays_known() 
         (stored(0, 4, group=1, hashes=[102]), "parent"),
     ],
 )
-def test_what_cannot_be_placed_is_counted_and_never_announced(event: EngineStored, reason: str) -> None:
+def test_orphans_are_counted_and_never_announced(event: EngineStored, reason: str) -> None:
     cache = cache_of(FULL, WINDOW)
     assert cache.apply([event]) == []
     assert cache.orphans == {reason: len(event.hashes)}
@@ -229,18 +229,18 @@ def test_a_salted_chain_is_announced_under_its_tenant() -> None:
     ]
 
 
-def test_nothing_follows_on_an_orphan() -> None:
+def test_blocks_after_an_orphan_are_orphans() -> None:
     cache = cache_of(FULL)
     assert cache.apply([stored(0, 1, has_extras=True), stored(1, 3)]) == []
 
 
-def test_an_image_in_the_middle_ends_what_is_known_of_the_chain() -> None:
+def test_an_image_makes_the_rest_of_the_chain_orphans() -> None:
     cache = cache_of(FULL)
     events = cache.apply([stored(0, 2), stored(2, 3, has_extras=True), stored(3, 4)])
     assert ends(events) == [(0, 32), (0, 64)]
 
 
-def test_clearing_takes_everything_back() -> None:
+def test_a_cleared_cache_removes_every_block() -> None:
     cache = cache_of(FULL, STATE)
     cache.apply([stored(0, 3), stored(2, 3, group=1)])
     assert len(cache.clear()) == 4
@@ -248,7 +248,7 @@ def test_clearing_takes_everything_back() -> None:
     assert cache.apply([stored(3, 4)]) == []
 
 
-def test_batches_are_next_known_missing_or_of_another_life() -> None:
+def test_batches_are_next_known_missing_or_from_a_restart() -> None:
     sequence = EventSequence()
     assert sequence.judge(0, b"a") == "next"
     sequence.take(0, b"a")

@@ -23,7 +23,7 @@ def holders_of(table: ExactTable, block_hash: BlockHash, num_tokens: int) -> tup
     return tuple(table.held(UNITS, 0, stated=[(num_tokens, block_hash)])[1])
 
 
-def test_a_hash_at_another_length_is_not_it() -> None:
+def test_a_checkpoint_is_found_only_at_its_length() -> None:
     table = ExactTable()
     assert store(table, 3, 160)
     assert holders_of(table, CHAIN.at(160), 160) == (3,)
@@ -44,7 +44,7 @@ def test_two_hashes_with_the_same_first_half_are_told_apart() -> None:
     assert table.held(UNITS, 40) == ([160], {3: 1})
 
 
-def test_holders_are_told_by_place_among_all_lengths() -> None:
+def test_holders_have_bitmaps_over_all_lengths() -> None:
     table = ExactTable()
     for holder, length in ((1, 160), (2, 160), (1, 320), (2, 33), (3, 640), (4, 33)):
         store(table, holder, length)
@@ -52,7 +52,7 @@ def test_holders_are_told_by_place_among_all_lengths() -> None:
     assert table.held(UNITS, 30, stated=stated) == ([33, 160, 320], {1: 0b110, 2: 0b011, 4: 0b001})
 
 
-def test_what_is_removed_is_gone_with_its_last_holder_and_leaves_nothing_behind() -> None:
+def test_a_checkpoint_goes_with_its_last_holder() -> None:
     table, chance = ExactTable(), random.Random(2)
     held = [(holder, length) for holder in range(5) for length in (7, 16, 33, 160, 161, 640)]
     for holder, length in held:
@@ -67,28 +67,28 @@ def test_what_is_removed_is_gone_with_its_last_holder_and_leaves_nothing_behind(
     assert table.odd_lengths(UNITS, 40) == []
 
 
-def test_odd_lengths_are_told_by_where_they_hang() -> None:
+def test_odd_lengths_are_found_by_their_anchor() -> None:
     table = ExactTable()
     for length in (33, 40, 161):
         store(table, 1, length)
     assert table.odd_lengths(UNITS, 40) == [33, 40, 161]
     assert table.odd_lengths(UNITS, 5) == [33, 40]
-    other = b"".join(HashChain(root_hash("m"), list(range(32)) + [9] * 600).units)
-    assert table.odd_lengths(chain_of(other, 16), 37) == [33, 40]
+    fork = b"".join(HashChain(root_hash("m"), list(range(32)) + [9] * 600).units)
+    assert table.odd_lengths(chain_of(fork, 16), 37) == [33, 40]
 
 
-def test_an_odd_length_is_told_as_long_as_anything_of_that_length_hangs_there() -> None:
+def test_an_odd_length_lasts_until_its_last_checkpoint() -> None:
     table, anchor = ExactTable(), CHAIN.at(32)
     hashes = [BlockHash(bytes((number,)) * 16) for number in range(4)]
-    for its in hashes:
-        table.store(1, block_hash=its, anchor=anchor, num_tokens=40)
-    for its in hashes:
+    for block_hash in hashes:
+        table.store(1, block_hash=block_hash, anchor=anchor, num_tokens=40)
+    for block_hash in hashes:
         assert table.odd_lengths(UNITS, 40) == [40]
-        assert table.remove(1, block_hash=its, num_tokens=40)
+        assert table.remove(1, block_hash=block_hash, num_tokens=40)
     assert table.odd_lengths(UNITS, 40) == []
 
 
-def test_sweeping_forgets_dead_holders_alone() -> None:
+def test_a_sweep_forgets_only_dead_holders() -> None:
     table = ExactTable()
     for holder in (1, 2, 3):
         store(table, holder, 160)
@@ -98,11 +98,11 @@ def test_sweeping_forgets_dead_holders_alone() -> None:
     assert [entry.num_tokens for entry in table] == [160]
 
 
-def test_a_large_table_is_swept_in_many_steps_between_which_it_changes() -> None:
+def test_a_large_table_may_change_between_sweep_steps() -> None:
     table = ExactTable()
     hashes = [BlockHash(number.to_bytes(16, "little")) for number in range(1000)]
-    for its in hashes:
-        table.store(1, block_hash=its, anchor=its, num_tokens=160)
+    for block_hash in hashes:
+        table.store(1, block_hash=block_hash, anchor=block_hash, num_tokens=160)
     steps = table.sweep(lambda holder: False)
     dropped = next(steps)
     assert 0 < dropped < 100
@@ -112,7 +112,7 @@ def test_a_large_table_is_swept_in_many_steps_between_which_it_changes() -> None
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_told_while_the_table_changes_was_true_at_some_moment(seed: int) -> None:
+def test_an_export_during_changes_was_true_at_some_moment(seed: int) -> None:
     table, chance = ExactTable(), random.Random(seed)
     lengths = range(16, 336, 16)
     ever = {(holder, length) for length in lengths for holder in chance.sample(range(6), 2)}

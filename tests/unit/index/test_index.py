@@ -1,4 +1,4 @@
-"""What the index answers, refuses and voids; the behaviour probes that other indexes fail are named here."""
+"""Matches, refusals and voided holdings of the index. Some probes fail in other indexes."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def usable(index: Index, asked: Query) -> list[tuple[int, int, str]]:
     return [(match.usable_tokens, match.attention_tokens, match.reason) for match in index.match(asked).nodes]
 
 
-def test_attention_for_1600_tokens_and_the_only_state_at_800_make_800() -> None:
+def test_a_match_ends_at_the_only_state() -> None:
     index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 800))
     assert usable(index, query()) == [(800, 1600, "state")]
 
 
-def test_a_state_alone_is_of_no_use() -> None:
+def test_a_state_without_attention_matches_nothing() -> None:
     assert usable(index_of(HYBRID, *state(HYBRID, 800)), query()) == []
 
 
-def test_the_last_eight_of_a_hundred_window_blocks_serve_the_end_and_nothing_before() -> None:
+def test_the_last_window_serves_the_end_and_nothing_earlier() -> None:
     window = blocks(WINDOWED, range(1600), in_group=1)
     gone = [BlockRemoved(WINDOWED.fingerprint, 1, LONG.at(end)) for end in range(16, 1600 - 128 + 1, 16)]
     index = index_of(WINDOWED, *blocks(WINDOWED, range(1600)), *window, *gone)
@@ -73,7 +73,7 @@ def test_the_last_eight_of_a_hundred_window_blocks_serve_the_end_and_nothing_bef
     assert usable(index, query(limit=1599)) == [(0, 1599, "window")]
 
 
-def test_blocks_on_the_engine_s_own_memory_do_not_count_for_others() -> None:
+def test_blocks_in_an_engines_own_memory_count_only_when_asked_for() -> None:
     gpu: list[PoolEvent] = [
         BlockStored(DENSE.fingerprint, 0, LONG.at(end), LONG.at(end - 16), end, "gpu") for end in range(16, 161, 16)
     ]
@@ -107,7 +107,7 @@ def test_nodes_of_one_cluster_add_up() -> None:
     assert [(match.cluster, match.usable_tokens) for match in answer.clusters] == [(EAST, 320)]
 
 
-def test_all_clusters_add_up_where_the_world_is_asked_for() -> None:
+def test_clusters_add_up_in_the_world_match() -> None:
     early, late = blocks(HYBRID, range(160)), blocks(HYBRID, range(160, 320))
     index, west = index_of(HYBRID, *early), AgentName("n2")
     inventory = Inventory()
@@ -125,20 +125,20 @@ def test_all_clusters_add_up_where_the_world_is_asked_for() -> None:
     assert index.match(replace(query(), with_world=True)).world == (0, 160, "state")
 
 
-def test_blocks_of_unlike_engine_shapes_do_not_add_up_for_the_world() -> None:
+def test_blocks_of_different_engine_shapes_do_not_add_up() -> None:
     halves = layouts("m", group("full_attention", 16), size=2)
     index, both = index_of(DENSE, *blocks(DENSE, range(160))), AgentName("n2")
     inventory = Inventory()
     for layout in halves:
         inventory.add_layout(layout)
-    told = [its for layout in halves for its in inventory.apply(blocks(layout, range(320)))]
+    told = [announcement for layout in halves for announcement in inventory.apply(blocks(layout, range(320)))]
     gone = [BlockRemoved(layout.fingerprint, 0, LONG.at(end)) for layout in halves for end in range(16, 161, 16)]
     index.register(both, cluster=ClusterName("west"), epoch=1, layouts=halves)
     index.apply(both, [*told, *inventory.apply(gone)])
     assert index.match(replace(query(), with_world=True)).world == (160, 160, "blocks")
 
 
-def test_a_new_epoch_voids_everything_at_once_and_sweeping_frees_it() -> None:
+def test_a_new_epoch_voids_all_holdings_and_a_sweep_frees_them() -> None:
     index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 800))
     assert index.register(NODE, cluster=EAST, epoch=2, layouts=[HYBRID])
     assert usable(index, query()) == []
@@ -156,7 +156,7 @@ def test_an_older_epoch_is_refused() -> None:
     assert refusal.value.reason == "stale_epoch"
 
 
-def test_a_silent_node_is_in_no_answer_and_keeps_what_it_has() -> None:
+def test_a_silent_node_is_left_out_and_keeps_its_holdings() -> None:
     index = index_of(DENSE, *blocks(DENSE, range(160)))
     index.set_live(NODE, False)
     assert usable(index, query()) == []
@@ -164,29 +164,29 @@ def test_a_silent_node_is_in_no_answer_and_keeps_what_it_has() -> None:
     assert usable(index, query()) == [(160, 160, "blocks")]
 
 
-def test_the_same_text_under_another_salt_or_with_other_extra_keys_never_matches() -> None:
+def test_another_salt_or_extra_key_never_matches() -> None:
     index = index_of(DENSE, *blocks(DENSE, range(1600)))
     tokens = list(range(3200))
-    for other in (
+    for chain in (
         HashChain(root_hash("m", b"salt"), tokens),
         HashChain(root_hash("m"), tokens, extra_keys={0: b"an adapter"}),
         HashChain(root_hash("m"), tokens, extra_keys={3: b"an image"}),
     ):
-        assert all(match.usable_tokens <= 48 for match in index.match(query(other)).nodes)
+        assert all(match.usable_tokens <= 48 for match in index.match(query(chain)).nodes)
 
 
-def test_two_chains_that_share_a_beginning_are_told_apart_where_they_part() -> None:
-    other = HashChain(root_hash("m"), [*range(500), *range(9000, 10000)])
+def test_two_chains_match_up_to_their_fork() -> None:
+    fork = HashChain(root_hash("m"), [*range(500), *range(9000, 10000)])
     ends = range(16, 1489, 16)
-    events = [BlockStored(DENSE.fingerprint, 0, other.at(end), other.at(end - 16), end) for end in ends]
+    events = [BlockStored(DENSE.fingerprint, 0, fork.at(end), fork.at(end - 16), end) for end in ends]
     index = index_of(DENSE, *blocks(DENSE, range(3200)), *events)
-    assert usable(index, query(other)) == [(1488, 1488, "complete")]
+    assert usable(index, query(fork)) == [(1488, 1488, "complete")]
     assert usable(index, query()) == [(3200, 3200, "complete")]
     mixed = HashChain(root_hash("m"), [*range(500), *range(20000, 21000)])
     assert usable(index, query(mixed)) == [(496, 496, "blocks")]
 
 
-def test_an_odd_state_is_hinted_at_and_found_when_its_hash_is_stated() -> None:
+def test_a_state_at_an_odd_length_is_found_when_its_hash_is_stated() -> None:
     index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 807))
     answer = index.match(query())
     assert answer.nodes[0].usable_tokens == 0
@@ -194,7 +194,7 @@ def test_an_odd_state_is_hinted_at_and_found_when_its_hash_is_stated() -> None:
     assert usable(index, query(stated=(807,))) == [(807, 1600, "state")]
 
 
-def test_asking_for_an_unknown_model_is_refused() -> None:
+def test_a_query_for_an_unknown_model_is_refused() -> None:
     with pytest.raises(IndexRefusal) as refusal:
         index_of(DENSE).match(Query("other", b"", 1))
     assert refusal.value.reason == "unknown_model"
@@ -210,7 +210,7 @@ def test_asking_for_an_unknown_model_is_refused() -> None:
         Query("m", bytes(16), 16, ((7, BlockHash(bytes(8))),)),
     ],
 )
-def test_hashes_that_are_not_of_our_making_are_refused(asked: Query) -> None:
+def test_a_query_with_malformed_hashes_is_refused(asked: Query) -> None:
     with pytest.raises(IndexRefusal) as refusal:
         index_of(DENSE).match(asked)
     assert refusal.value.reason == "alien_hash"
@@ -250,7 +250,7 @@ def test_an_announcement_that_contradicts_its_layout_is_refused(
     assert index.digests(NODE) == {}
 
 
-def test_blocks_of_a_group_that_has_none_are_refused_where_no_other_group_has_any() -> None:
+def test_blocks_of_a_model_with_states_only_are_refused() -> None:
     states = layouts("m", group("linear_state", 0))[0]
     with pytest.raises(IndexRefusal) as refusal:
         index_of(states).apply(NODE, [Segment(Holding(states.fingerprint, 0, "memory"), HEAD, TAIL, 1, True)])
@@ -265,24 +265,25 @@ def test_states_beside_blocks_of_another_size_are_refused() -> None:
     assert refusal.value.reason == "wrong_block_size"
 
 
-def test_a_state_that_ends_with_a_known_block_is_noted_beside_it() -> None:
+def test_a_state_at_a_block_end_is_stored_beside_that_block() -> None:
     inventory = Inventory()
     inventory.add_layout(HYBRID)
     told = inventory.apply([*state(HYBRID, 800), *blocks(HYBRID, range(1600)), *state(HYBRID, 1280)])
-    heads = {its.num_tokens: its.head for its in told if isinstance(its, Checkpoint)}
+    heads = {announcement.num_tokens: announcement.head for announcement in told if isinstance(announcement, Checkpoint)}
     assert heads == {800: None, 1280: LONG.at(65 * 16)}, "no block was known when the first one came"
     index = Index()
     index.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
     index.apply(NODE, told)
-    marked = [its.states for _, its in index.announcements(lambda name: True) if isinstance(its, Segment)]
-    assert [its for its in marked if its] == [((LINEAR, 1 << 15),)]
+    exported = [announcement for _, announcement in index.announcements(lambda name: True)]
+    states = [segment.states for segment in exported if isinstance(segment, Segment) and segment.states]
+    assert states == [((LINEAR, 1 << 15),)]
     assert usable(index, query()) == [(1280, 1600, "state")]
     index.apply(NODE, inventory.apply([BlockRemoved(HYBRID.fingerprint, 1, LONG.at(1280))]))
     assert usable(index, query()) == [(800, 1600, "state")]
     assert index.digests(NODE) == inventory.digests()
 
 
-def test_a_state_outlasts_the_blocks_beside_it_and_serves_again_when_they_return() -> None:
+def test_a_state_outlasts_its_blocks_and_serves_when_they_return() -> None:
     inventory = Inventory()
     inventory.add_layout(HYBRID)
     index = Index()
@@ -298,12 +299,12 @@ def test_a_state_outlasts_the_blocks_beside_it_and_serves_again_when_they_return
         copy.apply(name, [announcement])
     assert copy.digests(NODE) == inventory.digests()
     again = inventory.apply(blocks(HYBRID, range(1600)))
-    for its in (index, copy):
-        its.apply(NODE, again)
-        assert usable(its, query()) == [(800, 1600, "state")]
+    for target in (index, copy):
+        target.apply(NODE, again)
+        assert usable(target, query()) == [(800, 1600, "state")]
 
 
-def test_a_state_among_more_forks_than_are_searched_is_found_all_the_same() -> None:
+def test_a_state_among_many_forks_is_found() -> None:
     inventory, index = Inventory(), Index()
     inventory.add_layout(HYBRID)
     index.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
@@ -317,12 +318,12 @@ def test_a_state_among_more_forks_than_are_searched_is_found_all_the_same() -> N
     assert index.digests(NODE) == inventory.digests()
 
 
-def test_a_copy_takes_back_a_state_beside_whichever_fork_it_found_it() -> None:
+def test_a_copied_index_removes_a_state_beside_any_fork() -> None:
     """A copy meets the forks of a cell in another order than they came in."""
     inventory, index, copy = Inventory(), Index(), Index()
     inventory.add_layout(HYBRID)
-    for its in (index, copy):
-        its.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
+    for target in (index, copy):
+        target.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
 
     def told(chain: HashChain, stop: int, *more: PoolEvent) -> list[Segment | Checkpoint]:
         ends = range(16, stop + 1, 16)
@@ -364,7 +365,7 @@ def test_announcing_twice_changes_nothing() -> None:
     assert index.digests(NODE)[LINEAR] == Digest(1, int.from_bytes(LONG.at(807)[:8], "little"))
 
 
-def test_what_it_exports_makes_an_equal_index() -> None:
+def test_exported_announcements_make_an_equal_index() -> None:
     index = index_of(HYBRID, *blocks(HYBRID, range(3200)), *state(HYBRID, 807), *state(HYBRID, 1600))
     copy = Index()
     copy.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
@@ -375,27 +376,27 @@ def test_what_it_exports_makes_an_equal_index() -> None:
 
 
 @pytest.mark.parametrize("length", [48, 40])
-def test_a_state_beside_the_partial_block_of_its_length_is_exported_and_hinted_at_as_it_was_told(length: int) -> None:
+def test_a_state_with_a_partial_block_is_exported_as_announced(length: int) -> None:
     partial = BlockStored(WIDE.fingerprint, 0, LONG.at(length), LONG.root, length)
     index = index_of(WIDE, partial, *state(WIDE, length))
     copy = Index()
     copy.register(NODE, cluster=EAST, epoch=1, layouts=[WIDE])
     copy.apply(NODE, [announcement for _, announcement in index.announcements(lambda name: True)])
-    for its in (index, copy):
-        assert its.digests(NODE) == index.digests(NODE)
-        assert usable(its, query(limit=length, stated=(length,)))[0][0] == length
-        assert its.match(query()).odd_lengths == ((length,) if length % 16 else ())
+    for target in (index, copy):
+        assert target.digests(NODE) == index.digests(NODE)
+        assert usable(target, query(limit=length, stated=(length,)))[0][0] == length
+        assert target.match(query()).odd_lengths == ((length,) if length % 16 else ())
 
 
-def test_a_partial_block_without_a_state_is_not_hinted_at() -> None:
+def test_a_partial_block_without_a_state_gives_no_odd_length() -> None:
     partial = BlockStored(WIDE.fingerprint, 0, LONG.at(72), LONG.at(64), 72)
     assert index_of(WIDE, partial).match(query()).odd_lengths == ()
 
 
-def test_what_was_there_for_nodes_that_are_gone_goes_with_a_pass_of_the_sweep() -> None:
+def test_a_sweep_frees_the_tables_of_forgotten_nodes() -> None:
     index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 800))
-    other = layouts("n", group("full_attention", 16))[0]
-    index.register(AgentName("n2"), cluster=EAST, epoch=1, layouts=[other])
+    later = layouts("n", group("full_attention", 16))[0]
+    index.register(AgentName("n2"), cluster=EAST, epoch=1, layouts=[later])
     index.forget(NODE)
     index.sweep(1000)
     assert index.models() == {"n"}

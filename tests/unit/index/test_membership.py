@@ -16,7 +16,7 @@ def live(membership: Membership, now: float) -> list[str]:
     return [member.node.name for member in membership.live(now)]
 
 
-def test_a_node_lives_until_it_was_silent_for_the_expiry() -> None:
+def test_a_node_is_live_until_the_expiry() -> None:
     membership = Membership(30.0)
     membership.register(NODE, 100.0)
     membership.hear(NODE.name, epoch=3, now=110.0)
@@ -26,7 +26,7 @@ def test_a_node_lives_until_it_was_silent_for_the_expiry() -> None:
     assert live(membership, 141.0) == ["n1"]
 
 
-def test_old_news_does_not_make_a_node_older() -> None:
+def test_a_late_report_does_not_age_a_node() -> None:
     membership = Membership(30.0)
     membership.register(NODE, 100.0)
     membership.hear(NODE.name, epoch=3, now=50.0)
@@ -45,7 +45,7 @@ def test_an_older_epoch_and_an_unknown_node_are_refused() -> None:
             act()
 
 
-def test_figures_stay_until_newer_ones_and_go_with_the_epoch() -> None:
+def test_figures_last_until_newer_figures_or_a_new_epoch() -> None:
     membership = Membership(30.0)
     membership.register(NODE, 0.0)
     membership.hear(NODE.name, epoch=3, now=1.0, figures=BUSY)
@@ -61,7 +61,7 @@ def test_an_instance_stands_beside_one_live_node() -> None:
     engine = Engine(InstanceId("e"), "http://e", "both", "m")
     membership = Membership(30.0)
     membership.register(replace(NODE, engines=(engine,)), 0.0)
-    other = replace(NODE, name=AgentName("n2"), engines=(engine,))
+    second = replace(NODE, name=AgentName("n2"), engines=(engine,))
     with pytest.raises(IndexRefusal, match="beside n1"):
-        membership.register(other, 1.0)
-    assert membership.register(other, 31.0), "its former node is gone"
+        membership.register(second, 1.0)
+    assert membership.register(second, 31.0), "its former node is gone"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prfaas.index.memory import run_table
 
 
-def test_a_holder_more_than_the_count_can_say_is_not_noted() -> None:
+def test_a_run_leaves_out_holders_beyond_its_maximum() -> None:
     tails = bytes(8)
     full = run_table.pack_holders((holder, 1) for holder in range(run_table.MAX_HOLDERS))
     assert run_table.split(run_table.pack(full, tails)) == (full, tails)

@@ -1,4 +1,4 @@
-"""What was added passes, most else does not, and a rebuild forgets."""
+"""Added hashes pass the filter, most others do not, and a rebuild forgets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def passing(sieve: FingerprintFilter, keys: list[int]) -> list[int]:
     return [keys[position] for position in sieve.passing(np.array(keys, np.uint64)).tolist()]
 
 
-def test_what_was_added_passes_whatever_the_number_and_little_else() -> None:
+def test_added_hashes_pass_and_few_others_do() -> None:
     chance, sieve, added = random.Random(1), FingerprintFilter(), [1 << 63, 0]
     for _ in range(5000):
         added.append(chance.getrandbits(64))
@@ -27,7 +27,7 @@ def test_what_was_added_passes_whatever_the_number_and_little_else() -> None:
     assert len(passing(sieve, others)) < len(others) / 20
 
 
-def test_a_rebuild_forgets_what_it_was_not_told() -> None:
+def test_a_rebuild_keeps_only_the_given_hashes() -> None:
     sieve, (before, after, never) = FingerprintFilter(), (place | 5 << 48 for place in (6, 7, 8))
     sieve.add(before)
     assert passing(sieve, [before, after, never]) == [before]
@@ -36,7 +36,7 @@ def test_a_rebuild_forgets_what_it_was_not_told() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 1, 0x7FFF, 0xFFFF], 2)))
-def test_hashes_that_share_a_place_pass_all(order: tuple[int, int]) -> None:
+def test_all_hashes_of_a_shared_place_pass(order: tuple[int, int]) -> None:
     first, second = rivals = [tag << 48 | 3 for tag in order]
     one_by_one, rebuilt, mixed = FingerprintFilter(), FingerprintFilter(), FingerprintFilter()
     one_by_one.add(first)

@@ -38,7 +38,7 @@ def test_a_window_of_33_tokens_needs_two_blocks_before_the_resumption() -> None:
     )
 
 
-def test_unlike_block_sizes_meet_at_common_multiples() -> None:
+def test_different_block_sizes_meet_at_common_multiples() -> None:
     held = HeldBlocks((ones(2), ones(7)), (NONE, NONE))
     assert match_prefix(MatchRules([FULL_64, WINDOW]), held, 1000).usable_tokens == 64
 
@@ -49,11 +49,11 @@ def test_a_state_counts_at_its_exact_length_inside_a_held_block() -> None:
     assert match_prefix(MatchRules([FULL, STATE]), held, 63) == PrefixMatch(50, 63, "state")
 
 
-def test_a_partial_block_carries_the_state_that_ends_where_it_ends() -> None:
+def test_a_partial_block_serves_the_state_of_its_length() -> None:
     held = HeldBlocks((ones(4), 0), (0b010, 0b111), (64, 70, 75))
     assert match_prefix(MatchRules([FULL, STATE]), held, 1000).usable_tokens == 70
 
 
-def test_every_linear_group_needs_its_state() -> None:
+def test_every_state_group_needs_its_state() -> None:
     held = HeldBlocks((ones(4), 0, 0), (NONE, 0b11, 0b01), (32, 48))
     assert match_prefix(MatchRules([FULL, STATE, STATE]), held, 1000).usable_tokens == 32
