@@ -10,7 +10,7 @@ from typing import Any
 from prfaas.pool_events import BlockStored
 from prfaas.types import BlockHash
 from tests.integration.cachepool.ssd_writer import live_and_die
-from tests.integration.cachepool.tier import Tier, content_of
+from tests.support.ssd_tier import Tier, content_of
 
 NUM_KILLS = 200
 BAR_RATIO = 0.99

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from prfaas.agent.prefix.pins import Pins
 from prfaas.types import CopyEnd, PoolCommand, TransferId
-from tests.integration.cachepool.tier import Tier
-from tests.unit.cachepool.layouts import name
+from tests.support.pool_layouts import name
+from tests.support.ssd_tier import Tier
 
 
 def test_removal_waits_for_blocks_being_written(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import GroupBlocks, TransferId
-from tests.property.cachepool.cut_models import Attention, Cut, Group, State, blocks, layouts
 from tests.support.agents import Agents, RunningAgent
+from tests.support.repack_models import Attention, Cut, Group, State, blocks, layouts
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from prfaas.pool_events import BlockStored
 from prfaas.types import BlockHash
-from tests.integration.cachepool.tier import Tier
-from tests.unit.cachepool.layouts import name
+from tests.support.pool_layouts import name
+from tests.support.ssd_tier import Tier
 
 CHAIN_BLOCKS = 8
 BLOCKS_PER_LIFE = 1_000_000  # Each life writes different blocks.

@@ -14,8 +14,8 @@ from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.errors import ConfigError
 from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.types import BlockHash
-from tests.integration.cachepool.tier import BLOCK_TOKENS, LAYOUT, SLOT_BYTES, Tier, content_of
-from tests.unit.cachepool.layouts import ROOT, name
+from tests.support.pool_layouts import ROOT, name
+from tests.support.ssd_tier import BLOCK_TOKENS, LAYOUT, SLOT_BYTES, Tier, content_of
 
 STATE = 1
 MANY_BYTES = 1 << 20
@@ -37,7 +37,9 @@ def test_blocks_evicted_from_memory_are_read_back_from_the_ssd(tier: Tier) -> No
     tier.settle()
     tier.keep(_names(100, 116))
     assert tier.memory.find(tier.arena, 0, name(0)) is None
-    assert [tier.read(block_hash) for block_hash in _names(0, 16)] == [content_of(block_hash) for block_hash in _names(0, 16)]
+    assert [tier.read(block_hash) for block_hash in _names(0, 16)] == [
+        content_of(block_hash) for block_hash in _names(0, 16)
+    ]
 
 
 def test_every_block_is_announced_once_with_its_parent(tier: Tier) -> None:

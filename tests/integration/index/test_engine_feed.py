@@ -197,9 +197,7 @@ async def test_malformed_batches_are_counted_and_the_feed_goes_on(followed: Foll
     await followed.until_blocks(4)
 
 
-async def test_an_unreachable_endpoint_does_not_end_the_feed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unreachable_endpoint_does_not_end_the_feed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     followed = Followed(tmp_path / ("long" * 30))  # A Unix socket's path cannot be that long.
     await until(lambda: "engine.events_connect_failed" in caplog.text, what="a word on it")
     assert not followed.task.done()

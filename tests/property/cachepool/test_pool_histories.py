@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.cachepool.arena import Arena
@@ -20,7 +20,7 @@ from prfaas.hashing import root_hash
 from prfaas.pool_events import BlockStored, PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
+from tests.support.pool_layouts import ROOT, SLOT_BYTES, hybrid, name
 
 NUM_TRANSFER, NUM_PREFIX = 12, 16
 ATTENTION, STATE = 0, 1
@@ -140,7 +140,9 @@ class History:
         layout, block = arena.layout.fingerprint, name(number)
         parent = ROOT if number < 4 else name(number // 2)  # The numbers form a tree.
         key = (layout, group, block)
-        occupied = key in self.stored or (layout, slot) in {(stored_key[0], where) for stored_key, where in self._live_slots()}
+        occupied = key in self.stored or (layout, slot) in {
+            (stored_key[0], where) for stored_key, where in self._live_slots()
+        }
         self.publishing = (arena, slot, group, block, parent)
         stored = self.pool.publish(
             arena,
@@ -265,6 +267,7 @@ def _tenant_of(number: int, model: str) -> BlockHash:
 
 
 @pytest.mark.parametrize("eviction", sorted(POLICIES))
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(seed=st.integers(0, 1 << 32), num_steps=st.integers(1, 150), shares=st.sampled_from(SHARES))
 def test_random_histories_keep_every_invariant(
     eviction: EvictionPolicy, seed: int, num_steps: int, shares: TenantShares

@@ -10,7 +10,7 @@ from prfaas.cachepool.pool import Pool
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
+from tests.support.pool_layouts import ROOT, SLOT_BYTES, hybrid, name
 
 NUM_TRANSFER, NUM_PREFIX = 16, 12
 

@@ -19,7 +19,7 @@ from prfaas.index.memory.index import Index
 from prfaas.index.query import Query
 from prfaas.kv.layout import Layout
 from prfaas.types import AgentName, ClusterName, InstanceId, Shard
-from tests.property.index.world import group, serves
+from tests.support.index_world import group, serves
 
 NODE = AgentName("n1")
 BLOCK = 32

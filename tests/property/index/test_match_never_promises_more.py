@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from prfaas.index.query import MatchResult
-from tests.property.index.world import World, usable_by_brute_force
+from tests.support.index_world import World, usable_by_brute_force
 
 SHORT_HISTORIES = 80
 SOAK_HISTORIES = 10_000

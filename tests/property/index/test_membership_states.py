@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.errors import IndexRefusal
@@ -56,6 +56,7 @@ class Driver:
 steps = st.tuples(st.sampled_from(list(NodeEvent)), st.sampled_from(NODES), st.sampled_from([0.0, 10.0, 40.0]))
 
 
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(st.lists(steps, max_size=40))
 def test_only_transitions_of_the_table_occur(events: list[tuple[NodeEvent, Node, float]]) -> None:
     driver = Driver()

@@ -49,9 +49,9 @@ from prfaas.transport.receiver.api import (
 )
 from prfaas.transport.receiver.transfers import shorten
 from prfaas.types import AgentName, BlockHash, GroupBlocks, Shard, TransferId
-from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import hybrid
+from tests.support.pool_layouts import hybrid
+from tests.support.repack_models import Attention, Cut, layouts
 
 KEY = b"g" * 32
 NUM_TOKENS = 96

@@ -19,9 +19,9 @@ from prfaas.kv.layout import Layout
 from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
 from prfaas.types import AgentName
-from tests.property.cachepool.cut_models import Attention, Cut, layouts
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import hybrid
+from tests.support.pool_layouts import hybrid
+from tests.support.repack_models import Attention, Cut, layouts
 
 PEER, RANKS = "west", (b"rank 0", b"rank 1")
 

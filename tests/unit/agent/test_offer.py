@@ -21,7 +21,7 @@ from prfaas.kv.layout import prefix_groups
 from prfaas.transport.protocol.messages import ObjectSizes
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.types import AgentName, GroupBlocks, Prefix, TransferId
-from tests.unit.cachepool.layouts import hybrid
+from tests.support.pool_layouts import hybrid
 
 NUM_TOKENS = 96
 CHAIN = HashChain(root_hash("hybrid"), range(NUM_TOKENS))

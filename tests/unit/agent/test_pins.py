@@ -7,7 +7,7 @@ import pytest
 from prfaas.agent.prefix.pins import Pins
 from prfaas.types import CopyEnd, PoolCommand, PoolOrder, TransferId
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import name
+from tests.support.pool_layouts import name
 from tests.unit.cachepool.test_pool import Node
 
 

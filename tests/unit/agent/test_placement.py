@@ -15,7 +15,7 @@ from prfaas.hashing import NO_HASH, HashChain, root_hash
 from prfaas.pool_events import BlockStored, PoolEvent
 from prfaas.types import GroupBlocks
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import hybrid
+from tests.support.pool_layouts import hybrid
 
 ROOT = root_hash("hybrid")
 CHAIN = HashChain(ROOT, range(110))

@@ -26,7 +26,7 @@ from prfaas.transport.protocol.messages import Hello, decode_open
 from prfaas.transport.protocol.wire import ConnectionState
 from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.types import AgentName, BlockHash, CopyCommand, CopyEnd, Prefix, TransferId
-from tests.property.cachepool.cut_models import Attention, Cut, layouts
+from tests.support.repack_models import Attention, Cut, layouts
 from tests.support.waiting import PATIENCE_SECONDS
 
 KEY = b"g" * 32

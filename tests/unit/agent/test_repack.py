@@ -14,7 +14,7 @@ from prfaas.agent.transfer.repack import start_repack
 from prfaas.cachepool.pool import Pool
 from prfaas.kv.layout import Layout
 from prfaas.kv.repack import Side
-from tests.property.cachepool.cut_models import Attention, Cut, block_lists, layouts
+from tests.support.repack_models import Attention, Cut, block_lists, layouts
 
 GROUPS = [Attention(4)]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from prfaas.cachepool.arena import PAGE_BYTES, Arena
-from tests.unit.cachepool.layouts import hybrid
+from tests.support.pool_layouts import hybrid
 
 
 @pytest.fixture

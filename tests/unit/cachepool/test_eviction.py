@@ -10,7 +10,7 @@ import pytest
 from prfaas.cachepool.block_run import BlockRun
 from prfaas.cachepool.eviction import BlockFacts, Candidates, cost, lfu, lru, policy_of
 from prfaas.kv.group import KVGroup
-from tests.unit.cachepool.layouts import ROOT
+from tests.support.pool_layouts import ROOT
 
 
 def _facts(kind: str = "attention", *, num_tokens: int = 512, last_used: int = 1, num_uses: int = 1) -> BlockFacts:

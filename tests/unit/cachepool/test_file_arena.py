@@ -11,7 +11,7 @@ import pytest
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.file_arena import RECORD_BYTES, AlignedBuffer, FileArena, saved_layouts
 from prfaas.kv.layout import Layout
-from tests.unit.cachepool.layouts import ROOT, hybrid, name
+from tests.support.pool_layouts import ROOT, hybrid, name
 
 SLOT_BYTES = 5_000  # Not a whole number of pages.
 
@@ -83,9 +83,7 @@ def test_a_slot_is_empty_between_allocation_and_write(arena: FileArena) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 2_500, SLOT_BYTES - 1])
-def test_a_corrupted_block_is_detected_and_never_offered_again(
-    arena: FileArena, tmp_path: Path, position: int
-) -> None:
+def test_a_corrupted_block_is_detected_and_never_offered_again(arena: FileArena, tmp_path: Path, position: int) -> None:
     _write(arena, 2, 7)
     with _blocks_file(arena, tmp_path).open("r+b") as file:
         file.seek(2 * arena.stride_bytes + position)

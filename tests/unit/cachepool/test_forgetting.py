@@ -13,7 +13,7 @@ from prfaas.cachepool.removal import removal
 from prfaas.cachepool.slots import LeaseId
 from prfaas.pool_events import BlockRemoved, BlocksStored, PoolChange
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
+from tests.support.pool_layouts import ROOT, SLOT_BYTES, hybrid, name
 from tests.unit.cachepool.test_pool import ATTENTION, STATE, Node
 
 MODEL = "hybrid"

@@ -14,7 +14,7 @@ from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.removal import removal
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import ROOT, SLOT_BYTES, hybrid, name
+from tests.support.pool_layouts import ROOT, SLOT_BYTES, hybrid, name
 
 ATTENTION, STATE, WINDOW = 0, 1, 2
 

@@ -9,7 +9,7 @@ from prfaas.cachepool.slots import LeaseId
 from prfaas.hashing import root_hash
 from prfaas.types import BlockHash
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import SLOT_BYTES, hybrid, name
+from tests.support.pool_layouts import SLOT_BYTES, hybrid, name
 
 NUM_PREFIX = 10
 MODEL = hybrid().model

@@ -15,7 +15,7 @@ from prfaas.index.segments import Checkpoint, Digest, Holding, Segment
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
 from prfaas.types import AgentName, BlockHash, ClusterName
-from tests.property.index.world import group, layouts
+from tests.support.index_world import group, layouts
 
 NODE, EAST = AgentName("n1"), ClusterName("east")
 HYBRID = layouts("m", group("full_attention", 16), group("linear_state", 0))[0]
@@ -269,7 +269,9 @@ def test_a_state_at_a_block_end_is_stored_beside_that_block() -> None:
     inventory = Inventory()
     inventory.add_layout(HYBRID)
     told = inventory.apply([*state(HYBRID, 800), *blocks(HYBRID, range(1600)), *state(HYBRID, 1280)])
-    heads = {announcement.num_tokens: announcement.head for announcement in told if isinstance(announcement, Checkpoint)}
+    heads = {
+        announcement.num_tokens: announcement.head for announcement in told if isinstance(announcement, Checkpoint)
+    }
     assert heads == {800: None, 1280: LONG.at(65 * 16)}, "no block was known when the first one came"
     index = Index()
     index.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])

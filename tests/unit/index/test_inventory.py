@@ -153,7 +153,9 @@ class AsOne(BlocksStored):
 
 
 def as_one(change: BlocksStored) -> AsOne:
-    return AsOne(change.layout, change.group, change.hashes, change.parent, change.num_tokens, change.block_tokens, change.tier)
+    return AsOne(
+        change.layout, change.group, change.hashes, change.parent, change.num_tokens, change.block_tokens, change.tier
+    )
 
 
 def test_a_run_that_another_tier_holds_is_stored_at_once() -> None:

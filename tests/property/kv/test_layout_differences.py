@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from prfaas.kv.group import KVGroup
@@ -75,6 +75,7 @@ def _changes(layout: Layout) -> list[tuple[str, Layout]]:
     return changed
 
 
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(layouts())
 def test_a_change_of_any_field_is_named_and_changes_the_fingerprint(layout: Layout) -> None:
     for name, changed in _changes(layout):
@@ -83,6 +84,7 @@ def test_a_change_of_any_field_is_named_and_changes_the_fingerprint(layout: Layo
         assert changed.fingerprint != layout.fingerprint
 
 
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(layouts())
 def test_a_layout_survives_encoding_without_difference(layout: Layout) -> None:
     back = Layout.from_dict(layout.to_dict())
@@ -91,6 +93,7 @@ def test_a_layout_survives_encoding_without_difference(layout: Layout) -> None:
     assert difference(layout, back) is None
 
 
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(layouts(), layouts())
 def test_different_layouts_have_different_fingerprints(here: Layout, there: Layout) -> None:
     assume(here != there)

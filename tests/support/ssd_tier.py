@@ -16,7 +16,7 @@ from prfaas.cachepool.ssd import SsdSettings, SsdTier
 from prfaas.pool_events import PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.support.pool_integrity import check_integrity
-from tests.unit.cachepool.layouts import ROOT, hybrid
+from tests.support.pool_layouts import ROOT, hybrid
 
 SLOT_BYTES = 20_000
 BLOCK_TOKENS = 32

@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.errors import LayoutError
 from prfaas.kv.repack import Box, Side, moves, obstacle, whole_blocks
-from tests.property.cachepool.cut_models import Attention, Cut, Group, State, block_lists, blocks, layouts
+from tests.support.repack_models import Attention, Cut, Group, State, block_lists, blocks, layouts
 
 SIZES = (1, 2, 4, 8)
 CPU = "vllm 0.32; cpu; CPU_ATTN"
@@ -94,6 +94,7 @@ def test_blocks_are_repacked_between_any_block_sizes(there: int, here: int, orde
         _assert_equal(MODELS[model], Cut(2, there, order), Cut(1, here, target_order), 100)
 
 
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(
     model=st.sampled_from(sorted(MODELS)),
     sizes=st.tuples(st.sampled_from(SIZES), st.sampled_from(SIZES)),
