@@ -16,7 +16,7 @@ import pytest
 from prfaas.cli.bench import main
 from prfaas.console.authority import Authority
 
-# Whoever starts the tests in the background has them, and what they start, ignore SIGINT.
+# A shell makes background processes, and what they start, ignore SIGINT.
 INTERRUPTIBLE = (
     "import signal; signal.signal(2, signal.default_int_handler); import prfaas.cli.bench as b; b.sys.exit(b.main())"
 )
@@ -65,7 +65,7 @@ def test_equal_layers_are_measured_cold_and_warm(far: str, secret: Path) -> None
     assert found["link_ratio"] == pytest.approx(found["bytes_per_second"]["median"] / 1.25e9)
 
 
-def test_a_models_layers_leave_at_the_pace_of_its_prefill(far: str, secret: Path) -> None:
+def test_layers_of_a_model_leave_at_the_pace_of_its_prefill(far: str, secret: Path) -> None:
     model = ("--model", "Kimi-Linear-48B-A3B", "--tokens", "4K", "--profile", "h200-kimi-linear")
     answer = measure(far, secret, *model, "--json")
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -73,20 +73,20 @@ def test_a_models_layers_leave_at_the_pace_of_its_prefill(far: str, secret: Path
     assert found["prefill_seconds"] > 0 and set(found["exposed_seconds"]) == {"median", "min", "max"}
 
 
-def test_a_far_end_that_refuses_says_why(far: str, secret: Path) -> None:
+def test_a_refusal_of_the_receiver_names_the_flag(far: str, secret: Path) -> None:
     answer = measure(far, secret, "--layers", "1", "--layer-bytes", "9MiB")
     assert answer.returncode == 1 and "--memory" in answer.stderr
 
 
 def test_another_secret_is_refused(far: str, secret: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(bytes(32))
-    other.chmod(0o600)
-    answer = measure(far, other, "--layers", "1", "--layer-bytes", "1MiB")
+    wrong_secret = tmp_path / "other"
+    wrong_secret.write_bytes(bytes(32))
+    wrong_secret.chmod(0o600)
+    answer = measure(far, wrong_secret, "--layers", "1", "--layer-bytes", "1MiB")
     assert answer.returncode == 1 and answer.stdout == "" and "deployment's secret" in answer.stderr
 
 
-def test_the_far_end_says_what_it_has_refused(secret: Path) -> None:
+def test_the_receiver_prints_refused_connections(secret: Path) -> None:
     line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "8MiB"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -99,12 +99,12 @@ def test_the_far_end_says_what_it_has_refused(secret: Path) -> None:
             process.kill()
 
 
-def test_a_model_that_nobody_knows_is_refused_in_one_line(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_is_refused_in_one_line(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["link", "--to", "127.0.0.1:9", "--secret-file", str(secret), "--model", "no-such-model"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_more_memory_than_the_far_end_has_is_refused_by_name(secret: Path) -> None:
+def test_too_much_memory_for_the_receiver_is_refused_by_flag(secret: Path) -> None:
     line = [*COMMAND, "--listen", "127.0.0.1:0", "--secret-file", str(secret), "--memory", "1e30"]
     answer = subprocess.run(line, capture_output=True, text=True, timeout=90, check=False)
     assert answer.returncode == 2 and answer.stderr.count("\n") == 1
@@ -119,21 +119,21 @@ def test_an_interrupted_measurement_ends_in_one_line(secret: Path) -> None:
             [sys.executable, "-c", INTERRUPTIBLE, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
             try:
-                silent.accept()[0].close()  # it dials: from here on it measures
+                silent.accept()[0].close()  # The measurement has begun.
                 process.send_signal(signal.SIGINT)
-                said = process.communicate(timeout=90)
+                output = process.communicate(timeout=90)
             finally:
                 process.kill()
-    assert process.returncode == 130 and said == ("", "prfaas-bench: interrupted\n")
+    assert process.returncode == 130 and output == ("", "prfaas-bench: interrupted\n")
 
 
 def _tls(authority: Authority, name: str) -> tuple[str, ...]:
-    its = authority.issue(name)
-    files = {"authority": its.authority, "certificate": its.certificate, "key": its.key}
+    issued = authority.issue(name)
+    files = {"authority": issued.authority, "certificate": issued.certificate, "key": issued.key}
     return (*(f"--tls-{what}={path}" for what, path in files.items()), "--name", name)
 
 
-def test_agents_certificates_encrypt_the_measurement(secret: Path, tmp_path: Path) -> None:
+def test_certificates_of_agents_encrypt_the_measurement(secret: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     near = (*_tls(authority, "prefill-1"), "--layers", "2", "--layer-bytes", "1MiB")
     with far_end(secret, *_tls(authority, "decode-1")) as far:

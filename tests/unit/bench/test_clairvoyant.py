@@ -1,4 +1,4 @@
-"""The bound that eviction policies are compared with is the best that anybody could do."""
+"""Clairvoyant bound of eviction policies: no other choice of blocks gets more hits."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def _best(prompts: tuple[tuple[int, ...], ...], capacity: int) -> int:
 @pytest.mark.parametrize(
     "prompts",
     [
-        ((1, 2, 3), (9,), (1, 2, 3)),  # of one chain the head is worth keeping
+        ((1, 2, 3), (9,), (1, 2, 3)),  # The head of a chain is worth keeping.
         ((3, 2, 1), (9,), (3, 2, 1)),
         ((1, 2), (3, 4), (1, 2), (3, 4)),
         ((1, 2), (1, 3), (1, 2, 4), (1, 3), (5,), (1, 2, 4)),
     ],
 )
-def test_nobody_hits_more_than_the_clairvoyant(prompts: tuple[tuple[int, ...], ...], capacity: int) -> None:
+def test_the_clairvoyant_has_as_many_hits_as_the_best_choice(
+    prompts: tuple[tuple[int, ...], ...], capacity: int
+) -> None:
     found = clairvoyant(_requests(*prompts), capacity, CASES["dense"].profile)
     assert found.hit_tokens == _best(prompts, capacity) * BLOCK_TOKENS

@@ -1,4 +1,4 @@
-"""What `prfaas-bench link` refuses before it sends a byte: one line that names the flag and the accepted form."""
+"""Flags of `prfaas-bench link`: refused values, certificates, and the progress line."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def test_a_value_out_of_bounds_is_refused_with_the_accepted_form(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*TO, secret, flag, value])
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert ended.value.code == 2
-    assert said.count("\n") == 1 and f"{flag}: {value!r}: " in said and accepted in said
+    assert error.count("\n") == 1 and f"{flag}: {value!r}: " in error and accepted in error
 
 
-def test_more_layers_than_the_host_has_memory_for_are_refused_by_name(
+def test_layers_beyond_the_memory_of_the_host_are_refused_by_flag(
     secret: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*TO, secret, "--layers", "4096", "--layer-bytes", "1e18"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "prfaas-bench: --layers, --layer-bytes" in said
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "prfaas-bench: --layers, --layer-bytes" in error
 
 
-def _tls(its: Issued, name: str) -> list[str]:
-    files = {"authority": its.authority, "certificate": its.certificate, "key": its.key}
+def _tls(issued: Issued, name: str) -> list[str]:
+    files = {"authority": issued.authority, "certificate": issued.certificate, "key": issued.key}
     return [*(f"--tls-{what}={path}" for what, path in files.items()), "--name", name, "--peer", "far"]
 
 
@@ -69,28 +69,28 @@ def _tls(its: Issued, name: str) -> list[str]:
         ("other", 1, "--name: {certificate} is for near"),
     ],
 )
-def test_a_certificate_that_the_far_end_would_refuse_is_named(
+def test_a_certificate_that_the_receiver_would_refuse_is_named(
     name: str, days: int, complaint: str, secret: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    its = Authority(tmp_path).issue("near", valid_for=datetime.timedelta(days=days))
-    assert main([*TO, secret, *_tls(its, name)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and complaint.format(certificate=its.certificate) in said
+    issued = Authority(tmp_path).issue("near", valid_for=datetime.timedelta(days=days))
+    assert main([*TO, secret, *_tls(issued, name)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and complaint.format(certificate=issued.certificate) in error
 
 
 def test_a_certificate_of_another_authority_is_named(
     secret: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    its, other = Authority(tmp_path).issue("near"), Authority(tmp_path, "other").path
-    line = _tls(its, "near")
-    line[0] = f"--tls-authority={other}"
+    issued, authority = Authority(tmp_path).issue("near"), Authority(tmp_path, "other").path
+    line = _tls(issued, "near")
+    line[0] = f"--tls-authority={authority}"
     assert main([*TO, secret, *line]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and f"--tls-certificate: {its.certificate}: {other} has not signed it" in said
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"--tls-certificate: {issued.certificate}: {authority} has not signed it" in error
 
 
-def test_a_transfer_without_a_connection_says_so_instead_of_figures_of_none() -> None:
+def test_progress_without_a_connection_shows_no_figures() -> None:
     nothing = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0))  # type: ignore[arg-type]
     assert progress_line(0.25, nothing) == " 25.0%, no connection to the far end"
-    one = replace(nothing, num_connections=1, queued_bytes=2_000_000)
-    assert progress_line(0.25, one).startswith(" 25.0%, 2 MB to go on 1 connections, rate not known yet")
+    connected = replace(nothing, num_connections=1, queued_bytes=2_000_000)
+    assert progress_line(0.25, connected).startswith(" 25.0%, 2 MB to go on 1 connections, rate not known yet")
