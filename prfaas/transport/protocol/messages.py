@@ -13,7 +13,7 @@ import typing
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -179,13 +179,7 @@ class ObjectSizes(Sequence[int]):
     def __len__(self) -> int:
         return self._lasts[-1] if self._lasts else 0
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]  # Nobody slices sizes.
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self.runs[bisect_right(self._lasts, index)][0]

@@ -116,27 +116,10 @@ class ConnectionStep(Enum):
     CLOSE = "close the socket"
 
 
-_FROM_SENDER = (
-    FrameType.OPEN,
-    FrameType.CHUNK,
-    FrameType.PACKED,
-    FrameType.LOSSY,
-    FrameType.END,
-    FrameType.CANCEL,
-    FrameType.ERROR,
-    FrameType.PING,
-)
-_FROM_RECEIVER = (
-    FrameType.HAVE,
-    FrameType.ACK,
-    FrameType.AGAIN,
-    FrameType.DONE,
-    FrameType.CANCEL,
-    FrameType.ERROR,
-    FrameType.REOPEN,
-    FrameType.PONG,
-    FrameType.RATE,
-)
+_FROM_SENDER = [FrameType[name] for name in ["OPEN", "CHUNK", "PACKED", "LOSSY", "END", "CANCEL", "ERROR", "PING"]]
+_FROM_RECEIVER = [
+    FrameType[name] for name in ["HAVE", "ACK", "AGAIN", "DONE", "CANCEL", "ERROR", "REOPEN", "PONG", "RATE"]
+]
 # Received frames and own steps, by state. Any other frame breaks the protocol.
 TRANSITIONS: TransitionTable[ConnectionState, FrameType | ConnectionStep] = TransitionTable(
     "connection",

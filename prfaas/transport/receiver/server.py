@@ -98,7 +98,6 @@ class Receiver:
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
         self._strangers: dict[Connection, str] = {}  # Sources, the oldest connection first.
-        self._num_sending = 0  # Connections over which this side sends.
         self._refused: Counter[str] = Counter()
         self._logged_sources: set[str] = set()
         self._socket: socket.socket | None = None
@@ -134,7 +133,7 @@ class Receiver:
     def num_connections(self) -> int:
         """Number of connections over which peers send to this end, those in their handshake included."""
         with self._lock:
-            num_accepted = len(self._connections) - self._num_sending
+            num_accepted = sum(connection.state is not ConnectionState.SENDING for connection in self._connections)
         return num_accepted + sum(state.num_connections for state in self.reverse_dials())
 
     def reverse_dials(self) -> list[ReverseDialState]:
@@ -252,7 +251,7 @@ class Receiver:
             hello = handshake.answer(connection, self._identity, sends_to=self._send_over)
             with self._authenticated(connection, hello.name):
                 if connection.state is ConnectionState.SENDING:
-                    self._send(connection, hello)
+                    self._send_over[hello.name](connection, hello)
                 else:
                     self._read(connection, hello.name, hello.capabilities)
         except RemoteProtocolError as error:
@@ -261,7 +260,10 @@ class Receiver:
             with self._lock:
                 self._count_refusal(refusal_reason(error))
         except OSError as error:
-            self._count_slowness(error)
+            # This side has ended the connection of a peer that was silent or too slow. Others are just lost.
+            if isinstance(error, BlockingIOError) or (isinstance(error, TimeoutError) and error.errno is None):
+                with self._lock:
+                    self._count_refusal("slow")
         finally:
             self._forget(connection)
 
@@ -289,15 +291,6 @@ class Receiver:
             self._connections.pop(connection, None)
         connection.close()
 
-    def _send(self, connection: Connection, hello: Hello) -> None:
-        with self._lock:
-            self._num_sending += 1
-        try:
-            self._send_over[hello.name](connection, hello)
-        finally:
-            with self._lock:
-                self._num_sending -= 1
-
     def _read(self, connection: Connection, peer: str, capabilities: Collection[str]) -> None:
         """Read a connection whose peer has proven its name. Raises as `Reader.run`."""
         with self._dispatcher.exclusive() as transfers:
@@ -319,12 +312,6 @@ class Receiver:
             self._limits.disconnected(connection, peer)
             with self._dispatcher.exclusive() as transfers:
                 transfers.disconnected(connection, peer, now=time.monotonic())
-
-    def _count_slowness(self, error: OSError) -> None:
-        """Count a connection that this side has ended because the peer was silent or too slow."""
-        if isinstance(error, BlockingIOError) or (isinstance(error, TimeoutError) and error.errno is None):
-            with self._lock:
-                self._count_refusal("slow")
 
     def _refuse(self, connection: Connection, error: RemoteProtocolError) -> None:
         with self._lock:

@@ -362,13 +362,7 @@ class InboundTransfers(Generic[C]):
         self._release(transfer)
 
     def _fail(
-        self,
-        transfer: InboundTransfer[C],
-        reason: FailureReason,
-        message: str,
-        *,
-        now: float,
-        is_reported: bool = True,
+        self, transfer: InboundTransfer[C], reason: FailureReason, message: str, *, now: float, is_reported: bool = True
     ) -> None:
         transfer_id, peer = transfer.request.transfer_id, transfer.request.peer_name
         self._end(transfer, InboundEvent.FAIL, error_frame(transfer_id, reason, message), now)

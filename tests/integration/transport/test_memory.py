@@ -187,25 +187,6 @@ def test_an_unexpected_have_costs_its_sender_only_the_frame(near_to: Callable[..
         assert grown() < 3 * len(frame) + 2 * CONNECTION_BYTES
 
 
-def test_a_have_of_too_many_objects_costs_its_sender_only_the_frame(near_to: Callable[..., Near]) -> None:
-    left = threading.Event()
-
-    def serve(connection: Connection) -> None:
-        header = connection.read_header()
-        connection.read_payload(header)
-        connection.write(_every_second_of_two_million(header.transfer_id))
-        try:
-            connection.read_header()
-        finally:
-            left.set()
-
-    with RawReceiver(serve) as receiver, traced() as grown:
-        near = near_to(receiver.address, num_connections=1)
-        send(near, [b"x"])
-        wait_until(left.is_set, what="the end of the connection")
-        assert grown() < 5 * MAX_OBJECTS // 8 + 2 * CONNECTION_BYTES
-
-
 def test_a_decoded_have_takes_bounded_memory() -> None:
     """The bounds hold for every second of two million objects; the test uses a 32nd of them, as tracing is slow."""
     count = MAX_OBJECTS // 32

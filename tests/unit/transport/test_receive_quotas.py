@@ -102,12 +102,6 @@ def test_every_transfer_may_have_a_few_fragments_and_more_while_there_is_room() 
     modest.check(_fragments(few + 1), SLAB_BEHIND)
 
 
-def test_one_transfer_has_a_bound_of_its_own() -> None:
-    quota = Admission().admit(_request("peer"))
-    quota.update(_fragments(MAX_FRAGMENTS))
-    assert not quota.has_room(_fragments(MAX_FRAGMENTS), SLAB_BEHIND)
-
-
 def test_fragments_of_an_ended_transfer_take_no_room() -> None:
     admission = Admission(max_fragments=8 * FAIR_FRAGMENTS)
     ended, active = (admission.admit(_request("peer")) for _ in range(2))
