@@ -20,10 +20,10 @@ import pytest
 import prfaas
 from prfaas.agent.links import ORDINARY
 from prfaas.types import TransferId
-from tests.conformance.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN, ScheduledEngine
-from tests.conformance.site import SHAPES, Site
-from tests.integration.connector.nodes import Nodes, prompt_of, running_nodes
-from tests.integration.connector.vllm_caches import caches_of, config_of
+from tests.support.agent_nodes import Nodes, prompt_of, running_nodes
+from tests.support.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN, ScheduledEngine
+from tests.support.scheduled_engines import SHAPES, ScheduledEngines
+from tests.support.vllm_caches import caches_of, config_of
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 from tools.tiny_models import make_model
@@ -32,8 +32,9 @@ pytestmark = pytest.mark.vllm
 LENGTH = 301  # of prompts: what travels is neither whole blocks nor whole chunks
 _numbers = itertools.count(1)
 REUSES_SHORT_ONES = {"reuse": True, "reuse_min_tokens": 16}
-PACKAGE = Path(prfaas.__file__).parent
-MAX_CALLS = 60  # of our functions, in a step without transfers
+# Functions of these packages count as calls of a step without transfers.
+COUNTED = tuple(str(Path(prfaas.__file__).parent / name) for name in ("connector", "agent"))
+MAX_CALLS = 40
 ADMISSIONS = ("wait", "preallocate", "auto")
 
 
@@ -50,11 +51,10 @@ def shared_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def site(shared_nodes: Nodes, model: Path) -> Iterator[Site]:
-    made = Site(shared_nodes, model, f"model {next(_numbers)}")
+def engines(shared_nodes: Nodes, model: Path) -> Iterator[ScheduledEngines]:
+    made = ScheduledEngines(shared_nodes, model, f"model {next(_numbers)}")
     yield made
-    for engine in made.engines:
-        engine.close()
+    made.close()
 
 
 def _decode(
@@ -83,154 +83,158 @@ def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str, *, priority
     ("shape", "admission"),
     [("dense", "wait"), ("windowed", "preallocate"), ("recurrent", "wait"), ("recurrent", "auto")],
 )
-def test_only_the_last_token_of_a_prompt_that_came_is_computed(site: Site, shape: str, admission: str) -> None:
-    prefiller, decoder = site.prefiller(shape), site.decoder(shape, admission=admission)
+def test_only_the_last_token_of_a_prompt_that_came_is_computed(
+    engines: ScheduledEngines, shape: str, admission: str
+) -> None:
+    prefiller, decoder = engines.prefiller(shape), engines.decoder(shape, admission=admission)
     prompt = prompt_of(1, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     ids = [_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)]
-    site.run_until_finished(ids)
+    engines.run_until_finished(ids)
     assert decoder.told.resumed_at == {"d1": LENGTH - 1}
     assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
     assert decoder.told.finished == {"d1": "length"}
     assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send completed": 1}, {"receive completed": 1})
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_a_byte_that_changes_on_the_way_shows(site: Site) -> None:
+def test_a_byte_that_changes_on_the_way_shows(engines: ScheduledEngines) -> None:
     """Negative control: the west's pool is overwritten between arrival and load."""
-    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent")
-    prompt, before = prompt_of(2, LENGTH), site.num_come()
-    grant = site.grant(prompt)
+    prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
+    prompt, before = prompt_of(2, LENGTH), engines.num_come()
+    grant = engines.grant(prompt)
     decoding = _decode(decoder, prompt, grant)
     _prefill(prefiller, prompt, grant)
-    wait_until(lambda: prefiller.step() >= 0 and site.num_come() > before, what="the transfer")
+    wait_until(lambda: prefiller.step() >= 0 and engines.num_come() > before, what="the transfer")
     decoder.spoil_pool()
-    site.run_until_finished([decoding])
+    engines.run_until_finished([decoding])
     assert {name for _, _, name, _ in decoder.told.wrong_blocks} == {"state.0", "state.1", "full.0"}
 
 
 @pytest.mark.parametrize("admission", ADMISSIONS)
-def test_with_fewer_blocks_than_requests_want_all_end_right(site: Site, admission: str) -> None:
+def test_with_fewer_blocks_than_requests_want_all_end_right(engines: ScheduledEngines, admission: str) -> None:
     """Five requests of ten blocks each among 23, which grow while they decode: vLLM preempts, and asks again."""
-    prefiller, decoder = site.prefiller("dense"), site.decoder("dense", num_blocks=24, admission=admission)
+    prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", num_blocks=24, admission=admission)
     prompts = [prompt_of(seed, LENGTH) for seed in range(3, 8)]
-    grants = [site.grant(prompt) for prompt in prompts]
+    grants = [engines.grant(prompt) for prompt in prompts]
     ids = [_decode(decoder, *its, answer_tokens=60) for its in zip(prompts, grants, strict=True)]
     ids += [_prefill(prefiller, *its) for its in zip(prompts, grants, strict=True)]
-    site.run_until_finished(ids)
+    engines.run_until_finished(ids)
     assert set(decoder.told.finished.values()) == {"length"}
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive completed": 5}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_by_priority_too_all_end_right_with_fewer_blocks_than_requests_want(site: Site) -> None:
+def test_by_priority_too_all_end_right_with_fewer_blocks_than_requests_want(engines: ScheduledEngines) -> None:
     """The most urgent one comes last: vLLM takes the blocks of others for it."""
-    prefiller, decoder = site.prefiller("dense"), site.decoder("dense", num_blocks=24, policy="priority")
+    prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", num_blocks=24, policy="priority")
     prompts = [prompt_of(seed, LENGTH) for seed in range(16, 20)]
-    grants = [site.grant(prompt) for prompt in prompts]
+    grants = [engines.grant(prompt) for prompt in prompts]
     ids = [
         _decode(decoder, prompt, grant, answer_tokens=60, priority=-number)
         for number, (prompt, grant) in enumerate(zip(prompts, grants, strict=True))
     ]
     ids += [_prefill(prefiller, *its) for its in zip(prompts, grants, strict=True)]
-    site.run_until_finished(ids)
+    engines.run_until_finished(ids)
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive completed": 4}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(("policy", "on_the_wire"), [("priority", ORDINARY - 2), ("fcfs", ORDINARY)])
 def test_a_requests_priority_counts_on_the_wire_where_vllm_goes_by_it(
-    site: Site, policy: str, on_the_wire: int
+    engines: ScheduledEngines, policy: str, on_the_wire: int
 ) -> None:
-    prefiller, decoder = site.prefiller("dense", policy=policy), site.decoder("dense")
+    prefiller, decoder = engines.prefiller("dense", policy=policy), engines.decoder("dense")
     prompt, transfer_id = prompt_of(21, LENGTH), TransferId(os.urandom(16))
-    grant = site.grant(prompt, transfer_id=transfer_id)
-    site.run_until_finished([_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant, priority=-2)])
-    site.assert_nothing_is_left()
-    sent = get_json(f"{site.nodes.east.status_url}/transfers")
+    grant = engines.grant(prompt, transfer_id=transfer_id)
+    engines.run_until_finished([_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant, priority=-2)])
+    engines.assert_nothing_is_left()
+    sent = get_json(f"{engines.nodes.east.status_url}/transfers")
     assert [its["priority"] for its in sent if its["transfer_id"] == transfer_id.hex()] == [on_the_wire]
 
 
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])
-def test_a_client_that_leaves_while_its_kv_is_under_way_frees_everything(site: Site, admission: str) -> None:
-    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent", admission=admission)
+def test_a_client_that_leaves_while_its_kv_is_under_way_frees_everything(
+    engines: ScheduledEngines, admission: str
+) -> None:
+    prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent", admission=admission)
     prompt = prompt_of(9, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     decoder.step()
     decoder.abort(decoding)
-    site.run_until_finished([prefilling])
+    engines.run_until_finished([prefilling])
     assert decoder.told.outcomes == {"receive aborted": 1}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(site: Site) -> None:
-    prefiller, decoder = site.prefiller("windowed"), site.decoder("windowed")
+def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(engines: ScheduledEngines) -> None:
+    prefiller, decoder = engines.prefiller("windowed"), engines.decoder("windowed")
     prompt = prompt_of(10, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     wait_until(prefiller.step, what="the first chunk")
     prefiller.abort(prefilling)
-    site.run_until_finished([decoding])
+    engines.run_until_finished([decoding])
     assert decoder.told.resumed_at == {"d10": 0}
     assert decoder.told.wrong_blocks == []
     assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send aborted": 1}, {"receive incomplete": 1})
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_a_prefill_leg_of_another_prompt_than_the_granted_one_sends_nothing(site: Site) -> None:
+def test_a_prefill_leg_of_another_prompt_than_the_granted_one_sends_nothing(engines: ScheduledEngines) -> None:
     """No block's hash tells the two apart: they differ behind the last full one."""
-    prefiller, decoder = site.prefiller("dense"), site.decoder("dense")
+    prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense")
     prompt = prompt_of(37, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, [*prompt[:-2], 9999, 0], grant)
-    site.run_until_finished([prefilling])
+    engines.run_until_finished([prefilling])
     assert prefiller.told.outcomes == {"send prompt_mismatch": 1}
     decoder.abort(decoding)
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
     assert decoder.told.outcomes == {"receive aborted": 1}
 
 
 @pytest.mark.parametrize(("policy", "ends"), [("recompute", "length"), ("fail", "error")])
-def test_kv_that_never_comes_ends_as_the_policy_says(site: Site, policy: str, ends: str) -> None:
-    decoder = site.decoder("recurrent", admission="preallocate", load_failure=policy)
+def test_kv_that_never_comes_ends_as_the_policy_says(engines: ScheduledEngines, policy: str, ends: str) -> None:
+    decoder = engines.decoder("recurrent", admission="preallocate", load_failure=policy)
     prompt = prompt_of(11, LENGTH)
-    decoding = _decode(decoder, prompt, site.grant(prompt, expires_at=time.time() + 2.0))
-    site.run_until_finished([decoding])
+    decoding = _decode(decoder, prompt, engines.grant(prompt, expires_at=time.time() + 2.0))
+    engines.run_until_finished([decoding])
     assert decoder.told.finished == {decoding: ends}
     assert decoder.told.outcomes == {"receive deadline": 1}
     assert decoder.told.wrong_blocks == []
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("parameters", ["prfaas_grant", ["prfaas_grant"], 7])
-def test_parameters_that_are_none_are_no_transfer(site: Site, parameters: Any) -> None:
+def test_parameters_that_are_none_are_no_transfer(engines: ScheduledEngines, parameters: Any) -> None:
     """A client's `vllm_xargs` can put a text or a list where an engine looks for a transfer's."""
-    decoder = site.decoder("dense")
+    decoder = engines.decoder("dense")
     decoder.submit("odd", prompt_of(12, LENGTH), parameters, answer_tokens=2)
-    site.run_until_finished(["odd"])
+    engines.run_until_finished(["odd"])
     assert decoder.told.finished == {"odd": "length"}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
 def test_a_step_without_transfers_asks_the_agent_nothing_and_reports_no_layer(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    engines: ScheduledEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in calls of functions of this package, whatever machine it runs on."""
-    decoder = site.decoder("dense")
+    decoder = engines.decoder("dense")
     connector = decoder.scheduler.connector
     for seed in (23, 24, 25):
         decoder.submit(f"r{seed}", prompt_of(seed, LENGTH), {}, answer_tokens=60)
     wait_until(lambda: decoder.step() == 3, what="a step that decodes all three")
-    monkeypatch.setattr(connector._scheduler, "_look_at", math.inf)
+    monkeypatch.setattr(connector._scheduler, "_poll_at", math.inf)
     called: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call" and isinstance(getattr(argument, "__self__", None), socket.socket | type(select.poll())):
             called["socket"] += 1
-        elif event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+        elif event == "call" and frame.f_code.co_filename.startswith(COUNTED):
             called[frame.f_code.co_name] += 1
 
     sys.setprofile(count)
@@ -246,12 +250,12 @@ def test_a_step_without_transfers_asks_the_agent_nothing_and_reports_no_layer(
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_an_idle_engine_sleeps_in_its_steps_unless_other_ranks_wait_for_them(
-    site: Site, num_ranks: int, admission: str
+    engines: ScheduledEngines, num_ranks: int, admission: str
 ) -> None:
     """Ranks of experts compute together, those without work too, once vLLM has scheduled their step."""
-    decoder = site.decoder("dense", admission=admission, data_parallel_size=num_ranks)
+    decoder = engines.decoder("dense", admission=admission, data_parallel_size=num_ranks)
     prompt = prompt_of(38, LENGTH)
-    decoding = _decode(decoder, prompt, site.grant(prompt))
+    decoding = _decode(decoder, prompt, engines.grant(prompt))
     decoder.step()
     num_sleeps = 0
 
@@ -267,94 +271,71 @@ def test_an_idle_engine_sleeps_in_its_steps_unless_other_ranks_wait_for_them(
         sys.setprofile(None)
     assert (num_sleeps > 0) == (num_ranks == 1)
     decoder.abort(decoding)
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("is_here", [False, True], ids=["under way", "here"])
-def test_a_decode_leg_that_vllms_api_refuses_frees_what_was_granted_for_it(site: Site, is_here: bool) -> None:
-    """Before its grant ends, which is in an hour."""
-    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent")
-    prompt, before = prompt_of(21, LENGTH), site.num_come()
-    grant = site.grant(prompt, expires_at=time.time() + 3600.0)
-    prefilling = _prefill(prefiller, prompt, grant)
-    if is_here:
-        wait_until(lambda: prefiller.step() >= 0 and site.num_come() > before, what="the transfer")
-    decoder.refuse("refused", {"do_remote_prefill": True, "prfaas_grant": grant})
-    site.run_until_finished([prefilling])
-    site.assert_nothing_is_left()
-    assert decoder.told.outcomes == {"receive rejected": 1}
-
-
-def test_a_decode_leg_that_wants_log_probabilities_of_its_prompt_frees_what_was_granted_for_it(site: Site) -> None:
+def test_a_decode_leg_with_prompt_log_probabilities_releases_its_transfer(
+    engines: ScheduledEngines,
+) -> None:
     """vLLM takes nothing from a connector for it."""
-    prefiller, decoder = site.prefiller("dense"), site.decoder("dense")
+    prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense")
     prompt = prompt_of(22, LENGTH)
-    grant = site.grant(prompt, expires_at=time.time() + 3600.0)
+    grant = engines.grant(prompt, expires_at=time.time() + 3600.0)
     parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
     decoder.submit("d22", prompt, parameters, answer_tokens=2, prompt_logprobs=1)
-    site.run_until_finished(["d22", _prefill(prefiller, prompt, grant)])
+    engines.run_until_finished(["d22", _prefill(prefiller, prompt, grant)])
     assert decoder.told.resumed_at == {"d22": 0}
     assert decoder.told.outcomes == {"receive whole_prompt": 1}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("direction", ["do_remote_prefill", "do_remote_decode"])
-def test_of_a_request_with_a_grant_no_other_connector_sees_a_direction(site: Site, direction: str) -> None:
+def test_of_a_request_with_a_grant_no_other_connector_sees_a_direction(
+    engines: ScheduledEngines, direction: str
+) -> None:
     """Under MultiConnector NixlConnector took it for its own, and its assertion ended the engine once our transfer failed."""
-    engine, prompt = site.decoder("dense"), prompt_of(23, LENGTH)
+    engine, prompt = engines.decoder("dense"), prompt_of(23, LENGTH)
     theirs = {direction: True, "remote_engine_id": "e"}
     engine.submit("ours", prompt, {direction: True, "prfaas_grant": "no grant", "more": 1}, answer_tokens=1)
     engine.submit("theirs", prompt, theirs, answer_tokens=1)
     assert engine.parameters("ours") == {"prfaas_grant": "no grant", "more": 1}
     assert engine.parameters("theirs") == theirs
-    site.run_until_finished(["ours", "theirs"])
+    engines.run_until_finished(["ours", "theirs"])
     assert engine.told.outcomes == {f"{'receive' if 'prefill' in direction else 'send'} no_grant": 1}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_one_transfer_for_two_requests_serves_the_first(site: Site) -> None:
-    prefiller, decoder = site.prefiller("dense"), site.decoder("dense")
-    prompt = prompt_of(12, LENGTH)
-    grant = site.grant(prompt)
-    again = [13, *prompt[1:]]
-    ids = [_decode(decoder, prompt, grant), _decode(decoder, again, grant), _prefill(prefiller, prompt, grant)]
-    site.run_until_finished(ids)
-    assert decoder.told.resumed_at == {"d12": LENGTH - 1, "d13": 0}
-    assert decoder.told.wrong_blocks == []
-    site.assert_nothing_is_left()
-
-
-def test_of_several_answers_to_one_prompt_the_first_takes_its_transfer(site: Site) -> None:
+def test_of_several_answers_to_one_prompt_the_first_takes_its_transfer(engines: ScheduledEngines) -> None:
     """With n = 2 vLLM makes two requests that differ in their names alone."""
-    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent")
+    prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
     prompt = prompt_of(15, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     ids = [_decode(decoder, prompt, grant, sample=its) for its in ("0_", "1_")]
-    site.run_until_finished([*ids, _prefill(prefiller, prompt, grant)])
+    engines.run_until_finished([*ids, _prefill(prefiller, prompt, grant)])
     assert decoder.told.resumed_at == {"0_d15": LENGTH - 1, "1_d15": 0}
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive completed": 1, "receive in_use": 1}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_prefix(site: Site) -> None:
-    prefiller, decoder = site.prefiller("dense"), site.decoder("dense", caches_prefixes=True)
+def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_prefix(engines: ScheduledEngines) -> None:
+    prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", caches_prefixes=True)
     decoder.submit("first", prompt_of(14, 200), {}, answer_tokens=1)
-    site.run_until_finished(["first"])
+    engines.run_until_finished(["first"])
     prompt = prompt_of(14, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding = _decode(decoder, prompt, grant)
     for _ in range(3):
         decoder.step()
         assert not decoder.is_looked_up(decoding)
     _prefill(prefiller, prompt, grant)
-    site.run_until_finished([decoding])
+    engines.run_until_finished([decoding])
     assert decoder.is_looked_up(decoding)
     assert decoder.told.resumed_at == {"first": 0, decoding: LENGTH - 1}
     assert decoder.told.wrong_blocks == []
     block_bytes = sum(its[0].nbytes for its in caches_of(config_of(*SHAPES["dense"], num_blocks=1)).values())
     assert decoder.loaded_bytes == 4 * block_bytes, "six of ten blocks are its own"
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -362,27 +343,29 @@ def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_pref
     [("dense", False, 288), ("dense", True, 320), ("recurrent", False, 319), ("recurrent", True, 320)],
 )
 def test_an_answer_that_ends_by_itself_is_left_for_the_next_turn(
-    site: Site, shape: str, asynchronous: bool, num_reused: int
+    engines: ScheduledEngines, shape: str, asynchronous: bool, num_reused: int
 ) -> None:
     """Scheduled asynchronously, the answer's last token, the 320th, is computed before the scheduler hears of it."""
-    engine = site.decoder(shape, asynchronous=asynchronous, reuse=True)
+    engine = engines.decoder(shape, asynchronous=asynchronous, reuse=True)
     prompt = prompt_of(20, 313)
     engine.submit("first", prompt, {}, answer_tokens=7, ends_by_itself=True)
-    site.run_until_finished(["first"])
-    site.assert_nothing_is_left()
+    engines.run_until_finished(["first"])
+    engines.assert_nothing_is_left()
     assert engine.told.finished == {"first": "stop"}
     assert engine.told.outcomes["store completed"] == 1
     turn = [*prompt, *[ANSWER_TOKEN] * 6, END_TOKEN, *prompt_of(21, 40)]
     engine.submit("second", turn, {}, answer_tokens=2)
-    site.run_until_finished(["second"])
+    engines.run_until_finished(["second"])
     assert engine.told.resumed_at["second"] == num_reused
     assert engine.told.wrong_blocks == []
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_nobody_is_preempted_for_blocks_that_a_finished_request_is_about_to_give_back(site: Site) -> None:
+def test_nobody_is_preempted_for_blocks_that_a_finished_request_is_about_to_give_back(
+    engines: ScheduledEngines,
+) -> None:
     """Of 23 blocks one request has ten and ends; the other one, with thirteen, needs one more in the same step."""
-    engine = site.decoder("dense", num_blocks=24, reuse=True)
+    engine = engines.decoder("dense", num_blocks=24, reuse=True)
     prompt = prompt_of(26, 13 * BLOCK_TOKENS - 2)
     engine.submit("ends", prompt_of(25, LENGTH), {}, answer_tokens=18)
     engine.submit("grows", prompt, {}, answer_tokens=8)
@@ -390,19 +373,19 @@ def test_nobody_is_preempted_for_blocks_that_a_finished_request_is_about_to_give
     engine.end_answer("ends")
     engine.step()
     assert (engine.told.finished, engine.num_free_blocks) == ({"ends": "stop"}, 0)
-    site.run_until_finished(["grows"])
+    engines.run_until_finished(["grows"])
     assert engine.num_preemptions("grows") == 0
     assert engine.told.wrong_blocks == []
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_a_reset_of_vllms_caches_has_the_pool_forget_too(site: Site) -> None:
-    engine = site.decoder("dense", reuse=True, caches_prefixes=True)
+def test_a_reset_of_vllms_caches_has_the_pool_forget_too(engines: ScheduledEngines) -> None:
+    engine = engines.decoder("dense", reuse=True, caches_prefixes=True)
 
     def resumed_at(request_id: str) -> int:
         engine.submit(request_id, prompt_of(22, LENGTH), {}, answer_tokens=2)
-        site.run_until_finished([request_id])
-        site.assert_nothing_is_left()
+        engines.run_until_finished([request_id])
+        engines.assert_nothing_is_left()
         return engine.told.resumed_at[request_id]
 
     assert resumed_at("first") == 0
@@ -414,69 +397,73 @@ def test_a_reset_of_vllms_caches_has_the_pool_forget_too(site: Site) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_reset_in_mid_prefill_ends_its_transfer_and_both_sides_compute_anew(site: Site, asynchronous: bool) -> None:
-    prefiller, decoder = site.prefiller("dense", asynchronous=asynchronous), site.decoder("dense")
+def test_a_reset_during_prefill_ends_the_transfer_and_both_sides_compute_again(
+    engines: ScheduledEngines, asynchronous: bool
+) -> None:
+    prefiller, decoder = engines.prefiller("dense", asynchronous=asynchronous), engines.decoder("dense")
     prompt = prompt_of(23, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     wait_until(prefiller.step, what="the first chunk")
     assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-    site.run_until_finished([decoding, prefilling])
+    engines.run_until_finished([decoding, prefilling])
     assert decoder.told.resumed_at == {decoding: 0}
     assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
     assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send reset": 1}, {"receive incomplete": 1})
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_prefill_that_is_preempted_in_mid_prompt_still_sends_all_of_it(site: Site, asynchronous: bool) -> None:
-    prefiller, decoder = site.prefiller("recurrent", asynchronous=asynchronous), site.decoder("recurrent")
+def test_a_prefill_that_is_preempted_in_mid_prompt_still_sends_all_of_it(
+    engines: ScheduledEngines, asynchronous: bool
+) -> None:
+    prefiller, decoder = engines.prefiller("recurrent", asynchronous=asynchronous), engines.decoder("recurrent")
     prompt = prompt_of(27, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     wait_until(prefiller.step, what="the first chunk")
     assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True)  # vLLM has no other way to ask for it
-    site.run_until_finished([decoding, prefilling])
+    engines.run_until_finished([decoding, prefilling])
     assert prefiller.num_preemptions(prefilling) == 1
     assert decoder.told.resumed_at == {decoding: LENGTH - 1}
     assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
     assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send completed": 1}, {"receive completed": 1})
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize(("shape", "resumed_again_at"), [("dense", 288), ("recurrent", LENGTH - 1)])
 def test_an_answer_that_is_preempted_begins_anew_with_what_the_pool_holds_of_its_prompt(
-    site: Site, shape: str, resumed_again_at: int
+    engines: ScheduledEngines, shape: str, resumed_again_at: int
 ) -> None:
-    prefiller, decoder = site.prefiller(shape), site.decoder(shape, reuse=True)
+    prefiller, decoder = engines.prefiller(shape), engines.decoder(shape, reuse=True)
     prompt = prompt_of(28, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant, answer_tokens=8), _prefill(prefiller, prompt, grant)
-    site.run_until_finished([prefilling])
+    engines.run_until_finished([prefilling])
     wait_until(lambda: decoder.step() >= 0 and decoder.num_computed_tokens(decoding) > LENGTH + 1)
     assert decoder.scheduler.reset_prefix_cache(reset_running_requests=True)
-    site.run_until_finished([decoding])
+    engines.run_until_finished([decoding])
     assert decoder.told.resumed_at == {decoding: LENGTH - 1}
     assert decoder.told.resumed_again_at == {decoding: resumed_again_at}
     assert decoder.told.wrong_blocks == []
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
     assert decoder.told.outcomes == {"receive completed": 1, "reuse completed": 1, "store completed": 1}
 
 
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])
-def test_a_reset_while_kv_is_under_way_has_the_prompt_computed_here(site: Site, admission: str) -> None:
-    prefiller, decoder = site.prefiller("recurrent"), site.decoder("recurrent", admission=admission)
+def test_a_reset_while_kv_is_under_way_has_the_prompt_computed_here(engines: ScheduledEngines, admission: str) -> None:
+    prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent", admission=admission)
     prompt = prompt_of(24, LENGTH)
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     decoder.step()
     is_whole = decoder.scheduler.reset_prefix_cache(reset_connector=True)
     assert is_whole == (admission == "wait"), "vLLM does not reset while a request has blocks"
-    site.run_until_finished([decoding, prefilling])
+    engines.run_until_finished([decoding, prefilling])
     assert decoder.told.resumed_at == {decoding: 0}
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive reset": 1}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
 def _bytes_of(shape: str) -> tuple[int, int]:
@@ -499,74 +486,76 @@ def _bytes_of(shape: str) -> tuple[int, int]:
     ],
 )
 def test_a_prompt_that_leaves_an_earlier_one_in_the_middle_begins_at_the_last_checkpoint_before(
-    site: Site, shape: str, shared: int, resumed_at: int, asynchronous: bool
+    engines: ScheduledEngines, shape: str, shared: int, resumed_at: int, asynchronous: bool
 ) -> None:
     caches_prefixes = "checkpointed" in shape
-    engine = site.decoder(shape, caches_prefixes=caches_prefixes, asynchronous=asynchronous, **REUSES_SHORT_ONES)
+    engine = engines.decoder(shape, caches_prefixes=caches_prefixes, asynchronous=asynchronous, **REUSES_SHORT_ONES)
     engine.submit("first", prompt_of(29, LENGTH), {}, answer_tokens=1)
-    site.run_until_finished(["first"])
-    site.assert_nothing_is_left()
+    engines.run_until_finished(["first"])
+    engines.assert_nothing_is_left()
     assert engine.scheduler.reset_prefix_cache(), "every block that was pinned is free again"
     engine.submit("branch", [*prompt_of(29, shared), *prompt_of(30, 60)], {}, answer_tokens=2)
-    site.run_until_finished(["branch"])
+    engines.run_until_finished(["branch"])
     assert engine.told.resumed_at == {"first": 0, "branch": resumed_at}
     assert engine.told.wrong_blocks == []
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_attention_that_vllm_holds_itself_is_not_loaded_with_the_state_that_it_lacks(site: Site) -> None:
+def test_attention_that_vllm_holds_itself_is_not_loaded_with_the_state_that_it_lacks(engines: ScheduledEngines) -> None:
     """Nine of the ten blocks of attention that the loaded state's length has are its own; the tenth was never full."""
-    engine = site.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
+    engine = engines.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
     prompt = prompt_of(31, LENGTH)
     engine.submit("first", prompt, {}, answer_tokens=1)
-    site.run_until_finished(["first"])
-    site.assert_nothing_is_left()
+    engines.run_until_finished(["first"])
+    engines.assert_nothing_is_left()
     engine.evict_states()
     engine.submit("second", [*prompt, *prompt_of(32, 60)], {}, answer_tokens=2)
-    site.run_until_finished(["second"])
+    engines.run_until_finished(["second"])
     assert engine.told.resumed_at["second"] == LENGTH
     states, block = _bytes_of("checkpointed")
     assert engine.loaded_bytes == states + block
     assert engine.told.wrong_blocks == []
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_attention_that_vllm_holds_beyond_the_last_checkpoint_does_not_hide_it(site: Site) -> None:
+def test_attention_that_vllm_holds_beyond_the_last_checkpoint_does_not_hide_it(engines: ScheduledEngines) -> None:
     """vLLM asks what reaches beyond its 288 tokens of attention: nothing does, and without a state they are of no use."""
-    engine = site.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
+    engine = engines.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
     engine.submit("first", prompt_of(33, LENGTH), {}, answer_tokens=1)
-    site.run_until_finished(["first"])
-    site.assert_nothing_is_left()
+    engines.run_until_finished(["first"])
+    engines.assert_nothing_is_left()
     engine.evict_states()
     engine.submit("branch", [*prompt_of(33, 290), *prompt_of(34, 60)], {}, answer_tokens=2)
-    site.run_until_finished(["branch"])
+    engines.run_until_finished(["branch"])
     assert engine.told.resumed_at["branch"] == 256
     assert engine.told.wrong_blocks == []
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_a_transfer_no_longer_than_attention_that_vllm_holds_itself_still_brings_its_state(site: Site) -> None:
-    prefiller = site.prefiller("checkpointed", caches_prefixes=True)
-    decoder = site.decoder("checkpointed", caches_prefixes=True)
+def test_a_transfer_no_longer_than_attention_that_vllm_holds_itself_still_brings_its_state(
+    engines: ScheduledEngines,
+) -> None:
+    prefiller = engines.prefiller("checkpointed", caches_prefixes=True)
+    decoder = engines.decoder("checkpointed", caches_prefixes=True)
     prompt = prompt_of(35, 289)
     decoder.submit("first", prompt, {}, answer_tokens=1)
-    site.run_until_finished(["first"])
+    engines.run_until_finished(["first"])
     decoder.evict_states()
-    grant = site.grant(prompt)
+    grant = engines.grant(prompt)
     decoding = _decode(decoder, prompt, grant)
     _prefill(prefiller, prompt, grant)
-    site.run_until_finished([decoding])
+    engines.run_until_finished([decoding])
     assert decoder.told.resumed_at[decoding] == 288
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive completed": 1}
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()
 
 
-def test_a_client_that_leaves_in_mid_prompt_leaves_no_block_pinned(site: Site) -> None:
-    engine = site.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
+def test_a_client_that_leaves_in_mid_prompt_leaves_no_block_pinned(engines: ScheduledEngines) -> None:
+    engine = engines.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
     engine.submit("leaves", prompt_of(36, LENGTH), {}, answer_tokens=1)
     wait_until(lambda: engine.step() >= 0 and engine.num_computed_tokens("leaves") >= 64)
     engine.abort("leaves")
     wait_until(lambda: engine.step() >= 0 and not engine.has_work, what="an engine that rests")
     assert engine.num_free_blocks == engine.num_blocks - 1
-    site.assert_nothing_is_left()
+    engines.assert_nothing_is_left()

@@ -1,4 +1,4 @@
-"""The demo as a user runs it: right rows, and nothing left behind however it ends."""
+"""The demo as a user runs it: right rows, and nothing is left however it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARK = "PRFAAS_DEMO_TEST_MARK"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a demo runs, and a mark that all its processes carry."""
+    """Directory of a demo, and a mark that all its processes carry."""
 
     directory: Path
     mark: str
@@ -37,7 +37,7 @@ class Surroundings:
         return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
     def processes(self) -> list[str]:
-        """Command lines of the living processes that carry the mark."""
+        """Return the command lines of living processes with the mark."""
         wanted = f"{MARK}={self.mark}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -57,21 +57,21 @@ class Surroundings:
 
 
 def _mapped() -> set[str]:
-    """The shared memory that living processes map: other tests' own."""
+    """Return the shared memory that living processes map, such as that of concurrent tests."""
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # The process may have ended.
             found |= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
     return found
 
 
 @pytest.fixture
 def surroundings() -> Iterator[Surroundings]:
-    with tempfile.TemporaryDirectory(prefix="d-") as directory:  # short: Unix sockets lie in it
+    with tempfile.TemporaryDirectory(prefix="d-") as directory:  # Short, since it holds Unix sockets.
         yield Surroundings(Path(directory), secrets.token_hex(8), frozenset(os.listdir("/dev/shm")))
 
 
-def test_every_row_is_right_also_when_a_byte_is_flipped_and_nothing_is_left(surroundings: Surroundings) -> None:
+def test_every_row_is_right_even_with_a_flipped_byte(surroundings: Surroundings) -> None:
     demo = surroundings.start("--corrupt")
     table, progress = demo.communicate(timeout=400)
     assert demo.returncode == 0, table + progress
@@ -81,7 +81,7 @@ def test_every_row_is_right_also_when_a_byte_is_flipped_and_nothing_is_left(surr
     surroundings.assert_nothing_left()
 
 
-def test_an_interrupt_while_the_engines_start_leaves_nothing_behind(surroundings: Surroundings) -> None:
+def test_an_interrupt_while_engines_start_leaves_nothing(surroundings: Surroundings) -> None:
     demo = surroundings.start()
     wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=150)
     demo.send_signal(signal.SIGINT)
@@ -90,7 +90,7 @@ def test_an_interrupt_while_the_engines_start_leaves_nothing_behind(surroundings
     surroundings.assert_nothing_left()
 
 
-def test_an_engine_that_dies_at_its_start_fails_the_demo_and_leaves_nothing_behind(surroundings: Surroundings) -> None:
+def test_a_dying_engine_fails_the_demo_and_leaves_nothing(surroundings: Surroundings) -> None:
     demo = surroundings.start()
     wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=150)
     _kill_engine(surroundings)
@@ -103,8 +103,8 @@ def _kill_engine(surroundings: Surroundings) -> None:
     wanted = f"{MARK}={surroundings.mark}".encode()
     for entry in Path("/proc").iterdir():
         try:
-            ours = entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0")
-            if ours and b"vllm.entrypoints" in (entry / "cmdline").read_bytes():
+            is_marked = entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0")
+            if is_marked and b"vllm.entrypoints" in (entry / "cmdline").read_bytes():
                 os.kill(int(entry.name), signal.SIGKILL)
                 return
         except OSError:

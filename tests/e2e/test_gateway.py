@@ -1,4 +1,4 @@
-"""Envoy, our endpoint picker and our sidecar before two real engines: equal answers, also when prefill is killed midway."""
+"""Envoy, endpoint picker and sidecar before two real engines: answers stay equal, even if the prefill engine is killed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from prfaas.router.ext_proc.server import open_picker
 from prfaas.router.server import open_router
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
-from tests.e2e.pair import CHUNK_TOKENS, NUM_OUTPUT_TOKENS, Pair, random_prompt
-from tests.e2e.test_front_door import cluster
+from tests.e2e.test_router import cluster
 from tests.integration.router.gateway import start_envoy
+from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
+from tests.support.engine_pair import NUM_OUTPUT_TOKENS, EnginePair
 from tests.support.waiting import until
 from tools.demo.client import Answer, complete, is_answering, transfers
 from tools.free_ports import free_address
 from tools.processes import Children
-from tools.stack import START_SECONDS, EngineProcess
 
 pytestmark = [
     pytest.mark.vllm,
@@ -33,8 +33,8 @@ LONG_TOKENS, SHORT_TOKENS = 4000, 100
 
 
 @contextlib.asynccontextmanager
-async def _gateway(pair: Pair, directory: Path) -> AsyncIterator[str]:
-    """Envoy's URL, once it answers."""
+async def _gateway(pair: EnginePair, directory: Path) -> AsyncIterator[str]:
+    """Yield Envoy's URL, once it answers."""
     picker, front = free_address(), free_address()
     beside = SidecarConfig(listen="127.0.0.1:0", engine_url=pair.decode.url, protocol="prfaas")
     async with contextlib.AsyncExitStack() as stack:
@@ -50,27 +50,27 @@ async def _gateway(pair: Pair, directory: Path) -> AsyncIterator[str]:
                 cluster("west", "pd", "both", f"http://{sidecar}", pair.west.wire),
             ),
         )
-        secret = (pair.east.socket.parent / "secret").read_bytes()
+        secret = pair.secret
         await stack.enter_async_context(open_router(config, secret, picker=open_picker))
         start_envoy(stack.enter_context(Children(directory)), directory, front=front, picker=picker)
         async with asyncio.timeout(60):
-            while not await asyncio.to_thread(is_answering, f"http://{front}/v1/models"):  # noqa: ASYNC110 - asked over HTTP
+            while not await asyncio.to_thread(is_answering, f"http://{front}/v1/models"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         yield f"http://{front}"
 
 
-async def _ask(pair: Pair, url: str, prompt: list[int]) -> Answer:
+async def _ask(pair: EnginePair, url: str, prompt: list[int]) -> Answer:
     body = {"model": pair.family, "prompt": prompt, "temperature": 0, "ignore_eos": True}
     return await asyncio.to_thread(complete, url, body | {"max_tokens": NUM_OUTPUT_TOKENS})
 
 
-def _ended(pair: Pair) -> bool:
-    """Whether no transfer is under way on either side."""
-    records = [record for its in (pair.east, pair.west) for record in transfers(its.status_url).values()]
+def _ended(pair: EnginePair) -> bool:
+    """Return whether all transfers have ended on both sides."""
+    records = [record for agent in (pair.east, pair.west) for record in transfers(agent.status_url).values()]
     return all(record["outcome"] != "running" for record in records)
 
 
-async def test_answers_through_envoy_are_those_of_one_engine(pair: Pair, tmp_path: Path) -> None:
+async def test_answers_through_envoy_are_those_of_one_engine(pair: EnginePair, tmp_path: Path) -> None:
     async with _gateway(pair, tmp_path) as url:
         for num_tokens, route in ((SHORT_TOKENS, "local"), (LONG_TOKENS, "remote")):
             prompt = random_prompt(num_tokens, seed=7000 + num_tokens)
@@ -81,22 +81,21 @@ async def test_answers_through_envoy_are_those_of_one_engine(pair: Pair, tmp_pat
         assert list(arrived.values())[-1]["outcome"] == "completed"
 
 
-async def test_a_prefill_engine_that_is_killed_midway_strands_nothing(pair: Pair, tmp_path: Path) -> None:
+async def test_a_killed_prefill_engine_leaves_no_transfer_and_is_used_again_after_its_restart(
+    pair: EnginePair, tmp_path: Path
+) -> None:
     async with _gateway(pair, tmp_path) as url:
         prompt = random_prompt(LONG_TOKENS, seed=8000)
         wanted = await asyncio.to_thread(pair.alone, prompt)
         known = transfers(pair.east.status_url).keys()
         asking = asyncio.create_task(_ask(pair, url, prompt))
         await until(lambda: transfers(pair.east.status_url).keys() - known, what="the transfer's begin")
-        child, prefill_url = pair.children.kill_and_restart(pair.prefill.child), pair.prefill.url
+        pair.kill_engine("east")
         answer = await asking
         assert answer.token_ids == wanted
         await until(lambda: _ended(pair), what="the end of all transfers")
-        await asyncio.to_thread(
-            pair.children.wait_until, child, lambda: is_answering(f"{prefill_url}/health"), seconds=START_SECONDS
-        )
-        pair.prefill = EngineProcess(child, prefill_url)
-        for seed in itertools.count(8001):  # until the picker has seen that the engine is back
+        await asyncio.to_thread(pair.await_engine, "east")
+        for seed in itertools.count(8001):  # Until the picker has seen the engine again.
             again = await _ask(pair, url, random_prompt(LONG_TOKENS, seed=seed))
             if again.headers["x-prfaas-route"] == "remote":
                 break

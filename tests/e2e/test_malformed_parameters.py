@@ -1,4 +1,4 @@
-"""What a client writes into `kv_transfer_params` of a real engine itself: an error of its own, or a prompt computed here."""
+"""Malformed `kv_transfer_params` from a client: the engine reports a client error or computes the prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from prfaas import grants
 from prfaas.connector.metadata import Outcome
-from tests.e2e.pair import CHUNK_TOKENS, Pair, counts, outcome, post, random_prompt
+from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
+from tests.support.engine_pair import EnginePair, counts, outcome, post
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -32,16 +33,16 @@ def _nested(depth: int) -> list[Any]:
 
 
 def _text(body: bytes) -> str:
-    """A grant's text around any bytes."""
+    """Return the text of a grant around any bytes."""
     return base64.urlsafe_b64encode(body + bytes(32)).decode()
 
 
-def _honest(pair: Pair, prompt: list[int]) -> dict[str, Any]:
+def _honest(pair: EnginePair, prompt: list[int]) -> dict[str, Any]:
     return vars(pair.signed(prompt)[0])
 
 
-# How grants of no use read, and what the connector counts them as.
-GRANTS: dict[str, tuple[Callable[[Pair, list[int]], Any], Outcome]] = {
+# Useless grants, and how the connector counts them.
+GRANTS: dict[str, tuple[Callable[[EnginePair, list[int]], Any], Outcome]] = {
     "a number": (lambda pair, prompt: 7, "no_grant"),
     "a list": (lambda pair, prompt: _nested(100), "no_grant"),
     "an object": (lambda pair, prompt: {"prfaas_grant": {"": None}}, "no_grant"),
@@ -57,11 +58,11 @@ GRANTS: dict[str, tuple[Callable[[Pair, list[int]], Any], Outcome]] = {
     "a huge length": (lambda pair, prompt: pair.grant(prompt, num_tokens=(1 << 63) - 1), "wrong_length"),
     "a length below zero": (lambda pair, prompt: pair.grant(prompt, num_tokens=-1), "wrong_length"),
     "a transfer that nobody knows": (
-        lambda pair, prompt: grants.to_text(grants.sign(pair.signed(prompt)[0], b"a key of the client's own")),
+        lambda pair, prompt: grants.to_text(grants.sign(pair.signed(prompt)[0], b"key of the client")),
         "grant_refused",
     ),
 }
-# What stands beside a direction, or in its place: no transfer is asked for, and nothing is counted.
+# Parameters that ask for no transfer, so nothing is counted.
 PARAMETERS: dict[str, Any] = {
     "a text": "do_remote_prefill",
     "a list": ["do_remote_prefill"],
@@ -88,13 +89,13 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-def _body(pair: Pair, prompt: list[int], parameters: Any) -> dict[str, Any]:
+def _body(pair: EnginePair, prompt: list[int], parameters: Any) -> dict[str, Any]:
     body = {"model": pair.family, "prompt": prompt, "temperature": 0, "max_tokens": 4, "ignore_eos": True}
     return body | {"return_token_ids": True, "kv_transfer_params": parameters}
 
 
-def _assert_is_harmless(pair: Pair, direction: Literal["send", "receive"], parameters: Any) -> int:
-    """The status of the answer, which is the right one or an error of the client's. Another request is refused with them."""
+def _assert_is_harmless(pair: EnginePair, direction: Literal["send", "receive"], parameters: Any) -> int:
+    """Check that the engine answers right or with a client error; return the status."""
     engine, prompt = pair.prefill if direction == "send" else pair.decode, random_prompt(PROMPT_TOKENS, seed=48)
     wanted = post(engine.url, _body(pair, prompt, None))[1]["choices"][0]["token_ids"]
     status, answer, _ = post(engine.url, _body(pair, prompt, parameters))
@@ -105,12 +106,12 @@ def _assert_is_harmless(pair: Pair, direction: Literal["send", "receive"], param
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", GRANTS)
-def test_a_grant_that_is_none_costs_a_counted_recompute(
-    pair: Pair, name: str, direction: Literal["send", "receive"]
+def test_a_useless_grant_costs_a_counted_recompute(
+    pair: EnginePair, name: str, direction: Literal["send", "receive"]
 ) -> None:
     make, word = GRANTS[name]
     engine = pair.prefill if direction == "send" else pair.decode
-    prompt = random_prompt(PROMPT_TOKENS + (direction == "send"), seed=48)  # whose grant fits
+    prompt = random_prompt(PROMPT_TOKENS + (direction == "send"), seed=48)
     before = counts(engine).get(outcome(direction, word), 0)
     parameters = {DIRECTIONS[direction]: True, "prfaas_grant": make(pair, prompt)}
     assert _assert_is_harmless(pair, direction, parameters) == 200
@@ -118,13 +119,13 @@ def test_a_grant_that_is_none_costs_a_counted_recompute(
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_that_make_no_sense_are_no_transfer(pair: Pair, name: str) -> None:
+def test_senseless_parameters_ask_for_no_transfer(pair: EnginePair, name: str) -> None:
     for direction in DIRECTIONS:
         _assert_is_harmless(pair, direction, PARAMETERS[name])
 
 
-def test_both_engines_still_transfer_and_nothing_is_left(pair: Pair) -> None:
-    """After all that."""
+def test_both_engines_still_transfer_and_nothing_is_left(pair: EnginePair) -> None:
+    """Runs after the malformed requests."""
     prompt = random_prompt(3 * CHUNK_TOKENS + 1, seed=49)
     before = counts(pair.decode).get(outcome("receive", "completed"), 0)
     assert pair.through_both(prompt) == pair.alone(prompt)
@@ -133,8 +134,8 @@ def test_both_engines_still_transfer_and_nothing_is_left(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("is_here", [False, True], ids=["under way", "here"])
-def test_a_decode_leg_that_the_api_refuses_gives_up_what_was_granted_for_it(pair: Pair, is_here: bool) -> None:
-    """Before its grant ends, which is in an hour."""
+def test_a_decode_leg_refused_by_the_api_releases_its_transfer(pair: EnginePair, is_here: bool) -> None:
+    """The grant would end in an hour."""
     prompt = random_prompt(3 * CHUNK_TOKENS + 1, seed=50 + is_here)
     grant = pair.grant(prompt, expires_at=time.time() + 3600.0)
     before = counts(pair.decode).get(outcome("receive", "rejected"), 0)

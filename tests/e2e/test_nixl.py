@@ -1,7 +1,7 @@
-"""Real engines with both connectors under MultiConnector: NixlConnector hands over within the cluster (`pd_protocol: nixl`),
-ours what carries a grant.
+"""Real engines with NixlConnector and PrfaasConnector under MultiConnector.
 
-Runs where NIXL is installed (`pip install --no-deps nixl nixl-cu12`); it needs no GPU.
+NixlConnector transfers within the cluster (`pd_protocol: nixl`), PrfaasConnector what carries a grant. Needs NIXL
+(`pip install --no-deps nixl nixl-cu12`), but no GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.pair import CHUNK_TOKENS, PATIENT, flags, random_prompt
+from tests.support.engine_deployment import CHUNK_TOKENS, PATIENT, random_prompt
+from tests.support.engine_pair import flags
 from tests.support.waiting import wait_until
 from tools.demo.client import Answer, complete, get_json, get_text, prefilled_tokens, transfers
 from tools.free_ports import HOST, free_address
@@ -30,21 +31,21 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="needs NIXL"),
 ]
 MULTI = ("vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "MultiConnector")
-# Dense; with recurrent states; with sliding windows.
+# Full attention, recurrent states, sliding windows.
 FAMILIES = ("llama", "granite4h", "gemma3")
 LENGTHS = (CHUNK_TOKENS + 1, 4 * CHUNK_TOKENS + 1, 700)
 
 
 @dataclass
 class Cluster:
-    """A prefill and a decode instance of one PD cluster behind a router, each with both connectors."""
+    """Prefill and decode instance of one PD cluster behind routers, each with both connectors."""
 
     family: str
     agents: list[AgentProcess]
     prefill: EngineProcess
     decode: EngineProcess
     router_url: str
-    granting_url: str  # of a router whose legs carry grants
+    granting_url: str  # Router whose legs carry grants.
 
     @property
     def engines(self) -> tuple[EngineProcess, EngineProcess]:
@@ -80,12 +81,12 @@ def _start_router(stack: Stack, cluster: dict[str, Any], protocol: str) -> str:
     config = {"clusters": [cluster], "local_policy": "pd", "pd_protocol": protocol}
     router, url = stack.start_router(config, name=f"router-{protocol}")
     stack.await_server(router, url)
-    wait_until(lambda: all(get_json(f"{url}/health")["instances"].values()), what="engines that it has seen")
+    wait_until(lambda: all(get_json(f"{url}/health")["instances"].values()), what="known engines")
     return url
 
 
 def _start(stack: Stack, agent: AgentProcess, model: Path) -> EngineProcess:
-    ours = {
+    prfaas = {
         "kv_connector": "PrfaasConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"agent_socket": str(agent.socket), "reuse": False} | PATIENT,
@@ -97,13 +98,13 @@ def _start(stack: Stack, agent: AgentProcess, model: Path) -> EngineProcess:
         agent=agent,
         role="kv_both",
         extra=flags(model.name),
-        connector={"connectors": [ours, {"kv_connector": "NixlConnector", "kv_role": "kv_both"}]},
+        connector={"connectors": [prfaas, {"kv_connector": "NixlConnector", "kv_role": "kv_both"}]},
         connector_class=MULTI,
         environment={"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": side_port, "UCX_TLS": "tcp"},
     )
 
 
-def test_tokens_equal_those_of_one_engine_and_nixl_brings_the_kv(cluster: Cluster) -> None:
+def test_tokens_equal_those_of_one_engine_with_kv_from_nixl(cluster: Cluster) -> None:
     for length in LENGTHS:
         prompt = random_prompt(length, seed=length)
         alone = cluster.ask(cluster.decode.url, prompt, cache_salt=os.urandom(8).hex())
@@ -112,13 +113,15 @@ def test_tokens_equal_those_of_one_engine_and_nixl_brings_the_kv(cluster: Cluste
         assert (answer.headers["x-prfaas-route"], answer.headers["x-prfaas-reason"]) == ("remote", "pd")
         assert "x-prfaas-fallback" not in answer.headers
         assert answer.token_ids == alone.token_ids, length
-        prefill, decode = (prefilled_tokens(its.url) - had for its, had in zip(cluster.engines, computed, strict=True))
+        prefill, decode = (
+            prefilled_tokens(engine.url) - before for engine, before in zip(cluster.engines, computed, strict=True)
+        )
         assert prefill >= length - 1 and decode <= 1
     wait_until(lambda: _num_nixl_transfers(cluster.decode) == len(LENGTHS), what="NIXL's own count")
     assert [transfers(agent.status_url) for agent in cluster.agents] == [{}, {}]
 
 
-def test_what_carries_a_grant_comes_through_ours(cluster: Cluster) -> None:
+def test_requests_with_a_grant_use_prfaas(cluster: Cluster) -> None:
     pulled = _num_nixl_transfers(cluster.decode)
     for length in LENGTHS:
         prompt = random_prompt(length, seed=1000 + length)
@@ -134,7 +137,7 @@ def _outcomes(cluster: Cluster) -> list[list[str]]:
     return [[transfer["outcome"] for transfer in transfers(agent.status_url).values()] for agent in cluster.agents]
 
 
-def test_a_granted_leg_that_has_no_transfer_is_not_taken_for_nixls(cluster: Cluster) -> None:
+def test_nixl_ignores_a_granted_leg_without_a_transfer(cluster: Cluster) -> None:
     prompt = random_prompt(2 * CHUNK_TOKENS, seed=71)
     alone = cluster.ask(cluster.decode.url, prompt, cache_salt=os.urandom(8).hex())
     for direction, engine in (("do_remote_prefill", cluster.decode), ("do_remote_decode", cluster.prefill)):
@@ -146,7 +149,7 @@ def test_a_granted_leg_that_has_no_transfer_is_not_taken_for_nixls(cluster: Clus
 
 
 def _num_nixl_transfers(engine: EngineProcess) -> int:
-    """How many NIXL says it has pulled into an engine."""
+    """Return the number of transfers that NIXL has pulled into an engine."""
     lines = get_text(f"{engine.url}/metrics").splitlines()
     return int(
         sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:nixl_xfer_time_seconds_count"))

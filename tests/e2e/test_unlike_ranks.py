@@ -1,6 +1,6 @@
-"""Engines of unlike tensor-parallel sizes on real vLLM: what one's ranks compute, the other's decode from.
+"""Transfers between real vLLM engines of different tensor-parallel sizes.
 
-`tests/integration/agent/test_cut_anew.py` has the same without engines, whose ranks each take as long to start as another.
+Integration tests of the agent check repacking without engines.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.pair import CHUNK_TOKENS, Pair, counts, outcome, random_prompt, running_pair
+from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
+from tests.support.engine_pair import EnginePair, counts, outcome, running_pair
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json, prefilled_tokens
 
-pytestmark = [pytest.mark.vllm, pytest.mark.soak, pytest.mark.timeout(1500)]  # two starts
+pytestmark = [pytest.mark.vllm, pytest.mark.soak, pytest.mark.timeout(1500)]
 # Dense and with windows; with states that are cut by head and channel; in both directions.
 UNLIKE = [
     ("llama", 2, 1),
@@ -26,14 +27,14 @@ UNLIKE = [
 ]
 
 
-@pytest.fixture(scope="module", params=UNLIKE, ids=lambda its: f"{its[0]}, {its[1]} to {its[2]}")
-def unlike(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+@pytest.fixture(scope="module", params=UNLIKE, ids=lambda case: f"{case[0]}, {case[1]} to {case[2]}")
+def unlike(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePair]:
     family, *ranks = request.param
     with running_pair(family, tmp_path_factory.mktemp("ranks"), ranks=(ranks[0], ranks[1])) as running:
         yield running
 
 
-def test_tokens_equal_those_of_one_engine(unlike: Pair) -> None:
+def test_tokens_equal_those_of_one_engine(unlike: EnginePair) -> None:
     for length in (CHUNK_TOKENS + 1, 4 * CHUNK_TOKENS + 1, 700):
         prompt = random_prompt(length, seed=length)
         before = counts(unlike.decode).get(outcome("receive", "completed"), 0)
@@ -43,7 +44,7 @@ def test_tokens_equal_those_of_one_engine(unlike: Pair) -> None:
         assert prefilled_tokens(unlike.decode.url) == computed + 1 + length
 
 
-def test_only_what_the_reader_lacks_travels(unlike: Pair) -> None:
+def test_only_what_the_reader_lacks_travels(unlike: EnginePair) -> None:
     first = random_prompt(2 * CHUNK_TOKENS + 1, seed=41)
     unlike.through_both(first)
     prompt = first[:-1] + random_prompt(CHUNK_TOKENS + 1, seed=42)
@@ -52,8 +53,8 @@ def test_only_what_the_reader_lacks_travels(unlike: Pair) -> None:
     assert unlike.last_sent()["held_bytes"] > 0
 
 
-def _claimed_first(pair: Pair, prompt: list[int]) -> tuple[int, ...]:
-    """Through both, opened once the reader has claimed it: what it holds in its own layout is told to nobody before."""
+def _claimed_first(pair: EnginePair, prompt: list[int]) -> tuple[int, ...]:
+    """Send a prompt after the reader has claimed it. Only the claim tells what the reader holds in its own layout."""
     wait_until(lambda: not _num_arriving(pair), what="the end of the transfer before")
     grant = pair.grant(prompt)
     with ThreadPoolExecutor(1) as pool:
@@ -63,6 +64,6 @@ def _claimed_first(pair: Pair, prompt: list[int]) -> tuple[int, ...]:
         return decoding.result()
 
 
-def _num_arriving(pair: Pair) -> int:
-    """Transfers that the decode engine's agent waits for, or has for it."""
+def _num_arriving(pair: EnginePair) -> int:
+    """Return the number of transfers that the decode engine's agent awaits or holds."""
     return int(get_json(f"{pair.west.status_url}/status")["receiving"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.connector.nodes import Nodes, running_nodes
+from tests.support.agent_nodes import Nodes, running_nodes
 
 collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_interface.py", "test_kinds_no_cpu_runs.py"]
 

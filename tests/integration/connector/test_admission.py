@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.support.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
 

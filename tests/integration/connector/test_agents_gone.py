@@ -21,8 +21,8 @@ from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks
 from prfaas.connector.worker.worker import CopyResults, WorkerSide
 from prfaas.errors import LayoutError
-from tests.integration.connector.fake_engine import SHAPES, memory_of
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.support.fake_engine import SHAPES, memory_of
 from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
 from tools.demo.client import is_answering

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.connector.fake_engine import SHAPES, FakeEngine, Running
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, running_nodes, sending
+from tests.support.fake_engine import SHAPES, FakeEngine, Running
 from tests.support.waiting import wait_until
 from tools.link import Relay
 

@@ -8,9 +8,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 from prfaas.connector.vllm.kv_layout import Rank, block_map, describe
 from prfaas.types import Shard
-from tests.integration.connector.fake_engine import NUM_BLOCKS, FakeEngine, Memory, Running
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
-from tests.integration.connector.vllm_caches import KDA, LIGHTNING, config_of, latent
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.support.fake_engine import NUM_BLOCKS, FakeEngine, Memory, Running
+from tests.support.vllm_caches import KDA, LIGHTNING, config_of, latent
 
 pytestmark = pytest.mark.vllm
 LAYERS_PER_GROUP = 2

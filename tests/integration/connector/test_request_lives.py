@@ -16,8 +16,7 @@ from prfaas import grants
 from prfaas.agent.prefix.lookup import MAX_CANDIDATES
 from prfaas.connector.metadata import Outcome
 from prfaas.types import AgentName
-from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
-from tests.integration.connector.nodes import (
+from tests.support.agent_nodes import (
     NUM_TOKENS,
     Nodes,
     prompt_of,
@@ -25,6 +24,7 @@ from tests.integration.connector.nodes import (
     running_nodes,
     sending,
 )
+from tests.support.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
@@ -89,22 +89,6 @@ def _positions(
     return [(key, running.tables[key[0]].index(block)) for key, block in marked if block in running.tables[key[0]]]
 
 
-def test_several_requests_in_one_step_do_not_mix(nodes: Nodes) -> None:
-    prefiller, decoder = nodes.pair(SHAPES["checkpointed"])
-    prompts = [prompt_of(seed) for seed in (3, 4, 5)]
-    pairs = [(prompt, nodes.grant(prompt)) for prompt in prompts]
-    parked = [receiving(decoder, *pair) for pair in pairs]
-    prefilling = [sending(prefiller, *pair) for pair in pairs]
-    for its in prefilling:
-        prefiller.await_answer(its)
-    while any(its.computed < NUM_TOKENS for its in prefilling):
-        prefiller.step([(its, min(40, NUM_TOKENS - its.computed)) for its in prefilling if its.computed < NUM_TOKENS])
-    for its in parked:
-        assert decoder.await_answer(its) == NUM_TOKENS
-        assert decoder.load(its, NUM_TOKENS)
-    assert [decoder.wrong_blocks(its, NUM_TOKENS) for its in parked] == [[], [], []]
-
-
 def test_states_whose_layers_nobody_reports_leave_after_the_pass_and_are_counted(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["recurrent"])
     running = _transfer(nodes, prefiller, decoder, prompt_of(31))
@@ -154,20 +138,6 @@ def test_a_slot_that_changes_hands_while_it_is_read_fails_the_load(nodes: Nodes)
     assert not decoder.load(parked, num_tokens)
     assert decoder.outcomes() == {"receive overwritten": 1}
     assert decoder.scheduler.num_external_tokens(parked.request_id, 0) == 0, "the engine computes it itself"
-
-
-def test_a_prefill_that_is_aborted_half_way_ends_the_transfer(nodes: Nodes) -> None:
-    prefiller, decoder = nodes.pair(SHAPES["recurrent"])
-    prompt = prompt_of(8)
-    grant = nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.step([(prefilling, 100)])
-    prefiller.finish(prefilling)
-    assert decoder.await_answer(parked) == 0
-    assert prefiller.outcomes() == {"send aborted": 1}
-    assert decoder.outcomes() == {"receive incomplete": 1}
-    nodes.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("computed", [70, 200, NUM_TOKENS])
@@ -335,16 +305,6 @@ def test_the_engines_own_cache_makes_a_transfer_needless(nodes: Nodes) -> None:
     nodes.assert_nothing_is_left()
 
 
-def test_two_requests_with_one_transfer_take_it_once(nodes: Nodes) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"])
-    prompt = prompt_of(16)
-    grant = nodes.grant(prompt)
-    receiving(decoder, prompt, grant)
-    second = decoder.submit("another", prompt, {"do_remote_prefill": True, "prfaas_grant": grant})
-    assert decoder.await_answer(second) == 0
-    assert decoder.outcomes() == {"receive in_use": 1}
-
-
 @pytest.mark.parametrize("legs", [(receiving, sending), (sending, receiving)], ids=lambda its: its[0].__name__)
 def test_one_engine_takes_one_half_of_a_transfer(nodes: Nodes, legs: tuple[Leg, Leg]) -> None:
     """What ends one half would end the other."""
@@ -438,20 +398,6 @@ def _send(prefiller: FakeEngine, prompt: Sequence[int], grant: str, *, chunk_tok
     prefiller.finish(prefilling)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "word"),
-    [
-        ({"do_remote_prefill": True, "prfaas_grant": "?!"}, "no_grant"),
-        ({"do_remote_prefill": True, "prfaas_grant": "AAAA"}, "no_grant"),
-        ({"do_remote_prefill": True, "prfaas_grant": 5}, "no_grant"),
-    ],
-)
-def test_parameters_without_a_grant_are_no_transfer(nodes: Nodes, parameters: dict[str, Any], word: str) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"])
-    assert decoder.await_answer(decoder.submit("d", prompt_of(17), parameters)) == 0
-    assert decoder.outcomes() == {f"receive {word}": 1}
-
-
 @pytest.mark.parametrize("flag", ["do_remote_prefill", "do_remote_decode"])
 def test_another_connectors_hand_over_is_left_to_it(nodes: Nodes, flag: str) -> None:
     """Under MultiConnector: its answer carries that connector's words alone, and nothing is taken up in place of its KV."""
@@ -461,13 +407,6 @@ def test_another_connectors_hand_over_is_left_to_it(nodes: Nodes, flag: str) -> 
     assert ("reuse no_prefix" in engine.outcomes()) == (flag == "do_remote_decode")
     finished = engine.scheduler.on_finished("r", lambda: None, list)
     assert finished.sent is None
-
-
-def test_an_engine_that_only_prefills_receives_nothing(nodes: Nodes) -> None:
-    prefiller = nodes.start(nodes.west, SHAPES["dense"], directions=("send",))
-    prompt = prompt_of(18)
-    assert prefiller.await_answer(receiving(prefiller, prompt, nodes.grant(prompt))) == 0
-    assert prefiller.outcomes() == {"receive wrong_role": 1}
 
 
 def test_a_request_without_parameters_does_not_touch_the_agent(nodes: Nodes) -> None:
@@ -501,30 +440,6 @@ def test_what_a_request_leaves_is_taken_up_by_the_next_even_after_a_restart(
     assert restarted.wrong_blocks(again, taken_up) == []
     restarted.prefill(again, chunk_tokens=64)
     restarted.finish(again)
-    nodes.assert_nothing_is_left()
-
-
-# Two windowed groups keep four blocks each, so that one checkpoint is worth 256 tokens of full attention.
-BRANCHES = [("dense", 257, 256), ("windowed", 257, 256), ("recurrent", 257, 0), ("checkpointed", 257, 256)]
-BRANCHES += [("windowed", 250, 0), ("checkpointed", 250, 192), ("checkpointed", 63, 0)]
-
-
-@pytest.mark.parametrize(("shape", "shared", "taken_up"), BRANCHES)
-def test_a_prompt_that_leaves_an_earlier_one_in_the_middle_begins_at_the_last_checkpoint_before(
-    nodes: Nodes, shape: str, shared: int, taken_up: int
-) -> None:
-    engine = nodes.start(nodes.west, SHAPES[shape], reuse=True, reuse_min_tokens=16)
-    first = engine.submit("first", prompt_of(22, 301), {})
-    assert engine.await_answer(first) == 0
-    engine.prefill(first, chunk_tokens=64)
-    engine.finish(first, leaves=True)
-    assert engine.num_free_blocks == NUM_BLOCKS - 1
-    branch = engine.submit("branch", prompt_of(22, shared) + [9999] * 100, {})
-    assert engine.await_answer(branch) == taken_up
-    if taken_up:
-        assert engine.load(branch, taken_up)
-        assert engine.wrong_blocks(branch, taken_up) == []
-    engine.finish(branch)
     nodes.assert_nothing_is_left()
 
 

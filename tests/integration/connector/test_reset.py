@@ -6,8 +6,8 @@ import pytest
 
 from prfaas.connector.scheduler import scheduler
 from prfaas.hashing import HashChain, root_hash
-from tests.integration.connector.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
-from tests.integration.connector.nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.support.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
 

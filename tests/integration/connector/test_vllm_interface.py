@@ -41,7 +41,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.router.http.admission import check_salt
 from prfaas.types import Shard
-from tests.integration.connector.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
+from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
 
 pytestmark = pytest.mark.vllm
 WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, sliding_window=100)

@@ -1,4 +1,4 @@
-"""The router before two real engines: texts and chats, tokenised by the engines themselves, end in the same answers."""
+"""Router before two real engines, which tokenise texts and chats: answers equal those of one engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_router
 from prfaas.types import ClusterKind, InstanceRole
-from tests.e2e.pair import CHUNK_TOKENS, MAX_MODEL_LEN, Pair, post, random_prompt
+from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
+from tests.support.engine_pair import MAX_MODEL_LEN, EnginePair, post
 from tests.support.waiting import until, wait_until
 from tools.demo.client import prefilled_tokens, transfers
 
@@ -25,28 +26,33 @@ pytestmark = [
     pytest.mark.parametrize("pair", ["llama"], indirect=True),
 ]
 T = CHUNK_TOKENS
-LONG_TEXT = "".join(f"{number} bottles, " for number in range(60))  # one token a byte
+LONG_TEXT = "".join(f"{number} bottles, " for number in range(60))  # One token per byte.
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "extra_body": {"ignore_eos": True}}
 ALONE: dict[str, Any] = {**GREEDY, "extra_body": {"ignore_eos": True, "cache_salt": "alone"}}
 
 
 @pytest.fixture
-async def door(pair: Pair) -> AsyncIterator[openai.AsyncOpenAI]:
-    """An OpenAI client of a router before the pair."""
-    async with _door(pair) as url, _client(url) as client:
-        await client.models.list()  # 503, and so tried again, until a probe has seen the engines
-        yield client
+async def client(pair: EnginePair) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Yield an OpenAI client of a router before the pair."""
+    async with _router(pair) as url, _client(url) as openai_client:
+        await openai_client.models.list()  # Repeats while the reply is 503: until a probe has seen the engines.
+        yield openai_client
 
 
 @contextlib.asynccontextmanager
-async def _door(pair: Pair, **settings: Any) -> AsyncIterator[str]:
+async def _router(pair: EnginePair, **settings: Any) -> AsyncIterator[str]:
     clusters = (
         cluster("east", "prfaas", "prefill", pair.prefill.url, pair.east.wire),
         cluster("west", "pd", "both", pair.decode.url, pair.west.wire),
     )
-    its: dict[str, Any] = {"listen": "127.0.0.1:0", "secret_file": "-", "threshold_tokens": T, "probe_interval": 0.2}
-    config = RouterConfig(clusters=clusters, **(its | settings))
-    secret = (pair.east.socket.parent / "secret").read_bytes()
+    defaults: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "secret_file": "-",
+        "threshold_tokens": T,
+        "probe_interval": 0.2,
+    }
+    config = RouterConfig(clusters=clusters, **(defaults | settings))
+    secret = pair.secret
     async with open_router(config, secret) as address:
         yield f"http://{address}"
 
@@ -60,8 +66,8 @@ def _client(url: str, key: str = "none") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=20)
 
 
-async def _is_transferred(pair: Pair, headers: Any) -> bool:
-    """Whether the KV of a remote answer came as it should."""
+async def _is_transferred(pair: EnginePair, headers: Any) -> bool:
+    """Return whether the transfer of a remote answer completed."""
     outcomes: list[str] = []
 
     def ended() -> bool:
@@ -73,8 +79,10 @@ async def _is_transferred(pair: Pair, headers: Any) -> bool:
     return outcomes[-1] == "completed"
 
 
-async def test_a_long_text_is_transferred_and_answered_as_by_one_engine(pair: Pair, door: openai.AsyncOpenAI) -> None:
-    raw = await door.completions.with_raw_response.create(model=pair.family, prompt=LONG_TEXT, **GREEDY)
+async def test_a_long_text_is_transferred_and_answered_as_by_one_engine(
+    pair: EnginePair, client: openai.AsyncOpenAI
+) -> None:
+    raw = await client.completions.with_raw_response.create(model=pair.family, prompt=LONG_TEXT, **GREEDY)
     assert raw.headers["x-prfaas-route"] == "remote"
     async with _client(pair.decode.url) as alone:
         wanted = await alone.completions.create(model=pair.family, prompt=LONG_TEXT, **ALONE)
@@ -86,35 +94,39 @@ async def test_a_long_text_is_transferred_and_answered_as_by_one_engine(pair: Pa
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_long_chat_is_transferred_and_answered_as_by_one_engine(
-    pair: Pair, door: openai.AsyncOpenAI, stream: bool
+    pair: EnginePair, client: openai.AsyncOpenAI, stream: bool
 ) -> None:
     messages: Any = [{"role": "system", "content": "Count."}, {"role": "user", "content": f"{stream} {LONG_TEXT}"}]
     async with _client(pair.decode.url) as alone:
         wanted = await alone.chat.completions.create(model=pair.family, messages=messages, **ALONE)
     sent: Any = {"model": pair.family, "messages": messages, "stream": stream, **GREEDY}
-    raw = await door.chat.completions.with_raw_response.create(**sent)
+    raw = await client.chat.completions.with_raw_response.create(**sent)
     assert raw.headers["x-prfaas-route"] == "remote"
     answer: Any = raw.parse()
-    text = "".join([one.choices[0].delta.content or "" async for one in answer]) if stream else None
+    text = "".join([event.choices[0].delta.content or "" async for event in answer]) if stream else None
     assert (text if stream else answer.choices[0].message.content) == wanted.choices[0].message.content
     assert await _is_transferred(pair, raw.headers)
 
 
-async def test_a_client_takes_up_what_its_tenant_left_and_nothing_of_others(pair: Pair, tmp_path: Path) -> None:
+async def test_a_client_reuses_kv_of_its_own_tenant_only(pair: EnginePair, tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a alice\nkey-b bob\n")
-    async with _door(pair, api_keys_file=tmp_path / "clients", threshold_tokens=2 * T) as url:
+    async with _router(pair, api_keys_file=tmp_path / "clients", threshold_tokens=2 * T) as url:
 
         async def ask(key: str, prompt: str) -> tuple[int, Any]:
             before = prefilled_tokens(pair.decode.url)
-            async with _client(url, key) as client:
-                raw = await client.completions.with_raw_response.create(model=pair.family, prompt=prompt, **GREEDY)
+            async with _client(url, key) as keyed_client:
+                raw = await keyed_client.completions.with_raw_response.create(
+                    model=pair.family, prompt=prompt, **GREEDY
+                )
             return prefilled_tokens(pair.decode.url) - before, raw.headers
 
         short = "Nobody has asked this before. " + LONG_TEXT[: 2 * T - 60]
         first, headers = await ask("key-a", short)
         assert headers["x-prfaas-route"] == "local"
         async with asyncio.timeout(60):
-            while (again := (await ask("key-a", short))[0]) >= first:  # until her first answer's KV is in the pool
+            while (
+                again := (await ask("key-a", short))[0]
+            ) >= first:  # Until the KV of the first answer is in the pool.
                 pass
         assert (await ask("key-b", short))[0] == first > again
         _, headers = await ask("key-a", "Nor this. " + LONG_TEXT)
@@ -122,35 +134,41 @@ async def test_a_client_takes_up_what_its_tenant_left_and_nothing_of_others(pair
     assert await _is_transferred(pair, headers), "router and engines hash alike under a salt"
 
 
-async def test_short_requests_and_engine_errors_come_through(pair: Pair, door: openai.AsyncOpenAI) -> None:
-    raw = await door.chat.completions.with_raw_response.create(
+async def test_short_requests_stay_local_and_engine_errors_reach_the_client(
+    pair: EnginePair, client: openai.AsyncOpenAI
+) -> None:
+    raw = await client.chat.completions.with_raw_response.create(
         model=pair.family, messages=[{"role": "user", "content": "hello"}], **GREEDY
     )
     assert (raw.headers["x-prfaas-route"], raw.headers["x-prfaas-reason"]) == ("local", "short")
     with pytest.raises(openai.NotFoundError):
-        await door.completions.create(model="unheard-of", prompt=LONG_TEXT)
+        await client.completions.create(model="unheard-of", prompt=LONG_TEXT)
     with pytest.raises(openai.BadRequestError, match="context"):
-        await door.completions.create(model=pair.family, prompt=LONG_TEXT * 20, **GREEDY)
+        await client.completions.create(model=pair.family, prompt=LONG_TEXT * 20, **GREEDY)
 
 
-async def _ask(pair: Pair, url: str, prompt: list[int], **more: Any) -> tuple[int, dict[str, Any], dict[str, str]]:
+async def _ask(
+    pair: EnginePair, url: str, prompt: list[int], **more: Any
+) -> tuple[int, dict[str, Any], dict[str, str]]:
     body = {"model": pair.family, "prompt": prompt, "temperature": 0, "ignore_eos": True, "max_tokens": 16}
     return await asyncio.to_thread(post, url, body | {"return_token_ids": True} | more)
 
 
 @contextlib.asynccontextmanager
-async def _door_that_transfers(pair: Pair, *, seed: int) -> AsyncIterator[str]:
-    """A router whose grants last an hour: what is given up at once is not given up for their sake. Such a request was
-    transferred before, and is afterwards, when nothing is left."""
+async def _transferring_router(pair: EnginePair, *, seed: int) -> AsyncIterator[str]:
+    """Yield the URL of a router whose grants last an hour, so that no transfer ends by its deadline.
+
+    Check that a request is transferred before and after, and that nothing is left then.
+    """
 
     async def ask() -> Any:
         _, _, headers = await _ask(pair, url, random_prompt(3 * T, seed=next(seeds)))
         return headers
 
     seeds = itertools.count(seed)
-    async with _door(pair, transfer_deadline=3600.0) as url:
+    async with _router(pair, transfer_deadline=3600.0) as url:
         async with asyncio.timeout(60):
-            while (await ask()).get("x-prfaas-route") != "remote":  # until both engines have been probed
+            while (await ask()).get("x-prfaas-route") != "remote":  # Until both engines have been probed.
                 pass
         yield url
         assert await _is_transferred(pair, await ask())
@@ -160,26 +178,26 @@ async def _door_that_transfers(pair: Pair, *, seed: int) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     ("num_tokens", "changes"),
     [(MAX_MODEL_LEN + T, {}), (MAX_MODEL_LEN - T, {"temperature": -1})],
-    ids=["either leg", "the decode leg, beside which the other one computes"],
+    ids=["both legs", "only the decode leg"],
 )
-async def test_a_request_that_an_engine_refuses_gets_its_error_as_it_is_and_leaves_no_transfer(
-    pair: Pair, num_tokens: int, changes: dict[str, Any]
+async def test_an_engines_refusal_reaches_the_client_unchanged_and_leaves_no_transfer(
+    pair: EnginePair, num_tokens: int, changes: dict[str, Any]
 ) -> None:
     prompt = random_prompt(num_tokens, seed=9000 + num_tokens)
     status, wanted, _ = await _ask(pair, pair.decode.url, prompt, **changes)
     assert status == 400
-    async with _door_that_transfers(pair, seed=9100 + num_tokens) as url:
+    async with _transferring_router(pair, seed=9100 + num_tokens) as url:
         status, answer, headers = await _ask(pair, url, prompt, **changes)
         assert (status, answer, headers["x-prfaas-route"]) == (400, wanted, "remote")
 
 
-async def test_a_prefill_leg_that_its_engine_refuses_ends_in_a_local_answer_and_leaves_no_transfer(pair: Pair) -> None:
-    """Of the whole prompt; the decode engine is told to cut it."""
+async def test_a_refused_prefill_leg_ends_in_a_local_answer_and_leaves_no_transfer(pair: EnginePair) -> None:
+    """The whole prompt is too long; the decode engine is told to truncate it."""
     prompt = random_prompt(MAX_MODEL_LEN + T, seed=9300)
     cut = {"truncate_prompt_tokens": 2 * T}
     status, wanted, _ = await _ask(pair, pair.decode.url, prompt, cache_salt="alone", **cut)
     assert status == 200
-    async with _door_that_transfers(pair, seed=9301) as url:
+    async with _transferring_router(pair, seed=9301) as url:
         status, answer, headers = await _ask(pair, url, prompt, **cut)
         assert (status, headers["x-prfaas-route"]) == (200, "remote")
         assert answer["choices"][0]["token_ids"] == wanted["choices"][0]["token_ids"]

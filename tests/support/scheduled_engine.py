@@ -43,7 +43,7 @@ from prfaas.connector.vllm.kv_layout import Rank, block_map, describe
 from prfaas.connector.worker.copy_host import LayerBlocks
 from prfaas.kv.group import KVGroup
 from prfaas.types import Shard
-from tests.integration.connector.fake_engine import content
+from tests.support.fake_engine import content
 
 BLOCK_TOKENS = 32
 NUM_HEADS = 2  # of the model whose configuration vLLM reads

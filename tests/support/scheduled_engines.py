@@ -1,4 +1,4 @@
-"""Two nodes with real agents, and engines of vLLM's own scheduler on them, of models of several shapes."""
+"""Engines of vLLM's own scheduler on two nodes with real agents, with KV groups of several kinds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
 
 from prfaas.hashing import HashChain, root_hash
-from tests.conformance.scheduled_engine import BLOCK_TOKENS, ScheduledEngine
-from tests.integration.connector.nodes import Nodes
-from tests.integration.connector.vllm_caches import KDA, attention, caches_of, config_of
+from tests.support.agent_nodes import Nodes
+from tests.support.scheduled_engine import BLOCK_TOKENS, ScheduledEngine
+from tests.support.vllm_caches import KDA, attention, caches_of, config_of
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 from tools.stack import AgentProcess
@@ -37,13 +37,17 @@ SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
 
 
 @dataclass
-class Site:
-    """Two nodes that other tests use too, an engine each where a test starts one, of a model of its own."""
+class ScheduledEngines:
+    """Engines on two nodes that tests share, each with a model identity of its own."""
 
     nodes: Nodes
     model: Path
     identity: str
     engines: list[ScheduledEngine] = field(default_factory=list)
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
 
     def start(
         self, agent: AgentProcess, shape: str, *, num_blocks: int = NUM_BLOCKS, **settings: Any
@@ -67,7 +71,7 @@ class Site:
         return self.nodes.grant(prompt, prompt_hash=prompt_hash, **changes)
 
     def num_come(self) -> int:
-        """Transfers that have come to the west, of all tests."""
+        """Return the number of transfers that have come to the west, in all tests."""
         transfers = get_json(f"{self.nodes.west.status_url}/transfers")
         return sum((transfer["direction"], transfer["outcome"]) == ("in", "completed") for transfer in transfers)
 
@@ -77,7 +81,7 @@ class Site:
         def finished() -> bool:
             for engine in self.engines:
                 engine.step()
-            return set(request_ids) <= {its for engine in self.engines for its in engine.told.finished}
+            return set(request_ids) <= {request_id for engine in self.engines for request_id in engine.told.finished}
 
         wait_until(finished, what=f"the end of {request_ids}")
 
@@ -88,4 +92,5 @@ class Site:
 
     def _is_idle(self, engine: ScheduledEngine) -> bool:
         engine.step()
-        return engine.num_free_blocks == engine.num_blocks - 1 and not engine.leftovers()  # all but the null block
+        # vLLM keeps the null block.
+        return engine.num_free_blocks == engine.num_blocks - 1 and not engine.leftovers()

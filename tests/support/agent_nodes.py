@@ -14,7 +14,7 @@ from prfaas import grants
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.types import AgentName, TransferId
-from tests.integration.connector.fake_engine import MODEL, FakeEngine, GroupShape, Memory, Running, memory_of
+from tests.support.fake_engine import MODEL, FakeEngine, GroupShape, Memory, Running, memory_of
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.processes import Children

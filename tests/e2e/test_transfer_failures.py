@@ -1,0 +1,116 @@
+"""Failed transfers: the decode engine computes the prompt itself, with the right tokens, or fails if vLLM is told to."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from prfaas.types import AgentName
+from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
+from tests.support.engine_pair import ADMISSIONS, LOAD_FAILURE_POLICIES, EnginePair, num_outcomes, parameters
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+LENGTH = 3 * CHUNK_TOKENS + 1
+# Failures do not depend on the kind of KV, so a family with states stands for all.
+with_states = pytest.mark.parametrize("pair", ["granite4h"], indirect=True)
+
+
+def _num_received(pair: EnginePair, word: str) -> int:
+    return num_outcomes(pair.decode, "receive", word)
+
+
+def _expiring_grant(pair: EnginePair, prompt: list[int]) -> str:
+    return pair.grant(prompt, expires_at=time.time() + 2.5)
+
+
+@with_states
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"destination": AgentName("elsewhere")}, "grant_refused"),
+        ({"expires_at": 1.0}, "grant_refused"),
+        ({"num_tokens": 100}, "wrong_length"),
+        ({"prompt_hash": bytes(16)}, "prompt_mismatch"),
+        ({"tenant": "another"}, "prompt_mismatch"),
+    ],
+    ids=["for another node", "expired", "for another length", "for another prompt", "for another tenant"],
+)
+def test_a_wrong_grant_costs_a_counted_recompute(pair: EnginePair, changes: dict[str, Any], reason: str) -> None:
+    prompt = random_prompt(LENGTH, seed=40)
+    before = _num_received(pair, reason)
+    assert pair.decode_leg(prompt, pair.grant(prompt, **changes)) == pair.alone(prompt)
+    assert _num_received(pair, reason) == before + 1
+    wait_until(pair.nothing_is_left)
+
+
+@pytest.mark.parametrize(
+    "pair", ["granite4h", "qwen3_next", pytest.param("nemotron_h", marks=pytest.mark.soak)], indirect=True
+)
+def test_a_transfer_that_never_comes_ends_at_its_deadline(pair: EnginePair) -> None:
+    """Qwen3-Next and Nemotron-H hold engine blocks meanwhile."""
+    prompt = random_prompt(LENGTH, seed=41)
+    before = _num_received(pair, "deadline")
+    assert pair.decode_leg(prompt, _expiring_grant(pair, prompt)) == pair.alone(prompt)
+    assert _num_received(pair, "deadline") == before + 1
+
+
+@pytest.mark.parametrize("pair", ["gemma3", pytest.param("gpt_oss", marks=pytest.mark.soak)], indirect=True)
+def test_policy_fail_ends_a_request_without_kv_with_an_error(pair: EnginePair) -> None:
+    assert (ADMISSIONS[pair.family], LOAD_FAILURE_POLICIES[pair.family]) == ("preallocate", "fail")
+    prompt = random_prompt(LENGTH, seed=62)
+    before = _num_received(pair, "deadline")
+    with pytest.raises(RuntimeError):
+        pair.decode_leg(prompt, _expiring_grant(pair, prompt))
+    assert _num_received(pair, "deadline") == before + 1
+    assert pair.through_both(prompt) == pair.alone(prompt)
+
+
+@with_states
+def test_a_refused_send_does_not_stop_the_prefill(pair: EnginePair) -> None:
+    prompt = random_prompt(LENGTH, seed=42)
+    before = num_outcomes(pair.prefill, "send", "grant_refused")
+    pair.prefill_leg(prompt, pair.grant(prompt, source=AgentName("elsewhere")))
+    assert num_outcomes(pair.prefill, "send", "grant_refused") == before + 1
+
+
+@with_states
+def test_a_leaving_client_ends_its_parked_request(pair: EnginePair) -> None:
+    prompt = random_prompt(LENGTH, seed=43)
+    before = _num_received(pair, "aborted")
+    body = {"model": pair.family, "prompt": prompt, "max_tokens": 4, "stream": True}
+    body["kv_transfer_params"] = parameters("do_remote_prefill", pair.grant(prompt))
+    client = http.client.HTTPConnection(pair.decode.url.removeprefix("http://"), timeout=60)
+    client.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    wait_until(lambda: pair.agent_status("west")["receiving"] == 1)
+    client.close()
+    wait_until(lambda: _num_received(pair, "aborted") == before + 1)
+    wait_until(pair.nothing_is_left)
+
+
+@with_states
+def test_a_transfer_serves_one_request_only(pair: EnginePair) -> None:
+    prompt = random_prompt(LENGTH, seed=44)
+    expected, grant = pair.alone(prompt), pair.grant(prompt)
+    pair.prefill_leg(prompt, grant)
+    assert pair.decode_leg(prompt, grant) == expected
+    before = _num_received(pair, "cancelled")
+    assert pair.decode_leg(prompt, grant) == expected
+    assert _num_received(pair, "cancelled") == before + 1
+
+
+@with_states
+def test_a_parked_request_does_not_delay_others(pair: EnginePair) -> None:
+    parked, prompt = random_prompt(LENGTH, seed=45), random_prompt(100, seed=46)
+    grant = pair.grant(parked)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pair.decode_leg, parked, grant)
+        wait_until(lambda: pair.agent_status("west")["receiving"] == 1)
+        assert pair.alone(prompt) and not waiting.done()
+        pair.prefill_leg(parked, grant)
+        assert waiting.result() == pair.alone(parked)
