@@ -1,1 +1,1 @@
-"""PPD's decision table, measured and shown: phase 1 of Algorithm 1 against endpoints that live."""
+"""Measurement and display of PPD's decision table: phase 1 of Algorithm 1 against live endpoints."""

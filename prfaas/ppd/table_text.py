@@ -1,4 +1,4 @@
-"""A table as text: for each context and workload, at each rate, who prefills the later turn and by how much."""
+"""PPD's table as text: for each context and workload, at each rate, the instance that prefills and its score."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEGEND = "D: the decode node prefills the later turn, P: a prefill instance does
 
 
 def draw(table: PpdTable) -> str:
-    """Return the whole table, with its legend."""
+    """Return the whole table with its legend."""
     rates = sorted({entry.qps for entry in table.entries})
     lines = [f"w_ttft {table.ttft_weight:g}, w_tpot {table.tpot_weight:g}. {LEGEND}."]
     for context in CONTEXTS:
@@ -36,6 +36,6 @@ def _cell(table: PpdTable, entry: PpdEntry | None) -> str:
     if entry is None:
         return "·"
     if entry.pd_failed:
-        return "D failed"  # P→D did
+        return "D failed"
     score = table.score(entry)
     return f"{'D' if score > 0 else 'P'} {score:+.2f}"

@@ -1,4 +1,4 @@
-"""The two-turn conversations that PPD's table is measured with, as its authors' grid has them."""
+"""Two-turn conversations with which PPD's table is measured, as in the grid of its authors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from prfaas.scheduler.ppd import ContextClass, PpdTable, WorkloadType
 
-NUM_TURNS = 2  # requests of a conversation
-# Of the authors' grid: conversations that begin per second.
+NUM_TURNS = 2  # Requests of one conversation.
+# The authors' grid, in conversations that begin per second.
 QPS = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)
-REQUEST_RATES = tuple(NUM_TURNS * rate for rate in QPS)  # the same loads in requests per second, as managers count them
+REQUEST_RATES = tuple(NUM_TURNS * rate for rate in QPS)  # The same loads in requests per second.
 # Prompt and answer of the first turn, in tokens.
 FIRST_TURNS: dict[ContextClass, tuple[int, int]] = {"small": (128, 128), "large": (1024, 1024)}
 # New tokens and answer of the second turn.
@@ -28,11 +28,11 @@ SECOND_TURNS: dict[WorkloadType, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell of the table."""
+    """One cell of the table. `qps` is in requests per second; each conversation makes `NUM_TURNS` requests."""
 
     context: ContextClass
     workload: WorkloadType
-    qps: float  # requests per second, as managers count them; each conversation makes `NUM_TURNS`
+    qps: float
 
     @property
     def first(self) -> tuple[int, int]:
@@ -44,6 +44,6 @@ class TableCell:
 
 
 def by_requests(table: PpdTable) -> PpdTable:
-    """Return the same table with requests per second for conversations that begin per second."""
+    """Return a table whose rates are conversations per second with its rates as requests per second."""
     entries = tuple(replace(entry, qps=NUM_TURNS * entry.qps) for entry in table.entries)
     return replace(table, entries=entries)
