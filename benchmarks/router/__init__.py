@@ -1,1 +1,1 @@
-"""What the front door costs."""
+"""Benchmarks of the router: its front door, its decisions, its placement, and its control loops."""

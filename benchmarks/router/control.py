@@ -31,10 +31,10 @@ from tools.link import LinkShape
 STATE_SECONDS = 120.0
 STEADY_SECONDS = 20.0
 NUM_CUTS, CALM_SECONDS, CUT_SECONDS = 3, 15.0, 40.0
-NUM_CLIENTS = 24  # twice what three decode instances answer at once
+NUM_CLIENTS = 24  # Twice as many as three decode instances answer at once.
 T = 500
 SHORT_TOKENS, LONG_TOKENS = 64, 2 * T
-SHORT_SECONDS, LONG_SECONDS = 0.1, 0.5  # between arrivals: long ones make 4 MB of KV a second
+SHORT_SECONDS, LONG_SECONDS = 0.1, 0.5  # Time between arrivals. Long prompts then make 4 MB of KV per second.
 WIDE, NARROW = LinkShape(bytes_per_second=12e6), LinkShape(bytes_per_second=1.2e6)
 ENGINE = ("--prefill-seconds", "0.02", "--prefill-seconds-per-token", "4e-5", "--token-seconds", "0.005")
 
@@ -127,9 +127,9 @@ async def _load(site: ProcessDeployment) -> AsyncIterator[_Traffic]:
         async def short() -> None:
             traffic.short_ttfts.append(await _ttft(session, site.router_url))
 
-        async def arrive(one: Callable[[], Any], seconds: float) -> None:
+        async def arrive(send: Callable[[], Any], seconds: float) -> None:
             while True:
-                tasks.create_task(one())
+                tasks.create_task(send())
                 await asyncio.sleep(seconds)
 
         arriving = [tasks.create_task(arrive(long, LONG_SECONDS)), tasks.create_task(arrive(short, SHORT_SECONDS))]
@@ -162,7 +162,7 @@ async def _seconds_until(holds: Callable[[], bool], what: str) -> float:
 
 
 def _multiplier(site: ProcessDeployment) -> float:
-    """Of t, on the path from east to west."""
+    """Return the multiplier of t on the path from east to west."""
     for line in get_text(f"{site.manager_url}/metrics").splitlines():
         if line.startswith("prfaas_manager_path_threshold_multiplier") and 'source="east"' in line:
             return float(line.rpartition(" ")[2])

@@ -46,11 +46,11 @@ def row(*, hybrid: bool) -> dict[str, Any]:
 def _measure(num_blocks: int, *, hybrid: bool) -> list[list[float]]:
     """Return seconds per decision, in rounds."""
     world = World(expiry_seconds=1e9, clock=time.monotonic)
-    its = layout(hybrid=hybrid)
-    nodes = [_node(number, its) for number in range(NUM_CLUSTERS)]
+    blocks = layout(hybrid=hybrid)
+    nodes = [_node(number, blocks) for number in range(NUM_CLUSTERS)]
     for node in nodes:
         world.register(node)
-    requests = [_request(hashes) for hashes in _fill(world, nodes, its, num_blocks // BLOCKS_PER_PROMPT)]
+    requests = [_request(hashes) for hashes in _fill(world, nodes, blocks, num_blocks // BLOCKS_PER_PROMPT)]
     routing = RequestRouter(
         ManagerConfig(secret_file=Path(os.devnull), threshold_tokens=THRESHOLD_TOKENS),
         world=world,
@@ -66,21 +66,21 @@ def _measure(num_blocks: int, *, hybrid: bool) -> list[list[float]]:
     return [_decide(routing, requests) for _ in range(NUM_ROUNDS)]
 
 
-def _node(number: int, its: Layout) -> Node:
+def _node(number: int, blocks: Layout) -> Node:
     kind, role = ("prfaas", "prefill") if number < NUM_PRFAAS else ("pd", "both")
     engine = Engine(InstanceId(f"e{number}"), f"http://n{number}", role, MODEL)  # type: ignore[arg-type]
     cluster = ClusterName(f"c{number}")
-    return Node(AgentName(f"n{number}"), cluster, kind, f"n{number}:7400", 1, (its,), (engine,))  # type: ignore[arg-type]
+    return Node(AgentName(f"n{number}"), cluster, kind, f"n{number}:7400", 1, (blocks,), (engine,))  # type: ignore[arg-type]
 
 
-def _fill(world: World, nodes: list[Node], its: Layout, num_prompts: int) -> list[bytes]:
+def _fill(world: World, nodes: list[Node], blocks: Layout, num_prompts: int) -> list[bytes]:
     kept = []
     for number in range(num_prompts):
         hashes = prompt()
         if number % max(1, num_prompts // KEPT_PROMPTS) == 0:
             kept.append(hashes)
         for holder, share in holders(number, len(nodes)):
-            world.index.apply(nodes[holder].name, list(announcements(hashes, share, its)))
+            world.index.apply(nodes[holder].name, list(announcements(hashes, share, blocks)))
     return kept
 
 

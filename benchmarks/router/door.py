@@ -43,8 +43,8 @@ class Engines:
 class Run:
     """One router under one load."""
 
-    latencies: tuple[float, ...]  # wall seconds of each request
-    cpu_seconds: float  # of the router's processes, for all of them
+    latencies: tuple[float, ...]  # Wall time of each request.
+    cpu_seconds: float  # CPU time of the router's processes for all requests.
 
     @property
     def per_cpu_second(self) -> float:
@@ -104,19 +104,19 @@ async def router(directory: Path, behind: Engines) -> AsyncIterator[tuple[int, s
 
 
 @contextlib.asynccontextmanager
-async def peer(its: peers.Peer, directory: Path, behind: Engines) -> AsyncIterator[tuple[int, str]]:
+async def peer(kind: peers.Peer, directory: Path, behind: Engines) -> AsyncIterator[tuple[int, str]]:
     """Another router: its pid and address."""
     listen = free_address()
-    command = its.command(listen.rpartition(":")[2], f"http://{behind.prefill}", f"http://{behind.decode}")
+    command = kind.command(listen.rpartition(":")[2], f"http://{behind.prefill}", f"http://{behind.decode}")
     assert command is not None, "only installed ones are run"
-    with _process(*command, log=directory / f"{its.name.replace('/', '')}.log") as running:
+    with _process(*command, log=directory / f"{kind.name.replace('/', '')}.log") as running:
         await _ready(listen)
         yield running.pid, listen
 
 
 def _cluster(name: str, kind: str, role: str, address: str) -> dict[str, Any]:
-    its = {"name": f"{name}/0", "url": f"http://{address}", "role": role, "agent": name, "wire": "127.0.0.1:1"}
-    return {"name": name, "kind": kind, "instances": [its]}
+    instance = {"name": f"{name}/0", "url": f"http://{address}", "role": role, "agent": name, "wire": "127.0.0.1:1"}
+    return {"name": name, "kind": kind, "instances": [instance]}
 
 
 async def _ready(address: str) -> None:
@@ -151,7 +151,7 @@ async def _read_body(reader: asyncio.StreamReader, head: bytes) -> None:
     if lengths:
         await reader.readexactly(int(lengths[0][15:]))
         return
-    while (await reader.readuntil(b"\r\n")) != b"0\r\n":  # chunked: a size, then so many bytes and an end of line
+    while (await reader.readuntil(b"\r\n")) != b"0\r\n":  # Chunked: a size, then as many bytes and an end of line.
         await reader.readuntil(b"\r\n")
     await reader.readuntil(b"\r\n")
 
@@ -200,7 +200,11 @@ async def _rows(directory: Path, behind: Engines) -> AsyncIterator[dict[str, Any
         ("short prompts", SHORT, False, 1500, 0.6e-3),
         ("prefill and decode", LONG, True, 500, 2e-3),
     ):
-        rivals = [its for its in peers.of_kind(disaggregates=disaggregates) if its.command("", "", "") is not None]
+        rivals = [
+            peer_kind
+            for peer_kind in peers.of_kind(disaggregates=disaggregates)
+            if peer_kind.command("", "", "") is not None
+        ]
         rates, added = dict[str, list[float]](), dict[str, list[float]]()
         for _ in range(ROUNDS):
             async for who, run, direct in _round(directory, behind, body, rivals):
@@ -243,20 +247,20 @@ async def _text_row(pid: int, address: str, behind: Engines) -> dict[str, Any]:
     for _ in range(ROUNDS):
         answer = await directly(behind.decode, TEXT, num=NUM_TEXTS)
         tokenizing = await directly(behind.decode, TOKENIZE, path="/tokenize", num=NUM_TEXTS)
-        ours = await load(pid, address, TEXT, connections=1, num=NUM_TEXTS)
-        added.append((ours.median - answer - tokenizing) * 1e3)
+        own = await load(pid, address, TEXT, connections=1, num=NUM_TEXTS)
+        added.append((own.median - answer - tokenizing) * 1e3)
     name = "a text of 220 KB: added at the median beyond the tokenizer's time, ms"
     return _row(name, {"prfaas": added}, "<= 15", holds=_median(added) <= 15)
 
 
 def _row(name: str, figures: dict[str, list[float]], bar: str, *, holds: bool) -> dict[str, Any]:
-    ours = figures.pop("prfaas")
+    own = figures.pop("prfaas")
     return {
         "name": name,
-        "figure": _spread(ours),
+        "figure": _spread(own),
         "bar": bar,
         "holds": holds,
-        "peers": {who: _spread(theirs) for who, theirs in figures.items()},
+        "peers": {who: _spread(values) for who, values in figures.items()},
     }
 
 

@@ -17,7 +17,7 @@ ANSWER = {
     "usage": {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101},
 }
 MODELS = {"object": "list", "data": [{"id": "m", "parent": None}]}
-TOKENS = {"tokens": list(range(40_000, 95_000))}  # of 220 KB of text
+TOKENS = {"tokens": list(range(40_000, 95_000))}  # Tokens of 220 KB of text.
 
 
 def _response(body: object) -> bytes:
@@ -34,7 +34,7 @@ class Engine(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._buffer = b""
-        self._transport: Any = None  # uvloop's is no asyncio.Transport
+        self._transport: Any = None  # The transport of uvloop is no asyncio.Transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-Command = Callable[[str, str, str], tuple[str, ...]]  # of listen port, prefill URL, decode URL
+Command = Callable[[str, str, str], tuple[str, ...]]  # From listen port, prefill URL and decode URL.
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Peer:
     arguments: Command
 
     def command(self, port: str, prefill: str, decode: str) -> tuple[str, ...] | None:
-        """How it is started; None where it is not installed."""
+        """Return the command that starts it; None if it is not installed."""
         root = os.environ.get("PRFAAS_BENCH_PEERS")
         python = Path(root or os.devnull) / self.environment / "bin" / "python"
         return (str(python), *self.arguments(port, prefill, decode)) if python.exists() else None

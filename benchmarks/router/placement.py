@@ -16,11 +16,11 @@ from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 from prfaas.types import AgentName, ClusterName, InstanceId
 
 NUM_NODES = 8
-CACHE_BLOCKS = 5_000  # of a node
-TOKENS_PER_SECOND = 5_500.0  # of a node's prefill: the trace then keeps it busy for six seconds in ten
+CACHE_BLOCKS = 5_000  # Blocks of a node.
+TOKENS_PER_SECOND = 5_500.0  # Prefill rate of a node, which the trace then keeps busy for six seconds in ten.
 SEEDS = (1, 2, 3)
 NUM_REQUESTS = 23_608
-MAX_SHARE = 2.0  # of the mean: what no node may take
+MAX_SHARE = 2.0  # Limit of a node's share, relative to the mean.
 
 Place = Callable[[Sequence["_Node"], Request], "_Node"]
 
@@ -31,7 +31,7 @@ class _Node:
 
     number: int
     cached: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    ends: list[float] = field(default_factory=list)  # of the requests under way
+    ends: list[float] = field(default_factory=list)  # Work of the running requests.
     free_at: float = 0.0
     busy_seconds: float = 0.0
 
@@ -64,9 +64,9 @@ class _Node:
 class Figures:
     """One policy on one trace."""
 
-    hit_ratio: float  # of the prompts' bytes, which grow with their blocks
+    hit_ratio: float  # Share of the prompts' bytes, which grow with their blocks.
     p99_wait_seconds: float
-    max_share: float  # the busiest node's work over the mean
+    max_share: float  # Work of the busiest node relative to the mean.
 
 
 def _by_scheduler() -> Place:
@@ -119,11 +119,11 @@ def measure() -> list[dict[str, Any]]:
         "round robin": [replay(trace, _in_turn()) for trace in traces],
         "least load": [replay(trace, _by_load) for trace in traces],
     }
-    hits = {name: [its.hit_ratio for its in found] for name, found in runs.items()}
-    waits = {name: [its.p99_wait_seconds for its in found] for name, found in runs.items()}
-    shares = {name: [its.max_share for its in found] for name, found in runs.items()}
-    below = all(ours < min(theirs) for ours, theirs in _by_trace(waits))
-    above = all(ours > max(theirs) for ours, theirs in _by_trace(hits))
+    hits = {name: [run.hit_ratio for run in found] for name, found in runs.items()}
+    waits = {name: [run.p99_wait_seconds for run in found] for name, found in runs.items()}
+    shares = {name: [run.max_share for run in found] for name, found in runs.items()}
+    below = all(own < min(rivals) for own, rivals in _by_trace(waits))
+    above = all(own > max(rivals) for own, rivals in _by_trace(hits))
     return [
         _row("placement: hit rate by bytes", hits, "above the others", holds=above),
         _row("placement: p99 of the seconds until a prefill begins", waits, "below the others", holds=below),
@@ -137,9 +137,9 @@ def measure() -> list[dict[str, Any]]:
 
 
 def _by_trace(figures: dict[str, list[float]]) -> Iterator[tuple[float, list[float]]]:
-    rivals = [theirs for name, theirs in figures.items() if name != "prfaas"]
-    for number, ours in enumerate(figures["prfaas"]):
-        yield ours, [rival[number] for rival in rivals]
+    rivals = [values for name, values in figures.items() if name != "prfaas"]
+    for number, own in enumerate(figures["prfaas"]):
+        yield own, [rival[number] for rival in rivals]
 
 
 def _row(name: str, figures: dict[str, list[float]], bar: str, *, holds: bool) -> dict[str, Any]:

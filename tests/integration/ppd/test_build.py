@@ -1,4 +1,4 @@
-"""`prfaas-ppd build` against two front doors: what it asks, what it makes of it, and that a manager takes its table."""
+"""Command `prfaas-ppd build` against two endpoints: its load, its table, and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prfaas.scheduler.ppd import LaterTurn, prefills_locally, read_measured
 from tests.integration.router.paced_engine import MODEL, PacedEngine
 
 SLOW_SECONDS = 1.0
-TOKEN_SECONDS = 0.1  # of both, where times count: beside it the noise of a busy machine is nothing
+TOKEN_SECONDS = 0.1  # Pace of both engines, large compared with the noise of a busy machine.
 
 
 @pytest.fixture
@@ -52,24 +52,24 @@ def _flags(doors: tuple[PacedEngine, PacedEngine], out: Path, *more: str) -> tup
 
 async def _build(doors: tuple[PacedEngine, PacedEngine], out: Path, *more: str) -> tuple[int, str, str]:
     """Status, output and errors of the command, which runs on a thread of this process."""
-    shown, said = io.StringIO(), io.StringIO()
+    output, errors = io.StringIO(), io.StringIO()
 
     def build() -> int:
-        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             return main(_flags(doors, out, *more))
 
-    return await asyncio.to_thread(build), shown.getvalue(), said.getvalue()
+    return await asyncio.to_thread(build), output.getvalue(), errors.getvalue()
 
 
-async def test_a_table_is_measured_and_read_again(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
+async def test_table_is_measured_and_can_be_read(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
     doors[0].prefill_seconds = SLOW_SECONDS
     doors[0].token_seconds = doors[1].token_seconds = TOKEN_SECONDS
     out = tmp_path / "table.json"
     command = (sys.executable, "-m", "prfaas.cli.ppd", *_flags(doors, out, "--contexts", "small"))
     process = await asyncio.create_subprocess_exec(*command, "--workloads", "tiny,mid_paste", stdout=-1, stderr=-1)
-    output, said = await process.communicate()
+    output, errors = await process.communicate()
     shown = output.decode()
-    assert process.returncode == 0, said
+    assert process.returncode == 0, errors
     table = read_measured(json.loads(out.read_text()))
     assert {(entry.context_class, entry.workload_type, entry.qps) for entry in table.entries} == {
         ("small", "tiny", 50.0),
@@ -87,7 +87,7 @@ async def test_a_table_is_measured_and_read_again(doors: tuple[PacedEngine, Pace
     assert all(body["stream"] and body["ignore_eos"] and body["temperature"] == 0 for body in asked)
 
 
-async def test_both_doors_are_asked_alike_and_nothing_that_any_cache_knows(
+async def test_both_endpoints_get_equal_load_with_uncached_prompts(
     doors: tuple[PacedEngine, PacedEngine], tmp_path: Path
 ) -> None:
     for _ in range(2):
@@ -98,7 +98,9 @@ async def test_both_doors_are_asked_alike_and_nothing_that_any_cache_knows(
     assert len(openings) == 2 * len(set(openings)), "the two turns of one conversation begin alike"
 
 
-async def test_both_turns_of_a_conversation_name_it(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
+async def test_both_turns_of_a_conversation_name_the_same_session(
+    doors: tuple[PacedEngine, PacedEngine], tmp_path: Path
+) -> None:
     await _build(doors, tmp_path / "t.json", *ONE_CELL)
     for door in doors:
         by_opening: dict[tuple[int, ...], list[str]] = {}
@@ -109,9 +111,7 @@ async def test_both_turns_of_a_conversation_name_it(doors: tuple[PacedEngine, Pa
         assert len({name[0] for name in names}) == len(names)
 
 
-async def test_a_rate_is_requests_per_second_as_managers_count_them(
-    doors: tuple[PacedEngine, PacedEngine], tmp_path: Path
-) -> None:
+async def test_rate_is_in_requests_per_second(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
     await _build(doors, tmp_path / "t.json", *ONE_CELL, "--qps", "60", "--seconds", "1")
     assert 40 <= len(doors[1].bodies) <= 80, "30 conversations of two turns"
     table = read_measured(json.loads((tmp_path / "t.json").read_text()))
@@ -119,7 +119,7 @@ async def test_a_rate_is_requests_per_second_as_managers_count_them(
 
 
 @pytest.mark.parametrize(
-    ("number", "headers", "said"),
+    ("number", "headers", "named"),
     [
         (
             0,
@@ -138,37 +138,37 @@ async def test_a_rate_is_requests_per_second_as_managers_count_them(
         ),
     ],
 )
-async def test_a_door_that_prefills_later_turns_elsewhere_than_it_should_is_no_measurement(
-    doors: tuple[PacedEngine, PacedEngine], tmp_path: Path, number: int, headers: dict[str, str], said: str
+async def test_endpoint_with_the_wrong_route_is_no_measurement(
+    doors: tuple[PacedEngine, PacedEngine], tmp_path: Path, number: int, headers: dict[str, str], named: str
 ) -> None:
     doors[0].says = {"x-prfaas-route": "remote", "x-prfaas-reason": "static_pd"}
     doors[1].says = {"x-prfaas-route": "local", "x-prfaas-reason": "static_local"}
     assert (await _build(doors, tmp_path / "table.json", *ONE_CELL))[0] == 0
     doors[number].says = headers
     status, _, error = await _build(doors, tmp_path / "none.json", *ONE_CELL)
-    assert (status, said in error, "the cell is left out" in error) == (1, True, True), error
+    assert (status, named in error, "the cell is left out" in error) == (1, True, True), error
 
 
-async def test_a_way_that_fails_is_no_measurement(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
+async def test_failing_endpoint_is_no_measurement(doors: tuple[PacedEngine, PacedEngine], tmp_path: Path) -> None:
     doors[0].status = doors[1].status = 500
     out = tmp_path / "table.json"
     _, shown, _ = await _build(doors, out, "--contexts", "small", "--workloads", "tiny")
     assert "D failed" in shown, "with P failing the decode node is all that is left"
     doors[0].status = 200
-    status, _, said = await _build(doors, tmp_path / "none.json", "--contexts", "small", "--workloads", "tiny")
-    assert (status, "nothing to decide by" in said) == (1, True)
+    status, _, errors = await _build(doors, tmp_path / "none.json", "--contexts", "small", "--workloads", "tiny")
+    assert (status, "nothing to decide by" in errors) == (1, True)
     assert not (tmp_path / "none.json").exists()
 
 
 @pytest.mark.parametrize("flags", [["--qps", "-1"], ["--qps", "1,0"], ["--seconds", "0"], ["--vocabulary", "0"]])
-def test_a_load_that_never_ends_or_never_comes_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_load_is_rejected(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     ends = ["--pd", "http://127.0.0.1:9", "--local", "http://127.0.0.1:9", "--model", "m", "--out", "table.json"]
     with pytest.raises(SystemExit) as stopped:
         main(["build", *ends, *flags])
     assert stopped.value.code == 2 and flags[0] in capsys.readouterr().err
 
 
-def test_a_table_that_cannot_be_written_is_noticed_before_the_measurement(
+def test_unwritable_output_is_noticed_before_the_measurement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "nowhere" / "table.json"

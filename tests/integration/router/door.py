@@ -33,7 +33,7 @@ class Door:
     easts: Sequence[PacedEngine]
     wests: Sequence[PacedEngine]
     session: aiohttp.ClientSession
-    operator: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # opens the router's own pages
+    operator: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # Headers that open the router's own pages.
 
     @property
     def east(self) -> PacedEngine:

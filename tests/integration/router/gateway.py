@@ -1,4 +1,4 @@
-"""A real Envoy before paced engines, that asks our endpoint picker; the decode engine has a sidecar."""
+"""Real Envoy in front of paced engines, with the endpoint picker, and a sidecar at the decode engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router, a real manager that it knows its engines from, and paced engines, over real sockets."""
+"""Router with a real manager and paced engines over real sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "secret_file": "-",
     "threshold_tokens": 9 * T,
     "probe_interval": 0.1,
-    "manager_timeout": PATIENCE_SECONDS,  # on a busy machine too managers decide, not routers
+    "manager_timeout": PATIENCE_SECONDS,  # Long enough that managers decide even on a busy machine.
 }
 
 
@@ -88,7 +88,7 @@ def _reporter(
     engine: PacedEngine,
     layouts: tuple[Layout, ...],
 ) -> Reporter:
-    its = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
+    description = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
     cluster = ClusterName("east" if kind == "prfaas" else "west")
-    node = Node(AgentName(name), cluster, kind, f"{name}:7400", 1, layouts, (its,))
+    node = Node(AgentName(name), cluster, kind, f"{name}:7400", 1, layouts, (description,))
     return Reporter((manager.address,), node=node, secret=SECRET)

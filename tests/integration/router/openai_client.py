@@ -1,4 +1,4 @@
-"""What a user's unchanged OpenAI client sees of a deployment of paced engines, whatever stands before them."""
+"""Checks of a deployment with an unchanged OpenAI client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def assert_serves_an_openai_client(url: str) -> None:
                 ("look_up", messages)
             ]
             assert called.choices[0].logprobs is not None
-            assert [its.token for its in called.choices[0].logprobs.content or ()] == ["a", "b", "c"]
+            assert [token.token for token in called.choices[0].logprobs.content or ()] == ["a", "b", "c"]
         shown: Any = [{"role": "user", "content": [{"type": "text", "text": LONG}, IMAGE]}]
         seen = await client.chat.completions.create(model=MODEL, messages=shown, tools=[TOOL])
         calls = seen.choices[0].message.tool_calls

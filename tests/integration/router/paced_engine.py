@@ -1,4 +1,4 @@
-"""A small server that speaks vLLM's HTTP as the router uses it: paced, and able to fail in every way an engine can."""
+"""Server that speaks vLLM's HTTP API as the router uses it, with a set pace and every kind of failure."""
 
 from __future__ import annotations
 
@@ -23,36 +23,49 @@ STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 @dataclass
 class PacedEngine:
-    """Answers with the tokens "a", "b", "c"; remembers what it was asked and what the client broke off.
+    """Engine that answers with the tokens "a", "b", "c", and records requests and disconnects.
 
-    `renders`: as one that was started with --enable-scale-out. `hangs`: it accepts requests and never answers.
+    Attributes:
+        status: Status of the answers, for the first `num_failures` of them; None for all.
+        refuses_transfers: Requests with a transfer get status 500.
+        fails_loads: Requests with a transfer fail in a stream's first event, as with `kv_load_failure_policy: fail`.
+        hangs: Requests are accepted and never answered.
+        holds_transfers: Requests with a transfer are accepted and never answered.
+        keeps: `kv_transfer_params` of the answer to a prefill leg.
+        garbles: Half of each plain answer is missing.
+        renders: The engine renders chats, like vLLM with --enable-scale-out.
+        models: Content of /v1/models in place of the engine's models.
+        adds: The chat template is additive.
+        prefill_seconds: Time before the first byte.
+        prefilled_by: A decode leg waits until one of these engines has its prefill leg.
+        sessions: x-session-id of each of `bodies`.
+        says: Headers of streamed answers, in place of a router's.
+        chats: Number of messages of each tokenised chat.
     """
 
     healthy: bool = True
     status: int = 200
-    refuses_transfers: bool = False  # 500 to whatever asks for one
-    fails_loads: bool = (
-        False  # so, but of streams in their first event, as vLLM does with `kv_load_failure_policy: fail`
-    )
+    refuses_transfers: bool = False
+    fails_loads: bool = False
     hangs: bool = False
-    holds_transfers: bool = False  # accepts what asks for a transfer, and never answers
-    num_failures: int | None = None  # so often `status` is answered, then 200; None: always
-    keeps: dict[str, Any] | None = None  # `kv_transfer_params` of a prefill leg's answer
-    garbles: bool = False  # half of each whole answer is missing
+    holds_transfers: bool = False
+    num_failures: int | None = None
+    keeps: dict[str, Any] | None = None
+    garbles: bool = False
     renders: bool = False
-    models: Any = None  # what /v1/models answers in place of its models
-    adds: bool = False  # its chat template makes of each message what it makes of it alone
-    prefill_seconds: float = 0.0  # before anything comes
-    prefilled_by: Sequence[PacedEngine] = ()  # what waits for its KV waits until one of them has its prefill leg
+    models: Any = None
+    adds: bool = False
+    prefill_seconds: float = 0.0
+    prefilled_by: Sequence[PacedEngine] = ()
     token_seconds: float = 0.0
     break_after_tokens: int | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
     authorizations: set[str] = field(default_factory=set)
-    sessions: list[str] = field(default_factory=list)  # x-session-id of each of `bodies`
-    says: dict[str, str] = field(default_factory=dict)  # headers of streamed answers, as a front door has them
+    sessions: list[str] = field(default_factory=list)
+    says: dict[str, str] = field(default_factory=dict)
     num_tokenised: int = 0
-    chats: list[int] = field(default_factory=list)  # messages of each chat that was turned into token ids
+    chats: list[int] = field(default_factory=list)
     num_probes: int = 0
     num_broken_off: int = 0
     url: str = ""
@@ -149,7 +162,9 @@ class PacedEngine:
         if self.hangs or (self.holds_transfers and params):
             await asyncio.sleep(3600)
         if self.prefilled_by and "do_remote_prefill" in params:
-            await until(lambda: any(request_id in its.request_ids for its in self.prefilled_by), what="the prefill leg")
+            await until(
+                lambda: any(request_id in engine.request_ids for engine in self.prefilled_by), what="the prefill leg"
+            )
         await asyncio.sleep(self.prefill_seconds)
 
     def _fails(self) -> bool:

@@ -1,4 +1,4 @@
-"""The clients' port with a certificate of its own: encrypted, asking for theirs where it is told to, and taking new files."""
+"""TLS at the clients' port: certificates, client certificates and renewal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _files(issued: Issued, *names: str) -> dict[str, Path]:
 
 
 def _client(authority: Authority, issued: Issued | None = None) -> ssl.SSLContext:
-    """Of whoever knows the authority, as a client does; `issued` is what it shows."""
+    """Return the context of a client that knows the authority, and shows `issued` if given."""
     context = ssl.create_default_context(cafile=str(authority.path))
     if issued is not None:
         context.load_cert_chain(issued.certificate, issued.key)
@@ -58,7 +58,7 @@ def _config(engine: PacedEngine, **settings: Any) -> RouterConfig:
 @contextlib.asynccontextmanager
 async def _door(engine: PacedEngine, tls: ssl.SSLContext, **settings: Any) -> AsyncIterator[Door]:
     async with open_router(_config(engine, **settings), SECRET) as address:
-        connector = aiohttp.TCPConnector(ssl=tls, force_close=True)  # a handshake each
+        connector = aiohttp.TCPConnector(ssl=tls, force_close=True)  # Each request needs a handshake.
         async with aiohttp.ClientSession(connector=connector) as session:
             yield Door(f"https://{address}", [], [engine], session)
 
@@ -76,7 +76,7 @@ def _is_refused(address: str) -> bool:
     return False
 
 
-async def test_a_router_that_ends_refuses_connections_while_it_answers_whom_it_has(
+async def test_stopping_router_refuses_connections_and_completes_its_requests(
     engine: PacedEngine, authority: Authority
 ) -> None:
     shown, engine.hangs = _files(authority.issue("router"), "certificate", "key"), True
@@ -95,9 +95,7 @@ async def test_a_router_that_ends_refuses_connections_while_it_answers_whom_it_h
         await ending
 
 
-async def test_clients_are_served_encrypted_without_a_certificate_of_theirs(
-    engine: PacedEngine, authority: Authority
-) -> None:
+async def test_clients_need_no_certificate_by_default(engine: PacedEngine, authority: Authority) -> None:
     shown = _files(authority.issue("router"), "certificate", "key")
     async with _door(engine, _client(authority), **shown) as door:
         await door.until_health(west_0=True)
@@ -109,7 +107,7 @@ async def test_clients_are_served_encrypted_without_a_certificate_of_theirs(
         await until(lambda: _refusals("tls_none") > before, what="the count of a plain client")
 
 
-async def test_where_it_is_told_to_it_asks_for_certificates_and_shows_its_own_pages_to_operators(
+async def test_clients_need_a_certificate_if_configured(
     engine: PacedEngine, authority: Authority, tmp_path: Path
 ) -> None:
     issued = authority.issue("router")
@@ -121,19 +119,19 @@ async def test_where_it_is_told_to_it_asks_for_certificates_and_shows_its_own_pa
         here = Door(door.url.replace("0.0.0.0", "127.0.0.1"), [], [engine], door.session, operator=operator)
         await here.until_health(west_0=True)
         assert [await here.status("/metrics", headers) for headers in ({}, operator)] == [401, 200]
-        for other, reason in ((None, "tls_untrusted"), (revoked, "tls_revoked")):
+        for certificate, reason in ((None, "tls_untrusted"), (revoked, "tls_revoked")):
             before = _refusals(reason)
             with pytest.raises(aiohttp.ClientError):
-                await here.session.get(f"{here.url}/health", ssl=_client(authority, other))
+                await here.session.get(f"{here.url}/health", ssl=_client(authority, certificate))
             await until(lambda reason=reason, before=before: _refusals(reason) > before, what=reason)  # type: ignore[misc]
 
 
-async def test_a_new_certificate_is_shown_without_a_restart(engine: PacedEngine, authority: Authority) -> None:
+async def test_renewed_certificate_is_used_without_a_restart(engine: PacedEngine, authority: Authority) -> None:
     first = authority.issue("router")
     async with _door(engine, _client(authority), **_files(first, "certificate", "key")) as door:
         address = door.url.removeprefix("https://")
         assert await asyncio.to_thread(_serial, address, authority) == first.serial
-        second = authority.issue("router")  # in the same files
+        second = authority.issue("router")  # The files keep their names.
         assert await asyncio.to_thread(_serial, address, authority) == second.serial != first.serial
 
 
@@ -146,7 +144,7 @@ def _serial(address: str, authority: Authority) -> int:
         return int(str((tls.getpeercert() or {})["serialNumber"]), 16)
 
 
-async def test_a_client_that_leaves_ends_what_is_done_for_it(engine: PacedEngine, authority: Authority) -> None:
+async def test_disconnected_client_ends_its_request(engine: PacedEngine, authority: Authority) -> None:
     engine.hangs = True
     shown = _files(authority.issue("router"), "certificate", "key")
     async with _door(engine, _client(authority), **shown) as door:
@@ -157,7 +155,7 @@ async def test_a_client_that_leaves_ends_what_is_done_for_it(engine: PacedEngine
         await until(lambda: engine.num_broken_off == 1, what="the end of the engine's request")
 
 
-async def test_prfaas_explain_asks_at_https(engine: PacedEngine, authority: Authority) -> None:
+async def test_prfaas_explain_works_over_https(engine: PacedEngine, authority: Authority) -> None:
     issued = authority.issue("router")
     async with _door(engine, _client(authority), **_files(issued, "certificate", "key")) as door:
         await door.until_health(west_0=True)
@@ -169,7 +167,7 @@ async def test_prfaas_explain_asks_at_https(engine: PacedEngine, authority: Auth
 
 
 @pytest.mark.parametrize("names", [("certificate", "key"), ("certificate", "key", "authority")])
-async def test_the_doctor_sees_that_it_runs(
+async def test_doctor_recognises_a_running_router(
     engine: PacedEngine, authority: Authority, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     """Also where it asks for a certificate that the doctor has not got."""
@@ -183,13 +181,13 @@ async def test_the_doctor_sees_that_it_runs(
             "secret_file": str(secret),
             "discovery": {"names": ["a:1"]},
         }
-        path.write_text(yaml.safe_dump(settings | {key: str(its) for key, its in files.items()}))
+        path.write_text(yaml.safe_dump(settings | {key: str(file) for key, file in files.items()}))
         ran = await asyncio.to_thread(run_here, "doctor", f"--router={path}", "--pages=")
-    (port,) = [its["message"] for its in ran.document if its["subject"] == "port"]
+    (port,) = [finding["message"] for finding in ran.document if finding["subject"] == "port"]
     assert "in use by this component" in port
 
 
-def test_a_certificate_of_an_authority_alone_lets_a_router_listen_beyond_loopback(authority: Authority) -> None:
+def test_listening_beyond_loopback_needs_client_certificates_or_keys(authority: Authority) -> None:
     issued = authority.issue("router")
     router_config(listen="0.0.0.0:0", **_files(issued, "certificate", "key", "authority"))
     with pytest.raises(ValueError, match="api_keys_file: missing"):
@@ -198,7 +196,7 @@ def test_a_certificate_of_an_authority_alone_lets_a_router_listen_beyond_loopbac
         router_config(**_files(issued, "certificate"))
 
 
-def test_without_an_authority_who_dials_trusts_nobody(authority: Authority) -> None:
+def test_client_context_without_an_authority_trusts_nobody(authority: Authority) -> None:
     issued = authority.issue("router")
     contexts = Certificates(CertificateFiles(None, issued.certificate, issued.key))
     assert contexts.client_context().verify_mode is ssl.CERT_REQUIRED and not contexts.client_context().get_ca_certs()

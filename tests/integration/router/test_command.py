@@ -1,4 +1,4 @@
-"""`prfaas-router` as a process, where torch, vLLM and numpy cannot be imported: it serves, and leaves in order."""
+"""Process `prfaas-router` without torch, vLLM and numpy: start, service and orderly end."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ async def _serves(session: aiohttp.ClientSession, url: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_lets_the_answer_under_way_end_and_then_the_process(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+async def test_signal_lets_running_answers_end_before_the_process(tmp_path: Path, number: signal.Signals) -> None:
     engine = PacedEngine(token_seconds=0.3)
     await engine.start()
     async with _router(tmp_path, engine) as (process, url), aiohttp.ClientSession() as session:
@@ -74,7 +72,7 @@ async def test_a_signal_lets_the_answer_under_way_end_and_then_the_process(
     await engine.stop()
 
 
-async def test_a_taken_address_is_named_and_stops_the_start(tmp_path: Path) -> None:
+async def test_taken_address_is_named_and_stops_the_start(tmp_path: Path) -> None:
     engine = PacedEngine()
     await engine.start()
     async with _router(tmp_path, engine) as (_, url), aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""Engines at https: URLs: certificates of the deployment on both sides, and nobody else's."""
+"""Engines at https URLs, with certificates of the deployment on both sides."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def engine(authority: Authority) -> AsyncIterator[PacedEngine]:
     await engine.stop()
 
 
-async def test_an_engine_and_a_router_show_each_other_the_deployments_certificates(
+async def test_engine_and_router_authenticate_with_the_deployments_certificates(
     engine: PacedEngine, authority: Authority
 ) -> None:
     async with _door(engine, authority.issue("router"), engine_tls="deployment") as door:
@@ -63,9 +63,7 @@ async def test_an_engine_and_a_router_show_each_other_the_deployments_certificat
     assert status == 200
 
 
-async def test_a_sidecar_hands_over_to_engines_that_ask_for_the_deployments_certificates(
-    engine: PacedEngine, authority: Authority
-) -> None:
+async def test_sidecar_hands_over_between_engines_with_mutual_tls(engine: PacedEngine, authority: Authority) -> None:
     engine.keeps = {"remote_engine_id": "e"}
     issued = authority.issue("sidecar")
     config = SidecarConfig(
@@ -86,7 +84,7 @@ async def test_a_sidecar_hands_over_to_engines_that_ask_for_the_deployments_cert
     assert ["max_tokens" in body for body in engine.bodies] == [True, False], "a prefill leg, then a decode leg"
 
 
-async def test_a_sidecar_asks_no_engine_that_the_system_does_not_know(engine: PacedEngine) -> None:
+async def test_sidecar_rejects_an_engine_unknown_to_the_systems_authorities(engine: PacedEngine) -> None:
     config = SidecarConfig(listen="127.0.0.1:0", engine_url=engine.url, prefill_scheme="https", prefill_failure="fail")
     asked = {PREFILL_HEADER: engine.url.removeprefix("https://")}
     async with open_sidecar(config) as address, aiohttp.ClientSession(f"http://{address}") as session:
@@ -96,7 +94,7 @@ async def test_a_sidecar_asks_no_engine_that_the_system_does_not_know(engine: Pa
 
 
 @pytest.mark.parametrize("engine_tls", ["system", "deployment"])
-async def test_an_engine_that_nobody_of_ours_vouches_for_gets_no_request(
+async def test_engine_of_an_unknown_authority_gets_no_request(
     engine: PacedEngine, authority: Authority, tmp_path: Path, engine_tls: str
 ) -> None:
     """The system's authorities do not know ours, and another deployment's does not either."""
@@ -105,7 +103,7 @@ async def test_an_engine_that_nobody_of_ours_vouches_for_gets_no_request(
     issued = (Authority(elsewhere) if engine_tls == "deployment" else authority).issue("router")
     tries: list[object] = []
     assert engine.tls is not None
-    engine.tls.sni_callback = lambda *said: tries.append(said)
+    engine.tls.sni_callback = lambda *arguments: tries.append(arguments)
     async with _door(engine, issued, engine_tls=engine_tls) as door:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(tries) < 3:  # noqa: ASYNC110 - a callback of OpenSSL
@@ -115,6 +113,6 @@ async def test_an_engine_that_nobody_of_ours_vouches_for_gets_no_request(
     assert not engine.num_probes and not engine.bodies
 
 
-def test_the_deployments_certificates_must_be_named() -> None:
+def test_engine_tls_deployment_needs_certificates() -> None:
     with pytest.raises((ConfigError, ValueError), match="engine_tls: deployment needs tls_authority"):
         router_config(engine_tls="deployment")

@@ -1,4 +1,4 @@
-"""The endpoint picker as gateways speak to it: phases, subsets, answers in an engine's place, health."""
+"""Endpoint picker as gateways speak to it: phases, subsets, refusals and health."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _set(answer: Any, phase: str = "request_headers") -> dict[str, str]:
     return {header.header.key: header.header.raw_value.decode() for header in mutation.set_headers}
 
 
-async def test_a_streamed_body_goes_back_after_the_destination(gateway: Gateway) -> None:
+async def test_streamed_body_is_returned_after_the_destination(gateway: Gateway) -> None:
     first, *rest = await gateway.exchange([_headers(), *_body(LONG, pieces=3)])
     headers = _set(first)
     assert headers[DESTINATION] in {host_port(engine.url) for engine in gateway.door.wests}
@@ -95,17 +95,17 @@ async def test_a_streamed_body_goes_back_after_the_destination(gateway: Gateway)
     assert headers[GRANT_HEADER]
     assert first.dynamic_metadata["envoy.lb"][DESTINATION] == headers[DESTINATION]
     streamed = [answer.request_body.response.body_mutation.streamed_response for answer in rest]
-    assert b"".join(its.body for its in streamed) == b"".join(its.request_body.body for its in _body(LONG))
-    assert [its.end_of_stream for its in streamed] == [False] * (len(streamed) - 1) + [True]
+    assert b"".join(chunk.body for chunk in streamed) == b"".join(chunk.request_body.body for chunk in _body(LONG))
+    assert [chunk.end_of_stream for chunk in streamed] == [False] * (len(streamed) - 1) + [True]
 
 
-async def test_a_long_body_goes_back_in_pieces_that_envoy_takes(gateway: Gateway) -> None:
+async def test_long_body_is_returned_in_chunks_that_envoy_accepts(gateway: Gateway) -> None:
     _, *rest = await gateway.exchange([_headers(), *_body("z" * (3 * CHUNK_BYTES), pieces=2)])
     sizes = [len(answer.request_body.response.body_mutation.streamed_response.body) for answer in rest]
     assert len(sizes) == 4 and max(sizes) <= CHUNK_BYTES
 
 
-async def test_trailers_end_a_body_that_did_not_end_itself(gateway: Gateway) -> None:
+async def test_trailers_end_an_open_body(gateway: Gateway) -> None:
     (body,) = _body(SHORT)
     body.request_body.end_of_stream = False
     trailers = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
@@ -116,7 +116,7 @@ async def test_trailers_end_a_body_that_did_not_end_itself(gateway: Gateway) -> 
 
 
 @pytest.mark.parametrize("has_trailers", [False, True])
-async def test_a_buffered_body_gets_its_destination_at_its_end(gateway: Gateway, has_trailers: bool) -> None:
+async def test_buffered_body_gets_its_destination_at_its_end(gateway: Gateway, has_trailers: bool) -> None:
     (body,) = _body(SHORT)
     body.request_body.end_of_stream = not has_trailers
     first, last = await gateway.exchange([_headers(modes=BUFFERED), body])
@@ -127,7 +127,7 @@ async def test_a_buffered_body_gets_its_destination_at_its_end(gateway: Gateway,
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
 @pytest.mark.parametrize("modes", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
-async def test_a_body_leaves_the_picker_with_its_clients_salt(tmp_path: Path, path: str, modes: Any) -> None:
+async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str, modes: Any) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     picker = free_address()
     making = make_door(ext_proc_listen=picker, picker=open_picker, api_keys_file=tmp_path / "clients")
@@ -136,14 +136,14 @@ async def test_a_body_leaves_the_picker_with_its_clients_salt(tmp_path: Path, pa
         first, *rest = await Gateway(door, channel).exchange(asked)
     if modes is DUPLEX:
         headers = _set(first)
-        body = b"".join(its.request_body.response.body_mutation.streamed_response.body for its in rest)
+        body = b"".join(response.request_body.response.body_mutation.streamed_response.body for response in rest)
     else:
         headers, body = _set(rest[0], "request_body"), rest[0].request_body.response.body_mutation.body
     assert json.loads(body) == {"model": "m", "prompt": SHORT, "cache_salt": "acme"}
     assert headers["content-length"] == str(len(body)), "Envoy refuses a body of another length"
 
 
-async def test_what_needs_no_decision_uses_up_a_clients_tokens_too(tmp_path: Path) -> None:
+async def test_requests_without_a_decision_count_against_the_token_quota(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     picker = free_address()
     making = make_door(
@@ -160,7 +160,7 @@ async def test_what_needs_no_decision_uses_up_a_clients_tokens_too(tmp_path: Pat
         assert answer.immediate_response.status.code == 429
 
 
-async def test_what_nobody_can_answer_costs_a_client_no_tokens(tmp_path: Path) -> None:
+async def test_refused_request_costs_no_tokens(tmp_path: Path) -> None:
     picker = free_address()
     making = make_door(ext_proc_listen=picker, picker=open_picker, tokens_per_minute=1)
     async with making as door, grpc.aio.insecure_channel(picker) as channel:
@@ -174,13 +174,13 @@ async def test_what_nobody_can_answer_costs_a_client_no_tokens(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/load_lora_adapter"])
-async def test_a_path_that_is_not_for_clients_is_answered_in_an_engines_place(gateway: Gateway, path: str) -> None:
+async def test_forbidden_path_is_answered_by_the_picker(gateway: Gateway, path: str) -> None:
     (answer,) = await gateway.exchange([_headers(path=path, ends=True)])
     assert answer.immediate_response.status.code == 403
 
 
 @pytest.mark.parametrize("field", ["cache_salt", "kv_transfer_params"])
-async def test_what_only_the_picker_writes_is_refused_on_every_path(gateway: Gateway, field: str) -> None:
+async def test_reserved_fields_are_refused_on_every_path(gateway: Gateway, field: str) -> None:
     body = pb.ProcessingRequest(request_body=pb.HttpBody(body=f'{{"{field}": "x"}}'.encode(), end_of_stream=True))
     (answer,) = await gateway.exchange([_headers(path="/v1/responses"), body])
     assert answer.immediate_response.status.code == 400
@@ -188,8 +188,10 @@ async def test_what_only_the_picker_writes_is_refused_on_every_path(gateway: Gat
 
 def _answered(answer: Any) -> tuple[int, dict[str, str]]:
     """Status and headers of an answer in an engine's place."""
-    its = answer.immediate_response
-    return its.status.code, {header.header.key: header.header.raw_value.decode() for header in its.headers.set_headers}
+    refusal = answer.immediate_response
+    return refusal.status.code, {
+        header.header.key: header.header.raw_value.decode() for header in refusal.headers.set_headers
+    }
 
 
 def _counted(name: str, **labels: str) -> float:
@@ -207,7 +209,9 @@ async def _until_told(caplog: pytest.LogCaptureFixture, name: str) -> None:
     assert len(_lines(caplog, name)) == 1
 
 
-async def test_what_is_refused_has_an_id_a_line_and_a_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_request_has_an_id_a_log_line_and_a_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "clients").write_text("key-a acme\nkey-b poor\n")
     picker = free_address()
     making = make_door(
@@ -245,13 +249,13 @@ async def test_what_is_refused_has_an_id_a_line_and_a_count(tmp_path: Path, capl
             assert headers.get("x-prfaas-reason") == ("no_decode_instance" if decided else None), name
             await _until_told(caplog, name)
             if status in (400, 503):
-                _, its = await door.get(f"/debug/decision/{name}")
-                assert its["status"] == status
+                _, record = await door.get(f"/debug/decision/{name}")
+                assert record["status"] == status
         assert (_counted("prfaas_router_requests_total", **nobody) - before[0]) == 2
         assert (_counted("prfaas_router_passed_on_total", status="503") - before[1]) == 1
 
 
-async def test_what_is_chosen_has_a_line_with_the_engines_status(
+async def test_chosen_request_has_a_log_line_with_the_engines_status(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="prfaas.router")
@@ -267,12 +271,12 @@ async def test_what_is_chosen_has_a_line_with_the_engines_status(
         assert (" path=" in line) == (field == "path"), line
 
 
-async def test_a_request_without_a_body_goes_to_whoever_decodes(gateway: Gateway) -> None:
+async def test_request_without_a_body_goes_to_a_decode_engine(gateway: Gateway) -> None:
     (answer,) = await gateway.exchange([_headers(path="/v1/models", ends=True)])
     assert DESTINATION in _set(answer)
 
 
-async def test_the_answers_pass_unchanged(gateway: Gateway) -> None:
+async def test_answers_pass_unchanged(gateway: Gateway) -> None:
     headers = pb.ProcessingRequest(response_headers=pb.HttpHeaders(end_of_stream=False))
     body = pb.ProcessingRequest(response_body=pb.HttpBody(body=b"abc", end_of_stream=True))
     *_, of_headers, of_body = await gateway.exchange([_headers(), *_body(SHORT), headers, body])
@@ -282,10 +286,10 @@ async def test_the_answers_pass_unchanged(gateway: Gateway) -> None:
 
 
 async def test_only_endpoints_of_the_gateways_subset_are_chosen(gateway: Gateway) -> None:
-    one = host_port(gateway.door.wests[1].url)
+    address = host_port(gateway.door.wests[1].url)
     for path in ("/v1/completions", "/v1/embeddings"):
-        first, *_ = await gateway.exchange([_headers(path=path, subset=f"{one},10.9.9.9:1"), *_body(SHORT)])
-        assert _set(first)[DESTINATION] == one
+        first, *_ = await gateway.exchange([_headers(path=path, subset=f"{address},10.9.9.9:1"), *_body(SHORT)])
+        assert _set(first)[DESTINATION] == address
         (refused,) = await gateway.exchange([_headers(path=path, subset="10.9.9.9:1"), *_body(SHORT)])
         assert refused.immediate_response.status.code == 503
 
@@ -305,7 +309,7 @@ async def test_engine_outside_the_subset_is_not_chosen_even_if_all_breakers_are_
 
 
 @cases("routing-headers")
-async def test_the_prefill_engine_is_named_as_llm_d_names_it(case: dict[str, Any]) -> None:
+async def test_prefill_engine_is_named_as_in_llm_d(case: dict[str, Any]) -> None:
     target, expected = case["given"].get("prefill"), case["expect"]["headers"]
     address = f"[{target[0]}]:{target[1]}" if isinstance(target, list) and target else target
     async with _choosing_from(address) as choosing:
@@ -356,19 +360,19 @@ async def _placed(choosing: EndpointChooser, headers: Any) -> Any:
     return first
 
 
-async def test_its_health_is_grpcs_own(gateway: Gateway) -> None:
+async def test_health_service_reports_serving(gateway: Gateway) -> None:
     stub = health_pb2_grpc.HealthStub(gateway.channel)
     for name in ("", SERVICE):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_beyond_loopback_it_asks_for_certificates_or_an_open_word() -> None:
+def test_listening_beyond_loopback_needs_certificates_or_consent() -> None:
     with pytest.raises(ValueError, match="ext_proc_listen"):
         router_config(ext_proc_listen="0.0.0.0:0")
 
 
-async def test_a_missing_certificate_file_stops_the_start(tmp_path: Path) -> None:
+async def test_missing_certificate_file_stops_the_start(tmp_path: Path) -> None:
     files = {f"tls_{name}": tmp_path / name for name in ("authority", "certificate", "key")}
     config = router_config(ext_proc_listen="127.0.0.1:0", **files)
     with pytest.raises(ConfigError, match=str(tmp_path / "certificate")):

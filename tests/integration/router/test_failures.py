@@ -1,4 +1,4 @@
-"""What fails behind the front door, for real: before the first token it costs time, after it an honest break."""
+"""Failures behind the router: retried before the first token, and an aborted answer afterwards."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ async def door() -> AsyncIterator[Door]:
         ("hang", "prefill_late"),
     ],
 )
-async def test_a_prefill_that_fails_ends_in_a_local_answer(failure: str, reason: str) -> None:
+async def test_failed_prefill_falls_back_to_the_decode_engine(failure: str, reason: str) -> None:
     deadline = 0.5 if failure == "hang" else PATIENCE_SECONDS
     async with make_door(transfer_deadline=deadline, probe_interval=3600.0) as door:
-        door.west.holds_transfers = True  # as an engine that waits for its KV
+        door.west.holds_transfers = True  # Like an engine that waits for its KV.
         if failure == "error":
             door.east.status = 500
         elif failure == "gone":
@@ -59,7 +59,7 @@ async def test_a_prefill_that_fails_ends_in_a_local_answer(failure: str, reason:
         assert reason in record["explanation"]
 
 
-async def test_a_prefill_engine_that_refuses_connections_is_out_of_the_choice_at_once() -> None:
+async def test_prefill_engine_that_refuses_connections_gets_no_further_request() -> None:
     async with make_door(probe_interval=3600.0) as door:
         await door.east.stop()
         await door.post({"prompt": LONG})
@@ -85,7 +85,7 @@ async def test_engine_that_keeps_failing_is_left_alone_and_then_tried_again(
 
 
 @pytest.mark.parametrize(("sent", "is_left_alone"), [("agent_lost", True), ("unreachable", False)])
-async def test_a_prefill_engine_answers_for_its_own_agent_but_not_for_the_receivers(
+async def test_breaker_blames_a_prefill_engine_for_its_own_agent_only(
     sent: str, is_left_alone: bool, open_at_once: None
 ) -> None:
     async with make_door() as door:
@@ -137,7 +137,7 @@ async def test_only_decode_engine_is_asked_however_often_it_fails(open_at_once: 
         assert (await door.post({"prompt": SHORT}))[0] == 200
 
 
-async def test_a_decode_engine_that_refuses_the_transfer_is_asked_again_without(door: Door) -> None:
+async def test_decode_engine_that_refuses_the_transfer_is_retried_without_it(door: Door) -> None:
     door.west.refuses_transfers = True
     status, body, headers = await door.post({"prompt": LONG, "stream": True})
     assert (status, body, headers["x-prfaas-fallback"]) == (200, STREAMED, "decode_error")
@@ -150,22 +150,22 @@ async def test_a_decode_engine_that_refuses_the_transfer_is_asked_again_without(
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, STREAMED_CHAT),
     ],
 )
-async def test_a_stream_that_begins_with_an_error_is_asked_for_again_without_the_transfer(
+async def test_stream_that_begins_with_an_error_is_retried_without_the_transfer(
     door: Door, path: str, prompt: dict[str, Any], answer: bytes
 ) -> None:
-    door.west.fails_loads, door.west.token_seconds = True, 0.05  # so that events come one by one
+    door.west.fails_loads, door.west.token_seconds = True, 0.05  # Events then come one by one.
     status, body, headers = await door.post({**prompt, "stream": True}, path=path)
     assert (status, body, headers.get("x-prfaas-fallback")) == (200, answer, "decode_error")
 
 
-async def test_a_decode_leg_that_fails_ends_the_prefill_leg(door: Door) -> None:
+async def test_failed_decode_leg_ends_the_prefill_leg(door: Door) -> None:
     door.west.refuses_transfers = True
     door.east.hangs = True
     await door.post({"prompt": LONG, "stream": True})
     await until(lambda: door.east.num_broken_off == 1)
 
 
-async def test_a_request_that_the_decode_engine_refuses_is_not_prefilled_to_its_end(door: Door) -> None:
+async def test_request_rejected_by_the_decode_engine_is_not_prefilled_further(door: Door) -> None:
     door.west.status, door.east.hangs = 400, True
     status, _, headers = await door.post({"prompt": list(LONG.encode())})
     assert (status, headers["x-prfaas-route"]) == (400, "remote")
@@ -174,7 +174,7 @@ async def test_a_request_that_the_decode_engine_refuses_is_not_prefilled_to_its_
 
 @pytest.mark.parametrize("failure", ["gone", "error"])
 @pytest.mark.parametrize("prompt", [SHORT, LONG])
-async def test_another_decode_engine_answers_for_one_that_fails(failure: str, prompt: str) -> None:
+async def test_another_decode_engine_takes_over_from_a_failed_one(failure: str, prompt: str) -> None:
     async with make_door(num_wests=2, probe_interval=3600.0) as door:
         if failure == "gone":
             await door.west.stop()
@@ -186,7 +186,7 @@ async def test_another_decode_engine_answers_for_one_that_fails(failure: str, pr
         assert record["decode"] == "west/1" or prompt == LONG
 
 
-async def test_an_error_that_every_engine_gives_reaches_the_client_as_it_is() -> None:
+async def test_error_of_all_engines_reaches_the_client_unchanged() -> None:
     async with make_door(num_wests=2) as door:
         for engine in door.wests:
             engine.status = 500
@@ -196,7 +196,7 @@ async def test_an_error_that_every_engine_gives_reaches_the_client_as_it_is() ->
         assert [len(engine.bodies) for engine in door.wests] == [1, 1]
 
 
-async def test_a_decode_engine_that_breaks_off_after_a_token_breaks_the_answer_off(door: Door) -> None:
+async def test_failure_after_the_first_token_aborts_the_answer(door: Door) -> None:
     door.west.break_after_tokens = 1
     door.west.token_seconds = 0.05
     with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
@@ -205,7 +205,7 @@ async def test_a_decode_engine_that_breaks_off_after_a_token_breaks_the_answer_o
 
 
 @pytest.mark.parametrize("prompt", [SHORT, LONG])
-async def test_a_client_that_goes_before_the_first_token_ends_every_leg(door: Door, prompt: str) -> None:
+async def test_client_that_disconnects_before_the_first_token_ends_every_leg(door: Door, prompt: str) -> None:
     door.east.hangs = door.west.hangs = True
     asking = asyncio.create_task(door.post({"prompt": prompt, "stream": True}, **{"x-request-id": "gone"}))
     await until(lambda: door.west.bodies and (prompt == SHORT or door.east.bodies))
@@ -217,7 +217,7 @@ async def test_a_client_that_goes_before_the_first_token_ends_every_leg(door: Do
             await asyncio.sleep(0.01)
 
 
-async def test_a_client_that_goes_while_it_is_answered_ends_the_decode_leg(door: Door) -> None:
+async def test_client_that_disconnects_during_the_answer_ends_the_decode_leg(door: Door) -> None:
     door.west.token_seconds = 3600.0
     body = {"prompt": SHORT, "stream": True}
     async with door.session.post(f"{door.url}/v1/completions", json=body) as response:
@@ -226,13 +226,13 @@ async def test_a_client_that_goes_while_it_is_answered_ends_the_decode_leg(door:
     await until(lambda: door.west.num_broken_off == 1)
 
 
-async def test_a_path_that_nobody_can_take_is_a_503(door: Door) -> None:
+async def test_forwarded_request_without_an_engine_gets_503(door: Door) -> None:
     await door.west.stop()
     status, body, _ = await door.post({"input": "x"}, path="/v1/embeddings")
     assert status == 503 and body == error_body("no engine is ready", kind="service_unavailable", code=503)
 
 
-async def test_nobody_to_answer_is_a_503_in_openais_form(door: Door) -> None:
+async def test_completion_without_an_engine_gets_503_in_openais_form(door: Door) -> None:
     await door.west.stop()
     for prompt in (SHORT, LONG):
         status, body, _ = await door.post({"prompt": prompt})
@@ -240,7 +240,7 @@ async def test_nobody_to_answer_is_a_503_in_openais_form(door: Door) -> None:
     assert (await door.get("/health"))[0] == 503
 
 
-async def test_an_engine_that_comes_back_is_asked_again(door: Door) -> None:
+async def test_recovered_engine_gets_requests_again(door: Door) -> None:
     port = int(door.west.url.rpartition(":")[2])
     await door.west.stop()
     await door.until_health(west_0=False)
@@ -249,14 +249,14 @@ async def test_an_engine_that_comes_back_is_asked_again(door: Door) -> None:
     assert (await door.post({"prompt": SHORT}))[0] == 200
 
 
-async def test_an_unhealthy_prefill_engine_is_not_asked(door: Door) -> None:
+async def test_unhealthy_prefill_engine_gets_no_requests(door: Door) -> None:
     door.east.healthy = False
     await door.until_health(east_0=False)
     _, _, headers = await door.post({"prompt": LONG})
     assert headers["x-prfaas-reason"] == "no_prefill_instance"
 
 
-async def test_an_answer_that_does_not_begin_in_time_is_a_504() -> None:
+async def test_answer_that_does_not_begin_in_time_gets_504() -> None:
     async with make_door(request_timeout=0.3) as door:
         door.west.hangs = True
         status, body, _ = await door.post({"prompt": SHORT})
@@ -264,7 +264,7 @@ async def test_an_answer_that_does_not_begin_in_time_is_a_504() -> None:
         await until(lambda: door.west.num_broken_off == len(door.west.bodies))
 
 
-async def test_an_answer_that_does_not_end_in_time_is_broken_off() -> None:
+async def test_answer_that_does_not_end_in_time_is_aborted() -> None:
     async with make_door(request_timeout=1.5) as door:
         door.west.token_seconds = 3600.0
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):

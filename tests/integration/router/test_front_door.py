@@ -1,4 +1,4 @@
-"""The front door over real sockets: what each leg carries, what comes back, what is refused."""
+"""Router over real sockets: legs, answers and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def door() -> AsyncIterator[Door]:
         yield made
 
 
-async def test_a_short_prompt_goes_through_untouched_and_is_never_tokenised(door: Door) -> None:
+async def test_short_prompt_is_sent_unchanged_and_not_tokenised(door: Door) -> None:
     status, body, headers = await door.post({"prompt": SHORT, "stream": True, "user": "me"})
     assert (status, body) == (200, STREAMED)
     assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "short")
@@ -43,7 +43,7 @@ async def test_a_short_prompt_goes_through_untouched_and_is_never_tokenised(door
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("as_token_ids", [True, False])
-async def test_a_long_prompt_goes_to_both_engines_under_one_grant(door: Door, stream: bool, as_token_ids: bool) -> None:
+async def test_long_prompt_goes_to_both_engines_under_one_grant(door: Door, stream: bool, as_token_ids: bool) -> None:
     tokens = list(LONG.encode())
     prompt = tokens if as_token_ids else LONG
     status, body, headers = await door.post({"prompt": prompt, "stream": stream, "stop": "x"}, **{"x-request-id": "r1"})
@@ -63,7 +63,7 @@ async def test_a_long_prompt_goes_to_both_engines_under_one_grant(door: Door, st
 
 
 @pytest.mark.parametrize("renders", [True, False])
-async def test_a_long_chat_reuses_token_ids_only_where_the_engine_rendered_them(door: Door, renders: bool) -> None:
+async def test_long_chat_reuses_token_ids_only_if_the_engine_rendered_them(door: Door, renders: bool) -> None:
     door.west.renders = renders
     messages = [{"role": "user", "content": LONG}]
     status, body, headers = await door.post({"messages": messages, "stream": True}, path="/v1/chat/completions")
@@ -74,13 +74,13 @@ async def test_a_long_chat_reuses_token_ids_only_where_the_engine_rendered_them(
     assert door.west.bodies[0]["kv_transfer_params"].get("prompt_token_ids") == (tokens if renders else None)
 
 
-async def test_an_adapter_stays_local(door: Door) -> None:
+async def test_adapter_request_stays_local(door: Door) -> None:
     _, _, headers = await door.post({"prompt": LONG, "model": "adapter"})
     assert headers["x-prfaas-reason"] == "not_transferable"
     assert door.east.bodies == []
 
 
-async def test_a_request_that_the_tokenizer_refuses_is_judged_by_the_engine(door: Door) -> None:
+async def test_request_that_the_tokenizer_rejects_is_left_to_the_engine(door: Door) -> None:
     door.west.status = 400
     status, body, headers = await door.post({"prompt": LONG})
     assert (status, b"planned" in body, headers["x-prfaas-reason"]) == (400, True, "not_transferable")
@@ -88,14 +88,14 @@ async def test_a_request_that_the_tokenizer_refuses_is_judged_by_the_engine(door
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-async def test_no_encoding_hides_a_field_that_only_the_router_writes(door: Door, path: str, encoding: str) -> None:
+async def test_reserved_field_is_found_in_every_encoding(door: Door, path: str, encoding: str) -> None:
     text = json.dumps({"model": MODEL, "input": "x", "prompt": "x", "cache_salt": "another's"})
     async with door.session.post(door.url + path, data=text.encode(encoding)) as response:
         assert response.status == 400
     assert door.west.bodies == []
 
 
-async def test_an_engine_whose_models_are_no_models_is_down_until_they_are(door: Door) -> None:
+async def test_engine_with_an_invalid_list_of_models_is_down(door: Door) -> None:
     door.west.healthy = False
     await door.until_health(west_0=False)
     odd: list[Any] = [{"data": ["m"]}, {"data": []}, [], {"data": {"id": "m"}}]
@@ -133,12 +133,12 @@ async def test_body_above_the_limit_is_refused(path: str, field: str, monkeypatc
         assert door.west.bodies == []
 
 
-async def test_a_request_id_that_could_not_stand_in_a_log_is_replaced(door: Door) -> None:
+async def test_invalid_request_id_is_replaced(door: Door) -> None:
     _, _, headers = await door.post({"prompt": SHORT}, **{"x-request-id": "a b"})
     assert headers["x-request-id"] == door.west.request_ids[0] != "a b"
 
 
-async def test_other_paths_are_passed_on(door: Door) -> None:
+async def test_other_paths_are_forwarded(door: Door) -> None:
     status, _, _ = await door.post({"input": "x"}, path="/v1/embeddings?k=v")
     assert (status, door.west.bodies) == (200, [{"model": MODEL, "input": "x"}])
     status, models = await door.get("/v1/models")
@@ -147,7 +147,7 @@ async def test_other_paths_are_passed_on(door: Door) -> None:
         assert response.status == 404
 
 
-async def test_what_is_passed_on_has_an_id_a_line_and_a_count(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+async def test_forwarded_request_has_an_id_a_log_line_and_a_count(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     def count(status: int) -> float:
         return REGISTRY.get_sample_value("prfaas_router_passed_on_total", {"status": str(status)}) or 0.0
 
@@ -163,7 +163,7 @@ async def test_what_is_passed_on_has_an_id_a_line_and_a_count(door: Door, caplog
     assert len(lines) == 3 and "/v1/unheard-of" in lines[1]
 
 
-async def test_a_late_answer_has_its_request_id() -> None:
+async def test_late_answer_has_its_request_id() -> None:
     async with make_door(request_timeout=0.2) as door:
         door.west.hangs = True
         for path in ("/v1/completions", "/v1/embeddings"):
@@ -171,7 +171,7 @@ async def test_a_late_answer_has_its_request_id() -> None:
             assert (status, headers["x-request-id"]) == (504, "r1")
 
 
-async def test_other_paths_go_to_an_engine_that_serves_the_model_of_their_body() -> None:
+async def test_forwarded_request_goes_to_an_engine_that_serves_its_model() -> None:
     async with make_door(num_wests=2) as door:
         door.wests[1].models, door.wests[1].healthy = {"data": [{"id": "other"}]}, False
         await door.until_health(west_1=False)
@@ -183,7 +183,7 @@ async def test_other_paths_go_to_an_engine_that_serves_the_model_of_their_body()
         assert [body["model"] for body in door.wests[1].bodies] == ["other", "other"]
 
 
-async def test_a_decision_is_explained_and_can_be_made_again_from_its_record(door: Door) -> None:
+async def test_decision_is_explained_and_can_be_replayed(door: Door) -> None:
     await door.post({"prompt": LONG}, **{"x-request-id": "r2"})
     _, record = await door.get("/debug/decision/r2")
     assert (record["route"], record["num_prompt_tokens"], record["decided_by"]) == ("remote", T + 1, "router")
@@ -195,7 +195,7 @@ async def test_a_decision_is_explained_and_can_be_made_again_from_its_record(doo
         assert b'prfaas_router_requests_total{reason="long",route="remote"}' in await response.read()
 
 
-async def test_the_turns_of_a_session_go_to_one_node() -> None:
+async def test_turns_of_a_session_go_to_one_node() -> None:
     async with make_door(num_wests=3) as door:
         for session in "abcabcabc":
             await door.post({"prompt": SHORT + session}, **{"x-session-id": session})
@@ -203,11 +203,11 @@ async def test_the_turns_of_a_session_go_to_one_node() -> None:
             assert len(engine.bodies) % 3 == 0
 
 
-async def test_an_unchanged_openai_client_is_served_on_every_route(door: Door) -> None:
+async def test_unchanged_openai_client_is_served_on_every_route(door: Door) -> None:
     await assert_serves_an_openai_client(door.url)
 
 
-async def test_only_clients_with_a_key_are_served_and_engines_get_their_own(tmp_path: Path) -> None:
+async def test_only_clients_with_a_key_are_served_and_engines_get_their_own_key(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("# ours\nsecret-one\n\nsecret-two\n")
     (tmp_path / "engine").write_text("engine-key\n")
     async with make_door(api_keys_file=tmp_path / "clients", engine_api_key_file=tmp_path / "engine") as door:
@@ -221,7 +221,7 @@ async def test_only_clients_with_a_key_are_served_and_engines_get_their_own(tmp_
         assert door.east.authorizations == door.west.authorizations == {"Bearer engine-key"}
 
 
-async def test_a_client_that_has_used_up_its_minute_is_told_when_to_come_again_and_others_are_served(
+async def test_client_over_its_quota_is_told_when_to_retry(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "clients").write_text("key-a acme\nkey-b acme\nkey-c\n")
@@ -240,7 +240,7 @@ async def test_a_client_that_has_used_up_its_minute_is_told_when_to_come_again_a
         assert 60 < int(headers["Retry-After"]) <= 301
 
 
-async def test_what_is_passed_on_uses_up_a_clients_tokens_too(tmp_path: Path) -> None:
+async def test_forwarded_requests_count_against_the_token_quota(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     quotas = (QuotaConfig(client="acme", tokens_per_minute=1),)
     async with make_door(api_keys_file=tmp_path / "clients", quotas=quotas) as door:
@@ -254,7 +254,7 @@ async def test_what_is_passed_on_uses_up_a_clients_tokens_too(tmp_path: Path) ->
         assert [(await door.post(body, path="/v1/responses", **key))[0] for _ in range(2)] == [200, 429]
 
 
-async def test_a_clients_key_opens_nothing_that_changes_the_deployment(tmp_path: Path) -> None:
+async def test_client_key_cannot_change_the_deployment(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     async with make_door(api_keys_file=tmp_path / "clients") as door:
         for path in ("/drain", "/undrain", "/pool", "/role", "/plan", "/debug/decision/x"):
@@ -264,7 +264,7 @@ async def test_a_clients_key_opens_nothing_that_changes_the_deployment(tmp_path:
 @pytest.mark.parametrize(
     "path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/..%2fsleep", "/v1/x/../../sleep", "/v1/load_lora_adapter"]
 )
-async def test_a_clients_path_leads_to_nothing_but_its_own_requests(door: Door, path: str) -> None:
+async def test_client_path_cannot_reach_other_pages(door: Door, path: str) -> None:
     """Sent as it stands: clients' libraries would resolve it first."""
     host, port = door.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -274,7 +274,7 @@ async def test_a_clients_path_leads_to_nothing_but_its_own_requests(door: Door, 
     assert answer.startswith(b"HTTP/1.1 403 ") and b"permission_error" in answer
 
 
-async def test_where_clients_need_keys_the_routers_pages_are_for_operators(tmp_path: Path) -> None:
+async def test_pages_of_the_router_are_for_operators_if_clients_need_keys(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     client = {"Authorization": "Bearer key-a"}
     async with make_door(api_keys_file=tmp_path / "clients") as door:
@@ -288,7 +288,7 @@ async def test_where_clients_need_keys_the_routers_pages_are_for_operators(tmp_p
         assert (await door.post({"prompt": SHORT}, **door.operator))[0] == 401
 
 
-async def test_a_stranger_leaves_no_record_and_takes_nobodys_place(tmp_path: Path) -> None:
+async def test_unknown_client_leaves_no_record_and_takes_no_place(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     async with make_door(api_keys_file=tmp_path / "clients") as door:
         client = {"Authorization": "Bearer key-a", "x-request-id": "r1"}
@@ -300,7 +300,7 @@ async def test_a_stranger_leaves_no_record_and_takes_nobodys_place(tmp_path: Pat
         assert (await door.get("/debug/decision/r2"))[0] == 404
 
 
-async def test_a_clients_request_id_takes_no_other_clients_place(tmp_path: Path) -> None:
+async def test_request_ids_of_different_clients_do_not_collide(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\nkey-b beta\n")
     async with make_door(api_keys_file=tmp_path / "clients") as door:
 
@@ -312,31 +312,31 @@ async def test_a_clients_request_id_takes_no_other_clients_place(tmp_path: Path)
         await ask("key-b", SHORT)
         _, first = await door.get("/debug/decision/r1")
         assert (first["client"], first["route"]) == ("beta", "local"), "the newest"
-        assert [(its["client"], its["route"]) for its in first["others"]] == [("acme", "remote")]
+        assert [(record["client"], record["route"]) for record in first["others"]] == [("acme", "remote")]
         await ask("key-a", SHORT)
         _, first = await door.get("/debug/decision/r1")
         assert (first["client"], first["route"]) == ("acme", "local"), "his own later one takes its place"
-        assert [its["client"] for its in first["others"]] == ["beta"]
+        assert [record["client"] for record in first["others"]] == ["beta"]
         flags = [f"--routers={door.url}", f"--router-key-file={tmp_path / 'operators'}", "--timeout=60"]
         ran = await asyncio.to_thread(run_here_on_terminal, "explain", "r1", *flags)
         assert ran.status == 0 and "acme" in ran.output and "beta" in ran.output, ran.output
 
 
-async def test_explain_says_what_every_router_knows_of_an_id_the_newest_first() -> None:
-    async with make_door() as one, make_door() as two:
-        for door, prompt in ((one, LONG), (two, SHORT)):
+async def test_explain_lists_the_records_of_every_router_newest_first() -> None:
+    async with make_door() as first_door, make_door() as second_door:
+        for door, prompt in ((first_door, LONG), (second_door, SHORT)):
             assert (await door.post({"prompt": prompt}, **{"x-request-id": "r1"}))[0] == 200
         silent = f"http://{free_address()}"
-        flags = [f"--routers={silent},{one.url},{two.url}", "--timeout=60"]
+        flags = [f"--routers={silent},{first_door.url},{second_door.url}", "--timeout=60"]
         ran = await asyncio.to_thread(run_here, "explain", "r1", *flags)
-        (other,) = ran.document["others"]
-        assert [(its["page"], its["route"]) for its in (ran.document, other)] == [
-            (f"{two.url}/debug/decision/r1", "local"),
-            (f"{one.url}/debug/decision/r1", "remote"),
+        (older,) = ran.document["others"]
+        assert [(page["page"], page["route"]) for page in (ran.document, older)] == [
+            (f"{second_door.url}/debug/decision/r1", "local"),
+            (f"{first_door.url}/debug/decision/r1", "remote"),
         ]
-        assert [silent in its for its in ran.document["unanswered"]] == [True]
+        assert [silent in page for page in ran.document["unanswered"]] == [True]
         seen = await asyncio.to_thread(run_here_on_terminal, "explain", "r1", *flags)
-        assert seen.status == 0 and "Not answered" in seen.output and one.url in seen.output
+        assert seen.status == 0 and "Not answered" in seen.output and first_door.url in seen.output
 
 
 def _page_refusals() -> float:
@@ -344,7 +344,7 @@ def _page_refusals() -> float:
     return sum(REGISTRY.get_sample_value("prfaas_router_page_refusals_total", page) or 0.0 for page in pages)
 
 
-async def test_what_no_engine_answered_costs_no_tokens() -> None:
+async def test_unanswered_request_costs_no_tokens() -> None:
     async with make_door(tokens_per_minute=1) as door:
         door.west.status = 500
         assert (await door.post({"prompt": SHORT}))[0] == 500
@@ -353,7 +353,7 @@ async def test_what_no_engine_answered_costs_no_tokens() -> None:
         assert (await door.post({"prompt": SHORT}))[0] == 429
 
 
-async def test_more_requests_than_there_is_room_for_are_told_to_come_again() -> None:
+async def test_requests_above_the_limit_are_told_to_retry() -> None:
     async with make_door(max_requests=1) as door:
         door.west.hangs = True
         first = asyncio.create_task(door.post({"prompt": SHORT}))
@@ -369,7 +369,7 @@ async def test_more_requests_than_there_is_room_for_are_told_to_come_again() -> 
                 await asyncio.sleep(0.01)
 
 
-async def test_within_one_cluster_the_policy_pd_prefills_every_prompt_on_a_pd_p_instance() -> None:
+async def test_policy_pd_within_one_cluster_prefills_on_a_pd_p_instance() -> None:
     async with make_door(one_cluster=True, local_policy="pd") as door:
         for prompt in (SHORT, LONG):
             _, _, headers = await door.post({"prompt": prompt})

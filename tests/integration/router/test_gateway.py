@@ -1,4 +1,4 @@
-"""A real Envoy asks our endpoint picker, and our sidecar hands over: what clients get, and what gateways may say."""
+"""Real Envoy with the endpoint picker and the sidecar."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 @pytest.mark.parametrize("body_mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
-async def test_an_unchanged_openai_client_is_served_through_envoy(tmp_path: Path, body_mode: str) -> None:
+async def test_unchanged_openai_client_is_served_through_envoy(tmp_path: Path, body_mode: str) -> None:
     async with make_gateway(tmp_path, body_mode=body_mode) as gateway:
         await assert_serves_an_openai_client(gateway.url)
-        assert len(gateway.east.bodies) == 5  # both long completions and all three long chats, but not the image
+        assert len(gateway.east.bodies) == 5  # Both long completions and all three long chats, but not the image.
 
 
-async def test_a_long_prompt_is_prefilled_where_the_picker_says_under_its_grant(gateway: Gateway) -> None:
+async def test_long_prompt_is_prefilled_by_the_picked_engine_under_its_grant(gateway: Gateway) -> None:
     status, body, headers = await gateway.post({"prompt": LONG, "stream": True}, **{"x-request-id": "r1"})
     assert (status, body, headers["x-request-id"]) == (200, STREAMED, "r1")
     assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("remote", "long")
@@ -43,19 +43,19 @@ async def test_a_long_prompt_is_prefilled_where_the_picker_says_under_its_grant(
     assert (record["route"], record["reason"], record["status"]) == ("remote", "long", 200)
 
 
-async def test_a_short_prompt_stays_where_it_is_decoded(gateway: Gateway) -> None:
+async def test_short_prompt_is_prefilled_by_the_decode_engine(gateway: Gateway) -> None:
     assert (await gateway.post({"prompt": SHORT, "stream": True}))[:2] == (200, STREAMED)
     assert (len(gateway.east.bodies), len(gateway.west.bodies)) == (0, 1)
 
 
-async def test_a_body_of_many_pieces_comes_through_whole(gateway: Gateway) -> None:
+async def test_body_of_many_chunks_arrives_whole(gateway: Gateway) -> None:
     text = "z" * 900_000
     assert (await gateway.post({"prompt": text}))[0] == 200
     assert gateway.east.bodies[0]["prompt"] == list(text.encode())[:-1]
 
 
 @pytest.mark.parametrize("body_mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
-async def test_a_body_that_ends_with_trailers_finds_its_way(tmp_path: Path, body_mode: str) -> None:
+async def test_body_that_ends_with_trailers_is_routed(tmp_path: Path, body_mode: str) -> None:
     body = json.dumps({"model": MODEL, "prompt": SHORT})
     head = "POST /v1/completions HTTP/1.1\r\nHost: front\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     async with make_gateway(tmp_path, body_mode=body_mode) as gateway:
@@ -68,7 +68,7 @@ async def test_a_body_that_ends_with_trailers_finds_its_way(tmp_path: Path, body
         assert [body["prompt"] for body in gateway.west.bodies] == [SHORT]
 
 
-async def test_a_client_cannot_name_the_engines_itself(gateway: Gateway) -> None:
+async def test_client_cannot_name_the_engines(gateway: Gateway) -> None:
     forged = {"x-prefiller-host-port": "127.0.0.1:1", "x-prfaas-grant": "forged"}
     forged["x-gateway-destination-endpoint"] = "127.0.0.1:1"
     assert (await gateway.post({"prompt": SHORT}, **forged))[0] == 200
@@ -76,7 +76,7 @@ async def test_a_client_cannot_name_the_engines_itself(gateway: Gateway) -> None
     assert gateway.east.bodies == []
 
 
-async def test_what_cannot_be_served_is_said_by_the_picker(gateway: Gateway) -> None:
+async def test_picker_answers_requests_that_cannot_be_served(gateway: Gateway) -> None:
     async with gateway.session.post(f"{gateway.url}/v1/completions", data=b"{") as response:
         assert (response.status, "not JSON" in await response.text()) == (400, True)
     status, body, _ = await gateway.post({"prompt": SHORT, "kv_transfer_params": {"x": 1}})
@@ -87,7 +87,7 @@ async def test_what_cannot_be_served_is_said_by_the_picker(gateway: Gateway) -> 
             await asyncio.sleep(0.02)
 
 
-async def test_a_client_that_leaves_ends_the_legs_and_is_under_way_no_more(tmp_path: Path) -> None:
+async def test_disconnected_client_ends_its_legs_and_frees_its_place(tmp_path: Path) -> None:
     async with make_gateway(tmp_path, max_requests=1) as gateway:
         gateway.west.hangs = gateway.east.hangs = True
         first = asyncio.create_task(gateway.post({"prompt": LONG}))
@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_ends_the_legs_and_is_under_way_no_more(tmp_p
                 await asyncio.sleep(0.02)
 
 
-async def test_only_clients_with_a_key_are_let_in(tmp_path: Path) -> None:
+async def test_gateway_clients_need_a_key(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("ours\n")
     async with make_gateway(tmp_path, api_keys_file=tmp_path / "keys") as gateway:
         assert (await gateway.post({"prompt": SHORT}))[0] == 401

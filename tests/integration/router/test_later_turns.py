@@ -1,4 +1,4 @@
-"""Of later turns only what is new is tokenised, wherever the engine's template allows it."""
+"""Tokenisation of later turns: only the new messages, if the engine's template allows it."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def _tokens(messages: list[dict[str, Any]], *, adds: bool) -> list[int]:
     return list((text if adds else json.dumps(messages)).encode())
 
 
-async def test_only_the_new_messages_are_tokenised_once_that_was_seen_to_be_the_same() -> None:
+async def test_only_new_messages_are_tokenised_after_equal_comparisons() -> None:
     async with make_door() as door:
         door.west.adds = True
         messages = await _conversation(door, MIN_COMPARED + 3)
-        assert door.west.chats[-2:] == [3, 3]  # the stand-in, the answer, the next question
+        assert door.west.chats[-2:] == [3, 3]  # Stand-in, answer, and next question.
         assert max(door.west.chats) == 1 + 2 * MIN_COMPARED
         assert door.east.bodies[-1]["prompt"] == _tokens(messages, adds=True)[:-1]
         assert "prompt_token_ids" not in door.west.bodies[-1]["kv_transfer_params"]
 
 
-async def test_a_template_that_does_not_only_add_is_always_given_the_whole() -> None:
+async def test_template_that_is_not_additive_always_gets_the_whole() -> None:
     async with make_door() as door:
         messages = await _conversation(door, 4)
         assert door.west.chats[-1] == len(messages)
         assert door.east.bodies[-1]["prompt"] == _tokens(messages, adds=False)[:-1]
 
 
-async def test_a_template_that_ceases_to_only_add_is_found_out() -> None:
+async def test_template_that_stops_being_additive_is_noticed() -> None:
     async with make_door() as door:
         door.west.adds = True
         await _conversation(door, MIN_COMPARED + 2)

@@ -1,4 +1,4 @@
-"""Within a cluster the router can speak another connector's hand-over: prefill first, what it answers goes to decode."""
+"""NIXL hand-over within a cluster: prefill first, then decode with the prefill engine's parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def door() -> AsyncIterator[Door]:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": SHORT}]}, STREAMED_CHAT),
     ],
 )
-async def test_the_prefill_engines_answer_goes_to_decode_with_the_clients_own_request(
+async def test_prefill_parameters_go_to_decode_with_the_clients_request(
     door: Door, path: str, asked: dict[str, Any], streamed: bytes
 ) -> None:
     whole = asked | {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 7, "stop": "x"}
@@ -47,7 +47,7 @@ async def test_the_prefill_engines_answer_goes_to_decode_with_the_clients_own_re
     assert len(set(door.east.request_ids + door.west.request_ids)) == 1
 
 
-async def test_decode_is_asked_once_prefill_has_answered_and_a_client_that_leaves_ends_both(door: Door) -> None:
+async def test_decode_leg_follows_the_prefill_leg_and_a_disconnect_ends_both(door: Door) -> None:
     door.east.hangs = True
     asking = asyncio.create_task(door.post({"prompt": SHORT}))
     await until(lambda: len(door.east.bodies) == 1)
@@ -61,7 +61,7 @@ async def test_decode_is_asked_once_prefill_has_answered_and_a_client_that_leave
     ("status", "keeps", "fallback"),
     [(200, None, "prefill_without_transfer"), (200, {}, "prefill_without_transfer"), (503, KEPT, "prefill_error")],
 )
-async def test_without_kept_kv_the_decode_engine_computes_it_all(
+async def test_decode_engine_computes_everything_if_no_kv_was_kept(
     door: Door, status: int, keeps: dict[str, Any] | None, fallback: str
 ) -> None:
     door.east.status, door.east.keeps = status, keeps
@@ -70,14 +70,14 @@ async def test_without_kept_kv_the_decode_engine_computes_it_all(
     assert [body.get("kv_transfer_params") for body in door.west.bodies] == [None]
 
 
-async def test_a_decode_engine_that_cannot_fetch_is_asked_without_the_hand_over(door: Door) -> None:
+async def test_decode_engine_that_cannot_fetch_is_retried_without_the_hand_over(door: Door) -> None:
     door.west.refuses_transfers = True
     answered, _, headers = await door.post({"prompt": SHORT})
     assert (answered, headers["x-prfaas-fallback"]) == (200, "decode_error")
     assert [body.get("kv_transfer_params") for body in door.west.bodies] == [KEPT, None]
 
 
-async def test_another_cluster_prefills_under_a_grant_all_the_same() -> None:
+async def test_another_cluster_still_prefills_under_a_grant() -> None:
     async with make_door(pd_protocol="nixl") as door:
         await door.post({"prompt": LONG})
         for engine in (door.east, door.west):

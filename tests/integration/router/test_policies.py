@@ -1,4 +1,4 @@
-"""What prefills within a PD cluster, by the manager's policy: always P→D, PPD's table for later turns, the uncached suffix."""
+"""Prefill within a PD cluster under the manager's policies."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> As
             secret_file="-",
             listen="127.0.0.1:0",
             probe_interval=0.1,
-            manager_timeout=PATIENCE_SECONDS,  # on a busy machine too the manager decides, not the router
+            manager_timeout=PATIENCE_SECONDS,  # Long enough that the manager decides even on a busy machine.
             managers=(manager.address,),
         )
         async with open_router(config, SECRET) as address, aiohttp.ClientSession() as session:
@@ -85,8 +85,8 @@ async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> As
 
 
 def _reporter(name: str, manager: Manager, role: InstanceRole, engine: PacedEngine) -> Reporter:
-    its = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
-    node = Node(AgentName(name), ClusterName("west"), "pd", f"{name}:7400", 1, (hybrid_layout(MODEL),), (its,))
+    description = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
+    node = Node(AgentName(name), ClusterName("west"), "pd", f"{name}:7400", 1, (hybrid_layout(MODEL),), (description,))
     return Reporter((manager.address,), node=node, secret=SECRET)
 
 
@@ -110,7 +110,7 @@ def _table(directory: Path, *, local_gain: float) -> Path:
     return written
 
 
-async def test_the_policy_pd_prefills_every_turn_on_a_pd_p_instance(tmp_path: Path) -> None:
+async def test_policy_pd_prefills_every_turn_on_a_pd_p_instance(tmp_path: Path) -> None:
     async with _pair(tmp_path, local_policy="pd") as pair:
         assert await pair.asked(TURN_ONE) == ("remote", "pd")
         await pair.holds(TURN_ONE)
@@ -121,7 +121,7 @@ async def test_the_policy_pd_prefills_every_turn_on_a_pd_p_instance(tmp_path: Pa
 @pytest.mark.parametrize(
     ("local_gain", "expected"), [(0.5, ("local", "ppd_table_local")), (-0.5, ("remote", "ppd_table_pd"))]
 )
-async def test_ppd_sends_the_first_turn_to_pd_p_and_later_ones_by_its_table(
+async def test_ppd_prefills_first_turns_on_pd_p_and_later_turns_by_its_table(
     tmp_path: Path, local_gain: float, expected: tuple[str, str]
 ) -> None:
     async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=local_gain)) as pair:
@@ -130,7 +130,7 @@ async def test_ppd_sends_the_first_turn_to_pd_p_and_later_ones_by_its_table(
         assert await pair.asked(TURN_TWO) == expected
 
 
-async def test_ppd_takes_the_first_completion_of_a_session_for_its_first_turn_whatever_is_cached(
+async def test_ppd_treats_the_first_completion_of_a_session_as_its_first_turn(
     tmp_path: Path,
 ) -> None:
     async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=0.5)) as pair:
@@ -141,13 +141,13 @@ async def test_ppd_takes_the_first_completion_of_a_session_for_its_first_turn_wh
         assert await pair.asked(TURN_TWO) == ("local", "ppd_table_local"), "without a session the KV says it"
 
 
-async def test_ppd_takes_a_turn_whose_kv_is_gone_for_a_first_one(tmp_path: Path) -> None:
+async def test_ppd_treats_a_turn_without_kv_as_a_first_turn(tmp_path: Path) -> None:
     async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=0.5)) as pair:
         assert await pair.asked(TURN_TWO) == ("remote", "ppd_first_turn")
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(41, ("local", "suffix_cached")), (40, ("remote", "suffix_uncached"))])
-async def test_the_uncached_suffix_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
+async def test_uncached_suffix_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
     async with _pair(tmp_path, local_policy="suffix", non_cached_tokens=limit) as pair:
         await pair.holds(TURN_ONE)
         assert await pair.asked(TURN_TWO) == expected
@@ -162,7 +162,7 @@ def _picker(directory: Path, limit: int) -> Path:
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(40, ("local", "suffix_cached")), (39, ("remote", "suffix_uncached"))])
-async def test_llm_ds_own_configuration_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
+async def test_configuration_of_llm_d_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
     settings: dict[str, Any] = {"local_policy": "endpoint_picker", "endpoint_picker": _picker(tmp_path, limit)}
     async with _pair(tmp_path, **settings) as pair:
         assert await pair.asked(TURN_ONE) == ("remote", "suffix_uncached")
@@ -170,7 +170,7 @@ async def test_llm_ds_own_configuration_decides(tmp_path: Path, limit: int, expe
         assert await pair.asked(TURN_TWO) == expected
 
 
-async def test_an_endpoint_picker_knows_the_tokens_that_are_in_flight(tmp_path: Path) -> None:
+async def test_endpoint_picker_knows_the_tokens_in_flight(tmp_path: Path) -> None:
     plugins = "".join(f"- type: {kind}\n" for kind in ("decode-filter", "token-load-scorer", "max-score-picker"))
     written = tmp_path / "picker.yaml"
     written.write_text(f"apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}")
@@ -189,13 +189,13 @@ async def test_an_endpoint_picker_knows_the_tokens_that_are_in_flight(tmp_path: 
             task.cancel()
 
 
-async def test_a_first_turn_that_is_decided_again_is_a_first_turn_still(tmp_path: Path) -> None:
+async def test_first_turn_stays_a_first_turn_when_it_is_retried(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"local_policy": "ppd", "ppd_table": _table(tmp_path, local_gain=0.5)}
     async with _pair(tmp_path, num_decodes=2, **settings) as pair:
-        pair.door.wests[0].break_after_tokens = 0  # it closes the connection in place of a first token
+        pair.door.wests[0].break_after_tokens = 0  # The engine closes the connection before a first token.
         record: dict[str, Any] = {"failures": []}
         async with asyncio.timeout(PATIENCE_SECONDS):
-            for number in itertools.count():  # until one begins at the broken node
+            for number in itertools.count():  # A seed leads to the broken node at some point.
                 body = {"prompt": [number, *TURN_ONE], "stream": True}
                 _, _, headers = await pair.door.post(body, **{"x-session-id": str(number)})
                 _, record = await pair.door.get(f"/debug/decision/{headers['x-request-id']}")
@@ -204,7 +204,7 @@ async def test_a_first_turn_that_is_decided_again_is_a_first_turn_still(tmp_path
         assert (record["decided_by"], record["reason"]) == ("manager", "ppd_first_turn")
 
 
-async def test_a_request_is_refused_where_nobody_is_there_to_prefill_it_and_that_is_so_set(tmp_path: Path) -> None:
+async def test_request_without_a_prefill_instance_is_refused_if_configured(tmp_path: Path) -> None:
     async with _pair(tmp_path, local_policy="pd", without_prefill="refuse") as pair:
         assert await pair.asked(TURN_ONE) == ("remote", "pd")
         pair.door.east.healthy = False
@@ -214,7 +214,7 @@ async def test_a_request_is_refused_where_nobody_is_there_to_prefill_it_and_that
         assert b"PD-P" in body
 
 
-async def test_a_router_that_no_manager_answers_keeps_their_policy_and_says_that_it_is_alone(tmp_path: Path) -> None:
+async def test_router_without_an_answer_keeps_the_managers_policy_and_reports_it(tmp_path: Path) -> None:
     async with _pair(tmp_path, local_policy="pd", without_prefill="refuse") as pair:
         assert await pair.asked(TURN_ONE) == ("remote", "pd")
         await pair.deployment.stop_manager(pair.manager)
@@ -228,12 +228,12 @@ async def test_a_router_that_no_manager_answers_keeps_their_policy_and_says_that
         assert (status, headers["x-prfaas-reason"]) == (503, "no_pd_prefill_instance")
 
 
-async def test_by_default_the_decode_instance_prefills(tmp_path: Path) -> None:
+async def test_decode_instance_prefills_by_default(tmp_path: Path) -> None:
     async with _pair(tmp_path) as pair:
         assert await pair.asked(TURN_ONE) == ("local", "short")
 
 
-def test_a_policy_that_lacks_its_table_refuses_to_start(tmp_path: Path) -> None:
+def test_policy_ppd_needs_its_table(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
     with pytest.raises(ValueError, match="ppd_table: missing"):
         deployment.config(local_policy="ppd")

@@ -1,4 +1,4 @@
-"""The sidecar beside a decode engine: llm-d's own cases, what it may ask, and what follows when prefill fails."""
+"""Sidecar beside a decode engine: llm-d's own cases, allowed hosts, and failed prefills."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def _pair(**settings: Any) -> AsyncIterator[Pair]:
 
 
 @cases("sidecar.prefill-header")
-def test_who_is_named(case: dict[str, Any]) -> None:
+def test_first_host_of_the_header_is_used(case: dict[str, Any]) -> None:
     values, expected = case["given"]["x_prefiller_host_port"], case["expect"]["prefill"]
     if case["given"]["enable_prefiller_sampling"] and len(expected) > 1:
         pytest.skip("the sidecar uses the first host; pickers name one")
@@ -71,7 +71,7 @@ def test_who_is_named(case: dict[str, Any]) -> None:
 
 
 @cases("sidecar.nixlv2")
-async def test_the_two_steps(case: dict[str, Any]) -> None:
+async def test_nixl_hand_over(case: dict[str, Any]) -> None:
     given, expected = case["given"], case["expect"]
     async with _pair(prefill_failure="fail", prefill_retries=given.get("prefill_max_retries", 0)) as pair:
         pair.prefill.status = given.get("prefill_status", 200)
@@ -96,7 +96,7 @@ def _assert_has(body: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 @cases("sidecar.ssrf")
-async def test_who_may_not_be_asked(case: dict[str, Any]) -> None:
+async def test_hosts_outside_the_allow_list_are_refused(case: dict[str, Any]) -> None:
     given = case["given"]
     async with _pair(prefill_hosts=tuple(given["allowlist"])) as pair:
         status, _ = await pair.ask({}, host=given["x_prefiller_host_port"])
@@ -132,7 +132,7 @@ async def test_who_may_not_be_asked(case: dict[str, Any]) -> None:
         ((), "http://10.1.2.3:1", False),
     ],
 )
-def test_the_allow_list(hosts: tuple[str, ...], asked: str, allowed: bool) -> None:
+def test_allow_list(hosts: tuple[str, ...], asked: str, allowed: bool) -> None:
     listed = AllowList(hosts)
     if allowed:
         listed.check(asked)
@@ -141,12 +141,12 @@ def test_the_allow_list(hosts: tuple[str, ...], asked: str, allowed: bool) -> No
         listed.check(asked)
 
 
-def test_an_entry_that_is_no_network_stops_the_start() -> None:
+def test_invalid_network_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"prefill_hosts: 10\.0\.0\.0/99"):
         AllowList(("10.0.0.0/99",))
 
 
-async def test_without_the_header_the_engine_answers_alone_and_every_other_path_is_its_own() -> None:
+async def test_without_the_header_all_requests_go_to_the_engine() -> None:
     async with _pair() as pair:
         assert (await pair.ask({"stream": True}, host=""))[1] == STREAMED
         assert not pair.prefill.bodies
@@ -157,7 +157,7 @@ async def test_without_the_header_the_engine_answers_alone_and_every_other_path_
             assert (models.status, health.status) == (200, 200)
 
 
-async def test_a_streamed_answer_is_handed_over() -> None:
+async def test_streamed_answer_is_handed_over() -> None:
     async with _pair() as pair:
         assert await pair.ask({"stream": True}) == (200, STREAMED)
         assert pair.decode.bodies[0]["kv_transfer_params"] == KEPT
@@ -183,7 +183,7 @@ async def test_setting_decides_what_follows_a_failed_prefill(
         assert answered or b"error" in body
 
 
-async def test_a_client_that_leaves_ends_the_leg_under_way() -> None:
+async def test_disconnected_client_ends_the_running_leg() -> None:
     async with _pair() as pair:
         pair.prefill.hangs = True
         asking = asyncio.create_task(pair.ask({}))
@@ -193,14 +193,14 @@ async def test_a_client_that_leaves_ends_the_leg_under_way() -> None:
         assert not pair.decode.bodies
 
 
-async def test_an_engine_that_is_gone_is_said_at_once() -> None:
+async def test_missing_engine_gives_503_at_once() -> None:
     async with _pair() as pair:
         await pair.decode.stop()
         assert (await pair.ask({}))[0] == 503
         assert (await pair.ask({}, host=""))[0] == 503
 
 
-async def test_a_client_may_not_name_other_peoples_kv() -> None:
+async def test_client_cannot_name_foreign_kv() -> None:
     async with _pair() as pair:
         for host in (None, ""):
             status, body = await pair.ask({"kv_transfer_params": {"do_remote_prefill": True}}, host=host)
@@ -208,7 +208,7 @@ async def test_a_client_may_not_name_other_peoples_kv() -> None:
         assert not pair.prefill.bodies + pair.decode.bodies
 
 
-async def test_under_our_own_protocol_both_legs_go_at_once_under_the_gateways_grant() -> None:
+async def test_protocol_prfaas_sends_both_legs_at_once_under_the_gateways_grant() -> None:
     async with _pair(protocol="prfaas") as pair:
         assert (await pair.ask({}, x_prfaas_grant="g"))[0] == 200
         sent, taken = pair.prefill.bodies[0], pair.decode.bodies[0]
@@ -219,21 +219,21 @@ async def test_under_our_own_protocol_both_legs_go_at_once_under_the_gateways_gr
 
 @pytest.mark.parametrize("protocol", ["nixl", "prfaas"])
 @pytest.mark.parametrize("host", [None, ""], ids=["handed over", "local"])
-async def test_the_salt_that_a_picker_wrote_goes_on_in_every_leg(protocol: Any, host: str | None) -> None:
+async def test_salt_from_the_picker_is_in_every_leg(protocol: Any, host: str | None) -> None:
     async with _pair(protocol=protocol) as pair:
         assert (await pair.ask({"cache_salt": "acme"}, host=host, x_prfaas_grant="g"))[0] == 200
         asked = pair.prefill.bodies + pair.decode.bodies
-        assert [its["cache_salt"] for its in asked] == ["acme"] * (1 if host == "" else 2)
+        assert [body["cache_salt"] for body in asked] == ["acme"] * (1 if host == "" else 2)
 
 
 @pytest.mark.parametrize(("policy", "status"), [("local", 200), ("fail", 503)])
-async def test_our_own_protocol_without_a_grant_is_a_failed_prefill(policy: str, status: int) -> None:
+async def test_protocol_prfaas_without_a_grant_is_a_failed_prefill(policy: str, status: int) -> None:
     async with _pair(protocol="prfaas", prefill_failure=policy) as pair:
         assert (await pair.ask({}))[0] == status
         assert not pair.prefill.bodies
 
 
-async def test_the_command_serves_and_shows_its_own_metrics_apart() -> None:
+async def test_command_serves_and_has_a_separate_port_for_metrics() -> None:
     engine = PacedEngine()
     await engine.start()
     listen, status = free_address(), free_address()

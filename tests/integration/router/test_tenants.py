@@ -1,4 +1,4 @@
-"""Clients with keys before one deployment: each finds its own tenant's cache, and nobody else's."""
+"""Tenants: each client finds only the cache of its own tenant."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _keeps(managed: Managed, tenant: str) -> None:
     await until(lambda: reporter.status.acknowledged >= 1)
 
 
-async def test_bob_finds_nothing_of_alices_prompt_and_alice_finds_hers(tmp_path: Path) -> None:
+async def test_client_finds_only_its_own_cached_prompt(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
         first = await _decided(managed.door, "alice")
         assert (first["decided_by"], first["num_cached_tokens"]) == ("manager", 0)
@@ -57,7 +57,7 @@ async def test_bob_finds_nothing_of_alices_prompt_and_alice_finds_hers(tmp_path:
     assert found == {"alice": 160, "bob": 0, "none": 0}
 
 
-async def test_clients_of_one_tenant_share(tmp_path: Path) -> None:
+async def test_clients_of_one_tenant_share_a_cache(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
         await _decided(managed.door, "bob")
         await _keeps(managed, managed.door.west.bodies[-1]["cache_salt"])
@@ -65,7 +65,7 @@ async def test_clients_of_one_tenant_share(tmp_path: Path) -> None:
     assert found == {"ann": 160, "bob": 160, "alice": 0}
 
 
-async def test_one_session_name_is_a_session_of_each_tenant(tmp_path: Path) -> None:
+async def test_same_session_name_is_a_separate_session_of_each_tenant(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
         for client in ("alice", "bob", "ann"):
             await _decided(managed.door, client, **{"x-session-id": "chat"})
@@ -73,7 +73,7 @@ async def test_one_session_name_is_a_session_of_each_tenant(tmp_path: Path) -> N
     assert sessions == {("alice", "chat"), ("acme", "chat")}
 
 
-async def test_both_legs_and_their_grant_carry_the_tenant(tmp_path: Path) -> None:
+async def test_both_legs_and_the_grant_carry_the_tenant(tmp_path: Path) -> None:
     async with make_door(**_keys(tmp_path)) as door:
         await door.post({"prompt": LONG}, Authorization="Bearer key-ann")
         (prefill,), (decode,) = door.east.bodies, door.west.bodies
@@ -93,14 +93,14 @@ async def test_both_legs_and_their_grant_carry_the_tenant(tmp_path: Path) -> Non
         ("/v1/responses", {"input": "x"}),
     ],
 )
-async def test_every_request_is_salted_for_its_client(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+async def test_every_request_has_the_salt_of_its_client(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     async with make_door(**_keys(tmp_path)) as door:
         for name in ("alice", "ann", "none"):
             assert (await door.post(body, path=path, Authorization=f"Bearer key-{name}"))[0] == 200
         assert [body.get("cache_salt") for body in door.west.bodies] == ["alice", "acme", None]
 
 
-async def test_without_keys_everybody_is_of_the_routers_tenant() -> None:
+async def test_without_keys_all_requests_belong_to_the_routers_tenant() -> None:
     async with make_door() as door:
         await door.post({"prompt": SHORT})
         assert "cache_salt" not in door.west.bodies[-1]

@@ -1,4 +1,4 @@
-"""The router with a real manager: instances and decisions come from it, and the router goes on alone when it is gone."""
+"""Router with a real manager, and without it after its end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _decided(door: Door, prompt: list[int], **headers: str) -> dict[str, o
     return dict(record)
 
 
-async def test_a_long_prompt_is_decided_by_the_manager_under_its_grant_and_its_threshold(managed: Managed) -> None:
+async def test_manager_decides_long_prompts_with_its_grant_and_threshold(managed: Managed) -> None:
     record = await _decided(managed.door, PROMPT)
     assert (record["decided_by"], record["route"], record["reason"]) == ("manager", "remote", "long")
     assert NO_LAYOUT not in str(record["explanation"])
@@ -50,7 +50,7 @@ async def test_a_long_prompt_is_decided_by_the_manager_under_its_grant_and_its_t
     assert (grant.source, grant.destination, grant.destination_address) == ("east", "west-0", "west-0:7400")
 
 
-async def test_a_model_of_which_no_node_has_a_layout_is_named_in_the_routers_explanation(tmp_path: Path) -> None:
+async def test_explanation_mentions_a_model_without_a_layout(tmp_path: Path) -> None:
     async with make_managed(tmp_path, layouts=()) as managed:
         await managed.door.until_health(**{"east_0": True, "west-0_0": True})
         record = await _decided(managed.door, PROMPT)
@@ -58,7 +58,7 @@ async def test_a_model_of_which_no_node_has_a_layout_is_named_in_the_routers_exp
     assert NO_LAYOUT in str(record["explanation"])
 
 
-async def test_the_manager_hears_how_requests_were_answered(managed: Managed) -> None:
+async def test_manager_gets_reports_of_completed_requests(managed: Managed) -> None:
     answered = managed.manager.service.outcomes
     decided = bytes.fromhex(str((await _decided(managed.door, PROMPT))["decision_id"]))
     await until(lambda: answered.get(decided), what="the report")
@@ -68,7 +68,7 @@ async def test_the_manager_hears_how_requests_were_answered(managed: Managed) ->
     assert sum(ended.phases.values()) == pytest.approx(ended.ttft_seconds)
 
 
-async def test_what_a_node_has_cached_keeps_a_long_prompt_there(managed: Managed) -> None:
+async def test_cached_prefix_keeps_a_long_prompt_local(managed: Managed) -> None:
     chain = HashChain(root_hash(MODEL), PROMPT)
     reporter = managed.reporters["west-0"]
     reporter.publish(stored(hybrid_layout(MODEL), chain, 160))
@@ -78,26 +78,28 @@ async def test_what_a_node_has_cached_keeps_a_long_prompt_there(managed: Managed
     assert managed.door.west.bodies[-1]["kv_transfer_params"] == {"prfaas_promised_tokens": 160}
 
 
-async def test_a_short_prompt_is_decided_without_the_manager(managed: Managed) -> None:
+async def test_short_prompt_is_decided_without_the_manager(managed: Managed) -> None:
     record = await _decided(managed.door, PROMPT[:T])
     assert (record["decided_by"], record["reason"]) == ("router", "short")
 
 
-async def test_the_router_goes_on_alone_when_the_manager_is_gone(managed: Managed) -> None:
+async def test_router_continues_without_the_manager(managed: Managed) -> None:
     await managed.deployment.stop_manager(managed.manager)
     record = await _decided(managed.door, PROMPT)
     assert (record["decided_by"], record["route"], record["reason"]) == ("router", "remote", "long")
     assert record["status"] == 200
 
 
-async def test_the_manager_is_asked_again_without_the_node_that_failed(tmp_path: Path) -> None:
+async def test_retry_excludes_the_failed_node_at_the_manager(tmp_path: Path) -> None:
     async with make_managed(tmp_path, num_wests=2) as managed:
         names = ("east_0", "west-0_0", "west-1_0")
         await managed.door.until_health(**dict.fromkeys(names, True))
-        managed.door.west.break_after_tokens = 0  # it closes the connection in place of a first token
+        managed.door.west.break_after_tokens = 0  # The engine closes the connection before a first token.
         record: dict[str, Any] = {"failures": []}
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not record["failures"]:  # equal nodes are taken by the request: until one begins at the broken one
+            while not record[
+                "failures"
+            ]:  # Equal nodes are chosen by the seed, which leads to the broken node at some point.
                 _, _, headers = await managed.door.post({"prompt": PROMPT, "stream": True})
                 _, record = await managed.door.get(f"/debug/decision/{headers['x-request-id']}")
                 assert (record["decided_by"], record["status"]) == ("manager", 200)
@@ -105,7 +107,7 @@ async def test_the_manager_is_asked_again_without_the_node_that_failed(tmp_path:
         assert record["failures"][0].startswith("decode_broke_off")
 
 
-async def test_a_router_with_another_secret_serves_nobody_and_says_so(
+async def test_router_with_another_secret_serves_nobody_and_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with make_managed(tmp_path, router_secret=b"x" * 32) as managed:
@@ -114,7 +116,7 @@ async def test_a_router_with_another_secret_serves_nobody_and_says_so(
         assert (await managed.door.post({"prompt": PROMPT}))[0] == 503
 
 
-async def test_a_manager_that_starts_anew_and_has_heard_of_nobody_takes_no_instance_away(managed: Managed) -> None:
+async def test_restarted_manager_removes_no_instance(managed: Managed) -> None:
     for reports in managed.reports:
         await managed.deployment.end(reports)
     address = managed.manager.address
@@ -126,7 +128,7 @@ async def test_a_manager_that_starts_anew_and_has_heard_of_nobody_takes_no_insta
     assert await managed.door.health() == {"east_0": True, "west-0_0": True}
 
 
-async def test_two_routers_at_two_managers_decide_alike(tmp_path: Path) -> None:
+async def test_routers_of_different_managers_decide_alike(tmp_path: Path) -> None:
     async with make_managed(tmp_path, with_redis=True) as managed:
         second = await managed.deployment.start_manager(threshold_tokens=T)
         reporter = managed.reporters["west-0"]
@@ -140,11 +142,13 @@ async def test_two_routers_at_two_managers_decide_alike(tmp_path: Path) -> None:
                 await door.until_health(**{"east_0": True, "west-0_0": True})
             prompts = [PROMPT, PROMPT[:T], PROMPT[:150], PROMPT + PROMPT, [*PROMPT[:170], *range(900, 1000)]]
             for prompt in prompts:
-                first, other = [{key: (await _decided(door, prompt))[key] for key in DECIDED} for door in doors]
-                assert first == other
+                decision, other_decision = [
+                    {key: (await _decided(door, prompt))[key] for key in DECIDED} for door in doors
+                ]
+                assert decision == other_decision
 
 
-async def test_a_managers_decision_can_be_made_again_from_what_it_remembers(managed: Managed) -> None:
+async def test_managers_decision_can_be_replayed(managed: Managed) -> None:
     record = await _decided(managed.door, PROMPT)
     url = f"http://{managed.manager.http_address}/decisions/"
     async with aiohttp.ClientSession() as session:

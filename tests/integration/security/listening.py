@@ -1,4 +1,4 @@
-"""Where the processes of a session listen, as the kernel knows it."""
+"""Sockets at which the processes of a session listen, from the kernel's tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LISTEN, _UDP_UNCONNECTED = "0A", "07"
 
 @dataclass(frozen=True)
 class Listening:
-    """One socket that takes what comes."""
+    """One listening socket."""
 
     kind: str
     host: str
@@ -44,13 +44,13 @@ def listening_of(child: Child) -> set[Listening]:
 
 def _session(leader: int) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # The process has ended.
             if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
                 yield int(entry.name)
 
 
 def _inodes(pid: int) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
+    with contextlib.suppress(FileNotFoundError):  # The process has ended.
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 target = os.readlink(entry)

@@ -1,4 +1,4 @@
-"""What strangers and broken programs may send: honest first words with parts replaced, cut, repeated, or made up."""
+"""Input of broken or hostile programs: valid messages with parts replaced, cut, repeated or invented."""
 
 from __future__ import annotations
 
@@ -111,23 +111,23 @@ def message(chance: random.Random, kind: Descriptor, depth: int = 0) -> Message:
     return made
 
 
-def _set(chance: random.Random, made: Message, its: FieldDescriptor, depth: int) -> None:
-    if its.message_type is not None:
-        inner = message(chance, its.message_type, depth + 1)
-        place = getattr(made, its.name)
-        (place.add() if its.is_repeated else place).CopyFrom(inner)
+def _set(chance: random.Random, made: Message, field: FieldDescriptor, depth: int) -> None:
+    if field.message_type is not None:
+        inner = message(chance, field.message_type, depth + 1)
+        place = getattr(made, field.name)
+        (place.add() if field.is_repeated else place).CopyFrom(inner)
         return
-    given = _scalar(chance, its)
-    if its.is_repeated:
-        getattr(made, its.name).append(given)
+    given = _scalar(chance, field)
+    if field.is_repeated:
+        getattr(made, field.name).append(given)
     else:
-        setattr(made, its.name, given)
+        setattr(made, field.name, given)
 
 
-def _scalar(chance: random.Random, its: FieldDescriptor) -> Any:
-    kind = its.cpp_type
+def _scalar(chance: random.Random, field: FieldDescriptor) -> Any:
+    kind = field.cpp_type
     if kind == FieldDescriptor.CPPTYPE_STRING:
-        if its.type == FieldDescriptor.TYPE_BYTES:
+        if field.type == FieldDescriptor.TYPE_BYTES:
             return chance.randbytes(chance.choice((0, 1, 16, 16, 32, 160)))
         return chance.choice(WORDS)
     if kind == FieldDescriptor.CPPTYPE_BOOL:
@@ -135,7 +135,7 @@ def _scalar(chance: random.Random, its: FieldDescriptor) -> Any:
     if kind in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
         return float(chance.choice((*NUMBERS, float("inf"))))
     if kind == FieldDescriptor.CPPTYPE_ENUM:
-        assert its.enum_type is not None
-        return chance.choice(its.enum_type.values).number
+        assert field.enum_type is not None
+        return chance.choice(field.enum_type.values).number
     bits = 31 if kind in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_UINT32) else 62
     return chance.choice((0, 1, 2, 16, 100, 2**bits - 1))

@@ -34,21 +34,21 @@ KINDS: dict[Kind, str] = {
     "revoked": "tls_revoked",
 }
 GET = b"GET /healthz HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
-HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # preface and empty SETTINGS
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # Preface and empty SETTINGS.
 
 
-FRAME_HEAD_BYTES = 9  # of HTTP/2
-NOISE_SECONDS = 0.1  # for the answer to what may be less than a request
+HTTP2_HEADER_BYTES = 9
+NOISE_SECONDS = 0.1  # Wait for an answer to an incomplete request.
 
 
 @dataclass(frozen=True)
 class Port:
-    """What listens, what a client of it says first, and what counts those that it turns away."""
+    """Port: the first bytes of a client, and the metric that counts refusals, on the /metrics page of `counted_by`."""
 
     hello: bytes
     speaks: str
     metric: str
-    counted_by: str  # the port whose /metrics has it
+    counted_by: str
 
 
 PORTS = {
@@ -87,9 +87,9 @@ class Fortress:
             wait_until(partial(is_taken, address), seconds=120, what=address)
 
     def _settings(self, name: str) -> dict[str, str]:
-        its = self._authority.issue(name)
-        files = {"tls_authority": its.authority, "tls_certificate": its.certificate, "tls_key": its.key}
-        return {key: str(path) for key, path in files.items()} | {"tls_revocations": str(its.revocations)}
+        issued = self._authority.issue(name)
+        files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
+        return {key: str(path) for key, path in files.items()} | {"tls_revocations": str(issued.revocations)}
 
     def _start(self, stack: Stack) -> list[Child]:
         at = {name: f"0.0.0.0:{port}" for name, port in self.ports.items()}
@@ -117,7 +117,7 @@ class Fortress:
         return [manager, agent.child, router, sidecar, executor]
 
     def talk(self, name: str, kind: str) -> bytes:
-        """What a client of some kind gets for its first words; nothing when it is turned away."""
+        """Return the answer to a client of some kind; nothing if it is refused."""
         port, address = PORTS[name], ("127.0.0.1", int(self.ports[name]))
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=PATIENCE_SECONDS) as sock:
             if kind == "plain":
@@ -155,11 +155,11 @@ def _ask(sock: socket.socket, words: bytes, *, is_let_in: bool = False) -> bytes
     stays_open = words.startswith(b"PRI")
     sock.sendall(words)
     sock.settimeout(1.0 if stays_open and not is_let_in else PATIENCE_SECONDS)
-    said = b""
+    received = b""
     with contextlib.suppress(OSError):
-        while not (stays_open and len(said) >= FRAME_HEAD_BYTES) and (part := sock.recv(65536)):
-            said += part
-    return said
+        while not (stays_open and len(received) >= HTTP2_HEADER_BYTES) and (part := sock.recv(65536)):
+            received += part
+    return received
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +171,7 @@ def fortress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fortress]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PORTS)
-def test_who_has_no_certificate_that_counts_is_turned_away_and_counted(
-    fortress: Fortress, name: str, kind: Kind
-) -> None:
+def test_clients_without_a_valid_certificate_are_refused_and_counted(fortress: Fortress, name: str, kind: Kind) -> None:
     reason = KINDS[kind]
     before = fortress.count(name, reason)
     answer = fortress.talk(name, kind)
@@ -182,23 +180,21 @@ def test_who_has_no_certificate_that_counts_is_turned_away_and_counted(
 
 
 @pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.speaks == "http/1.1"])
-def test_pages_answer_who_has_one(fortress: Fortress, name: str) -> None:
+def test_pages_answer_clients_with_a_certificate(fortress: Fortress, name: str) -> None:
     assert fortress.talk(name, "valid").startswith(b"HTTP/1.")
 
 
 @pytest.mark.parametrize("name", [name for name, port in PORTS.items() if port.speaks == "h2"])
-def test_calls_are_taken_from_who_has_one(fortress: Fortress, name: str) -> None:
+def test_calls_need_a_certificate(fortress: Fortress, name: str) -> None:
     assert fortress.talk(name, "valid")[3:4] == b"\x04", "its SETTINGS"
 
 
 @pytest.mark.parametrize("name", PORTS)
-def test_noise_before_certificates_and_behind_them_is_refused_and_everybody_serves_on(
-    fortress: Fortress, name: str
-) -> None:
+def test_noise_with_and_without_a_certificate_is_refused_without_harm(fortress: Fortress, name: str) -> None:
     chance = random.Random(name)
     for _ in range(12):
         _say(fortress, name, noise.changed(chance, _client_hello(chance)) + chance.randbytes(chance.randrange(300)))
-        made = (noise.http_request, noise.http2_frames, lambda its: its.randbytes(its.randrange(300)))
+        made = (noise.http_request, noise.http2_frames, lambda source: source.randbytes(source.randrange(300)))
         _say(fortress, name, chance.choice(made)(chance), behind=True)
     for child in fortress.children:
         assert child.is_alive(), child.tail(30)
@@ -234,5 +230,5 @@ def _hear(sock: socket.socket, words: bytes) -> None:
 
 
 def test_no_other_port_is_beyond_loopback(fortress: Fortress) -> None:
-    found = {its.port for child in fortress.children for its in listening_of(child) if its.is_beyond_loopback}
+    found = {socket.port for child in fortress.children for socket in listening_of(child) if socket.is_beyond_loopback}
     assert found == {int(port) for port in fortress.ports.values()}

@@ -1,4 +1,4 @@
-"""Who listens, and noise at every port, with and without the deployment's secret: nothing fails but by refusing it."""
+"""Noise at every port, with and without the deployment's secret: it is refused without harm."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from tools.free_ports import free_address
 from tools.processes import Child, Children
 from tools.stack import Stack
 
-NAMES = ("west-0", "router", "operator", "stranger")  # who calls the manager, each with a token that fits
+NAMES = ("west-0", "router", "operator", "stranger")  # Callers of the manager, each with its token.
 FAULTS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-PATIENCE_SECONDS = 0.2  # for the answer to what may be less than a request
-SECONDS = 0.5  # for an answer; what waits for more is left
+PATIENCE_SECONDS = 0.2  # Wait for an answer to an incomplete request.
+SECONDS = 0.5  # Wait for any other answer.
 SERVICE = pb.DESCRIPTOR.services_by_name["Manager"]
 IDS = [TransferId(bytes([number]) * 16) for number in range(3)]
 GROUPS = (GroupBlocks(0, 0, (BlockHash(bytes(16)),), BlockHash(bytes(16))),)
 ATTACH = encode(Attach(PROTOCOL_VERSION, "w/1", "worker", 0, layout().to_dict()))
 HONEST = [ATTACH] + [
-    encode(its)
+    encode(message)
     for key in IDS
-    for its in (
+    for message in (
         Lookup(key, BlockHash(bytes(16)), bytes(64), 64),
         Send(key, b"", GROUPS),
         Receive(key, b"", BlockHash(bytes(16)), GROUPS),
@@ -117,7 +117,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def _talk(sock: socket.socket, words: bytes, *, leaves: bool = True) -> bytes:
-    """What comes back until the other side closes, or says nothing for a while; `leaves`: it is told that no more comes."""
+    """Return the answer up to a close or a pause. With `leaves` the connection is half-closed first."""
     sock.settimeout(SECONDS if leaves else PATIENCE_SECONDS)
     parts = []
     with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def _calls(target: Target, chance: random.Random, channel: grpc.Channel) -> None
     for method in SERVICE.methods:
         who = credentials(chance.choice(NAMES), target.secret)
         sent = [noise.message(chance, method.input_type) for _ in range(1 + 2 * method.client_streaming)]
-        words = [noise.changed(chance, its.SerializeToString()) for its in sent]
+        words = [noise.changed(chance, message.SerializeToString()) for message in sent]
         fault = _fault_of(functools.partial(_called, channel, method, words, who))
         assert not fault, (method.name, sent, fault)
 
@@ -184,7 +184,7 @@ def _called(
 
 
 def _fault_of(call: Callable[[], object]) -> str:
-    """What went wrong on the other side; empty where it answered, refused, or had no time."""
+    """Return the failure of the server; empty if it answered, refused, or was late."""
     try:
         call()
     except grpc.RpcError as error:
@@ -193,7 +193,7 @@ def _fault_of(call: Callable[[], object]) -> str:
 
 
 def _gateway(channel: grpc.Channel, chance: random.Random) -> None:
-    """The gateway's one method, by somebody who has read its protocol badly."""
+    """Send malformed messages to the gateway's method."""
     process = channel.stream_stream("/envoy.service.ext_proc.v3.ExternalProcessor/Process")
     sent = [
         noise.changed(
@@ -216,28 +216,28 @@ def _make_noise(target: Target, *, seed: int, num_rounds: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_everybody_listens_on_loopback_alone_unless_told_otherwise(target: Target) -> None:
+def test_all_processes_listen_on_loopback_by_default(target: Target) -> None:
     found = {child.name: listening_of(child) for child in target.children}
-    assert {name: sum(its.kind.startswith("tcp") for its in sockets) for name, sockets in found.items()} == {
-        "manager": 2,  # the embedded Redis listens at a Unix socket
+    assert {name: sum(socket.kind.startswith("tcp") for socket in sockets) for name, sockets in found.items()} == {
+        "manager": 2,  # The embedded Redis listens at a Unix socket.
         "agent-west-0": 2,
         "engine": 1,
         "router": 2,
         "sidecar": 2,
         "colocate": 1,
     }
-    assert [its for sockets in found.values() for its in sockets if its.is_beyond_loopback] == []
+    assert [socket for sockets in found.values() for socket in sockets if socket.is_beyond_loopback] == []
 
 
 @pytest.mark.timeout(300)
-def test_noise_is_refused_and_everybody_serves_on(target: Target) -> None:
+def test_noise_is_refused_without_harm(target: Target) -> None:
     _make_noise(target, seed=1, num_rounds=10)
     target.check()
 
 
-@pytest.mark.soak  # about 30 inputs a round, half a minute each
+@pytest.mark.soak  # About 30 inputs per round, half a minute each.
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(2, 6))
-def test_much_noise_is_refused_and_everybody_serves_on(target: Target, seed: int) -> None:
+def test_much_noise_is_refused_without_harm(target: Target, seed: int) -> None:
     _make_noise(target, seed=seed, num_rounds=400)
     target.check()

@@ -1,4 +1,4 @@
-"""By default every address is loopback, and nothing starts beyond it that lets everybody in."""
+"""Safe defaults: every address is loopback, and open ports beyond it stop the start."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tools.stack import Stack
 ADDRESSES = [
     (component, name)
     for component, cls in COMPONENTS.items()
-    for name, its in config.settings(cls)
+    for name, spec in config.settings(cls)
     if name.endswith("listen")
 ]
 
 
 @pytest.mark.parametrize(("component", "name"), ADDRESSES)
-def test_the_default_of_every_address_is_loopback_or_none(component: str, name: str) -> None:
+def test_every_address_defaults_to_loopback_or_none(component: str, name: str) -> None:
     default = config.default(COMPONENTS[component], name)
     assert default == "" or is_loopback(split_address(default)[0])
 
 
 def _at_default_hosts(component: str) -> dict[str, str]:
     """Return the component's own addresses at free ports of their default hosts."""
-    defaults = {name: config.default(COMPONENTS[component], name) for its, name in ADDRESSES if its == component}
-    return {name: f"{split_address(its)[0]}:0" for name, its in defaults.items() if its}
+    defaults = {name: config.default(COMPONENTS[component], name) for owner, name in ADDRESSES if owner == component}
+    return {name: f"{split_address(address)[0]}:0" for name, address in defaults.items() if address}
 
 
 OPEN = {
@@ -47,12 +47,12 @@ OPEN = {
 BEYOND = ("beyond loopback", "not a private address")
 
 
-def test_a_port_beyond_loopback_that_lets_everybody_in_stops_the_start_and_its_check(
+def test_open_port_beyond_loopback_stops_the_start_and_its_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: dict[str, Child] = {}
     checked: dict[str, int] = {}
-    said: dict[str, str] = {}
+    output: dict[str, str] = {}
     with Children(tmp_path) as children:
         secret = Stack(children, tmp_path).secret_file
         for component, names in OPEN.items():
@@ -61,11 +61,11 @@ def test_a_port_beyond_loopback_that_lets_everybody_in_stops_the_start_and_its_c
                 command = [str(Path(sys.executable).parent / f"prfaas-{component}"), *words]
                 started[f"{component} {name}"] = children.start(f"{component}-{name}", command)
                 checked[f"{component} {name}"] = _checked(component, words)
-                said[f"{component} {name} checked"] = capsys.readouterr().err
+                output[f"{component} {name} checked"] = capsys.readouterr().err
         ended = {name: child.process.wait(120) for name, child in started.items()}
-        said |= {name: child.tail() for name, child in started.items()}
-    assert ended == checked == dict.fromkeys(started, 2), said
-    assert [name for name, text in said.items() if not any(words in text for words in BEYOND)] == []
+        output |= {name: child.tail() for name, child in started.items()}
+    assert ended == checked == dict.fromkeys(started, 2), output
+    assert [name for name, text in output.items() if not any(words in text for words in BEYOND)] == []
 
 
 def _words(component: str, addresses: dict[str, str], secret: Path, directory: Path) -> list[str]:
@@ -87,7 +87,7 @@ def _checked(component: str, words: list[str]) -> int:
     return int(str(ended.value.code))
 
 
-def test_consent_by_name_lets_it_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explicit_consent_allows_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Children(tmp_path) as children:
         secret = Stack(children, tmp_path).secret_file
     for component, names in OPEN.items():

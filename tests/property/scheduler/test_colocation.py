@@ -1,4 +1,4 @@
-"""The adaptive resource manager keeps its promises for any profile and any load."""
+"""Adaptive resource manager for random profiles and loads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOADS = st.builds(StepLoad, st.integers(0, 200), st.booleans())
 
 
 @given(profiles(), LOADS)
-def test_it_overallocates_whenever_the_profile_allows_else_takes_the_least_share_that_meets_the_slo(
+def test_overallocation_is_used_if_allowed_and_else_the_smallest_sufficient_share(
     profile: ShareTable, load: StepLoad
 ) -> None:
     partition, reason = target_partition(load, profile, SLO)
@@ -54,7 +54,7 @@ def test_it_overallocates_whenever_the_profile_allows_else_takes_the_least_share
 
 
 @given(profiles(), st.integers(1, 200))
-def test_an_idle_side_leaves_its_share_to_the_other(profile: ShareTable, batch: int) -> None:
+def test_idle_side_leaves_its_share_to_the_busy_side(profile: ShareTable, batch: int) -> None:
     held = Sharing(Partition(profile.shares[0], 1 - profile.shares[0]), "least_share")
     policy = SharingPolicy(SLO)
     assert next_sharing(held, StepLoad(batch, False), profile, policy=policy).partition == Partition(1.0, 0.0)
@@ -62,7 +62,7 @@ def test_an_idle_side_leaves_its_share_to_the_other(profile: ShareTable, batch: 
 
 
 @given(profiles(), st.lists(LOADS, max_size=80), st.integers(1, 10))
-def test_decode_never_waits_for_a_share_that_it_needs(profile: ShareTable, loads: list[StepLoad], dwell: int) -> None:
+def test_decode_gets_a_larger_share_at_once(profile: ShareTable, loads: list[StepLoad], dwell: int) -> None:
     sharing = Sharing()
     for load in loads:
         sharing = next_sharing(sharing, load, profile, policy=SharingPolicy(SLO, dwell))
@@ -73,7 +73,7 @@ def test_decode_never_waits_for_a_share_that_it_needs(profile: ShareTable, loads
 
 
 @given(profiles(), LOADS, st.lists(LOADS, max_size=20), st.integers(1, 10))
-def test_under_a_steady_load_the_target_is_reached_within_the_dwell_time_and_kept(
+def test_steady_load_reaches_its_target_within_the_dwell_time(
     profile: ShareTable, load: StepLoad, before: list[StepLoad], dwell: int
 ) -> None:
     policy, sharing = SharingPolicy(SLO, dwell), Sharing()
@@ -85,7 +85,7 @@ def test_under_a_steady_load_the_target_is_reached_within_the_dwell_time_and_kep
 
 
 @given(profiles(), st.lists(st.integers(1, 200), max_size=200), st.integers(2, 10))
-def test_flips_are_bounded_by_the_dwell_time(profile: ShareTable, batches: list[int], dwell: int) -> None:
+def test_changes_are_bounded_by_the_dwell_time(profile: ShareTable, batches: list[int], dwell: int) -> None:
     """Decode's protection is relaxed at most once per dwell time, so turns of direction are at most twice that."""
     # More compute is never slower, a larger batch never faster.
     rows = [sorted(row, reverse=True) for row in profile.seconds]

@@ -1,4 +1,4 @@
-"""Rebalancing against random histories: budgets hold in every window, nothing flaps, nothing is sent to who has it."""
+"""Rebalancing under random histories: budgets hold, copies end, and no holder gets a copy."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _history(seed: int, num_steps: int) -> _World:
 
 
 @given(st.integers(0, 1 << 32))
-def test_no_window_of_time_sees_more_than_a_budget(seed: int) -> None:
+def test_no_time_window_exceeds_a_budget(seed: int) -> None:
     world = _history(seed, 80)
     sent: dict[str, list[tuple[float, int]]] = defaultdict(list)
     received: dict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -111,7 +111,7 @@ def test_no_window_of_time_sees_more_than_a_budget(seed: int) -> None:
 
 
 @given(st.integers(0, 1 << 32))
-def test_a_node_gets_no_prefix_twice_within_the_pause_even_when_it_evicts_it(seed: int) -> None:
+def test_node_gets_no_prefix_twice_within_the_pause(seed: int) -> None:
     last: dict[tuple[PrefixKey, AgentName], float] = {}
     for at, move in _history(seed, 200).ordered:
         before = last.get((move.key, move.destination))
@@ -120,7 +120,7 @@ def test_a_node_gets_no_prefix_twice_within_the_pause_even_when_it_evicts_it(see
 
 
 @given(st.integers(0, 1 << 32))
-def test_a_node_that_has_just_joined_has_had_no_more_than_its_time_allows(seed: int) -> None:
+def test_joined_node_receives_no_more_than_its_time_allows(seed: int) -> None:
     world = _history(seed, 80)
     taken: dict[AgentName, int] = defaultdict(int)
     for at, move in world.ordered:
@@ -129,7 +129,7 @@ def test_a_node_that_has_just_joined_has_had_no_more_than_its_time_allows(seed: 
 
 
 @given(st.integers(0, 1 << 32), st.floats(0.5, 20.0))
-def test_at_a_rate_that_only_wavers_copies_end_once_the_wanted_holders_are_there(seed: int, rate: float) -> None:
+def test_wavering_rate_causes_no_endless_copies(seed: int, rate: float) -> None:
     chance = random.Random(seed)
     names = [AgentName(f"n{number}") for number in range(6)]
     cast = Participants(dict.fromkeys(names, ClusterName("east")), frozenset(names))

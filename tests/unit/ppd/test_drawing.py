@@ -1,4 +1,4 @@
-"""A table is drawn as it decides, and the authors' own comes back as it was."""
+"""Text form of PPD's table, and the file of its authors."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.unit.scheduler.endpoint_picker.conformance import DATA
 AUTHORS = DATA / "ppd-table-2P2D.json"
 
 
-def test_the_authors_table_is_written_as_it_was_read() -> None:
+def test_authors_table_is_written_as_it_was_read() -> None:
     fields = json.loads(AUTHORS.read_text())
     written = to_measured(read_measured(fields))
     assert written["weights"] == fields["weights"]
-    for ours, theirs in zip(written["entries"], fields["entries"], strict=True):
-        assert {name: ours[name] for name in ("context_class", "workload_type", "qps", "use_ppd")} == {
-            name: theirs[name] for name in ("context_class", "workload_type", "qps", "use_ppd")
+    for entry, expected in zip(written["entries"], fields["entries"], strict=True):
+        assert {name: entry[name] for name in ("context_class", "workload_type", "qps", "use_ppd")} == {
+            name: expected[name] for name in ("context_class", "workload_type", "qps", "use_ppd")
         }
         for name in ("pd_ttft_ms", "ppd_ttft_ms", "pd_tpot_ms", "ppd_tpot_ms", "score"):
-            assert ours[name] == pytest.approx(theirs[name], abs=1e-6)
+            assert entry[name] == pytest.approx(expected[name], abs=1e-6)
 
 
-def test_each_cell_says_who_prefills() -> None:
+def test_each_cell_names_the_instance_that_prefills() -> None:
     entries = (
         PpdEntry("small", "tiny", 1.0, 0.2, 0.1, 0.010, 0.010),
         PpdEntry("small", "tiny", 2.0, 0.1, 0.2, 0.010, 0.010),
@@ -41,7 +41,7 @@ def test_each_cell_says_who_prefills() -> None:
     assert not any("large" in line for line in lines)
 
 
-def test_weights_on_the_command_line_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_on_the_command_line_apply(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(AUTHORS)]) == 0
     balanced = capsys.readouterr().out
     assert main(["show", str(AUTHORS), "--w-ttft", "0"]) == 0
@@ -51,7 +51,7 @@ def test_weights_on_the_command_line_count(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
         (["show", "/absent.json"], "absent.json"),
         (["show", "{broken}"], "broken.json: not a PPD decision table"),
@@ -59,18 +59,18 @@ def test_weights_on_the_command_line_count(capsys: pytest.CaptureFixture[str]) -
         (["build", "--pd", "x", "--local", "x", "--model", "m", "--out", "o", "--workloads", "nonsense"], "'nonsense'"),
     ],
 )
-def test_what_cannot_be_used_is_named(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_unusable_input_is_named(
+    arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.json").write_text("{}")
     try:
         status = main([argument.replace("{broken}", str(tmp_path / "broken.json")) for argument in arguments])
     except SystemExit as end:
         status = int(str(end.code))
-    assert (status, said in capsys.readouterr().err) == (2, True)
+    assert (status, named in capsys.readouterr().err) == (2, True)
 
 
-def test_a_table_by_conversations_is_one_by_requests_at_twice_the_rates() -> None:
+def test_table_in_conversations_becomes_one_in_requests_at_twice_the_rates() -> None:
     table = read_measured(json.loads(AUTHORS.read_text()))
     named = by_requests(table)
     assert [entry.qps for entry in named.entries] == [2 * entry.qps for entry in table.entries]

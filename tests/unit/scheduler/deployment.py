@@ -26,7 +26,7 @@ def instance(
 EAST = instance("e", "prfaas", "prefill")
 WEST = instance("w", "pd", "both")
 PD_P = instance("p", "pd", "prefill")
-SLOW = PathCost(1e3, 1e6, 1e3, 0.0, 1e-4)  # a megabyte of state over a kilobyte per second
+SLOW = PathCost(1e3, 1e6, 1e3, 0.0, 1e-4)  # A megabyte of state over a kilobyte per second.
 FAST = PathCost(1e12, 1e6, 1e3, 0.0, 1e-4)
 ENTRY = PpdEntry("small", "mid_bal", 1.0, 0.2, 0.1, 0.010, 0.011)
 TABLE = PpdTable((ENTRY,))
@@ -72,7 +72,7 @@ paths = st.builds(
 snapshots = st.builds(
     Snapshot,
     st.integers(0, 3 * T),
-    st.lists(instances, max_size=6, unique_by=lambda its: its.instance).map(tuple),
+    st.lists(instances, max_size=6, unique_by=lambda instance: instance.instance).map(tuple),
     st.sampled_from([frozenset(), frozenset([(EAST_CLUSTER, WEST_CLUSTER)])]),
     st.lists(paths, max_size=1).map(tuple),
     st.sampled_from(["decode", "pd", "ppd", "static", "suffix", "endpoint_picker"]),

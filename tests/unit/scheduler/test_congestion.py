@@ -1,4 +1,4 @@
-"""t rises before a link chokes, comes back, and does not flutter."""
+"""Threshold t under congestion: it rises early, returns, and does not oscillate."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _run(samples: list[PathSample], state: Congestion = START, *, start: float =
         (replace(CALM, rtt_seconds=0.16), "rtt", 2),
     ],
 )
-def test_each_signal_alone_raises_t_at_once_and_is_named(sample: PathSample, cause: str, num_samples: int) -> None:
+def test_each_signal_alone_raises_t_at_once_and_is_its_cause(sample: PathSample, cause: str, num_samples: int) -> None:
     *before, state = _run([sample] * num_samples)
-    assert [its.multiplier for its in before] == [1.0] * (num_samples - 1)
+    assert [state.multiplier for state in before] == [1.0] * (num_samples - 1)
     assert (state.multiplier, state.cause) == (2.0, cause)
     assert raised_threshold(16_000, state) == 32_000
 
@@ -46,26 +46,24 @@ def test_each_signal_alone_raises_t_at_once_and_is_named(sample: PathSample, cau
 LOSSY, LATE = replace(CALM, retransmit_ratio=0.9), replace(CALM, rtt_seconds=0.9)
 
 
-def test_a_second_of_losses_or_late_packets_neither_raises_t_nor_keeps_it_up() -> None:
+def test_one_sample_of_losses_or_late_packets_does_not_affect_t() -> None:
     assert {state.multiplier for state in _run([LOSSY, CALM, LATE, CALM] * 10)} == {1.0}
     raised = _run([FULL])[-1]
     assert _run([LOSSY, CALM, LATE, CALM] * 12, raised, start=1.0)[-1].multiplier == 1.0
 
 
 @pytest.mark.parametrize(("rise_seconds", "is_said"), [(0.049, False), (0.051, True)])
-def test_a_round_trip_that_grows_by_less_than_fifty_milliseconds_says_nothing(
-    rise_seconds: float, is_said: bool
-) -> None:
+def test_small_rise_of_the_round_trip_time_is_ignored(rise_seconds: float, is_said: bool) -> None:
     sample = replace(CALM, rtt_seconds=0.0002 + rise_seconds, min_rtt_seconds=0.0002)
     assert (pressures(sample, LIMITS)["rtt"] > 0) == is_said
 
 
-def test_an_unknown_capacity_says_nothing_of_use_and_queue() -> None:
+def test_unknown_capacity_disables_utilisation_and_queue() -> None:
     sample = PathSample(1e9, 0.0, 1 << 30, 0.0, 0.0, 0.0)
     assert set(pressures(sample, LIMITS).values()) == {0.0}
 
 
-def test_t_returns_to_where_it_was_within_a_minute_of_calm() -> None:
+def test_t_returns_to_normal_within_a_calm_minute() -> None:
     raised = _run([FULL] * 30)[-1]
     assert raised.multiplier == LIMITS.max_multiplier
     after = _run([CALM] * 60, raised, start=30.0)
@@ -74,19 +72,19 @@ def test_t_returns_to_where_it_was_within_a_minute_of_calm() -> None:
     assert falls == sorted(falls, reverse=True)
 
 
-def test_in_the_dead_band_t_stays() -> None:
+def test_t_stays_within_the_hysteresis() -> None:
     between = replace(CALM, bytes_per_second=70e6)
     assert LIMITS.calm_ratio < pressures(between, LIMITS)["utilisation"] < 1
     raised = _run([FULL] * 3)[-1]
     assert {state.multiplier for state in _run([between] * 100, raised, start=3.0)} == {raised.multiplier}
 
 
-def test_t_rises_no_further_while_a_queue_drains_and_does_when_it_grows_again() -> None:
+def test_t_rises_only_while_a_queue_grows() -> None:
     queues = [replace(CALM, queued_bytes=queued * 10_000_000) for queued in (30, 28, 26, 24, 22, 20, 25)]
     assert [state.multiplier for state in _run(queues)] == [2.0] * 6 + [4.0]
 
 
-def test_the_multiplier_is_bounded() -> None:
+def test_multiplier_is_bounded() -> None:
     assert _run([FULL] * 100)[-1].multiplier == LIMITS.max_multiplier
 
 
@@ -94,7 +92,7 @@ CUT = replace(CALM, bytes_per_second=1e6, capacity_bytes_per_second=10e6)
 
 
 @pytest.mark.parametrize("seconds", [40, 120, 600])
-def test_while_a_link_stays_narrow_t_is_tested_at_most_twice_a_minute(seconds: int) -> None:
+def test_narrow_path_is_tested_at_most_twice_a_minute(seconds: int) -> None:
     """Whatever t lets through fills it, and nothing does above t times two."""
     state, changes = START, 0
     for second in range(seconds):
@@ -104,14 +102,14 @@ def test_while_a_link_stays_narrow_t_is_tested_at_most_twice_a_minute(seconds: i
     assert changes <= 2 + 2 * (seconds // LIMITS.rest_seconds)
 
 
-def test_the_first_step_down_is_a_test_and_the_next_ones_follow_where_it_does_no_harm() -> None:
+def test_steps_down_follow_a_successful_first_test() -> None:
     raised = _run([FULL] * 6)[-1]
     multipliers = [state.multiplier for state in _run([CALM] * 50, raised, start=6.0)]
     steps = [second for second, (a, b) in enumerate(itertools.pairwise([raised.multiplier, *multipliers])) if a != b]
     assert steps == [40, 43, 46] and multipliers[-1] == 1.0
 
 
-def test_a_link_that_wavers_between_full_and_calm_does_not_flutter() -> None:
+def test_t_does_not_oscillate_with_a_wavering_path() -> None:
     states = _run([FULL, CALM] * 30)
     values = [state.multiplier for state in states]
     assert values == sorted(values), "one calm second is no reason to fall"
@@ -129,7 +127,7 @@ samples = st.builds(
 
 
 @given(st.lists(samples, max_size=60))
-def test_it_stays_within_its_bounds_and_changes_at_most_once_a_second(taken: list[PathSample]) -> None:
+def test_t_stays_within_its_bounds_and_changes_at_most_once_a_second(taken: list[PathSample]) -> None:
     previous = 1.0
     for state in _run(taken):
         assert 1.0 <= state.multiplier <= LIMITS.max_multiplier
@@ -139,12 +137,12 @@ def test_it_stays_within_its_bounds_and_changes_at_most_once_a_second(taken: lis
 
 
 @given(samples, st.floats(1, 3))
-def test_a_worse_sample_never_lowers_t_more(sample: PathSample, factor: float) -> None:
+def test_worse_sample_never_lowers_t_more(sample: PathSample, factor: float) -> None:
     raised = replace(_run([FULL] * 3)[-1], calm_since=0.0)
     worse = replace(
         sample,
         retransmit_ratio=sample.retransmit_ratio * factor,
         bytes_per_second=sample.bytes_per_second * factor,
     )
-    after, after_worse = (step(raised, one, now=60.0, limits=LIMITS) for one in (sample, worse))
+    after, after_worse = (step(raised, latest, now=60.0, limits=LIMITS) for latest in (sample, worse))
     assert after_worse.multiplier >= after.multiplier

@@ -1,4 +1,4 @@
-"""When a prefix is fetched first, from where, and who computes the rest."""
+"""Fetches of prefixes: conditions, source and destination."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def _fetch(source: InstanceState, destination: InstanceState, num_tokens: int) -
     return PrefixFetch(source.agent, destination.agent, num_tokens)
 
 
-def test_what_the_prfaas_side_holds_is_fetched_and_the_short_rest_is_computed_where_it_is_decoded() -> None:
+def test_prefix_of_the_prfaas_cluster_is_fetched_and_the_decode_node_computes_the_short_rest() -> None:
     decision = route(ABUNDANT, _facts(3000, prefill=2500))
     assert decision == Decision("local", "fetched", DECODE.instance, fetch=_fetch(PREFILL, DECODE, 2500))
 
 
-def test_what_the_pd_side_holds_is_fetched_to_where_the_long_rest_is_computed() -> None:
+def test_prefix_of_the_pd_cluster_is_fetched_to_the_prfaas_cluster_for_a_long_rest() -> None:
     decision = route(ABUNDANT, _facts(5000, decode=2500, prefill=500))
     assert decision == Decision("remote", "long", DECODE.instance, PREFILL.instance, _fetch(DECODE, PREFILL, 2500))
 
@@ -58,21 +58,21 @@ def test_what_the_pd_side_holds_is_fetched_to_where_the_long_rest_is_computed() 
         (replace(ABUNDANT, links_down=frozenset({(EAST, WEST)})), Decision("local", "link_down", DECODE.instance)),
     ],
 )
-def test_scarce_links_small_gains_and_dead_links_fetch_nothing(snapshot: Snapshot, expected: Decision) -> None:
+def test_scarce_paths_small_gains_and_dead_links_allow_no_fetch(snapshot: Snapshot, expected: Decision) -> None:
     assert route(snapshot, _facts(3000, prefill=2500)) == expected
 
 
-def test_the_longest_is_fetched_and_among_equals_the_nearest() -> None:
+def test_longest_prefix_is_fetched_and_among_equals_the_nearest() -> None:
     snapshot = replace(ABUNDANT, instances=(PREFILL, DECODE, OTHER))
     assert find_fetch(snapshot, _facts(3000, prefill=2500, other=2000), DECODE) == _fetch(PREFILL, DECODE, 2500)
     assert find_fetch(snapshot, _facts(3000, prefill=2500, other=2500), DECODE) == _fetch(OTHER, DECODE, 2500)
     assert find_fetch(snapshot, _facts(3000, decode=2500, other=2500), DECODE) is None
 
 
-def test_a_node_of_which_nothing_else_is_known_is_no_source() -> None:
+def test_unknown_node_is_no_source_of_a_fetch() -> None:
     facts = replace(_facts(3000), cached_tokens={AgentName("stranger"): 2500})
     assert find_fetch(ABUNDANT, facts, DECODE) is None
 
 
-def test_a_short_request_waits_for_no_fetch() -> None:
+def test_short_request_waits_for_no_fetch() -> None:
     assert route(ABUNDANT, _facts(900, prefill=800)) == Decision("local", "short", DECODE.instance)

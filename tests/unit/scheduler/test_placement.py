@@ -1,4 +1,4 @@
-"""Placement weighs KV space: a full engine is left out, one that is nearly full takes less, others are as they were."""
+"""Placement by KV space: full engines are left out, nearly full ones take less."""
 
 from __future__ import annotations
 
@@ -36,35 +36,36 @@ def _chosen(fleet: list[InstanceState], request: RequestFacts) -> InstanceState:
     return chosen
 
 
-def _with_kv(fleet: list[InstanceState], one: InstanceState, ratio: float) -> list[InstanceState]:
-    return [replace(its, kv_usage_ratio=ratio) if its.instance == one.instance else its for its in fleet]
+def _with_kv(fleet: list[InstanceState], chosen: InstanceState, ratio: float) -> list[InstanceState]:
+    return [
+        replace(instance, kv_usage_ratio=ratio) if instance.instance == chosen.instance else instance
+        for instance in fleet
+    ]
 
 
 @given(fleets, requests)
-def test_an_engine_whose_kv_is_full_is_taken_only_where_all_are(
-    fleet: list[InstanceState], request: RequestFacts
-) -> None:
+def test_engine_with_full_kv_is_used_only_if_all_are_full(fleet: list[InstanceState], request: RequestFacts) -> None:
     is_full = _chosen(fleet, request).kv_usage_ratio >= KV_FULL_RATIO
-    assert is_full == all(one.kv_usage_ratio >= KV_FULL_RATIO for one in fleet)
+    assert is_full == all(instance.kv_usage_ratio >= KV_FULL_RATIO for instance in fleet)
 
 
 @given(fleets, requests, ratios, st.data())
-def test_less_kv_space_never_brings_an_engine_a_request(
+def test_less_kv_space_never_attracts_a_request(
     fleet: list[InstanceState], request: RequestFacts, ratio: float, data: st.DataObject
 ) -> None:
-    roomy = [one for one in fleet if one.kv_usage_ratio < KV_FULL_RATIO]
-    assume(len(roomy) > 1)  # else all are full, or would be
-    one = data.draw(st.sampled_from(roomy))
-    fuller = _with_kv(fleet, one, max(ratio, one.kv_usage_ratio))
-    assert _chosen(fleet, request) is one or _chosen(fuller, request).instance != one.instance
+    roomy = [chosen for chosen in fleet if chosen.kv_usage_ratio < KV_FULL_RATIO]
+    assume(len(roomy) > 1)  # Otherwise all engines are full, or would be.
+    chosen = data.draw(st.sampled_from(roomy))
+    fuller = _with_kv(fleet, chosen, max(ratio, chosen.kv_usage_ratio))
+    assert _chosen(fleet, request) is chosen or _chosen(fuller, request).instance != chosen.instance
 
 
 @given(fleets, requests, st.floats(0, KV_AMPLE_RATIO))
-def test_what_is_used_of_an_ample_space_changes_nothing(
+def test_usage_of_ample_kv_space_changes_nothing(
     fleet: list[InstanceState], request: RequestFacts, ratio: float
 ) -> None:
-    empty = [replace(one, kv_usage_ratio=0.0) for one in fleet]
-    used = [replace(one, kv_usage_ratio=ratio) for one in fleet]
+    empty = [replace(instance, kv_usage_ratio=0.0) for instance in fleet]
+    used = [replace(instance, kv_usage_ratio=ratio) for instance in fleet]
     assert _chosen(used, request).instance == _chosen(empty, request).instance
 
 
@@ -79,7 +80,7 @@ def test_what_is_used_of_an_ample_space_changes_nothing(
         (KV_FULL_RATIO, 40, "b"),
     ],
 )
-def test_a_prefix_on_a_nearly_full_engine_has_to_be_worth_the_wait(
+def test_prefix_on_a_nearly_full_engine_must_be_worth_the_wait(
     ratio: float, num_requests_ahead: int, taken: str
 ) -> None:
     """The first holds what so many requests are worth; the second is empty."""

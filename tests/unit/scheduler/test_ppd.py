@@ -1,4 +1,4 @@
-"""PPD's table and rules against the authors' own table and the runs that it was made from."""
+"""PPD's table and rules against the authors' own table and their measurements."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ def _run(row: dict[str, Any]) -> PpdRun:
     return PpdRun(context, workload, float(row["qps"]), ttft, tpot, float(row["success_rate"]) / 100)
 
 
-def test_the_scores_and_choices_equal_the_authors_in_all_180_cells() -> None:
+def test_scores_and_choices_equal_the_authors_in_all_180_cells() -> None:
     assert len(AUTHORS["entries"]) == len(TABLE.entries) == 180
-    for theirs, ours in zip(AUTHORS["entries"], TABLE.entries, strict=True):
-        assert TABLE.score(ours) == pytest.approx(theirs["score"], abs=1e-9)
-        assert (TABLE.score(ours) > 0) == theirs["use_ppd"]
+    for expected, entry in zip(AUTHORS["entries"], TABLE.entries, strict=True):
+        assert TABLE.score(entry) == pytest.approx(expected["score"], abs=1e-9)
+        assert (TABLE.score(entry) > 0) == expected["use_ppd"]
 
 
-def test_the_table_built_from_the_measured_grid_equals_the_authors() -> None:
+def test_table_built_from_the_measured_grid_equals_the_authors() -> None:
     built = build_table(_runs("2P_2D"), _runs("2P_2pD"), ttft_weight=1.0, tpot_weight=1.0)
     cells = {(entry.context_class, entry.workload_type, entry.qps): entry for entry in TABLE.entries}
     assert len(built.entries) == 180
     for entry in built.entries:
         wanted = cells[entry.context_class, entry.workload_type, entry.qps]
-        assert built.score(entry) == pytest.approx(TABLE.score(wanted), abs=1e-4)  # the grid has 4 digits
+        assert built.score(entry) == pytest.approx(TABLE.score(wanted), abs=1e-4)  # The grid has 4 digits.
         assert (built.score(entry) > 0) == (TABLE.score(wanted) > 0)
 
 
 @pytest.mark.parametrize(
-    "entry", AUTHORS["entries"], ids=lambda its: f"{its['context_class']}-{its['workload_type']}-{its['qps']}"
+    "entry", AUTHORS["entries"], ids=lambda entry: f"{entry['context_class']}-{entry['workload_type']}-{entry['qps']}"
 )
-def test_every_workload_of_the_grid_is_decided_as_the_authors_engine_does(entry: dict[str, Any]) -> None:
+def test_every_workload_of_the_grid_is_decided_like_the_authors_engine(entry: dict[str, Any]) -> None:
     num_input, num_output = SECOND_TURNS[entry["workload_type"]]
     turn = LaterTurn(num_input, {"small": 256, "large": 2048}[entry["context_class"]], num_output)
     paper = prefills_locally(TABLE, turn, qps=entry["qps"], mode="paper")
     authors = prefills_locally(TABLE, turn, qps=entry["qps"], mode="authors")
-    if entry["workload_type"] != "tiny":  # its ratio, 0.5, makes it a small balanced one for their own rule
+    if entry["workload_type"] != "tiny":  # By the authors' own rule the ratio of 0.5 makes it small and balanced.
         assert paper == entry["use_ppd"]
     assert authors == (num_input < BYPASS_TOKENS or entry["use_ppd"])
 
@@ -91,17 +91,17 @@ def test_every_workload_of_the_grid_is_decided_as_the_authors_engine_does(entry:
         (513, 0, "huge_paste"),
     ],
 )
-def test_a_turn_is_classed_by_its_ratio_then_by_its_length(num_input: int, num_output: int, kind: str) -> None:
+def test_turn_is_classified_by_its_ratio_and_then_by_its_length(num_input: int, num_output: int, kind: str) -> None:
     assert workload_type(num_input, num_output) == kind
 
 
-def test_context_and_rate_go_to_the_nearest_measured_cell() -> None:
+def test_context_and_rate_map_to_the_nearest_measured_cell() -> None:
     assert [context_class(n) for n in (0, 512, 513, 4096, 100_000)] == ["small", "small", "large", "large", "large"]
     asked = (0.0, 0.6, 0.75, 1.4, 1.5, 3.0, 9.0, 14.0, 18.0, 500.0)
     assert [TABLE.nearest_qps(qps) for qps in asked] == [0.5, 0.5, 1, 1, 2, 4, 10, 16, 20, 20]
 
 
-def test_a_row_that_is_missing_or_whose_pd_failed_is_local_and_few_new_tokens_stay_in_the_authors_mode() -> None:
+def test_missing_or_failed_cells_and_short_turns_in_authors_mode_are_local() -> None:
     turn = LaterTurn(1024, 2048, 32)
     against = replace(TABLE, ttft_weight=0.0, tpot_weight=1000.0)
     assert not prefills_locally(against, turn, qps=20, mode="paper")
@@ -115,7 +115,7 @@ def test_a_row_that_is_missing_or_whose_pd_failed_is_local_and_few_new_tokens_st
     assert not prefills_locally(against, turn, qps=20, mode="authors")
 
 
-def test_a_cell_that_failed_one_way_is_not_averaged() -> None:
+def test_cell_that_failed_one_way_is_not_averaged() -> None:
     good = PpdRun("small", "tiny", 1.0, 0.1, 0.01, 1.0)
     bad = replace(good, success_ratio=0.5)
     weights = {"ttft_weight": 1.0, "tpot_weight": 1.0}
@@ -133,12 +133,12 @@ def test_a_cell_that_failed_one_way_is_not_averaged() -> None:
         {**AUTHORS, "entries": AUTHORS["entries"][:1] * 2},
     ],
 )
-def test_a_file_that_is_no_table_is_refused(fields: dict[str, Any]) -> None:
+def test_file_without_a_table_is_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"PPD|entry|twice"):
         read_measured(fields)
 
 
-def test_a_recorded_table_is_the_same_table() -> None:
+def test_recorded_table_is_restored() -> None:
     assert PpdTable.from_dict(json.loads(json.dumps(TABLE.to_dict()))) == TABLE
 
 
@@ -147,7 +147,7 @@ entries = st.builds(PpdEntry, st.just("small"), st.just("tiny"), st.just(1.0), s
 
 
 @given(entries, st.floats(0, 10), st.floats(0, 100), st.floats(0, 100))
-def test_a_larger_weight_on_tpot_never_makes_more_cells_local_where_local_costs_tpot(
+def test_larger_tpot_weight_makes_no_more_cells_local_if_local_prefill_costs_tpot(
     entry: PpdEntry, ttft: float, tpot: float, more: float
 ) -> None:
     if entry.ppd_tpot_seconds >= entry.pd_tpot_seconds and entry.score(ttft_weight=ttft, tpot_weight=tpot) <= 0:
@@ -155,18 +155,18 @@ def test_a_larger_weight_on_tpot_never_makes_more_cells_local_where_local_costs_
 
 
 @given(entries)
-def test_without_weight_on_tpot_a_cell_is_local_exactly_when_ttft_gains(entry: PpdEntry) -> None:
+def test_without_tpot_weight_a_cell_is_local_exactly_if_ttft_gains(entry: PpdEntry) -> None:
     gains = entry.ppd_ttft_seconds < entry.pd_ttft_seconds
     assert (entry.score(ttft_weight=1.0, tpot_weight=0.0) > 0) == gains
 
 
 @given(entries)
-def test_with_all_weight_on_tpot_a_cell_that_costs_tpot_is_pd(entry: PpdEntry) -> None:
+def test_with_all_weight_on_tpot_a_cell_that_costs_tpot_is_remote(entry: PpdEntry) -> None:
     if entry.ppd_tpot_seconds > entry.pd_tpot_seconds:
         assert entry.score(ttft_weight=0.0, tpot_weight=1.0) < 0
 
 
-def test_the_local_share_of_the_authors_table_falls_with_the_weight_on_tpot() -> None:
+def test_local_share_of_the_authors_table_falls_with_the_tpot_weight() -> None:
     weights = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 100.0)
     tables = [replace(TABLE, tpot_weight=weight) for weight in weights]
     costly = [entry for entry in TABLE.entries if entry.ppd_tpot_seconds > entry.pd_tpot_seconds]

@@ -1,4 +1,4 @@
-"""Where copies of a hot prefix go, and when none is made."""
+"""Copies of hot prefixes: destinations, and the conditions under which none is made."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _moves(
     return step(state, [prefix], cast, now=now, limits=LIMITS)[1]
 
 
-def test_a_prefix_goes_to_one_further_node_at_a_time_within_its_cluster_first() -> None:
+def test_prefix_goes_to_one_node_at_a_time_and_first_within_its_cluster() -> None:
     assert _moves() == [PlannedCopy(KEY, A, B, 100)]
     assert _moves(prefix=replace(HOT, holders=frozenset({A, B}))) == [PlannedCopy(KEY, A, C, 100)]
     assert _moves(prefix=replace(HOT, holders=frozenset({A, B, C}))) == [PlannedCopy(KEY, A, FAR, 100)]
 
 
-def test_the_node_that_has_received_least_is_next() -> None:
+def test_node_that_received_least_is_next() -> None:
     tired = replace(FULL, intake={**FULL.intake, B: ByteBudget(200.0, 0.0)})
     assert _moves(tired) == [PlannedCopy(KEY, A, C, 100)]
 
@@ -69,7 +69,7 @@ def test_the_node_that_has_received_least_is_next() -> None:
         ),
     ],
 )
-def test_nothing_is_copied_when(why: str, prefix: HotPrefix, cast: Participants) -> None:
+def test_no_copy_without_need_or_means(why: str, prefix: HotPrefix, cast: Participants) -> None:
     assert _moves(prefix=prefix, cast=cast) == [], why
 
 
@@ -80,16 +80,16 @@ def test_budgets_start_empty_and_fill_with_time() -> None:
     assert _moves(state, now=10.125) == [PlannedCopy(KEY, A, B, 100)]
 
 
-def test_a_holder_that_leaves_is_replaced_and_may_still_send() -> None:
+def test_leaving_holder_is_replaced_and_may_still_send() -> None:
     two = replace(HOT, hits_per_second=2.0, holders=frozenset({A, B}))
     assert _moves(prefix=two) == []
     assert _moves(prefix=two, cast=replace(CAST, leaving=frozenset({A}))) != []
 
 
-def test_a_drained_node_gives_what_is_asked_for_and_only_there_hottest_first() -> None:
+def test_drain_moves_prefixes_in_demand_without_another_holder_hottest_first() -> None:
     def prefix(number: int, hits: float, *holders: AgentName) -> HotPrefix:
         return HotPrefix(("m", BlockHash(bytes([number]) * 16)), hits, 100, frozenset({A, B}), frozenset(holders))
 
-    ours, hotter = prefix(1, 1.0, A), prefix(2, 3.0, A)
+    wanted, hotter = prefix(1, 1.0, A), prefix(2, 3.0, A)
     others = [prefix(3, 9.0, A, B), prefix(4, 9.0, B), prefix(5, 0.0, A)]
-    assert drain_order([ours, *others, hotter], A) == [hotter, ours]
+    assert drain_order([wanted, *others, hotter], A) == [hotter, wanted]

@@ -1,4 +1,4 @@
-"""The route of one request: every way it can go, and why."""
+"""Route of one request: every outcome and its reason."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _over(**path: Any) -> Snapshot:
         (_over(is_abundant=True), RequestFacts(9 * T, cached_tokens={WEST.agent: 8 * T}), "local", "short"),
     ],
 )
-def test_each_case_goes_where_its_reason_says(
+def test_each_case_has_its_route_and_reason(
     snapshot: Snapshot, request_: RequestFacts, route_: str, reason: str
 ) -> None:
     decision = route(snapshot, request_)
@@ -121,7 +121,7 @@ def _picked(limit: int) -> dict[str, Any]:
         ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, num_prompt_tokens=2 * T), "remote", "long"),
     ],
 )
-def test_what_stays_in_the_pd_cluster_follows_its_policy(
+def test_local_requests_follow_the_policy_of_the_pd_cluster(
     fields: dict[str, Any], request_: RequestFacts, route_: str, reason: str
 ) -> None:
     decision = route(replace(WITHIN, **fields), request_)
@@ -130,11 +130,11 @@ def test_what_stays_in_the_pd_cluster_follows_its_policy(
         assert decision.prefill == PD_P.instance
 
 
-def test_the_node_with_the_prefix_is_chosen_unless_it_is_overloaded() -> None:
-    other = instance("w2", "pd", "both")
-    request = RequestFacts(3 * REQUEST_TOKENS, cached_tokens={other.agent: 2 * REQUEST_TOKENS})
-    for load, chosen in ((1, other), (3, WEST)):  # two requests take as long as what it holds saves
-        busy = replace(other, num_requests=load)
+def test_node_with_the_prefix_is_chosen_unless_overloaded() -> None:
+    second = instance("w2", "pd", "both")
+    request = RequestFacts(3 * REQUEST_TOKENS, cached_tokens={second.agent: 2 * REQUEST_TOKENS})
+    for load, chosen in ((1, second), (3, WEST)):  # Two requests cost as much as the cached prefix saves.
+        busy = replace(second, num_requests=load)
         assert route(Snapshot(T, (WEST, busy), without_prefill="local"), request).decode == chosen.instance
 
 
@@ -146,15 +146,15 @@ def test_equal_instances_share_requests_by_their_seeds(fields: dict[str, Any]) -
     assert {route(equal, RequestFacts(1)).decode for _ in range(9)} == {equal.instances[0].instance}
 
 
-def test_with_an_endpoint_picker_its_decode_profile_chooses_the_instance() -> None:
-    other = instance("w2", "pd", "both")
+def test_decode_profile_of_an_endpoint_picker_chooses_the_instance() -> None:
+    second = instance("w2", "pd", "both")
     holder = RequestFacts(T, cached_tokens={WEST.agent: T - 1})
-    waiting = Snapshot(T, (replace(WEST, num_waiting=3), other), **_picked(1))
-    assert route(waiting, holder).decode == other.instance  # the queue scorer, not the prefix
+    waiting = Snapshot(T, (replace(WEST, num_waiting=3), second), **_picked(1))
+    assert route(waiting, holder).decode == second.instance  # The queue scorer decides, not the prefix.
     seed_page = (DATA / "llmd-minimal.yaml").read_text()
     by_prefix = Snapshot(
         T,
-        (replace(other, role="decode"), replace(WEST, role="decode", num_waiting=3), PD_P),
+        (replace(second, role="decode"), replace(WEST, role="decode", num_waiting=3), PD_P),
         local_policy="endpoint_picker",
         endpoint_picker=seed_page,
     )
@@ -163,13 +163,13 @@ def test_with_an_endpoint_picker_its_decode_profile_chooses_the_instance() -> No
     assert route(by_prefix, RequestFacts(8)).reason == "suffix_cached"
 
 
-def test_a_conversation_keeps_its_node_among_equals_and_load_decides_the_rest() -> None:
-    other = instance("w2", "pd", "both", load=1)
-    theirs = RequestFacts(T, session_agent=other.agent)
-    assert route(Snapshot(T, (WEST, other)), RequestFacts(T)).decode == WEST.instance
-    assert route(Snapshot(T, (WEST, other)), theirs).decode == other.instance
-    elsewhere = replace(theirs, cached_tokens={WEST.agent: T - 1, other.agent: 0})
-    assert route(Snapshot(T, (WEST, other)), elsewhere).decode == WEST.instance, "it is known where the prefix is"
+def test_session_keeps_its_node_among_equals() -> None:
+    second = instance("w2", "pd", "both", load=1)
+    request = RequestFacts(T, session_agent=second.agent)
+    assert route(Snapshot(T, (WEST, second)), RequestFacts(T)).decode == WEST.instance
+    assert route(Snapshot(T, (WEST, second)), request).decode == second.instance
+    elsewhere = replace(request, cached_tokens={WEST.agent: T - 1, second.agent: 0})
+    assert route(Snapshot(T, (WEST, second)), elsewhere).decode == WEST.instance, "it is known where the prefix is"
 
 
 @given(
@@ -182,7 +182,7 @@ def test_a_conversation_keeps_its_node_among_equals_and_load_decides_the_rest() 
     st.integers(0, 500),
     st.data(),
 )
-def test_under_ppd_a_later_turn_stays_on_its_conversations_node_whatever_work_is_ahead_there(
+def test_ppd_keeps_later_turns_on_the_session_node_whatever_its_load(
     policy: OwnPolicy,
     figures: list[tuple[int, float]],
     cached: dict[AgentName, int],
@@ -195,9 +195,9 @@ def test_under_ppd_a_later_turn_stays_on_its_conversations_node_whatever_work_is
         for number, (load, ratio) in enumerate(figures)
     ]
     own = data.draw(st.sampled_from(nodes))
-    its = RequestFacts(5 * T, cached_tokens=cached, session_agent=own.agent, turn=turn, seed=seed)
+    request = RequestFacts(5 * T, cached_tokens=cached, session_agent=own.agent, turn=turn, seed=seed)
     snapshot = Snapshot(9 * T, (*nodes, PD_P), local_policy=policy, ppd_table=TABLE)
-    decision = route(snapshot, its)
+    decision = route(snapshot, request)
     assert decision.decode == own.instance
     assert not decision.reason.startswith("session_node")
     assert (decision.reason == "ppd_first_turn") == (cached.get(own.agent, 0) == 0)
@@ -216,27 +216,25 @@ OWN, OTHER = instance("d0", "pd", "decode"), instance("d1", "pd", "decode")
         (None, "session_node_gone"),
     ],
 )
-def test_a_conversation_whose_node_is_full_slow_or_gone_is_prefilled_apart_for_another(
-    policy: OwnPolicy, own: InstanceState | None, reason: str
-) -> None:
+def test_session_leaves_a_full_slow_or_missing_node(policy: OwnPolicy, own: InstanceState | None, reason: str) -> None:
     nodes = (OTHER, PD_P) if own is None else (own, OTHER, PD_P)
     snapshot = Snapshot(9 * T, nodes, local_policy=policy, ppd_table=TABLE, local_turns_ratio=1.0)
-    its = RequestFacts(T, cached_tokens={OWN.agent: T - 9, OTHER.agent: 16}, session_agent=OWN.agent, turn=2)
-    assert route(snapshot, its) == Decision("remote", reason, OTHER.instance, PD_P.instance)  # type: ignore[arg-type]
-    first = replace(its, turn=1, session_agent=None)
+    request = RequestFacts(T, cached_tokens={OWN.agent: T - 9, OTHER.agent: 16}, session_agent=OWN.agent, turn=2)
+    assert route(snapshot, request) == Decision("remote", reason, OTHER.instance, PD_P.instance)  # type: ignore[arg-type]
+    first = replace(request, turn=1, session_agent=None)
     assert route(snapshot, first).reason == "ppd_first_turn"
-    excluded = replace(its, excluded=frozenset([OWN.instance]))
+    excluded = replace(request, excluded=frozenset([OWN.instance]))
     assert route(snapshot, excluded).reason == "session_node_gone"
 
 
-def test_a_node_that_is_the_only_one_keeps_its_conversations_however_full_it_is() -> None:
+def test_only_node_keeps_its_sessions_however_full() -> None:
     full = replace(OWN, kv_usage_ratio=1.0, num_requests=9 * LOAD_SLACK)
     snapshot = Snapshot(9 * T, (full, PD_P), local_policy="static", local_turns_ratio=1.0)
-    its = RequestFacts(T, cached_tokens={OWN.agent: T - 9}, session_agent=OWN.agent, turn=2)
-    assert route(snapshot, its) == Decision("local", "static_local", OWN.instance)
+    request = RequestFacts(T, cached_tokens={OWN.agent: T - 9}, session_agent=OWN.agent, turn=2)
+    assert route(snapshot, request) == Decision("local", "static_local", OWN.instance)
 
 
-def test_a_second_prfaas_cluster_takes_what_the_first_ones_link_refuses() -> None:
+def test_second_prfaas_cluster_takes_requests_that_the_first_path_refuses() -> None:
     north = instance("n", "prfaas", "prefill", cluster="north", load=3)
     congested = replace(PATH, threshold_tokens=9 * T)
     snapshot = Snapshot(T, (EAST, north, WEST), paths=(congested,))
@@ -246,11 +244,11 @@ def test_a_second_prfaas_cluster_takes_what_the_first_ones_link_refuses() -> Non
 
 
 @given(snapshots, facts)
-def test_a_decision_is_total_explained_and_never_names_a_dead_or_excluded_instance(
+def test_every_decision_is_explained_and_names_no_dead_or_excluded_instance(
     snapshot: Snapshot, request: RequestFacts
 ) -> None:
     decision = route(snapshot, request)
-    states = {its.instance: its for its in snapshot.instances}
+    states = {state.instance: state for state in snapshot.instances}
     assert decision.reason in EXPLANATIONS
     assert (decision.decode is None) == (decision.route == "refused")
     assert (decision.prefill is not None) == (decision.route == "remote")
@@ -266,7 +264,7 @@ loads = st.lists(st.integers(0, 3 * LOAD_SLACK), min_size=1, max_size=3)
 
 
 @given(loads, loads, loads, st.data())
-def test_whoever_holds_the_prompt_is_left_out_when_it_is_full_beside_another_of_its_kind(
+def test_full_holder_of_the_prompt_is_left_out_beside_another_instance(
     easts: list[int], wests: list[int], within: list[int], data: st.DataObject
 ) -> None:
     instances = (
@@ -274,10 +272,10 @@ def test_whoever_holds_the_prompt_is_left_out_when_it_is_full_beside_another_of_
         *(instance(f"w{number}", "pd", "both", load=load) for number, load in enumerate(wests)),
         *(instance(f"p{number}", "pd", "prefill", load=load) for number, load in enumerate(within)),
     )
-    cached = {its.agent: data.draw(st.integers(0, T), its.instance) for its in instances}
+    cached = {state.agent: data.draw(st.integers(0, T), state.instance) for state in instances}
     total = data.draw(st.integers(T + 1, 3 * T), "total")
     decision = route(Snapshot(T, instances, local_policy="pd"), RequestFacts(total, cached_tokens=cached))
-    load_of = {its.instance: its.num_requests for its in instances}
+    load_of = {state.instance: state.num_requests for state in instances}
     assert decision.decode is not None and decision.prefill is not None
     assert load_of[decision.decode] <= min(wests) + LOAD_SLACK
     prefilling = easts if decision.reason == "long" else within
@@ -289,7 +287,7 @@ def _is_offloaded(snapshot: Snapshot, request: RequestFacts) -> bool:
 
 
 @given(snapshots, facts, st.integers(0, 3 * T))
-def test_a_higher_threshold_never_sends_more_away(snapshot: Snapshot, request: RequestFacts, more: int) -> None:
+def test_higher_threshold_never_offloads_more(snapshot: Snapshot, request: RequestFacts, more: int) -> None:
     raised = replace(
         snapshot,
         threshold_tokens=snapshot.threshold_tokens + more,
@@ -299,7 +297,7 @@ def test_a_higher_threshold_never_sends_more_away(snapshot: Snapshot, request: R
 
 
 @given(snapshots, facts, st.floats(0, 1))
-def test_a_worse_link_never_sends_more_away(snapshot: Snapshot, request: RequestFacts, share: float) -> None:
+def test_worse_path_never_offloads_more(snapshot: Snapshot, request: RequestFacts, share: float) -> None:
     slower = tuple(
         replace(path, cost=path.cost and replace(path.cost, bytes_per_second=path.cost.bytes_per_second * share))
         for path in snapshot.paths
@@ -313,7 +311,7 @@ def test_a_worse_link_never_sends_more_away(snapshot: Snapshot, request: Request
 
 
 @given(snapshots, facts)
-def test_a_recorded_snapshot_and_request_give_the_same_decision(snapshot: Snapshot, request: RequestFacts) -> None:
+def test_recorded_snapshot_and_request_give_the_same_decision(snapshot: Snapshot, request: RequestFacts) -> None:
     recorded = Snapshot.from_dict(json.loads(json.dumps(snapshot.to_dict())))
     asked = RequestFacts.from_dict(json.loads(json.dumps(request.to_dict())))
     assert (recorded, asked) == (snapshot, request)
@@ -325,5 +323,5 @@ def test_every_reason_is_explained() -> None:
     assert set(EXPLANATIONS) == words
 
 
-def test_a_pair_without_figures_has_the_deployments_threshold() -> None:
+def test_path_without_figures_has_the_deployments_threshold() -> None:
     assert SNAPSHOT.path(EAST_CLUSTER, ClusterName("x")).threshold_tokens == T

@@ -1,4 +1,4 @@
-"""Where the policies cross: every order of lengths and t, both bandwidths, every link and every policy within."""
+"""Interaction of the policies over all orders of lengths and t, both bandwidths, every path and every policy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from prfaas.scheduler.snapshot import LocalPolicy, PathState, RequestFacts, Snap
 from tests.unit.scheduler.deployment import EAST, EAST_CLUSTER, FAST, PD_P, SLOW, WEST, WEST_CLUSTER, prefix_decider
 
 T = 1000
-RAISED = 2 * T  # t of a congested pair
-LIMIT = T // 2  # of the suffix decider
+RAISED = 2 * T  # Threshold of a congested path.
+LIMIT = T // 2  # Limit of the suffix decider.
 FETCH = T // 4
 OUTPUT_TOKENS = 128
 CONTEXTS: tuple[Literal["small", "large"], ...] = ("small", "large")
@@ -69,7 +69,7 @@ class Case:
 
 
 def across(case: Case) -> str | None:
-    """What the rule over t says of the PrfaaS cluster; None: nothing, it is below t."""
+    """Return the reason from the rule for PrfaaS clusters; None for a request below t."""
     uncached, t = case.total - case.pd, RAISED if case.link == "congested" else T
     if case.total < 2 or uncached <= T:
         return None
@@ -87,7 +87,7 @@ def across(case: Case) -> str | None:
 
 
 def inside(case: Case) -> str:
-    """What the PD cluster's own policy says of what no PrfaaS cluster takes."""
+    """Return the reason from the PD cluster's own policy."""
     if case.total < 2:
         return "short"
     match case.policy:
@@ -98,7 +98,7 @@ def inside(case: Case) -> str:
         case "suffix" | "endpoint_picker":
             return "suffix_uncached" if case.total - case.pd >= LIMIT else "suffix_cached"
         case "static":
-            return "static_local"  # it is a replica
+            return "static_local"  # The decode instance is a replica.
         case "ppd":
             if case.pd == 0:
                 return "ppd_first_turn"
@@ -106,7 +106,7 @@ def inside(case: Case) -> str:
 
 
 def expected(case: Case) -> tuple[str, str]:
-    """Return the documented order: the PrfaaS cluster first, then the policy within, a stay's own reason where that is mute."""
+    """Return the documented outcome: the PrfaaS rule first, then the policy of the PD cluster."""
     first, then = across(case), inside(case)
     if first in ("long", "cached_elsewhere"):
         return "remote", first
@@ -127,7 +127,7 @@ def _cases(policy: LocalPolicy) -> list[Case]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_cell_goes_where_the_documented_order_says(policy: LocalPolicy) -> None:
+def test_every_case_follows_the_documented_order(policy: LocalPolicy) -> None:
     wrong = []
     for case in _cases(policy):
         decision = route(case.snapshot(), case.facts())
@@ -136,7 +136,7 @@ def test_every_cell_goes_where_the_documented_order_says(policy: LocalPolicy) ->
     assert not wrong, f"{len(wrong)} cells, the first: {wrong[0]}"
 
 
-def test_every_reason_of_a_healthy_deployment_and_of_a_bad_link_stands_somewhere_in_the_table() -> None:
+def test_table_contains_every_reason_of_a_healthy_deployment_and_of_bad_paths() -> None:
     counts = Counter(expected(case)[1] for policy in POLICIES for case in _cases(policy))
     assert set(counts) == {
         *("short", "long", "cached_elsewhere", "fetched", "congested", "link_down", "link_too_slow"),
@@ -145,7 +145,7 @@ def test_every_reason_of_a_healthy_deployment_and_of_a_bad_link_stands_somewhere
     }
 
 
-def test_ppd_with_all_weight_on_tpot_decides_as_pd_in_every_cell_where_local_prefill_costs_tpot() -> None:
+def test_ppd_with_all_weight_on_tpot_equals_pd_if_local_prefill_costs_tpot() -> None:
     costly = tuple(replace(entry, ppd_tpot_seconds=0.012) for entry in TABLE.entries)
     against = PpdTable(costly, ttft_weight=1.0, tpot_weight=1e9)
     for case in _cases("ppd"):

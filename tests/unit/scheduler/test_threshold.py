@@ -1,4 +1,4 @@
-"""PrfaaS's rule over every order of lengths, and when a link counts as abundant."""
+"""PrfaaS's rule for the prefill site, and abundant paths."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _site(total: int, pd: int, prfaas: int, *, abundant: bool, t: int = 100) -> 
         (300, 250, 200, "pd", "pd"),
     ],
 )
-def test_the_rule_at_its_borders(total: int, pd: int, prfaas: int, scarce: str, abundant: str) -> None:
+def test_rule_at_its_limits(total: int, pd: int, prfaas: int, scarce: str, abundant: str) -> None:
     assert _site(total, pd, prfaas, abundant=False) == scarce
     assert _site(total, pd, prfaas, abundant=True) == abundant
 
 
-def test_the_rule_is_the_papers_inequality_everywhere() -> None:
+def test_rule_is_the_inequality_of_the_paper() -> None:
     for total, pd, prfaas, t in product(range(0, 60, 7), repeat=4):
         scarce = _site(total, pd, prfaas, t=t, abundant=False)
         assert (scarce == "pd") == (total - pd <= t)
@@ -47,14 +47,14 @@ def test_the_rule_is_the_papers_inequality_everywhere() -> None:
 
 
 @given(lengths, lengths, lengths, st.booleans(), lengths, lengths)
-def test_a_higher_threshold_brings_more_prefill_home(
+def test_higher_threshold_keeps_more_prefill_local(
     total: int, pd: int, prfaas: int, abundant: bool, t: int, more: int
 ) -> None:
     if _site(total, pd, prfaas, abundant=abundant, t=t) == "pd":
         assert _site(total, pd, prfaas, abundant=abundant, t=t + more) == "pd"
 
 
-def test_a_transfer_pays_where_the_link_is_faster_than_computing() -> None:
+def test_transfer_pays_if_the_path_is_faster_than_computing() -> None:
     dense = PathCost(1.25e9, 0, 250e3, 0.05, 50e-6)  # 250 KB a token at 10 Gbit/s: 200 µs against 50 µs
     hybrid = PathCost(1.25e9, 200e6, 12e3, 0.05, 50e-6)  # 200 MB of state, 12 KB a token
     assert not dense.pays(10_000)
@@ -62,6 +62,6 @@ def test_a_transfer_pays_where_the_link_is_faster_than_computing() -> None:
     assert not PathCost(0, 1, 1, 1, 1).pays(10)
 
 
-def test_a_link_becomes_abundant_above_its_headroom_and_stays_so_within_the_dead_band() -> None:
+def test_path_becomes_abundant_above_the_headroom_and_stays_so_within_the_hysteresis() -> None:
     for rate, was, now in ((1.19, False, False), (1.21, False, True), (1.11, True, True), (1.09, True, False)):
         assert is_abundant(Supply(rate, 1.0), was_abundant=was) is now, rate

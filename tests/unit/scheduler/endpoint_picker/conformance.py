@@ -1,4 +1,4 @@
-"""llm-d's own cases (tests/data/llmd-conformance.json), and which of them are not about what is offered here."""
+"""Cases of llm-d (tests/data/llmd-conformance.json), and the ones that prfaas does not offer."""
 
 from __future__ import annotations
 

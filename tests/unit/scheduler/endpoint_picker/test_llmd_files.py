@@ -1,4 +1,4 @@
-"""The configurations that llm-d-router ebab6879, its predecessors and the guides ship: which load, what stops the rest."""
+"""Configurations that llm-d-router ebab6879, its predecessors and its guides ship."""
 
 from __future__ import annotations
 
@@ -73,32 +73,40 @@ class File:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        plugins = [{"type": kind} | ({"parameters": its} if its else {}) for kind, its in self.plugins.items()]
+        plugins = [
+            {"type": kind} | ({"parameters": parameters} if parameters else {})
+            for kind, parameters in self.plugins.items()
+        ]
         profiles = [
-            {"name": name, "plugins": [{"pluginRef": ref} | ({"weight": w} if w else {}) for ref, w in its.items()]}
-            for name, its in self.profiles.items()
+            {
+                "name": name,
+                "plugins": [{"pluginRef": ref} | ({"weight": w} if w else {}) for ref, w in plugins_of.items()],
+            }
+            for name, plugins_of in self.profiles.items()
         ]
         head = {"apiVersion": self.api, "kind": "EndpointPickerConfig"} | dict(self.more)
         return yaml.safe_dump(head | {"plugins": plugins, "schedulingProfiles": profiles}, sort_keys=False)
 
 
-def _one(scorers: Mapping[str, float], **more: Any) -> dict[str, Any]:
+def _one_profile(scorers: Mapping[str, float], **more: Any) -> dict[str, Any]:
     return {"default": {"decode-filter": None, "max-score-picker": None, **scorers}}
 
 
 PREFIX: dict[str, Any] = {"prefix-cache-scorer": {}}
 LOADED: dict[str, tuple[File, tuple[str, ...]]] = {
-    "the smallest one": (File({**PREFIX, **ONE}, _one({"prefix-cache-scorer": 2})), ()),
+    "the smallest one": (File({**PREFIX, **ONE}, _one_profile({"prefix-cache-scorer": 2})), ()),
     "estimated caches and load": (
-        File({**PREFIX, "load-aware-scorer": {}, **ONE}, _one({"prefix-cache-scorer": 1, "load-aware-scorer": 1})),
+        File(
+            {**PREFIX, "load-aware-scorer": {}, **ONE}, _one_profile({"prefix-cache-scorer": 1, "load-aware-scorer": 1})
+        ),
         (),
     ),
     "an approximate producer": (
-        File({**APPROXIMATE, **PREFIX, **ONE}, _one({"prefix-cache-scorer": 2})),
+        File({**APPROXIMATE, **PREFIX, **ONE}, _one_profile({"prefix-cache-scorer": 2})),
         ("approx-prefix-cache-producer",),
     ),
     "an index fed by events": (
-        File({**FED_BY_EVENTS, "prefix-cache-scorer": PRECISE, **ONE}, _one({"prefix-cache-scorer": 10})),
+        File({**FED_BY_EVENTS, "prefix-cache-scorer": PRECISE, **ONE}, _one_profile({"prefix-cache-scorer": 10})),
         ("token-producer", "precise-prefix-cache-producer", "prefixMatchInfoProducerName"),
     ),
     "an index fed by a data layer": (
@@ -111,7 +119,7 @@ LOADED: dict[str, tuple[File, tuple[str, ...]]] = {
                 "queue-scorer": {},
                 **ONE,
             },
-            _one({"prefix-cache-scorer": 2, "kv-cache-utilization-scorer": 1, "queue-scorer": 1}),
+            _one_profile({"prefix-cache-scorer": 2, "kv-cache-utilization-scorer": 1, "queue-scorer": 1}),
             more={"dataLayer": SOURCES},
         ),
         ("token-producer", "precise-prefix-cache-producer", "prefixMatchInfoProducerName", "dataLayer changes nothing"),
@@ -124,7 +132,7 @@ LOADED: dict[str, tuple[File, tuple[str, ...]]] = {
                 "no-hit-lru-scorer": {"lruSize": 2048},
                 **ONE,
             },
-            _one({"prefix-cache-scorer": 2, "no-hit-lru-scorer": 1}),
+            _one_profile({"prefix-cache-scorer": 2, "no-hit-lru-scorer": 1}),
         ),
         ("precise-prefix-cache-producer", "prefixMatchInfoProducerName", "lruSize"),
     ),
@@ -157,7 +165,7 @@ LOADED: dict[str, tuple[File, tuple[str, ...]]] = {
     "the precise scorer's older name": (
         File(
             {"precise-prefix-cache-scorer": {"indexerConfig": INDEX}, **ONE},
-            _one({"precise-prefix-cache-scorer": 2}),
+            _one_profile({"precise-prefix-cache-scorer": 2}),
             OLD,
         ),
         ("indexerConfig",),
@@ -168,19 +176,20 @@ ENCODE = "always-disagg-multimodal-decider"
 REFUSED: dict[str, tuple[File, str]] = {
     "data parallel": (
         File(
-            {**PREFIX, **ONE, "data-parallel-profile-handler": {"primaryPort": 8000}}, _one({"prefix-cache-scorer": 2})
+            {**PREFIX, **ONE, "data-parallel-profile-handler": {"primaryPort": 8000}},
+            _one_profile({"prefix-cache-scorer": 2}),
         ),
         "type data-parallel-profile-handler is unknown",
     ),
     "a burst's own producer": (
         File(
             {"burst-prefix-cache-producer": {"windowDurationMs": 100}, **PREFIX, **ONE},
-            _one({"prefix-cache-scorer": 2}),
+            _one_profile({"prefix-cache-scorer": 2}),
         ),
         "type burst-prefix-cache-producer is unknown",
     ),
     "embeddings of images": (
-        File({**FED_BY_DATA, "mm-embeddings-cache-producer": {"cacheSizeInMB": 2048}, **ONE}, _one({})),
+        File({**FED_BY_DATA, "mm-embeddings-cache-producer": {"cacheSizeInMB": 2048}, **ONE}, _one_profile({})),
         "type mm-embeddings-cache-producer is unknown",
     ),
     "topology": (
@@ -200,23 +209,25 @@ REFUSED: dict[str, tuple[File, str]] = {
         "profiles, deciders: decode, prefill",
     ),
     "a GPU's figures": (
-        File({"dcgm-data-source": {"port": 9400}, **ONE}, _one({})),
+        File({"dcgm-data-source": {"port": 9400}, **ONE}, _one_profile({})),
         "type dcgm-data-source is unknown",
     ),
     "programs' fairness": (
-        File({"program-aware-fairness": {}, **ONE}, _one({}), OLD, {"featureGates": ["flowControl"]}),
+        File({"program-aware-fairness": {}, **ONE}, _one_profile({}), OLD, {"featureGates": ["flowControl"]}),
         "type program-aware-fairness is unknown",
     ),
     "flow control": (
-        File({**PREFIX, **ONE}, _one({"prefix-cache-scorer": 2}), more={"flowControl": {"enableEviction": True}}),
+        File(
+            {**PREFIX, **ONE}, _one_profile({"prefix-cache-scorer": 2}), more={"flowControl": {"enableEviction": True}}
+        ),
         "flowControl: unknown key",
     ),
     "endpoints that a data layer finds": (
-        File({**PREFIX, **ONE}, _one({}), more={"dataLayer": {"discovery": {"pluginRef": "x"}}}),
+        File({**PREFIX, **ONE}, _one_profile({}), more={"dataLayer": {"discovery": {"pluginRef": "x"}}}),
         "dataLayer: discovery is not offered",
     ),
     "a data layer of plugins that are not there": (
-        File({**PREFIX, **ONE}, _one({}), more={"dataLayer": SOURCES}),
+        File({**PREFIX, **ONE}, _one_profile({}), more={"dataLayer": SOURCES}),
         "dataLayer: pluginRef 'metrics-data-source' names no plugin",
     ),
     "a limit in the handler, under the current apiVersion": (
@@ -243,9 +254,7 @@ REFUSED: dict[str, tuple[File, str]] = {
 
 
 @pytest.mark.parametrize(("file", "warned"), LOADED.values(), ids=LOADED)
-def test_what_only_wires_what_is_done_anyway_loads_and_says_what_changes_nothing(
-    file: File, warned: tuple[str, ...]
-) -> None:
+def test_shipped_files_load_with_warnings_for_settings_without_effect(file: File, warned: tuple[str, ...]) -> None:
     warnings = load(file.text(), name="epp.yaml").warnings
     assert len(warnings) == len(warned), warnings
     for part in warned:
@@ -253,7 +262,7 @@ def test_what_only_wires_what_is_done_anyway_loads_and_says_what_changes_nothing
 
 
 @pytest.mark.parametrize(("file", "says"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_done_here_is_refused_by_name_and_line(file: File, says: str) -> None:
+def test_unsupported_features_are_rejected_with_their_line(file: File, says: str) -> None:
     with pytest.raises(ConfigError, match=rf"epp\.yaml line \d+: .*{says}"):
         load(file.text(), name="epp.yaml")
 
@@ -265,7 +274,7 @@ def _splits(picker: EndpointPicker, num_tokens: int, *, cached: int = 0) -> bool
 
 
 @pytest.mark.parametrize(("threshold", "split"), [(0, (True, True, True)), (10, (False, False, True))])
-def test_a_limit_in_the_handler_decides_as_the_old_deciders(threshold: int, split: tuple[bool, ...]) -> None:
+def test_limit_in_the_handler_decides_like_the_seed_deciders(threshold: int, split: tuple[bool, ...]) -> None:
     file, _ = LOADED["P/D of 2025, with the limit in the handler"]
     plugins = {**file.plugins, "pd-profile-handler": {"threshold": threshold, "hashBlockSize": 5}}
     picker = load(File(plugins, file.profiles, OLD).text(), name="x")
@@ -281,12 +290,12 @@ def test_a_limit_in_the_handler_decides_as_the_old_deciders(threshold: int, spli
         ("P/D of the guides, apiVersion v1", (True, True, True)),
     ],
 )
-def test_the_apiversion_decides_which_rule_holds(name: str, split: tuple[bool, ...]) -> None:
+def test_apiversion_selects_the_rule(name: str, split: tuple[bool, ...]) -> None:
     picker = load(LOADED[name][0].text(), name="x")
     assert tuple(_splits(picker, num_tokens) for num_tokens in (15, 16, 17)) == split
 
 
-def test_the_precise_scorers_older_name_scores_by_the_share_that_is_cached() -> None:
+def test_precise_scorer_scores_by_the_cached_share() -> None:
     picker = load(LOADED["the precise scorer's older name"][0].text(), name="x")
     cold, warm = (Endpoint(name, num_matched_blocks=cached) for name, cached in (("cold", 1), ("warm", 9)))
     assert picker.profiles["default"].scores([cold, warm], PickRequest(10)) == [0.2, 1.8]
@@ -325,7 +334,7 @@ schedulingProfiles:
         ("    threshold: 5", "    threshold: \x01", ": not YAML: unacceptable character"),
     ],
 )
-def test_an_error_names_its_line_and_takes_one(old: str, new: str, says: str) -> None:
+def test_error_names_its_line_in_one_line(old: str, new: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(LINES.replace(old, new, 1), name="epp.yaml")
     assert str(caught.value).startswith(f"epp.yaml{says if says[0] == ':' else ' ' + says}")

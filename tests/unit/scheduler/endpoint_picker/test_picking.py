@@ -23,7 +23,7 @@ def _config(plugins: list[Any], profiles: list[Any] | None = None, **fields: Any
     return load(yaml.safe_dump(whole | ({"schedulingProfiles": profiles} if profiles else {})), name="epp.yaml")
 
 
-def test_every_case_is_run_or_its_absence_explained() -> None:
+def test_every_case_runs_or_has_a_reason_not_to() -> None:
     run = set()
     here, routers = DATA.parent / "unit/scheduler/endpoint_picker", DATA.parent / "integration/router"
     modules = (here / "test_plugins.py", here / "test_picking.py", routers / "test_sidecar.py")
@@ -50,12 +50,12 @@ def test_prefix_based_decider(case: dict[str, Any]) -> None:
     cached = given.get("cached_blocks_on_decode")
     is_there = "cached_blocks_on_decode" not in given or cached is not None
     decode = Endpoint("decode", num_matched_blocks=cached) if is_there else None
-    its = PrefixDecider(given["nonCachedTokens"], given.get("promptTokens", 0))
+    parameters = PrefixDecider(given["nonCachedTokens"], given.get("promptTokens", 0))
     request = PickRequest(given["input_tokens"], given.get("block_size_tokens", 1))
     rules: tuple[tuple[Rules, str], ...] = (("current", "expect"), ("seed", "expect_seed_document"))
     for rule, key in rules:
         if key in case:
-            assert Decider(rule, its).disaggregates(decode, request)[0] == case[key]["disaggregate"], rule
+            assert Decider(rule, parameters).disaggregates(decode, request)[0] == case[key]["disaggregate"], rule
 
 
 @cases("always-disagg-pd-decider")
@@ -82,7 +82,7 @@ def _pair(cached: int) -> list[Endpoint]:
 
 
 @cases("disagg-profile-handler.pick", "disagg-profile-handler.process-results")
-def test_the_stages_of_a_cycle(case: dict[str, Any]) -> None:
+def test_stages_of_a_cycle(case: dict[str, Any]) -> None:
     given = case["given"]
     ran = given.get("ran", given.get("results"))
     fails = isinstance(ran, dict)
@@ -133,7 +133,7 @@ def _cycle(picker: EndpointPicker, endpoints: list[Endpoint], request: PickReque
 
 
 @cases("by-label.config", "prefix-cache-affinity-filter.config", "scorer.prefix-cache-scorer.config")
-def test_parameters_are_judged_as_llm_d_does(case: dict[str, Any]) -> None:
+def test_parameters_are_accepted_and_rejected_as_in_llm_d(case: dict[str, Any]) -> None:
     kind = case["group"].removesuffix(".config").removeprefix("scorer.")
     parameters = dict(case["given"]["parameters"])
     if "matchLengthScale" in parameters:
@@ -147,7 +147,7 @@ def test_parameters_are_judged_as_llm_d_does(case: dict[str, Any]) -> None:
 
 
 @cases("pd-profile-handler.config")
-def test_the_parameters_of_the_pd_handler(case: dict[str, Any]) -> None:
+def test_parameters_of_the_pd_handler(case: dict[str, Any]) -> None:
     handler = {"type": "pd-profile-handler", "parameters": case["given"]["parameters"]}
     profiles = [{"name": "decode", "plugins": []}, {"name": "prefill", "plugins": []}]
     if case["expect"]["valid"]:
@@ -199,13 +199,13 @@ def test_config_loader(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "splits"), [(7, False), (8, False), (9, True)])
-def test_the_seed_pages_own_file_loads_unchanged_and_decides_by_its_rule(num_tokens: int, splits: bool) -> None:
+def test_documented_seed_file_loads_unchanged_and_follows_its_rule(num_tokens: int, splits: bool) -> None:
     picker = load(MINIMAL, name="minimal.yaml")
     endpoints = [Endpoint("d", {"role": "decode"}), Endpoint("p", {"role": "prefill"})]
     assert _cycle(picker, endpoints, PickRequest(num_tokens)) == ("d", "p" if splits else None)
 
 
-def test_the_seed_rule_and_the_current_one_part_at_zero_and_at_equality() -> None:
+def test_seed_rule_and_current_rule_differ_at_zero_and_at_equality() -> None:
     endpoints = [
         Endpoint("d", {"role": "decode"}, num_matched_blocks=0),
         Endpoint("p", {"role": "prefill"}),
@@ -218,12 +218,12 @@ def test_the_seed_rule_and_the_current_one_part_at_zero_and_at_equality() -> Non
             assert picked == ("d", "p" if splits else None), (num_tokens, limit)
 
 
-def test_without_its_feature_gate_the_seed_pages_file_refuses_to_start() -> None:
+def test_seed_file_needs_its_feature_gate() -> None:
     with pytest.raises(ConfigError, match="needs prepareDataPlugins"):
         load(MINIMAL.replace("- prepareDataPlugins", "- flowControl"), name="x")
 
 
-def test_a_gate_that_is_no_more_is_accepted_with_a_warning() -> None:
+def test_removed_gate_is_accepted_with_a_warning() -> None:
     picker = load(MINIMAL.replace("inference.networking.x-k8s.io/v1alpha1", CURRENT), name="x")
     assert picker.warnings[0] == "featureGates: prepareDataPlugins was removed; it changes nothing"
 
@@ -242,20 +242,20 @@ def test_a_gate_that_is_no_more_is_accepted_with_a_warning() -> None:
         ("type: token-load-scorer\n  parameters: {queueThresholdTokens: 9}", None),
     ],
 )
-def test_what_changes_nothing_is_said(plugin: str, warned: str | None) -> None:
+def test_settings_without_effect_give_a_warning(plugin: str, warned: str | None) -> None:
     text = f"apiVersion: {CURRENT}\nkind: EndpointPickerConfig\nplugins:\n- {plugin}\n"
     warnings = load(text, name="x").warnings
     assert len(warnings) == (warned is not None)
     assert warned is None or warned in warnings[0]
 
 
-def test_a_gate_of_what_is_done_elsewhere_is_accepted_with_a_warning() -> None:
+def test_gate_for_work_of_the_router_is_accepted_with_a_warning() -> None:
     text = f"apiVersion: {CURRENT}\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\n"
     assert "at the router" in load(text, name="x").warnings[0]
     assert load(text.replace("flowControl", "flowControl=false"), name="x").warnings == ()
 
 
-def test_todays_default_pair_prefers_the_warm_endpoint_until_it_is_far_behind() -> None:
+def test_default_plugins_prefer_the_warm_endpoint_until_it_is_far_behind() -> None:
     kinds = ("prefix-cache-affinity-filter", "token-load-scorer", "max-score-picker")
     picker = _config([{"type": kind} for kind in kinds])
     for in_flight, name in ((100_000, "warm"), (300_000, "idle")):
@@ -276,12 +276,12 @@ def test_todays_default_pair_prefers_the_warm_endpoint_until_it_is_far_behind() 
         (f"kind: EndpointPickerConfig\napiVersion: {CURRENT}\nplugins: [1]", "each has a type"),
     ],
 )
-def test_what_is_no_such_file_is_refused_by_name(text: str, message: str) -> None:
+def test_other_files_are_rejected_with_their_name(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"epp.yaml line \d+: .*{message}"):
         load(text, name="epp.yaml")
 
 
-def test_the_kinds_of_plugins_do_not_overlap() -> None:
+def test_no_plugin_is_both_filter_and_scorer() -> None:
     assert not set(FILTERS) & set(SCORERS)
 
 
@@ -298,7 +298,7 @@ def test_the_kinds_of_plugins_do_not_overlap() -> None:
         ({"schedulingProfiles": [{"plugins": []}]}, "schedulingProfiles: each has a name"),
     ],
 )
-def test_a_file_of_another_shape_is_refused_by_name(fields: dict[str, Any], says: str) -> None:
+def test_file_of_another_shape_is_rejected_with_its_name(fields: dict[str, Any], says: str) -> None:
     written = {"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": [QUEUE, SINGLE]} | fields
     with pytest.raises(ConfigError, match=rf"epp.yaml line \d+: .*{says}"):
         load(yaml.safe_dump(written), name="epp.yaml")

@@ -18,7 +18,7 @@ ANY = PickRequest()
 
 def _keep(kind: str, parameters: dict[str, Any], endpoints: list[Endpoint], request: PickRequest = ANY) -> set[str]:
     cls, keep = FILTERS[kind]
-    return {one.name for one in keep(endpoints, request, read(kind, cls, parameters))}
+    return {endpoint.name for endpoint in keep(endpoints, request, read(kind, cls, parameters))}
 
 
 def _score(
@@ -46,7 +46,7 @@ def test_role_filters(case: dict[str, Any]) -> None:
     assert _keep(case["id"], {}, endpoints) == set(case["expect"]["keep"])
 
 
-def test_an_unlabelled_pod_decodes() -> None:
+def test_unlabelled_pod_decodes() -> None:
     endpoints = [Endpoint("none"), Endpoint("p", {ROLE_LABEL: "prefill"})]
     assert _keep("decode-filter", {}, endpoints) == {"none"}
 
@@ -55,18 +55,18 @@ def test_an_unlabelled_pod_decodes() -> None:
 def test_prefix_cache_affinity_filter(case: dict[str, Any]) -> None:
     endpoints = [
         Endpoint(
-            one["name"],
-            num_matched_blocks=one["match_of_100"],
-            predicted_ttft_seconds=one["predicted_ttft_ms"] / 1000,
-            num_in_flight_tokens=one["in_flight_tokens"],
+            fields["name"],
+            num_matched_blocks=fields["match_of_100"],
+            predicted_ttft_seconds=fields["predicted_ttft_ms"] / 1000,
+            num_in_flight_tokens=fields["in_flight_tokens"],
         )
-        for one in case["given"]["endpoints"]
+        for fields in case["given"]["endpoints"]
     ]
     kept = _keep("prefix-cache-affinity-filter", case["given"]["parameters"], endpoints, PickRequest(100))
     assert kept == set(case["expect"]["keep"])
 
 
-def test_a_warm_endpoint_that_would_answer_too_late_loses_its_privilege() -> None:
+def test_warm_endpoint_that_is_too_slow_loses_its_preference() -> None:
     endpoints = [
         Endpoint("warm", num_matched_blocks=90, num_in_flight_tokens=300_000),
         Endpoint("idle", num_matched_blocks=0, num_in_flight_tokens=0),
@@ -86,7 +86,7 @@ def test_session_filter(case: dict[str, Any]) -> None:
 def test_max_score_picker(case: dict[str, Any]) -> None:
     scores, expected = case["given"]["scores"], case["expect"]
     picked = max_score([Endpoint(name) for name in scores], list(scores.values()), case["given"]["maxNumOfEndpoints"])
-    names = [one.name for one in picked]
+    names = [endpoint.name for endpoint in picked]
     free = expected["first_in_any_order"]
     assert set(names[:free]) == set(expected["picked"][:free]) and names[free:] == expected["picked"][free:]
 
@@ -118,7 +118,7 @@ def test_scorers_of_one_figure(case: dict[str, Any]) -> None:
     assert _score(kind, endpoints, request, given) == pytest.approx(case["expect"]["scores"])
 
 
-def test_the_matched_length_may_count_beside_the_matched_share() -> None:
+def test_matched_length_and_matched_share_are_weighted() -> None:
     endpoint = Endpoint("", num_matched_blocks=5)
     parameters = {"matchLengthWeight": 0.5, "matchLengthScaleTokens": 100}
     assert _score("prefix-cache-scorer", [endpoint], PickRequest(10), parameters) == [pytest.approx(0.25125)]
@@ -162,10 +162,12 @@ def test_lora_scorer(case: dict[str, Any]) -> None:
 def test_profile(case: dict[str, Any]) -> None:
     if "raw_scores" in case["given"]:
         raw = case["given"]["raw_scores"]
-        profile = SchedulingProfile("", scorers=((lambda endpoints, request, its: raw, None, case["given"]["weight"]),))
+        profile = SchedulingProfile(
+            "", scorers=((lambda endpoints, request, parameters: raw, None, case["given"]["weight"]),)
+        )
         assert profile.scores([Endpoint(str(n)) for n in raw], ANY) == case["expect"]["weighted"]
     else:
-        nobody = SchedulingProfile("", filters=((lambda endpoints, request, its: [], None),))
+        nobody = SchedulingProfile("", filters=((lambda endpoints, request, parameters: [], None),))
         assert nobody.run([Endpoint("a")], ANY) == []
 
 
@@ -190,7 +192,7 @@ def test_every_scorer_scores_every_endpoint_within_zero_and_one(kind: str, given
     assert len(scores) == len(given) and all(0 <= score <= 1 for score in scores)
 
 
-@given(st.lists(endpoints, max_size=5, unique_by=lambda one: one.name))
-def test_affinity_never_leaves_nobody(given: list[Endpoint]) -> None:
+@given(st.lists(endpoints, max_size=5, unique_by=lambda endpoint: endpoint.name))
+def test_affinity_filter_always_leaves_an_endpoint(given: list[Endpoint]) -> None:
     kept = _keep("prefix-cache-affinity-filter", {}, given, PickRequest(1600, block_tokens=16))
-    assert bool(kept) == bool(given) and kept <= {one.name for one in given}
+    assert bool(kept) == bool(given) and kept <= {endpoint.name for endpoint in given}
