@@ -96,7 +96,7 @@ def _above_zero(kind: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _check_can_be_written(file: Path) -> None:
-    """Raise OSError if the file cannot be written, before minutes of measuring."""
+    """Raise OSError if the file cannot be written, before minutes of measurement."""
     is_there = file.exists()
     file.open("a").close()
     if not is_there:
@@ -133,11 +133,11 @@ def _weighted(table: PpdTable, flags: argparse.Namespace) -> PpdTable:
 
 def _build(flags: argparse.Namespace) -> int:
     _check_can_be_written(flags.out)
-    measuring = extras.load("prfaas.ppd.measurement", extra="router")
+    measurement = extras.load("prfaas.ppd.measurement", extra="router")
     cells = [
         TableCell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps
     ]
-    pd, local = asyncio.run(_runs(measuring, flags, cells))
+    pd, local = asyncio.run(_runs(measurement, flags, cells))
     weights = {"ttft_weight": 1.0 if flags.w_ttft is None else flags.w_ttft}
     try:
         table = build_table(pd, local, **weights, tpot_weight=1.0 if flags.w_tpot is None else flags.w_tpot)
@@ -149,22 +149,24 @@ def _build(flags: argparse.Namespace) -> int:
     return 0
 
 
-async def _runs(measuring: Any, flags: argparse.Namespace, cells: list[TableCell]) -> tuple[list[PpdRun], list[PpdRun]]:
+async def _runs(
+    measurement: Any, flags: argparse.Namespace, cells: list[TableCell]
+) -> tuple[list[PpdRun], list[PpdRun]]:
     """Return the runs of all cells on both routers.
 
     The routers are measured in turn, so that neither sees the load of the other. Cells in which a router did not
     follow the expected policy are left out.
     """
     ends = [
-        measuring.Endpoint(url.rstrip("/"), flags.model, route, flags.vocabulary)
+        measurement.MeasuredEndpoint(url.rstrip("/"), flags.model, route, flags.vocabulary)
         for url, route in ((flags.pd, "remote"), (flags.local, "local"))
     ]
-    effort = measuring.Effort(seconds=flags.seconds, seed=flags.seed)
+    effort = measurement.MeasurementEffort(seconds=flags.seconds, seed=flags.seed)
     runs: tuple[list[PpdRun], list[PpdRun]] = ([], [])
-    async with measuring.aiohttp.ClientSession(connector=measuring.aiohttp.TCPConnector(limit=0)) as session:
+    async with measurement.aiohttp.ClientSession(connector=measurement.aiohttp.TCPConnector(limit=0)) as session:
         for number, cell in enumerate(cells, 1):
             line = f"{number}/{len(cells)} {cell.context} {cell.workload} {cell.qps:g} QPS"
-            pd, local = [await measuring.measure(session, end, cell, effort) for end in ends]
+            pd, local = [await measurement.measure(session, end, cell, effort) for end in ends]
             sys.stderr.write(
                 f"{line}: TTFT {pd.run.ttft_seconds:.3f} s by P, {local.run.ttft_seconds:.3f} s by D\n"
                 + _stray_warning(line, "--pd", "by a PD-P instance", pd)

@@ -66,7 +66,7 @@ class CellMeasurement:
     strayed: Counter[str]
 
     @property
-    def is_astray(self) -> bool:
+    def has_strayed(self) -> bool:
         """Return whether too many second turns took another route, so that the run measures something else."""
         return self.strayed.total() > (1 - MIN_SUCCESS_RATIO) * self.num_conversations
 
