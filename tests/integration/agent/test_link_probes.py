@@ -202,7 +202,7 @@ def test_no_probe_starts_during_a_transfer(agents: Agents) -> None:
 
 def test_probe_ends_when_a_transfer_begins(agents: Agents) -> None:
     """Here a link is so slow that the probe would take minutes."""
-    with _sender(agents, max_bytes=64 * MIB, max_bytes_per_second=400e3) as sender:
+    with _sender(agents, max_bytes=64 * MIB, max_bytes_per_second=4e6) as sender:
         agents.engine(sender.west, "e")
         chain, its_layout = chain_of(), layout()
         transfer_id, token = agents.grant("east", sender.west, chain)
