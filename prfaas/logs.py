@@ -1,7 +1,7 @@
 """Structured logs: an event name with fields, as JSON lines, or as text on a terminal.
 
 logs.setup("agent")                                   # once, in the command
-log = logs.get("agent.sending")                       # per module
+log = logs.get("agent.send")                       # per module
 log.info("transfer.complete", transfer_id=..., bytes=...)
 with log.bind(peer="west").work("request") as line:   # one canonical line when the block ends
     line.add(route="remote", reason="long")
@@ -105,7 +105,7 @@ class Log:
 
 
 def get(name: str) -> Log:
-    """Return the log of one part of the package, such as "agent" or "agent.sending"."""
+    """Return the log of one part of the package, such as "agent" or "agent.send"."""
     return Log(f"prfaas.{name}")
 
 

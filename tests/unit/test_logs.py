@@ -25,13 +25,13 @@ def written(stream: io.StringIO) -> list[dict[str, Any]]:
 def test_a_line_is_one_json_object_with_event_and_fields() -> None:
     stream = io.StringIO()
     logs.setup("agent", stream=stream, logger="prfaas")
-    logs.get("agent.sending").info("transfer.complete", transfer_id=b"\x01\xff", num_bytes=7, peers=("a", "b"))
+    logs.get("agent.send").info("transfer.complete", transfer_id=b"\x01\xff", num_bytes=7, peers=("a", "b"))
     (line,) = written(stream)
     assert line.pop("time").endswith("+00:00")
     assert line == {
         "level": "info",
         "component": "agent",
-        "logger": "prfaas.agent.sending",
+        "logger": "prfaas.agent.send",
         "event": "transfer.complete",
         "transfer_id": "01ff",
         "num_bytes": 7,

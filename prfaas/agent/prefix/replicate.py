@@ -166,15 +166,8 @@ class PrefixCopies:
 
     def _send(self, command: CopyCommand, grant: Grant, placement: Placement) -> None:
         plan, link = placement.plan, self._link_to(grant.destination_address, grant.destination)
-        record = TransferRecord(
-            transfer_id=command.transfer_id,
-            direction="out",
-            peer=grant.destination,
-            num_tokens=plan.num_tokens,
-            payload_bytes=plan.total_bytes,
-            attention_bytes=plan.attention_bytes,
-            priority=wire_priority(command.priority),
-        )
+        priority = wire_priority(command.priority)
+        record = TransferRecord.of(plan, command.transfer_id, "out", grant.destination, priority=priority)
         self._copies[command.transfer_id] = _PrefixCopy(command, placement, link, self._log.begin(record))
         copied = CopiedPrefix(command.prefix.units, plan.root)
         link.open(
@@ -183,7 +176,7 @@ class PrefixCopies:
                 open_body=OpenBody(command.grant, plan.fingerprints, plan.layouts, copied=copied).encode(),
                 object_bytes=plan.object_bytes,
                 source=placement.memory,
-                priority=wire_priority(command.priority),
+                priority=priority,
                 deadline_seconds=max(MIN_DEADLINE_SECONDS, seconds_left(grant)),
             )
         )

@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from prfaas import logs, metrics
-from prfaas.tracing import NO_SPAN, Span
+from prfaas.agent.transfer.plan import TransferPlan
+from prfaas.tracing import NO_SPAN, Span, continued
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendEvent, SendFailed, SendProgress
 from prfaas.types import TransferId, TransferPhase, TransferTiming
 
@@ -55,6 +56,39 @@ class TransferRecord:
     # Ends with the record.
     span: Span = NO_SPAN
     _acknowledgements: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ACKNOWLEDGEMENTS))
+
+    @staticmethod
+    def of(
+        plan: TransferPlan,
+        transfer_id: TransferId,
+        direction: Direction,
+        peer: str,
+        *,
+        priority: int | None = None,
+        held_bytes: int = 0,
+        trace: str = "",
+    ) -> TransferRecord:
+        """Return the record of a transfer that begins now; `trace` is the traceparent of its span."""
+        span = continued(
+            "agent.send" if direction == "out" else "agent.receive",
+            trace,
+            kind="client" if direction == "out" else "server",
+            transfer_id=transfer_id.hex(),
+            peer=peer,
+            num_tokens=plan.num_tokens,
+            payload_bytes=plan.total_bytes,
+        )
+        return TransferRecord(
+            transfer_id=transfer_id,
+            direction=direction,
+            peer=peer,
+            num_tokens=plan.num_tokens,
+            payload_bytes=plan.total_bytes,
+            attention_bytes=plan.attention_bytes,
+            priority=priority,
+            held_bytes=held_bytes,
+            span=span,
+        )
 
     @property
     def has_arrived(self) -> bool:

@@ -141,28 +141,6 @@ class Offer:
     # Traceparent of the sender.
     trace: str
 
-    def record(self, transfer_id: TransferId, *, held_bytes: int) -> TransferRecord:
-        """Return the record of the transfer that begins now."""
-        plan = self.plan
-        span = tracing.continued(
-            "agent.receive",
-            self.trace,
-            transfer_id=transfer_id.hex(),
-            peer=self.peer,
-            num_tokens=plan.num_tokens,
-            payload_bytes=plan.total_bytes,
-        )
-        return TransferRecord(
-            transfer_id=transfer_id,
-            direction="in",
-            peer=self.peer,
-            num_tokens=plan.num_tokens,
-            payload_bytes=plan.total_bytes,
-            attention_bytes=plan.attention_bytes,
-            held_bytes=held_bytes,
-            span=span,
-        )
-
 
 def read_offer(request: OpenRequest, grant: Grant, layouts: LayoutRegistry) -> Offer:
     """Return the offer in an OPEN.
@@ -333,7 +311,8 @@ class InboundTransfers:
         self._repack_if_needed(transfer)
         transfer.is_memory_free = False
         held_bytes = sum(plan.object_bytes[index] for index in transfer.held)
-        transfer.record = self._log.begin(offer.record(transfer_id, held_bytes=held_bytes))
+        record = TransferRecord.of(plan, transfer_id, "in", offer.peer, held_bytes=held_bytes, trace=offer.trace)
+        transfer.record = self._log.begin(record)
         return placement
 
     # Events of the receiver

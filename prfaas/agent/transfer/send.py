@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from prfaas import logs, metrics, tracing
+from prfaas import logs, metrics
 from prfaas.agent.engine.protocol import Send, TransferDone, TransferFailed
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection, arenas_of, layouts_of
@@ -126,24 +126,13 @@ class OutboundTransfers:
 
     def _start(self, engine: EngineConnection, placement: Placement, grant: Grant, request: Send) -> None:
         plan = placement.plan
-        span = tracing.continued(
-            "agent.send",
-            request.trace,
-            kind="client",
-            transfer_id=grant.transfer_id.hex(),
-            peer=grant.destination,
-            num_tokens=plan.num_tokens,
-            payload_bytes=plan.total_bytes,
-        )
-        record = TransferRecord(
-            transfer_id=request.transfer_id,
-            direction="out",
-            peer=grant.destination,
-            num_tokens=plan.num_tokens,
-            payload_bytes=plan.total_bytes,
-            attention_bytes=plan.attention_bytes,
+        record = TransferRecord.of(
+            plan,
+            request.transfer_id,
+            "out",
+            grant.destination,
             priority=wire_priority(request.priority),
-            span=span,
+            trace=request.trace,
         )
         transfer = OutboundTransfer(
             transfer_id=request.transfer_id,

@@ -64,20 +64,6 @@ def test_offer_has_the_listed_blocks_and_their_arena(layouts: LayoutRegistry) ->
     assert (offer.peer, offer.trace) == ("east", "trace")
 
 
-def test_record_of_an_offer_has_its_sizes(layouts: LayoutRegistry) -> None:
-    offer = read_offer(_request(GROUPS), GRANT, layouts)
-    record = offer.record(GRANT.transfer_id, held_bytes=7)
-    assert (record.transfer_id, record.direction, record.peer, record.num_tokens, record.held_bytes) == (
-        GRANT.transfer_id,
-        "in",
-        "east",
-        NUM_TOKENS,
-        7,
-    )
-    assert (record.payload_bytes, record.attention_bytes) == (offer.plan.total_bytes, offer.plan.attention_bytes)
-    assert record.priority is None
-
-
 def test_blocks_of_a_copy_follow_from_the_granted_prefix(layouts: LayoutRegistry) -> None:
     groups, copied = prefix_groups(hybrid(), PREFIX, root=CHAIN.root), CopiedPrefix(PREFIX.units, CHAIN.root)
     assert read_offer(_request(groups, copied=copied), COPY, layouts).plan.groups == groups
