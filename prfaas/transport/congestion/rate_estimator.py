@@ -182,16 +182,16 @@ class LinkSample(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkHealth:
-    """Findings about a link. `LinkStats` describes the fields."""
+    """Findings about a link. Ratios and the limit refer to the last third of a second."""
 
-    achievable_bytes_per_second: float = 0.0
-    queue_seconds: float = 0.0
+    achievable_bytes_per_second: float = 0.0  # Rate estimate; 0 if unknown.
+    queue_seconds: float = 0.0  # Time that all waiting bytes take at this rate.
     congestion: CongestionReason | None = None
-    utilization_ratio: float = 0.0
-    resent_ratio: float = 0.0
-    limit: LinkLimit | None = None
+    utilization_ratio: float = 0.0  # Used share of the rate estimate; 0 if unknown.
+    resent_ratio: float = 0.0  # Retransmitted share of the bytes.
+    limit: LinkLimit | None = None  # Cause that the connections mostly waited for; None without connections.
     rate_source: RateSource | None = None
-    least_bytes_per_second: float = 0.0
+    least_bytes_per_second: float = 0.0  # Lower bound found by a probe while the rate is unknown; 0 for none.
 
 
 class RateEstimator:

@@ -12,13 +12,10 @@ from prfaas.transport.codec.packing import LinkLoad, PackingPolicy
 from prfaas.transport.congestion.connection_policy import LinkThroughput, RateSearch, ThroughputMeter
 from prfaas.transport.congestion.rate_budget import LinkUsage
 from prfaas.transport.congestion.rate_estimator import (
-    CongestionReason,
     LinkHealth,
-    LinkLimit,
     LinkSample,
     RateBounds,
     RateEstimator,
-    RateSource,
     RoundTrip,
     RoundTripTracker,
 )
@@ -27,9 +24,12 @@ from prfaas.transport.sender.connection_worker import ConnectionWorker
 from prfaas.transport.sender.outbox import Outbox
 
 
-@dataclass(frozen=True)
-class LinkStats:
-    """Figures of a link at one moment. Byte counts are totals over all connections that the link ever had."""
+@dataclass(frozen=True, kw_only=True)
+class LinkStats(LinkHealth):
+    """Figures of a link at one moment. Rates are in bytes of payload.
+
+    Byte counts are totals over all connections that the link ever had.
+    """
 
     peer: str
     address: str
@@ -42,14 +42,6 @@ class LinkStats:
     acknowledged_bytes: int
     rtt_seconds: float  # Of the busy connection on which it has risen most, else the minimum.
     min_rtt_seconds: float  # Minimum on the same connection.
-    achievable_bytes_per_second: float  # Rate estimate for payload; 0 if unknown.
-    queue_seconds: float  # Time that all waiting bytes take at this rate.
-    congestion: CongestionReason | None
-    utilization_ratio: float  # Use of the rate estimate over the last third of a second; 0 if unknown.
-    resent_ratio: float  # Share of the bytes that were retransmitted in the last third of a second.
-    limit: LinkLimit | None  # Cause that the connections mostly waited for; None without connections.
-    rate_source: RateSource | None
-    least_bytes_per_second: float  # Lower bound found by a probe while the rate is unknown; 0 for none.
     is_probing: bool
     sent_bytes: int  # Sent by the kernel, without headers.
     retransmitted_bytes: int

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC
-from tests.integration.transport.soaking import (
+from tests.support.fault_scene import (
     LONG,
     QUARTERS,
     SHORT,

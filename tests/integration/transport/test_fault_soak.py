@@ -19,7 +19,8 @@ import pytest
 
 from benchmarks.transport.link_ends import Ends
 from prfaas.transport.receiver.api import ReceiveFailed, ReceiveMemoryFree
-from tests.integration.transport.soaking import (
+from tests.support import receiver_process
+from tests.support.fault_scene import (
     LONG,
     MIB,
     NUM_CONNECTIONS,
@@ -33,7 +34,6 @@ from tests.integration.transport.soaking import (
     scene_for,
     shape_for,
 )
-from tests.support import receiver_process
 from tests.support.transport_ends import Near, make_far, make_near, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import LinkShape, Relay
