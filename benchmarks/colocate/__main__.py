@@ -1,8 +1,4 @@
-"""`python -m benchmarks.colocate [--device cuda]`: the executor and chunked baselines in turn, in one run, as JSON.
-
-On a GPU: hybrid-8b in bfloat16, prompts of 16K tokens, batch 64, chunks of 512, 1K and 2K. On a CPU everything is
-smaller and says nothing of a GPU; it shows that the comparison runs.
-"""
+"""`make bench AREA=colocate`: the executor and chunked baselines in turn, in one run, as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ import torch
 
 from benchmarks.colocate import executor
 from benchmarks.colocate.lockstep import Baseline
-from benchmarks.colocate.setting import CPU, GPU, Setting
+from benchmarks.colocate.setting import CPU, Setting
 from prfaas.colocate.processes.shared_memory import SIDES
 from prfaas.colocate.processes.supervisor import Supervisor
 from prfaas.model.cost.colocation import Colocation, ShareTable
@@ -61,7 +57,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def lines(setting: Setting, rounds: list[Round], peak: float, slo_seconds: float) -> list[dict[str, Any]]:
-    """Return each measurable promise: its figure beside its bar. Of a device that is no GPU they are stand-ins."""
+    """Return each figure beside its target. On a CPU they only show that the comparison runs."""
     chunks = [f"lockstep_{chunk}" for chunk in setting.chunks]
     ours = [name for name in ("overallocated", "adaptive") if name in rounds[0]]
     ratios = [
@@ -70,17 +66,15 @@ def lines(setting: Setting, rounds: list[Round], peak: float, slo_seconds: float
     ]
     flops = [its[ours[-1]]["long_prefill"]["prefill_flops_per_second"] / peak for its in rounds]
     itl = {name: spread([its[name]["long_prefill"]["itl_p99_seconds"] for its in rounds]) for name in (*ours, *chunks)}
-    on_gpu = setting.device == "cuda"
     return [
-        {"what": "throughput over the best chunk", "figure": spread(ratios), "bar": 1.3, "on_gpu": on_gpu},
+        {"what": "throughput over the best chunk", "figure": spread(ratios), "bar": 1.3},
         {
             "what": f"ITL p99 at a batch of {setting.workload.concurrency} during one prompt of "
             f"{setting.long_prompt_tokens} tokens",
             "figure": itl,
             "bar": f"ours under an SLO that every chunk breaks ({slo_seconds} s was asked for)",
-            "on_gpu": on_gpu,
         },
-        {"what": "prefill's share of the matrix peak", "figure": spread(flops), "bar": 0.4, "on_gpu": on_gpu},
+        {"what": "prefill's share of the matrix peak", "figure": spread(flops), "bar": 0.4},
     ]
 
 
@@ -94,8 +88,8 @@ def decision_seconds() -> float:
 
 def matrix_peak(setting: Setting) -> float:
     """Floating-point operations per second of one large product on random data, the best of four times five."""
-    size, dtype = setting.matrix_size, torch.bfloat16 if setting.device == "cuda" else torch.float32
-    a, b = (torch.randn(size, size, device=setting.device, dtype=dtype) for _ in range(2))
+    size = setting.matrix_size
+    a, b = (torch.randn(size, size) for _ in range(2))
     best = float("inf")
     for _ in range(4):
         started = time.perf_counter()
@@ -106,27 +100,23 @@ def matrix_peak(setting: Setting) -> float:
     return 2.0 * size**3 / best
 
 
-def _device_name(setting: Setting) -> str:
-    if setting.device == "cuda":
-        return str(torch.cuda.get_device_name())
+def _device_name() -> str:
     return f"CPU {platform.machine()}, {os.cpu_count()} cores"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--profile", type=Path, help="a measured profile: adds the executor with adaptive shares")
     parser.add_argument("--itl-slo-seconds", type=float, default=0.03)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    setting = GPU if arguments.device == "cuda" else CPU
+    setting = CPU
     peak = matrix_peak(setting)
     rounds, deaths = asyncio.run(rounds_of(setting, arguments))
     results = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "device": _device_name(setting),
-        "gpu": "measured" if setting.device == "cuda" else "not measured: this run had none",
+        "device": _device_name(),
         "torch": torch.__version__,
         "setting": asdict(setting),
         "lines": lines(setting, rounds, peak, arguments.itl_slo_seconds),

@@ -17,13 +17,12 @@ from tests.support.waiting import until
 
 
 def settings_of(setting: Setting, shared: Colocation | None, itl_slo_seconds: float) -> ExecutorSettings:
-    """With a profile shares adapt; without one both sides always use everything."""
+    """Return settings in which shares adapt, or without a profile, both sides use all cores."""
     return ExecutorSettings(
         shape=setting.shape,
         cache=setting.cache,
         max_rows=setting.workload.concurrency,
         max_tokens=setting.max_tokens,
-        device=setting.device,
         dtype=setting.dtype,
         partition=setting.partition if shared else "none",
         profile=shared.decode if shared else None,

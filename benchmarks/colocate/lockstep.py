@@ -17,7 +17,7 @@ class Baseline:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        shared = devices.allocate(setting.shape, setting.cache, dtype=setting.dtype, device=setting.device, seed=1)
+        shared = devices.allocate(setting.shape, setting.cache, dtype=setting.dtype, seed=1)
         tensors = (shared[0].tensor, shared[1].tensor, shared[2].tensor)
         self.model = devices.model_on(setting.shape, setting.cache, tensors, max_tokens=setting.max_tokens)
 

@@ -1,4 +1,4 @@
-"""What is measured on which device: the model, the requests, the chunks of the baselines."""
+"""Setting of the benchmark: model, requests and chunks of the baselines."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from prfaas.colocate.model.cache import CacheShape
 
 @dataclass(frozen=True)
 class Setting:
-    """One device's benchmark."""
+    """Sizes of one benchmark run."""
 
-    device: str
     shape: str
     dtype: str
     block_tokens: int
     workload: Workload
     chunks: tuple[int, ...]
-    long_prompt_tokens: int  # of the one prefill during which the ITL of a full batch is taken
+    long_prompt_tokens: int  # Prefill during which the ITL of a full batch is measured.
     partition: str
     matrix_size: int
     num_threads: int = 0
@@ -35,15 +34,4 @@ class Setting:
         )
 
 
-CPU = Setting("cpu", "small", "float32", 16, Workload(12, 4, 256, 24), (64, 128, 256), 1024, "affinity", 1024, 1)
-GPU = Setting(
-    "cuda",
-    "hybrid-8b",
-    "bfloat16",
-    256,
-    Workload(256, 64, 16384, 1024),
-    (512, 1024, 2048),
-    16384,
-    "green_contexts",
-    8192,
-)
+CPU = Setting("small", "float32", 16, Workload(12, 4, 256, 24), (64, 128, 256), 1024, "affinity", 1024, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from prfaas.colocate.model.shape import SHAPES
 from prfaas.config import setting
@@ -12,15 +13,19 @@ from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.transport.net.tls import Certificates
 from prfaas.units import choice
 
-DEVICES = ("cpu", "cuda")
 DTYPE_NAMES = ("float64", "float32", "bfloat16")
-PARTITIONS = ("none", "affinity", "green_contexts", "mps")
+PARTITIONS = ("none", "affinity")
 MAX_TOKENS = 500_000  # two prompts of this length fit into a ring
 
 
 @dataclass(frozen=True)
 class ColocateConfig:
-    """One device that prefills and decodes at once."""
+    """Settings of one executor, which prefills and decodes at the same time."""
+
+    REMOVED_SETTINGS: ClassVar[dict[str, str]] = {
+        "device": "the executor runs on CPUs",
+        "mps_decode_share": "the executor runs on CPUs",
+    }
 
     listen: str = setting(
         "address", default="127.0.0.1:8200", doc="HTTP: /v1/completions, /v1/models, /healthz, /status."
@@ -36,7 +41,6 @@ class ColocateConfig:
         doc="Seed of the weights; equal seeds give equal answers on equal devices.",
     )
     served_model_name: str = setting("text", default="prfaas-hybrid", doc="The model's name in requests.")
-    device: str = setting(choice(*DEVICES), default="cpu", doc="What computes.")
     dtype: str = setting(choice(*DTYPE_NAMES), default="float32", doc="Of weights and KV.")
     num_blocks: int = setting("count", default=512, minimum=2, doc="KV blocks; one is scratch.")
     block_tokens: int = setting("count", default=16, minimum=1, doc="Tokens of a KV block.")
@@ -51,20 +55,12 @@ class ColocateConfig:
     partition: str = setting(
         choice(*PARTITIONS),
         default="none",
-        doc="How compute is shared: affinity on a CPU, the others on a GPU; none: both sides may use everything.",
-    )
-    mps_decode_share: float = setting(
-        "ratio",
-        default=0.4,
-        minimum=0.01,
-        maximum=0.99,
-        only_where={"partition": "mps"},
-        doc="Decode's fixed share; prefill has the rest.",
+        doc="Shares of the cores: affinity gives each phase its own cores, none lets both phases use all.",
     )
     profile: Path | None = setting(
         "path",
         default=None,
-        doc="Profile (YAML); with it shares adapt to the SLO under a partition other than mps.",
+        doc="Colocation profile (YAML). With affinity, shares adapt to the SLO.",
     )
     itl_slo_seconds: float = setting(
         "seconds", default=0.05, minimum=1e-4, only_where={"profile": GIVEN}, doc="What a decode step may take."
@@ -108,10 +104,8 @@ class ColocateConfig:
     def __post_init__(self) -> None:
         check_together(self, "tls_authority", "tls_certificate", "tls_key")
         check_consent(self, "listen")
-        if self.partition != "none" and (self.partition == "affinity") != (self.device == "cpu"):
-            raise ValueError(f"partition: {self.partition} does not go with device {self.device}")
-        if self.profile is not None and self.partition in ("none", "mps"):
-            raise ValueError(f"profile: no share adapts, or is measured, with partition {self.partition}")
+        if self.profile is not None and self.partition == "none":
+            raise ValueError("profile: needs partition: affinity")
         if self.agent_socket is not None:
             check_socket_path("agent_socket", self.agent_socket)
             if self.block_tokens % HASH_UNIT_TOKENS:

@@ -15,8 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from prfaas import logs, metrics
 from prfaas.agent.engine.client import AgentClient
 from prfaas.colocate import kv_layout
@@ -90,10 +88,9 @@ class Pool:
             LayoutError: the agent refuses this executor.
         """
         self._settings = settings
-        device = cache.kv.device
         self._layout, layers = kv_layout.describe(cache, model=settings.model, weights=settings.weights)
-        path, instance, pins = str(settings.socket), settings.instance, device.type == "cuda"
-        worker = AgentClient(path, instance=instance, role="worker", layout=self._layout, pins_arena=pins)
+        path, instance = str(settings.socket), settings.instance
+        worker = AgentClient(path, instance=instance, role="worker", layout=self._layout)
         scheduler = AgentClient(path, instance=instance, role="scheduler")
         its = ConnectorSettings(
             agent_socket=settings.socket,
@@ -109,8 +106,7 @@ class Pool:
             free_block_ratio=lambda: 0.0,
             sleeps_when_idle=False,
         )
-        self._worker = WorkerSide(worker, layers, self._layout, make_copier=partial(copier_for, device=device))
-        self._device = device
+        self._worker = WorkerSide(worker, layers, self._layout, make_copier=partial(copier_for, device=cache.kv.device))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prfaas-copies")
         self._copying: Future[CopyResults] | None = None
         self._keys = count(1)
@@ -259,8 +255,6 @@ class Pool:
         self._worker.begin_step(step)
         self._worker.start_loads()
         self._worker.on_forward_end()
-        if self._device.type == "cuda" and (step.saves or step.loads):
-            torch.cuda.synchronize(self._device)  # nothing but these copies runs in this process
         return self._worker.take_results()
 
     def _take(self, results: CopyResults) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -61,7 +60,7 @@ def executor_settings(config: ColocateConfig) -> ExecutorSettings:
     Raises:
         ConfigError: this machine or the named profile does not have it; it names the key.
     """
-    if config.partition not in ("none", "mps") and config.profile is None:
+    if config.partition == "affinity" and config.profile is None:
         raise ConfigError(f"partition: shares of {config.partition} follow a profile; name it, or leave both out")
     table = _shares(config.profile) if config.profile else None
     cache = CacheShape(config.num_blocks, config.block_tokens, config.max_requests + 1)
@@ -72,10 +71,8 @@ def executor_settings(config: ColocateConfig) -> ExecutorSettings:
         max_rows=config.max_rows,
         max_tokens=config.max_tokens,
         seed=config.seed,
-        device=config.device,
         dtype=config.dtype,
         partition=config.partition,
-        mps_decode_share=config.mps_decode_share,
         profile=table,
         itl_slo_seconds=config.itl_slo_seconds,
         dwell_steps=config.dwell_steps,
@@ -92,10 +89,6 @@ def _shares(profile: Path) -> ShareTable:
 
 
 def _refuse_what_does_not_fit(config: ColocateConfig, cache: CacheShape) -> None:
-    if config.device == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError("device: cuda; torch finds no GPU here")
-        return
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = num_bytes(SHAPES[config.shape], cache, config.dtype)
     if needed > memory:

@@ -28,7 +28,6 @@ class SideSetup:
     side: Side
     shape: str
     cache: CacheShape
-    device: str
     max_rows: int
     max_tokens: int
     partition: str
@@ -42,7 +41,7 @@ class SideSetup:
 
 @dataclass(frozen=True)
 class SideFds:
-    """The descriptors of a start: the receiver owns them. `memory` are the tensors' memfds, none on a GPU."""
+    """File descriptors of a start, owned by the receiver. `memory` has the tensors' memfds."""
 
     rings: SideRings
     board: int

@@ -57,8 +57,7 @@ def build_loop(setup: SideSetup, fds: SideFds, control: socket.socket) -> Prefil
 
 def build_runner(setup: SideSetup, fds: SideFds) -> Runner:
     """Return the side's runner over the mapped weights, keys and values, and states."""
-    memfds = fds.memory or (None, None, None)
-    flat, kv, states = (memory.attach(plain, fd) for plain, fd in zip(setup.tensors, memfds, strict=True))
+    flat, kv, states = (memory.attach(plain, fd) for plain, fd in zip(setup.tensors, fds.memory, strict=True))
     model = devices.model_on(setup.shape, setup.cache, (flat, kv, states), max_tokens=setup.max_tokens)
     return devices.runner_on(
         model,

@@ -1,8 +1,4 @@
-"""Shares by NVIDIA's Multi-Process Service: fixed for the life of a process, set before it makes its CUDA context.
-
-MPS also is what lets kernels of two processes run at the same time at all: without it the GPU switches between them
-in time slices. Not run on a GPU.
-"""
+"""Supervisor of the executor: owns the shared memory, starts both sides, and restarts a side that dies."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from prfaas import logs, metrics
@@ -25,33 +20,16 @@ from prfaas.colocate.model.cache import Cache, CacheShape
 from prfaas.colocate.model.shape import SHAPES
 from prfaas.colocate.pool import Answers, Pool, PoolSettings, Visit
 from prfaas.colocate.processes import shared_memory
-from prfaas.colocate.processes.forkserver import Born, Nursery
+from prfaas.colocate.processes.forkserver import ForkServer, StartedSide
 from prfaas.colocate.processes.ring import clear_wakeups
 from prfaas.colocate.processes.setup import SideFds, SideSetup, send_peer_rings, send_setup
 from prfaas.colocate.processes.shared_memory import SIDES, Board, Side, Word
 from prfaas.connector.metadata import Outcome
 from prfaas.connector.transfer_params import direction_of
-from prfaas.errors import ConfigError, PrfaasError
+from prfaas.errors import PrfaasError
 from prfaas.model.cost.colocation import ShareTable
 
-DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
-
-
-def mps_environment(side: Side, decode_share: float) -> dict[str, str]:
-    """Return the variables under which a side starts; 1.0 leaves both sides everything.
-
-    Raises:
-        ConfigError: no MPS daemon runs here.
-    """
-    directory = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPE_DIRECTORY))
-    if not (directory / "control").exists():
-        raise ConfigError(f"partition mps: no MPS daemon at {directory}; start one: nvidia-cuda-mps-control -d")
-    share = decode_share if side == "decode" or decode_share >= 1 else 1 - decode_share
-    return {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(round(share * 100))}
-
-
 log = logs.get("colocate")
-
 MAX_DEATHS = 8  # more within DEATH_WINDOW_SECONDS come from a fault that a restart does not mend
 DEATH_WINDOW_SECONDS = 60.0
 STOP_SECONDS = 5.0
@@ -60,46 +38,44 @@ NAMES = (*SIDES, "front")
 
 @dataclass(frozen=True)
 class ExecutorSettings:
-    """What to run; see config.py for the meaning of each."""
+    """Settings of an executor; config.py explains them."""
 
     shape: str
     cache: CacheShape
     max_rows: int
     max_tokens: int
     seed: int = 1
-    device: str = "cpu"
     dtype: str = "float32"
     partition: str = "none"
-    mps_decode_share: float = 0.4
     profile: ShareTable | None = None
     itl_slo_seconds: float = 0.05
     dwell_steps: int = 16
     num_threads: int = 0
     pool: PoolSettings | None = None
-    max_deaths: int = MAX_DEATHS  # within a minute
+    max_deaths: int = MAX_DEATHS  # Per minute.
 
 
 @dataclass
 class Generation:
-    """How one request goes, beside its tokens. `sent`: how a prefill leg's transfer stands, once it has ended."""
+    """Facts about one request beside the tokens. `sent` is the outcome of a prefill leg's transfer."""
 
     num_cached: int = 0
     sent: Outcome | None = None
 
 
 class ExecutorFailed(PrfaasError):
-    """The executor has given up, its log says why; the requests that lived have ended without their last token."""
+    """The executor has given up. Live requests ended without their last token."""
 
     def __init__(self) -> None:
-        super().__init__("the executor has given up; its log says why")
+        super().__init__("the executor has given up; the log has the reason")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A side that runs, or that the nursery has been asked for and has not forked yet: then `born` is None."""
+    """Side that runs, or that was requested and is not forked yet; then `started` is None."""
 
     control: socket.socket
-    born: Born | None = None
+    started: StartedSide | None = None
 
 
 class Supervisor:
@@ -107,9 +83,7 @@ class Supervisor:
 
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = settings
-        self._tensors = devices.allocate(
-            settings.shape, settings.cache, dtype=settings.dtype, device=settings.device, seed=settings.seed
-        )
+        self._tensors = devices.allocate(settings.shape, settings.cache, dtype=settings.dtype, seed=settings.seed)
         self._board_fd = shared_memory.create()
         self.board = Board(os.dup(self._board_fd))
         self._wake: dict[str, int] = {name: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for name in NAMES}
@@ -124,7 +98,7 @@ class Supervisor:
     async def __aenter__(self) -> Supervisor:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._wake["front"], self._on_tokens)
-        self._nursery = Nursery(self._on_birth, self._on_nursery_death)
+        self._forkserver = ForkServer(self._on_started, self._on_forkserver_death)
         for side, rings in self._front.open().items():
             self._start(side, rings)
         if self._pool is not None:
@@ -135,11 +109,11 @@ class Supervisor:
         self._loop.remove_reader(self._wake["front"])
         for process in self._processes.values():
             process.control.close()
-        born = [process.born for process in self._processes.values() if process.born is not None]
-        for side in born:
+        running = [process.started for process in self._processes.values() if process.started is not None]
+        for side in running:
             self._loop.remove_reader(side.pid_fd)
-        await asyncio.to_thread(self._nursery.close)
-        for side in born:
+        await asyncio.to_thread(self._forkserver.close)
+        for side in running:
             await asyncio.to_thread(_await_end, side)
         if self._pool is not None:
             await self._pool.close()
@@ -158,13 +132,13 @@ class Supervisor:
         salt: str = "",
         generation: Generation | None = None,
     ) -> AsyncGenerator[int, None]:
-        """Return the answer's tokens as they come; leaving early cancels the request.
+        """Yield the answer's tokens as they come. Leaving early cancels the request.
 
         `parameters` are the router's `kv_transfer_params`; `generation` is filled in before the first token and the end.
 
         Raises:
             ValueError: the request does not fit into the cache or the model.
-            ExecutorFailed: prefill, decode or what forks them kept dying, or the pool's work has failed.
+            ExecutorFailed: processes died too often, or the pool failed.
         """
         self.check(prompt, max_tokens)
         visit = None if self._pool is None else await self._open(self._pool, prompt, parameters or {}, salt)
@@ -200,18 +174,18 @@ class Supervisor:
         return visit
 
     def _leave(self, request: int) -> None:
-        """The client has all it wanted, or has gone."""
+        """End a request whose client is done or gone."""
         if not self._failed and self._front.cancel(request) and self._pool is not None:
             self._pool.abandon(request)
 
     def check(self, prompt: tuple[int, ...], max_tokens: int) -> None:
-        """Raises ValueError when a request can never run, ExecutorFailed when nothing runs any more."""
+        """Raise ValueError for a request that can never run, ExecutorFailed when the executor has given up."""
         if self._failed:
             raise ExecutorFailed
         settings, vocab = self._settings, SHAPES[self._settings.shape].vocab
         total = len(prompt) + max_tokens
         if not prompt or max_tokens < 1:
-            raise ValueError("a request has at least one prompt token and asks for at least one")
+            raise ValueError("a request needs at least one prompt token and one answer token")
         if total > settings.max_tokens or settings.cache.blocks_for(total) >= settings.cache.num_blocks:
             raise ValueError(f"prompt and answer take {total} tokens, more than this executor can hold")
         if not all(0 <= token < vocab for token in prompt):
@@ -219,56 +193,56 @@ class Supervisor:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether both sides run and requests are taken."""
+        """Return whether both sides run and requests are accepted."""
         return not self._failed and self._pids().keys() == set(SIDES)
 
     def _pids(self) -> dict[Side, int]:
-        return {side: its.born.pid for side, its in self._processes.items() if its.born is not None}
+        return {side: process.started.pid for side, process in self._processes.items() if process.started is not None}
 
     def status(self) -> dict[str, object]:
-        """Figures for people and tests: the board's words, live requests, process ids, restarts."""
+        """Return live requests, process ids, restarts and the board's words."""
         return {
             "live_requests": self._front.num_live,
             "pids": self._pids(),
-            "nursery": self._nursery.pid,
+            "forkserver": self._forkserver.pid,
             "restarts": dict(self.num_restarts),
             **{word.name.lower(): self.board[word] for word in Word},
         }
 
     def _start(self, side: Side, rings: SideRings) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._processes[side] = Process(ours)
-        other: Side = "decode" if side == "prefill" else "prefill"
-        wake = (self._wake[side], self._wake["front"], self._wake[other])
+        control, side_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._processes[side] = Process(control)
+        peer: Side = "decode" if side == "prefill" else "prefill"
+        wake = (self._wake[side], self._wake["front"], self._wake[peer])
         fds = SideFds(rings, os.dup(self._board_fd), *wake, memory=tuple(self._memfds()))
-        send_setup(ours, self._setup(side), fds)
+        send_setup(control, self._setup(side), fds)
         os.close(fds.board)
-        self._nursery.bear(side, theirs, self._environment(side))
+        self._forkserver.start(side, side_end)
 
-    def _on_birth(self, born: Born) -> None:
-        self._processes[born.side] = replace(self._processes[born.side], born=born)
-        self._loop.add_reader(born.pid_fd, self._on_death, born.side)
-        log.info("side.started", side=born.side, pid=born.pid)
+    def _on_started(self, started: StartedSide) -> None:
+        self._processes[started.side] = replace(self._processes[started.side], started=started)
+        self._loop.add_reader(started.pid_fd, self._on_death, started.side)
+        log.info("side.started", side=started.side, pid=started.pid)
 
-    def _on_nursery_death(self, unborn: list[Side]) -> None:
-        """Open another one, which takes the seconds that loading torch takes; the sides that run are not touched."""
+    def _on_forkserver_death(self, lost: list[Side]) -> None:
+        """Open another fork server, which takes seconds to load torch. Running sides are not affected."""
         if self._gives_up():
             return
-        self._nursery.open()
-        for side in unborn:
+        self._forkserver.open()
+        for side in lost:
             self._on_death(side)
 
     def _on_death(self, side: Side) -> None:
         process = self._processes.pop(side)
         process.control.close()
-        if process.born is not None:
-            self._loop.remove_reader(process.born.pid_fd)
-            os.close(process.born.pid_fd)
-        log.warning("side.died", side=side, pid=None if process.born is None else process.born.pid)
+        if process.started is not None:
+            self._loop.remove_reader(process.started.pid_fd)
+            os.close(process.started.pid_fd)
+        log.warning("side.died", side=side, pid=None if process.started is None else process.started.pid)
         if self._gives_up():
             return
         if side == "prefill":
-            self.board[Word.PREFILL_BUSY] = 0  # its writer is gone; decode need not leave it a share
+            self.board[Word.PREFILL_BUSY] = 0  # The writer of this word is gone, so decode need not leave it a share.
         self.num_restarts[side] += 1
         metrics.COLOCATE_RESTARTS.labels(side).inc()
         rings, survivors = self._front.replace(side)
@@ -279,7 +253,7 @@ class Supervisor:
         self._front.announce(side)
 
     def _gives_up(self) -> bool:
-        """Count a death; whether nothing is started any more."""
+        """Count a death. Return whether the executor gives up."""
         now = time.monotonic()
         self._deaths = [moment for moment in self._deaths if now - moment < DEATH_WINDOW_SECONDS] + [now]
         if not self._failed and len(self._deaths) > self._settings.max_deaths:
@@ -307,7 +281,7 @@ class Supervisor:
         if self._poll_later is not None:
             self._poll_later.cancel()
         if not self._failed and not self._front.poll():
-            # A full ring: its reader is behind, and wakes nobody when it reads.
+            # A ring is full. Its reader is behind and does not wake this process.
             self._poll_later = self._loop.call_later(0.001, self._poll)
 
     def _setup(self, side: Side) -> SideSetup:
@@ -316,7 +290,6 @@ class Supervisor:
             side,
             settings.shape,
             settings.cache,
-            settings.device,
             settings.max_rows,
             settings.max_tokens,
             settings.partition,
@@ -332,21 +305,16 @@ class Supervisor:
         settings = self._settings
         return cache.view(SHAPES[settings.shape], settings.cache, self._tensors[1].tensor, self._tensors[2].tensor)
 
-    def _environment(self, side: Side) -> Mapping[str, str]:
-        if self._settings.partition != "mps":
-            return {}
-        return mps_environment(side, self._settings.mps_decode_share)
-
     def _memfds(self) -> list[int]:
-        return [tensor.fd for tensor in self._tensors if tensor.fd is not None]
+        return [tensor.fd for tensor in self._tensors]
 
 
 def _is_prefill_leg(parameters: Mapping[str, Any] | None) -> bool:
     return direction_of(parameters or {}) == "send"
 
 
-def _await_end(side: Born) -> None:
-    """Wait for the end of a process whose control socket is closed; one that does not go is killed."""
+def _await_end(side: StartedSide) -> None:
+    """Wait for a process whose control socket is closed to end, and kill it after a timeout."""
     if not select.select([side.pid_fd], [], [], STOP_SECONDS)[0]:
         signal.pidfd_send_signal(side.pid_fd, signal.SIGKILL)
         select.select([side.pid_fd], [], [], STOP_SECONDS)

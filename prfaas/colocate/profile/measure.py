@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from prfaas import logs
@@ -155,7 +154,7 @@ class DecodeBench:
         blocks = -(-tokens // config.block_tokens)
         largest = max(plan.batches)
         cache = CacheShape(largest * blocks + 1, config.block_tokens, largest + 1)
-        shared = devices.allocate(config.shape, cache, dtype=config.dtype, device=config.device, seed=config.seed)
+        shared = devices.allocate(config.shape, cache, dtype=config.dtype, seed=config.seed)
         model = devices.model_on(
             config.shape, cache, (shared[0].tensor, shared[1].tensor, shared[2].tensor), max_tokens=tokens
         )
@@ -212,7 +211,7 @@ def measure(config: ColocateConfig, plan: Plan) -> Measured:
     )
     table = ShareTable(plan.shares, plan.batches, tuple(zip(*columns, strict=True)), tuple(beside_full.values()))
     return Measured(
-        hardware=_device_name(config.device),
+        hardware=f"CPU {platform.machine()}",
         model=f"{config.shape} in {config.dtype}",
         source=f"prfaas-colocate profile, {_today()}: medians of {plan.steps} steps beside a prefill process",
         prefill=tuple(_alone(config, plan, tokens) for tokens in plan.prompts),
@@ -242,7 +241,7 @@ def write_profile(config: ColocateConfig, path: Path) -> None:
         ConfigError: there is one core only, which cannot be shared.
     """
     batches = tuple(batch for batch in Plan().batches if batch <= config.max_rows)
-    shares = core_shares(len(os.sched_getaffinity(0))) if config.device == "cpu" else Plan().shares
+    shares = core_shares(len(os.sched_getaffinity(0)))
     if not shares:
         raise ConfigError("one core cannot be shared: measure on a machine with two or more")
     plan = dataclasses.replace(Plan(), batches=batches, shares=shares)
@@ -261,7 +260,7 @@ def _alone(config: ColocateConfig, plan: Plan, num_tokens: int) -> PrefillTime:
     """Return a prompt with nothing beside it, in this process."""
     load = dataclasses.replace(_load(config, plan, share=1.0), num_new_tokens=num_tokens)
     model, (_, part) = model_for(load), prompt_parts(load)
-    seconds = [run_once(model, part, None) for _ in range(1 + PROMPT_REPEATS)][1:]
+    seconds = [run_once(model, part) for _ in range(1 + PROMPT_REPEATS)][1:]
     return PrefillTime(num_tokens, statistics.median(seconds))
 
 
@@ -269,7 +268,6 @@ def _load(config: ColocateConfig, plan: Plan, *, share: float, append: bool = Fa
     return PrefillLoad(
         shape=config.shape,
         dtype=config.dtype,
-        device=config.device,
         partition=config.partition,
         share=share,
         num_new_tokens=plan.append_tokens if append else plan.num_prefill_tokens,
@@ -286,7 +284,3 @@ def core_shares(cores: int) -> tuple[float, ...]:
 
 def _today() -> str:
     return time.strftime("%Y-%m-%d", time.gmtime())
-
-
-def _device_name(name: str) -> str:
-    return f"CPU {platform.machine()}" if name == "cpu" else str(torch.cuda.get_device_name())

@@ -59,7 +59,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 def sequential(prompt: list[int], num_tokens: int) -> list[int]:
     """What the sequential engine with these weights answers."""
     cache = CacheShape(MAX_TOKENS // 16 + 2, 16, 2)
-    shared = devices.allocate("tiny", cache, dtype="float64", device="cpu", seed=3)
+    shared = devices.allocate("tiny", cache, dtype="float64", seed=3)
     tensors = (shared[0].tensor, shared[1].tensor, shared[2].tensor)
     return generate(devices.model_on("tiny", cache, tensors, max_tokens=MAX_TOKENS), prompt, num_tokens)
 

@@ -97,9 +97,9 @@ async def test_nobody_waits_for_an_executor_that_has_given_up(doomed: Doomed) ->
         hold.stop("decode")
         streaming = asyncio.ensure_future(events_of(doomed.http))
         await until(lambda: executor.status()["live_requests"] == 1, what="the stream")
-        nursery = executor.status()["nursery"]
-        os.kill(nursery, signal.SIGKILL)  # type: ignore[arg-type]
-        await until(lambda: executor.status()["nursery"] != nursery, what="another nursery")
+        forkserver = executor.status()["forkserver"]
+        os.kill(forkserver, signal.SIGKILL)  # type: ignore[arg-type]
+        await until(lambda: executor.status()["forkserver"] != forkserver, what="another fork server")
         async with doomed.http.get("/healthz") as response:
             assert response.status == 200, "one death is one too few"
         os.kill(pid_of(executor, "decode"), signal.SIGKILL)

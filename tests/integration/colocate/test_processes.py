@@ -138,12 +138,12 @@ async def test_two_hundred_deaths_in_states_drawn_by_chance_change_no_token(
 async def test_without_its_nursery_the_executor_goes_on_and_still_survives_a_death(
     executor: Supervisor, expected: list[list[int]]
 ) -> None:
-    nursery = executor.status()["nursery"]
+    forkserver = executor.status()["forkserver"]
     answers = asyncio.gather(*(answer(executor, i) for i in range(8)))
-    os.kill(nursery, signal.SIGKILL)  # type: ignore[arg-type]
+    os.kill(forkserver, signal.SIGKILL)  # type: ignore[arg-type]
     os.kill(pid_of(executor, "decode"), signal.SIGKILL)
     assert await answers == expected[:8]
-    assert executor.status()["nursery"] != nursery
+    assert executor.status()["forkserver"] != forkserver
 
 
 async def test_both_sides_killed_at_once_change_no_token(executor: Supervisor, expected: list[list[int]]) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from prfaas import config
 from prfaas.cli.colocate import main
@@ -79,12 +78,6 @@ def test_what_this_machine_does_not_have_is_named(changes: dict[str, Any], said:
 def test_blocks_that_no_agent_could_hash_are_refused_by_the_settings_themselves() -> None:
     with pytest.raises(ValueError, match="block_tokens: 24; with an agent a multiple of 16"):
         ColocateConfig(agent_socket=Path("/s"), block_tokens=24)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match="device: cuda; torch finds no GPU here"):
-        executor_settings(ColocateConfig(device="cuda"))
 
 
 def test_the_words_of_the_settings_are_those_that_the_code_knows() -> None:
