@@ -22,6 +22,7 @@ from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.events import check_repeatedly
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.dialler import ReverseDialer, ReverseDialState
 from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.net.sockets import listen, tune
 from prfaas.transport.net.tls import Certificates, refusal_reason
@@ -33,7 +34,6 @@ from prfaas.transport.receiver.api import AcceptFunction, ReceiveEvent
 from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.limits import ReceiveLimits
 from prfaas.transport.receiver.reader import FrameQuota, Reader
-from prfaas.transport.receiver.reverse_dial import ReverseDialer, ReverseDialState
 from prfaas.types import FailureReason
 from prfaas.units import is_public, join_address
 
