@@ -20,7 +20,7 @@ def _fuzz(corpus: Path, *, num_inputs: int, seed: int) -> int:
     limits = ["-max_len=8192", "-malloc_limit_mb=256", "-rss_limit_mb=0", "-timeout=60"]
     flags = [f"-runs={num_inputs}", f"-seed={seed}", *limits]
     flags.append(f"-artifact_prefix={corpus}/")
-    command = [sys.executable, "-m", "tests.property.transport.wire_fuzzer", str(corpus), *flags]
+    command = [sys.executable, "-m", "tests.support.wire_fuzzer", str(corpus), *flags]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     reached = re.findall(r"DONE +cov: (\d+)", run.stderr)

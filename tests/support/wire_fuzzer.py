@@ -1,6 +1,6 @@
 """Coverage-guided fuzzer of everything that reads a peer's bytes.
 
-`python -m tests.property.transport.wire_fuzzer CORPUS -runs=N -seed=S`, with libFuzzer's own flags: it writes what honest
+`python -m tests.support.wire_fuzzer CORPUS -runs=N -seed=S`, with libFuzzer's own flags: it writes what honest
 peers say into the folder CORPUS, and searches on from there. It ends with another status than 0 when an input makes
 anything but a RemoteProtocolError. The first byte of an input chooses what reads the rest.
 """
