@@ -111,12 +111,14 @@ async def test_receiver_without_room_refuses_and_keeps_its_blocks(site: AgentDep
     assert await asyncio.to_thread(west.holds, kept)
 
 
+@pytest.mark.soak
 async def test_receiver_with_another_layout_refuses(site: AgentDeployment) -> None:
     east, _ = await site.node("east"), await site.node("west", dtype="float16")
     await asyncio.to_thread(east.leave, PREFIX)
     assert (await site.copy(PREFIX, "east", "west")).outcome == "layout_mismatch"
 
 
+@pytest.mark.soak
 async def test_node_without_the_model_neither_sends_nor_receives(site: AgentDeployment) -> None:
     east = await site.node("east")
     await site.agent("west")
@@ -153,6 +155,7 @@ async def test_copies_by_nodes_or_of_unknown_nodes_are_refused(two: AgentDeploym
     assert alien.value.reason == "alien_hash"
 
 
+@pytest.mark.soak
 async def test_prefix_on_the_ssd_of_a_restarted_node_can_be_copied(site: AgentDeployment, tmp_path: Path) -> None:
     directory = {"ssd-directory": str(tmp_path / "ssd")}
     east, west = await site.node("east", **directory), await site.node("west")

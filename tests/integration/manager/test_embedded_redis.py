@@ -57,13 +57,13 @@ async def _until_it_answers(store: RedisStore) -> None:
 
 async def test_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"redis_directory: .*/file/redis cannot be made or used: Not a directory"):
+    with pytest.raises(ConfigError, match=r"redis_directory: .*/file/redis cannot be created or used: Not a directory"):
         await EmbeddedRedis(tmp_path / "file/redis").start()
 
 
 async def test_unusable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with pytest.raises(ConfigError, match="cannot be made or used: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be created or used: Is a directory"):
         await EmbeddedRedis(tmp_path).start()
 
 

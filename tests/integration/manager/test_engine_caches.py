@@ -64,7 +64,10 @@ async def until_gpu_tokens(site: AgentDeployment, expected: dict[str, int]) -> N
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("instance", ["n1-engine", "of another name, and the only one of its model"])
+@pytest.mark.parametrize(
+    "instance",
+    ["n1-engine", pytest.param("of another name, and the only one of its model", marks=pytest.mark.soak)],
+)
 async def test_device_blocks_count_for_their_tier_and_leave_with_the_engine(
     site: AgentDeployment, addresses: tuple[str, str], publisher: Any, instance: str
 ) -> None:

@@ -84,7 +84,7 @@ async def test_registered_engine_is_followed_until_unregistered(deployment: Depl
         ("query", {"model_name": MODEL}, "token_ids"),
         ("query", {"token_ids": [1]}, "model_name"),
         ("query", {"model_name": MODEL, "token_ids": [-1]}, ""),
-        ("query", {"model_name": MODEL, "token_ids": [1.9]}, "token_ids: 1.9 is no integer"),
+        ("query", {"model_name": MODEL, "token_ids": [1.9]}, "token_ids: 1.9 is not an integer"),
         ("query", {"model_name": MODEL, "token_ids": "123"}, "token_ids: write a list"),
         ("query", {"model_name": MODEL, "token_ids": [1], "tenant_id": 5}, "tenant_id: write a text"),
         ("query", {"model_name": 5, "token_ids": [1]}, "model_name: write a text"),

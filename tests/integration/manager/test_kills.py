@@ -92,7 +92,8 @@ class Node:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(8, 28))])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(7, 28))
 async def test_answers_are_correct_after_the_last_kill(deployment: Deployment, processes: Processes, seed: int) -> None:
     chance = random.Random(seed)
     nodes = [Node(deployment, name, processes.addresses) for name in ("n1", "n2")]

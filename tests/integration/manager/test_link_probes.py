@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from prometheus_client import REGISTRY
 
 from tests.integration.manager.test_planning import FILE
@@ -53,6 +54,7 @@ async def test_unknown_link_is_probed_with_a_grant(deployment: Deployment, tmp_p
     assert (receiver["receiving"], receiver["pool"]["transfer"], receiver["pool"]["prefix"]) == (0, 0, 0)
 
 
+@pytest.mark.soak
 async def test_short_probe_reports_a_lower_bound(deployment: Deployment, tmp_path: Path) -> None:
     async with _planning_site(deployment, tmp_path) as site:
         await _nodes(site, sent_bytes="32MiB")
@@ -64,10 +66,3 @@ async def test_short_probe_reports_a_lower_bound(deployment: Deployment, tmp_pat
             return any(rate("prfaas", "pd", within_seconds=2 * PATIENCE_SECONDS) for rate in asked)
 
         await until(is_heard, what="what the probe has shown")
-
-
-async def test_agent_without_probes_gets_none(deployment: Deployment, tmp_path: Path) -> None:
-    async with _planning_site(deployment, tmp_path) as site:
-        await _nodes(site, taken_bytes="0")
-        site.manager._link_probes.step()
-        assert site.manager._link_probes._under_way == {}

@@ -151,6 +151,7 @@ async def test_lower_bound_of_a_probe_is_named_as_such(deployment: Deployment, f
     await until(lambda: _links_of(manager) == expected, what="a plan that says so")
 
 
+@pytest.mark.soak
 async def test_forgotten_rate_stays_in_the_plan_for_a_while(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file, plan_seconds=1.0)
     links = [replace(LINK, capacity_bytes_per_second=20e6)]

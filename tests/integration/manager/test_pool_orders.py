@@ -78,6 +78,7 @@ async def test_removed_prefix_leaves_memory_ssd_and_index(
     assert await _holds(hand, _prefix(2))
 
 
+@pytest.mark.soak
 async def test_removal_includes_longer_prefixes_only(
     site: AgentDeployment, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

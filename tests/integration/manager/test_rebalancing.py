@@ -100,6 +100,7 @@ async def test_only_the_hot_prefix_spreads(deployment: Deployment, tmp_path: Pat
             assert await asyncio.to_thread(site.hands[name].holds, prefix_of(HOT, LENGTH))
 
 
+@pytest.mark.soak
 async def test_new_node_receives_one_copy_at_a_time_within_its_budget(deployment: Deployment, tmp_path: Path) -> None:
     intake = 4.0 * PREFIX_BYTES
     async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=intake / INTAKE_RATIO) as site:
@@ -123,6 +124,7 @@ async def test_new_node_receives_one_copy_at_a_time_within_its_budget(deployment
         assert most_at_once <= 1, "each may be over before anybody looks"
 
 
+@pytest.mark.soak
 async def test_without_a_budget_nothing_is_copied(deployment: Deployment, tmp_path: Path) -> None:
     async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=0.0) as site:
         await site.node("a")
@@ -164,6 +166,7 @@ async def _is_drained(site: AgentDeployment) -> None:
         await operator.drain(pb.DrainRequest(node="nobody"))
 
 
+@pytest.mark.soak
 async def test_stopping_agent_copies_hot_prefixes_first(site: AgentDeployment) -> None:
     await site.node("a", **{"drain-seconds": "60s"})
     await site.node("b")
