@@ -1,4 +1,4 @@
-// What is held where: pools, hottest prefixes, sessions.
+// Panels of pools, hottest prefixes and sessions.
 
 import { byId, fillTable, metric, setText } from "./dom.js";
 import { bytes, count, seconds } from "./format.js";
@@ -8,17 +8,17 @@ const kind = (name) => KINDS[name] ?? name;
 
 export function showPool(now) {
   const parts = byClusterGroupAndTier(now.pool);
-  const total = parts.reduce((sum, its) => sum + its.num_bytes, 0);
+  const total = parts.reduce((sum, item) => sum + item.num_bytes, 0);
   fillTable(byId("pool-table"), parts, {
-    key: (its) => `${its.cluster} ${its.kind} ${its.tier}`,
-    empty: "The index knows of no block yet.",
-    cells: (its) => {
-      const labels = { cluster: its.cluster, group: its.kind, tier: its.tier };
+    key: (item) => `${item.cluster} ${item.kind} ${item.tier}`,
+    empty: "The index has no blocks yet.",
+    cells: (item) => {
+      const labels = { cluster: item.cluster, group: item.kind, tier: item.tier };
       return [
-        its.cluster, { text: kind(its.kind), nowrap: true }, its.tier,
-        { text: count(its.num_blocks), numeric: true, metric: metric("prfaas_manager_held_blocks", labels), value: its.num_blocks },
-        { text: bytes(its.num_bytes), numeric: true, metric: metric("prfaas_manager_held_bytes", labels), value: its.num_bytes },
-        { text: `${its.cluster}, ${kind(its.kind)}, ${its.tier}: ${bytes(its.num_bytes)} of ${bytes(total)}`, ratio: total ? its.num_bytes / total : 0 },
+        item.cluster, { text: kind(item.kind), nowrap: true }, item.tier,
+        { text: count(item.num_blocks), numeric: true, metric: metric("prfaas_manager_held_blocks", labels), value: item.num_blocks },
+        { text: bytes(item.num_bytes), numeric: true, metric: metric("prfaas_manager_held_bytes", labels), value: item.num_bytes },
+        { text: `${item.cluster}, ${kind(item.kind)}, ${item.tier}: ${bytes(item.num_bytes)} of ${bytes(total)}`, ratio: total ? item.num_bytes / total : 0 },
       ];
     },
   });
@@ -29,33 +29,33 @@ function byClusterGroupAndTier(holdings) {
   const parts = new Map();
   for (const { cluster, kind: group, tier, num_blocks, num_bytes } of holdings) {
     const key = [cluster, group, tier].join("\n");
-    const its = parts.get(key) ?? { cluster, kind: group, tier, num_blocks: 0, num_bytes: 0 };
-    its.num_blocks += num_blocks;
-    its.num_bytes += num_bytes;
-    parts.set(key, its);
+    const item = parts.get(key) ?? { cluster, kind: group, tier, num_blocks: 0, num_bytes: 0 };
+    item.num_blocks += num_blocks;
+    item.num_bytes += num_bytes;
+    parts.set(key, item);
   }
-  return [...parts.entries()].sort(([a], [b]) => a.localeCompare(b)).map(([, its]) => its);
+  return [...parts.entries()].sort(([a], [b]) => a.localeCompare(b)).map(([, item]) => item);
 }
 
 function fillHoldings(holdings) {
   fillTable(byId("holdings-table"), holdings, {
-    key: (its) => [its.node, its.model, its.rank, its.group, its.tier].join(" "),
-    empty: "The index knows of no block yet.",
-    cells: (its) => [
-      its.node, its.cluster, its.model, { text: String(its.rank), numeric: true }, { text: kind(its.kind), nowrap: true }, its.tier,
-      { text: count(its.num_blocks), numeric: true }, { text: bytes(its.num_bytes), numeric: true },
+    key: (item) => [item.node, item.model, item.rank, item.group, item.tier].join(" "),
+    empty: "The index has no blocks yet.",
+    cells: (item) => [
+      item.node, item.cluster, item.model, { text: String(item.rank), numeric: true }, { text: kind(item.kind), nowrap: true }, item.tier,
+      { text: count(item.num_blocks), numeric: true }, { text: bytes(item.num_bytes), numeric: true },
     ],
   });
 }
 
 export function showPrefixes(now) {
   fillTable(byId("prefixes-table"), now.prefixes, {
-    key: (its) => `${its.model} ${its.hash}`,
-    empty: "No cached prefix has been asked for lately.",
-    cells: (its) => [
-      { text: its.hash.slice(0, 12), nowrap: true }, its.model, { text: count(its.num_tokens), numeric: true },
-      { text: `${its.hits_per_second.toFixed(2)}/s`, numeric: true },
-      its.holders.length ? its.holders.join(", ") : "nobody",
+    key: (item) => `${item.model} ${item.hash}`,
+    empty: "No cached prefix was requested lately.",
+    cells: (item) => [
+      { text: item.hash.slice(0, 12), nowrap: true }, item.model, { text: count(item.num_tokens), numeric: true },
+      { text: `${item.hits_per_second.toFixed(2)}/s`, numeric: true },
+      item.holders.length ? item.holders.join(", ") : "nobody",
     ],
   });
 }
@@ -64,15 +64,15 @@ export function showSessions(now) {
   const { total, by_node: byNode, latest } = now.sessions;
   const nodes = Object.entries(byNode).map(([node, number]) => `${count(number)} at ${node}`).join(", ");
   const words = byId("sessions-words");
-  setText(words, total ? `${count(total)} remembered: ${nodes}` : "None is remembered.");
+  setText(words, total ? `${count(total)} sessions: ${nodes}` : "No sessions.");
   words.dataset.metric = metric("prfaas_manager_sessions");
   words.dataset.value = total;
   fillTable(byId("sessions-table"), latest, {
-    key: (its) => `${its.tenant} ${its.name}`,
-    empty: "No request has named a session yet (the router's header x-session-id does).",
-    cells: (its) => [
-      its.name, its.tenant || "none", its.node, { text: `${count(its.num_prompt_tokens)} tokens`, numeric: true },
-      { text: seconds(Math.floor(its.idle_seconds)), numeric: true },
+    key: (item) => `${item.tenant} ${item.name}`,
+    empty: "No request had a session yet. Routers read it from the header x-session-id.",
+    cells: (item) => [
+      item.name, item.tenant || "none", item.node, { text: `${count(item.num_prompt_tokens)} tokens`, numeric: true },
+      { text: seconds(Math.floor(item.idle_seconds)), numeric: true },
     ],
   });
 }

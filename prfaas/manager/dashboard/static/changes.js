@@ -1,12 +1,12 @@
-// What changed, when, and why.
+// Panel of changes and their reasons.
 
 import { byId, fillTable } from "./dom.js";
 import { clock } from "./format.js";
 
 const KINDS = {
   plan: ["new plan", ""],
-  congestion: ["path congests", "busy"],
-  calm: ["path calms", "good"],
+  congestion: ["path congested", "busy"],
+  calm: ["congestion over", "good"],
   link_down: ["path down", "bad"],
   link_up: ["path up", "good"],
   role_draining: ["role: drains", "busy"],
@@ -17,11 +17,11 @@ const KINDS = {
 
 export function showChanges(now) {
   fillTable(byId("changes-table"), now.changes, {
-    key: (its) => [its.at, its.kind, its.subject].join(" "),
-    empty: "Nothing has changed since this manager watches.",
-    cells: (its) => {
-      const [text, mood] = KINDS[its.kind] ?? [its.kind, ""];
-      return [{ text: clock(its.at), nowrap: true }, { text, mood, nowrap: true }, { text: its.subject, nowrap: true }, { text: its.detail, words: true }];
+    key: (item) => [item.at, item.kind, item.subject].join(" "),
+    empty: "No changes since this manager started.",
+    cells: (item) => {
+      const [text, mood] = KINDS[item.kind] ?? [item.kind, ""];
+      return [{ text: clock(item.at), nowrap: true }, { text, mood, nowrap: true }, { text: item.subject, nowrap: true }, { text: item.detail, words: true }];
     },
   });
 }

@@ -52,7 +52,7 @@ export class Chart {
     this.top = this.maximum ?? niceTop(this.highest());
     this.drawAxes();
     if (this.isStacked) this.drawAreas();
-    else this.series.forEach((its) => this.drawing.append(this.line(its)));
+    else this.series.forEach((item) => this.drawing.append(this.line(item)));
     this.drawLegend();
     if (this.cursor !== null) this.drawCursor();
     this.drawing.setAttribute("aria-label", `${this.label}: ${this.words(this.times.length - 1)}`);
@@ -60,8 +60,8 @@ export class Chart {
 
   highest() {
     const finite = (value) => (Number.isFinite(value) ? value : 0);
-    if (!this.isStacked) return Math.max(0, ...this.series.flatMap((its) => its.values.map(finite)));
-    return Math.max(0, ...this.times.map((time, position) => this.series.reduce((sum, its) => sum + finite(its.values[position]), 0)));
+    if (!this.isStacked) return Math.max(0, ...this.series.flatMap((item) => item.values.map(finite)));
+    return Math.max(0, ...this.times.map((time, position) => this.series.reduce((sum, item) => sum + finite(item.values[position]), 0)));
   }
 
   drawAxes() {
@@ -76,29 +76,29 @@ export class Chart {
     }
   }
 
-  line(its) {
+  line(item) {
     const points = [];
-    its.values.forEach((value, position) => {
+    item.values.forEach((value, position) => {
       if (!Number.isFinite(value)) return;
-      const starts = !Number.isFinite(its.values[position - 1]);
+      const starts = !Number.isFinite(item.values[position - 1]);
       points.push(`${starts ? "M" : "L"}${this.x(this.times[position]).toFixed(1)} ${this.y(Math.min(value, this.top)).toFixed(1)}`);
     });
-    return svg("path", { class: `series c${its.colour} ${its.kind ?? ""}`, d: points.join("") });
+    return svg("path", { class: `series c${item.colour} ${item.kind ?? ""}`, d: points.join("") });
   }
 
   drawAreas() {
     const below = this.times.map(() => 0);
-    for (const its of this.series) {
+    for (const item of this.series) {
       const lower = this.times.map((time, position) => `L${this.x(time).toFixed(1)} ${this.y(below[position]).toFixed(1)}`);
-      its.values.forEach((value, position) => (below[position] += Number.isFinite(value) ? value : 0));
+      item.values.forEach((value, position) => (below[position] += Number.isFinite(value) ? value : 0));
       const upper = this.times.map((time, position) => `L${this.x(time).toFixed(1)} ${this.y(below[position]).toFixed(1)}`);
       const outline = `M${upper.join("").slice(1)}${lower.reverse().join("")}Z`;
-      this.drawing.append(svg("path", { class: `area c${its.colour}`, d: outline }));
+      this.drawing.append(svg("path", { class: `area c${item.colour}`, d: outline }));
     }
   }
 
   drawLegend() {
-    const wanted = this.series.map((its) => `${its.name}: ${its.latest ?? this.value(its, this.times.length - 1)}`);
+    const wanted = this.series.map((item) => `${item.name}: ${item.latest ?? this.value(item, this.times.length - 1)}`);
     while (this.legend.children.length > wanted.length) this.legend.lastElementChild.remove();
     while (this.legend.children.length < wanted.length) {
       this.legend.append(html("li", {}, html("span", { class: "swatch", "aria-hidden": "true" }), html("span")));
@@ -110,13 +110,13 @@ export class Chart {
     });
   }
 
-  value(its, position) {
-    const value = its.values[position];
+  value(item, position) {
+    const value = item.values[position];
     return Number.isFinite(value) ? this.format(value) : "none";
   }
 
   words(position) {
-    return this.series.map((its) => `${its.name} ${this.value(its, position)}`).join(", ");
+    return this.series.map((item) => `${item.name} ${this.value(item, position)}`).join(", ");
   }
 
   drawCursor() {

@@ -1,4 +1,4 @@
-// Elements, and tables that change in place: what has the focus keeps it.
+// Elements, and tables that change in place so that the focus stays.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -14,7 +14,7 @@ export const html = (tag, attributes = {}, ...children) => fill(document.createE
 export const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 export const byId = (id) => document.getElementById(id);
 
-// A metric's name as /metrics writes it.
+// Name of a metric in the form of /metrics.
 export function metric(name, labels = {}) {
   const parts = Object.entries(labels).sort().map(([key, value]) => `${key}=${JSON.stringify(String(value))}`);
   return parts.length ? `${name}{${parts.join(",")}}` : name;
@@ -26,29 +26,29 @@ export function setText(element, text) {
 
 // A cell is a text, or {text, metric, value, mood, numeric, ratio, press}: a figure, its metric, a meter, a button.
 function setCell(cell, wanted) {
-  const its = typeof wanted === "string" ? { text: wanted } : wanted;
-  cell.className = [its.numeric ? "n" : "", its.mood ?? "", its.nowrap ? "nowrap" : "", its.words ? "words" : ""].filter(Boolean).join(" ");
-  if (its.metric) {
-    cell.dataset.metric = its.metric;
-    cell.dataset.value = its.value;
+  const entry = typeof wanted === "string" ? { text: wanted } : wanted;
+  cell.className = [entry.numeric ? "n" : "", entry.mood ?? "", entry.nowrap ? "nowrap" : "", entry.words ? "words" : ""].filter(Boolean).join(" ");
+  if (entry.metric) {
+    cell.dataset.metric = entry.metric;
+    cell.dataset.value = entry.value;
   }
-  if (its.press) return setButton(cell, its);
-  if (its.ratio !== undefined) return setMeter(cell, its);
-  setText(cell, its.text);
+  if (entry.press) return setButton(cell, entry);
+  if (entry.ratio !== undefined) return setMeter(cell, entry);
+  setText(cell, entry.text);
 }
 
-function setButton(cell, its) {
+function setButton(cell, entry) {
   const button = cell.firstElementChild ?? cell.appendChild(html("button", { type: "button" }));
-  setText(button, its.text);
-  if (its.label) button.setAttribute("aria-label", its.label);
-  button.onclick = its.press;
+  setText(button, entry.text);
+  if (entry.label) button.setAttribute("aria-label", entry.label);
+  button.onclick = entry.press;
 }
 
-function setMeter(cell, its) {
+function setMeter(cell, entry) {
   const meter = cell.firstElementChild ?? cell.appendChild(html("meter", { min: 0, max: 1 }));
-  meter.value = its.ratio;
-  meter.setAttribute("aria-label", its.text);
-  meter.title = its.text;
+  meter.value = entry.ratio;
+  meter.setAttribute("aria-label", entry.text);
+  meter.title = entry.text;
 }
 
 // Rows by key, in order; `cells` gives an item's cells, the first of which names the row.

@@ -1,8 +1,8 @@
-// Figures for people.
+// Formats of numbers.
 
 const BITS = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
-const OFFLOAD_NOTHING = 2 ** 31 - 1; // t of a plan under which every prompt stays
+const OFFLOAD_NOTHING = 2 ** 31 - 1; // Threshold of a plan under which every prompt stays local.
 
 function scaled(value, step, units) {
   let position = 0;

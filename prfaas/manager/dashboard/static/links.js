@@ -1,4 +1,4 @@
-// Paths between clusters and links between nodes: goodput against capacity, and what congests them.
+// Panel of paths and links: goodput, capacity and congestion.
 
 import { Chart } from "./chart.js";
 import { byId, fillTable, html, metric } from "./dom.js";
@@ -17,9 +17,9 @@ export class Links {
   }
 
   drawCharts(now, samples) {
-    const times = samples.map((its) => its.at);
+    const times = samples.map((item) => item.at);
     const busiest = [...now.paths].sort((a, b) => b.bytes_per_second - a.bytes_per_second);
-    const names = now.paths.filter((its) => this.charts.has(nameOf(its)) || busiest.indexOf(its) < 6).map(nameOf);
+    const names = now.paths.filter((item) => this.charts.has(nameOf(item)) || busiest.indexOf(item) < 6).map(nameOf);
     for (const [name, { block }] of this.charts) {
       if (!names.includes(name)) {
         block.remove();
@@ -27,7 +27,7 @@ export class Links {
       }
     }
     for (const name of names) {
-      const values = (position) => samples.map((its) => its.paths[name]?.[position] ?? NaN);
+      const values = (position) => samples.map((item) => item.paths[name]?.[position] ?? NaN);
       this.chartOf(name).update(times, [
         { name: "goodput", values: values(0), colour: 0 },
         { name: "capacity", values: values(1).map((value) => value || NaN), colour: 1, kind: "capacity" },
@@ -51,19 +51,19 @@ function fillPaths(now) {
   fillTable(byId("paths-table"), now.paths, {
     key: nameOf,
     empty: "No link between two clusters has been reported yet.",
-    cells: (its) => {
-      const { word, mood } = stateOf(its);
-      const labels = { destination: its.destination, source: its.source };
-      const share = usage(its);
+    cells: (item) => {
+      const { word, mood } = stateOf(item);
+      const labels = { destination: item.destination, source: item.source };
+      const share = usage(item);
       return [
-        { text: nameOf(its), nowrap: true },
-        { text: word, mood, metric: metric("prfaas_manager_path_up", labels), value: its.is_down ? 0 : 1 },
-        { text: bitRate(its.bytes_per_second), numeric: true, metric: metric("prfaas_manager_path_bytes_per_second", labels), value: its.bytes_per_second },
-        { text: its.capacity_bytes_per_second ? bitRate(its.capacity_bytes_per_second) : "not known", numeric: true,
-          metric: metric("prfaas_manager_path_capacity_bytes_per_second", labels), value: its.capacity_bytes_per_second },
+        { text: nameOf(item), nowrap: true },
+        { text: word, mood, metric: metric("prfaas_manager_path_up", labels), value: item.is_down ? 0 : 1 },
+        { text: bitRate(item.bytes_per_second), numeric: true, metric: metric("prfaas_manager_path_bytes_per_second", labels), value: item.bytes_per_second },
+        { text: item.capacity_bytes_per_second ? bitRate(item.capacity_bytes_per_second) : "unknown", numeric: true,
+          metric: metric("prfaas_manager_path_capacity_bytes_per_second", labels), value: item.capacity_bytes_per_second },
         { text: share === null ? "" : percent(share), numeric: true },
-        { text: tokens(its.threshold_tokens), numeric: true },
-        { text: congestion(its), words: true, metric: metric("prfaas_manager_path_threshold_multiplier", labels), value: its.multiplier },
+        { text: tokens(item.threshold_tokens), numeric: true },
+        { text: congestion(item), words: true, metric: metric("prfaas_manager_path_threshold_multiplier", labels), value: item.multiplier },
       ];
     },
   });
@@ -72,7 +72,7 @@ function fillPaths(now) {
 // Each signal as a share of the limit at which the path counts as congested.
 function congestion(path) {
   const signals = Object.entries(path.pressures).map(([name, share]) => `${name} ${percent(share)}`).join(", ");
-  return `t × ${path.multiplier.toFixed(2)}; of each limit: ${signals}`;
+  return `t × ${path.multiplier.toFixed(2)}; share of each limit: ${signals}`;
 }
 
 function stateOfLink(link) {
@@ -82,18 +82,18 @@ function stateOfLink(link) {
 
 function fillLinks(now) {
   fillTable(byId("links-table"), now.links, {
-    key: (its) => `${its.node} ${its.peer}`,
+    key: (item) => `${item.node} ${item.peer}`,
     empty: "No link has been reported yet.",
-    cells: (its) => [
-      { text: its.node, nowrap: true }, { text: its.peer, nowrap: true },
-      stateOfLink(its),
-      { text: bitRate(its.bytes_per_second), numeric: true },
-      { text: its.capacity_bytes_per_second ? bitRate(its.capacity_bytes_per_second) : "not known", numeric: true },
-      { text: bytes(its.queued_bytes), numeric: true },
-      { text: seconds(its.rtt_seconds), numeric: true },
-      { text: seconds(its.min_rtt_seconds), numeric: true },
-      { text: percent(its.retransmit_ratio), numeric: true },
-      { text: count(its.num_connections), numeric: true },
+    cells: (item) => [
+      { text: item.node, nowrap: true }, { text: item.peer, nowrap: true },
+      stateOfLink(item),
+      { text: bitRate(item.bytes_per_second), numeric: true },
+      { text: item.capacity_bytes_per_second ? bitRate(item.capacity_bytes_per_second) : "unknown", numeric: true },
+      { text: bytes(item.queued_bytes), numeric: true },
+      { text: seconds(item.rtt_seconds), numeric: true },
+      { text: seconds(item.min_rtt_seconds), numeric: true },
+      { text: percent(item.retransmit_ratio), numeric: true },
+      { text: count(item.num_connections), numeric: true },
     ],
   });
 }

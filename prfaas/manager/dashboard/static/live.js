@@ -1,10 +1,10 @@
-// The stream of the manager: its history once, then a document twice a second; for ever, also over its restarts.
+// Event stream of the manager: the history once, then a document twice a second. Reconnects after every break.
 
-const SILENT_MS = 4000; // events come twice a second
+const SILENT_MS = 4000; // Events arrive twice a second.
 const RETRY_MS = 1000;
 const SAMPLES = 900;
 
-// Why there are no events: a stream that is refused does not say so itself.
+// Returns why there are no events, since a refused stream has no reason itself.
 async function reason() {
   const response = await fetch("events").catch(() => null);
   if (response?.status === 503) return (await response.json()).error;
@@ -24,12 +24,12 @@ export function follow({ show, tell }) {
     samples = samples.slice(-SAMPLES);
   }
 
-  // A manager that has restarted knows nothing of before; what this page has seen of that stays.
+  // A restarted manager has no history, so the page keeps the samples that it has seen.
   function takeHistory(event) {
     const earlier = samples;
     samples = JSON.parse(event.data).samples;
     const begins = samples.length ? samples[0].at : Infinity;
-    samples = [...earlier.filter((its) => its.at < begins), ...samples].slice(-SAMPLES);
+    samples = [...earlier.filter((item) => item.at < begins), ...samples].slice(-SAMPLES);
   }
 
   function takeNow(event) {
@@ -46,14 +46,14 @@ export function follow({ show, tell }) {
     source.addEventListener("now", takeNow);
     source.onerror = async () => {
       source.close();
-      tell("lost", `${await reason()}; these are its last figures.`);
+      tell("lost", `${await reason()}; the figures are the last known ones.`);
       setTimeout(connect, RETRY_MS);
     };
   }
 
   setInterval(() => {
     if (heardAt && performance.now() - heardAt > SILENT_MS) {
-      tell("lost", `No news for ${Math.round((performance.now() - heardAt) / 1000)} s; these are the last figures.`);
+      tell("lost", `No data for ${Math.round((performance.now() - heardAt) / 1000)} s; the figures are the last known ones.`);
     }
   }, RETRY_MS);
   connect();

@@ -1,4 +1,4 @@
-// The map: clusters as boxes, paths between them as lines whose width and words say how much of them is in use.
+// Map of clusters as boxes and paths as lines. Width and label of a line show its utilization.
 
 import { byId, fillTable, metric, svg } from "./dom.js";
 import { bitRate, count, percent } from "./format.js";
@@ -10,19 +10,19 @@ const WIDE = 620;
 export function clustersOf(now) {
   const clusters = new Map();
   for (const node of now.nodes) {
-    const its = clusters.get(node.cluster) ?? { name: node.cluster, kind: node.cluster_kind, nodes: 0, roles: {}, running: 0, waiting: 0 };
-    its.nodes += 1;
+    const item = clusters.get(node.cluster) ?? { name: node.cluster, kind: node.cluster_kind, nodes: 0, roles: {}, running: 0, waiting: 0 };
+    item.nodes += 1;
     for (const engine of node.engines) {
-      its.roles[engine.role] = (its.roles[engine.role] ?? 0) + 1;
-      its.running += engine.load?.num_running ?? 0;
-      its.waiting += engine.load?.num_waiting ?? 0;
+      item.roles[engine.role] = (item.roles[engine.role] ?? 0) + 1;
+      item.running += engine.load?.num_running ?? 0;
+      item.waiting += engine.load?.num_waiting ?? 0;
     }
-    clusters.set(node.cluster, its);
+    clusters.set(node.cluster, item);
   }
   return [...clusters.values()].sort((a, b) => b.kind.localeCompare(a.kind) || a.name.localeCompare(b.name));
 }
 
-// How a path is, as one word and a mood for its colour.
+// State of a path as a word and a mood for its color.
 export function stateOf(path) {
   if (path.is_down) return { word: "down", mood: "bad" };
   if (path.multiplier > 1) return { word: `congested (${path.cause})`, mood: "busy" };
@@ -88,22 +88,22 @@ function besideEachOther(clusters, width) {
   const columns = { prfaas: 8, pd: width - BOX.width - 8 };
   const counts = { prfaas: 0, pd: 0 };
   const places = new Map();
-  for (const its of clusters) {
-    places.set(its.name, { x: columns[its.kind], y: 8 + counts[its.kind] * (BOX.height + GAP), side: its.kind });
-    counts[its.kind] += 1;
+  for (const item of clusters) {
+    places.set(item.name, { x: columns[item.kind], y: 8 + counts[item.kind] * (BOX.height + GAP), side: item.kind });
+    counts[item.kind] += 1;
   }
   return { places, height: 8 + Math.max(1, counts.prfaas, counts.pd) * (BOX.height + GAP) };
 }
 
-// For a narrow page: boxes in one column, each path on a lane of its own beside them, its words in a list below.
+// Layout of a narrow page: boxes in one column, a lane per path beside them, labels in a list below.
 function belowEachOther(clusters, numPaths) {
   const places = new Map();
-  clusters.forEach((its, position) => places.set(its.name, { x: 8, y: 8 + position * (BOX.height + 14), side: "stacked" }));
+  clusters.forEach((item, position) => places.set(item.name, { x: 8, y: 8 + position * (BOX.height + 14), side: "stacked" }));
   const listTop = 24 + clusters.length * (BOX.height + 14);
   return { places, listTop, height: Math.max(40, listTop + numPaths * 18) };
 }
 
-// A path leaves a box on the side that faces the other; the two directions of a pair lie apart.
+// A path leaves a box on the side that faces its destination. The two directions of a pair are apart.
 function curve(from, to, { position, listTop }) {
   if (from.side === "stacked") return lane(from, to, { position, listTop });
   if (from.side === to.side) return sameSideCurve(from, to);
@@ -112,7 +112,7 @@ function curve(from, to, { position, listTop }) {
   const start = [from.x + (rightward ? BOX.width : 0), from.y + BOX.height / 2 + apart];
   const end = [to.x + (rightward ? 0 : BOX.width), to.y + BOX.height / 2 + apart];
   const half = (start[0] + end[0]) / 2;
-  const share = rightward ? 0.35 : 0.65; // where labels of crossing paths do not meet
+  const share = rightward ? 0.35 : 0.65; // Labels of crossing paths do not meet here.
   const middle = [start[0] + (end[0] - start[0]) * (rightward ? share : 1 - share), start[1] + (end[1] - start[1]) * 0.35];
   if (start[1] === end[1]) middle[0] = half;
   return { d: `M${start} C${half} ${start[1]} ${half} ${end[1]} ${end}`, end, heading: rightward ? [1, 0] : [-1, 0], middle: [middle[0], middle[1] + (rightward ? -8 : 18)] };
@@ -142,7 +142,7 @@ function arrow({ end, heading: [dx, dy] }) {
 }
 
 function box(cluster, { x, y }) {
-  const roles = Object.entries(cluster.roles).map(([role, number]) => `${number} ${role}`).join(", ") || "no instance";
+  const roles = Object.entries(cluster.roles).map(([role, number]) => `${number} ${role}`).join(", ") || "no instances";
   const lines = [
     [cluster.name, "strong", metric("prfaas_manager_nodes", { cluster: cluster.name }), cluster.nodes],
     [`${cluster.kind === "prfaas" ? "PrfaaS" : "PD"}, ${count(cluster.nodes)} ${cluster.nodes === 1 ? "node" : "nodes"}`, "faint"],
@@ -155,8 +155,8 @@ function box(cluster, { x, y }) {
 }
 
 function words(clusters, paths) {
-  const boxes = clusters.map((its) => `${its.name}: ${its.nodes} nodes, ${its.running} running, ${its.waiting} waiting`);
-  const lines = paths.map((its) => `${its.source} to ${its.destination}: ${stateOf(its).word}, ${bitRate(its.bytes_per_second)}`);
+  const boxes = clusters.map((item) => `${item.name}: ${item.nodes} nodes, ${item.running} running, ${item.waiting} waiting`);
+  const lines = paths.map((item) => `${item.source} to ${item.destination}: ${stateOf(item).word}, ${bitRate(item.bytes_per_second)}`);
   return ["Clusters and links", ...boxes, ...lines].join(". ");
 }
 
@@ -176,6 +176,6 @@ function fillInstances(now) {
 }
 
 function instanceState(node, engine) {
-  if (node.is_leaving) return { text: "its node leaves", mood: "busy" };
+  if (node.is_leaving) return { text: "node is draining", mood: "busy" };
   return engine.next_role ? { text: `drains, becomes ${engine.next_role}`, mood: "busy" } : { text: "serves", mood: "good" };
 }

@@ -1,4 +1,4 @@
-// The deployment at a glance, and what somebody should look at.
+// Summary of the deployment, with notices.
 
 import { byId, html, metric, setText } from "./dom.js";
 import { bytes, count, tokens } from "./format.js";
@@ -12,10 +12,10 @@ export function showSummary(now) {
     ["Threshold t", tokens(now.manager.threshold_tokens), metric("prfaas_manager_threshold_tokens"), now.manager.threshold_tokens],
     ["Clusters", count(clusters.length)],
     ["Nodes", count(now.nodes.length)],
-    ["Requests running", count(sum(clusters.map((its) => its.running)))],
-    ["Requests waiting", count(sum(clusters.map((its) => its.waiting)))],
-    ["Requests routed", count(sum(now.decisions.map((its) => its.count)))],
-    ["KV held", bytes(sum(now.pool.map((its) => its.num_bytes)))],
+    ["Requests running", count(sum(clusters.map((item) => item.running)))],
+    ["Requests waiting", count(sum(clusters.map((item) => item.waiting)))],
+    ["Requests routed", count(sum(now.decisions.map((item) => item.count)))],
+    ["KV held", bytes(sum(now.pool.map((item) => item.num_bytes)))],
     ["Sessions", count(now.sessions.total), metric("prfaas_manager_sessions"), now.sessions.total],
   ];
   const list = byId("tiles");
@@ -29,14 +29,14 @@ export function showSummary(now) {
 
 function notices(now) {
   const found = [];
-  if (now.manager.is_stale) found.push("The record in Redis cannot be reached: what other managers hear may be missing.");
-  if (now.manager.is_settling) found.push("This manager has just started: nodes may be alive that it has not heard of.");
-  for (const path of now.paths) if (path.is_down) found.push(`${path.source} → ${path.destination}: every link is down.`);
+  if (now.manager.is_stale) found.push("Redis is unreachable: changes that other managers know may be missing.");
+  if (now.manager.is_settling) found.push("This manager has just started: some live nodes may be missing.");
+  for (const path of now.paths) if (path.is_down) found.push(`${path.source} → ${path.destination}: all links are down.`);
   return found;
 }
 
 function showNotices(texts) {
   const list = byId("notices");
-  if ([...list.children].map((its) => its.textContent).join("\n") === texts.join("\n")) return;
+  if ([...list.children].map((item) => item.textContent).join("\n") === texts.join("\n")) return;
   list.replaceChildren(...texts.map((text) => html("li", {}, text)));
 }

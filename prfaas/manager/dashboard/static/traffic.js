@@ -1,10 +1,10 @@
-// Threshold, and routes with their reasons, over time.
+// Panels of the threshold, and of routes with their reasons.
 
 import { Chart } from "./chart.js";
 import { byId, fillTable, metric, setText } from "./dom.js";
 import { clock, count, isNoLimit, percent, tokens } from "./format.js";
 
-const WINDOW_SAMPLES = 10; // seconds over which a share is taken
+const WINDOW_SAMPLES = 10; // Window of a share, in seconds.
 const MAX_REASONS = 7;
 
 export class Threshold {
@@ -13,18 +13,18 @@ export class Threshold {
   }
 
   update(now, samples) {
-    const names = [...new Set(samples.flatMap((its) => Object.keys(its.paths)))].sort();
+    const names = [...new Set(samples.flatMap((item) => Object.keys(item.paths)))].sort();
     const shown = (value) => (value === undefined || isNoLimit(value) ? NaN : value);
-    const series = [{ name: "t", values: samples.map((its) => shown(its.threshold_tokens)), colour: 0, latest: tokens(now.manager.threshold_tokens) }];
+    const series = [{ name: "t", values: samples.map((item) => shown(item.threshold_tokens)), colour: 0, latest: tokens(now.manager.threshold_tokens) }];
     names.forEach((name, position) => {
-      const values = samples.map((its) => shown(its.paths[name]?.[2]));
+      const values = samples.map((item) => shown(item.paths[name]?.[2]));
       if (values.some((value, at) => value !== series[0].values[at] && Number.isFinite(value))) {
         series.push({ name, values, colour: (position + 1) % 8 });
       }
     });
-    this.chart.update(samples.map((its) => its.at), series);
+    this.chart.update(samples.map((item) => item.at), series);
     const line = byId("threshold-now");
-    setText(line, `t is ${tokens(now.manager.threshold_tokens)}.`);
+    setText(line, `The threshold t is ${tokens(now.manager.threshold_tokens)}.`);
     Object.assign(line.dataset, { metric: metric("prfaas_manager_threshold_tokens"), value: now.manager.threshold_tokens });
     setText(byId("plan-words"), planWords(now));
   }
@@ -32,9 +32,9 @@ export class Threshold {
 
 function planWords(now) {
   const plan = now.plan;
-  if (!plan) return now.manager.can_plan ? "No plan yet: t is the configured one." : "Without a deployment file there is no plan: t is the configured one.";
+  if (!plan) return now.manager.can_plan ? "No plan yet: the configured threshold applies." : "No deployment file, so no plan: the configured threshold applies.";
   const sources = Object.entries(plan.inputs).map(([what, source]) => `${what}: ${source}`).join("; ");
-  return `Plan ${plan.version} of ${clock(plan.made_at)}: sustains ${plan.requests_per_second.toFixed(2)} requests a second, limited by ${plan.limit}. Made from ${sources}.`;
+  return `Plan ${plan.version} of ${clock(plan.made_at)}: sustains ${plan.requests_per_second.toFixed(2)} requests per second, limited by ${plan.limit}. Inputs: ${sources}.`;
 }
 
 export class Routes {
@@ -44,52 +44,52 @@ export class Routes {
 
   update(now, samples) {
     const rows = byReason(now);
-    const answered = rows.some((its) => its.answered);
-    const of = (its) => (answered ? its.answered : its.count);
-    const total = rows.reduce((sum, its) => sum + of(its), 0);
+    const answered = rows.some((item) => item.answered);
+    const of = (item) => (answered ? item.answered : item.count);
+    const total = rows.reduce((sum, item) => sum + of(item), 0);
     const ordered = rows.sort((a, b) => of(b) - of(a));
-    const series = ordered.slice(0, MAX_REASONS).map((its, position) => ({
-      name: `${its.route}, ${its.reason}`, colour: position, values: shares(samples, `${its.route}/${its.reason}`, answered),
+    const series = ordered.slice(0, MAX_REASONS).map((item, position) => ({
+      name: `${item.route}, ${item.reason}`, colour: position, values: shares(samples, `${item.route}/${item.reason}`, answered),
     }));
-    this.chart.update(samples.map((its) => its.at), series);
+    this.chart.update(samples.map((item) => item.at), series);
     fillTable(byId("decisions"), ordered, {
-      key: (its) => `${its.route}/${its.reason}`,
+      key: (item) => `${item.route}/${item.reason}`,
       empty: "No request has been routed yet.",
-      cells: (its) => [
-        its.route, its.reason,
-        { text: count(its.count), numeric: true, ...routedFigure(its) },
-        { text: count(its.answered), numeric: true },
-        { text: total ? percent(of(its) / total) : "", numeric: true },
-        { text: its.explanation, words: true },
+      cells: (item) => [
+        item.route, item.reason,
+        { text: count(item.count), numeric: true, ...routedFigure(item) },
+        { text: count(item.answered), numeric: true },
+        { text: total ? percent(of(item) / total) : "", numeric: true },
+        { text: item.explanation, words: true },
       ],
     });
   }
 }
 
-// A reason that only routers decided by has no figure of this manager's own.
-function routedFigure(its) {
-  const labels = { reason: its.reason, route: its.route };
-  return its.isRouted ? { metric: metric("prfaas_manager_decisions_total", labels), value: its.count } : {};
+// A reason of a router's own decision has no count at this manager.
+function routedFigure(item) {
+  const labels = { reason: item.reason, route: item.route };
+  return item.isRouted ? { metric: metric("prfaas_manager_decisions_total", labels), value: item.count } : {};
 }
 
 function byReason(now) {
-  const rows = new Map(now.decisions.map((its) => [`${its.route}/${its.reason}`, { ...its, answered: 0, isRouted: true }]));
+  const rows = new Map(now.decisions.map((item) => [`${item.route}/${item.reason}`, { ...item, answered: 0, isRouted: true }]));
   for (const { route, reason, count: number, explanation } of now.answered) {
-    const its = rows.get(`${route}/${reason}`) ?? { route, reason, explanation, count: 0, answered: 0, isRouted: false };
-    its.answered += number;
-    rows.set(`${route}/${reason}`, its);
+    const item = rows.get(`${route}/${reason}`) ?? { route, reason, explanation, count: 0, answered: 0, isRouted: false };
+    item.answered += number;
+    rows.set(`${route}/${reason}`, item);
   }
   return [...rows.values()];
 }
 
-// Of the requests of the window before each sample, the share that went so; NaN where there were none.
+// Share of a reason among the requests of the window before each sample; NaN without requests.
 function shares(samples, name, answered) {
-  const total = (its, prefix) => answered
-    ? Object.entries(its.answered ?? {}).reduce((sum, [key, value]) => sum + (key.startsWith(prefix) ? value : 0), 0)
-    : Object.entries(its.counts).reduce((sum, [key, value]) => sum + (`${key}/`.startsWith(prefix) ? value : 0), 0);
-  return samples.map((its, position) => {
+  const total = (item, prefix) => answered
+    ? Object.entries(item.answered ?? {}).reduce((sum, [key, value]) => sum + (key.startsWith(prefix) ? value : 0), 0)
+    : Object.entries(item.counts).reduce((sum, [key, value]) => sum + (`${key}/`.startsWith(prefix) ? value : 0), 0);
+  return samples.map((item, position) => {
     const before = samples[Math.max(0, position - WINDOW_SAMPLES)];
-    const all = total(its, "") - total(before, "");
-    return all > 0 ? Math.max(0, total(its, `${name}/`) - total(before, `${name}/`)) / all : NaN;
+    const all = total(item, "") - total(before, "");
+    return all > 0 ? Math.max(0, total(item, `${name}/`) - total(before, `${name}/`)) / all : NaN;
   });
 }

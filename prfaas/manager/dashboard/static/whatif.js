@@ -1,9 +1,9 @@
-// Questions to the solver: the measured traffic on other numbers of instances, splits and rates, beside the plan of today.
+// Panel of what-if questions to the solver, beside the present plan.
 
 import { byId, fillTable, html, setText } from "./dom.js";
 import { bitRate, count, percent, seconds, tokens } from "./format.js";
 
-const GBIT = 125e6; // bytes per second
+const GBIT = 125e6; // Bytes per second.
 
 export class WhatIf {
   constructor() {
@@ -12,11 +12,11 @@ export class WhatIf {
     byId("what-if-reset").addEventListener("click", () => this.load());
   }
 
-  // The form is made once, when there is something to solve: what somebody is writing stays.
+  // The form is created once, so that input in progress stays.
   update(now) {
-    const alive = new Set(now.nodes.map((its) => its.cluster)).size;
+    const alive = new Set(now.nodes.map((item) => item.cluster)).size;
     if (!now.manager.can_plan) {
-      setText(byId("what-if-words"), "The manager has no deployment file, so there is nothing to solve: set `deployment`.");
+      setText(byId("what-if-words"), "The manager has no deployment file: set `deployment` to use the solver.");
     } else if (alive && this.alive !== alive) {
       this.alive = alive;
       this.load();
@@ -28,23 +28,23 @@ export class WhatIf {
     if (!response.ok) return;
     this.present = await response.json();
     const { source, clusters, arrivals_per_second: arrivals } = this.present;
-    setText(byId("what-if-words"), `The solver on the traffic that was measured, or on the file's trace until there is enough (${source}).`);
-    const groups = clusters.map((its) => group(its.name, its.kind === "pd" ? pdFields(its) : prfaasFields(its)));
-    byId("what-if-fields").replaceChildren(...groups, group("traffic", [["arrivals_per_second", "requests a second", arrivals || ""]]));
+    setText(byId("what-if-words"), `The solver uses the measured traffic, or the file's trace until there is enough traffic (${source}).`);
+    const groups = clusters.map((item) => group(item.name, item.kind === "pd" ? pdFields(item) : prfaasFields(item)));
+    byId("what-if-fields").replaceChildren(...groups, group("traffic", [["arrivals_per_second", "requests per second", arrivals || ""]]));
     this.form.hidden = false;
   }
 
   question() {
     const clusters = {};
-    for (const its of this.present.clusters) {
-      clusters[its.name] = its.kind === "pd"
-        ? { instances: this.number(its.name, "instances"), num_prefill: this.number(its.name, "num_prefill") }
-        : { instances: this.number(its.name, "instances"), ...this.egress(its) };
+    for (const item of this.present.clusters) {
+      clusters[item.name] = item.kind === "pd"
+        ? { instances: this.number(item.name, "instances"), num_prefill: this.number(item.name, "num_prefill") }
+        : { instances: this.number(item.name, "instances"), ...this.egress(item) };
     }
     return { clusters, arrivals_per_second: this.number("traffic", "arrivals_per_second") };
   }
 
-  // Only an egress that somebody has changed is asked about: the field shows it rounded.
+  // An egress is sent only if it was changed, since the field shows a rounded value.
   egress(cluster) {
     const field = this.form.elements[`${cluster.name}/egress`];
     if (field.value === field.defaultValue) return {};
@@ -62,11 +62,11 @@ export class WhatIf {
     setText(status, "Solving…");
     const body = JSON.stringify(this.question());
     const response = await fetch("what-if", { method: "POST", headers: { "Content-Type": "application/json" }, body }).catch(() => null);
-    const said = response ? await response.json() : { error: "the manager does not answer" };
-    if (!response?.ok) return setText(status, `Not solved: ${said.error}`);
-    setText(status, verdict(said));
+    const answer = response ? await response.json() : { error: "the manager does not answer" };
+    if (!response?.ok) return setText(status, `Not solved: ${answer.error}`);
+    setText(status, verdict(answer));
     byId("what-if-result").hidden = false;
-    fillTable(byId("what-if-table"), rows(said), { key: ([name]) => name, empty: "", cells: ([name, today, then]) => [name, { text: today, numeric: true }, { text: then, numeric: true }] });
+    fillTable(byId("what-if-table"), rows(answer), { key: ([name]) => name, empty: "", cells: ([name, today, then]) => [name, { text: today, numeric: true }, { text: then, numeric: true }] });
   }
 }
 
@@ -76,14 +76,14 @@ function group(name, fields) {
   return html("fieldset", {}, html("legend", {}, name), ...inputs);
 }
 
-const pdFields = (its) => [
-  ["instances", "instances", its.instances],
-  ["num_prefill", "of them prefill", its.num_prefill ?? "", "the best"],
+const pdFields = (item) => [
+  ["instances", "instances", item.instances],
+  ["num_prefill", "of which prefill", item.num_prefill ?? "", "the best"],
 ];
 
-const prfaasFields = (its) => [
-  ["instances", "instances", its.instances],
-  ["egress", "egress, Gbit/s", its.egress_bytes_per_second === null ? "" : Number((its.egress_bytes_per_second / GBIT).toPrecision(4)), "no limit"],
+const prfaasFields = (item) => [
+  ["instances", "instances", item.instances],
+  ["egress", "egress, Gbit/s", item.egress_bytes_per_second === null ? "" : Number((item.egress_bytes_per_second / GBIT).toPrecision(4)), "no limit"],
 ];
 
 function verdict({ today, what_if: then }) {
@@ -94,22 +94,22 @@ function verdict({ today, what_if: then }) {
 
 function rows({ today, what_if: then }) {
   const row = (name, format) => [name, format(today), format(then)];
-  const splits = (its) => Object.entries(its.splits).map(([name, [p, d]]) => `${name}: ${round(p)} prefill, ${round(d)} decode`).join("; ");
+  const splits = (item) => Object.entries(item.splits).map(([name, [p, d]]) => `${name}: ${round(p)} prefill, ${round(d)} decode`).join("; ");
   return [
-    row("Requests a second that it sustains", (its) => its.requests_per_second.toFixed(3)),
-    row("Limited by", (its) => its.limit.replaceAll("_", " ")),
-    row("Threshold t", (its) => (its.threshold_tokens === null ? "none" : tokens(its.threshold_tokens))),
-    row("Offloaded", (its) => percent(its.offload_ratio)),
+    row("Sustained requests per second", (item) => item.requests_per_second.toFixed(3)),
+    row("Limited by", (item) => item.limit.replaceAll("_", " ")),
+    row("Threshold t", (item) => (item.threshold_tokens === null ? "none" : tokens(item.threshold_tokens))),
+    row("Offloaded", (item) => percent(item.offload_ratio)),
     row("Split", splits),
-    row("Egress", (its) => (its.egress_bytes_per_second === null ? "none" : bitRate(its.egress_bytes_per_second))),
-    row("Requests a second that arrive", (its) => (its.arrivals_per_second ? its.arrivals_per_second.toFixed(2) : "unknown")),
-    row("Mean TTFT at these", (its) => ttft(its)),
+    row("Egress", (item) => (item.egress_bytes_per_second === null ? "none" : bitRate(item.egress_bytes_per_second))),
+    row("Arriving requests per second", (item) => (item.arrivals_per_second ? item.arrivals_per_second.toFixed(2) : "unknown")),
+    row("Mean TTFT at these arrivals", (item) => ttft(item)),
   ];
 }
 
 const round = (value) => (Number.isInteger(value) ? count(value) : value.toFixed(2));
 
-function ttft(its) {
-  if (!its.arrivals_per_second) return "unknown";
-  return its.ttft_seconds === null ? "without bound" : seconds(its.ttft_seconds);
+function ttft(item) {
+  if (!item.arrivals_per_second) return "unknown";
+  return item.ttft_seconds === null ? "unbounded" : seconds(item.ttft_seconds);
 }
