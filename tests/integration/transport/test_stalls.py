@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import REGISTRY
 
+from prfaas.transport.congestion import stall_detector
 from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, STALL_SECONDS
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.protocol.messages import Done, Have, ObjectSizes, Open, encode_done, encode_have, encode_open
@@ -37,8 +38,9 @@ def _num_stalls() -> float | None:
 
 
 def test_chunks_of_a_stalled_connection_arrive_over_the_others(
-    near_to: Callable[..., Near],
+    near_to: Callable[..., Near], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stall_detector, "STALL_SECONDS", 0.5)
     # The stalled connection answers PINGs, so that nothing else ends it.
     objects, arrived, lock = objects_of(*[MIB] * 8), Area(), threading.Lock()
     stuck: list[Connection] = []

@@ -9,6 +9,7 @@ import pytest
 from prfaas.transport.protocol.messages import MAX_BODY_BYTES, MAX_CANCELS, Done, Ending, Have, ObjectSizes, decode_open
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
+from prfaas.transport.sender import outbound_transfer
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.outbound_transfer import MAX_CUTS, SLOW_BYTES_PER_SECOND, PeerState
 from prfaas.transport.sender.outbox import MAX_ENDS, Outbox, PendingCancels
@@ -127,9 +128,12 @@ def _outbox_of(sizes: ObjectSizes) -> tuple[Outbox, list[SendEvent]]:
 
 
 @pytest.mark.parametrize("is_ready_first", [False, True])
-def test_transfer_fails_with_little_memory_if_held_objects_fragment_it_too_much(*, is_ready_first: bool) -> None:
-    # Each layer would leave object by object, in two million pieces.
-    num_objects, num_layers = 1 << 16, 61
+def test_transfer_fails_with_little_memory_if_held_objects_fragment_it_too_much(
+    monkeypatch: pytest.MonkeyPatch, *, is_ready_first: bool
+) -> None:
+    # Each layer would leave object by object, in more than a hundred thousand pieces.
+    num_objects, num_layers, max_cuts = 1 << 12, 61, MAX_CUTS // 16
+    monkeypatch.setattr(outbound_transfer, "MAX_CUTS", max_cuts)
     sizes = ObjectSizes([(num_layers, num_objects)])
     outbox, events = _outbox_of(sizes)
     peer_state = PeerState.of(Have(Ranges((at, at + 1) for at in range(0, num_objects, 2)), ()), sizes)
@@ -142,7 +146,7 @@ def test_transfer_fails_with_little_memory_if_held_objects_fragment_it_too_much(
             outbox.have(ID, peer_state, process=bytes(16), now=0.0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 300 * MAX_CUTS
+    assert peak < 300 * max_cuts
     assert [type(event) for event in events] == [SendAccepted, SendFailed, SendMemoryFree]
     assert isinstance(events[1], SendFailed) and events[1].reason == "protocol"
     assert outbox.has_work() and outbox.queued_bytes == 0, "only the CANCEL is left to send"
@@ -163,8 +167,9 @@ def test_every_have_starts_a_new_count_of_fragments() -> None:
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["wholly held", "held at both ends"])
-def test_slabs_whose_ends_the_peer_holds_are_not_fragmented(*, is_whole: bool) -> None:
-    num_slabs = MAX_CUTS + 1
+def test_slabs_whose_ends_the_peer_holds_are_not_fragmented(monkeypatch: pytest.MonkeyPatch, *, is_whole: bool) -> None:
+    monkeypatch.setattr(outbound_transfer, "MAX_CUTS", 1000)
+    num_slabs = 1001
     sizes = ObjectSizes([(1, 3 * num_slabs)])
     outbox, events = _outbox_of(sizes)
     ends = (pair for first in range(0, 3 * num_slabs, 3) for pair in ((first, first + 1), (first + 2, first + 3)))
