@@ -39,26 +39,17 @@ _Cost = Callable[[ClusterName, float], PathCost | None]
 _StatesKey = tuple[frozenset[ClusterName], int, bool, _Cost]
 
 
-@dataclass(frozen=True)
-class PathView:
-    """A path as dashboards and metrics show it: all links from one cluster to another, as last reported."""
+@dataclass
+class PathMonitor:
+    """State of a path: all links from one cluster to another, as last reported."""
 
     source: ClusterName
     destination: ClusterName
-    is_down: bool
-    bytes_per_second: float
-    capacity_bytes_per_second: float  # 0: not known
-    congestion: Congestion
-    pressures: Mapping[Signal, float]  # Each signal as a share of its limit.
-
-
-@dataclass
-class _PathWatch:
     congestion: Congestion = field(default_factory=Congestion)
-    pressures: Mapping[Signal, float] = field(default_factory=dict)
+    pressures: Mapping[Signal, float] = field(default_factory=dict)  # Each signal as a share of its limit.
     bytes_per_second: float = 0.0
     mean_use_ratio: float = 0.0  # Share of the capacity of its known links.
-    capacity_bytes_per_second: float = 0.0  # 0: not known
+    capacity_bytes_per_second: float = 0.0  # 0 while unknown.
     # Links whose rate is known; utilization and queue are theirs.
     known: list[LinkFigures] = field(default_factory=list)
     planned_bytes_per_second: float = 0.0  # Capacity at `known_at`; unknown links count as the mean.
@@ -102,7 +93,7 @@ class Paths:
     def __init__(self, world: World, *, clock: Callable[[], float]) -> None:
         self._world = world
         self._clock = clock
-        self._watched: dict[Pair, _PathWatch] = {}
+        self._watched: dict[Pair, PathMonitor] = {}
         self.down: frozenset[Pair] = frozenset()  # Pairs (from, to) whose links are all down.
         # Valid until a path is weighed, appears or disappears.
         self._known_states: dict[_StatesKey, tuple[PathState, ...]] = {}
@@ -130,7 +121,7 @@ class Paths:
         num_nodes = Counter(member.node.cluster for member in live)
         if links.keys() != self._watched.keys():
             self._known_states.clear()
-        self._watched = {pair: self._watched.get(pair) or _PathWatch() for pair in links}
+        self._watched = {pair: self._watched.get(pair) or PathMonitor(*pair) for pair in links}
         for pair, figures in links.items():
             path = self._watched[pair]
             path.bytes_per_second = sum(link.bytes_per_second for link in figures)
@@ -183,43 +174,34 @@ class Paths:
         """Return the pairs of clusters between which links are reported."""
         return frozenset(self._watched)
 
-    def views(self) -> list[PathView]:
+    def views(self) -> list[PathMonitor]:
         """Return the present state of every path, by source and destination."""
         self._look()
-        return [
-            PathView(
-                source,
-                destination,
-                path.is_down,
-                path.bytes_per_second,
-                path.capacity_bytes_per_second,
-                path.congestion,
-                path.pressures,
-            )
-            for (source, destination), path in sorted(self._watched.items())
-        ]
+        return [path for _, path in sorted(self._watched.items())]
+
+    def _path(self, source: str, destination: str) -> PathMonitor:
+        pair = ClusterName(source), ClusterName(destination)
+        return self._watched.get(pair) or PathMonitor(*pair)
 
     def carried_bytes_per_second(self, source: ClusterName, destination: ClusterName) -> float:
         """Return the present rate of a path."""
-        path = self._watched.get((source, destination))
-        return path.bytes_per_second if path else 0.0
+        return self._path(source, destination).bytes_per_second
 
     def planned_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
         """Return the highest rate known within `within_seconds`, or 0 if none was known.
 
         Unknown links count like the known ones. A link that was slow and is no longer known counts as before.
         """
-        path = self._watched.get((ClusterName(source), ClusterName(destination)), _PathWatch())
-        return path.planned(now=self._clock(), within_seconds=within_seconds)
+        return self._path(source, destination).planned(now=self._clock(), within_seconds=within_seconds)
 
     def least_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
         """Return the lower bound from a recent probe that did not find the rate, or 0."""
-        path = self._watched.get((ClusterName(source), ClusterName(destination)), _PathWatch())
+        path = self._path(source, destination)
         return path.least_bytes_per_second if self._clock() - path.least_at < within_seconds else 0.0
 
     def is_probed(self, source: str, destination: str) -> bool:
         """Return whether the known rate of a path was measured by a probe of one of its links."""
-        return self._watched.get((ClusterName(source), ClusterName(destination)), _PathWatch()).is_probed
+        return self._path(source, destination).is_probed
 
     def set_supply(self, source: str, supply: Supply | None) -> None:
         """Set the rates of a cluster's links and instances. None: unknown, so that bandwidth counts as scarce."""
@@ -254,7 +236,7 @@ class Paths:
         cost: _Cost,
     ) -> Iterator[PathState]:
         for source, destination in itertools.permutations(sorted(clusters), 2):
-            path = self._watched.get((source, destination), _PathWatch())
+            path = self._path(source, destination)
             state = PathState(
                 source,
                 destination,

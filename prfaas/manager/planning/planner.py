@@ -18,7 +18,6 @@ import numpy as np
 
 from prfaas import logs
 from prfaas.errors import ConfigError
-from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.link_probes import REPEAT_SECONDS as PROBE_REPEAT_SECONDS
 from prfaas.manager.planning.paths import Paths
@@ -29,7 +28,7 @@ from prfaas.manager.state.world import OFFLOAD_NOTHING, Advice, ClusterSupply, T
 from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
-from prfaas.model.deployment import ClusterPath, Deployment, PdCluster, PrfaasCluster
+from prfaas.model.deployment import ClusterPath, Deployment, PdCluster
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
 from prfaas.scheduler.roles import Role
@@ -150,7 +149,9 @@ class Planner:
         roles: dict[str, RoleCounts] = {}
         for member in self._world.live():
             if member.node.cluster in self._profiles:
-                roles.setdefault(member.node.cluster, Counter()).update(_roles(member, assigned or {}))
+                roles.setdefault(member.node.cluster, Counter()).update(
+                    (assigned or {}).get(engine.instance, engine.role) for engine in member.node.engines
+                )
         rates, probed, bounded = self._rates()
         listed = tuple((cluster, tuple(sorted(counts.items()))) for cluster, counts in sorted(roles.items()))
         return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), probed, bounded)
@@ -191,7 +192,7 @@ class Planner:
             return
         before = self._world.plan
         threshold = _threshold(plan, has_prfaas=bool(deployment.prfaas))
-        if before is not None and _is_near(before.threshold_tokens, threshold, DEAD_BAND_RATIO):
+        if before is not None and abs(threshold - before.threshold_tokens) <= DEAD_BAND_RATIO * before.threshold_tokens:
             threshold = before.threshold_tokens
         self._world.plan = ThresholdPlan(
             version=(before.version if before else 0) + 1,
@@ -278,10 +279,6 @@ class Planner:
         )
 
 
-def _roles(member: Member, assigned: Mapping[InstanceId, Role]) -> Iterable[str]:
-    return (assigned.get(engine.instance, engine.role) for engine in member.node.engines)
-
-
 def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
     """Return the cluster with its instances by role; those of both roles take the best split."""
     shared = roles["both"]
@@ -313,10 +310,6 @@ def _threshold(plan: Plan, *, has_prfaas: bool) -> int:
     if plan.threshold_tokens is not None:
         return plan.threshold_tokens
     return 0 if has_prfaas and plan.offload_ratio > 0 else OFFLOAD_NOTHING
-
-
-def _is_near(before: int, now: int, dead_band: float) -> bool:
-    return abs(now - before) <= dead_band * before
 
 
 def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
@@ -368,14 +361,12 @@ def _supplies(deployment: Deployment, plan: Plan) -> dict[str, ClusterSupply]:
         return {}
     kv_bytes = deployment.model.kv_bytes(tokens)
     return {
-        cluster.name: ClusterSupply(deployment.egress(cluster) / kv_bytes, _rate(cluster, tokens))
+        cluster.name: ClusterSupply(
+            deployment.egress(cluster) / kv_bytes, cluster.num_instances / cluster.profile.prefill.seconds(tokens)
+        )
         for cluster in deployment.prfaas
         if np.isfinite(deployment.egress(cluster))
     }
-
-
-def _rate(cluster: PrfaasCluster, tokens: float) -> float:
-    return cluster.num_instances / cluster.profile.prefill.seconds(tokens)
 
 
 def _fit(cluster: PdCluster) -> tuple[float, float, float]:

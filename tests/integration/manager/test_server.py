@@ -66,7 +66,7 @@ def command(deployment: Deployment, *flags: str) -> list[str]:
 async def test_sigterm_releases_the_lease(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     address = free_address()
-    flags = ["--listen", address, "--redis-url", redis.url, "--lease-seconds", "60s", "--stop-seconds", "200ms"]
+    flags = ["--listen", address, "--redis-url", redis.url]
     process = await asyncio.create_subprocess_exec(*command(deployment, *flags), stderr=subprocess.DEVNULL)
     reporter = deployment.reporter("n1", addresses=(address,))
     deployment.run(reporter)
