@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +17,8 @@ import msgspec
 
 from prfaas import logs
 from prfaas.errors import ConfigError
-from prfaas.router.engines.fleet import InstanceAddress
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.router.engines.fleet import InstanceAddress, addresses_of
+from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import join_address, split_address
 
 INTERVAL_SECONDS = 10.0
@@ -171,7 +171,8 @@ class Discovery:
                 self._heard[node.name] = self._clock(), node
         since = self._clock() - EXPIRY_SECONDS
         self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > since}
-        addresses = sorted(self._addresses(), key=lambda address: address.name)
+        found_now = (address for _, node in self._heard.values() for address in addresses_of(node))
+        addresses = sorted(found_now, key=lambda address: address.name)
         if addresses != self._reported:
             self._reported = addresses
             _log.info("fleet.discovered", instances=[address.name for address in addresses])
@@ -188,19 +189,6 @@ class Discovery:
         except _FAILURES as error:
             _log.warning("agent.discovery_failed", page=page, error=repr(error))
             return None
-
-    def _addresses(self) -> Iterator[InstanceAddress]:
-        for _, node in self._heard.values():
-            for engine in node.engines:
-                yield InstanceAddress(
-                    name=InstanceId(engine.instance),
-                    url=engine.url,
-                    role=engine.role,
-                    agent=AgentName(node.name),
-                    wire=node.wire_address,
-                    cluster=ClusterName(node.cluster),
-                    cluster_kind=node.cluster_kind,
-                )
 
 
 async def _read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:

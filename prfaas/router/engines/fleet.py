@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -69,6 +70,23 @@ class InstanceAddress:
     wire: str
     cluster: ClusterName
     cluster_kind: ClusterKind
+
+
+def addresses_of(node: Any) -> Iterator[InstanceAddress]:
+    """Yield the instances of a node, from an agent's page or a manager's state.
+
+    An unknown role counts as `both`, an unknown kind of cluster as `pd`.
+    """
+    for engine in node.engines:
+        yield InstanceAddress(
+            name=InstanceId(engine.instance),
+            url=engine.url,
+            role="prefill" if engine.role == "prefill" else "decode" if engine.role == "decode" else "both",
+            agent=AgentName(node.name),
+            wire=node.wire_address,
+            cluster=ClusterName(node.cluster),
+            cluster_kind="prfaas" if node.cluster_kind == "prfaas" else "pd",
+        )
 
 
 @dataclass(eq=False)

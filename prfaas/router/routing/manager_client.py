@@ -13,14 +13,14 @@ from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
-from prfaas.router.engines.fleet import Fleet, InstanceAddress, StandalonePolicy
+from prfaas.router.engines.fleet import Fleet, StandalonePolicy, addresses_of
 from prfaas.router.openai.tokenizer import TokenizedPrompt
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.transport.net.tls import CertificateFiles
-from prfaas.types import AgentName, ClusterName, InstanceId, TransferId
+from prfaas.types import InstanceId, TransferId
 
 REQUEST_ID_BYTES = 8
 FETCH_SECONDS = 10.0  # Longest wait for a prefix from another node. Afterwards the prefix is computed.
@@ -113,7 +113,7 @@ class DecisionClient:
         )
         self._states_in_flight = state.local_policy == "endpoint_picker"
         fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
-        addresses = list(_addresses(state))
+        addresses = [address for node_state in state.nodes for address in addresses_of(node_state.node)]
         if state.settling or state.index_stale:  # The manager may not have heard of all instances yet.
             named = {address.name for address in addresses}
             addresses += [instance.address for instance in fleet if instance.address.name not in named]
@@ -216,19 +216,3 @@ def _in_flight(fleet: Fleet) -> Iterator[pb.InFlight]:
         if instance.num_requests:
             name, num_requests, num_tokens = instance.address.name, instance.num_requests, instance.num_tokens
             yield pb.InFlight(instance=name, num_requests=num_requests, num_tokens=num_tokens)
-
-
-def _addresses(state: pb.StateSnapshot) -> Iterator[InstanceAddress]:
-    """Yield the instances of a state. An unknown role counts as `both`, an unknown kind of cluster as `pd`."""
-    for node_state in state.nodes:
-        node = node_state.node
-        for engine in node.engines:
-            yield InstanceAddress(
-                name=InstanceId(engine.instance),
-                url=engine.url,
-                role="prefill" if engine.role == "prefill" else "decode" if engine.role == "decode" else "both",
-                agent=AgentName(node.name),
-                wire=node.wire_address,
-                cluster=ClusterName(node.cluster),
-                cluster_kind="prfaas" if node.cluster_kind == "prfaas" else "pd",
-            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -125,63 +126,44 @@ class RequestHandler:
         if plan.decision.decode is None:
             raise NoEngineReady.of(plan.decision)
         decode, path = self._instance("decode", plan.decision.decode), PATHS[parsed.endpoint]
-        num_tokens = routing.facts.num_prompt_tokens
+        num_tokens, prompt = routing.facts.num_prompt_tokens, routing.prompt
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
-        if not plan.is_remote or plan.decision.prefill is None or routing.prompt is None:
+        if not plan.is_remote or plan.decision.prefill is None or prompt is None:
             body = parsed.local_body(plan.promised_tokens)
-            return await self._decode_alone(decode, body, path, headers, num_tokens)
-        prompt, prefill = routing.prompt, self._instance("prefill", plan.decision.prefill)
+            return await self._decode(decode, path, lambda trace: body, headers, num_tokens)
+        prefill = self._instance("prefill", plan.decision.prefill)
         if self.pd_protocol == "nixl" and prefill.address.cluster == decode.address.cluster:
-            params = await self._prefill_nixl(prefill, parsed, path, headers, num_tokens)
+            with _leg_span("router.prefill", prefill):
+                body, sent = nixl_prefill_body(path, parsed.body), headers | tracing.headers()
+                params = await self.legs.prefill_nixl(prefill, body, sent, path=path, num_tokens=num_tokens)
             record.note_prefilled()
-            body = with_transfer_params(parsed.raw, params)
-            return await self._decode_alone(decode, body, path, headers, num_tokens)
-        prefill_leg = asyncio.create_task(self._prefill(prefill, plan, prompt, parsed, headers))
+            decode_body = with_transfer_params(parsed.raw, params)
+            return await self._decode(decode, path, lambda trace: decode_body, headers, num_tokens)
+        token_ids, rendered = prompt.token_ids, prompt.rendered
+        prefill_leg = asyncio.create_task(self._prefill(prefill, plan, token_ids, parsed, headers))
         prefill_leg.add_done_callback(lambda _: record.note_prefilled())
-        decode_leg = asyncio.create_task(self._decode(decode, plan, prompt, parsed, headers))
+
+        def body_with_grant(trace: str) -> bytes:
+            return parsed.decode_body(token_ids, plan.grant, rendered=rendered, trace=trace)
+
+        decode_leg = asyncio.create_task(self._decode(decode, path, body_with_grant, headers, len(token_ids)))
         return await self.legs.both(prefill_leg, decode_leg)
 
-    async def _decode_alone(
-        self, instance: Instance, body: bytes, path: str, headers: dict[str, str], num_tokens: int
-    ) -> EngineResponse:
-        """Send a decode leg without a concurrent prefill leg."""
-        with _leg_span("router.decode", instance):
-            return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=num_tokens)
-
-    async def _prefill_nixl(
-        self, instance: Instance, parsed: ParsedRequest, path: str, headers: dict[str, str], num_tokens: int
-    ) -> dict[str, Any]:
-        """Return the kv_transfer_params of a prefill instance in the decode instance's cluster."""
-        with _leg_span("router.prefill", instance):
-            body, headers = nixl_prefill_body(path, parsed.body), headers | tracing.headers()
-            return await self.legs.prefill_nixl(instance, body, headers, path=path, num_tokens=num_tokens)
-
     async def _prefill(
-        self,
-        instance: Instance,
-        plan: RoutePlan,
-        prompt: TokenizedPrompt,
-        parsed: ParsedRequest,
-        headers: dict[str, str],
+        self, instance: Instance, plan: RoutePlan, token_ids: list[int], parsed: ParsedRequest, headers: dict[str, str]
     ) -> dict[str, Any]:
         with _leg_span("router.prefill", instance) as span:
-            token_ids, promised_tokens = prompt.token_ids, plan.promised_tokens
-            trace = span.traceparent
-            body = parsed.prefill_body(token_ids, plan.grant, promised_tokens=promised_tokens, trace=trace)
+            promised, trace = plan.promised_tokens, span.traceparent
+            body = parsed.prefill_body(token_ids, plan.grant, promised_tokens=promised, trace=trace)
             return await self.legs.prefill(instance, body, headers | tracing.headers(), num_tokens=len(token_ids))
 
     async def _decode(
-        self,
-        instance: Instance,
-        plan: RoutePlan,
-        prompt: TokenizedPrompt,
-        parsed: ParsedRequest,
-        headers: dict[str, str],
+        self, instance: Instance, path: str, body: Callable[[str], bytes], headers: dict[str, str], num_tokens: int
     ) -> EngineResponse:
+        """Send a decode leg. `body` returns its body for a traceparent."""
         with _leg_span("router.decode", instance) as span:
-            token_ids, path = prompt.token_ids, PATHS[parsed.endpoint]
-            body = parsed.decode_body(token_ids, plan.grant, rendered=prompt.rendered, trace=span.traceparent)
-            return await self.legs.decode(instance, path, body, headers | tracing.headers(), num_tokens=len(token_ids))
+            raw, sent = body(span.traceparent), headers | tracing.headers()
+            return await self.legs.decode(instance, path, raw, sent, num_tokens=num_tokens)
 
     def _instance(self, leg: Leg, name: InstanceId) -> Instance:
         """Return the instance that a decision names.
