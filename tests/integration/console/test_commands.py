@@ -15,9 +15,9 @@ from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
 from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal
 from tests.integration.manager.test_routing import route_request, two_clusters
-from tests.integration.router.paced_engine import PacedEngine
 from tests.support.agent_deployment import AgentDeployment
 from tests.support.deployment import Deployment, match_request
+from tests.support.paced_engine import PacedEngine
 from tests.support.prefix_engine import chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json

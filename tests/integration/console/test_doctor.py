@@ -22,9 +22,9 @@ from prfaas.console.authority import DAY, Authority
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.console.patient import Patient
 from tests.integration.console.terminal import Ran, run_here
-from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.support.agents import Agents
 from tests.support.deployment import Deployment
+from tests.support.paced_engine import MODEL, PacedEngine
 from tests.support.waiting import POLL_SECONDS, until
 from tools.free_ports import free_address
 

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.cli.ppd import main
 from prfaas.scheduler.ppd import LaterTurn, prefills_locally, read_measured
-from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine
 
 SLOW_SECONDS = 1.0
 TOKEN_SECONDS = 0.1  # Pace of both engines, large compared with the noise of a busy machine.

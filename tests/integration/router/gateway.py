@@ -19,8 +19,8 @@ from prfaas.router.server import open_router
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.types import ClusterKind, InstanceRole
-from tests.integration.router.door import SECRET, Door, router_config
-from tests.integration.router.paced_engine import PacedEngine
+from tests.support.paced_engine import PacedEngine
+from tests.support.router import SECRET, RunningRouter, router_config
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 from tools.processes import Child, Children
@@ -29,8 +29,8 @@ EXTENSIONS = "type.googleapis.com/envoy.extensions"
 
 
 @dataclass
-class Gateway(Door):
-    """`url` is Envoy's, `router_url` the front door's that answers Envoy."""
+class Gateway(RunningRouter):
+    """Deployment behind Envoy. `url` is Envoy's, `router_url` that of the router which answers Envoy."""
 
     router_url: str = ""
     picker: str = ""

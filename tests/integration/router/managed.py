@@ -18,9 +18,9 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
-from tests.integration.router.door import Door, operators_beside
-from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.support.deployment import SECRET, Deployment, hybrid_layout
+from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.router import RunningRouter, operators_beside
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 T = 100
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 class Managed:
     """A router that knows its engines from a manager only."""
 
-    door: Door
+    router: RunningRouter
     manager: Manager
     deployment: Deployment
     reporters: dict[str, Reporter]
@@ -74,8 +74,8 @@ async def make_managed(
         operator, of_operators = operators_beside(settings.get("api_keys_file"))
         config = RouterConfig(**SETTINGS, managers=(manager.address,), **settings, **of_operators)
         async with open_router(config, router_secret) as address, aiohttp.ClientSession() as session:
-            door = Door(f"http://{address}", easts, wests, session, operator=operator)
-            yield Managed(door, manager, deployment, reporters, reports)
+            router = RunningRouter(f"http://{address}", easts, wests, session, operator=operator)
+            yield Managed(router, manager, deployment, reporters, reports)
     for engine in (*easts, *wests):
         await engine.stop()
 

@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.router.door import LONG, SHORT
-from tests.integration.router.paced_engine import MODEL
+from tests.support.paced_engine import MODEL
+from tests.support.router import LONG, SHORT
 
 TOOL: Any = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}

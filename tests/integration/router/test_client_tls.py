@@ -20,8 +20,8 @@ from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_router
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.console.terminal import run_here
-from tests.integration.router.door import SECRET, STREAMED, Door, operators_beside, router_config
-from tests.integration.router.paced_engine import PacedEngine
+from tests.support.paced_engine import PacedEngine
+from tests.support.router import SECRET, STREAMED, RunningRouter, operators_beside, router_config
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 
@@ -56,11 +56,11 @@ def _config(engine: PacedEngine, **settings: Any) -> RouterConfig:
 
 
 @contextlib.asynccontextmanager
-async def _door(engine: PacedEngine, tls: ssl.SSLContext, **settings: Any) -> AsyncIterator[Door]:
+async def _router(engine: PacedEngine, tls: ssl.SSLContext, **settings: Any) -> AsyncIterator[RunningRouter]:
     async with open_router(_config(engine, **settings), SECRET) as address:
         connector = aiohttp.TCPConnector(ssl=tls, force_close=True)  # Each request needs a handshake.
         async with aiohttp.ClientSession(connector=connector) as session:
-            yield Door(f"https://{address}", [], [engine], session)
+            yield RunningRouter(f"https://{address}", [], [engine], session)
 
 
 def _refusals(reason: str) -> float:
@@ -83,9 +83,9 @@ async def test_stopping_router_refuses_connections_and_completes_its_requests(
     connector = aiohttp.TCPConnector(ssl=_client(authority))
     async with aiohttp.ClientSession(connector=connector) as session, contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(open_router(_config(engine, **shown), SECRET))
-        door = Door(f"https://{address}", [], [engine], session)
-        await door.until_health(west_0=True)
-        asked = asyncio.create_task(door.post({"prompt": "x"}))
+        router = RunningRouter(f"https://{address}", [], [engine], session)
+        await router.until_health(west_0=True)
+        asked = asyncio.create_task(router.post({"prompt": "x"}))
         await until(lambda: engine.bodies, what="a request under way")
         ending = asyncio.create_task(stack.aclose())
         await until(lambda: _is_refused(address), what="a port given up")
@@ -97,13 +97,13 @@ async def test_stopping_router_refuses_connections_and_completes_its_requests(
 
 async def test_clients_need_no_certificate_by_default(engine: PacedEngine, authority: Authority) -> None:
     shown = _files(authority.issue("router"), "certificate", "key")
-    async with _door(engine, _client(authority), **shown) as door:
-        await door.until_health(west_0=True)
-        status, body, _ = await door.post({"prompt": "x", "stream": True})
+    async with _router(engine, _client(authority), **shown) as router:
+        await router.until_health(west_0=True)
+        status, body, _ = await router.post({"prompt": "x", "stream": True})
         assert (status, body) == (200, STREAMED)
         before = _refusals("tls_none")
         with pytest.raises(aiohttp.ClientError):
-            await door.session.get(door.url.replace("https", "http") + "/health")
+            await router.session.get(router.url.replace("https", "http") + "/health")
         await until(lambda: _refusals("tls_none") > before, what="the count of a plain client")
 
 
@@ -115,8 +115,10 @@ async def test_clients_need_a_certificate_if_configured(
     authority.revoke(revoked.serial)
     shown = _files(issued, "certificate", "key", "authority", "revocations")
     operator, of_operators = operators_beside(tmp_path / "clients")
-    async with _door(engine, _client(authority, valid), listen="0.0.0.0:0", **shown, **of_operators) as door:
-        here = Door(door.url.replace("0.0.0.0", "127.0.0.1"), [], [engine], door.session, operator=operator)
+    async with _router(engine, _client(authority, valid), listen="0.0.0.0:0", **shown, **of_operators) as router:
+        here = RunningRouter(
+            router.url.replace("0.0.0.0", "127.0.0.1"), [], [engine], router.session, operator=operator
+        )
         await here.until_health(west_0=True)
         assert [await here.status("/metrics", headers) for headers in ({}, operator)] == [401, 200]
         for certificate, reason in ((None, "tls_untrusted"), (revoked, "tls_revoked")):
@@ -128,8 +130,8 @@ async def test_clients_need_a_certificate_if_configured(
 
 async def test_renewed_certificate_is_used_without_a_restart(engine: PacedEngine, authority: Authority) -> None:
     first = authority.issue("router")
-    async with _door(engine, _client(authority), **_files(first, "certificate", "key")) as door:
-        address = door.url.removeprefix("https://")
+    async with _router(engine, _client(authority), **_files(first, "certificate", "key")) as router:
+        address = router.url.removeprefix("https://")
         assert await asyncio.to_thread(_serial, address, authority) == first.serial
         second = authority.issue("router")  # The files keep their names.
         assert await asyncio.to_thread(_serial, address, authority) == second.serial != first.serial
@@ -147,9 +149,9 @@ def _serial(address: str, authority: Authority) -> int:
 async def test_disconnected_client_ends_its_request(engine: PacedEngine, authority: Authority) -> None:
     engine.hangs = True
     shown = _files(authority.issue("router"), "certificate", "key")
-    async with _door(engine, _client(authority), **shown) as door:
-        await door.until_health(west_0=True)
-        asking = asyncio.create_task(door.post({"prompt": "x", "stream": True}))
+    async with _router(engine, _client(authority), **shown) as router:
+        await router.until_health(west_0=True)
+        asking = asyncio.create_task(router.post({"prompt": "x", "stream": True}))
         await until(lambda: len(engine.bodies) == 1, what="the engine's request")
         asking.cancel()
         await until(lambda: engine.num_broken_off == 1, what="the end of the engine's request")
@@ -157,11 +159,11 @@ async def test_disconnected_client_ends_its_request(engine: PacedEngine, authori
 
 async def test_prfaas_explain_works_over_https(engine: PacedEngine, authority: Authority) -> None:
     issued = authority.issue("router")
-    async with _door(engine, _client(authority), **_files(issued, "certificate", "key")) as door:
-        await door.until_health(west_0=True)
-        await door.post({"prompt": "x"}, **{"x-request-id": "r9"})
+    async with _router(engine, _client(authority), **_files(issued, "certificate", "key")) as router:
+        await router.until_health(west_0=True)
+        await router.post({"prompt": "x"}, **{"x-request-id": "r9"})
         own = [f"--tls-{name}={getattr(issued, name)}" for name in ("authority", "certificate", "key")]
-        flags = [f"--routers={door.url}", "--pages=", "--timeout=60", *own]
+        flags = [f"--routers={router.url}", "--pages=", "--timeout=60", *own]
         ran = await asyncio.to_thread(run_here, "explain", "r9", *flags)
         assert ran.status == 0 and ran.document["request_id"] == "r9", ran.error
 
@@ -172,12 +174,12 @@ async def test_doctor_recognises_a_running_router(
 ) -> None:
     """Also where it asks for a certificate that the doctor has not got."""
     files = _files(authority.issue("router"), *names)
-    async with _door(engine, _client(authority), **files) as door:
+    async with _router(engine, _client(authority), **files) as router:
         secret, path = tmp_path / "secret", tmp_path / "router.yaml"
         secret.touch(mode=0o600)
         secret.write_bytes(SECRET)
         settings = {
-            "listen": door.url.removeprefix("https://"),
+            "listen": router.url.removeprefix("https://"),
             "secret_file": str(secret),
             "discovery": {"names": ["a:1"]},
         }

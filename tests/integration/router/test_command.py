@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.integration.router.door import SHORT, STREAMED
-from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.router import SHORT, STREAMED
 from tests.support.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
 
@@ -55,7 +55,7 @@ async def _serves(session: aiohttp.ClientSession, url: str) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 async def test_signal_lets_running_answers_end_before_the_process(tmp_path: Path, number: signal.Signals) -> None:
     engine = PacedEngine(token_seconds=0.3)
     await engine.start()

@@ -18,8 +18,8 @@ from prfaas.router.server import open_router
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.transport.net.tls import CertificateFiles, Certificates
-from tests.integration.router.door import SECRET, Door, router_config
-from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.router import SECRET, RunningRouter, router_config
 from tests.support.waiting import PATIENCE_SECONDS
 
 
@@ -28,7 +28,7 @@ def _certificates(issued: Issued) -> Certificates:
 
 
 @contextlib.asynccontextmanager
-async def _door(engine: PacedEngine, issued: Issued, *, engine_tls: str) -> AsyncIterator[Door]:
+async def _router(engine: PacedEngine, issued: Issued, *, engine_tls: str) -> AsyncIterator[RunningRouter]:
     instance = InstanceConfig(name="west/0", url=engine.url, role="both", agent="w", wire="127.0.0.1:7400")
     config = router_config(
         clusters=(ClusterConfig(name="west", kind="pd", instances=(instance,)),),
@@ -38,7 +38,7 @@ async def _door(engine: PacedEngine, issued: Issued, *, engine_tls: str) -> Asyn
         tls_key=issued.key,
     )
     async with aiohttp.ClientSession() as session, open_router(config, SECRET) as address:
-        yield Door(f"http://{address}", [], [engine], session)
+        yield RunningRouter(f"http://{address}", [], [engine], session)
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ async def engine(authority: Authority) -> AsyncIterator[PacedEngine]:
 async def test_engine_and_router_authenticate_with_the_deployments_certificates(
     engine: PacedEngine, authority: Authority
 ) -> None:
-    async with _door(engine, authority.issue("router"), engine_tls="deployment") as door:
-        await door.until_health(west_0=True)
-        status, _, _ = await door.post({"prompt": "x"})
+    async with _router(engine, authority.issue("router"), engine_tls="deployment") as router:
+        await router.until_health(west_0=True)
+        status, _, _ = await router.post({"prompt": "x"})
     assert status == 200
 
 
@@ -104,11 +104,11 @@ async def test_engine_of_an_unknown_authority_gets_no_request(
     tries: list[object] = []
     assert engine.tls is not None
     engine.tls.sni_callback = lambda *arguments: tries.append(arguments)
-    async with _door(engine, issued, engine_tls=engine_tls) as door:
+    async with _router(engine, issued, engine_tls=engine_tls) as router:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(tries) < 3:  # noqa: ASYNC110 - a callback of OpenSSL
                 await asyncio.sleep(0.01)
-        status, _, _ = await door.post({"prompt": "x"})
+        status, _, _ = await router.post({"prompt": "x"})
     assert status == 503
     assert not engine.num_probes and not engine.bodies
 

@@ -33,7 +33,7 @@ from prfaas.router.routing.record import RequestRecords
 from prfaas.router.routing.serve import RequestHandler
 from prfaas.router.server import open_router
 from prfaas.types import ClusterKind, InstanceRole
-from tests.integration.router.door import LONG, SECRET, SHORT, Door, T, make_door, router_config
+from tests.support.router import LONG, SECRET, SHORT, RunningRouter, T, router_config, running_router
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.scheduler.endpoint_picker.conformance import cases
 from tools.free_ports import free_address
@@ -45,8 +45,8 @@ BUFFERED = pb.ProtocolConfiguration(request_body_mode=2, response_body_mode=0)
 class Gateway:
     """Our picker, asked as Envoy asks."""
 
-    def __init__(self, door: Door, channel: Any) -> None:
-        self.door = door
+    def __init__(self, router: RunningRouter, channel: Any) -> None:
+        self.router = router
         self.channel = channel
         self._stub = external_processor_pb2_grpc.ExternalProcessorStub(channel)
 
@@ -57,9 +57,9 @@ class Gateway:
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
     picker = free_address()
-    making = make_door(num_wests=2, ext_proc_listen=picker, picker=open_picker)
-    async with making as door, grpc.aio.insecure_channel(picker) as channel:
-        yield Gateway(door, channel)
+    making = running_router(num_wests=2, ext_proc_listen=picker, picker=open_picker)
+    async with making as router, grpc.aio.insecure_channel(picker) as channel:
+        yield Gateway(router, channel)
 
 
 def _headers(
@@ -90,8 +90,8 @@ def _set(answer: Any, phase: str = "request_headers") -> dict[str, str]:
 async def test_streamed_body_is_returned_after_the_destination(gateway: Gateway) -> None:
     first, *rest = await gateway.exchange([_headers(), *_body(LONG, pieces=3)])
     headers = _set(first)
-    assert headers[DESTINATION] in {host_port(engine.url) for engine in gateway.door.wests}
-    assert headers[PREFILL_HEADER] == host_port(gateway.door.east.url)
+    assert headers[DESTINATION] in {host_port(engine.url) for engine in gateway.router.wests}
+    assert headers[PREFILL_HEADER] == host_port(gateway.router.east.url)
     assert headers[GRANT_HEADER]
     assert first.dynamic_metadata["envoy.lb"][DESTINATION] == headers[DESTINATION]
     streamed = [answer.request_body.response.body_mutation.streamed_response for answer in rest]
@@ -130,10 +130,10 @@ async def test_buffered_body_gets_its_destination_at_its_end(gateway: Gateway, h
 async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str, modes: Any) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     picker = free_address()
-    making = make_door(ext_proc_listen=picker, picker=open_picker, api_keys_file=tmp_path / "clients")
-    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+    making = running_router(ext_proc_listen=picker, picker=open_picker, api_keys_file=tmp_path / "clients")
+    async with making as router, grpc.aio.insecure_channel(picker) as channel:
         asked = [_headers(path=path, modes=modes, authorization="Bearer key-a"), *_body(SHORT)]
-        first, *rest = await Gateway(door, channel).exchange(asked)
+        first, *rest = await Gateway(router, channel).exchange(asked)
     if modes is DUPLEX:
         headers = _set(first)
         body = b"".join(response.request_body.response.body_mutation.streamed_response.body for response in rest)
@@ -146,29 +146,29 @@ async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str, mod
 async def test_requests_without_a_decision_count_against_the_token_quota(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     picker = free_address()
-    making = make_door(
+    making = running_router(
         ext_proc_listen=picker,
         picker=open_picker,
         api_keys_file=tmp_path / "clients",
         quotas=(QuotaConfig(client="acme", tokens_per_minute=1),),
     )
-    async with making as door, grpc.aio.insecure_channel(picker) as channel:
+    async with making as router, grpc.aio.insecure_channel(picker) as channel:
         asked = [_headers(path="/v1/responses", authorization="Bearer key-a"), *_body("x" * 4000)]
-        first, *_ = await Gateway(door, channel).exchange(asked)
+        first, *_ = await Gateway(router, channel).exchange(asked)
         assert DESTINATION in _set(first)
-        (answer,) = await Gateway(door, channel).exchange(asked)
+        (answer,) = await Gateway(router, channel).exchange(asked)
         assert answer.immediate_response.status.code == 429
 
 
 async def test_refused_request_costs_no_tokens(tmp_path: Path) -> None:
     picker = free_address()
-    making = make_door(ext_proc_listen=picker, picker=open_picker, tokens_per_minute=1)
-    async with making as door, grpc.aio.insecure_channel(picker) as channel:
-        door.west.healthy = False
-        await door.until_health(west_0=False)
+    making = running_router(ext_proc_listen=picker, picker=open_picker, tokens_per_minute=1)
+    async with making as router, grpc.aio.insecure_channel(picker) as channel:
+        router.west.healthy = False
+        await router.until_health(west_0=False)
         statuses = []
         for _ in range(2):
-            (answer,) = await Gateway(door, channel).exchange([_headers(), *_body(SHORT)])
+            (answer,) = await Gateway(router, channel).exchange([_headers(), *_body(SHORT)])
             statuses.append(answer.immediate_response.status.code)
         assert statuses == [503, 503]
 
@@ -214,7 +214,7 @@ async def test_refused_request_has_an_id_a_log_line_and_a_count(
 ) -> None:
     (tmp_path / "clients").write_text("key-a acme\nkey-b poor\n")
     picker = free_address()
-    making = make_door(
+    making = running_router(
         ext_proc_listen=picker,
         picker=open_picker,
         api_keys_file=tmp_path / "clients",
@@ -223,10 +223,10 @@ async def test_refused_request_has_an_id_a_log_line_and_a_count(
     nobody = {"route": "refused", "reason": "no_decode_instance"}
     before = _counted("prfaas_router_requests_total", **nobody), _counted("prfaas_router_passed_on_total", status="503")
     caplog.set_level(logging.INFO, logger="prfaas.router")
-    async with making as door, grpc.aio.insecure_channel(picker) as channel:
-        door.west.healthy = False
-        await door.until_health(west_0=False)
-        gateway = Gateway(door, channel)
+    async with making as router, grpc.aio.insecure_channel(picker) as channel:
+        router.west.healthy = False
+        await router.until_health(west_0=False)
+        gateway = Gateway(router, channel)
         cases: tuple[tuple[str, int, str, str], ...] = (
             ("r503", 503, "key-a", "/v1/completions"),
             ("r503-on", 503, "key-a", "/v1/embeddings"),
@@ -249,7 +249,7 @@ async def test_refused_request_has_an_id_a_log_line_and_a_count(
             assert headers.get("x-prfaas-reason") == ("no_decode_instance" if decided else None), name
             await _until_told(caplog, name)
             if status in (400, 503):
-                _, record = await door.get(f"/debug/decision/{name}")
+                _, record = await router.get(f"/debug/decision/{name}")
                 assert record["status"] == status
         assert (_counted("prfaas_router_requests_total", **nobody) - before[0]) == 2
         assert (_counted("prfaas_router_passed_on_total", status="503") - before[1]) == 1
@@ -286,7 +286,7 @@ async def test_answers_pass_unchanged(gateway: Gateway) -> None:
 
 
 async def test_only_endpoints_of_the_gateways_subset_are_chosen(gateway: Gateway) -> None:
-    address = host_port(gateway.door.wests[1].url)
+    address = host_port(gateway.router.wests[1].url)
     for path in ("/v1/completions", "/v1/embeddings"):
         first, *_ = await gateway.exchange([_headers(path=path, subset=f"{address},10.9.9.9:1"), *_body(SHORT)])
         assert _set(first)[DESTINATION] == address
@@ -297,14 +297,16 @@ async def test_only_endpoints_of_the_gateways_subset_are_chosen(gateway: Gateway
 async def test_engine_outside_the_subset_is_not_chosen_even_if_all_breakers_are_open(open_at_once: None) -> None:
     picker = free_address()
     async with (
-        make_door(ext_proc_listen=picker, picker=open_picker) as door,
+        running_router(ext_proc_listen=picker, picker=open_picker) as router,
         grpc.aio.insecure_channel(picker) as channel,
     ):
-        door.west.status = 500
-        assert (await door.post({"prompt": SHORT}))[0] == 500
-        (refused,) = await Gateway(door, channel).exchange([_headers(subset="10.9.9.9:1"), *_body(SHORT)])
+        router.west.status = 500
+        assert (await router.post({"prompt": SHORT}))[0] == 500
+        (refused,) = await Gateway(router, channel).exchange([_headers(subset="10.9.9.9:1"), *_body(SHORT)])
         assert refused.immediate_response.status.code == 503
-        first, *_ = await Gateway(door, channel).exchange([_headers(subset=host_port(door.west.url)), *_body(SHORT)])
+        first, *_ = await Gateway(router, channel).exchange(
+            [_headers(subset=host_port(router.west.url)), *_body(SHORT)]
+        )
         assert DESTINATION in _set(first)
 
 

@@ -12,14 +12,14 @@ import pytest
 from prfaas.router.engines import fleet
 from prfaas.router.engines.legs import SENT_KEY
 from prfaas.router.openai.request import error_body
-from tests.integration.router.door import LONG, SHORT, STREAMED, STREAMED_CHAT, Door, make_door
-from tests.integration.router.paced_engine import PacedEngine
+from tests.support.paced_engine import PacedEngine
+from tests.support.router import LONG, SHORT, STREAMED, STREAMED_CHAT, RunningRouter, running_router
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    async with make_door() as made:
+async def router() -> AsyncIterator[RunningRouter]:
+    async with running_router() as made:
         yield made
 
 
@@ -35,35 +35,35 @@ async def door() -> AsyncIterator[Door]:
 )
 async def test_failed_prefill_falls_back_to_the_decode_engine(failure: str, reason: str) -> None:
     deadline = 0.5 if failure == "hang" else PATIENCE_SECONDS
-    async with make_door(transfer_deadline=deadline, probe_interval=3600.0) as door:
-        door.west.holds_transfers = True  # Like an engine that waits for its KV.
+    async with running_router(transfer_deadline=deadline, probe_interval=3600.0) as router:
+        router.west.holds_transfers = True  # Like an engine that waits for its KV.
         if failure == "error":
-            door.east.status = 500
+            router.east.status = 500
         elif failure == "gone":
-            await door.east.stop()
+            await router.east.stop()
         elif failure == "garbled":
-            door.east.garbles = True
+            router.east.garbles = True
         else:
-            door.east.hangs = True
-        answering = asyncio.create_task(door.post({"prompt": LONG, "stream": True}))
+            router.east.hangs = True
+        answering = asyncio.create_task(router.post({"prompt": LONG, "stream": True}))
         if failure == "reset":
-            await until(lambda: door.east.bodies)
-            await door.east.stop()
+            await until(lambda: router.east.bodies)
+            await router.east.stop()
         status, body, headers = await answering
         assert (status, body) == (200, STREAMED)
         assert (headers["x-prfaas-route"], headers["x-prfaas-fallback"]) == ("remote", reason)
-        *before, last = ["kv_transfer_params" in sent for sent in door.west.bodies]
+        *before, last = ["kv_transfer_params" in sent for sent in router.west.bodies]
         assert not last and before in ([True], []), "the first decode leg may have ended on its way"
-        await until(lambda: door.west.num_broken_off == len(before), what="the first decode leg's end")
-        _, record = await door.get(f"/debug/decision/{headers['x-request-id']}")
+        await until(lambda: router.west.num_broken_off == len(before), what="the first decode leg's end")
+        _, record = await router.get(f"/debug/decision/{headers['x-request-id']}")
         assert reason in record["explanation"]
 
 
 async def test_prefill_engine_that_refuses_connections_gets_no_further_request() -> None:
-    async with make_door(probe_interval=3600.0) as door:
-        await door.east.stop()
-        await door.post({"prompt": LONG})
-        _, _, headers = await door.post({"prompt": LONG})
+    async with running_router(probe_interval=3600.0) as router:
+        await router.east.stop()
+        await router.post({"prompt": LONG})
+        _, _, headers = await router.post({"prompt": LONG})
         assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "no_prefill_instance")
 
 
@@ -73,14 +73,14 @@ async def test_engine_that_keeps_failing_is_left_alone_and_then_tried_again(
 ) -> None:
     monkeypatch.setattr(fleet, "BREAKER_FAILURES", 2)
     monkeypatch.setattr(fleet, "BREAKER_SECONDS", 1.0)
-    async with make_door(num_wests=2) as door:
-        failing, prompt = (door.east, LONG) if role == "prefill" else (door.west, SHORT)
+    async with running_router(num_wests=2) as router:
+        failing, prompt = (router.east, LONG) if role == "prefill" else (router.west, SHORT)
         failing.status = 500
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await _is_left_alone(door, prompt, failing):
+            while not await _is_left_alone(router, prompt, failing):
                 pass
             failing.status = 200
-            while not await _asked(door, prompt, failing):
+            while not await _asked(router, prompt, failing):
                 pass
 
 
@@ -88,25 +88,25 @@ async def test_engine_that_keeps_failing_is_left_alone_and_then_tried_again(
 async def test_breaker_blames_a_prefill_engine_for_its_own_agent_only(
     sent: str, is_left_alone: bool, open_at_once: None
 ) -> None:
-    async with make_door() as door:
-        door.west.holds_transfers, door.east.keeps = True, {SENT_KEY: sent}
-        _, _, headers = await door.post({"prompt": LONG})
+    async with running_router() as router:
+        router.west.holds_transfers, router.east.keeps = True, {SENT_KEY: sent}
+        _, _, headers = await router.post({"prompt": LONG})
         assert headers["x-prfaas-fallback"] == "prefill_without_transfer"
-        _, _, headers = await door.post({"prompt": LONG})
+        _, _, headers = await router.post({"prompt": LONG})
         assert headers["x-prfaas-reason"] == ("no_prefill_instance" if is_left_alone else "long")
 
 
-async def _asked(door: Door, prompt: str, engine: PacedEngine) -> bool:
+async def _asked(router: RunningRouter, prompt: str, engine: PacedEngine) -> bool:
     """Return whether one more request, which is answered whole, reaches this engine."""
     before = len(engine.bodies)
-    status, body, _ = await door.post({"prompt": prompt, "stream": True})
+    status, body, _ = await router.post({"prompt": prompt, "stream": True})
     assert (status, body) == (200, STREAMED)
     return len(engine.bodies) > before
 
 
-async def _is_left_alone(door: Door, prompt: str, engine: PacedEngine) -> bool:
+async def _is_left_alone(router: RunningRouter, prompt: str, engine: PacedEngine) -> bool:
     """Return whether it has failed twice and none of the next requests reaches it."""
-    asked = [await _asked(door, prompt, engine) for _ in range(4)]
+    asked = [await _asked(router, prompt, engine) for _ in range(4)]
     return len(engine.bodies) >= 2 and not any(asked)
 
 
@@ -115,31 +115,31 @@ async def test_engine_with_an_open_breaker_answers_if_the_only_other_engine_fail
 ) -> None:
     monkeypatch.setattr(fleet, "BREAKER_FAILURES", 2)
     monkeypatch.setattr(fleet, "BREAKER_SECONDS", 3600.0)
-    async with make_door(num_wests=2) as door:
-        first, second = door.wests
+    async with running_router(num_wests=2) as router:
+        first, second = router.wests
         first.status = 500
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await _is_left_alone(door, SHORT, first):
+            while not await _is_left_alone(router, SHORT, first):
                 pass
         first.status, second.status = 200, 500
         num_asked = len(second.bodies)
-        assert await _asked(door, SHORT, first)
+        assert await _asked(router, SHORT, first)
         assert len(second.bodies) > num_asked
 
 
 async def test_only_decode_engine_is_asked_however_often_it_fails(open_at_once: None) -> None:
-    async with make_door() as door:
-        door.west.status = 500
+    async with running_router() as router:
+        router.west.status = 500
         for number in range(1, 4):
-            assert (await door.post({"prompt": SHORT}))[0] == 500
-            assert len(door.west.bodies) >= number
-        door.west.status = 200
-        assert (await door.post({"prompt": SHORT}))[0] == 200
+            assert (await router.post({"prompt": SHORT}))[0] == 500
+            assert len(router.west.bodies) >= number
+        router.west.status = 200
+        assert (await router.post({"prompt": SHORT}))[0] == 200
 
 
-async def test_decode_engine_that_refuses_the_transfer_is_retried_without_it(door: Door) -> None:
-    door.west.refuses_transfers = True
-    status, body, headers = await door.post({"prompt": LONG, "stream": True})
+async def test_decode_engine_that_refuses_the_transfer_is_retried_without_it(router: RunningRouter) -> None:
+    router.west.refuses_transfers = True
+    status, body, headers = await router.post({"prompt": LONG, "stream": True})
     assert (status, body, headers["x-prfaas-fallback"]) == (200, STREAMED, "decode_error")
 
 
@@ -151,121 +151,123 @@ async def test_decode_engine_that_refuses_the_transfer_is_retried_without_it(doo
     ],
 )
 async def test_stream_that_begins_with_an_error_is_retried_without_the_transfer(
-    door: Door, path: str, prompt: dict[str, Any], answer: bytes
+    router: RunningRouter, path: str, prompt: dict[str, Any], answer: bytes
 ) -> None:
-    door.west.fails_loads, door.west.token_seconds = True, 0.05  # Events then come one by one.
-    status, body, headers = await door.post({**prompt, "stream": True}, path=path)
+    router.west.fails_loads, router.west.token_seconds = True, 0.05  # Events then come one by one.
+    status, body, headers = await router.post({**prompt, "stream": True}, path=path)
     assert (status, body, headers.get("x-prfaas-fallback")) == (200, answer, "decode_error")
 
 
-async def test_failed_decode_leg_ends_the_prefill_leg(door: Door) -> None:
-    door.west.refuses_transfers = True
-    door.east.hangs = True
-    await door.post({"prompt": LONG, "stream": True})
-    await until(lambda: door.east.num_broken_off == 1)
+async def test_failed_decode_leg_ends_the_prefill_leg(router: RunningRouter) -> None:
+    router.west.refuses_transfers = True
+    router.east.hangs = True
+    await router.post({"prompt": LONG, "stream": True})
+    await until(lambda: router.east.num_broken_off == 1)
 
 
-async def test_request_rejected_by_the_decode_engine_is_not_prefilled_further(door: Door) -> None:
-    door.west.status, door.east.hangs = 400, True
-    status, _, headers = await door.post({"prompt": list(LONG.encode())})
+async def test_request_rejected_by_the_decode_engine_is_not_prefilled_further(router: RunningRouter) -> None:
+    router.west.status, router.east.hangs = 400, True
+    status, _, headers = await router.post({"prompt": list(LONG.encode())})
     assert (status, headers["x-prfaas-route"]) == (400, "remote")
-    await until(lambda: door.east.num_broken_off == 1)
+    await until(lambda: router.east.num_broken_off == 1)
 
 
 @pytest.mark.parametrize("failure", ["gone", "error"])
 @pytest.mark.parametrize("prompt", [SHORT, LONG])
 async def test_another_decode_engine_takes_over_from_a_failed_one(failure: str, prompt: str) -> None:
-    async with make_door(num_wests=2, probe_interval=3600.0) as door:
+    async with running_router(num_wests=2, probe_interval=3600.0) as router:
         if failure == "gone":
-            await door.west.stop()
+            await router.west.stop()
         else:
-            door.west.status = 500
-        status, body, headers = await door.post({"prompt": prompt, "stream": True})
+            router.west.status = 500
+        status, body, headers = await router.post({"prompt": prompt, "stream": True})
         assert (status, body) == (200, STREAMED)
-        _, record = await door.get(f"/debug/decision/{headers['x-request-id']}")
+        _, record = await router.get(f"/debug/decision/{headers['x-request-id']}")
         assert record["decode"] == "west/1" or prompt == LONG
 
 
 async def test_error_of_all_engines_reaches_the_client_unchanged() -> None:
-    async with make_door(num_wests=2) as door:
-        for engine in door.wests:
+    async with running_router(num_wests=2) as router:
+        for engine in router.wests:
             engine.status = 500
-        status, body, headers = await door.post({"prompt": SHORT})
+        status, body, headers = await router.post({"prompt": SHORT})
         assert (status, body) == (500, b'{"error": {"message": "planned"}}')
         assert headers["x-prfaas-reason"] == "short"
-        assert [len(engine.bodies) for engine in door.wests] == [1, 1]
+        assert [len(engine.bodies) for engine in router.wests] == [1, 1]
 
 
-async def test_failure_after_the_first_token_aborts_the_answer(door: Door) -> None:
-    door.west.break_after_tokens = 1
-    door.west.token_seconds = 0.05
+async def test_failure_after_the_first_token_aborts_the_answer(router: RunningRouter) -> None:
+    router.west.break_after_tokens = 1
+    router.west.token_seconds = 0.05
     with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
-        await door.post({"prompt": LONG, "stream": True})
-    assert len(door.west.bodies) == 1, "nothing is sent again after a token"
+        await router.post({"prompt": LONG, "stream": True})
+    assert len(router.west.bodies) == 1, "nothing is sent again after a token"
 
 
 @pytest.mark.parametrize("prompt", [SHORT, LONG])
-async def test_client_that_disconnects_before_the_first_token_ends_every_leg(door: Door, prompt: str) -> None:
-    door.east.hangs = door.west.hangs = True
-    asking = asyncio.create_task(door.post({"prompt": prompt, "stream": True}, **{"x-request-id": "gone"}))
-    await until(lambda: door.west.bodies and (prompt == SHORT or door.east.bodies))
+async def test_client_that_disconnects_before_the_first_token_ends_every_leg(
+    router: RunningRouter, prompt: str
+) -> None:
+    router.east.hangs = router.west.hangs = True
+    asking = asyncio.create_task(router.post({"prompt": prompt, "stream": True}, **{"x-request-id": "gone"}))
+    await until(lambda: router.west.bodies and (prompt == SHORT or router.east.bodies))
     asking.cancel()
-    await until(lambda: door.west.num_broken_off == 1)
-    await until(lambda: prompt == SHORT or door.east.num_broken_off == 1)
+    await until(lambda: router.west.num_broken_off == 1)
+    await until(lambda: prompt == SHORT or router.east.num_broken_off == 1)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while (await door.get("/debug/decision/gone"))[1]["status"] != 499:  # noqa: ASYNC110 - asked over HTTP
+        while (await router.get("/debug/decision/gone"))[1]["status"] != 499:  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.01)
 
 
-async def test_client_that_disconnects_during_the_answer_ends_the_decode_leg(door: Door) -> None:
-    door.west.token_seconds = 3600.0
+async def test_client_that_disconnects_during_the_answer_ends_the_decode_leg(router: RunningRouter) -> None:
+    router.west.token_seconds = 3600.0
     body = {"prompt": SHORT, "stream": True}
-    async with door.session.post(f"{door.url}/v1/completions", json=body) as response:
+    async with router.session.post(f"{router.url}/v1/completions", json=body) as response:
         await response.content.readany()
         response.close()
-    await until(lambda: door.west.num_broken_off == 1)
+    await until(lambda: router.west.num_broken_off == 1)
 
 
-async def test_forwarded_request_without_an_engine_gets_503(door: Door) -> None:
-    await door.west.stop()
-    status, body, _ = await door.post({"input": "x"}, path="/v1/embeddings")
+async def test_forwarded_request_without_an_engine_gets_503(router: RunningRouter) -> None:
+    await router.west.stop()
+    status, body, _ = await router.post({"input": "x"}, path="/v1/embeddings")
     assert status == 503 and body == error_body("no engine is ready", kind="service_unavailable", code=503)
 
 
-async def test_completion_without_an_engine_gets_503_in_openais_form(door: Door) -> None:
-    await door.west.stop()
+async def test_completion_without_an_engine_gets_503_in_openais_form(router: RunningRouter) -> None:
+    await router.west.stop()
     for prompt in (SHORT, LONG):
-        status, body, _ = await door.post({"prompt": prompt})
+        status, body, _ = await router.post({"prompt": prompt})
         assert status == 503 and b'"error"' in body and b"service_unavailable" in body
-    assert (await door.get("/health"))[0] == 503
+    assert (await router.get("/health"))[0] == 503
 
 
-async def test_recovered_engine_gets_requests_again(door: Door) -> None:
-    port = int(door.west.url.rpartition(":")[2])
-    await door.west.stop()
-    await door.until_health(west_0=False)
-    await door.west.start(port)
-    await door.until_health(west_0=True)
-    assert (await door.post({"prompt": SHORT}))[0] == 200
+async def test_recovered_engine_gets_requests_again(router: RunningRouter) -> None:
+    port = int(router.west.url.rpartition(":")[2])
+    await router.west.stop()
+    await router.until_health(west_0=False)
+    await router.west.start(port)
+    await router.until_health(west_0=True)
+    assert (await router.post({"prompt": SHORT}))[0] == 200
 
 
-async def test_unhealthy_prefill_engine_gets_no_requests(door: Door) -> None:
-    door.east.healthy = False
-    await door.until_health(east_0=False)
-    _, _, headers = await door.post({"prompt": LONG})
+async def test_unhealthy_prefill_engine_gets_no_requests(router: RunningRouter) -> None:
+    router.east.healthy = False
+    await router.until_health(east_0=False)
+    _, _, headers = await router.post({"prompt": LONG})
     assert headers["x-prfaas-reason"] == "no_prefill_instance"
 
 
 async def test_answer_that_does_not_begin_in_time_gets_504() -> None:
-    async with make_door(request_timeout=0.3) as door:
-        door.west.hangs = True
-        status, body, _ = await door.post({"prompt": SHORT})
+    async with running_router(request_timeout=0.3) as router:
+        router.west.hangs = True
+        status, body, _ = await router.post({"prompt": SHORT})
         assert status == 504 and b"timeout" in body
-        await until(lambda: door.west.num_broken_off == len(door.west.bodies))
+        await until(lambda: router.west.num_broken_off == len(router.west.bodies))
 
 
 async def test_answer_that_does_not_end_in_time_is_aborted() -> None:
-    async with make_door(request_timeout=1.5) as door:
-        door.west.token_seconds = 3600.0
+    async with running_router(request_timeout=1.5) as router:
+        router.west.token_seconds = 3600.0
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
-            await door.post({"prompt": SHORT, "stream": True})
+            await router.post({"prompt": SHORT, "stream": True})

@@ -19,41 +19,45 @@ from prfaas.router.http import app
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.console.terminal import run_here, run_here_on_terminal
-from tests.integration.router.door import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, Door, T, make_door
 from tests.integration.router.openai_client import assert_serves_an_openai_client
-from tests.integration.router.paced_engine import MODEL
+from tests.support.paced_engine import MODEL
+from tests.support.router import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, RunningRouter, T, running_router
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    async with make_door() as made:
+async def router() -> AsyncIterator[RunningRouter]:
+    async with running_router() as made:
         yield made
 
 
-async def test_short_prompt_is_sent_unchanged_and_not_tokenised(door: Door) -> None:
-    status, body, headers = await door.post({"prompt": SHORT, "stream": True, "user": "me"})
+async def test_short_prompt_is_sent_unchanged_and_not_tokenised(router: RunningRouter) -> None:
+    status, body, headers = await router.post({"prompt": SHORT, "stream": True, "user": "me"})
     assert (status, body) == (200, STREAMED)
     assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "short")
     assert headers["Content-Type"] == "text/event-stream; charset=utf-8"
-    assert door.west.bodies == [{"model": MODEL, "prompt": SHORT, "stream": True, "user": "me"}]
-    assert (door.east.bodies, door.west.num_tokenised) == ([], 0)
+    assert router.west.bodies == [{"model": MODEL, "prompt": SHORT, "stream": True, "user": "me"}]
+    assert (router.east.bodies, router.west.num_tokenised) == ([], 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("as_token_ids", [True, False])
-async def test_long_prompt_goes_to_both_engines_under_one_grant(door: Door, stream: bool, as_token_ids: bool) -> None:
+async def test_long_prompt_goes_to_both_engines_under_one_grant(
+    router: RunningRouter, stream: bool, as_token_ids: bool
+) -> None:
     tokens = list(LONG.encode())
     prompt = tokens if as_token_ids else LONG
-    status, body, headers = await door.post({"prompt": prompt, "stream": stream, "stop": "x"}, **{"x-request-id": "r1"})
+    status, body, headers = await router.post(
+        {"prompt": prompt, "stream": stream, "stop": "x"}, **{"x-request-id": "r1"}
+    )
     assert status == 200 and (body == STREAMED or not stream)
     assert (headers["x-prfaas-route"], headers["x-request-id"]) == ("remote", "r1")
-    prefill, decode = door.east.bodies[0], door.west.bodies[0]
+    prefill, decode = router.east.bodies[0], router.west.bodies[0]
     assert (prefill["prompt"], decode["prompt"]) == (tokens[:-1], tokens)
     assert (decode["stop"], "stop" in prefill, "stream" in prefill) == ("x", False, False)
-    assert door.east.request_ids == door.west.request_ids == ["r1"]
-    assert door.west.num_tokenised == (0 if as_token_ids else 1)
+    assert router.east.request_ids == router.west.request_ids == ["r1"]
+    assert router.west.num_tokenised == (0 if as_token_ids else 1)
     texts = {prefill["kv_transfer_params"]["prfaas_grant"], decode["kv_transfer_params"]["prfaas_grant"]}
     assert len(texts) == 1
     grant = grants.verify(grants.from_text(texts.pop()), grants.derive_key(SECRET, "grant"), kind="transfer", now=0.0)
@@ -63,48 +67,50 @@ async def test_long_prompt_goes_to_both_engines_under_one_grant(door: Door, stre
 
 
 @pytest.mark.parametrize("renders", [True, False])
-async def test_long_chat_reuses_token_ids_only_if_the_engine_rendered_them(door: Door, renders: bool) -> None:
-    door.west.renders = renders
+async def test_long_chat_reuses_token_ids_only_if_the_engine_rendered_them(
+    router: RunningRouter, renders: bool
+) -> None:
+    router.west.renders = renders
     messages = [{"role": "user", "content": LONG}]
-    status, body, headers = await door.post({"messages": messages, "stream": True}, path="/v1/chat/completions")
+    status, body, headers = await router.post({"messages": messages, "stream": True}, path="/v1/chat/completions")
     assert (status, body) == (200, STREAMED_CHAT) and headers["x-prfaas-route"] == "remote"
     tokens = list(json.dumps(messages).encode())
-    assert door.west.bodies[0]["messages"] == messages
-    assert door.east.bodies[0]["prompt"] == tokens[:-1]
-    assert door.west.bodies[0]["kv_transfer_params"].get("prompt_token_ids") == (tokens if renders else None)
+    assert router.west.bodies[0]["messages"] == messages
+    assert router.east.bodies[0]["prompt"] == tokens[:-1]
+    assert router.west.bodies[0]["kv_transfer_params"].get("prompt_token_ids") == (tokens if renders else None)
 
 
-async def test_adapter_request_stays_local(door: Door) -> None:
-    _, _, headers = await door.post({"prompt": LONG, "model": "adapter"})
+async def test_adapter_request_stays_local(router: RunningRouter) -> None:
+    _, _, headers = await router.post({"prompt": LONG, "model": "adapter"})
     assert headers["x-prfaas-reason"] == "not_transferable"
-    assert door.east.bodies == []
+    assert router.east.bodies == []
 
 
-async def test_request_that_the_tokenizer_rejects_is_left_to_the_engine(door: Door) -> None:
-    door.west.status = 400
-    status, body, headers = await door.post({"prompt": LONG})
+async def test_request_that_the_tokenizer_rejects_is_left_to_the_engine(router: RunningRouter) -> None:
+    router.west.status = 400
+    status, body, headers = await router.post({"prompt": LONG})
     assert (status, b"planned" in body, headers["x-prfaas-reason"]) == (400, True, "not_transferable")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-async def test_reserved_field_is_found_in_every_encoding(door: Door, path: str, encoding: str) -> None:
+async def test_reserved_field_is_found_in_every_encoding(router: RunningRouter, path: str, encoding: str) -> None:
     text = json.dumps({"model": MODEL, "input": "x", "prompt": "x", "cache_salt": "another's"})
-    async with door.session.post(door.url + path, data=text.encode(encoding)) as response:
+    async with router.session.post(router.url + path, data=text.encode(encoding)) as response:
         assert response.status == 400
-    assert door.west.bodies == []
+    assert router.west.bodies == []
 
 
-async def test_engine_with_an_invalid_list_of_models_is_down(door: Door) -> None:
-    door.west.healthy = False
-    await door.until_health(west_0=False)
+async def test_engine_with_an_invalid_list_of_models_is_down(router: RunningRouter) -> None:
+    router.west.healthy = False
+    await router.until_health(west_0=False)
     odd: list[Any] = [{"data": ["m"]}, {"data": []}, [], {"data": {"id": "m"}}]
     for models in odd:
-        door.west.models, door.west.healthy, before = models, True, door.west.num_probes
-        await until(lambda before=before: door.west.num_probes >= before + 2)  # type: ignore[misc]
-        assert (await door.health())["west_0"] is False
-    door.west.models = None
-    await door.until_health(west_0=True)
+        router.west.models, router.west.healthy, before = models, True, router.west.num_probes
+        await until(lambda before=before: router.west.num_probes >= before + 2)  # type: ignore[misc]
+        assert (await router.health())["west_0"] is False
+    router.west.models = None
+    await router.until_health(west_0=True)
 
 
 @pytest.mark.parametrize(
@@ -117,46 +123,48 @@ async def test_engine_with_an_invalid_list_of_models_is_down(door: Door) -> None
     ],
 )
 async def test_bad_request_is_refused_with_its_field(
-    door: Door, path: str, body: dict[str, Any], status: int, named: str
+    router: RunningRouter, path: str, body: dict[str, Any], status: int, named: str
 ) -> None:
-    got, text, _ = await door.post(body, path=path)
+    got, text, _ = await router.post(body, path=path)
     assert got == status and named in json.loads(text)["error"]["message"]
-    assert door.west.bodies == []
+    assert router.west.bodies == []
 
 
 @pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
 async def test_body_above_the_limit_is_refused(path: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MAX_BODY_BYTES", 4096)
-    async with make_door() as door:
-        status, text, _ = await door.post({field: "z" * 5000}, path=path)
+    async with running_router() as router:
+        status, text, _ = await router.post({field: "z" * 5000}, path=path)
         assert status == 413 and "exceeds 4096 bytes" in json.loads(text)["error"]["message"]
-        assert door.west.bodies == []
+        assert router.west.bodies == []
 
 
-async def test_invalid_request_id_is_replaced(door: Door) -> None:
-    _, _, headers = await door.post({"prompt": SHORT}, **{"x-request-id": "a b"})
-    assert headers["x-request-id"] == door.west.request_ids[0] != "a b"
+async def test_invalid_request_id_is_replaced(router: RunningRouter) -> None:
+    _, _, headers = await router.post({"prompt": SHORT}, **{"x-request-id": "a b"})
+    assert headers["x-request-id"] == router.west.request_ids[0] != "a b"
 
 
-async def test_other_paths_are_forwarded(door: Door) -> None:
-    status, _, _ = await door.post({"input": "x"}, path="/v1/embeddings?k=v")
-    assert (status, door.west.bodies) == (200, [{"model": MODEL, "input": "x"}])
-    status, models = await door.get("/v1/models")
+async def test_other_paths_are_forwarded(router: RunningRouter) -> None:
+    status, _, _ = await router.post({"input": "x"}, path="/v1/embeddings?k=v")
+    assert (status, router.west.bodies) == (200, [{"model": MODEL, "input": "x"}])
+    status, models = await router.get("/v1/models")
     assert (status, models["data"][0]["id"]) == (200, MODEL)
-    async with door.session.get(f"{door.url}/v1/unheard-of") as response:
+    async with router.session.get(f"{router.url}/v1/unheard-of") as response:
         assert response.status == 404
 
 
-async def test_forwarded_request_has_an_id_a_log_line_and_a_count(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+async def test_forwarded_request_has_an_id_a_log_line_and_a_count(
+    router: RunningRouter, caplog: pytest.LogCaptureFixture
+) -> None:
     def count(status: int) -> float:
         return REGISTRY.get_sample_value("prfaas_router_passed_on_total", {"status": str(status)}) or 0.0
 
     before = {status: count(status) for status in (200, 403, 404)}
     with caplog.at_level(logging.INFO, logger="prfaas.router"):
-        _, _, headers = await door.post({"input": "x"}, path="/v1/embeddings", **{"x-request-id": "r1"})
-        assert (headers["x-request-id"], door.west.request_ids) == ("r1", ["r1"])
+        _, _, headers = await router.post({"input": "x"}, path="/v1/embeddings", **{"x-request-id": "r1"})
+        assert (headers["x-request-id"], router.west.request_ids) == ("r1", ["r1"])
         for path, status in (("/v1/unheard-of", 404), ("/v1/load_lora_adapter", 403)):
-            async with door.session.get(f"{door.url}{path}", headers={"x-request-id": "a b"}) as response:
+            async with router.session.get(f"{router.url}{path}", headers={"x-request-id": "a b"}) as response:
                 assert response.status == status and len(response.headers["x-request-id"]) == 32
         await until(lambda: {status: count(status) - before[status] for status in before} == dict.fromkeys(before, 1.0))
     lines = [record.getMessage() for record in caplog.records if "request.complete" in record.getMessage()]
@@ -164,61 +172,61 @@ async def test_forwarded_request_has_an_id_a_log_line_and_a_count(door: Door, ca
 
 
 async def test_late_answer_has_its_request_id() -> None:
-    async with make_door(request_timeout=0.2) as door:
-        door.west.hangs = True
+    async with running_router(request_timeout=0.2) as router:
+        router.west.hangs = True
         for path in ("/v1/completions", "/v1/embeddings"):
-            status, _, headers = await door.post({"prompt": SHORT}, path=path, **{"x-request-id": "r1"})
+            status, _, headers = await router.post({"prompt": SHORT}, path=path, **{"x-request-id": "r1"})
             assert (status, headers["x-request-id"]) == (504, "r1")
 
 
 async def test_forwarded_request_goes_to_an_engine_that_serves_its_model() -> None:
-    async with make_door(num_wests=2) as door:
-        door.wests[1].models, door.wests[1].healthy = {"data": [{"id": "other"}]}, False
-        await door.until_health(west_1=False)
-        door.wests[1].healthy = True
-        await door.until_health(west_1=True)
+    async with running_router(num_wests=2) as router:
+        router.wests[1].models, router.wests[1].healthy = {"data": [{"id": "other"}]}, False
+        await router.until_health(west_1=False)
+        router.wests[1].healthy = True
+        await router.until_health(west_1=True)
         for model in (MODEL, "other", "unheard-of", "other", MODEL):
-            status, _, _ = await door.post({"model": model, "query": "x"}, path="/v1/rerank")
+            status, _, _ = await router.post({"model": model, "query": "x"}, path="/v1/rerank")
             assert status == 200
-        assert [body["model"] for body in door.wests[1].bodies] == ["other", "other"]
+        assert [body["model"] for body in router.wests[1].bodies] == ["other", "other"]
 
 
-async def test_decision_is_explained_and_can_be_replayed(door: Door) -> None:
-    await door.post({"prompt": LONG}, **{"x-request-id": "r2"})
-    _, record = await door.get("/debug/decision/r2")
+async def test_decision_is_explained_and_can_be_replayed(router: RunningRouter) -> None:
+    await router.post({"prompt": LONG}, **{"x-request-id": "r2"})
+    _, record = await router.get("/debug/decision/r2")
     assert (record["route"], record["num_prompt_tokens"], record["decided_by"]) == ("remote", T + 1, "router")
     assert "exceed the threshold" in record["explanation"]
     again = route(Snapshot.from_dict(record["snapshot"]), RequestFacts.from_dict(record["facts"]))
     assert (again.route, again.reason, again.decode) == (record["route"], record["reason"], record["decode"])
-    assert (await door.get("/debug/decision/none"))[0] == 404
-    async with door.session.get(f"{door.url}/metrics") as response:
+    assert (await router.get("/debug/decision/none"))[0] == 404
+    async with router.session.get(f"{router.url}/metrics") as response:
         assert b'prfaas_router_requests_total{reason="long",route="remote"}' in await response.read()
 
 
 async def test_turns_of_a_session_go_to_one_node() -> None:
-    async with make_door(num_wests=3) as door:
+    async with running_router(num_wests=3) as router:
         for session in "abcabcabc":
-            await door.post({"prompt": SHORT + session}, **{"x-session-id": session})
-        for engine in door.wests:
+            await router.post({"prompt": SHORT + session}, **{"x-session-id": session})
+        for engine in router.wests:
             assert len(engine.bodies) % 3 == 0
 
 
-async def test_unchanged_openai_client_is_served_on_every_route(door: Door) -> None:
-    await assert_serves_an_openai_client(door.url)
+async def test_unchanged_openai_client_is_served_on_every_route(router: RunningRouter) -> None:
+    await assert_serves_an_openai_client(router.url)
 
 
 async def test_only_clients_with_a_key_are_served_and_engines_get_their_own_key(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("# ours\nsecret-one\n\nsecret-two\n")
     (tmp_path / "engine").write_text("engine-key\n")
-    async with make_door(api_keys_file=tmp_path / "clients", engine_api_key_file=tmp_path / "engine") as door:
+    async with running_router(api_keys_file=tmp_path / "clients", engine_api_key_file=tmp_path / "engine") as router:
         for path in ("/v1/completions", "/v1/embeddings"):
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret-one"}):
-                status, body, _ = await door.post({"prompt": LONG, "input": "x"}, path=path, **headers)
+                status, body, _ = await router.post({"prompt": LONG, "input": "x"}, path=path, **headers)
                 assert (status, b"authentication_error" in body) == (401, True)
-        assert door.west.bodies == []
+        assert router.west.bodies == []
         for key in ("secret-one", "secret-two"):
-            assert (await door.post({"prompt": LONG}, Authorization=f"Bearer {key}"))[0] == 200
-        assert door.east.authorizations == door.west.authorizations == {"Bearer engine-key"}
+            assert (await router.post({"prompt": LONG}, Authorization=f"Bearer {key}"))[0] == 200
+        assert router.east.authorizations == router.west.authorizations == {"Bearer engine-key"}
 
 
 async def test_client_over_its_quota_is_told_when_to_retry(
@@ -226,16 +234,16 @@ async def test_client_over_its_quota_is_told_when_to_retry(
 ) -> None:
     (tmp_path / "clients").write_text("key-a acme\nkey-b acme\nkey-c\n")
     quotas = (QuotaConfig(client="acme", requests_per_minute=1), QuotaConfig(client="default", tokens_per_minute=1))
-    async with make_door(api_keys_file=tmp_path / "clients", quotas=quotas) as door:
-        assert (await door.post({"prompt": SHORT}, Authorization="Bearer key-a"))[0] == 200
+    async with running_router(api_keys_file=tmp_path / "clients", quotas=quotas) as router:
+        assert (await router.post({"prompt": SHORT}, Authorization="Bearer key-a"))[0] == 200
         for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings"):
-            status, body, headers = await door.post({"prompt": SHORT}, path=path, Authorization="Bearer key-b")
+            status, body, headers = await router.post({"prompt": SHORT}, path=path, Authorization="Bearer key-b")
             assert status == 429 and b"acme has used up its requests" in body and b"rate_limit_error" in body
             assert 1 <= int(headers["Retry-After"]) <= 60
-        assert len(door.west.bodies) == 1
+        assert len(router.west.bodies) == 1
         # A prompt and an answer of three tokens each, as the engine's usage says: six minutes' worth.
-        assert (await door.post({"prompt": SHORT}, Authorization="Bearer key-c"))[0] == 200
-        status, body, headers = await door.post({"prompt": SHORT}, Authorization="Bearer key-c")
+        assert (await router.post({"prompt": SHORT}, Authorization="Bearer key-c"))[0] == 200
+        status, body, headers = await router.post({"prompt": SHORT}, Authorization="Bearer key-c")
         assert status == 429 and b"default has used up its tokens" in body
         assert 60 < int(headers["Retry-After"]) <= 301
 
@@ -243,30 +251,30 @@ async def test_client_over_its_quota_is_told_when_to_retry(
 async def test_forwarded_requests_count_against_the_token_quota(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     quotas = (QuotaConfig(client="acme", tokens_per_minute=1),)
-    async with make_door(api_keys_file=tmp_path / "clients", quotas=quotas) as door:
+    async with running_router(api_keys_file=tmp_path / "clients", quotas=quotas) as router:
         body, key = {"input": "x" * 4000}, {"Authorization": "Bearer key-a"}
-        salted, door.west.healthy = body | {"cache_salt": "another's"}, False
-        assert (await door.post(salted, path="/v1/responses", **key))[0] == 400, "what is refused costs nothing"
-        await door.until_health(west_0=False)
-        assert (await door.post(body, path="/v1/responses", **key))[0] == 503, "what nobody answers costs nothing"
-        door.west.healthy = True
-        await door.until_health(west_0=True)
-        assert [(await door.post(body, path="/v1/responses", **key))[0] for _ in range(2)] == [200, 429]
+        salted, router.west.healthy = body | {"cache_salt": "another's"}, False
+        assert (await router.post(salted, path="/v1/responses", **key))[0] == 400, "what is refused costs nothing"
+        await router.until_health(west_0=False)
+        assert (await router.post(body, path="/v1/responses", **key))[0] == 503, "what nobody answers costs nothing"
+        router.west.healthy = True
+        await router.until_health(west_0=True)
+        assert [(await router.post(body, path="/v1/responses", **key))[0] for _ in range(2)] == [200, 429]
 
 
 async def test_client_key_cannot_change_the_deployment(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
-    async with make_door(api_keys_file=tmp_path / "clients") as door:
+    async with running_router(api_keys_file=tmp_path / "clients") as router:
         for path in ("/drain", "/undrain", "/pool", "/role", "/plan", "/debug/decision/x"):
-            assert (await door.post({"prompt": SHORT}, path=path, Authorization="Bearer key-a"))[0] in (404, 405)
+            assert (await router.post({"prompt": SHORT}, path=path, Authorization="Bearer key-a"))[0] in (404, 405)
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/..%2fsleep", "/v1/x/../../sleep", "/v1/load_lora_adapter"]
 )
-async def test_client_path_cannot_reach_other_pages(door: Door, path: str) -> None:
+async def test_client_path_cannot_reach_other_pages(router: RunningRouter, path: str) -> None:
     """Sent as it stands: clients' libraries would resolve it first."""
-    host, port = door.url.removeprefix("http://").split(":")
+    host, port = router.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
     answer = await reader.read()
@@ -277,55 +285,55 @@ async def test_client_path_cannot_reach_other_pages(door: Door, path: str) -> No
 async def test_pages_of_the_router_are_for_operators_if_clients_need_keys(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
     client = {"Authorization": "Bearer key-a"}
-    async with make_door(api_keys_file=tmp_path / "clients") as door:
-        assert (await door.post({"prompt": SHORT}, **client, **{"x-request-id": "r1"}))[0] == 200
+    async with running_router(api_keys_file=tmp_path / "clients") as router:
+        assert (await router.post({"prompt": SHORT}, **client, **{"x-request-id": "r1"}))[0] == 200
         before = _page_refusals()
         for path in ("/metrics", "/debug/decision/r1"):
-            assert [await door.status(path, headers) for headers in ({}, client, door.operator)] == [401, 401, 200]
+            assert [await router.status(path, headers) for headers in ({}, client, router.operator)] == [401, 401, 200]
         assert _page_refusals() == before + 4
-        async with door.session.get(f"{door.url}/health") as response:
+        async with router.session.get(f"{router.url}/health") as response:
             assert await response.json() == {"status": "ok"}
-        assert (await door.post({"prompt": SHORT}, **door.operator))[0] == 401
+        assert (await router.post({"prompt": SHORT}, **router.operator))[0] == 401
 
 
 async def test_unknown_client_leaves_no_record_and_takes_no_place(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\n")
-    async with make_door(api_keys_file=tmp_path / "clients") as door:
+    async with running_router(api_keys_file=tmp_path / "clients") as router:
         client = {"Authorization": "Bearer key-a", "x-request-id": "r1"}
-        assert (await door.post({"prompt": SHORT}, **client))[0] == 200
+        assert (await router.post({"prompt": SHORT}, **client))[0] == 200
         for request_id in ("r1", "r2"):
-            assert (await door.post({"prompt": SHORT}, **{"x-request-id": request_id}))[0] == 401
-        status, record = await door.get("/debug/decision/r1")
+            assert (await router.post({"prompt": SHORT}, **{"x-request-id": request_id}))[0] == 401
+        status, record = await router.get("/debug/decision/r1")
         assert (status, record["route"]) == (200, "local")
-        assert (await door.get("/debug/decision/r2"))[0] == 404
+        assert (await router.get("/debug/decision/r2"))[0] == 404
 
 
 async def test_request_ids_of_different_clients_do_not_collide(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("key-a acme\nkey-b beta\n")
-    async with make_door(api_keys_file=tmp_path / "clients") as door:
+    async with running_router(api_keys_file=tmp_path / "clients") as router:
 
         async def ask(key: str, prompt: str) -> None:
             headers = {"Authorization": f"Bearer {key}", "x-request-id": "r1"}
-            assert (await door.post({"prompt": prompt}, **headers))[0] == 200
+            assert (await router.post({"prompt": prompt}, **headers))[0] == 200
 
         await ask("key-a", LONG)
         await ask("key-b", SHORT)
-        _, first = await door.get("/debug/decision/r1")
+        _, first = await router.get("/debug/decision/r1")
         assert (first["client"], first["route"]) == ("beta", "local"), "the newest"
         assert [(record["client"], record["route"]) for record in first["others"]] == [("acme", "remote")]
         await ask("key-a", SHORT)
-        _, first = await door.get("/debug/decision/r1")
+        _, first = await router.get("/debug/decision/r1")
         assert (first["client"], first["route"]) == ("acme", "local"), "his own later one takes its place"
         assert [record["client"] for record in first["others"]] == ["beta"]
-        flags = [f"--routers={door.url}", f"--router-key-file={tmp_path / 'operators'}", "--timeout=60"]
+        flags = [f"--routers={router.url}", f"--router-key-file={tmp_path / 'operators'}", "--timeout=60"]
         ran = await asyncio.to_thread(run_here_on_terminal, "explain", "r1", *flags)
         assert ran.status == 0 and "acme" in ran.output and "beta" in ran.output, ran.output
 
 
 async def test_explain_lists_the_records_of_every_router_newest_first() -> None:
-    async with make_door() as first_door, make_door() as second_door:
-        for door, prompt in ((first_door, LONG), (second_door, SHORT)):
-            assert (await door.post({"prompt": prompt}, **{"x-request-id": "r1"}))[0] == 200
+    async with running_router() as first_door, running_router() as second_door:
+        for router, prompt in ((first_door, LONG), (second_door, SHORT)):
+            assert (await router.post({"prompt": prompt}, **{"x-request-id": "r1"}))[0] == 200
         silent = f"http://{free_address()}"
         flags = [f"--routers={silent},{first_door.url},{second_door.url}", "--timeout=60"]
         ran = await asyncio.to_thread(run_here, "explain", "r1", *flags)
@@ -345,39 +353,39 @@ def _page_refusals() -> float:
 
 
 async def test_unanswered_request_costs_no_tokens() -> None:
-    async with make_door(tokens_per_minute=1) as door:
-        door.west.status = 500
-        assert (await door.post({"prompt": SHORT}))[0] == 500
-        door.west.status = 200
-        assert (await door.post({"prompt": SHORT}))[0] == 200
-        assert (await door.post({"prompt": SHORT}))[0] == 429
+    async with running_router(tokens_per_minute=1) as router:
+        router.west.status = 500
+        assert (await router.post({"prompt": SHORT}))[0] == 500
+        router.west.status = 200
+        assert (await router.post({"prompt": SHORT}))[0] == 200
+        assert (await router.post({"prompt": SHORT}))[0] == 429
 
 
 async def test_requests_above_the_limit_are_told_to_retry() -> None:
-    async with make_door(max_requests=1) as door:
-        door.west.hangs = True
-        first = asyncio.create_task(door.post({"prompt": SHORT}))
-        await until(lambda: door.west.bodies)
+    async with running_router(max_requests=1) as router:
+        router.west.hangs = True
+        first = asyncio.create_task(router.post({"prompt": SHORT}))
+        await until(lambda: router.west.bodies)
         for path in ("/v1/completions", "/v1/embeddings"):
-            status, body, headers = await door.post({"prompt": SHORT}, path=path)
+            status, body, headers = await router.post({"prompt": SHORT}, path=path)
             assert (status, headers["Retry-After"]) == (429, "1") and b"rate_limit_error" in body
         first.cancel()
-        await until(lambda: door.west.num_broken_off == 1)
-        door.west.hangs = False
+        await until(lambda: router.west.num_broken_off == 1)
+        router.west.hangs = False
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (await door.post({"prompt": SHORT}))[0] != 200:  # noqa: ASYNC110 - asked over HTTP
+            while (await router.post({"prompt": SHORT}))[0] != 200:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.01)
 
 
 async def test_policy_pd_within_one_cluster_prefills_on_a_pd_p_instance() -> None:
-    async with make_door(one_cluster=True, local_policy="pd") as door:
+    async with running_router(one_cluster=True, local_policy="pd") as router:
         for prompt in (SHORT, LONG):
-            _, _, headers = await door.post({"prompt": prompt})
+            _, _, headers = await router.post({"prompt": prompt})
             assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("remote", "pd")
-        assert [len(engine.bodies) for engine in (door.east, door.west)] == [2, 2]
-        await door.east.stop()
-        _, _, headers = await door.post({"prompt": SHORT})
+        assert [len(engine.bodies) for engine in (router.east, router.west)] == [2, 2]
+        await router.east.stop()
+        _, _, headers = await router.post({"prompt": SHORT})
         assert headers["x-prfaas-fallback"] == "prefill_unreachable"
-    async with make_door(one_cluster=True) as door:
-        _, _, headers = await door.post({"prompt": LONG})
+    async with running_router(one_cluster=True) as router:
+        _, _, headers = await router.post({"prompt": LONG})
         assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "no_prefill_instance")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from prfaas.router.ext_proc import server
-from tests.integration.router.door import LONG, SHORT, STREAMED
 from tests.integration.router.gateway import Gateway, make_gateway
 from tests.integration.router.openai_client import assert_serves_an_openai_client
-from tests.integration.router.paced_engine import MODEL
+from tests.support.paced_engine import MODEL
+from tests.support.router import LONG, SHORT, STREAMED
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 

@@ -22,9 +22,9 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
-from tests.integration.router.door import Door
-from tests.integration.router.paced_engine import MODEL, PacedEngine
 from tests.support.deployment import SECRET, Deployment, hybrid_layout, stored
+from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.router import RunningRouter
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.scheduler.endpoint_picker.conformance import DATA
 
@@ -34,16 +34,16 @@ TURN_TWO = [*TURN_ONE, *range(201, 241)]
 
 @dataclass
 class Pair:
-    """A PD-P and a PD-D instance of one cluster; `door.east` prefills."""
+    """A PD-P and a PD-D instance of one cluster; `router.east` prefills."""
 
-    door: Door
+    router: RunningRouter
     decode: Reporter
     deployment: Deployment
     manager: Manager
 
     async def asked(self, prompt: list[int], *, session: str = "") -> tuple[str, str]:
         """Route and reason."""
-        _, _, headers = await self.door.post({"prompt": prompt, "max_tokens": 64}, **{"x-session-id": session})
+        _, _, headers = await self.router.post({"prompt": prompt, "max_tokens": 64}, **{"x-session-id": session})
         return headers["x-prfaas-route"], headers["x-prfaas-reason"]
 
     async def holds(self, prompt: list[int]) -> None:
@@ -77,9 +77,9 @@ async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> As
             managers=(manager.address,),
         )
         async with open_router(config, SECRET) as address, aiohttp.ClientSession() as session:
-            door = Door(f"http://{address}", [prefilling], decoding, session)
-            await door.until_health(**{"west-p_0": True}, **{f"west-d{n}_0": True for n in range(num_decodes)})
-            yield Pair(door, reporters[1], deployment, manager)
+            router = RunningRouter(f"http://{address}", [prefilling], decoding, session)
+            await router.until_health(**{"west-p_0": True}, **{f"west-d{n}_0": True for n in range(num_decodes)})
+            yield Pair(router, reporters[1], deployment, manager)
     for engine in (prefilling, *decoding):
         await engine.stop()
 
@@ -115,7 +115,7 @@ async def test_policy_pd_prefills_every_turn_on_a_pd_p_instance(tmp_path: Path) 
         assert await pair.asked(TURN_ONE) == ("remote", "pd")
         await pair.holds(TURN_ONE)
         assert await pair.asked(TURN_TWO) == ("remote", "pd")
-        assert len(pair.door.east.bodies) == 2
+        assert len(pair.router.east.bodies) == 2
 
 
 @pytest.mark.parametrize(
@@ -176,11 +176,11 @@ async def test_endpoint_picker_knows_the_tokens_in_flight(tmp_path: Path) -> Non
     written.write_text(f"apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}")
     settings: dict[str, Any] = {"local_policy": "endpoint_picker", "endpoint_picker": written}
     async with _pair(tmp_path, num_decodes=2, **settings) as pair, asyncio.TaskGroup() as tasks:
-        for engine in pair.door.wests:
+        for engine in pair.router.wests:
             engine.hangs = True
         asking = [tasks.create_task(pair.asked(TURN_ONE))]
-        await until(lambda: any(engine.bodies for engine in pair.door.wests))
-        busy, free = sorted(pair.door.wests, key=lambda engine: -len(engine.bodies))
+        await until(lambda: any(engine.bodies for engine in pair.router.wests))
+        busy, free = sorted(pair.router.wests, key=lambda engine: -len(engine.bodies))
         for prompt, count in (([1, 2, 3], 1), ([4, 5, 6], 2)):
             asking.append(tasks.create_task(pair.asked(prompt)))
             await until(lambda count=count: len(free.bodies) == count)  # type: ignore[misc]
@@ -192,13 +192,13 @@ async def test_endpoint_picker_knows_the_tokens_in_flight(tmp_path: Path) -> Non
 async def test_first_turn_stays_a_first_turn_when_it_is_retried(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"local_policy": "ppd", "ppd_table": _table(tmp_path, local_gain=0.5)}
     async with _pair(tmp_path, num_decodes=2, **settings) as pair:
-        pair.door.wests[0].break_after_tokens = 0  # The engine closes the connection before a first token.
+        pair.router.wests[0].break_after_tokens = 0  # The engine closes the connection before a first token.
         record: dict[str, Any] = {"failures": []}
         async with asyncio.timeout(PATIENCE_SECONDS):
             for number in itertools.count():  # A seed leads to the broken node at some point.
                 body = {"prompt": [number, *TURN_ONE], "stream": True}
-                _, _, headers = await pair.door.post(body, **{"x-session-id": str(number)})
-                _, record = await pair.door.get(f"/debug/decision/{headers['x-request-id']}")
+                _, _, headers = await pair.router.post(body, **{"x-session-id": str(number)})
+                _, record = await pair.router.get(f"/debug/decision/{headers['x-request-id']}")
                 if record["failures"]:
                     break
         assert (record["decided_by"], record["reason"]) == ("manager", "ppd_first_turn")
@@ -207,9 +207,9 @@ async def test_first_turn_stays_a_first_turn_when_it_is_retried(tmp_path: Path) 
 async def test_request_without_a_prefill_instance_is_refused_if_configured(tmp_path: Path) -> None:
     async with _pair(tmp_path, local_policy="pd", without_prefill="refuse") as pair:
         assert await pair.asked(TURN_ONE) == ("remote", "pd")
-        pair.door.east.healthy = False
-        await pair.door.until_health(**{"west-p_0": False})
-        status, body, headers = await pair.door.post({"prompt": TURN_ONE})
+        pair.router.east.healthy = False
+        await pair.router.until_health(**{"west-p_0": False})
+        status, body, headers = await pair.router.post({"prompt": TURN_ONE})
         assert (status, headers["x-prfaas-reason"]) == (503, "no_pd_prefill_instance")
         assert b"PD-P" in body
 
@@ -218,13 +218,13 @@ async def test_router_without_an_answer_keeps_the_managers_policy_and_reports_it
     async with _pair(tmp_path, local_policy="pd", without_prefill="refuse") as pair:
         assert await pair.asked(TURN_ONE) == ("remote", "pd")
         await pair.deployment.stop_manager(pair.manager)
-        _, _, headers = await pair.door.post({"prompt": TURN_ONE})
-        _, record = await pair.door.get(f"/debug/decision/{headers['x-request-id']}")
+        _, _, headers = await pair.router.post({"prompt": TURN_ONE})
+        _, record = await pair.router.get(f"/debug/decision/{headers['x-request-id']}")
         assert (record["route"], record["reason"], record["decided_by"]) == ("remote", "pd", "router")
         assert "no manager answered in time" in record["explanation"]
-        pair.door.east.healthy = False
-        await pair.door.until_health(**{"west-p_0": False})
-        status, _, headers = await pair.door.post({"prompt": TURN_ONE})
+        pair.router.east.healthy = False
+        await pair.router.until_health(**{"west-p_0": False})
+        status, _, headers = await pair.router.post({"prompt": TURN_ONE})
         assert (status, headers["x-prfaas-reason"]) == (503, "no_pd_prefill_instance")
 
 

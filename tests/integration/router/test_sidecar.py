@@ -19,8 +19,8 @@ from prfaas.router.sidecar import server
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
 from prfaas.router.sidecar.server import open_sidecar
-from tests.integration.router.door import STREAMED
-from tests.integration.router.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.router import STREAMED
 from tests.support.waiting import until
 from tests.unit.scheduler.endpoint_picker.conformance import cases
 from tools.demo.client import is_answering

@@ -12,10 +12,10 @@ import pytest
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import TenantConfig
-from tests.integration.router.door import LONG, SHORT, Door, make_door
 from tests.integration.router.managed import PROMPT, Managed, make_managed
-from tests.integration.router.paced_engine import MODEL
 from tests.support.deployment import hybrid_layout, stored
+from tests.support.paced_engine import MODEL
+from tests.support.router import LONG, SHORT, RunningRouter, running_router
 from tests.support.waiting import until
 
 KEYS = "key-alice alice\nkey-bob bob\nkey-ann ann\nkey-none\n"
@@ -30,13 +30,13 @@ def _keys(directory: Path) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def _managed(directory: Path) -> AsyncIterator[Managed]:
     async with make_managed(directory, **_keys(directory)) as managed:
-        await managed.door.until_health(**{"east_0": True, "west-0_0": True})
+        await managed.router.until_health(**{"east_0": True, "west-0_0": True})
         yield managed
 
 
-async def _decided(door: Door, client: str, **headers: str) -> dict[str, Any]:
-    _, _, answered = await door.post({"prompt": PROMPT}, Authorization=f"Bearer key-{client}", **headers)
-    record: dict[str, Any] = (await door.get(f"/debug/decision/{answered['x-request-id']}"))[1]
+async def _decided(router: RunningRouter, client: str, **headers: str) -> dict[str, Any]:
+    _, _, answered = await router.post({"prompt": PROMPT}, Authorization=f"Bearer key-{client}", **headers)
+    record: dict[str, Any] = (await router.get(f"/debug/decision/{answered['x-request-id']}"))[1]
     return record
 
 
@@ -49,34 +49,34 @@ async def _keeps(managed: Managed, tenant: str) -> None:
 
 async def test_client_finds_only_its_own_cached_prompt(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
-        first = await _decided(managed.door, "alice")
+        first = await _decided(managed.router, "alice")
         assert (first["decided_by"], first["num_cached_tokens"]) == ("manager", 0)
-        salt = managed.door.west.bodies[-1]["cache_salt"]
+        salt = managed.router.west.bodies[-1]["cache_salt"]
         await _keeps(managed, salt)
-        found = {name: (await _decided(managed.door, name))["num_cached_tokens"] for name in ("alice", "bob", "none")}
+        found = {name: (await _decided(managed.router, name))["num_cached_tokens"] for name in ("alice", "bob", "none")}
     assert found == {"alice": 160, "bob": 0, "none": 0}
 
 
 async def test_clients_of_one_tenant_share_a_cache(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
-        await _decided(managed.door, "bob")
-        await _keeps(managed, managed.door.west.bodies[-1]["cache_salt"])
-        found = {name: (await _decided(managed.door, name))["num_cached_tokens"] for name in ("ann", "bob", "alice")}
+        await _decided(managed.router, "bob")
+        await _keeps(managed, managed.router.west.bodies[-1]["cache_salt"])
+        found = {name: (await _decided(managed.router, name))["num_cached_tokens"] for name in ("ann", "bob", "alice")}
     assert found == {"ann": 160, "bob": 160, "alice": 0}
 
 
 async def test_same_session_name_is_a_separate_session_of_each_tenant(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
         for client in ("alice", "bob", "ann"):
-            await _decided(managed.door, client, **{"x-session-id": "chat"})
+            await _decided(managed.router, client, **{"x-session-id": "chat"})
         sessions = {(tenant, name) for tenant, name, _, _ in managed.manager.routing.sessions.latest(now=0.0)}
     assert sessions == {("alice", "chat"), ("acme", "chat")}
 
 
 async def test_both_legs_and_the_grant_carry_the_tenant(tmp_path: Path) -> None:
-    async with make_door(**_keys(tmp_path)) as door:
-        await door.post({"prompt": LONG}, Authorization="Bearer key-ann")
-        (prefill,), (decode,) = door.east.bodies, door.west.bodies
+    async with running_router(**_keys(tmp_path)) as router:
+        await router.post({"prompt": LONG}, Authorization="Bearer key-ann")
+        (prefill,), (decode,) = router.east.bodies, router.west.bodies
     assert prefill["cache_salt"] == decode["cache_salt"] == "acme"
     grant = grants.unverified(grants.from_text(decode["kv_transfer_params"]["prfaas_grant"]))
     chain = HashChain(root_hash(MODEL, b"acme"), list(LONG.encode())[:-1])
@@ -94,16 +94,16 @@ async def test_both_legs_and_the_grant_carry_the_tenant(tmp_path: Path) -> None:
     ],
 )
 async def test_every_request_has_the_salt_of_its_client(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
-    async with make_door(**_keys(tmp_path)) as door:
+    async with running_router(**_keys(tmp_path)) as router:
         for name in ("alice", "ann", "none"):
-            assert (await door.post(body, path=path, Authorization=f"Bearer key-{name}"))[0] == 200
-        assert [body.get("cache_salt") for body in door.west.bodies] == ["alice", "acme", None]
+            assert (await router.post(body, path=path, Authorization=f"Bearer key-{name}"))[0] == 200
+        assert [body.get("cache_salt") for body in router.west.bodies] == ["alice", "acme", None]
 
 
 async def test_without_keys_all_requests_belong_to_the_routers_tenant() -> None:
-    async with make_door() as door:
-        await door.post({"prompt": SHORT})
-        assert "cache_salt" not in door.west.bodies[-1]
-    async with make_door(tenant="west") as door:
-        await door.post({"prompt": SHORT})
-        assert door.west.bodies[-1]["cache_salt"] == "west"
+    async with running_router() as router:
+        await router.post({"prompt": SHORT})
+        assert "cache_salt" not in router.west.bodies[-1]
+    async with running_router(tenant="west") as router:
+        await router.post({"prompt": SHORT})
+        assert router.west.bodies[-1]["cache_salt"] == "west"

@@ -17,10 +17,10 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router
 from prfaas.scheduler.route import NO_LAYOUT, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from tests.integration.router.door import Door
 from tests.integration.router.managed import PROMPT, SETTINGS, Managed, T, make_managed
-from tests.integration.router.paced_engine import MODEL
 from tests.support.deployment import SECRET, hybrid_layout, stored
+from tests.support.paced_engine import MODEL
+from tests.support.router import RunningRouter
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 DECIDED = ("route", "reason", "decode", "prefill", "decided_by", "num_prompt_tokens", "num_cached_tokens")
@@ -29,21 +29,21 @@ DECIDED = ("route", "reason", "decode", "prefill", "decided_by", "num_prompt_tok
 @pytest.fixture
 async def managed(tmp_path: Path) -> AsyncIterator[Managed]:
     async with make_managed(tmp_path) as made:
-        await made.door.until_health(**{"east_0": True, "west-0_0": True})
+        await made.router.until_health(**{"east_0": True, "west-0_0": True})
         yield made
 
 
-async def _decided(door: Door, prompt: list[int], **headers: str) -> dict[str, object]:
-    _, _, answered = await door.post({"prompt": prompt}, **headers)
-    _, record = await door.get(f"/debug/decision/{answered['x-request-id']}")
+async def _decided(router: RunningRouter, prompt: list[int], **headers: str) -> dict[str, object]:
+    _, _, answered = await router.post({"prompt": prompt}, **headers)
+    _, record = await router.get(f"/debug/decision/{answered['x-request-id']}")
     return dict(record)
 
 
 async def test_manager_decides_long_prompts_with_its_grant_and_threshold(managed: Managed) -> None:
-    record = await _decided(managed.door, PROMPT)
+    record = await _decided(managed.router, PROMPT)
     assert (record["decided_by"], record["route"], record["reason"]) == ("manager", "remote", "long")
     assert NO_LAYOUT not in str(record["explanation"])
-    text = managed.door.west.bodies[0]["kv_transfer_params"]["prfaas_grant"]
+    text = managed.router.west.bodies[0]["kv_transfer_params"]["prfaas_grant"]
     grant = grants.verify(grants.from_text(text), grants.derive_key(SECRET, "grant"), kind="transfer", now=0.0)
     assert grant.transfer_id.hex() == record["transfer_id"]
     assert grant.prompt_hash == HashChain(root_hash(MODEL), PROMPT[:-1]).at(len(PROMPT) - 1)
@@ -52,15 +52,15 @@ async def test_manager_decides_long_prompts_with_its_grant_and_threshold(managed
 
 async def test_explanation_mentions_a_model_without_a_layout(tmp_path: Path) -> None:
     async with make_managed(tmp_path, layouts=()) as managed:
-        await managed.door.until_health(**{"east_0": True, "west-0_0": True})
-        record = await _decided(managed.door, PROMPT)
+        await managed.router.until_health(**{"east_0": True, "west-0_0": True})
+        record = await _decided(managed.router, PROMPT)
     assert record["decided_by"] == "manager"
     assert NO_LAYOUT in str(record["explanation"])
 
 
 async def test_manager_gets_reports_of_completed_requests(managed: Managed) -> None:
     answered = managed.manager.service.outcomes
-    decided = bytes.fromhex(str((await _decided(managed.door, PROMPT))["decision_id"]))
+    decided = bytes.fromhex(str((await _decided(managed.router, PROMPT))["decision_id"]))
     await until(lambda: answered.get(decided), what="the report")
     ended = answered.get(decided)
     assert ended is not None and ended.outcome == "answered"
@@ -73,19 +73,19 @@ async def test_cached_prefix_keeps_a_long_prompt_local(managed: Managed) -> None
     reporter = managed.reporters["west-0"]
     reporter.publish(stored(hybrid_layout(MODEL), chain, 160))
     await until(lambda: reporter.status.acknowledged >= 1)
-    record = await _decided(managed.door, PROMPT)
+    record = await _decided(managed.router, PROMPT)
     assert (record["decided_by"], record["reason"], record["num_cached_tokens"]) == ("manager", "short", 160)
-    assert managed.door.west.bodies[-1]["kv_transfer_params"] == {"prfaas_promised_tokens": 160}
+    assert managed.router.west.bodies[-1]["kv_transfer_params"] == {"prfaas_promised_tokens": 160}
 
 
 async def test_short_prompt_is_decided_without_the_manager(managed: Managed) -> None:
-    record = await _decided(managed.door, PROMPT[:T])
+    record = await _decided(managed.router, PROMPT[:T])
     assert (record["decided_by"], record["reason"]) == ("router", "short")
 
 
 async def test_router_continues_without_the_manager(managed: Managed) -> None:
     await managed.deployment.stop_manager(managed.manager)
-    record = await _decided(managed.door, PROMPT)
+    record = await _decided(managed.router, PROMPT)
     assert (record["decided_by"], record["route"], record["reason"]) == ("router", "remote", "long")
     assert record["status"] == 200
 
@@ -93,15 +93,15 @@ async def test_router_continues_without_the_manager(managed: Managed) -> None:
 async def test_retry_excludes_the_failed_node_at_the_manager(tmp_path: Path) -> None:
     async with make_managed(tmp_path, num_wests=2) as managed:
         names = ("east_0", "west-0_0", "west-1_0")
-        await managed.door.until_health(**dict.fromkeys(names, True))
-        managed.door.west.break_after_tokens = 0  # The engine closes the connection before a first token.
+        await managed.router.until_health(**dict.fromkeys(names, True))
+        managed.router.west.break_after_tokens = 0  # The engine closes the connection before a first token.
         record: dict[str, Any] = {"failures": []}
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not record[
                 "failures"
             ]:  # Equal nodes are chosen by the seed, which leads to the broken node at some point.
-                _, _, headers = await managed.door.post({"prompt": PROMPT, "stream": True})
-                _, record = await managed.door.get(f"/debug/decision/{headers['x-request-id']}")
+                _, _, headers = await managed.router.post({"prompt": PROMPT, "stream": True})
+                _, record = await managed.router.get(f"/debug/decision/{headers['x-request-id']}")
                 assert (record["decided_by"], record["status"]) == ("manager", 200)
                 assert record["decode"] == "west-1/0"
         assert record["failures"][0].startswith("decode_broke_off")
@@ -112,8 +112,8 @@ async def test_router_with_another_secret_serves_nobody_and_logs_it(
 ) -> None:
     async with make_managed(tmp_path, router_secret=b"x" * 32) as managed:
         await until(lambda: "manager.watch_refused" in caplog.text)
-        assert await managed.door.health() == {}
-        assert (await managed.door.post({"prompt": PROMPT}))[0] == 503
+        assert await managed.router.health() == {}
+        assert (await managed.router.post({"prompt": PROMPT}))[0] == 503
 
 
 async def test_restarted_manager_removes_no_instance(managed: Managed) -> None:
@@ -123,9 +123,9 @@ async def test_restarted_manager_removes_no_instance(managed: Managed) -> None:
     await managed.deployment.stop_manager(managed.manager)
     await managed.deployment.start_manager(listen=address, threshold_tokens=7 * T)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while (await _decided(managed.door, PROMPT))["reason"] != "short":  # noqa: ASYNC110 - asked over HTTP
+        while (await _decided(managed.router, PROMPT))["reason"] != "short":  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.05)
-    assert await managed.door.health() == {"east_0": True, "west-0_0": True}
+    assert await managed.router.health() == {"east_0": True, "west-0_0": True}
 
 
 async def test_routers_of_different_managers_decide_alike(tmp_path: Path) -> None:
@@ -137,19 +137,19 @@ async def test_routers_of_different_managers_decide_alike(tmp_path: Path) -> Non
         await until(lambda: len(second.world.live()) == 2, what="the nodes at the second manager")
         config = RouterConfig(**SETTINGS, managers=(second.address,))
         async with open_router(config, SECRET) as address:
-            doors = managed.door, replace(managed.door, url=f"http://{address}")
-            for door in doors:
-                await door.until_health(**{"east_0": True, "west-0_0": True})
+            routers = managed.router, replace(managed.router, url=f"http://{address}")
+            for router in routers:
+                await router.until_health(**{"east_0": True, "west-0_0": True})
             prompts = [PROMPT, PROMPT[:T], PROMPT[:150], PROMPT + PROMPT, [*PROMPT[:170], *range(900, 1000)]]
             for prompt in prompts:
                 decision, other_decision = [
-                    {key: (await _decided(door, prompt))[key] for key in DECIDED} for door in doors
+                    {key: (await _decided(router, prompt))[key] for key in DECIDED} for router in routers
                 ]
                 assert decision == other_decision
 
 
 async def test_managers_decision_can_be_replayed(managed: Managed) -> None:
-    record = await _decided(managed.door, PROMPT)
+    record = await _decided(managed.router, PROMPT)
     url = f"http://{managed.manager.http_address}/decisions/"
     async with aiohttp.ClientSession() as session:
         async with session.get(url + str(record["decision_id"])) as answer:

@@ -17,9 +17,9 @@ from typing import Literal
 import pytest
 
 from prfaas.console.authority import DAY, Authority, Issued
-from tests.integration.router.door import OPERATOR_KEY
 from tests.integration.security import noise
 from tests.integration.security.listening import is_taken, listening_of
+from tests.support.router import OPERATOR_KEY
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
 from tools.processes import Child, Children

@@ -19,7 +19,7 @@ from prfaas.router.http.admission import (
     read_clients,
     read_key,
 )
-from tests.integration.router.door import router_config
+from tests.support.router import router_config
 
 AUTHORIZATIONS = (None, "", "o", "Bearer ", "Bearer o", "bearer o", "Bearer p", "Bearer wrong")
 

@@ -14,7 +14,7 @@ import aiohttp
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import OpenPicker, open_router
 from prfaas.types import ClusterKind, InstanceRole
-from tests.integration.router.paced_engine import MODEL, PacedEngine, streamed
+from tests.support.paced_engine import MODEL, PacedEngine, streamed
 from tests.support.waiting import PATIENCE_SECONDS
 
 SECRET = b"s" * 32
@@ -26,7 +26,7 @@ STREAMED_CHAT = b"".join(streamed(text, chat=True) for text in "abc") + b"data: 
 
 
 @dataclass
-class Door:
+class RunningRouter:
     """A router before prefill and decode engines."""
 
     url: str
@@ -73,14 +73,14 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def make_door(
+async def running_router(
     *,
     num_easts: int = 1,
     num_wests: int = 1,
     one_cluster: bool = False,
     picker: OpenPicker | None = None,
     **settings: Any,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[RunningRouter]:
     """A router whose engines are all seen to be healthy; the easts prefill for the wests, from a cluster of their own or
     as PD-P instances of theirs.
     """
@@ -94,10 +94,10 @@ async def make_door(
     operator, of_operators = operators_beside(settings.get("api_keys_file"))
     config = router_config(clusters=clusters, **settings, **of_operators)
     async with aiohttp.ClientSession() as session, open_router(config, SECRET, picker=picker) as address:
-        door = Door(f"http://{address}", easts, wests, session, operator=operator)
+        router = RunningRouter(f"http://{address}", easts, wests, session, operator=operator)
         names = [f"east_{n}" for n in range(num_easts)] + [f"west_{n}" for n in range(num_wests)]
-        await door.until_health(**dict.fromkeys(names, True))
-        yield door
+        await router.until_health(**dict.fromkeys(names, True))
+        yield router
     for engine in (*easts, *wests):
         await engine.stop()
 
