@@ -9,7 +9,7 @@ from benchmarks.studies.sustained import sustained
 from prfaas.model.planning.planner import best_plan, homogeneous
 from prfaas.sim.builder import InstanceSettings, deploy, threshold_tokens
 from prfaas.sim.command import Progress, on_all_cores
-from prfaas.sim.model.sharing import ModelledSharing
+from prfaas.sim.model.sharing import modelled_speeds
 from prfaas.sim.run import CountingRules, prepare, summarise
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.workload.traffic import draw_requests
@@ -45,13 +45,13 @@ def outcome(case: Case) -> Outcome:
     deployment = homogeneous(setup.deployment) if case.variant == "homogeneous-pd" else setup.deployment
     objectives = replace(deployment.objectives, decode_tokens_per_second=case.tokens_per_second)
     (pd,) = deployment.pd
-    interference = ModelledSharing() if case.shared else None
-    if interference:
-        pd = replace(pd, shared_instances=pd.num_instances, overlap=interference.overlap)
+    speeds = modelled_speeds() if case.shared else None
+    if speeds:
+        pd = replace(pd, shared_instances=pd.num_instances, overlap=speeds.overlap)
     deployment = replace(deployment, pd=(pd,), objectives=objectives)
     plan = best_plan(deployment, setup.workload, method="exact")
     threshold = round(case.threshold_ratio * threshold_tokens(plan))
-    settings = InstanceSettings(local_policy="decode" if case.shared else "pd", interference=interference)
+    settings = InstanceSettings(local_policy="decode" if case.shared else "pd", speeds=speeds)
     twin = deploy(deployment, setup.workload, replace(plan, threshold_tokens=threshold), settings)
     rate = _OVERLOAD * plan.system_throughput
     twin.run(draw_requests(setup.workload, "poisson", count=_REQUESTS, rate=rate, seed=_SEED))

@@ -1,4 +1,4 @@
-"""The same work on many inputs, on all cores, in order."""
+"""Runs of `prfaas-sim`: one scenario, or one run per value of a setting."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from prfaas.sim.replay_log import Recorder, read_records, replay
 from prfaas.sim.run import SimulationRun, arrival_rate, prepare, simulate
 from prfaas.sim.scenario import Scenario
 
-Progress = Callable[[int, int], None]  # done, of how many
+# Called with the number of finished inputs and of all inputs.
+Progress = Callable[[int, int], None]
 Input = TypeVar("Input")
 Output = TypeVar("Output")
 
 
 def on_all_cores(work: Callable[[Input], Output], inputs: Sequence[Input], progress: Progress) -> list[Output]:
-    """`work` of each input, which is a function of a module: other processes do it."""
+    """Return `work` of each input in order, computed by processes; `work` is a function of a module."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, min(len(inputs), os.cpu_count() or 1)), mp_context=context) as workers:
-        futures = [workers.submit(work, one) for one in inputs]
+        futures = [workers.submit(work, value) for value in inputs]
         outputs = []
         for done, future in enumerate(futures, start=1):
             outputs.append(future.result())
@@ -33,16 +34,16 @@ def on_all_cores(work: Callable[[Input], Output], inputs: Sequence[Input], progr
 
 
 def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Scenario:
-    """Return the scenario of a file, the environment and the command line; `varied` is what several values are tried of.
+    """Return the scenario of a file, the environment and the command line; `varied` names the setting to vary.
 
     Raises:
-        ConfigError: as `config.load` does.
+        ConfigError: as in `config.load`.
     """
     return config.load(Scenario, component="sim", file=file, flags=flags, varied=varied)
 
 
 def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, SimulationRun]]:
-    """Return the scenario itself; its decisions go to `record`, one on each line."""
+    """Run the scenario, and write its decisions to `record`, one per line."""
     scenario = read(file, flags)
     if record is None:
         return [(scenario.variant, simulate(scenario))]
@@ -57,10 +58,10 @@ def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None)
 
 
 def replay_file(path: Path) -> str:
-    """What `scheduler.route` makes again of recorded decisions, in words.
+    """Repeat recorded decisions with `scheduler.route` and return a summary.
 
     Raises:
-        ConfigError: the file cannot be read, or a decision comes out otherwise; it says how many and the first.
+        ConfigError: the file cannot be read, or a decision differs; the message names the first difference.
     """
     records = read_records(path)
     differences = list(replay(records))
@@ -74,7 +75,7 @@ def replay_file(path: Path) -> str:
 
 
 def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tuple[str, SimulationRun]]:
-    """Return a run for each value of "setting=a,b,c", all at the rate of the scenario without it, with the same seed."""
+    """Return one run per value of "setting=a,b,c", all with the rate of the scenario without it and the same seed."""
     variants = _variants(file, flags, choice)
     base = read(file, flags, varied=_varied(choice))
     rate = arrival_rate(base, prepare(base))
@@ -84,7 +85,7 @@ def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tu
 def sweep(
     file: Path | None, flags: Mapping[str, str], choice: str, progress: Progress
 ) -> list[tuple[str, SimulationRun]]:
-    """Return a run for each value of "setting=a,b,c", each at its own load, on all cores."""
+    """Return one run per value of "setting=a,b,c", each at its own load, on all cores."""
     variants = _variants(file, flags, choice)
     runs = on_all_cores(simulate, [scenario for _, scenario in variants], progress)
     return [(name, run) for (name, _), run in zip(variants, runs, strict=True)]

@@ -1,4 +1,4 @@
-"""Decisions with what they were made from, in the form of a manager's `/decisions/<id>`: written down, and made again."""
+"""Recorded decisions with their inputs, in the form of a manager's `/decisions/<id>`: written, read and repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACCEPTED = "name a file of JSON that --record wrote, or what a manager's /decis
 
 @dataclass(frozen=True)
 class Difference:
-    """A decision that comes out otherwise than it was recorded, by its position in the file."""
+    """Decision that differs from its record, by its position in the file."""
 
     position: int
     recorded: dict[str, Any]
@@ -25,7 +25,7 @@ class Difference:
 
 
 class Recorder:
-    """A `Watch` that writes each decision as one line of JSON."""
+    """`Watch` that writes each decision as one line of JSON."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -36,10 +36,10 @@ class Recorder:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file: one as JSON, a list of them, or one on each line.
+    """Return the records of a file: one JSON object, a list of objects, or one object per line.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or holds no records.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -48,7 +48,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"--replay {path}: {error.strerror}; {_ACCEPTED}") from error
     except ValueError as error:
         raise ConfigError(f"--replay {path}: {error}; {_ACCEPTED}") from error
-    if not found or not all(isinstance(one, dict) and {"decision", "snapshot", "facts"} <= one.keys() for one in found):
+    if not found or not all(
+        isinstance(item, dict) and {"decision", "snapshot", "facts"} <= item.keys() for item in found
+    ):
         raise ConfigError(f"--replay {path}: it holds no such records; {_ACCEPTED}")
     return found
 
@@ -62,10 +64,10 @@ def _parsed(text: str) -> list[Any]:
 
 
 def replay(records: Iterable[dict[str, Any]]) -> Iterator[Difference]:
-    """Yield the decisions that `scheduler.route` does not make again from their records.
+    """Yield the decisions that `scheduler.route` decides differently today.
 
     Raises:
-        ConfigError: a record lacks a field, or has one that nobody knows.
+        ConfigError: a record lacks a field, or has an unknown field.
     """
     for position, record in enumerate(records, start=1):
         try:

@@ -23,11 +23,11 @@ from prfaas.sim.builder import (
     instance_settings,
     lossy_path,
     refuse_longer_than_memory,
-    speeds,
+    sharing_speeds,
     threshold_tokens,
     with_bursts,
 )
-from prfaas.sim.kernel.meter import LoadSeries, since
+from prfaas.sim.kernel.meter import LoadSeries, integral_since
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import StationSettings, StationTwin
@@ -58,7 +58,7 @@ def requests_over_time(requests: Sequence[SimulatedRequest], end: float) -> dict
     for name, between in _STAGES.items():
         moments = np.array([between(one) for one in ended]).reshape(-1, 2)
         each = np.ones(len(moments))
-        spent = np.diff(since(moments[:, 0], each, edges) - since(moments[:, 1], each, edges))
+        spent = np.diff(integral_since(moments[:, 0], each, edges) - integral_since(moments[:, 1], each, edges))
         counts[name] = tuple((spent / (edges[1] - edges[0])).tolist())
     return counts
 
@@ -267,7 +267,7 @@ def prepare(scenario: Scenario) -> ResolvedScenario:
     if deployment.pd[0].shared_instances and not scenario.shared:
         raise ConfigError(f"{file}: shared_instances: here all or none share; write fidelity: instances, shared: true")
     if scenario.shared:
-        deployment = _shared(deployment, speeds(scenario).overlap)
+        deployment = _shared(deployment, sharing_speeds(scenario).overlap)
     plan, capacity = _plan(scenario, deployment, workload)
     return ResolvedScenario(deployment, workload, plan, capacity)
 

@@ -105,7 +105,7 @@ class StationTwin:
         for cluster in deployment.prfaas:
             self._remote_seconds = cluster.profile.prefill.seconds
             self.remote = self._prefill_pool(cluster.num_instances, self._remote_started, self._remote_ended)
-            self.egress = Egress(self.timeline, self.settings.path.carried(deployment.egress(cluster)))
+            self.egress = Egress(self.timeline, self.settings.path.payload_rate(deployment.egress(cluster)))
         link = self.egress.link(math.inf, rtt_seconds=self.settings.path.rtt_seconds)
         self._transfers = Transfers(self.timeline, self.egress, link, num_layers=self.settings.num_layers)
         capacity = decode_capacity(pd, deployment, workload)

@@ -1,4 +1,4 @@
-"""What a twin is told of its deployment: nodes, what carries KV between them, and the rules of the route."""
+"""Twin of instances, caches and links under traffic; `scheduler.route` decides where each request goes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.kernel.meter import LoadSeries, TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedInstance
-from prfaas.sim.model.faults import EgressChange, Outage, PlannedEvents, PlannedRoleChange, Shares
+from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedEngine, SimulatedInstance
+from prfaas.sim.model.faults import EgressChange, Outage, PlannedEvents, PlannedRoleChange
 from prfaas.sim.model.network import Egress, Transfers
 from prfaas.sim.model.path_monitor import PathMonitor
 from prfaas.sim.model.prefix_cache import CacheRules, NodeCaches
@@ -23,20 +23,18 @@ from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.model.sharing import SharedInstance, SharingSpec
 from prfaas.types import AgentName, ClusterName, InstanceId
 
-FollowUp = Callable[
-    [SimulatedRequest, float], SimulatedRequest | None
-]  # the request that an answer calls forth, given when it ended
-Watch = Callable[[Snapshot, RequestFacts, Decision], None]  # sees every decision with what it was made from
+# Returns the request that follows an answer, given the moment when the answer ended.
+FollowUp = Callable[[SimulatedRequest, float], SimulatedRequest | None]
+# Receives each decision with its inputs.
+Watch = Callable[[Snapshot, RequestFacts, Decision], None]
+# Returns a request's own snapshot and the decode instances that it may not use.
 Assign = Callable[[SimulatedRequest], tuple[Snapshot, frozenset[InstanceId]]]
 DEFAULT_CACHE_BLOCKS = 1 << 16
 
 
 @dataclass(frozen=True)
 class SimulatedNode:
-    """One machine with one engine: what the scheduler knows of it, how it computes, what its cache may hold.
-
-    With `sharing` it prefills and decodes at the same time.
-    """
+    """Machine with one engine. With `sharing` it prefills and decodes at the same time."""
 
     state: InstanceState
     spec: InstanceSpec
@@ -46,9 +44,10 @@ class SimulatedNode:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """What carries KV: S_kv(l), each cluster's egress to others, each node's rate within its cluster.
+    """Network of a twin: S_kv(l), the egress of each cluster, and each node's rate within its cluster.
 
-    `setup_seconds` pass before each transfer's first byte. With `sends_all` also what the receiver holds is sent.
+    Each transfer starts `setup_seconds` late. With `sends_all`, blocks that the receiver holds are sent, too.
+    `loss_ratio` is what TCP reports; the rates already account for it.
     """
 
     kv: Curve
@@ -58,17 +57,16 @@ class NetworkSpec:
     setup_seconds: float = 0.0
     num_layers: int = 1
     sends_all: bool = False
-    loss_ratio: float = 0.0  # as TCP reports it; the rates above already bear it
+    loss_ratio: float = 0.0
 
 
 @dataclass(frozen=True)
 class RoutingRules:
-    """The snapshot's fixed part, and what stands before the engines.
+    """Fixed part of the snapshot, and rules before and around the engines.
 
-    A request takes `overhead_seconds` and `overhead_per_token_seconds` for each prompt token before its engine has it.
-    No more than `max_sessions` conversations are under way; the others wait before they are routed. `assign` gives a
-    request rules of its own, and the decode instances that it may not go to. With `follows_congestion` t rises while the
-    egress of a cluster is congested.
+    A request reaches its engine after `overhead_seconds` and `overhead_per_token_seconds` for each prompt token. At
+    most `max_sessions` conversations are active; further ones wait before they are routed. `assign` gives requests
+    their own rules. With `follows_congestion` t rises while the egress of a cluster is congested.
     """
 
     snapshot: Snapshot
@@ -77,27 +75,21 @@ class RoutingRules:
     overhead_per_token_seconds: float = 0.0
     max_sessions: float = math.inf
     assign: Assign | None = None
-    operations: PlannedEvents = field(default_factory=PlannedEvents)
+    events: PlannedEvents = field(default_factory=PlannedEvents)
     follows_congestion: bool = False
 
 
-_NOBODY: frozenset[InstanceId] = frozenset()
-
-
-def _refuse_unknown(setting: str, what: str, named: Iterable[str], known: Collection[str]) -> None:
-    if unknown := set(named) - set(known):
-        there = ", ".join(sorted(known)) or "none"
-        raise ConfigError(f"{setting}: no {what} {', '.join(sorted(unknown))}; there are {there}")
-
-
 class Twin:
-    """A deployment at work. `requests` are all that have arrived, in that order; `gaps` their inter-token gaps;
-    `area` is the time integral of how many were here."""
+    """Deployment under traffic.
+
+    `requests` are all requests in order of arrival, `gaps` the gaps between their tokens. `area` is the time integral
+    of the number of requests in the system.
+    """
 
     def __init__(
         self,
         nodes: Iterable[SimulatedNode],
-        wires: NetworkSpec,
+        network: NetworkSpec,
         rules: RoutingRules,
         *,
         follow_up: FollowUp | None = None,
@@ -106,59 +98,47 @@ class Twin:
         self.timeline = Timeline()
         self.requests: list[SimulatedRequest] = []
         self.gaps = TokenGaps()
-        self.rules, self.wires, self._follow_up, self._watch = rules, wires, follow_up, watch
+        self.rules, self.network, self._follow_up, self._watch = rules, network, follow_up, watch
         self._nodes = {node.state.instance: node for node in nodes}
         self._states = [node.state for node in self._nodes.values()]
         self._position = {name: index for index, name in enumerate(self._nodes)}
         room = {node.state.agent: node.cache_blocks for node in self._nodes.values()}
         self._caches = NodeCaches(self.timeline, rules.caches, room)
         self.instances = {name: self._engine(node) for name, node in self._nodes.items()}
-        self._groups = self._by_cluster_and_role()
+        # Instances by cluster and role at the start.
+        self._groups: dict[str, list[SimulatedEngine]] = {}
+        for name, node in self._nodes.items():
+            self._groups.setdefault(f"{node.state.cluster} {node.state.role}", []).append(self.instances[name])
         self._session_agent: dict[int, AgentName] = {}
+        # Decisions of active requests. A request that is sent again is replaced by a fresh one.
         self._decisions: dict[SimulatedRequest, Decision] = {}
         self.egress = {
-            name: Egress(self.timeline, wires.egress_bytes_per_second.get(name, math.inf))
+            name: Egress(self.timeline, network.egress_bytes_per_second.get(name, math.inf))
             for name in dict.fromkeys(state.cluster for state in self._states)
         }
-        self._shares = {
-            name: Shares(egress, egress.bytes_per_second)
-            for name, egress in self.egress.items()
-            if math.isfinite(egress.bytes_per_second)
-        }
-        self.links = self._watched_links()
-        self._paths: dict[tuple[InstanceId, ClusterName], Transfers] = {}
+        self._limited = {name: egress for name, egress in self.egress.items() if egress.is_limited}
+        self.path_monitor = PathMonitor(
+            self.timeline,
+            self._limited,
+            list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
+            active=self._decisions,
+            threshold_tokens=rules.snapshot.threshold_tokens,
+            loss_ratio=network.loss_ratio,
+        )
+        self._transfers: dict[tuple[InstanceId, ClusterName], Transfers] = {}
         self._arriving: Iterator[SimulatedRequest] = iter(())
-        self._outside: deque[SimulatedRequest] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
         self._num_sessions = 0
         self.area = 0.0
-        self._present, self._present_since = 0, 0.0
+        self._num_present, self._present_since = 0, 0.0
         self._dead: set[InstanceId | None] = set()
         self._known_dead: set[InstanceId] = set()
-        self._changes: dict[
-            InstanceId, deque[PlannedRoleChange]
-        ] = {}  # the one under way, and those that wait for its end
+        # The current role change of an instance, and later ones that wait for its end.
+        self._role_changes: dict[InstanceId, deque[PlannedRoleChange]] = {}
         self._draining: set[InstanceId] = set()
-        self._plan_operations(rules.operations)
+        self._plan_events(rules.events)
 
-    def _by_cluster_and_role(self) -> dict[str, list[SimulatedInstance | SharedInstance]]:
-        """Return the instances by their role at the start."""
-        groups: dict[str, list[SimulatedInstance | SharedInstance]] = {}
-        for node in self._nodes.values():
-            group = f"{node.state.cluster} {node.state.role}"
-            groups.setdefault(group, []).append(self.instances[node.state.instance])
-        return groups
-
-    def _watched_links(self) -> PathMonitor:
-        return PathMonitor(
-            self.timeline,
-            {name: self.egress[name] for name in self._shares},
-            list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
-            under_way=self._decisions,
-            threshold_tokens=self.rules.snapshot.threshold_tokens,
-            loss_ratio=self.wires.loss_ratio,
-        )
-
-    def _engine(self, node: SimulatedNode) -> SimulatedInstance | SharedInstance:
+    def _engine(self, node: SimulatedNode) -> SimulatedEngine:
         callbacks = Callbacks(self._send, self._prefilled, self._answered)
         if node.sharing is not None:
             return SharedInstance(self.timeline, node.spec, callbacks, self.gaps, sharing=node.sharing)
@@ -167,17 +147,17 @@ class Twin:
         return SimulatedInstance(self.timeline, spec, callbacks, self.gaps)
 
     def loads(self) -> dict[str, LoadSeries]:
-        """How busy each cluster's instances of a role are, how full their KV memory is, and each egress in bytes/s."""
+        """Return the busy share and KV memory use of each cluster's roles, and each egress in bytes per second."""
         found: dict[str, LoadSeries] = {}
         for group, engines in self._groups.items():
             found[f"busy {group}"] = LoadSeries([engine.busy for engine in engines], len(engines))
             room = sum(engine.kv_tokens for engine in engines)
             if math.isfinite(room):
                 found[f"memory {group}"] = LoadSeries([engine.held for engine in engines], room)
-        return found | {f"egress {name}": LoadSeries([self.egress[name].sent]) for name in self._shares}
+        return found | {f"egress {name}": LoadSeries([self.egress[name].sent]) for name in self._limited}
 
     def run(self, requests: Iterable[SimulatedRequest]) -> None:
-        """Take these requests, which ascend by arrival, and what follows them, and let all of them end. Once."""
+        """Run these requests, which ascend by arrival, and the requests that follow them, to their ends; once only."""
         self._arriving = iter(requests)
         self._await_next()
         try:
@@ -196,7 +176,7 @@ class Twin:
             self._num_sessions += 1
             self._arrive(request)
         else:
-            self._outside.append(request)
+            self._waiting.append(request)
 
     def _arrive(self, request: SimulatedRequest) -> None:
         self._count_present(1)
@@ -205,8 +185,8 @@ class Twin:
         self._route(request)
 
     def _route(self, request: SimulatedRequest) -> None:
-        base, excluded = self.rules.assign(request) if self.rules.assign else (self.rules.snapshot, _NOBODY)
-        snapshot = replace(base, instances=tuple(self._states), **self.links.fields)
+        base, excluded = self.rules.assign(request) if self.rules.assign else (self.rules.snapshot, frozenset())
+        snapshot = replace(base, instances=tuple(self._states), **self.path_monitor.fields)
         facts = self._facts(request, excluded)
         decision = route(snapshot, facts)
         if self._watch is not None:
@@ -216,11 +196,11 @@ class Twin:
             self._count_present(-1)
             self._end_session()
             return
-        where = self._nodes[decision.prefill or decision.decode].state.agent
-        request.num_known_tokens = min(facts.cached_at(where), request.num_prompt_tokens - 1)
+        agent = self._nodes[decision.prefill or decision.decode].state.agent
+        request.num_known_tokens = min(facts.cached_at(agent), request.num_prompt_tokens - 1)
         self._decisions[request] = decision
-        if self.rules.follows_congestion and self._shares:
-            self.links.wake()
+        if self.rules.follows_congestion and self._limited:
+            self.path_monitor.wake()
         for name in {decision.decode, decision.prefill or decision.decode}:
             self._count(name, 1)
         self._session_agent[request.session] = self._nodes[decision.decode].state.agent
@@ -240,19 +220,19 @@ class Twin:
         )
 
     def _count_present(self, change: int) -> None:
-        self.area += self._present * (self.timeline.now - self._present_since)
-        self._present, self._present_since = self._present + change, self.timeline.now
+        self.area += self._num_present * (self.timeline.now - self._present_since)
+        self._num_present, self._present_since = self._num_present + change, self.timeline.now
 
     def _count(self, name: InstanceId, change: int) -> None:
-        position = self._position[name]
-        state = self._states[position]
-        self._states[position] = replace(state, num_requests=state.num_requests + change)
-        if name in self._draining and not self._states[position].num_requests:
+        num_requests = self._states[self._position[name]].num_requests + change
+        self._set_state(name, num_requests=num_requests)
+        if name in self._draining and not num_requests:
             self._drained(name)
 
     def _start(self, request: SimulatedRequest) -> None:
         decision = self._decisions.get(request)
-        if decision is None:  # it was sent again
+        # Without a decision the request was sent again meanwhile.
+        if decision is None:
             return
         assert decision.decode is not None
         name = decision.prefill or decision.decode
@@ -262,39 +242,37 @@ class Twin:
         self.instances[name].prefill(Prefill(request, new, cached, stays=decision.prefill is None))
 
     def _send(self, prefill: Prefill, seconds: float) -> None:
-        """The last chunk starts: from here on its layers leave."""
+        """Send KV from the start of the last chunk on."""
         decision = self._decisions.get(prefill.request)
         if prefill.stays or decision is None:
             return
         assert decision.prefill is not None
         assert decision.decode is not None
         source, target = self._nodes[decision.prefill].state, self._nodes[decision.decode].state
-        path = self._path(source, target.cluster)
         num_bytes = self._missing_bytes(prefill.request, target.agent)
-        path.start(prefill.request, num_bytes, prefill_seconds=seconds, arrived=self._arrived)
+        self._transfers_between(source, target.cluster).start(
+            prefill.request, num_bytes, prefill_seconds=seconds, arrived=self._arrived
+        )
 
     def _missing_bytes(self, request: SimulatedRequest, agent: AgentName) -> float:
-        kv = self.wires.kv
-        held = 0 if self.wires.sends_all else self._caches.usable(request, agent)
+        kv = self.network.kv
+        held = 0 if self.network.sends_all else self._caches.usable(request, agent)
         return kv(request.num_prompt_tokens) - (kv(held) - kv(0.0))
 
-    def _path(self, source: InstanceState, target: ClusterName) -> Transfers:
-        """Within a cluster each node sends for itself; between clusters all nodes share their cluster's egress."""
-        known = self._paths.get((source.instance, target))
-        if known is None:
-            wires = self.wires
-            within = source.cluster == target
-            rate = wires.intra_bytes_per_second
-            egress = Egress(self.timeline, rate) if within else self.egress[source.cluster]
-            link = egress.link(math.inf, rtt_seconds=0.0 if within else wires.rtt_seconds)
-            known = Transfers(
-                self.timeline, egress, link, num_layers=wires.num_layers, is_wanted=self._decisions.__contains__
+    def _transfers_between(self, source: InstanceState, target: ClusterName) -> Transfers:
+        """Return a node's transfers: within a cluster at its own rate, else over the egress of its cluster."""
+        key = source.instance, target
+        if key not in self._transfers:
+            network, is_local = self.network, source.cluster == target
+            egress = Egress(self.timeline, network.intra_bytes_per_second) if is_local else self.egress[source.cluster]
+            link = egress.link(math.inf, rtt_seconds=0.0 if is_local else network.rtt_seconds)
+            self._transfers[key] = Transfers(
+                self.timeline, egress, link, num_layers=network.num_layers, is_wanted=self._decisions.__contains__
             )
-            self._paths[source.instance, target] = known
-        return known
+        return self._transfers[key]
 
     def _prefilled(self, prefill: Prefill) -> None:
-        """The prompt's blocks are in its node's cache; who prefilled for another is done with it."""
+        """Keep the prompt's blocks in the cache of its node. A node that prefills for another has finished the request."""
         decision = self._decisions.get(prefill.request)
         if decision is None:
             return
@@ -305,8 +283,8 @@ class Twin:
             self._count(decision.prefill, -1)
 
     def _arrived(self, request: SimulatedRequest) -> None:
-        if self.wires.setup_seconds:
-            self.timeline.at(self.timeline.now + self.wires.setup_seconds, self._hand_over, request)
+        if self.network.setup_seconds:
+            self.timeline.at(self.timeline.now + self.network.setup_seconds, self._hand_over, request)
         else:
             self._hand_over(request)
 
@@ -333,31 +311,30 @@ class Twin:
 
     def _end_session(self) -> None:
         self._num_sessions -= 1
-        if self._outside:
+        if self._waiting:
             self._num_sessions += 1
-            self._arrive(self._outside.popleft())
+            self._arrive(self._waiting.popleft())
 
-    # Operations
+    # Planned events
 
-    def _plan_operations(self, operations: PlannedEvents) -> None:
-        _refuse_unknown("outages", "instance", (outage.instance for outage in operations.outages), self._nodes)
-        _refuse_unknown(
-            "role_changes", "instance", (change.instance for change in operations.role_changes), self._nodes
-        )
+    def _plan_events(self, events: PlannedEvents) -> None:
+        outages, roles, changes = events.outages, events.role_changes, events.egress_changes
+        _refuse_unknown("outages", "instance", (outage.instance for outage in outages), self._nodes)
+        _refuse_unknown("role_changes", "instance", (change.instance for change in roles), self._nodes)
         only_prefill = {state.instance for state in self._states if state.cluster_kind == "prfaas"}
-        for change in operations.role_changes:
+        for change in roles:
             if change.instance in only_prefill:
                 raise ConfigError(f"role_changes: {change.instance} is of a PrfaaS cluster, which only prefills")
-        clusters = (change.cluster for change in operations.link_changes)
-        _refuse_unknown("link_changes", "cluster with egress", clusters, self._shares)
-        for outage in operations.outages:
+        clusters = (change.cluster for change in changes)
+        _refuse_unknown("link_changes", "cluster with egress", clusters, self._limited)
+        for outage in outages:
             self.timeline.at(outage.start, self._die, outage)
-        for change in operations.role_changes:
+        for change in roles:
             self.timeline.at(change.start, self._change_role, change)
-        for link in operations.link_changes:
-            self.timeline.at(link.start, self._change_link, link)
+        for egress_change in changes:
+            self.timeline.at(egress_change.start, self._change_egress, egress_change)
 
-    def _set(self, name: InstanceId, **fields: Any) -> None:
+    def _set_state(self, name: InstanceId, **fields: Any) -> None:
         position = self._position[name]
         self._states[position] = replace(self._states[position], **fields)
 
@@ -366,40 +343,40 @@ class Twin:
         self._dead.add(name)
         self.instances[name].stop()
         self._caches.clear(self._nodes[name].state.agent)
-        notice = min(self.rules.operations.notice_seconds, outage.seconds)
-        self.timeline.at(self.timeline.now + notice, self._notice, name)
+        notice = min(self.rules.events.notice_seconds, outage.seconds)
+        self.timeline.at(self.timeline.now + notice, self._notice_death, name)
         self.timeline.at(self.timeline.now + outage.seconds, self._return, name)
 
-    def _notice(self, name: InstanceId) -> None:
-        """Its heartbeats have been missing for long enough: nothing is sent there, what was there is sent again."""
+    def _notice_death(self, name: InstanceId) -> None:
+        """Route no more requests to a dead instance, and send its requests again."""
         self._known_dead.add(name)
-        self._tell_health(name)
+        self._update_health(name)
         for request, decision in list(self._decisions.items()):
             has_lost = decision.decode == name or (decision.prefill == name and math.isnan(request.transfer_end))
             if has_lost:
                 self._send_again(request, decision)
 
-    def _change_link(self, change: EgressChange) -> None:
-        self._shares[change.cluster].begin(change)
-        if change.seconds > self.rules.operations.notice_seconds and not change.share:
-            moment = self.timeline.now + self.rules.operations.notice_seconds
-            self.timeline.at(moment, self._notice_link, change.cluster)
-        self.timeline.at(self.timeline.now + change.seconds, self._end_link_change, change)
+    def _change_egress(self, change: EgressChange) -> None:
+        self._limited[change.cluster].begin_change(change.share)
+        if change.seconds > self.rules.events.notice_seconds and not change.share:
+            moment = self.timeline.now + self.rules.events.notice_seconds
+            self.timeline.at(moment, self._notice_link_down, change.cluster)
+        self.timeline.at(self.timeline.now + change.seconds, self._end_egress_change, change)
 
-    def _notice_link(self, cluster: ClusterName) -> None:
-        """Nothing has come over a cluster's links for long enough: what was to come from there is prefilled elsewhere."""
-        self.links.set_down(cluster, is_down=True)
+    def _notice_link_down(self, cluster: ClusterName) -> None:
+        """Mark a cluster's links as down, and prefill elsewhere what was to come over them."""
+        self.path_monitor.set_down(cluster, is_down=True)
         for request, decision in list(self._decisions.items()):
             source = decision.prefill and self._nodes[decision.prefill].state.cluster
             if source == cluster and math.isnan(request.transfer_end):
                 self._send_again(request, decision)
         self.egress[cluster].drop(lambda request: request not in self._decisions)
 
-    def _end_link_change(self, change: EgressChange) -> None:
-        shares = self._shares[change.cluster]
-        shares.end(change)
-        if not shares.is_down:
-            self.links.set_down(change.cluster, is_down=False)
+    def _end_egress_change(self, change: EgressChange) -> None:
+        egress = self._limited[change.cluster]
+        egress.end_change(change.share)
+        if not egress.is_down:
+            self.path_monitor.set_down(change.cluster, is_down=False)
 
     def _send_again(self, request: SimulatedRequest, decision: Decision) -> None:
         del self._decisions[request]
@@ -416,15 +393,15 @@ class Twin:
         self._dead.discard(name)
         self._known_dead.discard(name)
         self.instances[name].restart()
-        self._tell_health(name)
+        self._update_health(name)
 
-    def _tell_health(self, name: InstanceId) -> None:
-        self._set(name, healthy=name not in self._known_dead and name not in self._changes)
+    def _update_health(self, name: InstanceId) -> None:
+        self._set_state(name, healthy=name not in self._known_dead and name not in self._role_changes)
 
     def _change_role(self, change: PlannedRoleChange) -> None:
-        changes = self._changes.setdefault(change.instance, deque())
+        changes = self._role_changes.setdefault(change.instance, deque())
         changes.append(change)
-        self._tell_health(change.instance)
+        self._update_health(change.instance)
         if len(changes) == 1:
             self._drain(change.instance)
 
@@ -435,25 +412,31 @@ class Twin:
 
     def _drained(self, name: InstanceId) -> None:
         self._draining.remove(name)
-        change = self._changes[name][0]
-        self.timeline.at(self.timeline.now + change.seconds, self._become, change)
+        change = self._role_changes[name][0]
+        self.timeline.at(self.timeline.now + change.seconds, self._end_role_change, change)
 
-    def _become(self, change: PlannedRoleChange) -> None:
+    def _end_role_change(self, change: PlannedRoleChange) -> None:
         name = change.instance
-        self._take_role(change)
-        self._changes[name].popleft()
-        if self._changes[name]:
+        self._set_role(change)
+        self._role_changes[name].popleft()
+        if self._role_changes[name]:
             self._drain(name)
             return
-        del self._changes[name]
-        self._tell_health(name)
+        del self._role_changes[name]
+        self._update_health(name)
 
-    def _take_role(self, change: PlannedRoleChange) -> None:
+    def _set_role(self, change: PlannedRoleChange) -> None:
         name = change.instance
-        self._set(name, role=change.role)
+        self._set_state(name, role=change.role)
         self._nodes[name] = replace(self._nodes[name], state=self._states[self._position[name]])
         before, after = self.instances[name], self._engine(self._nodes[name])
         after.busy, after.held = before.busy, before.held
         self.instances[name] = after
         if name in self._dead:
             after.stop()
+
+
+def _refuse_unknown(setting: str, kind: str, named: Iterable[str], known: Collection[str]) -> None:
+    if unknown := set(named) - set(known):
+        accepted = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"{setting}: no {kind} {', '.join(sorted(unknown))}; there are {accepted}")

@@ -14,7 +14,7 @@ from prfaas.model.cost.profile import PrefillProfile
 from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.model.sharing import ModelledSharing, SharingSpec
+from prfaas.sim.model.sharing import SharingSpec, SharingSpeeds, modelled_speeds
 from prfaas.sim.run import CountingRules, Slo, Summary, summarise
 from prfaas.sim.twin import NetworkSpec, RoutingRules, SimulatedNode, Twin
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
@@ -71,7 +71,7 @@ class Setting:
     model: Model
     itl_slo_seconds: float
     transfer: Transfer = Transfer()
-    interference: ModelledSharing = field(default_factory=ModelledSharing)
+    speeds: SharingSpeeds = field(default_factory=modelled_speeds)
 
 
 def _shared(setting: Setting) -> list[SimulatedNode]:
@@ -80,7 +80,7 @@ def _shared(setting: Setting) -> list[SimulatedNode]:
         SimulatedNode(
             _state("rapid", "both"),
             spec,
-            sharing=SharingSpec(SharingPolicy(setting.itl_slo_seconds), setting.interference),
+            sharing=SharingSpec(SharingPolicy(setting.itl_slo_seconds), setting.speeds),
         )
     ]
 

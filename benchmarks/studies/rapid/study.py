@@ -22,11 +22,11 @@ from benchmarks.studies.rapid.experiment import (
 )
 from benchmarks.studies.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B
 from prfaas.sim.command import Progress, on_all_cores
-from prfaas.sim.model.sharing import ModelledSharing
+from prfaas.sim.model.sharing import SharingSpeeds, modelled_speeds
 from prfaas.sim.run import Summary
 
 SETTINGS = {"Llama-70B": Setting(LLAMA_70B, 0.1), "Mixtral 8x7B": Setting(MIXTRAL_8X7B, 0.05)}
-ASSUMED = ModelledSharing()
+ASSUMED = modelled_speeds()
 OTHER_SPEEDS = (0.7, 0.8)
 _PAIRS = [(model, trace) for model in SETTINGS for trace in TRACES]
 LOADS = tuple(quarter / 4 for quarter in range(1, 9))
@@ -64,10 +64,10 @@ class Cell:
         return ours / theirs if theirs > NEAR_ZERO * arrivals else None
 
 
-def cell(named: tuple[str, Trace], interference: ModelledSharing = ASSUMED) -> Cell:
+def cell(named: tuple[str, Trace], speeds: SharingSpeeds = ASSUMED) -> Cell:
     """Everything of one model and trace."""
     model, trace = named
-    setting = replace(SETTINGS[model], interference=interference)
+    setting = replace(SETTINGS[model], speeds=speeds)
     free = replace(setting, transfer=FREE_TRANSFER)
     sustained = {name: saturated_throughput(name, setting, trace) for name in SYSTEMS}
     most = sustained["rapid"]
@@ -109,7 +109,7 @@ def sensitivity(progress: Progress) -> dict[float, list[Claim]]:
     """Return the claims under other speeds of an over-allocated prefill than the assumed one, which nothing printed fixes."""
     found = {}
     for speed in OTHER_SPEEDS:
-        its = partial(cell, interference=replace(ASSUMED, overallocated_prefill=speed))
+        its = partial(cell, speeds=replace(ASSUMED, overallocated_prefill=speed))
         found[speed] = claims(on_all_cores(its, _PAIRS, progress))
     return found
 

@@ -1,4 +1,4 @@
-"""Inter-token gaps: of a run, equal ones counted together, and of each request."""
+"""Meters of a run: gaps between tokens, durations of steps, and amounts spread over time."""
 
 from __future__ import annotations
 
@@ -13,79 +13,81 @@ from prfaas.model.cost.curve import FloatArray
 
 
 class TokenGaps:
-    """Seconds between two tokens of a request, each with how many tokens came after such a gap."""
+    """Seconds between two tokens of a request, with the number of tokens that followed such a gap."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
         self._tokens: list[float] = []
 
     def add(self, seconds: float, num_tokens: float) -> None:
-        """So many tokens came so long after the one before; none is nothing."""
+        """Count `num_tokens` tokens that followed a gap of `seconds`."""
         if not num_tokens:
             return
         self._seconds.append(seconds)
         self._tokens.append(num_tokens)
 
     def arrays(self) -> tuple[FloatArray, FloatArray]:
-        """(seconds, tokens)."""
+        """Return (seconds, tokens)."""
         return np.array(self._seconds), np.array(self._tokens)
 
 
 class StepLog:
-    """How long each step of a batch took, runs of equal ones together."""
+    """Durations of a batch's steps; runs of equal steps are one entry."""
 
     __slots__ = ("_ends", "_seconds")
 
     def __init__(self) -> None:
-        self._ends = array("q", (0,))  # the number of steps by the end of each run
+        # Total number of steps at the end of each run.
+        self._ends = array("q", (0,))
         self._seconds = array("d")
 
     def add(self, num_steps: int, seconds: float) -> None:
-        """So many more steps, each as long."""
+        """Add a run of steps that took `seconds` each."""
         self._ends.append(self._ends[-1] + num_steps)
         self._seconds.append(seconds)
 
     def between(self, first: int, last: int) -> tuple[FloatArray, FloatArray]:
-        """(seconds, steps) of the steps after `first` up to `last`."""
+        """Return (seconds, steps) of the runs after step `first` up to step `last`."""
         start, stop = bisect_right(self._ends, first), bisect_right(self._ends, last - 1)
         ends = np.clip(np.array(self._ends[start - 1 : stop + 1]), first, last)
         return np.array(self._seconds[start - 1 : stop]), np.diff(ends).astype(float)
 
 
 class Meter:
-    """Amounts, each spread evenly over the time that it took."""
+    """Amounts, each spread evenly over a span of time."""
 
     __slots__ = ("_spans", "total")
 
     def __init__(self) -> None:
         self.total = 0.0
-        self._spans = array("d")  # start, end, amount; and so on
+        # Start, end and amount of each span in turn.
+        self._spans = array("d")
 
     def add(self, start: float, end: float, amount: float) -> None:
-        """So much between these moments."""
+        """Add an amount between two moments."""
         self.total += amount
         self._spans.extend((start, end, amount))
 
     def between(self, edges: FloatArray) -> FloatArray:
-        """Return the amount between each two neighbouring edges, which ascend."""
+        """Return the amount between each two neighbouring `edges`, which ascend."""
         start, end, amount = (
             np.frombuffer(self._spans, dtype=float).reshape(-1, 3).T if self._spans else np.empty((3, 0))
         )
         lasting = end > start
         rate = np.divide(amount, end - start, out=np.zeros_like(amount), where=lasting)
-        by_then = since(start[lasting], rate[lasting], edges) - since(end[lasting], rate[lasting], edges)
+        starts, ends = (integral_since(at[lasting], rate[lasting], edges) for at in (start, end))
         at_once = _before(start[~lasting], amount[~lasting], edges)
-        parts: FloatArray = np.diff(by_then + at_once)
+        parts: FloatArray = np.diff(starts - ends + at_once)
         return parts
 
 
-def since(moments: FloatArray, rates: FloatArray, edges: FloatArray) -> FloatArray:
-    """For each edge the sum over the moments before it of rate · (edge − moment)."""
+def integral_since(moments: FloatArray, rates: FloatArray, edges: FloatArray) -> FloatArray:
+    """Return for each edge the sum of rate · (edge − moment) over the moments before it."""
     return edges * _before(moments, rates, edges) - _before(moments, rates * moments, edges)
 
 
 def _before(moments: FloatArray, values: FloatArray, edges: FloatArray) -> FloatArray:
-    """For each edge the sum of the values whose moment is before it."""
+    """Return for each edge the sum of the values at moments before it."""
     order = np.argsort(moments, kind="stable")
     sums = np.concatenate(([0.0], np.cumsum(values[order])))
     found: FloatArray = sums[np.searchsorted(moments[order], edges)]
@@ -94,7 +96,7 @@ def _before(moments: FloatArray, values: FloatArray, edges: FloatArray) -> Float
 
 @dataclass(frozen=True)
 class LoadSeries:
-    """What some meters show per second, over what they could at most together; 1 for a plain rate."""
+    """Sum of meters per second, relative to `per_second`; 1 gives a plain rate."""
 
     meters: Sequence[Meter]
     per_second: float = 1.0

@@ -1,1 +1,1 @@
-"""Simulated engines, caches, network and faults."""
+"""Simulated parts of a deployment: requests, engines, caches, network, faults."""

@@ -1,11 +1,14 @@
-"""A decode batch whose runs of steps are advanced in closed form: who is in it, when each ends, how long k steps take."""
+"""Simulated engine with continuous batching.
+
+Runs of equal decode steps are advanced in closed form, as one event.
+"""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
@@ -17,10 +20,10 @@ _ENDLESS = 1 << 62  # tokens
 
 
 class DecodeBatch:
-    """Requests that decode together; every step gives each of them one token.
+    """Requests that decode together; each step gives one token to each request.
 
-    `steps` counts the steps so far, `context` is the sum of the requests' contexts in tokens, `reserved` what they will
-    hold at most.
+    `steps` counts the steps so far. `context` is the sum of the requests' contexts in tokens, `reserved` the sum of
+    their contexts at their ends.
     """
 
     def __init__(self, profile: DecodeProfile | None) -> None:
@@ -33,15 +36,17 @@ class DecodeBatch:
             if profile is None
             else (profile.base_seconds, profile.seconds_per_request, profile.seconds_per_context_token)
         )
-        self._ends: list[tuple[int, int]] = []  # heap: step, order; of those who left early too
-        # By order: step and context at its end, the step from which on its tokens follow one another.
+        # Heap of (last step, order of joining). Entries of preempted requests remain until they are popped.
+        self._ends: list[tuple[int, int]] = []
+        # By order of joining: request, last step, final context, and the step that gave the token before its first gap.
         self._members: dict[int, tuple[SimulatedRequest, int, int, int]] = {}
         self._log = StepLog()
         self._joined = 0
-        self._num_fresh = 0  # whose first token ever is the next step's
+        # Requests that have no token yet; their first token follows no gap.
+        self._num_fresh = 0
 
     def join(self, request: SimulatedRequest, context: int, num_tokens: int, *, has_token: bool = True) -> None:
-        """Add a request that holds `context` tokens and is to get `num_tokens` more; the first ever follows no other."""
+        """Add a request that holds `context` tokens and will get `num_tokens` more."""
         self._joined += 1
         self.num += 1
         self.context += context
@@ -53,17 +58,17 @@ class DecodeBatch:
 
     @property
     def steps_to_next_end(self) -> int:
-        """After so many steps the first of them has all its tokens."""
+        """Return the steps until the first request has all of its tokens."""
         while self._ends[0][1] not in self._members:
             heapq.heappop(self._ends)
         return self._ends[0][0] - self.steps
 
     def steps_within(self, kv_tokens: float) -> int:
-        """So many steps, at least 1, before the contexts would be more than this."""
+        """Return the steps, at least 1, before the contexts exceed `kv_tokens`."""
         return max(1, int((min(kv_tokens, _ENDLESS) - self.context) // self.num))
 
     def give_up_latest(self) -> tuple[SimulatedRequest, int]:
-        """Take out who joined last; returns it with how many tokens it still was to get."""
+        """Remove the request that joined last. Return it and the number of tokens it still lacks."""
         order = next(reversed(self._members))
         request, end, final, start = self._members.pop(order)
         request.decoded.append((self._log, start, self.steps))
@@ -74,25 +79,25 @@ class DecodeBatch:
         return request, left
 
     def num_gaps(self, num_steps: int) -> int:
-        """Of the tokens of so many steps, those that follow another one of their request."""
+        """Return the number of tokens in `num_steps` steps that follow another token of the same request."""
         return self.num * num_steps - self._num_fresh
 
     @property
     def fixed_seconds(self) -> float:
-        """What a step takes whoever is in it."""
+        """Return the part of a step's seconds that does not depend on the batch."""
         return self._base if self.num else 0.0
 
     def own_seconds(self, num_steps: int) -> float:
-        """What the requests add to so many steps: the context grows by one token for each request and step."""
+        """Return the seconds that the requests add to `num_steps` steps. Each step adds one token to each context."""
         grown = self.num * num_steps * (num_steps - 1) / 2
         return num_steps * (self._each * self.num + self._token * self.context) + self._token * grown
 
     def seconds(self, num_steps: int) -> float:
-        """Return how long so many steps take while nobody joins or leaves."""
+        """Return the seconds of `num_steps` steps while no request joins or leaves."""
         return num_steps * self.fixed_seconds + self.own_seconds(num_steps)
 
     def steps_until(self, elapsed: float) -> int:
-        """Return the least number of steps, at least 1, that take `elapsed` seconds or more."""
+        """Return the least number of steps, at least 1, that takes `elapsed` seconds or more."""
         rise = 0.5 * self._token * self.num
         first = self.fixed_seconds + self._each * self.num + self._token * self.context - rise
         if rise:
@@ -105,7 +110,7 @@ class DecodeBatch:
         return steps
 
     def advance(self, num_steps: int, seconds: float) -> list[SimulatedRequest]:
-        """Take so many steps, which took so long together; returns those who then have all their tokens."""
+        """Take `num_steps` steps that took `seconds` together. Return the requests that now have all tokens."""
         self.steps += num_steps
         self._num_fresh = 0
         self._log.add(num_steps, seconds / num_steps)
@@ -125,14 +130,14 @@ class DecodeBatch:
 
 @dataclass(frozen=True)
 class InstanceSpec:
-    """How an engine computes.
+    """Properties of an engine.
 
-    `max_batch` requests decode at once and `kv_tokens` bound what they hold: at their end, so that a place is reserved when
-    a request starts; or, if it `preempts`, at any moment: when a step does not fit, whoever joined last gives its KV up, is
-    first in the queue again, and computes its prompt and what it had said anew (vLLM's recomputation; a prompt that is
-    being computed is not given up, and nothing of the lost KV is found again). `chunk_tokens` is what an iteration takes of
-    prompts and decode tokens together, several prompts if they fit; None: one whole prompt an iteration. A request whose KV
-    has come from elsewhere holds up the iteration that takes it in by `load_seconds`.
+    At most `max_batch` requests decode at once, and `kv_tokens` bounds the tokens they hold. Without `preempts` a
+    request reserves room to its end when it starts. With `preempts`, if a step does not fit, the request that joined
+    last gives up its KV and is computed again, prompt and output, before other queued prompts (vLLM's recomputation).
+
+    `chunk_tokens` bounds prompt and decode tokens of one iteration; None computes one whole prompt per iteration.
+    KV that arrives from another node delays the iteration that admits it by `load_seconds`.
     """
 
     prefill: PrefillProfile
@@ -145,9 +150,9 @@ class InstanceSpec:
 
 
 class Prefill:
-    """A prompt to compute: `new` tokens behind `cached` ones. One that `stays` decodes where it was prefilled.
+    """Prompt to compute: `new` tokens behind `cached` ones. If it `stays`, the request also decodes on this instance.
 
-    Of a preempted request: `owed` tokens are still to come, the last one came at `since`.
+    For a preempted request, `owed` is the number of tokens still to come, and its last token came at `since`.
     """
 
     __slots__ = ("cached", "done", "new", "owed", "request", "since", "stays")
@@ -170,123 +175,170 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What an engine tells: a prompt's last chunk starts and takes so long, it is prefilled, a request has all tokens."""
+    """Notifications of an engine: the last chunk of a prompt starts and takes so many seconds, the prompt is prefilled,
+    a request has all tokens."""
 
     on_last_chunk: Callable[[Prefill, float], None]
     on_prefilled: Callable[[Prefill], None]
     on_ended: Callable[[SimulatedRequest], None]
 
 
-Chunk = list[tuple[Prefill, int]]
+class SimulatedEngine:
+    """State and memory rules that all simulated engines share.
 
-
-def give_up_latest(batch: DecodeBatch, now: float) -> Prefill:
-    """Preempt who joined last: out of the batch, and what is to be computed before its next token."""
-    request, owed = batch.give_up_latest()
-    request.num_preemptions += 1
-    return Prefill(
-        request, request.num_prompt_tokens + request.num_output_tokens - owed, 0, stays=True, owed=owed, since=now
-    )
-
-
-class SimulatedInstance:
-    """An engine on a timeline. `busy` are the seconds in which it computed anything.
-
-    An iteration with prompts in it takes the greater of both fixed parts, the decode step's own part, and what the chunk
-    adds: T(m | n) − T(0). Runs of pure decode steps are one event; who comes in the middle is taken in after the step
-    that is under way.
+    `busy` counts the seconds in which the engine computed anything, `held` token-seconds of KV.
     """
 
     def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: TokenGaps) -> None:
         self.busy = Meter()
-        self.held = Meter()  # token-seconds of KV
+        self.held = Meter()
         self._timeline, self._spec, self._callbacks, self._gaps = timeline, spec, callbacks, gaps
-        self._fixed_prefill = spec.prefill.seconds(0.0)
         self._batch = DecodeBatch(spec.decode)
         self._queue: deque[Prefill] = deque()
-        self._current: list[Prefill] = []  # begun, not finished
-        self._joining: deque[SimulatedRequest] = deque()  # their KV is here
-        self._fresh: list[SimulatedRequest] = []  # decode without having had a token
-        self._chunk: Chunk = []
-        self._num_steps = 0  # of the iterations under way
-        self._started = 0.0
-        self._ends_at = 0.0
+        # Requests that decode and have no token yet.
+        self._fresh: list[SimulatedRequest] = []
+        # Events carry the version at which they were planned, and are void if it has changed.
         self._version = 0
-        self._idle = True
         self._is_stopped = False
 
     @property
     def kv_tokens(self) -> float:
-        """What its memory holds."""
+        """Return the tokens that the KV memory holds."""
         return self._spec.kv_tokens
 
     def prefill(self, prefill: Prefill) -> None:
         """Queue a prompt; a stopped engine loses it."""
         if not self._is_stopped:
             self._queue.append(prefill)
-            self._wake()
+            self._start_queued()
+
+    def _start_queued(self) -> None:
+        raise NotImplementedError
 
     def decode(self, request: SimulatedRequest) -> None:
-        """Take over a request whose KV has arrived; the first step recomputes its last prompt token."""
-        if not self._is_stopped:
-            self._joining.append(request)
-            self._wake()
+        """Take over a request whose KV has arrived; the first step computes its last prompt token again."""
+        raise NotImplementedError
 
     def forget(self, request: SimulatedRequest) -> None:
-        """A prompt that still waits is not computed."""
-        self._queue = deque(one for one in self._queue if one.request is not request)
+        """Remove the queued prompt of a request."""
+        self._queue = deque(prefill for prefill in self._queue if prefill.request is not request)
 
     def stop(self) -> None:
-        """Lose everything; nobody is told."""
-        self._is_stopped, self._idle = True, True
+        """Lose all requests without a notification."""
+        self._is_stopped = True
         self._version += 1
-        for held in (self._queue, self._current, self._joining, self._fresh):
-            held.clear()
-        self._chunk = []
+        self._queue.clear()
+        self._fresh.clear()
         self._batch = DecodeBatch(self._spec.decode)
 
     def restart(self) -> None:
-        """Take requests again."""
+        """Accept requests again."""
         self._is_stopped = False
 
-    def _wake(self) -> None:
-        if self._idle:
+    def _has_room(self, prefill: Prefill, staying: Collection[Prefill]) -> bool:
+        """Return whether a request may start beside the batch and the prompts that will join it."""
+        if self._spec.preempts:
+            held = self._batch.context + sum(prompt.num_tokens for prompt in staying)
+            asked = self._batch.num + prefill.num_tokens + 1
+        else:
+            held = self._batch.reserved + sum(_final_tokens(prompt.request) for prompt in staying)
+            asked = _final_tokens(prefill.request)
+        fits = held + asked <= self._spec.kv_tokens or not held
+        return fits and self._batch.num + len(staying) < self._spec.max_batch
+
+    def _make_room(self, prompt_tokens: int) -> None:
+        """Preempt the requests that joined last until the next step fits beside the prompts."""
+        if not self._spec.preempts:
+            return
+        batch, now = self._batch, self._timeline.now
+        while batch.num > 1 and batch.context + batch.num + prompt_tokens > self._spec.kv_tokens:
+            request, owed = batch.give_up_latest()
+            request.num_preemptions += 1
+            new = request.num_prompt_tokens + request.num_output_tokens - owed
+            self._queue.appendleft(Prefill(request, new, 0, stays=True, owed=owed, since=now))
+
+    def _note_stall(self, prefill: Prefill) -> None:
+        """Count the gap before the next token of a preempted request that has been computed again."""
+        stall = self._timeline.now - prefill.since
+        self._gaps.add(stall, 1)
+        prefill.request.stalls.append(stall)
+
+    def _ended(self, request: SimulatedRequest) -> None:
+        request.decode_end = self._timeline.now
+        self._callbacks.on_ended(request)
+
+
+def _final_tokens(request: SimulatedRequest) -> int:
+    return request.num_prompt_tokens + request.num_output_tokens
+
+
+class SimulatedInstance(SimulatedEngine):
+    """Engine that computes prompts and decode steps in common iterations.
+
+    An iteration with prompts takes the greater of both fixed parts, the decode step's own part, and T(m | n) − T(0) for
+    each chunk. A run of pure decode steps is one event. A request that arrives during it is admitted after the current
+    step.
+    """
+
+    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: TokenGaps) -> None:
+        super().__init__(timeline, spec, callbacks, gaps)
+        self._fixed_prefill = spec.prefill.seconds(0.0)
+        # Prompts that have begun and are not finished.
+        self._current: list[Prefill] = []
+        self._joining: deque[SimulatedRequest] = deque()
+        # Prompt tokens of the current iteration.
+        self._chunk: list[tuple[Prefill, int]] = []
+        self._num_steps = 0
+        self._started = 0.0
+        self._is_idle = True
+
+    def decode(self, request: SimulatedRequest) -> None:
+        if not self._is_stopped:
+            self._joining.append(request)
+            self._start_queued()
+
+    def stop(self) -> None:
+        super().stop()
+        self._is_idle = True
+        self._current.clear()
+        self._joining.clear()
+        self._chunk = []
+
+    def _start_queued(self) -> None:
+        if self._is_idle:
             self._iterate()
         elif not self._chunk and self._num_steps > 1:
-            self._cut()
+            self._end_run_after_current_step()
 
-    def _cut(self) -> None:
-        """End a run of decode steps with the step that is under way."""
+    def _end_run_after_current_step(self) -> None:
         steps = self._batch.steps_until(self._timeline.now - self._started)
         if steps < self._num_steps:
-            self._begin_at(self._started, steps, self._batch.seconds(steps))
+            self._begin(self._started, steps, self._batch.seconds(steps))
 
     def _iterate(self) -> None:
-        self._make_room()
+        self._make_room(sum(prompt.num_tokens for prompt in self._staying()))
         loading = self._admit() * self._spec.load_seconds
         self._chunk = self._next_chunk()
-        self._idle = not self._chunk and not self._batch.num
-        if self._idle:
+        self._is_idle = not self._chunk and not self._batch.num
+        if self._is_idle:
             return
         steps = 1 if self._chunk or loading else self._num_equal_steps()
         seconds = loading + (self._mixed_seconds() if self._chunk else self._batch.seconds(steps))
         now = self._timeline.now
-        self._begin_at(now, steps, seconds)
-        self._give_first_tokens(now + (seconds if steps == 1 else self._batch.seconds(1)))
-        for prefill, tokens in self._chunk:
-            self._started_on(prefill, tokens, seconds)
-
-    def _begin_at(self, started: float, steps: int, seconds: float) -> None:
-        self._started, self._num_steps, self._ends_at = started, steps, started + seconds
-        self._version += 1
-        self._timeline.at(self._ends_at, self._end, self._version)
-
-    def _give_first_tokens(self, moment: float) -> None:
+        self._begin(now, steps, seconds)
+        first_token = now + (seconds if steps == 1 else self._batch.seconds(1))
         for request in self._fresh:
-            request.first_token = moment
+            request.first_token = first_token
         self._fresh.clear()
+        for prefill, tokens in self._chunk:
+            self._note_start(prefill, tokens, seconds)
 
-    def _started_on(self, prefill: Prefill, tokens: int, seconds: float) -> None:
+    def _begin(self, started: float, steps: int, seconds: float) -> None:
+        self._started, self._num_steps = started, steps
+        self._version += 1
+        self._timeline.at(started + seconds, self._end, self._version)
+
+    def _note_start(self, prefill: Prefill, tokens: int, seconds: float) -> None:
         if prefill.owed:
             return
         if not prefill.done:
@@ -295,26 +347,21 @@ class SimulatedInstance:
             self._callbacks.on_last_chunk(prefill, seconds)
 
     def _num_equal_steps(self) -> int:
-        """Until somebody ends, or the memory is full."""
+        """Return the steps until a request ends or the memory is full."""
         steps = self._batch.steps_to_next_end
         if self._spec.preempts and self._batch.num > 1:
             steps = min(steps, self._batch.steps_within(self._spec.kv_tokens))
         return steps
 
-    def _make_room(self) -> None:
-        """Preempt whoever joined last until the next step fits."""
-        if not self._spec.preempts:
-            return
-        prompts = sum(one.num_tokens for one in self._current if one.stays)
-        while self._batch.num > 1 and self._batch.context + self._batch.num + prompts > self._spec.kv_tokens:
-            self._queue.appendleft(give_up_latest(self._batch, self._timeline.now))
+    def _staying(self) -> list[Prefill]:
+        return [prompt for prompt in self._current if prompt.stays]
 
     def _admit(self) -> int:
-        """Take in who fits, preempted requests first; how many those are."""
+        """Admit requests that fit, and return their number. Preempted requests come first."""
         admitted = 0
         while self._joining and not (self._queue and self._queue[0].owed):
             request = self._joining[0]
-            if not self._has_room(request, request.num_prompt_tokens):
+            if not self._has_room(Prefill(request, request.num_prompt_tokens, 0, stays=True), self._staying()):
                 break
             self._joining.popleft()
             request.decode_start = self._timeline.now
@@ -323,22 +370,10 @@ class SimulatedInstance:
             admitted += 1
         return admitted
 
-    def _has_room(self, request: SimulatedRequest, num_tokens: int) -> bool:
-        """Return whether a request that holds so many tokens by its next step may start."""
-        staying = [one for one in self._current if one.stays]
-        if self._spec.preempts:
-            held = self._batch.context + sum(one.num_tokens for one in staying)
-            asked = self._batch.num + num_tokens + 1
-        else:
-            held = self._batch.reserved + sum(_held(one.request) for one in staying)
-            asked = _held(request)
-        fits = held + asked <= self._spec.kv_tokens or not held
-        return fits and self._batch.num + len(staying) < self._spec.max_batch
-
-    def _next_chunk(self) -> Chunk:
+    def _next_chunk(self) -> list[tuple[Prefill, int]]:
         if self._spec.chunk_tokens is None:
             self._start_next()
-            return [(one, one.left) for one in self._current]
+            return [(prompt, prompt.left) for prompt in self._current]
         budget, chunk = self._spec.chunk_tokens - self._batch.num, []
         for prefill in self._current:
             if budget > 0:
@@ -350,28 +385,26 @@ class SimulatedInstance:
         return chunk
 
     def _start_next(self) -> bool:
-        """Begin the next prompt of the queue; one that stays needs a place in the batch first."""
-        if not self._queue:
-            return False
-        first = self._queue[0]
-        if first.stays and not self._has_room(first.request, first.num_tokens):
+        """Begin the next queued prompt. A prompt that stays needs a place in the batch first."""
+        if not self._queue or (self._queue[0].stays and not self._has_room(self._queue[0], self._staying())):
             return False
         self._current.append(self._queue.popleft())
         return True
 
     def _mixed_seconds(self) -> float:
         profile, fixed = self._spec.prefill, self._fixed_prefill
-        added = sum(profile.seconds(tokens, one.cached + one.done) - fixed for one, tokens in self._chunk)
+        added = sum(profile.seconds(tokens, prompt.cached + prompt.done) - fixed for prompt, tokens in self._chunk)
         return max(fixed, self._batch.fixed_seconds) + self._batch.own_seconds(1) + added
 
     def _end(self, version: int) -> None:
-        if version != self._version:  # the run was cut
+        if version != self._version:
             return
         now, passed = self._timeline.now, self._timeline.now - self._started
         self.busy.add(self._started, now, passed)
-        prompts = sum(one.num_tokens for one in self._current if one.stays)
+        prompts = sum(prompt.num_tokens for prompt in self._staying())
         self.held.add(self._started, now, passed * (self._batch.context + prompts))
-        steps, self._num_steps = self._num_steps, 1  # nothing is left to cut for whoever comes from here on
+        # From here on nothing is left of the run that an arrival could shorten.
+        steps, self._num_steps = self._num_steps, 1
         if self._batch.num:
             self._gaps.add(passed / steps, self._batch.num_gaps(steps))
             for request in self._batch.advance(steps, passed):
@@ -386,31 +419,17 @@ class SimulatedInstance:
         self._current.remove(prefill)
         request, now = prefill.request, self._timeline.now
         if prefill.owed:
-            self._resume(prefill)
+            self._note_stall(prefill)
+            self._join_or_end(request, prefill.num_tokens, prefill.owed - 1)
             return
         request.prefill_end = now
         if prefill.stays:
             request.transfer_end = request.decode_start = request.first_token = now
-            if request.num_output_tokens > 1:
-                self._batch.join(request, request.num_prompt_tokens, request.num_output_tokens - 1)
-            else:
-                self._ended(request)
+            self._join_or_end(request, request.num_prompt_tokens, request.num_output_tokens - 1)
         self._callbacks.on_prefilled(prefill)
 
-    def _resume(self, prefill: Prefill) -> None:
-        """What a preempted request had is there again, and its next token with it."""
-        stall = self._timeline.now - prefill.since
-        self._gaps.add(stall, 1)
-        prefill.request.stalls.append(stall)
-        if prefill.owed > 1:
-            self._batch.join(prefill.request, prefill.num_tokens, prefill.owed - 1)
+    def _join_or_end(self, request: SimulatedRequest, context: int, num_tokens: int) -> None:
+        if num_tokens > 0:
+            self._batch.join(request, context, num_tokens)
         else:
-            self._ended(prefill.request)
-
-    def _ended(self, request: SimulatedRequest) -> None:
-        request.decode_end = self._timeline.now
-        self._callbacks.on_ended(request)
-
-
-def _held(request: SimulatedRequest) -> int:
-    return request.num_prompt_tokens + request.num_output_tokens
+            self._ended(request)

@@ -1,4 +1,4 @@
-"""What TCP carries over a long path that loses packets: the share of the link's rate that is left to KV."""
+"""Simulated network: lossy paths, the egress of a cluster and its links, and transfers of KV over them."""
 
 from __future__ import annotations
 
@@ -14,40 +14,43 @@ from prfaas.sim.model.request import SimulatedRequest
 
 CongestionControl = Literal["bbr", "cubic"]
 _SEGMENT_BYTES = 1448
-# Mean window of AIMD that falls to 0.7 at each loss, in segments times the root of the loss: sqrt((1 + 0.7) / (2 (1 - 0.7))).
-# Linux' cubic over emulated paths has 0.89 to 1.30 times as much (30 ms and 0.01 %: 75 Mbit/s a connection; 80 ms and
-# 0.1 %: 10 Mbit/s; 40 ms and 0.05 %: 20 Mbit/s).
+# Mean window in segments, times the root of the loss, of AIMD that falls to 0.7 at each loss: sqrt((1 + 0.7) / (2 · 0.3)).
+# Cubic of Linux over emulated paths reaches 0.89 to 1.30 times as much.
 _WINDOW = 1.683
 
 
 @dataclass(frozen=True)
 class LossyPath:
-    """A path of this round trip that loses this share of packets, by chance and one by one, with so many connections."""
+    """Path with independent packet losses."""
 
     rtt_seconds: float = 0.0
     loss_ratio: float = 0.0
     num_connections: int = 8
     congestion_control: CongestionControl = "bbr"
 
-    def carried(self, bytes_per_second: float) -> float:
-        """Payload per second over a link of this rate: what is lost is sent twice; cubic takes each loss for a queue."""
-        return min(bytes_per_second * (1.0 - self.loss_ratio), self._window_rate())
+    def payload_rate(self, bytes_per_second: float) -> float:
+        """Return the payload per second over a link of this rate.
 
-    def _window_rate(self) -> float:
+        Lost packets are sent again. Cubic also shrinks its window at each loss.
+        """
+        rate = bytes_per_second * (1.0 - self.loss_ratio)
         if self.congestion_control == "bbr" or not self.loss_ratio or not self.rtt_seconds:
-            return math.inf
+            return rate
         window = _WINDOW / math.sqrt(self.loss_ratio) * _SEGMENT_BYTES
-        return self.num_connections * window / self.rtt_seconds
+        return min(rate, self.num_connections * window / self.rtt_seconds)
 
 
 Arrived = Callable[[Any], None]
-_ROUNDING = 1e-12  # what a moment in seconds, as a float, may be wrong by, relative to itself, with room to spare
+# Relative error of a moment in seconds as a float, with a margin.
+_ROUNDING = 1e-12
 
 
 class SimulatedLink:
-    """One path. `served` is how many bytes each flow that was there all along would have sent: a flow of S bytes that
-    joined at `served` = v is done at v + S. `bytes_in` were handed to it, `bytes_out` have left it (of a flow that is not
-    done, once it is)."""
+    """Flows that share one link equally.
+
+    `served` counts the bytes that a flow present from the start would have sent: a flow of S bytes that joins at
+    `served` = v ends at v + S. `bytes_in` were handed over. `bytes_out` have left, each flow counted at its end.
+    """
 
     def __init__(self, rate: float, rtt_seconds: float) -> None:
         self.rate = rate
@@ -56,33 +59,39 @@ class SimulatedLink:
         self.bytes_out = 0.0
         self.served = 0.0
         self.flow_rate = 0.0
-        self.flows: list[tuple[float, int, float, Arrived, Any]] = []  # heap by the `served` at which each is done
+        # Heap of (value of `served` at its end, order, bytes, callback, argument).
+        self.flows: list[tuple[float, int, float, Arrived, Any]] = []
 
 
 class Egress:
-    """All links that leave one cluster, which together carry at most `bytes_per_second`.
+    """Links that leave one cluster and together carry at most `bytes_per_second`.
 
-    The capacity is shared max-min fairly between links by their number of flows, and equally between the flows of a link.
+    The capacity is shared max-min fairly between links by their number of flows, and equally between flows of a link.
+    `busy` counts seconds in which anything flowed, `sent` bytes including flows that have not ended, `bytes_dropped`
+    the unsent bytes of abandoned flows.
     """
 
     def __init__(self, timeline: Timeline, bytes_per_second: float) -> None:
         self.bytes_per_second = bytes_per_second
-        self.busy = Meter()  # seconds in which anything flowed
-        self.sent = Meter()  # bytes, also of flows that are not done
-        self.bytes_dropped = 0.0  # of flows that were given up, what had not left
+        self.busy = Meter()
+        self.sent = Meter()
+        self.bytes_dropped = 0.0
         self.links: list[SimulatedLink] = []
         self._timeline = timeline
+        self._full_rate = bytes_per_second
+        self._shares: list[float] = []
         self._moved_at = 0.0
-        self._sent = 0
-        self._wake = 0
+        self._num_flows = 0
+        # Ends of flows that were planned at an earlier version are void.
+        self._version = 0
 
     def link(self, bytes_per_second: float, *, rtt_seconds: float = 0.0) -> SimulatedLink:
-        """Return a further link."""
+        """Add a link and return it."""
         self.links.append(SimulatedLink(bytes_per_second, rtt_seconds))
         return self.links[-1]
 
     def send(self, link: SimulatedLink, num_bytes: float, arrived: Arrived, argument: Any) -> None:
-        """Put a flow on a link; `arrived(argument)` half an RTT after its last byte was sent."""
+        """Send a flow over a link and call `arrived(argument)` half a round trip after its last byte has left."""
         link.bytes_in += num_bytes
         if math.isinf(min(link.rate, self.bytes_per_second)):
             link.bytes_out += num_bytes
@@ -90,18 +99,37 @@ class Egress:
             self._timeline.at(self._timeline.now + 0.5 * link.rtt_seconds, arrived, argument)
             return
         self._move()
-        self._sent += 1
-        heapq.heappush(link.flows, (link.served + num_bytes, self._sent, num_bytes, arrived, argument))
+        self._num_flows += 1
+        heapq.heappush(link.flows, (link.served + num_bytes, self._num_flows, num_bytes, arrived, argument))
         self._share()
 
-    def set_rate(self, bytes_per_second: float) -> None:
-        """Carry so much together from here on; 0: nothing, and what is under way waits."""
+    @property
+    def is_limited(self) -> bool:
+        """Return whether the full rate is finite."""
+        return math.isfinite(self._full_rate)
+
+    @property
+    def is_down(self) -> bool:
+        """Return whether a change leaves no rate at all."""
+        return 0.0 in self._shares
+
+    def begin_change(self, share: float) -> None:
+        """Reduce the rate to a share of itself; several changes multiply. At 0 flows wait."""
+        self._shares.append(share)
+        self._set_rate()
+
+    def end_change(self, share: float) -> None:
+        """End a change that began with this share."""
+        self._shares.remove(share)
+        self._set_rate()
+
+    def _set_rate(self) -> None:
         self._move()
-        self.bytes_per_second = bytes_per_second
+        self.bytes_per_second = math.prod(self._shares, start=self._full_rate)
         self._share()
 
     def drop(self, is_unwanted: Callable[[Any], bool]) -> None:
-        """Give up the flows whose argument nobody waits for any more."""
+        """Abandon the flows whose argument is unwanted."""
         self._move()
         for link in self.links:
             for done_at, _, num_bytes, _, argument in link.flows:
@@ -114,12 +142,12 @@ class Egress:
         self._share()
 
     def queued_bytes(self) -> float:
-        """What has been handed over and has not left yet."""
+        """Return the bytes that were handed over and have not left."""
         self._move()
         return math.fsum(flow[0] - link.served for link in self.links for flow in link.flows)
 
     def _move(self) -> None:
-        """Let the flows send until now."""
+        """Advance all flows to now."""
         before, self._moved_at = self._moved_at, self._timeline.now
         passed = self._moved_at - before
         if passed and self.bytes_per_second and any(link.flows for link in self.links):
@@ -130,20 +158,20 @@ class Egress:
                 link.served += link.flow_rate * passed
 
     def _share(self) -> None:
-        """Give each link its rate, and wake when the next flow is done."""
+        """Set the rate of each link, and plan the end of the next flow."""
         left, active = self.bytes_per_second, [link for link in self.links if link.flows]
         num_flows = sum(len(link.flows) for link in active)
-        for link in sorted(active, key=lambda one: one.rate / len(one.flows)):
+        for link in sorted(active, key=lambda link: link.rate / len(link.flows)):
             link.flow_rate = min(link.rate / len(link.flows), left / num_flows)
             left -= link.flow_rate * len(link.flows)
             num_flows -= len(link.flows)
-        self._wake += 1
+        self._version += 1
         if active and self.bytes_per_second:
             after = min((link.flows[0][0] - link.served) / link.flow_rate for link in active)
-            self._timeline.at(self._timeline.now + max(after, 0.0), self._done, self._wake)
+            self._timeline.at(self._timeline.now + max(after, 0.0), self._end_flows, self._version)
 
-    def _done(self, wake: int) -> None:
-        if wake != self._wake:  # the flows have changed since
+    def _end_flows(self, version: int) -> None:
+        if version != self._version:
             return
         self._move()
         for link in self.links:
@@ -161,18 +189,19 @@ class Egress:
 
     @property
     def bytes_out(self) -> float:
-        """What has left over all links."""
+        """Return the bytes that have left over all links."""
         return math.fsum(link.bytes_out for link in self.links)
 
 
-_EIGHTHS = 8  # a link as fast as the prefill falls behind by one of them at most
+# A link as fast as the prefill falls behind by at most one piece of this many.
+_NUM_PIECES = 8
 
 
 class Transfers:
-    """Sends prompts' KV over one link. With `num_layers` above 1 the KV leaves while it is computed.
+    """KV transfers over one link. With `num_layers` above 1, KV leaves while prefill computes.
 
-    The early layers then go in a few pieces, each when its last layer is computed, ever smaller ones towards the end;
-    the last layer goes alone, at the prefill's end.
+    Layers then leave in a few pieces, each when its last layer is computed. The pieces become smaller towards the end,
+    and the last layer leaves alone at the end of the prefill.
     """
 
     def __init__(
@@ -196,21 +225,20 @@ class Transfers:
         prefill_seconds: float,
         arrived: Callable[[SimulatedRequest], None],
     ) -> None:
-        """The prefill starts now and takes so long; `arrived(request)` once every byte is there.
+        """Send KV during a prefill that starts now, and call `arrived(request)` when all bytes have arrived.
 
-        A piece that is due when `is_wanted` denies its request does not leave.
+        A piece does not leave if `is_wanted` denies its request when it is due.
         """
         left = [len(self._pieces)]
 
-        def one_arrived(request: SimulatedRequest) -> None:
+        def piece_arrived(request: SimulatedRequest) -> None:
             left[0] -= 1
             if not left[0]:
                 arrived(request)
 
         for moment, share in self._pieces:
-            self._timeline.at(
-                self._timeline.now + moment * prefill_seconds, self._send, (request, share * num_bytes, one_arrived)
-            )
+            due = self._timeline.now + moment * prefill_seconds
+            self._timeline.at(due, self._send, (request, share * num_bytes, piece_arrived))
 
     def _send(self, piece: tuple[SimulatedRequest, float, Callable[[SimulatedRequest], None]]) -> None:
         request, num_bytes, arrived = piece
@@ -219,10 +247,10 @@ class Transfers:
 
 
 def _pieces(num_layers: int) -> Iterator[tuple[float, float]]:
-    """(when it is computed, as a share of the prefill; its share of the bytes): eighths, the last one halved and halved."""
-    eighth, sent = -(-num_layers // _EIGHTHS), 0
+    """Yield (share of the prefill after which it leaves, share of the bytes) of equal pieces, the last one halved on."""
+    piece, sent = -(-num_layers // _NUM_PIECES), 0
     while sent < num_layers:
         left = num_layers - sent
-        layers = eighth if left > eighth else max(1, left // 2)
+        layers = piece if left > piece else max(1, left // 2)
         sent += layers
         yield sent / num_layers, layers / num_layers

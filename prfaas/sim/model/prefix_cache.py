@@ -1,4 +1,4 @@
-"""What a node's prefix cache holds: the node's own pool, whose slots nobody writes to."""
+"""Simulated prefix caches of nodes, and the scheduler's view of them. A cache is a real pool without data."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.types import AgentName, BlockHash, Shard
 
-_SLOT_BYTES = 64  # of memory that is never touched; what a block weighs only ranks it
+# The memory of slots is never touched; the size of a block only ranks it.
+_SLOT_BYTES = 64
 
 
 def block_name(number: int) -> BlockHash:
-    """Return the hash of a block that traffic knows by a number."""
+    """Return the block hash for a block's number in the traffic."""
     return BlockHash(number.to_bytes(HASH_BYTES, "little"))
 
 
 class PrefixCache:
-    """A pool of at most `max_blocks` attention blocks of `block_tokens` tokens, under one of the pool's own policies.
-
-    Each use stands for itself: nothing is pinned from one to the next. `close` returns what the pool holds of the system.
-    """
+    """Pool of at most `max_blocks` attention blocks of `block_tokens` tokens. `close` frees the pool's memory."""
 
     def __init__(
         self,
@@ -46,15 +44,15 @@ class PrefixCache:
 
     @property
     def num_blocks(self) -> int:
-        """Return how many are here."""
+        """Return the number of cached blocks."""
         return self._pool.stats().slots_by_kind["prefix"]
 
     def match(self, blocks: Sequence[BlockHash]) -> int:
-        """Return how many tokens of a prompt with these blocks are here, from its start."""
+        """Return the cached tokens of a prompt with these blocks, from its start."""
         return _leading(self._pool.find_all(self._arena, 0, blocks)) * self.block_tokens
 
     def keep(self, blocks: Sequence[BlockHash]) -> None:
-        """Use a chain: what is here is used once more, the rest is stored, as far as there is room."""
+        """Use a chain of blocks: touch the cached blocks and store the rest as far as there is room."""
         pool, chain = self._pool, blocks[: self._max_blocks]
         found = pool.find_all(self._arena, 0, chain)
         held = _leading(found)
@@ -63,13 +61,13 @@ class PrefixCache:
             pool.pin(self._arena, [slot for slot in found[:held] if slot is not None], lease)
         if held < len(chain):
             slots = pool.allocate(self._arena, len(chain) - held, lease)
-            assert slots is not None, "the transfer half takes as many blocks as the cache"
+            assert slots is not None, "the pool has room for twice `max_blocks`"
             parent, tokens = (chain[held - 1] if held else NO_HASH), (held + 1) * self.block_tokens
             pool.publish_run(self._arena, slots, group=0, hashes=chain[held:], parent=parent, num_tokens=tokens)
         pool.end_lease(lease)
 
     def close(self) -> None:
-        """Give the pool's memory back; nothing is asked of it afterwards."""
+        """Free the pool's memory."""
         self._pool.close()
 
 
@@ -84,7 +82,7 @@ def _layout(block_tokens: int) -> Layout:
 
 
 class CacheView:
-    """Which node holds which block, as far as it has been told."""
+    """Scheduler's knowledge of which node holds which block."""
 
     def __init__(self, agents: Sequence[AgentName], block_tokens: int) -> None:
         self._agents = tuple(agents)
@@ -92,9 +90,9 @@ class CacheView:
         self._bit = {agent: 1 << index for index, agent in enumerate(agents)}
         self._holders: dict[BlockHash, int] = {}
 
-    def apply(self, told: tuple[AgentName, PoolChange]) -> None:
-        """Take in what a node has stored or removed."""
-        agent, change = told
+    def apply(self, announced: tuple[AgentName, PoolChange]) -> None:
+        """Apply the blocks that a node has stored or removed."""
+        agent, change = announced
         bit, holders = self._bit[agent], self._holders
         if isinstance(change, BlocksStored):
             for block in change.hashes:
@@ -108,12 +106,12 @@ class CacheView:
                 holders.pop(block, None)
 
     def forget(self, agent: AgentName) -> None:
-        """Nothing is known any more of what a node holds."""
+        """Remove all blocks of a node."""
         bit = self._bit[agent]
-        self._holders = {block: left for block, its in self._holders.items() if (left := its & ~bit)}
+        self._holders = {block: left for block, holders in self._holders.items() if (left := holders & ~bit)}
 
     def match(self, blocks: Sequence[BlockHash]) -> dict[AgentName, int]:
-        """Return how many tokens of a prompt each node holds, from its start; nodes without any are left out."""
+        """Return the cached tokens of a prompt on each node, from its start; nodes without any are left out."""
         found: dict[AgentName, int] = {}
         holders, with_all = self._holders, -1
         for index, block in enumerate(blocks):
@@ -135,7 +133,7 @@ class CacheView:
 
 @dataclass(frozen=True)
 class CacheRules:
-    """Tokens of a block, what leaves first, and how much later than a change the scheduler knows of it."""
+    """Tokens per block, eviction policy, and seconds until the scheduler learns of a change."""
 
     block_tokens: int = 16
     eviction: EvictionPolicy = "lru"
@@ -143,7 +141,7 @@ class CacheRules:
 
 
 class NodeCaches:
-    """A cache for each node with room for any blocks. A request without blocks has cached what its traffic says."""
+    """Caches of all nodes that have room. For a request without blocks, the traffic states the cached tokens."""
 
     def __init__(self, timeline: Timeline, rules: CacheRules, max_blocks: Mapping[AgentName, int]) -> None:
         self._timeline, self._rules = timeline, rules
@@ -164,24 +162,24 @@ class NodeCaches:
             self._view.apply((agent, change))
 
     def known(self, request: SimulatedRequest) -> dict[AgentName, int]:
-        """Return the prefix that each node is said to hold, in tokens; nodes without any are left out."""
+        """Return the cached tokens on each node as the scheduler knows them; nodes without any are left out."""
         return self._view.match(request.blocks) if request.blocks else {}
 
     def usable(self, request: SimulatedRequest, agent: AgentName) -> int:
-        """Return the prefix that a node does hold; the last token is always computed."""
+        """Return the cached tokens that a node really holds; the last token is always computed."""
         if not request.blocks:
             return request.num_cached_tokens
         cache = self._caches.get(agent)
         return min(cache.match(request.blocks), request.num_prompt_tokens - 1) if cache is not None else 0
 
     def keep(self, agent: AgentName, blocks: Sequence[BlockHash]) -> None:
-        """A node uses these blocks, and holds them from here on."""
+        """Use these blocks on a node, which holds them from now on."""
         cache = self._caches.get(agent)
         if blocks and cache is not None:
             cache.keep(blocks)
 
     def clear(self, agent: AgentName) -> None:
-        """A node has lost everything, and nobody is said to hold it there."""
+        """Empty a node's cache and the scheduler's view of it."""
         cache = self._caches.get(agent)
         if cache is not None:
             cache.close()
@@ -189,6 +187,6 @@ class NodeCaches:
             self._view.forget(agent)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Free the memory of all caches."""
         for cache in self._caches.values():
             cache.close()

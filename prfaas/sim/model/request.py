@@ -1,4 +1,4 @@
-"""A simulated request: what arrives, and when it was where."""
+"""Simulated request: its sizes, and the times of its stages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ NEVER = math.nan
 
 
 class SimulatedRequest:
-    """One request on its way. Times are seconds since the start; NaN: it has not come to that.
+    """Simulated request. Times are seconds since the start of the run; NaN means not reached.
 
-    `num_cached_tokens` is the usable prefix as the traffic states it; `blocks` name the prompt's blocks where prefix
-    caches are simulated, `blocks_after` those that are there once its answer is. `session` groups the turns of a
-    conversation, `turn` counts from 1. `num_retries`: how often it was sent again; `num_preemptions`: how often it gave
-    its KV up for others. `decoded` says which steps of which batch gave it tokens after another one, `stalls` how long
-    it waited for one when it had been preempted. `num_known_tokens` of its prefix were said to be where it was
-    prefilled, `num_found_tokens` were. `admitted` is when a conversation that had waited for others to end was let in.
+    `num_cached_tokens` is the usable prefix that the traffic states. With simulated prefix caches, `blocks` are the
+    prompt's blocks and `blocks_after` those cached after its answer. `session` groups the turns of a conversation,
+    `turn` counts from 1. `num_known_tokens` is the prefix that the index reported for the prefill node,
+    `num_found_tokens` the prefix found there. `decoded` has the steps of each batch that gave it tokens after another
+    token, `stalls` the gaps after preemptions. `admitted` is the moment at which a waiting conversation was admitted.
     """
 
     __slots__ = (
@@ -99,7 +98,7 @@ class SimulatedRequest:
 
     @property
     def num_uncached_tokens(self) -> int:
-        """What a prefill without any other cache computes."""
+        """Return the prompt minus the prefix that the traffic states."""
         return self.num_prompt_tokens - self.num_cached_tokens
 
     @property
@@ -114,11 +113,11 @@ class SimulatedRequest:
         return (self.decode_end - self.first_token) / further if further > 0 else 0.0
 
     def gap_quantile(self, ratio: float) -> float:
-        """Of its gaps between tokens; its TPOT where steps are not simulated, or there is none."""
+        """Return a quantile of the gaps between its tokens; the TPOT if steps are not simulated or it has no gap."""
         parts = [log.between(first, last) for log, first, last in self.decoded if last > first]
         if not parts and not self.stalls:
             return self.tpot
-        seconds = np.concatenate([*(its for its, _ in parts), np.array(self.stalls)])
+        seconds = np.concatenate([*(gaps for gaps, _ in parts), np.array(self.stalls)])
         weights = np.concatenate([*(count for _, count in parts), np.ones(len(self.stalls))])
         order = np.argsort(seconds, kind="stable")
         reached = np.cumsum(weights[order])
@@ -126,7 +125,7 @@ class SimulatedRequest:
 
     @property
     def served_seconds(self) -> float:
-        """Return seconds from when it was let in to the last token."""
+        """Return seconds from its admission to the last token."""
         return self.decode_end - self.admitted
 
     @property

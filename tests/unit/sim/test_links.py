@@ -19,9 +19,9 @@ from prfaas.sim.model.faults import (
     CrossTraffic,
     EgressChange,
     PlannedEvents,
-    bursts,
+    draw_bursts,
     read_cross_traffic,
-    read_link_changes,
+    read_egress_changes,
 )
 from prfaas.sim.model.network import Egress, LossyPath
 from prfaas.sim.model.path_monitor import PathMonitor
@@ -40,8 +40,8 @@ class Watched:
 
     def __init__(self, changes: list[EgressChange], *, congestion: bool = False, requests: int = 300) -> None:
         setup = prepare(Scenario())
-        operations = PlannedEvents(link_changes=changes, notice_seconds=2.0)
-        settings = InstanceSettings(operations=operations, follows_congestion=congestion)
+        operations = PlannedEvents(egress_changes=changes, notice_seconds=2.0)
+        settings = InstanceSettings(events=operations, follows_congestion=congestion)
         self.decided: list[tuple[float, Snapshot, Decision]] = []
         self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, settings, watch=self._watch)
         self.twin.run(traffic(Scenario(requests=requests), setup, 2.0))
@@ -96,7 +96,7 @@ def test_a_narrow_link_raises_t_and_gives_it_back() -> None:
     assert min(moment for moment, _ in raised) > 20.0
     assert max(tokens for _, tokens in raised) > prepare(Scenario()).plan.threshold_tokens  # type: ignore[operator]
     assert not run.decided[-1][1].paths
-    assert run.twin.links.max_multiplier > 1.0
+    assert run.twin.path_monitor.max_multiplier > 1.0
 
 
 def test_who_follows_congestion_offloads_less_over_a_narrow_link() -> None:
@@ -129,7 +129,7 @@ def link_watch(timeline: Timeline, under_way: Sized) -> tuple[PathMonitor, Calla
     """Over an egress of 100 bytes per second, and what sends over it."""
     egress = Egress(timeline, 100.0)
     link = egress.link(math.inf)
-    watch = PathMonitor(timeline, {REMOTE: egress}, [HOME], under_way=under_way, threshold_tokens=1000)
+    watch = PathMonitor(timeline, {REMOTE: egress}, [HOME], active=under_way, threshold_tokens=1000)
     return watch, lambda num_bytes: egress.send(link, num_bytes, lambda _: None, None)
 
 
@@ -160,8 +160,9 @@ def test_a_rate_that_changes_under_way_moves_what_it_says() -> None:
     egress = Egress(timeline, 100.0)
     link = egress.link(math.inf)
     egress.send(link, 1000.0, lambda _: arrived.append(timeline.now), None)
-    for moment, rate in [(4.0, 0.0), (6.0, 50.0)]:
-        timeline.at(moment, egress.set_rate, rate)
+    timeline.at(4.0, egress.begin_change, 0.0)
+    timeline.at(6.0, egress.begin_change, 0.5)
+    timeline.at(6.0, egress.end_change, 0.0)
     timeline.run()
     assert arrived == [pytest.approx(4.0 + 2.0 + 600.0 / 50.0)]
     assert egress.busy.total == pytest.approx(16.0)
@@ -181,12 +182,12 @@ def test_cubic_over_a_lossy_path_carries_about_what_it_was_measured_to(
     rtt_ms: int, loss: float, connections: int, mbit: float, measured: float
 ) -> None:
     path = LossyPath(rtt_ms / 1000, loss, connections, "cubic")
-    assert path.carried(mbit * MBIT) / MBIT == pytest.approx(measured, rel=0.4)
+    assert path.payload_rate(mbit * MBIT) / MBIT == pytest.approx(measured, rel=0.4)
 
 
 def test_bbr_loses_only_what_is_lost_and_no_loss_costs_nothing() -> None:
-    assert LossyPath(0.08, 0.01, 1, "bbr").carried(1e9) == pytest.approx(0.99e9)
-    assert LossyPath(0.08, 0.0, 1, "cubic").carried(1e9) == 1e9
+    assert LossyPath(0.08, 0.01, 1, "bbr").payload_rate(1e9) == pytest.approx(0.99e9)
+    assert LossyPath(0.08, 0.0, 1, "cubic").payload_rate(1e9) == 1e9
 
 
 @pytest.mark.parametrize("fidelity", ["stations", "instances"])
@@ -202,11 +203,11 @@ def test_loss_makes_first_tokens_later_in_both_fidelities(fidelity: str) -> None
 
 def test_others_bursts_take_their_share_and_come_again_from_the_same_seed() -> None:
     others = CrossTraffic(on=5.0, off=15.0, share=0.6)
-    found = bursts(others, [REMOTE], end=40_000.0, seed=3)
+    found = draw_bursts(others, [REMOTE], end=40_000.0, seed=3)
     assert math.fsum(one.seconds for one in found) / 40_000.0 == pytest.approx(0.25, rel=0.1)
     assert all(one.share == pytest.approx(0.4) for one in found)
-    assert bursts(others, [REMOTE], end=40_000.0, seed=3) == found
-    assert bursts(others, [REMOTE], end=40_000.0, seed=4) != found
+    assert draw_bursts(others, [REMOTE], end=40_000.0, seed=3) == found
+    assert draw_bursts(others, [REMOTE], end=40_000.0, seed=4) != found
 
 
 def test_bursts_of_others_make_first_tokens_later() -> None:
@@ -218,7 +219,7 @@ def test_bursts_of_others_make_first_tokens_later() -> None:
 
 
 def test_what_is_written_is_read() -> None:
-    assert read_link_changes("h200@5m=30%+2m, h200@9m=0%+30s") == [
+    assert read_egress_changes("h200@5m=30%+2m, h200@9m=0%+30s") == [
         EgressChange(REMOTE, 300.0, 0.3, 120.0),
         EgressChange(REMOTE, 540.0, 0.0, 30.0),
     ]
@@ -229,7 +230,7 @@ def test_what_is_written_is_read() -> None:
 @pytest.mark.parametrize("text", ["h200", "h200@5m", "h200@5m=30+2m", "h200@5m=130%+2m", "h200@5m=-3%+2m"])
 def test_a_change_that_nobody_can_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="link_changes: write"):
-        read_link_changes(text)
+        read_egress_changes(text)
 
 
 def test_a_cluster_without_egress_cannot_lose_it() -> None:

@@ -12,7 +12,7 @@ from prfaas.colocate.profile.measure import Measured, PrefillTime, StepTime
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import Colocation, SharedPrefill, ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition
-from prfaas.sim.model.sharing import MeasuredSharing, read_sharing
+from prfaas.sim.model.sharing import SharingSpeeds, read_sharing
 from prfaas.sim.run import prepare, simulate
 from prfaas.sim.scenario import Scenario
 
@@ -36,7 +36,7 @@ MEASURED = Measured(
 )
 
 
-def read(measured: Measured, folder: Path) -> MeasuredSharing:
+def read(measured: Measured, folder: Path) -> SharingSpeeds:
     measure.write(measured, folder / "p.yaml")
     return read_sharing(folder / "p.yaml")
 

@@ -12,7 +12,7 @@ from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.sim.builder import InstanceSettings, deploy
 from prfaas.sim.model.faults import Outage, PlannedEvents, PlannedRoleChange, read_outages, read_role_changes
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.model.sharing import ModelledSharing
+from prfaas.sim.model.sharing import modelled_speeds
 from prfaas.sim.run import prepare, simulate, traffic
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import Twin
@@ -28,7 +28,7 @@ class Watched:
     def __init__(self, operations: PlannedEvents, *, requests: int = 300, shared: bool = False) -> None:
         setup = prepare(Scenario())
         settings = InstanceSettings(
-            "decode" if shared else "pd", operations=operations, interference=ModelledSharing() if shared else None
+            "decode" if shared else "pd", events=operations, speeds=modelled_speeds() if shared else None
         )
         self.chosen: list[tuple[float, Decision]] = []
         self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, settings, watch=self._watch)
@@ -76,7 +76,7 @@ def test_a_death_takes_the_cache_along() -> None:
     dead = [Outage(InstanceId(f"h20-{index:03d}"), 60.0, 10.0) for index in range(8)]
 
     def later_reason(outages: list[Outage]) -> str:
-        settings = InstanceSettings("suffix", non_cached_tokens=1024, operations=PlannedEvents(outages))
+        settings = InstanceSettings("suffix", non_cached_tokens=1024, events=PlannedEvents(outages))
         follow_up = conversations.following
         twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up)
         twin.run([conversations.first(0, 0.0)])

@@ -15,10 +15,10 @@ from prfaas.sim.kernel.meter import TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.model.sharing import ModelledSharing, SharedInstance, SharingSpec
+from prfaas.sim.model.sharing import SharedInstance, SharingSpec, modelled_speeds
 
 SPEC = InstanceSpec(PrefillProfile(polynomial(0.01, 1e-4), 1, 1e9), DecodeProfile(0.02, 1e-4), 64)
-TOGETHER = ModelledSharing(0.5, 0.04, 0.02, 0.8, 0.5)
+TOGETHER = modelled_speeds(0.5, 0.04, 0.02, 0.8, 0.5)
 
 
 class Bench:

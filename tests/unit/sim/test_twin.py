@@ -12,7 +12,7 @@ from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.sim.builder import InstanceSettings, deploy
 from prfaas.sim.model.faults import Outage, PlannedEvents
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.model.sharing import ModelledSharing
+from prfaas.sim.model.sharing import modelled_speeds
 from prfaas.sim.run import NUM_BINS, ResolvedScenario, Summary, prepare, simulate, traffic
 from prfaas.sim.scenario import GoodputSection, Scenario
 from prfaas.sim.twin import Twin
@@ -64,9 +64,9 @@ def test_every_request_ends_and_every_byte_arrives() -> None:
     "settings",
     [
         InstanceSettings(),
-        InstanceSettings("decode", interference=ModelledSharing()),
+        InstanceSettings("decode", speeds=modelled_speeds()),
         InstanceSettings(kv_tokens=150_000),
-        InstanceSettings(operations=PlannedEvents([Outage(InstanceId("h20-005"), 60.0, 60.0)])),
+        InstanceSettings(events=PlannedEvents([Outage(InstanceId("h20-005"), 60.0, 60.0)])),
     ],
     ids=["apart", "shared", "preempting", "with an outage"],
 )
@@ -138,7 +138,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_a_refused_request_is_counted_and_holds_nothing_up() -> None:
     twin, _ = twin_of(InstanceSettings())
-    lonely = Twin([], twin.wires, twin.rules)
+    lonely = Twin([], twin.network, twin.rules)
     lonely.run([SimulatedRequest(0, 0.0, prompt_tokens=10, output_tokens=1)])
     assert lonely.requests[0].reason == "no_decode_instance"
 
