@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.reference_tables import ROOT
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md")))
-LANGUAGES = ("sh", "text", "yaml", "json", "python", "promql")
+LANGUAGES = ("sh", "text", "yaml", "json", "python", "promql", "mermaid")
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"(^|\s)#\s.*$", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
