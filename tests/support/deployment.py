@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.hashing import HashChain, root_hash
@@ -102,11 +103,12 @@ class Deployment:
         )
         return replace(config, **changes)  # type: ignore[arg-type]
 
-    async def start_manager(
-        self, *, lease_seconds: float = PATIENCE_SECONDS, stop_seconds: float = 0.2, **changes: object
-    ) -> Manager:
+    async def start_manager(self, **changes: Any) -> Manager:
+        """Start a manager with these settings. `lease_seconds` and `stop_seconds` are not settings, but times of tests."""
         # Streams of clients end only with the clients, so a short stop cuts them off.
-        manager = Manager(self.config(**changes), SECRET, lease_seconds=lease_seconds, stop_seconds=stop_seconds)
+        times = {"lease_seconds": PATIENCE_SECONDS, "stop_seconds": 0.2}
+        times |= {name: changes.pop(name) for name in times if name in changes}
+        manager = Manager(self.config(**changes), SECRET, **times)
         await manager.start()
         self.managers.append(manager)
         self._stack.push_async_callback(self._close_manager, manager)
