@@ -10,8 +10,9 @@ from prfaas.model.planning.planner import best_plan, homogeneous
 from prfaas.sim.builder import InstanceSettings, deploy, threshold_tokens
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.model.sharing import modelled_speeds
-from prfaas.sim.run import CountingRules, prepare, summarise
+from prfaas.sim.run import prepare
 from prfaas.sim.scenario import Scenario
+from prfaas.sim.summary import CountingRules, summarise
 from prfaas.sim.workload.traffic import draw_requests
 
 OBJECTIVES = (40.0, 30.0, 20.0)  # tokens per second of each answer

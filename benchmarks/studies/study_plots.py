@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.studies.studies import Row, Table
-from prfaas.sim.plots import not_beaten
+from prfaas.sim.plots import frontier
 from prfaas.solve.report.plots import save
 
 _BASELINE, _LOCAL, _THIRD, _FOURTH, _FIFTH = "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9"
@@ -84,7 +84,7 @@ def _frontier(figure: Figure, tables: Sequence[Table]) -> None:
         for kind, colour in (("baseline", _BASELINE), ("D-local capable", _LOCAL)):
             rows = [row for row in table.rows if (str(row[0]), row[2]) == (load, kind)]
             axes.plot(_numbers(rows, 3), _numbers(rows, 4), "o", color=colour, label=kind)
-            best = not_beaten([(float(row[3]), float(row[4])) for row in rows])
+            best = frontier([(float(row[3]), float(row[4])) for row in rows])
             axes.plot(*zip(*best, strict=True), "-", color=colour, linewidth=0.8)
             for row in rows:
                 if (float(row[3]), float(row[4])) in best:

@@ -82,7 +82,7 @@ def _run(flags: argparse.Namespace) -> int:
     elif flags.sweep:
         runs = command.sweep(flags.config, given, flags.sweep, _progress)
     else:
-        runs = command.one(flags.config, given, flags.record)
+        runs = command.run_one(flags.config, given, flags.record)
     if flags.json:
         listed = [report.to_json(name, run) for name, run in runs]
         print(json.dumps(listed, indent=2, ensure_ascii=False, allow_nan=False))

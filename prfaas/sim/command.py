@@ -42,7 +42,7 @@ def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Sc
     return config.load(Scenario, component="sim", file=file, flags=flags, varied=varied)
 
 
-def one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, SimulationRun]]:
+def run_one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, SimulationRun]]:
     """Run the scenario, and write its decisions to `record`, one per line."""
     scenario = read(file, flags)
     if record is None:

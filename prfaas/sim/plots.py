@@ -1,4 +1,4 @@
-"""Plots of runs: how latencies are distributed, who is where over time, latency over load, throughput against latency."""
+"""Plots of runs: distributions of latency, load over time, latency over load, throughput against latency."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from prfaas.sim.run import Distribution, SimulationRun
+from prfaas.sim.run import SimulationRun
+from prfaas.sim.summary import Distribution
 from prfaas.solve.report.plots import save
 
 Named = tuple[str, SimulationRun]
-# A palette that stays apart in greyscale and for colour-blind readers (Okabe and Ito).
+# These colours of Okabe and Ito differ in greyscale and for colour-blind readers.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 _SIZE = (6.4, 4.0)
-# What is drawn over time: the requests in each stage, then the loads whose names begin so, by their unit.
+# Drawn over time: the requests in each stage, and loads by the first word of their name, with their unit.
 _STAGES = ("waiting", "prefill", "transfer", "decode")
 _OVER_TIME = {"busy": "busy share", "memory": "share of KV memory", "egress": "egress (bytes/s)"}
 _LATENCIES: dict[str, Callable[[SimulationRun], Distribution]] = {
@@ -27,7 +28,7 @@ _LATENCIES: dict[str, Callable[[SimulationRun], Distribution]] = {
 
 
 def write_all(runs: Sequence[Named], folder: Path) -> list[Path]:
-    """Write every plot into `folder` as SVG; returns the files. Of one run there is no frontier and no load."""
+    """Write each plot into `folder` as SVG and return the files. The frontier and the load need several runs."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [_write(folder / f"{name}-cdf.svg", _cdf(runs, name)) for name in _LATENCIES]
     for name, run in runs:
@@ -57,7 +58,7 @@ def _write(path: Path, draw: Callable[[Axes], None]) -> Path:
 def _cdf(runs: Sequence[Named], latency: str) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
         for colour, (name, run) in zip(_colours(runs), runs, strict=True):
-            percentiles = _LATENCIES[latency](run).percentiles  # none where no answer has a second token
+            percentiles = _LATENCIES[latency](run).percentiles
             axes.plot(percentiles, [n / 100 for n in range(len(percentiles))], color=colour, label=name)
         axes.set(xlabel=f"{latency.replace('_', ' ')} (s)", ylabel="share of requests", xscale="log")
         axes.legend()
@@ -81,19 +82,19 @@ def _file_name(name: str) -> str:
 
 
 def _draw_frontier(axes: Axes, runs: Sequence[Named]) -> None:
-    """Throughput against P90 TTFT; the line joins those that no other beats in both."""
+    """Draw throughput against P90 TTFT; the line joins the points that no point beats in both."""
     for colour, (name, run) in zip(_colours(runs), runs, strict=True):
         axes.plot(run.summary.throughput, run.summary.ttft.quantile(0.9), "o", color=colour, label=name)
-    best = not_beaten([(run.summary.throughput, run.summary.ttft.quantile(0.9)) for _, run in runs])
+    best = frontier([(run.summary.throughput, run.summary.ttft.quantile(0.9)) for _, run in runs])
     axes.plot(*zip(*best, strict=True), "-", color="grey", linewidth=0.8, zorder=0)
     axes.set(xlabel="throughput (req/s)", ylabel="P90 TTFT (s)", yscale="log")
     axes.legend()
 
 
-def not_beaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (more is better, less is better) those that no other is as good as in both, ascending."""
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (more is better, less is better) that no point equals or beats in both, ascending."""
     found: list[tuple[float, float]] = []
-    for more, less in sorted(set(points), key=lambda one: (-one[0], one[1])):
+    for more, less in sorted(set(points), key=lambda point: (-point[0], point[1])):
         if not found or less < found[-1][1]:
             found.append((more, less))
     return found[::-1]

@@ -1,4 +1,4 @@
-"""What runs came to, on a screen and as JSON."""
+"""Report of runs as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prfaas.sim.run import QUANTILES, Distribution, SimulationRun, Summary
+from prfaas.sim.run import SimulationRun
+from prfaas.sim.summary import QUANTILES, Distribution, Summary
 
 _LATENCIES: dict[str, Callable[[Summary], Distribution]] = {
-    "TTFT": lambda its: its.ttft,
-    "TPOT": lambda its: its.tpot,
-    "ITL": lambda its: its.itl,
-    "end to end": lambda its: its.end_to_end,
-    "prefill wait": lambda its: its.prefill_wait,
+    "TTFT": lambda summary: summary.ttft,
+    "TPOT": lambda summary: summary.tpot,
+    "ITL": lambda summary: summary.itl,
+    "end to end": lambda summary: summary.end_to_end,
+    "prefill wait": lambda summary: summary.prefill_wait,
 }
 _GBIT = 1e9 / 8
 
 
 def render(runs: Sequence[tuple[str, SimulationRun]]) -> str:
-    """Return one block of columns for each figure; a column for each run."""
+    """Return a table with one row per figure and one column per run."""
     rows = [["", *(name for name, _ in runs)]]
     for label, show in _lines(runs):
         rows.append([label, *(show(run) for _, run in runs)])
@@ -57,20 +58,19 @@ def _lines(runs: Sequence[tuple[str, SimulationRun]]) -> list[tuple[str, Callabl
 
 
 def _num_counted(run: SimulationRun) -> str:
-    """Return those after the warm-up; of a trace that is shorter than what was asked for, that these are all."""
-    its, counted = run.scenario, run.summary.num_requests
-    is_short = its.arrivals == "trace" and counted < its.requests - int(its.requests * its.warmup)
+    """Return the number of counted requests, with a remark if the trace is shorter than asked for."""
+    scenario, counted = run.scenario, run.summary.num_requests
+    is_short = scenario.arrivals == "trace" and counted < scenario.requests - int(scenario.requests * scenario.warmup)
     return f"{counted} (the trace has no more)" if is_short else str(counted)
 
 
 def _threshold(run: SimulationRun) -> str:
-    """Return where a plan has one."""
     tokens = run.setup.plan.threshold_tokens
     return "-" if tokens is None else str(tokens)
 
 
 def price_per_thousand(run: SimulationRun) -> float | None:
-    """What 1,000 answered requests cost, in the deployment's currency; None where it has no prices, or answers none."""
+    """Return the price of 1,000 answered requests; None without prices or without answers."""
     price = run.setup.deployment.price_per_hour
     return None if price is None or not run.summary.throughput else price / 3.6 / run.summary.throughput
 
@@ -97,7 +97,7 @@ def _seconds(value: float) -> str:
 
 
 def to_json(name: str, run: SimulationRun) -> dict[str, Any]:
-    """Return one run as JSON can hold it; null where a figure has no meaning."""
+    """Return one run as JSON; null where a figure has no meaning."""
     summary, plan = run.summary, run.setup.plan
     plain = {key: getattr(summary, key) for key in ("num_requests", "arrivals", "throughput", "goodput")}
     return {
@@ -126,6 +126,6 @@ def to_json(name: str, run: SimulationRun) -> dict[str, Any]:
     }
 
 
-def _figures(its: Distribution) -> dict[str, float | None]:
-    named = {"mean": its.mean, **{f"p{ratio * 100:g}": its.quantile(ratio) for ratio in QUANTILES}}
+def _figures(found: Distribution) -> dict[str, float | None]:
+    named = {"mean": found.mean, **{f"p{ratio * 100:g}": found.quantile(ratio) for ratio in QUANTILES}}
     return {name: None if math.isnan(value) else value for name, value in named.items()}

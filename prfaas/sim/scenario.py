@@ -1,4 +1,4 @@
-"""What one run of the twin simulates, as YAML or flags give it."""
+"""Scenario: settings of one run of the twin, from YAML, flags or the environment."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from prfaas.solve.files.catalog import CASE_STUDY
 from prfaas.units import choice
 
 DEFAULT_LOAD = "80%"
-MAX_BLOCK_TOKENS = (
-    1 << 14
-)  # prompts shorter than a block find no prefix; engines' largest blocks are some thousand tokens
+# Shorter prompts than a block find no prefix; the largest blocks of engines are some thousand tokens.
+MAX_BLOCK_TOKENS = 1 << 14
 LOCAL_POLICIES = ("decode", "pd", "ppd", "suffix")
 _STATIONS = {"fidelity": "stations"}
 _LOSSY = {"link_loss": GIVEN}
@@ -28,40 +27,31 @@ VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
 
 @dataclass(frozen=True)
 class GoodputSection:
-    """What a request must meet to count as good; nothing is asked for where empty."""
+    """Objectives that a request must meet to count as good; an empty one is no bound."""
 
-    ttft: float | None = setting("seconds", default=None, minimum=1e-6, doc="Time to first token at most.")
+    ttft: float | None = setting("seconds", default=None, minimum=1e-6, doc="Longest time to first token.")
     ttft_per_thousand: float | None = setting(
-        "seconds", default=None, minimum=1e-6, doc="Time to first token at most, for each started 1,000 prompt tokens."
+        "seconds", default=None, minimum=1e-6, doc="Longest time to first token per started 1,000 prompt tokens."
     )
-    tpot: float | None = setting("seconds", default=None, minimum=1e-6, doc="Mean time per further token at most.")
-    itl: float | None = setting(
-        "seconds", default=None, minimum=1e-6, doc="P95 of a request's own gaps between tokens at most."
-    )
-    attained: float = setting(
-        "ratio", default=0.0, doc="Share of the requests that must meet all of this: with fewer of them goodput is 0."
-    )
+    tpot: float | None = setting("seconds", default=None, minimum=1e-6, doc="Longest mean time per further token.")
+    itl: float | None = setting("seconds", default=None, minimum=1e-6, doc="Largest P95 of a request's gaps.")
+    attained: float = setting("ratio", default=0.0, doc="Least share of requests that meet all; below it goodput is 0.")
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A deployment, its plan, its traffic and what is counted."""
+    """Deployment, plan, traffic and measurement of one run."""
 
-    deployment: str = setting(
-        "text", default=CASE_STUDY, doc="A catalogued deployment or a file as prfaas-solve takes."
-    )
+    deployment: str = setting("text", default=CASE_STUDY, doc="A catalogued deployment or a file as for prfaas-solve.")
     variant: str = setting(
-        choice(*VARIANTS), default="prfaas-pd", doc="The deployment itself, or what it is compared with."
+        choice(*VARIANTS), default="prfaas-pd", doc="The deployment itself, or a deployment to compare with."
     )
-    method: str = setting(choice("paper", "exact"), default="exact", doc="The equations that t and N_p come from.")
+    method: str = setting(choice("paper", "exact"), default="exact", doc="Equations that t and N_p come from.")
     threshold: int | None = setting(
-        "tokens",
-        default=None,
-        only_where={"variant": "prfaas-pd"},
-        doc="t in uncached tokens; the best one when empty.",
+        "tokens", default=None, only_where={"variant": "prfaas-pd"}, doc="t in uncached tokens; empty: the best."
     )
-    prefill_instances: int | None = setting("count", default=None, doc="N_p; the best one when empty.")
-    trace: str = setting("text", default="", doc="The traffic, as prfaas-solve takes it; the deployment's when empty.")
+    prefill_instances: int | None = setting("count", default=None, doc="N_p; empty: the best.")
+    trace: str = setting("text", default="", doc="Traffic in a form of prfaas-solve; empty: the deployment's.")
     arrivals: str = setting(
         "text",
         default="poisson",
@@ -70,47 +60,33 @@ class Scenario:
     load: str = setting(
         "text",
         default=DEFAULT_LOAD,
-        doc='Arrivals: a share of the exact capacity, also above 1 ("1.2"), or "2.5req/s".',
+        doc='Arrivals: share of the exact capacity, such as "80%" or "1.2", or "2.5req/s".',
     )
-    requests: int = setting("count", default=20_000, minimum=2, doc="How many arrive.")
-    seed: int = setting("count", default=0, doc="Of everything that is drawn.")
-    layers: int = setting(
-        "count", default=1, minimum=1, doc="Layers that leave one by one while prefill computes; 1 sends KV afterwards."
-    )
+    requests: int = setting("count", default=20_000, minimum=2, doc="Number of arrivals.")
+    seed: int = setting("count", default=0, doc="Seed of all random numbers.")
+    layers: int = setting("count", default=1, minimum=1, doc="Layers whose KV leaves during prefill; 1: after prefill.")
     rtt: float = setting("seconds", default=0.0, doc="Round trip between the clusters.")
     link_loss: float | None = setting(
-        "ratio", default=None, maximum=0.5, doc="Packets that the links between clusters lose, one by one."
+        "ratio", default=None, maximum=0.5, doc="Share of packets that links between clusters lose independently."
     )
     connections: int = setting("count", default=8, minimum=1, only_where=_LOSSY, doc="TCP connections of a link.")
     congestion_control: str = setting(
-        choice("bbr", "cubic"),
-        default="bbr",
-        only_where=_LOSSY,
-        doc="Of these connections; cubic takes each loss for a queue.",
+        choice("bbr", "cubic"), default="bbr", only_where=_LOSSY, doc="Congestion control of these connections."
     )
     link_changes: str = setting(
         "text",
         default="",
         only_where=_INSTANCES,
-        doc='Whose egress carries a share of its rate, when, for how long: "h200@5m=30%+2m", 0%: down.',
+        doc='Reduced egress by cluster: "h200@5m=30%+2m"; 0%: links are down.',
     )
     cross_traffic: str = setting(
-        "text",
-        default="",
-        only_where=_INSTANCES,
-        doc='What others send over the same egress: "on=5s,off=20s,share=50%".',
+        "text", default="", only_where=_INSTANCES, doc='Other traffic over the same egress: "on=5s,off=20s,share=50%".'
     )
     congestion: bool = setting(
-        "flag",
-        default=False,
-        only_where=_INSTANCES,
-        doc="The threshold rises while egress is congested, as managers raise it.",
+        "flag", default=False, only_where=_INSTANCES, doc="Raise t while egress is congested, as managers do."
     )
     first_token_steps: int = setting(
-        "count",
-        default=1,
-        only_where=_STATIONS,
-        doc="Decode steps until the first token; 0 is the paper's account: prefill makes it.",
+        "count", default=1, only_where=_STATIONS, doc="Decode steps until the first token; 0: prefill makes it."
     )
     fidelity: str = setting(
         choice("stations", "instances"),
@@ -118,53 +94,29 @@ class Scenario:
         doc="Stations: pools of servers. Instances: engines with continuous batching and caches, routed one by one.",
     )
     local_policy: str = setting(
-        choice(*LOCAL_POLICIES),
-        default="pd",
-        only_where=_APART,
-        doc="What prefills within the PD cluster, as managers take it.",
+        choice(*LOCAL_POLICIES), default="pd", only_where=_APART, doc="Policy within the PD cluster, as for managers."
     )
     shared: bool = setting(
-        "flag",
-        default=False,
-        only_where=_INSTANCES,
-        doc="Those of the PD cluster prefill and decode at the same time (RAPID-Serve).",
+        "flag", default=False, only_where=_INSTANCES, doc="PD instances prefill and decode at once (RAPID-Serve)."
     )
     sharing_profile: Path | None = setting(
-        "path",
-        default=None,
-        only_where=_SHARED,
-        doc="How fast both sides are, as prfaas-colocate profile measured it; RAPID-Serve's when empty.",
+        "path", default=None, only_where=_SHARED, doc="Profile by prfaas-colocate profile; empty: RAPID-Serve's speeds."
     )
     non_cached_tokens: int = setting(
-        "tokens", default=0, only_where=_SUFFIX, doc="The least uncached part that a PD-P takes."
+        "tokens", default=0, only_where=_SUFFIX, doc="Least uncached tokens that a local prefill instance takes."
     )
-    ppd_table: Path | None = setting("path", default=None, only_where=_PPD, doc="The table as JSON.")
+    ppd_table: Path | None = setting("path", default=None, only_where=_PPD, doc="PPD table as JSON.")
     chunk_tokens: int | None = setting(
-        "tokens",
-        default=None,
-        minimum=1,
-        only_where=_INSTANCES,
-        doc="Tokens that an iteration of a decode instance takes; whole prompts when empty.",
+        "tokens", default=None, minimum=1, only_where=_INSTANCES, doc="Tokens per iteration; empty: whole prompts."
     )
     kv_tokens: int | None = setting(
-        "tokens",
-        default=None,
-        minimum=1,
-        only_where=_INSTANCES,
-        doc="What a PD engine's KV memory holds, the longest request at least; the profile's when empty.",
+        "tokens", default=None, minimum=1, only_where=_INSTANCES, doc="KV memory of a PD engine; empty: the profile's."
     )
     preemption: bool = setting(
-        "flag",
-        default=True,
-        only_where=_INSTANCES,
-        doc="Who joined last gives its KV up when memory is full; else memory is reserved to a request's end.",
+        "flag", default=True, only_where=_INSTANCES, doc="Preempt if memory is full; false: reserve memory to the end."
     )
     cache_tokens: int | None = setting(
-        "tokens",
-        default=None,
-        minimum=1,
-        only_where=_INSTANCES,
-        doc="What a node's cache holds; 65,536 blocks when empty.",
+        "tokens", default=None, minimum=1, only_where=_INSTANCES, doc="Cache of a node; empty: 65,536 blocks."
     )
     block_tokens: int = setting(
         "tokens",
@@ -172,45 +124,32 @@ class Scenario:
         minimum=1,
         maximum=MAX_BLOCK_TOKENS,
         only_where=_INSTANCES,
-        doc="Tokens of a block of the cache.",
+        doc="Tokens of a cache block.",
     )
-    eviction: str = setting(
-        choice(*POLICIES), default="lru", only_where=_INSTANCES, doc="What leaves a full cache first."
-    )
+    eviction: str = setting(choice(*POLICIES), default="lru", only_where=_INSTANCES, doc="Eviction policy of caches.")
     announce: float = setting(
-        "seconds", default=0.0, only_where=_INSTANCES, doc="How much later the router knows of a cache's change."
+        "seconds", default=0.0, only_where=_INSTANCES, doc="Delay until the router learns of a cache's change."
     )
     turns: str = setting(
-        "text",
-        default="",
-        only_where=_INSTANCES,
-        doc='Conversations, new>output tokens of each turn: "1024>256,64>256".',
+        "text", default="", only_where=_INSTANCES, doc='Conversations, new>output tokens per turn: "1024>256,64>256".'
     )
     conversations: Path | None = setting(
-        "path",
-        default=None,
-        only_where=_INSTANCES,
-        doc="Conversations of a file, ShareGPT's JSON or WildChat's JSON lines.",
+        "path", default=None, only_where=_INSTANCES, doc="Conversations as ShareGPT's JSON or WildChat's JSON lines."
     )
     think: float = setting(
-        "seconds", default=0.0, only_where=_INSTANCES, doc="From an answer to the conversation's next turn."
+        "seconds", default=0.0, only_where=_INSTANCES, doc="Pause between an answer and the next turn."
     )
     outages: str = setting(
-        "text", default="", only_where=_INSTANCES, doc='Who dies when, for how long: "h20-003@2m+30s, h200-000@5m+1m".'
+        "text", default="", only_where=_INSTANCES, doc='Deaths: "h20-003@2m+30s, h200-000@5m+1m" (start, duration).'
     )
     heartbeats: float = setting(
-        "seconds", default=5.0, only_where=_INSTANCES, doc="How long a death, or a link that is down, goes unnoticed."
+        "seconds", default=5.0, only_where=_INSTANCES, doc="Delay until a death or a link that is down is noticed."
     )
     role_changes: str = setting(
-        "text",
-        default="",
-        only_where=_APART,
-        doc='Who drains when, its new role, how long that takes: "h20-003@2m=decode+30s".',
+        "text", default="", only_where=_APART, doc='Role changes: "h20-003@2m=decode+30s" (start, role, duration).'
     )
-    warmup: float = setting("ratio", default=0.1, maximum=0.9, doc="Share of the requests that is not counted.")
-    timeout: float | None = setting(
-        "seconds", default=None, minimum=1e-6, doc="A request that takes longer has failed."
-    )
+    warmup: float = setting("ratio", default=0.1, maximum=0.9, doc="Share of the first requests that is not counted.")
+    timeout: float | None = setting("seconds", default=None, minimum=1e-6, doc="Longer requests have failed.")
     goodput: GoodputSection = setting(record(GoodputSection), doc="Service-level objectives.")
 
     def __post_init__(self) -> None:

@@ -1,4 +1,8 @@
-"""A station of k equal servers with one queue, first come first served."""
+"""Twin of stations: prefill instances, egress and decode slots, with one event per request and stage.
+
+At most one PrfaaS cluster serves one PD cluster. A decode instance is BS_max slots, each as slow as in a full batch, as
+in the throughput model. `scheduler.threshold` decides where a request is prefilled.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,15 @@ Ended = Callable[[SimulatedRequest], None]
 
 
 class Station:
-    """Serves each request for as long as `enter` says, and calls `on_start(request, seconds)` and `on_end(request)`.
+    """Station of k equal servers with one queue, first come first served.
 
-    `busy` are the servers' seconds given so far, `area` the time integral of the number of requests here.
+    It calls `on_start(request, seconds)` and `on_end(request)`. `busy` counts the servers' seconds, `area` is the time
+    integral of the number of requests in the station.
     """
 
     def __init__(self, timeline: Timeline, num_servers: int, *, on_start: Started, on_end: Ended) -> None:
         self.num_servers = num_servers
-        self.busy = Meter()  # the servers' seconds
+        self.busy = Meter()
         self.num_served = 0
         self.area = 0.0
         self._timeline = timeline
@@ -78,8 +83,11 @@ class Station:
 
 @dataclass(frozen=True)
 class StationSettings:
-    """`num_layers` above 1 overlaps prefill and transfer; the first token comes `first_token_steps` decode steps after a
-    slot was free, 0 being the paper's account, in which prefill makes it."""
+    """Settings of a twin of stations.
+
+    With `num_layers` above 1, prefill and transfer overlap. The first token comes `first_token_steps` decode steps after
+    a slot became free; 0 is the paper's model, in which prefill makes the first token.
+    """
 
     num_layers: int = 1
     path: LossyPath = field(default_factory=LossyPath)
@@ -87,7 +95,7 @@ class StationSettings:
 
 
 class StationTwin:
-    """The twin of one deployment under one plan. Pools that the plan leaves empty are None."""
+    """Twin of one deployment under one plan. Stations without servers are None."""
 
     def __init__(
         self, deployment: Deployment, workload: Workload, plan: Plan, *, settings: StationSettings | None = None
@@ -119,19 +127,19 @@ class StationTwin:
         return Station(self.timeline, servers, on_start=on_start, on_end=on_end) if servers else None
 
     def run(self, requests: Iterable[SimulatedRequest]) -> None:
-        """Take all requests, which ascend by arrival, and let them end; they carry their times afterwards."""
+        """Run all requests, which ascend by arrival, to their ends. Their times are set afterwards."""
         self._arriving = iter(requests)
         self._await_next()
         self.timeline.run()
 
     def busy(self) -> dict[str, LoadSeries]:
-        """How busy each station is, over its servers."""
+        """Return the busy share of each station."""
         pools = {"prfaas": self.remote, "pd-prefill": self.local, "pd-decode": self.decode}
         shares = {name: LoadSeries([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
         return shares | ({"egress": LoadSeries([self.egress.busy])} if self.remote else {})
 
     def loads(self) -> dict[str, LoadSeries]:
-        """How busy the servers of each station are, and the egress in bytes/s."""
+        """Return the busy share of each station's servers, and the egress in bytes per second."""
         found = {f"busy {name}": load for name, load in self.busy().items() if name != "egress"}
         return found | ({"egress": LoadSeries([self.egress.sent])} if self.remote else {})
 
@@ -169,7 +177,7 @@ class StationTwin:
         self._transfers.start(request, num_bytes, prefill_seconds=seconds, arrived=self._hand_over)
 
     def _remote_ended(self, request: SimulatedRequest) -> None:
-        """Its instance is free; the request waits for its KV."""
+        """Do nothing: the instance is free, and the request waits for its KV."""
 
     def _hand_over(self, request: SimulatedRequest) -> None:
         request.transfer_end = self.timeline.now
@@ -182,9 +190,9 @@ class StationTwin:
         request.decode_end = now + seconds
 
     def _decode_ended(self, request: SimulatedRequest) -> None:
-        """It has its last token."""
+        """Do nothing: the request has its last token."""
 
 
 def _whole(number: float) -> int:
-    assert number == round(number), "a deployment whose instances share their time is refused before"
+    assert number == round(number), "deployments with shared instances are refused before"
     return round(number)

@@ -15,7 +15,7 @@ from prfaas.errors import ConfigError
 from prfaas.scheduler.ppd import PpdTable
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.run import Distribution, distribution
+from prfaas.sim.summary import Distribution, distribution
 from prfaas.sim.workload.conversations import Turn
 
 # Figure 1: 10,000 prompt tokens and 100 of answers over five turns, at three loads.

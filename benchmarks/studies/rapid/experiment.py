@@ -15,7 +15,7 @@ from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.model.sharing import SharingSpec, SharingSpeeds, modelled_speeds
-from prfaas.sim.run import CountingRules, Slo, Summary, summarise
+from prfaas.sim.summary import CountingRules, Slo, Summary, summarise
 from prfaas.sim.twin import NetworkSpec, RoutingRules, SimulatedNode, Twin
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 

@@ -1,1 +1,1 @@
-"""Simulated arrivals, conversations and request lengths."""
+"""Simulated requests: arrival times, sizes, conversations."""

@@ -1,4 +1,4 @@
-"""When requests arrive: Poisson, gamma, on/off and daily waves, from a seeded generator."""
+"""Arrival processes: Poisson, gamma, on/off and daily waves, from a seeded generator."""
 
 from __future__ import annotations
 
@@ -17,55 +17,40 @@ from prfaas.solve.files.quantities import NUMBER
 
 Generator = np.random.Generator
 Process = Callable[["ArrivalSpec", int, float, Generator], FloatArray]
+_GAMMA, _ONOFF, _DIURNAL = ({"process": name} for name in ("gamma", "onoff", "diurnal"))
 
 
 @dataclass(frozen=True)
 class ArrivalSpec:
-    """What the processes may be told; each takes its own part."""
+    """Parameters of the processes; each process takes its own."""
 
     process: str = setting("text", required=True, doc="One of `PROCESSES`.")
     cv: float = setting(
-        NUMBER,
-        default=2.0,
-        minimum=0.05,
-        only_where={"process": "gamma"},
-        doc="Standard deviation of the gaps over their mean.",
+        NUMBER, default=2.0, minimum=0.05, only_where=_GAMMA, doc="Standard deviation of the gaps over their mean."
     )
-    on: float = setting(
-        "seconds", default=10.0, minimum=1e-3, only_where={"process": "onoff"}, doc="Mean length of a burst."
-    )
-    off: float = setting(
-        "seconds", default=10.0, only_where={"process": "onoff"}, doc="Mean length of the silence between two."
-    )
+    on: float = setting("seconds", default=10.0, minimum=1e-3, only_where=_ONOFF, doc="Mean length of a burst.")
+    off: float = setting("seconds", default=10.0, only_where=_ONOFF, doc="Mean pause between two bursts.")
     period: float = setting(
-        "seconds",
-        default=86_400.0,
-        minimum=1.0,
-        only_where={"process": "diurnal"},
-        doc="From one peak to the next.",
+        "seconds", default=86_400.0, minimum=1.0, only_where=_DIURNAL, doc="Time from one peak to the next."
     )
     depth: float = setting(
-        "ratio",
-        default=0.5,
-        maximum=1.0,
-        only_where={"process": "diurnal"},
-        doc="How far the rate swings around its mean.",
+        "ratio", default=0.5, maximum=1.0, only_where=_DIURNAL, doc="Swing of the rate around its mean."
     )
 
 
 def poisson(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
-    """Gaps that know nothing of each other."""
+    """Return arrivals with independent exponential gaps."""
     return np.cumsum(generator.exponential(1.0 / rate, count))
 
 
 def gamma(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
-    """Renewals with gaps of coefficient of variation `cv`; above 1 they come in bursts."""
+    """Return arrivals with gaps of coefficient of variation `cv`; above 1 they come in bursts."""
     shape = spec.cv**-2
     return np.cumsum(generator.gamma(shape, 1.0 / (rate * shape), count))
 
 
 def onoff(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
-    """Poisson during bursts, nothing between them; `rate` is the mean over both. Bursts and silences are exponential."""
+    """Return Poisson arrivals in bursts with pauses, both of exponential length; `rate` is the mean over both."""
     busy = poisson(spec, count, rate * (spec.on + spec.off) / spec.on, generator)
     num_bursts = 2 + int(busy[-1] / spec.on * 2 + 20)
     ends = np.cumsum(generator.exponential(spec.on, num_bursts))
@@ -80,7 +65,8 @@ def diurnal(spec: ArrivalSpec, count: int, rate: float, generator: Generator) ->
     """Return a Poisson process whose rate is rate · (1 + depth · sin(2π t / period))."""
     expected = np.cumsum(generator.exponential(1.0, count))
     turn, low, high = 2 * math.pi / spec.period, expected * 0.0, expected / rate + spec.period
-    for _ in range(60):  # the integral of the rate rises, so bisection inverts it
+    # The integral of the rate rises, so bisection inverts it.
+    for _ in range(60):
         middle = 0.5 * (low + high)
         reached = rate * (middle + spec.depth / turn * (1.0 - np.cos(turn * middle)))
         low, high = np.where(reached < expected, middle, low), np.where(reached < expected, high, middle)
@@ -100,7 +86,7 @@ def arrivals(text: str, count: int, rate: float, generator: Generator) -> FloatA
     """Return the first `count` arrival times of a description such as "gamma:cv=3", in seconds, ascending.
 
     Raises:
-        ConfigError: an unknown process or unit, or a key that this process does not take.
+        ConfigError: the process or a unit is unknown, or the process does not take a key.
     """
     kind, _, rest = text.partition(":")
     process = PROCESSES.get(kind.strip())

@@ -1,4 +1,4 @@
-"""Conversations of several turns: each turn's prompt is all that was said before and something new."""
+"""Conversations of several turns. Each prompt is all earlier text and new tokens."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from prfaas.sim.scenario import Scenario
 from prfaas.solve.files.traces import read_requests
 from prfaas.types import BlockHash
 
-_MAX_BLOCKS = 1 << 20  # of one conversation
+# Block numbers of different conversations are this far apart.
+_MAX_BLOCKS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Turn:
-    """New prompt tokens and output tokens."""
+    """New prompt tokens and output tokens of a turn."""
 
     num_new_tokens: int
     num_output_tokens: int
 
 
 class Conversations:
-    """Gives each conversation's next turn, `think_seconds` after the answer before it. They take `scripts` in turn.
+    """Conversations that follow `scripts` in turn, with a pause of `think_seconds` after each answer.
 
-    Without `finds_answers` caches know prompts only: clients send text, and an answer's text need not come back as the
-    tokens that it was generated in.
+    Without `finds_answers`, later turns find only prompts in caches, since the text of an answer may be tokenized
+    differently from the generated tokens.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Conversations:
 
     @property
     def longest_tokens(self) -> int:
-        """Prompt and answer of the longest request."""
+        """Return prompt and answer tokens of the longest request."""
         return max(sum(turn.num_new_tokens + turn.num_output_tokens for turn in script) for script in self._scripts)
 
     def first(self, session: int, arrival: float) -> SimulatedRequest:
@@ -55,18 +56,18 @@ class Conversations:
         return self._request(session, 0, arrival, 0)
 
     def following(self, request: SimulatedRequest, now: float) -> SimulatedRequest | None:
-        """As a `FollowUp`."""
+        """Return the next turn after an answer, as a `FollowUp`; None after the last."""
         if request.turn == len(self._script(request.session)):
             return None
-        said = request.num_prompt_tokens + request.num_output_tokens
-        return self._request(request.session, request.turn, now + self._think_seconds, said)
+        earlier = request.num_prompt_tokens + request.num_output_tokens
+        return self._request(request.session, request.turn, now + self._think_seconds, earlier)
 
     def _script(self, session: int) -> Sequence[Turn]:
         return self._scripts[session % len(self._scripts)]
 
-    def _request(self, session: int, index: int, arrival: float, said: int) -> SimulatedRequest:
+    def _request(self, session: int, index: int, arrival: float, earlier_tokens: int) -> SimulatedRequest:
         turn = self._script(session)[index]
-        prompt = said + turn.num_new_tokens
+        prompt = earlier_tokens + turn.num_new_tokens
         return SimulatedRequest(
             session * self._longest + index,
             arrival,
@@ -84,15 +85,15 @@ class Conversations:
 
 
 def read_conversations(scenario: Scenario) -> Conversations | None:
-    """Return the scenario's; None where its requests stand alone.
+    """Return the scenario's conversations; None if its requests are independent.
 
     Raises:
-        ConfigError: the turns are not written as they should be, or the file cannot be used.
+        ConfigError: the turns are malformed, or the file cannot be used.
     """
     if scenario.turns and scenario.conversations:
         raise ConfigError("turns, conversations: one of the two")
     if scenario.turns:
-        scripts = [_written(scenario.turns)]
+        scripts = [_parse_turns(scenario.turns)]
     elif scenario.conversations:
         scripts = recorded(scenario.conversations)
     else:
@@ -100,7 +101,7 @@ def read_conversations(scenario: Scenario) -> Conversations | None:
     return Conversations(scripts, block_tokens=scenario.block_tokens, think_seconds=scenario.think)
 
 
-def _written(text: str) -> list[Turn]:
+def _parse_turns(text: str) -> list[Turn]:
     try:
         pairs = [[int(number) for number in turn.split(">")] for turn in text.split(",")]
         turns = [Turn(new, output) for new, output in pairs]
@@ -112,7 +113,7 @@ def _written(text: str) -> list[Turn]:
 
 
 def recorded(path: Path) -> list[list[Turn]]:
-    """Return the conversations of a file; a request of turn 1 begins each.
+    """Return the conversations of a file; each begins with a request of turn 1.
 
     Raises:
         ConfigError: the file cannot be used.

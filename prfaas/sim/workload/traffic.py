@@ -1,4 +1,4 @@
-"""Requests drawn from a workload's distributions, from a seeded generator."""
+"""Simulated requests, drawn from a workload's distributions or read from a trace."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.workload.arrivals import Generator, arrivals
 from prfaas.solve.files.traces import read_requests
 
-Tokens = tuple[FloatArray, FloatArray]  # new, cached
-
 
 def _outputs(output: OutputTokens, count: int, generator: Generator) -> FloatArray:
-    """Return all equal, or gamma with the stated variance."""
+    """Return output lengths: all equal, or gamma with the workload's variance."""
     if not output.squared_cv:
         return np.full(count, output.mean)
     return generator.gamma(1.0 / output.squared_cv, output.mean * output.squared_cv, count)
 
 
 def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> list[SimulatedRequest]:
-    """Return one request for each arrival time, later turns among them as the workload has them, in whole tokens."""
+    """Return one request per arrival time in whole tokens, with the workload's share of later turns."""
     lengths = workload.lengths
     if workload.later is not None:
         lengths = Mixture(((1.0 - workload.later.ratio, lengths), (workload.later.ratio, workload.later.lengths)))
@@ -42,19 +40,20 @@ def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> 
     ]
 
 
-_MILLISECOND = 1e-3  # the unit of timestamps in traces with hash ids, as Mooncake publishes them
+# Traces with hash ids, as Mooncake publishes them, have timestamps in this unit.
+_MILLISECOND = 1e-3
 _DEFAULT_OUTPUT_TOKENS = 1024
 
 
 def draw_requests(workload: Workload, process: str, *, count: int, rate: float, seed: int) -> list[SimulatedRequest]:
-    """`count` requests of a workload, arriving by a process of `arrivals` at `rate` per second."""
+    """Draw `count` requests of a workload that arrive by a process of `arrivals` at `rate` per second."""
     times, sizes = np.random.SeedSequence(seed).spawn(2)
     moments = arrivals(process, count, rate, np.random.default_rng(times))
     return requests_of(workload, moments, np.random.default_rng(sizes))
 
 
 def recorded_requests(path: Path, *, count: int) -> list[SimulatedRequest]:
-    """Return the first `count` requests of a file, at its timestamps: milliseconds where it has hash ids, else seconds.
+    """Return the first `count` requests of a file at its timestamps, in milliseconds with hash ids, else in seconds.
 
     Raises:
         ConfigError: the file cannot be used, or has no timestamps.
@@ -80,5 +79,5 @@ def recorded_requests(path: Path, *, count: int) -> list[SimulatedRequest]:
 
 
 def longest_tokens(requests: Iterable[SimulatedRequest]) -> int:
-    """Prompt and answer of the longest one."""
+    """Return prompt and answer tokens of the longest request."""
     return max(request.num_prompt_tokens + request.num_output_tokens for request in requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.run import NUM_BINS, requests_over_time
+from prfaas.sim.summary import NUM_BINS, requests_over_time
 
 
 def request(*moments: float) -> SimulatedRequest:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.studies.search_study import Point, search
 from benchmarks.studies.studies import STUDIES, Table
 from benchmarks.studies.study_plots import PLOTS, write
-from prfaas.sim.plots import not_beaten
+from prfaas.sim.plots import frontier
 
 
 def point(num_prefill: int, threshold_tokens: int, points: list[Point]) -> Point:
@@ -69,7 +69,7 @@ def test_the_same_tables_are_the_same_files(tmp_path: Path) -> None:
 
 def test_a_frontier_has_what_no_other_beats() -> None:
     points = [(1.0, 1.0), (2.0, 3.0), (1.5, 4.0), (3.0, 3.0), (0.5, 1.0), (0.4, 0.2), (3.0, 5.0)]
-    assert not_beaten(points) == [(0.4, 0.2), (1.0, 1.0), (3.0, 3.0)]
+    assert frontier(points) == [(0.4, 0.2), (1.0, 1.0), (3.0, 3.0)]
 
 
 def test_only_studies_have_plots_and_others_draw_nothing(tmp_path: Path) -> None:

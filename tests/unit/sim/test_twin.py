@@ -13,8 +13,9 @@ from prfaas.sim.builder import InstanceSettings, deploy
 from prfaas.sim.model.faults import Outage, PlannedEvents
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.model.sharing import modelled_speeds
-from prfaas.sim.run import NUM_BINS, ResolvedScenario, Summary, prepare, simulate, traffic
+from prfaas.sim.run import ResolvedScenario, prepare, simulate, traffic
 from prfaas.sim.scenario import GoodputSection, Scenario
+from prfaas.sim.summary import NUM_BINS, Summary
 from prfaas.sim.twin import Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
 from prfaas.types import InstanceId

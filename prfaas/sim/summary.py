@@ -1,0 +1,212 @@
+"""Summary of a run: latencies, throughput, goodput, loads, and their course over time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prfaas.model.cost.curve import FloatArray
+from prfaas.sim.kernel.meter import LoadSeries, integral_since
+from prfaas.sim.model.request import SimulatedRequest
+
+NUM_BINS = 100
+_STAGES: Mapping[str, Callable[[SimulatedRequest], tuple[float, float]]] = {
+    "waiting": lambda request: (request.arrival, request.prefill_start),
+    "prefill": lambda request: (request.prefill_start, request.prefill_end),
+    "transfer": lambda request: (request.prefill_end, request.transfer_end),
+    "decode": lambda request: (request.decode_start, request.decode_end),
+}
+
+
+def requests_over_time(requests: Sequence[SimulatedRequest], end: float) -> dict[str, tuple[float, ...]]:
+    """Return the mean number of requests in each stage, in each of `NUM_BINS` equal parts of [0, end] seconds.
+
+    Requests without an end are left out.
+    """
+    edges = _edges(end)
+    ended = [request for request in requests if request.decode_end == request.decode_end]
+    counts = {}
+    for name, between in _STAGES.items():
+        moments = np.array([between(request) for request in ended]).reshape(-1, 2)
+        each = np.ones(len(moments))
+        spent = np.diff(integral_since(moments[:, 0], each, edges) - integral_since(moments[:, 1], each, edges))
+        counts[name] = tuple((spent / (edges[1] - edges[0])).tolist())
+    return counts
+
+
+def loads_over_time(loads: Mapping[str, LoadSeries], end: float) -> dict[str, tuple[float, ...]]:
+    """Return each load in each of the same parts."""
+    return {name: load.over(_edges(end)) for name, load in loads.items()}
+
+
+def _edges(end: float) -> FloatArray:
+    return np.linspace(0.0, max(end, 1e-12), NUM_BINS + 1)
+
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_PERCENTS = tuple(percent / 100 for percent in range(101))
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Mean, quantiles in the order of `QUANTILES`, and percentiles 0 to 100, in seconds; NaN without values."""
+
+    mean: float
+    quantiles: tuple[float, ...]
+    percentiles: tuple[float, ...] = ()
+
+    def quantile(self, ratio: float) -> float:
+        """Return one of `QUANTILES`."""
+        return self.quantiles[QUANTILES.index(ratio)]
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Service-level objectives of goodput; None is no bound.
+
+    `ttft_seconds_per_thousand` applies per started 1,000 prompt tokens, `itl_seconds` to the P95 of a request's own
+    gaps. Goodput is 0 if less than `attained_ratio` of the requests meet all.
+    """
+
+    ttft_seconds: float | None = None
+    ttft_seconds_per_thousand: float | None = None
+    tpot_seconds: float | None = None
+    itl_seconds: float | None = None
+    attained_ratio: float = 0.0
+
+    def met(self, request: SimulatedRequest) -> bool:
+        """Return whether a request that ended meets all of them."""
+        bounds = [] if self.ttft_seconds is None else [self.ttft_seconds]
+        if self.ttft_seconds_per_thousand is not None:
+            bounds.append(self.ttft_seconds_per_thousand * -(-request.num_prompt_tokens // 1000))
+        if any(request.ttft > bound for bound in bounds):
+            return False
+        if self.tpot_seconds is not None and request.tpot > self.tpot_seconds:
+            return False
+        return self.itl_seconds is None or request.gap_quantile(0.95) <= self.itl_seconds
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Results of a run.
+
+    `throughput`, `goodput` and `arrivals` are requests per second between the warm-up's end and the last arrival. Ratios
+    are shares of the counted requests: `success_ratio` ended within the timeout, `attainment` met the objectives,
+    `retried_ratio` were sent again, `stale_ratio` found less prefix than the index reported, `preempted_ratio` were
+    preempted. `cached_ratio` is the share of prompt tokens that was found in caches. `utilisation` (by station or
+    instance), `memory` (by cluster and role) and egress are means from 0 to the last arrival; `over_time` has parts.
+    """
+
+    num_requests: int
+    arrivals: float
+    throughput: float
+    goodput: float
+    success_ratio: float
+    ttft: Distribution
+    tpot: Distribution
+    itl: Distribution
+    end_to_end: Distribution
+    prefill_wait: Distribution
+    reasons: Mapping[str, float]
+    egress_bytes_per_second: float
+    utilisation: Mapping[str, float] = field(default_factory=dict)
+    retried_ratio: float = 0.0
+    attainment: float = 1.0
+    cached_ratio: float = 0.0
+    stale_ratio: float = 0.0
+    memory: Mapping[str, float] = field(default_factory=dict)
+    preempted_ratio: float = 0.0
+    num_preemptions: int = 0
+    over_time: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distribution:
+    """Return the distribution of values in seconds, optionally weighted."""
+    if not len(values):
+        return Distribution(float("nan"), (float("nan"),) * len(QUANTILES))
+    if weights is None:
+        percentiles = tuple(np.quantile(values, _PERCENTS).tolist())
+        return Distribution(float(values.mean()), tuple(np.quantile(values, QUANTILES).tolist()), percentiles)
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+
+    def at(ratios: Sequence[float]) -> tuple[float, ...]:
+        indices = np.minimum(np.searchsorted(reached, np.array(ratios) * reached[-1]), len(values) - 1)
+        return tuple(values[order][indices].tolist())
+
+    return Distribution(float(values @ weights / weights.sum()), at(QUANTILES), at(_PERCENTS))
+
+
+@dataclass(frozen=True)
+class CountingRules:
+    """Rules of measurement: the first `warmup_ratio` of the requests is not counted."""
+
+    slo: Slo = Slo()
+    warmup_ratio: float = 0.1
+    timeout_seconds: float = float("inf")
+
+
+def summarise(
+    requests: Sequence[SimulatedRequest],
+    counting: CountingRules,
+    *,
+    gaps: tuple[FloatArray, FloatArray] | None = None,
+    busy: Mapping[str, LoadSeries] | None = None,
+    loads: Mapping[str, LoadSeries] | None = None,
+) -> Summary:
+    """Return the summary of all requests of a run, ascending by arrival; `gaps` are inter-token gaps with their weights."""
+    counted = requests[int(len(requests) * counting.warmup_ratio) :]
+    start, end = counted[0].arrival, requests[-1].arrival
+    span = max(end - start, 1e-12)
+    in_time = [request for request in counted if request.end_to_end <= counting.timeout_seconds]
+    ended = sum(1 for request in requests if start < request.decode_end <= end)
+    reasons = Counter(request.reason for request in counted)
+    attainment = sum(counting.slo.met(request) for request in in_time) / len(counted)
+    prompt_tokens = sum(request.num_prompt_tokens for request in counted)
+    means = {name: _mean(load, end) for name, load in (loads or {}).items()}
+    return Summary(
+        num_requests=len(counted),
+        arrivals=(len(counted) - 1) / span,
+        throughput=ended / span,
+        goodput=attainment * ended / span if attainment >= counting.slo.attained_ratio else 0.0,
+        attainment=attainment,
+        success_ratio=len(in_time) / len(counted),
+        ttft=_distribution_of(in_time, lambda request: request.ttft),
+        tpot=_distribution_of([r for r in in_time if r.num_output_tokens > 1], lambda request: request.tpot),
+        itl=_gaps(in_time) if gaps is None else distribution(*gaps),
+        end_to_end=_distribution_of(in_time, lambda request: request.end_to_end),
+        prefill_wait=_distribution_of(in_time, lambda request: request.prefill_start - request.arrival),
+        reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
+        egress_bytes_per_second=math.fsum(mean for name, mean in means.items() if name.startswith("egress")),
+        utilisation={name: _mean(load, end) for name, load in (busy or {}).items()},
+        over_time=requests_over_time(requests, end) | loads_over_time(loads or {}, end),
+        memory={name: mean for name, mean in means.items() if name.startswith("memory ")},
+        cached_ratio=sum(request.num_found_tokens for request in counted) / prompt_tokens,
+        stale_ratio=_share(counted, lambda request: request.num_found_tokens < request.num_known_tokens),
+        retried_ratio=_share(counted, lambda request: request.num_retries > 0),
+        preempted_ratio=_share(counted, lambda request: request.num_preemptions > 0),
+        num_preemptions=sum(request.num_preemptions for request in counted),
+    )
+
+
+def _share(requests: Sequence[SimulatedRequest], condition: Callable[[SimulatedRequest], bool]) -> float:
+    return sum(map(condition, requests)) / len(requests)
+
+
+def _mean(load: LoadSeries, end: float) -> float:
+    return load.over(np.array([0.0, max(end, 1e-12)]))[0]
+
+
+def _distribution_of(requests: Sequence[SimulatedRequest], value: Callable[[SimulatedRequest], float]) -> Distribution:
+    return distribution(np.array([value(request) for request in requests]))
+
+
+def _gaps(requests: Sequence[SimulatedRequest]) -> Distribution:
+    """Return the gaps if decode steps are equally long, so that each gap of a request equals its TPOT."""
+    decoded = [request for request in requests if request.num_output_tokens > 1]
+    weights = np.array([request.num_output_tokens - 1 for request in decoded], dtype=float)
+    return distribution(np.array([request.tpot for request in decoded]), weights)
