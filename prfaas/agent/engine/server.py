@@ -8,23 +8,21 @@ import itertools
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prfaas import logs
 from prfaas.agent.engine.protocol import (
-    LENGTH_BYTES,
-    MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Attach,
     Attached,
     Message,
+    MessageBuffer,
     Receive,
     Refused,
     Send,
     TransferFailed,
-    decode,
     encode,
 )
 from prfaas.agent.engine.ring import RingReader, create_ring
@@ -35,6 +33,7 @@ from prfaas.types import TransferId
 
 ATTACH_DEADLINE_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 0.05
+RECEIVE_BYTES = 1 << 18
 # A live engine reads within a step, so an engine that leaves more messages unread hangs.
 MAX_QUEUED_MESSAGES = 4096
 # An engine may hold so many requests parked while its workers attach.
@@ -226,12 +225,14 @@ class EngineListener:
 
     async def _serve(self, client: socket.socket) -> None:
         connection: EngineConnection | None = None
+        messages = _read_messages(client)
         try:
             async with asyncio.timeout(ATTACH_DEADLINE_SECONDS):
-                connection = await self._attach(client)
+                attach = await anext(messages, None)
+                connection = await self._attach(client, attach)
             if connection is not None:
-                await self._exchange_messages(connection)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+                await self._exchange_messages(connection, messages)
+        except (OSError, TimeoutError):
             pass
         except RemoteProtocolError as error:
             _log.warning("engine.protocol_violated", reason=error.reason, message=str(error))
@@ -240,9 +241,11 @@ class EngineListener:
                 self._lose(connection)
             client.close()
 
-    async def _attach(self, client: socket.socket) -> EngineConnection | None:
+    async def _attach(self, client: socket.socket, attach: Message | None) -> EngineConnection | None:
+        """Answer the first message; return the connection unless the engine is refused or gone."""
         loop = asyncio.get_running_loop()
-        attach = await _read_message(client)
+        if attach is None:
+            return None
         try:
             if not isinstance(attach, Attach):
                 raise LayoutError(f"the first message is Attach, not {type(attach).__name__}")
@@ -276,11 +279,10 @@ class EngineListener:
         self._callbacks.attached(connection)
         return connection
 
-    async def _exchange_messages(self, connection: EngineConnection) -> None:
+    async def _exchange_messages(self, connection: EngineConnection, messages: AsyncIterator[Message]) -> None:
         writer = asyncio.create_task(_write_forever(connection))
         try:
-            while True:
-                message = await _read_message(connection.client)
+            async for message in messages:
                 if connection.is_lost:
                     return
                 self._callbacks.message(connection, message)
@@ -370,23 +372,12 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-async def _read_message(client: socket.socket) -> Message:
-    length = int.from_bytes(await _read_exactly(client, LENGTH_BYTES), "little")
-    if length > MAX_MESSAGE_BYTES:
-        raise RemoteProtocolError("too_long", f"a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
-    return decode(await _read_exactly(client, length))
-
-
-async def _read_exactly(client: socket.socket, length: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    buffer = bytearray(length)
-    view, received = memoryview(buffer), 0
-    while received < length:
-        count = await loop.sock_recv_into(client, view[received:])
-        if not count:
-            raise asyncio.IncompleteReadError(bytes(buffer[:received]), length)
-        received += count
-    return bytes(buffer)
+async def _read_messages(client: socket.socket) -> AsyncIterator[Message]:
+    """Yield the messages that arrive until the engine closes the connection."""
+    loop, buffer = asyncio.get_running_loop(), MessageBuffer()
+    while data := await loop.sock_recv(client, RECEIVE_BYTES):
+        for message in buffer.feed(data):
+            yield message
 
 
 async def _write_forever(connection: EngineConnection) -> None:
