@@ -243,11 +243,14 @@ class InboundTransfers(Generic[C]):
         """Take the caller's decision to receive a transfer, which may have ended meanwhile."""
         transfer.advance(InboundEvent.ACCEPT)
         transfer.accepted, transfer.assembler = decision, assembler
-        if transfer.is_active:
-            self.replies.append(Reply(transfer.request.transfer_id))
-            self._complete_if_whole(transfer, now)
-        else:
+        if not transfer.is_active:
             self._release(transfer)
+        elif assembler.missing_bytes:
+            self.replies.append(Reply(transfer.request.transfer_id))
+        else:
+            # DONE would replace a queued HAVE, without which the sender does not know that nothing had to travel.
+            have = messages.encode_have(transfer.request.transfer_id, Have(assembler.held, ()))
+            self._complete(transfer, now, before_done=have)
 
     def reject(self, transfer: InboundTransfer[C], decision: Rejected) -> None:
         """Take the caller's decision not to receive a transfer, which may have ended meanwhile."""
@@ -353,11 +356,13 @@ class InboundTransfers(Generic[C]):
 
     def _complete_if_whole(self, transfer: InboundTransfer[C], now: float) -> None:
         assert transfer.assembler is not None
-        if transfer.assembler.missing_bytes:
-            return
+        if not transfer.assembler.missing_bytes:
+            self._complete(transfer, now)
+
+    def _complete(self, transfer: InboundTransfer[C], now: float, *, before_done: bytes = b"") -> None:
         transfer_id, stats = transfer.request.transfer_id, transfer.stats
         frame = messages.encode_done(transfer_id, Done(stats.wire_bytes, stats.checksum_failures))
-        self._end(transfer, InboundEvent.COMPLETE, frame, now)
+        self._end(transfer, InboundEvent.COMPLETE, before_done + frame, now)
         self.events.append(ReceiveCompleted(transfer_id, stats))
         self._release(transfer)
 

@@ -111,6 +111,16 @@ def test_a_transfer_completes_with_its_last_byte_and_frees_its_memory(receiver: 
     assert [type(event) for event in receiver.transfers.events] == [ReceiveCompleted, ReceiveMemoryFree]
 
 
+def test_transfer_that_is_held_entirely_is_answered_with_have_and_done(receiver: Receiver) -> None:
+    transfer = receiver.offer("a")
+    receiver.accept(transfer, held=Ranges([(0, 1)]))
+    (reply,) = receiver.transfers.replies
+    assert reply.frame is not None
+    have = Header.decode(reply.frame[:HEADER_BYTES])
+    done = Header.decode(reply.frame[HEADER_BYTES + have.length :][:HEADER_BYTES])
+    assert (have.type, done.type) == (FrameType.HAVE, FrameType.DONE)
+
+
 def test_memory_of_an_ended_transfer_is_free_once_its_last_writer_has_left(receiver: Receiver) -> None:
     transfer = receiver.open("a")
     header = receiver.begin("a", transfer, WHOLE)
