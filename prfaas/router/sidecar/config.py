@@ -22,7 +22,6 @@ class SidecarConfig:
     """Settings of one sidecar, beside one decode engine."""
 
     REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
-        "prefill_sampling": "the sidecar uses the first host of the header",
         "prefill_timeout": "a prefill that has not ended after 120 s has failed",
         "request_timeout": "an answer that has not ended after 600 s has failed",
         "max_body_bytes": "a request body may have 32 MiB",
@@ -51,6 +50,9 @@ class SidecarConfig:
     )
     prefill_scheme: PrefillScheme = setting(
         choice("http", "https"), default="http", doc="URL scheme of prefill engines, which the header does not contain."
+    )
+    prefill_sampling: bool = setting(
+        "flag", default=False, doc="Take one of several hosts in the header at random instead of the first."
     )
     prefill_retries: int = setting(
         "count",

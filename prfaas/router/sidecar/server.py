@@ -53,7 +53,7 @@ class Sidecar:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a completion: the engine in the header prefills it, or without a header the sidecar's own engine."""
-        host = named_host(request.headers.getall(PREFILL_HEADER, []))
+        host = named_host(request.headers.getall(PREFILL_HEADER, []), sample=self._config.prefill_sampling)
         if host is None:
             metrics.SIDECAR_REQUESTS.labels(outcome="local").inc()
             return await self.forward(request)
