@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from inspect import signature
 from typing import Any
 
 from benchmarks.studies.ppd import interference
 from benchmarks.studies.ppd.model import GRID_HARNESS, MODEL
 from benchmarks.studies.rapid.experiment import TRACES, TTFT_SECONDS_PER_THOUSAND, Transfer
 from benchmarks.studies.rapid.hardware import Efficiency
-from benchmarks.studies.rapid.study import ASSUMED
+from prfaas.sim.model.sharing import modelled_speeds
 
 Row = tuple[str, str, str]
 _FITTED = "fitted to turn-2 TTFT and TPOT of nine workloads at 2, 8 and 16 QPS"
@@ -58,8 +59,8 @@ RAPID_SOURCES = {
 
 def ppd_rows() -> Iterator[Row]:
     """Yield the costs and the harness, then the interference law."""
-    for one in (MODEL, GRID_HARNESS):
-        yield from _rows(one, PPD_SOURCES)
+    for constants in (MODEL, GRID_HARNESS):
+        yield from _rows(asdict(constants), PPD_SOURCES)
     law = "fitted to the even tens of decoding requests, absolute error"
     for name, value in sorted(vars(interference).items()):
         if isinstance(value, float):
@@ -67,16 +68,16 @@ def ppd_rows() -> Iterator[Row]:
 
 
 def rapid_rows() -> Iterator[Row]:
-    """Hardware, hand-over and sharing, then the traces."""
-    for one in (Efficiency(), Transfer(), ASSUMED):
-        yield from _rows(one, RAPID_SOURCES)
+    """Yield hardware, hand-over and sharing, then the traces."""
+    speeds = {name: parameter.default for name, parameter in signature(modelled_speeds).parameters.items()}
+    for constants in (asdict(Efficiency()), asdict(Transfer()), speeds):
+        yield from _rows(constants, RAPID_SOURCES)
     for trace in TRACES:
         shape = f"{trace.mean_prompt_tokens:g} / {trace.mean_output_tokens:g} / {trace.sigma:g}"
         yield f"{trace.name}: mean prompt, mean answer, sigma", shape, "the paper's mean prompt; the rest assumed"
     yield "TTFT objective for each started 1,000 tokens", f"{TTFT_SECONDS_PER_THOUSAND:g} s", "the paper"
 
 
-def _rows(constants: Any, sources: dict[str, str]) -> Iterator[Row]:
-    for field in fields(constants):
-        value = getattr(constants, field.name)
-        yield f"`{field.name}`", value if isinstance(value, str) else f"{value:g}", sources[field.name]
+def _rows(constants: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[Row]:
+    for name, value in constants.items():
+        yield f"`{name}`", value if isinstance(value, str) else f"{value:g}", sources[name]
