@@ -46,14 +46,14 @@ class Sidecar:
         """
         engine = _instance("engine", config.engine_url, role="decode")
         legs = LegClient(session, prefill_seconds=PREFILL_SECONDS)
-        self._prefill_scheme = config.prefill_scheme
+        self._prefill_scheme, self._prefill_sampling = config.prefill_scheme, config.prefill_sampling
         self._handover = Handover(config, engine, legs, Tokenizer(session))
         self._proxy = Proxy(lambda model: engine, session, _FORWARDED_HEADERS, REFUSED_FIELDS)
         self._allowed = AllowList(config.prefill_hosts)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a completion: the engine in the header prefills it, or without a header the sidecar's own engine."""
-        host = named_host(request.headers.getall(PREFILL_HEADER, []), sample=self._config.prefill_sampling)
+        host = named_host(request.headers.getall(PREFILL_HEADER, []), sample=self._prefill_sampling)
         if host is None:
             metrics.SIDECAR_REQUESTS.labels(outcome="local").inc()
             return await self.forward(request)
