@@ -1,4 +1,4 @@
-"""The connector under vLLM's own scheduler: a request's whole life in the documented order of calls, without a model."""
+"""The connector under vLLM's own scheduler: whole lives of requests in the documented order of calls, without a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tools.demo.client import get_json
 from tools.tiny_models import make_model
 
 pytestmark = pytest.mark.vllm
-LENGTH = 301  # of prompts: what travels is neither whole blocks nor whole chunks
+LENGTH = 301  # Neither whole blocks nor whole chunks of a prompt travel.
 _numbers = itertools.count(1)
 REUSES_SHORT_ONES = {"reuse": True, "reuse_min_tokens": 16}
 # Functions of these packages count as calls of a step without transfers.
@@ -40,7 +40,7 @@ ADMISSIONS = ("wait", "preallocate", "auto")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose configuration vLLM reads; nobody loads its weights."""
+    """Return a model whose configuration vLLM reads. Its weights are not loaded."""
     return make_model("llama", tmp_path_factory.mktemp("llama"))
 
 
@@ -83,7 +83,7 @@ def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str, *, priority
     ("shape", "admission"),
     [("dense", "wait"), ("windowed", "preallocate"), ("recurrent", "wait"), ("recurrent", "auto")],
 )
-def test_only_the_last_token_of_a_prompt_that_came_is_computed(
+def test_only_the_last_token_of_a_transferred_prompt_is_computed(
     engines: ScheduledEngines, shape: str, admission: str
 ) -> None:
     prefiller, decoder = engines.prefiller(shape), engines.decoder(shape, admission=admission)
@@ -98,7 +98,7 @@ def test_only_the_last_token_of_a_prompt_that_came_is_computed(
     engines.assert_nothing_is_left()
 
 
-def test_a_byte_that_changes_on_the_way_shows(engines: ScheduledEngines) -> None:
+def test_changed_bytes_are_noticed(engines: ScheduledEngines) -> None:
     """Negative control: the west's pool is overwritten between arrival and load."""
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
     prompt, before = prompt_of(2, LENGTH), engines.num_come()
@@ -112,13 +112,13 @@ def test_a_byte_that_changes_on_the_way_shows(engines: ScheduledEngines) -> None
 
 
 @pytest.mark.parametrize("admission", ADMISSIONS)
-def test_with_fewer_blocks_than_requests_want_all_end_right(engines: ScheduledEngines, admission: str) -> None:
-    """Five requests of ten blocks each among 23, which grow while they decode: vLLM preempts, and asks again."""
+def test_requests_end_right_when_blocks_are_scarce(engines: ScheduledEngines, admission: str) -> None:
+    """Five requests of ten blocks share 23 blocks and grow while they decode, so vLLM preempts them."""
     prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", num_blocks=24, admission=admission)
     prompts = [prompt_of(seed, LENGTH) for seed in range(3, 8)]
     grants = [engines.grant(prompt) for prompt in prompts]
-    ids = [_decode(decoder, *its, answer_tokens=60) for its in zip(prompts, grants, strict=True)]
-    ids += [_prefill(prefiller, *its) for its in zip(prompts, grants, strict=True)]
+    ids = [_decode(decoder, *leg, answer_tokens=60) for leg in zip(prompts, grants, strict=True)]
+    ids += [_prefill(prefiller, *leg) for leg in zip(prompts, grants, strict=True)]
     engines.run_until_finished(ids)
     assert set(decoder.told.finished.values()) == {"length"}
     assert decoder.told.wrong_blocks == []
@@ -126,8 +126,8 @@ def test_with_fewer_blocks_than_requests_want_all_end_right(engines: ScheduledEn
     engines.assert_nothing_is_left()
 
 
-def test_by_priority_too_all_end_right_with_fewer_blocks_than_requests_want(engines: ScheduledEngines) -> None:
-    """The most urgent one comes last: vLLM takes the blocks of others for it."""
+def test_requests_with_priorities_end_right_when_blocks_are_scarce(engines: ScheduledEngines) -> None:
+    """The most urgent request comes last, so vLLM preempts others for it."""
     prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", num_blocks=24, policy="priority")
     prompts = [prompt_of(seed, LENGTH) for seed in range(16, 20)]
     grants = [engines.grant(prompt) for prompt in prompts]
@@ -135,7 +135,7 @@ def test_by_priority_too_all_end_right_with_fewer_blocks_than_requests_want(engi
         _decode(decoder, prompt, grant, answer_tokens=60, priority=-number)
         for number, (prompt, grant) in enumerate(zip(prompts, grants, strict=True))
     ]
-    ids += [_prefill(prefiller, *its) for its in zip(prompts, grants, strict=True)]
+    ids += [_prefill(prefiller, *leg) for leg in zip(prompts, grants, strict=True)]
     engines.run_until_finished(ids)
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive completed": 4}
@@ -143,7 +143,7 @@ def test_by_priority_too_all_end_right_with_fewer_blocks_than_requests_want(engi
 
 
 @pytest.mark.parametrize(("policy", "on_the_wire"), [("priority", ORDINARY - 2), ("fcfs", ORDINARY)])
-def test_a_requests_priority_counts_on_the_wire_where_vllm_goes_by_it(
+def test_priority_applies_to_the_wire_if_vllm_schedules_by_priority(
     engines: ScheduledEngines, policy: str, on_the_wire: int
 ) -> None:
     prefiller, decoder = engines.prefiller("dense", policy=policy), engines.decoder("dense")
@@ -152,13 +152,11 @@ def test_a_requests_priority_counts_on_the_wire_where_vllm_goes_by_it(
     engines.run_until_finished([_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant, priority=-2)])
     engines.assert_nothing_is_left()
     sent = get_json(f"{engines.nodes.east.status_url}/transfers")
-    assert [its["priority"] for its in sent if its["transfer_id"] == transfer_id.hex()] == [on_the_wire]
+    assert [transfer["priority"] for transfer in sent if transfer["transfer_id"] == transfer_id.hex()] == [on_the_wire]
 
 
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])
-def test_a_client_that_leaves_while_its_kv_is_under_way_frees_everything(
-    engines: ScheduledEngines, admission: str
-) -> None:
+def test_a_client_that_leaves_during_its_transfer_frees_everything(engines: ScheduledEngines, admission: str) -> None:
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent", admission=admission)
     prompt = prompt_of(9, LENGTH)
     grant = engines.grant(prompt)
@@ -170,7 +168,7 @@ def test_a_client_that_leaves_while_its_kv_is_under_way_frees_everything(
     engines.assert_nothing_is_left()
 
 
-def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(engines: ScheduledEngines) -> None:
+def test_the_decode_side_computes_a_prompt_whose_prefill_is_aborted(engines: ScheduledEngines) -> None:
     prefiller, decoder = engines.prefiller("windowed"), engines.decoder("windowed")
     prompt = prompt_of(10, LENGTH)
     grant = engines.grant(prompt)
@@ -184,8 +182,8 @@ def test_a_prefill_that_is_aborted_half_way_is_computed_by_the_decode_side(engin
     engines.assert_nothing_is_left()
 
 
-def test_a_prefill_leg_of_another_prompt_than_the_granted_one_sends_nothing(engines: ScheduledEngines) -> None:
-    """No block's hash tells the two apart: they differ behind the last full one."""
+def test_a_prefill_leg_with_another_prompt_than_granted_sends_nothing(engines: ScheduledEngines) -> None:
+    """The prompts differ behind the last full block, so no block hash tells them apart."""
     prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense")
     prompt = prompt_of(37, LENGTH)
     grant = engines.grant(prompt)
@@ -198,7 +196,7 @@ def test_a_prefill_leg_of_another_prompt_than_the_granted_one_sends_nothing(engi
 
 
 @pytest.mark.parametrize(("policy", "ends"), [("recompute", "length"), ("fail", "error")])
-def test_kv_that_never_comes_ends_as_the_policy_says(engines: ScheduledEngines, policy: str, ends: str) -> None:
+def test_missing_kv_ends_as_the_load_failure_policy_says(engines: ScheduledEngines, policy: str, ends: str) -> None:
     decoder = engines.decoder("recurrent", admission="preallocate", load_failure=policy)
     prompt = prompt_of(11, LENGTH)
     decoding = _decode(decoder, prompt, engines.grant(prompt, expires_at=time.time() + 2.0))
@@ -210,8 +208,8 @@ def test_kv_that_never_comes_ends_as_the_policy_says(engines: ScheduledEngines, 
 
 
 @pytest.mark.parametrize("parameters", ["prfaas_grant", ["prfaas_grant"], 7])
-def test_parameters_that_are_none_are_no_transfer(engines: ScheduledEngines, parameters: Any) -> None:
-    """A client's `vllm_xargs` can put a text or a list where an engine looks for a transfer's."""
+def test_parameters_of_wrong_types_ask_for_no_transfer(engines: ScheduledEngines, parameters: Any) -> None:
+    """A client's `vllm_xargs` can put a text or a list there."""
     decoder = engines.decoder("dense")
     decoder.submit("odd", prompt_of(12, LENGTH), parameters, answer_tokens=2)
     engines.run_until_finished(["odd"])
@@ -219,10 +217,10 @@ def test_parameters_that_are_none_are_no_transfer(engines: ScheduledEngines, par
     engines.assert_nothing_is_left()
 
 
-def test_a_step_without_transfers_asks_the_agent_nothing_and_reports_no_layer(
+def test_a_step_without_transfers_costs_few_calls_and_no_message(
     engines: ScheduledEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in calls of functions of this package, whatever machine it runs on."""
+    """Calls of functions are counted, since times depend on the machine."""
     decoder = engines.decoder("dense")
     connector = decoder.scheduler.connector
     for seed in (23, 24, 25):
@@ -249,10 +247,10 @@ def test_a_step_without_transfers_asks_the_agent_nothing_and_reports_no_layer(
 
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_an_idle_engine_sleeps_in_its_steps_unless_other_ranks_wait_for_them(
+def test_an_idle_engine_sleeps_unless_other_ranks_wait_for_it(
     engines: ScheduledEngines, num_ranks: int, admission: str
 ) -> None:
-    """Ranks of experts compute together, those without work too, once vLLM has scheduled their step."""
+    """Ranks of experts compute together, even without work of their own."""
     decoder = engines.decoder("dense", admission=admission, data_parallel_size=num_ranks)
     prompt = prompt_of(38, LENGTH)
     decoding = _decode(decoder, prompt, engines.grant(prompt))
@@ -290,27 +288,25 @@ def test_a_decode_leg_with_prompt_log_probabilities_releases_its_transfer(
 
 
 @pytest.mark.parametrize("direction", ["do_remote_prefill", "do_remote_decode"])
-def test_of_a_request_with_a_grant_no_other_connector_sees_a_direction(
-    engines: ScheduledEngines, direction: str
-) -> None:
-    """Under MultiConnector NixlConnector took it for its own, and its assertion ended the engine once our transfer failed."""
+def test_other_connectors_see_no_direction_of_a_request_with_a_grant(engines: ScheduledEngines, direction: str) -> None:
+    """NixlConnector under MultiConnector would take it for its own, and stop the engine if the transfer fails."""
     engine, prompt = engines.decoder("dense"), prompt_of(23, LENGTH)
-    theirs = {direction: True, "remote_engine_id": "e"}
+    foreign = {direction: True, "remote_engine_id": "e"}
     engine.submit("ours", prompt, {direction: True, "prfaas_grant": "no grant", "more": 1}, answer_tokens=1)
-    engine.submit("theirs", prompt, theirs, answer_tokens=1)
+    engine.submit("theirs", prompt, foreign, answer_tokens=1)
     assert engine.parameters("ours") == {"prfaas_grant": "no grant", "more": 1}
-    assert engine.parameters("theirs") == theirs
+    assert engine.parameters("theirs") == foreign
     engines.run_until_finished(["ours", "theirs"])
     assert engine.told.outcomes == {f"{'receive' if 'prefill' in direction else 'send'} no_grant": 1}
     engines.assert_nothing_is_left()
 
 
-def test_of_several_answers_to_one_prompt_the_first_takes_its_transfer(engines: ScheduledEngines) -> None:
-    """With n = 2 vLLM makes two requests that differ in their names alone."""
+def test_the_first_of_several_answers_takes_the_transfer(engines: ScheduledEngines) -> None:
+    """With n = 2 vLLM makes two requests that differ only in their ids."""
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
     prompt = prompt_of(15, LENGTH)
     grant = engines.grant(prompt)
-    ids = [_decode(decoder, prompt, grant, sample=its) for its in ("0_", "1_")]
+    ids = [_decode(decoder, prompt, grant, sample=sample) for sample in ("0_", "1_")]
     engines.run_until_finished([*ids, _prefill(prefiller, prompt, grant)])
     assert decoder.told.resumed_at == {"0_d15": LENGTH - 1, "1_d15": 0}
     assert decoder.told.wrong_blocks == []
@@ -318,7 +314,7 @@ def test_of_several_answers_to_one_prompt_the_first_takes_its_transfer(engines: 
     engines.assert_nothing_is_left()
 
 
-def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_prefix(engines: ScheduledEngines) -> None:
+def test_a_parked_request_skips_prefix_lookups_and_keeps_its_local_prefix(engines: ScheduledEngines) -> None:
     prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", caches_prefixes=True)
     decoder.submit("first", prompt_of(14, 200), {}, answer_tokens=1)
     engines.run_until_finished(["first"])
@@ -333,8 +329,8 @@ def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_pref
     assert decoder.is_looked_up(decoding)
     assert decoder.told.resumed_at == {"first": 0, decoding: LENGTH - 1}
     assert decoder.told.wrong_blocks == []
-    block_bytes = sum(its[0].nbytes for its in caches_of(config_of(*SHAPES["dense"], num_blocks=1)).values())
-    assert decoder.loaded_bytes == 4 * block_bytes, "six of ten blocks are its own"
+    block_bytes = sum(cache[0].nbytes for cache in caches_of(config_of(*SHAPES["dense"], num_blocks=1)).values())
+    assert decoder.loaded_bytes == 4 * block_bytes, "the engine holds six of ten blocks"
     engines.assert_nothing_is_left()
 
 
@@ -342,10 +338,10 @@ def test_a_parked_request_is_not_looked_up_in_each_step_and_keeps_its_local_pref
     ("shape", "asynchronous", "num_reused"),
     [("dense", False, 288), ("dense", True, 320), ("recurrent", False, 319), ("recurrent", True, 320)],
 )
-def test_an_answer_that_ends_by_itself_is_left_for_the_next_turn(
+def test_a_finished_answer_is_stored_for_the_next_turn(
     engines: ScheduledEngines, shape: str, asynchronous: bool, num_reused: int
 ) -> None:
-    """Scheduled asynchronously, the answer's last token, the 320th, is computed before the scheduler hears of it."""
+    """With asynchronous scheduling the last token, the 320th, is computed before the scheduler hears of it."""
     engine = engines.decoder(shape, asynchronous=asynchronous, reuse=True)
     prompt = prompt_of(20, 313)
     engine.submit("first", prompt, {}, answer_tokens=7, ends_by_itself=True)
@@ -361,10 +357,10 @@ def test_an_answer_that_ends_by_itself_is_left_for_the_next_turn(
     engines.assert_nothing_is_left()
 
 
-def test_nobody_is_preempted_for_blocks_that_a_finished_request_is_about_to_give_back(
+def test_no_request_is_preempted_while_a_finished_one_is_about_to_free_blocks(
     engines: ScheduledEngines,
 ) -> None:
-    """Of 23 blocks one request has ten and ends; the other one, with thirteen, needs one more in the same step."""
+    """One request has ten of 23 blocks and ends. In the same step another one, with thirteen, needs one more."""
     engine = engines.decoder("dense", num_blocks=24, reuse=True)
     prompt = prompt_of(26, 13 * BLOCK_TOKENS - 2)
     engine.submit("ends", prompt_of(25, LENGTH), {}, answer_tokens=18)
@@ -379,7 +375,7 @@ def test_nobody_is_preempted_for_blocks_that_a_finished_request_is_about_to_give
     engines.assert_nothing_is_left()
 
 
-def test_a_reset_of_vllms_caches_has_the_pool_forget_too(engines: ScheduledEngines) -> None:
+def test_a_reset_of_vllms_caches_clears_the_pool(engines: ScheduledEngines) -> None:
     engine = engines.decoder("dense", reuse=True, caches_prefixes=True)
 
     def resumed_at(request_id: str) -> int:
@@ -414,15 +410,13 @@ def test_a_reset_during_prefill_ends_the_transfer_and_both_sides_compute_again(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_prefill_that_is_preempted_in_mid_prompt_still_sends_all_of_it(
-    engines: ScheduledEngines, asynchronous: bool
-) -> None:
+def test_a_preempted_prefill_still_sends_its_whole_prompt(engines: ScheduledEngines, asynchronous: bool) -> None:
     prefiller, decoder = engines.prefiller("recurrent", asynchronous=asynchronous), engines.decoder("recurrent")
     prompt = prompt_of(27, LENGTH)
     grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     wait_until(prefiller.step, what="the first chunk")
-    assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True)  # vLLM has no other way to ask for it
+    assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True)  # The only way to have vLLM preempt.
     engines.run_until_finished([decoding, prefilling])
     assert prefiller.num_preemptions(prefilling) == 1
     assert decoder.told.resumed_at == {decoding: LENGTH - 1}
@@ -432,7 +426,7 @@ def test_a_prefill_that_is_preempted_in_mid_prompt_still_sends_all_of_it(
 
 
 @pytest.mark.parametrize(("shape", "resumed_again_at"), [("dense", 288), ("recurrent", LENGTH - 1)])
-def test_an_answer_that_is_preempted_begins_anew_with_what_the_pool_holds_of_its_prompt(
+def test_a_preempted_answer_reuses_its_prompt_from_the_pool(
     engines: ScheduledEngines, shape: str, resumed_again_at: int
 ) -> None:
     prefiller, decoder = engines.prefiller(shape), engines.decoder(shape, reuse=True)
@@ -451,7 +445,9 @@ def test_an_answer_that_is_preempted_begins_anew_with_what_the_pool_holds_of_its
 
 
 @pytest.mark.parametrize("admission", ["wait", "preallocate"])
-def test_a_reset_while_kv_is_under_way_has_the_prompt_computed_here(engines: ScheduledEngines, admission: str) -> None:
+def test_a_reset_during_a_transfer_makes_the_engine_compute_the_prompt(
+    engines: ScheduledEngines, admission: str
+) -> None:
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent", admission=admission)
     prompt = prompt_of(24, LENGTH)
     grant = engines.grant(prompt)
@@ -467,13 +463,16 @@ def test_a_reset_while_kv_is_under_way_has_the_prompt_computed_here(engines: Sch
 
 
 def _bytes_of(shape: str) -> tuple[int, int]:
-    """Of all states, and of a block of full attention."""
+    """Return the bytes of all states, and of a block of full attention."""
     caches = caches_of(config_of(*SHAPES[shape], num_blocks=1))
-    by_kind = [sum(its.nbytes for name, its in caches.items() if name.startswith(kind)) for kind in ("state", "full")]
+    by_kind = [
+        sum(cache.nbytes for name, cache in caches.items() if name.startswith(kind)) for kind in ("state", "full")
+    ]
     return by_kind[0], by_kind[1]
 
 
-# In chunks of 64 tokens. A checkpoint takes two blocks of states, or one and four of a window; attention one for 32 tokens.
+# Chunks have 64 tokens. A checkpoint takes two blocks of states, or one of states and four of a window. Attention takes one
+# block per 32 tokens.
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
     ("shape", "shared", "resumed_at"),
@@ -485,7 +484,7 @@ def _bytes_of(shape: str) -> tuple[int, int]:
         ("recurrent", 290, 0),
     ],
 )
-def test_a_prompt_that_leaves_an_earlier_one_in_the_middle_begins_at_the_last_checkpoint_before(
+def test_a_branch_of_an_earlier_prompt_begins_at_the_last_checkpoint(
     engines: ScheduledEngines, shape: str, shared: int, resumed_at: int, asynchronous: bool
 ) -> None:
     caches_prefixes = "checkpointed" in shape
@@ -501,8 +500,8 @@ def test_a_prompt_that_leaves_an_earlier_one_in_the_middle_begins_at_the_last_ch
     engines.assert_nothing_is_left()
 
 
-def test_attention_that_vllm_holds_itself_is_not_loaded_with_the_state_that_it_lacks(engines: ScheduledEngines) -> None:
-    """Nine of the ten blocks of attention that the loaded state's length has are its own; the tenth was never full."""
+def test_only_the_missing_state_is_loaded_beside_local_attention(engines: ScheduledEngines) -> None:
+    """The engine holds nine of ten blocks of attention; the tenth was never full."""
     engine = engines.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
     prompt = prompt_of(31, LENGTH)
     engine.submit("first", prompt, {}, answer_tokens=1)
@@ -518,8 +517,8 @@ def test_attention_that_vllm_holds_itself_is_not_loaded_with_the_state_that_it_l
     engines.assert_nothing_is_left()
 
 
-def test_attention_that_vllm_holds_beyond_the_last_checkpoint_does_not_hide_it(engines: ScheduledEngines) -> None:
-    """vLLM asks what reaches beyond its 288 tokens of attention: nothing does, and without a state they are of no use."""
+def test_local_attention_beyond_a_checkpoint_does_not_hide_the_checkpoint(engines: ScheduledEngines) -> None:
+    """Nothing reaches beyond the 288 tokens of local attention, which are useless without a state."""
     engine = engines.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
     engine.submit("first", prompt_of(33, LENGTH), {}, answer_tokens=1)
     engines.run_until_finished(["first"])
@@ -532,7 +531,7 @@ def test_attention_that_vllm_holds_beyond_the_last_checkpoint_does_not_hide_it(e
     engines.assert_nothing_is_left()
 
 
-def test_a_transfer_no_longer_than_attention_that_vllm_holds_itself_still_brings_its_state(
+def test_a_transfer_no_longer_than_local_attention_still_loads_its_state(
     engines: ScheduledEngines,
 ) -> None:
     prefiller = engines.prefiller("checkpointed", caches_prefixes=True)
@@ -551,7 +550,7 @@ def test_a_transfer_no_longer_than_attention_that_vllm_holds_itself_still_brings
     engines.assert_nothing_is_left()
 
 
-def test_a_client_that_leaves_in_mid_prompt_leaves_no_block_pinned(engines: ScheduledEngines) -> None:
+def test_a_client_that_leaves_during_prefill_leaves_no_block_pinned(engines: ScheduledEngines) -> None:
     engine = engines.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
     engine.submit("leaves", prompt_of(36, LENGTH), {}, answer_tokens=1)
     wait_until(lambda: engine.step() >= 0 and engine.num_computed_tokens("leaves") >= 64)

@@ -81,6 +81,7 @@ def test_every_row_is_right_even_with_a_flipped_byte(surroundings: Surroundings)
     surroundings.assert_nothing_left()
 
 
+@pytest.mark.soak
 def test_an_interrupt_while_engines_start_leaves_nothing(surroundings: Surroundings) -> None:
     demo = surroundings.start()
     wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=150)
@@ -90,6 +91,7 @@ def test_an_interrupt_while_engines_start_leaves_nothing(surroundings: Surroundi
     surroundings.assert_nothing_left()
 
 
+@pytest.mark.soak
 def test_a_dying_engine_fails_the_demo_and_leaves_nothing(surroundings: Surroundings) -> None:
     demo = surroundings.start()
     wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=150)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 NUM_BLOCKS, NUM_SLOTS = 64, 48
 HEADER_BYTES, SLOT_BYTES = 4096, 1 << 17
 EXTENT_BYTES = 8 * SLOT_BYTES
-SLEEP_CYCLES = 400_000_000  # about 0.2 s at 2 GHz: long beside any copy here
+SLEEP_CYCLES = 400_000_000  # About 0.2 s at 2 GHz, much longer than any copy here.
 
 
 @dataclass
@@ -72,7 +72,7 @@ def test_saved_bytes_are_those_of_the_blocks(bench: Bench, payload: int, offset:
     bench.wait(bench.copier.then_saved)
     for block, slot in zip(blocks, slots, strict=True):
         assert torch.equal(bench.slots[slot, offset : offset + payload], cache[block].flatten().cpu())
-    assert not bench.slots[1].any()  # a slot that nobody named
+    assert not bench.slots[1].any()  # This slot was not named.
 
 
 @pytest.mark.parametrize("payload", [65_536, 34_688, 777])
@@ -99,7 +99,7 @@ def test_a_save_follows_what_the_model_has_queued(bench: Bench) -> None:
 
 def test_the_host_does_not_wait_for_copies(bench: Bench) -> None:
     cache = random_cache(4_096)
-    bench.copier.save(bench.layer(cache), [1], [1])  # first use loads the kernels
+    bench.copier.save(bench.layer(cache), [1], [1])  # The first use loads the kernels.
     bench.copier.load(bench.layer(cache), [1], [1])
     torch.cuda.synchronize()
     done = threading.Event()
@@ -119,7 +119,7 @@ def test_a_fence_keeps_later_work_from_overwriting_what_is_read(bench: Bench) ->
     cache = random_cache(4_096)
     cache.fill_(1)
     with torch.cuda.stream(bench.copier._save_stream):
-        torch.cuda._sleep(SLEEP_CYCLES)  # the save starts late
+        torch.cuda._sleep(SLEEP_CYCLES)  # The save starts late.
     bench.copier.save(bench.layer(cache), [3], [3])
     bench.copier.fence()
     cache.fill_(2)
@@ -189,4 +189,4 @@ def test_what_cannot_be_pinned_is_copied_all_the_same(first_extent: int) -> None
         assert torch.equal(source[span].cpu(), target[span].cpu())
     copier.close()
     torch.cuda.cudart().cudaHostUnregister(taken)
-    torch.cuda.synchronize()  # raises where an error is left over
+    torch.cuda.synchronize()  # Raises if an error is left.

@@ -1,4 +1,4 @@
-"""Two nodes with real agents, and engines that know what every block must hold."""
+"""Two nodes with real agents, and engines that know the bytes of every block."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tools.processes import Children
 from tools.stack import AgentProcess, Stack
 
 GRANT_SECONDS = 20.0
-NUM_TOKENS = 300  # transferred: neither a multiple of a block nor of a chunk
+NUM_TOKENS = 300  # Of a transfer: no multiple of a block or chunk.
 
 
 @dataclass
 class Nodes:
-    """Two nodes, an engine each. Their pools may hold what other tests have left of other models."""
+    """Two nodes with engines. Their pools may hold blocks of other tests under other models."""
 
     east: AgentProcess
     west: AgentProcess
@@ -45,7 +45,7 @@ class Nodes:
         return engine
 
     def close(self) -> None:
-        """End the engines; the nodes go on."""
+        """Stop the engines but not the nodes."""
         for engine in self.engines:
             engine.close()
 
@@ -74,14 +74,14 @@ class Nodes:
     def assert_nothing_is_left(self) -> None:
         for agent in (self.east, self.west):
             what = f"an idle {agent.name}"
-            # what arrived and nobody claims stays until its grant has expired
+            # Unclaimed transfers stay until their grants expire.
             wait_until(lambda agent=agent: self._is_idle(agent), seconds=GRANT_SECONDS + PATIENCE_SECONDS, what=what)  # type: ignore[misc]
 
     def are_idle(self) -> bool:
         return self._is_idle(self.east) and self._is_idle(self.west)
 
     def await_nothing_read(self) -> None:
-        """No engine waits for blocks of a node, or reads them."""
+        """Wait until no engine waits for blocks or reads them."""
         for agent in (self.east, self.west):
             wait_until(
                 lambda agent=agent: not self.status(agent)["receiving"] + self.status(agent)["prefix_store"],  # type: ignore[misc]
@@ -91,7 +91,7 @@ class Nodes:
     def _is_idle(self, agent: AgentProcess) -> bool:
         status = self.status(agent)
         slots = status["pool"]["transfer"] + status["pool"]["quarantined"]
-        uses = sum(status[its] for its in ("sending", "receiving", "prefix_store", "pending_claims", "leases"))
+        uses = sum(status[word] for word in ("sending", "receiving", "prefix_store", "pending_claims", "leases"))
         return bool(slots + uses == 0)
 
     def kill_agent(self, name: Literal["east", "west"]) -> None:

@@ -86,6 +86,14 @@ class Deployment:
         for agent in self.agents.values():
             self.stack.await_agent(agent)
         wait_until(lambda: self.agents.keys() <= get_json(f"{self.manager_url}/digests").keys(), what="known nodes")
+        for name, engine in self.engines.items():
+            wait_until(lambda name=name, url=engine.url: self._is_attached(name, url), what=f"engine {name} attached")  # type: ignore[misc]
+
+    def _is_attached(self, name: str, url: str) -> bool:
+        """Return whether an engine has attached to its new agent. An idle engine does so at its next request."""
+        self.ask(url, [1, 2, 3], max_tokens=1)
+        roles = {attached.split("/")[-2] for attached in self.agent_status(name)["engines"]}
+        return roles == {"scheduler", "worker"}
 
     def _start_agent(self, name: str, node: Node, settings: Mapping[str, Any]) -> AgentProcess:
         address = self._engine_addresses.setdefault(name, free_address())

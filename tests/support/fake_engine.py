@@ -1,7 +1,7 @@
-"""An engine without a model: calls both sides of the connector in vLLM's order and fills its blocks with known bytes.
+"""Engine without a model, which calls both sides of the connector in vLLM's order.
 
-What a block must hold is a function of its group, its layer and all tokens up to the last one that is computed in it, so that
-a block copied too early, from the wrong place or prompt, or not at all shows.
+The bytes of a block depend on its group, its layer, and all tokens up to its last computed one. So the engine notices
+blocks copied too early, from the wrong place or prompt, or not at all.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ from prfaas.types import Shard
 MODEL = "fake"
 NUM_BLOCKS = 256
 ANSWER_SECONDS = 60.0
-QUIET: dict[str, Any] = {  # no test is about reuse, or has the agent given up for being slow, unless it says so
-    "reuse": False,
-    "open_wait_seconds": ANSWER_SECONDS,
-}
+# Tests ask for reuse and for impatience explicitly.
+QUIET: dict[str, Any] = {"reuse": False, "open_wait_seconds": ANSWER_SECONDS}
 _instances = itertools.count(1)
 
 
@@ -123,11 +121,11 @@ class FakeEngine:
         self._tenant = settings.get("tenant", "")
         self._free = list(range(1, NUM_BLOCKS))
         self._pinned: Counter[int] = Counter()
-        self._dropped: set[int] = set()  # pinned blocks that no request holds any more
-        self._loading: set[str] = set()  # requests that have blocks for what was offered, and wait for it
-        self._kept: dict[str, Running] = {}  # finished requests whose blocks the connector still reads or fills
+        self._dropped: set[int] = set()  # Pinned blocks that no request holds.
+        self._loading: set[str] = set()  # Requests with blocks that wait for their load.
+        self._kept: dict[str, Running] = {}  # Finished requests whose blocks the connector still uses.
         self.caches = {(layer.group, layer.layer): layer.pages for layer in memory.layers.values()}
-        self._names = {(its.group, its.layer): name for name, its in memory.layers.items()}
+        self._names = {(layer.group, layer.layer): name for name, layer in memory.layers.items()}
         layout = memory.layout
         worker = AgentClient(str(agent_socket), instance=self._instance, role="worker", layout=layout)
         self.worker = WorkerSide(
@@ -152,7 +150,7 @@ class FakeEngine:
         return len(self._free)
 
     def outcomes(self) -> dict[str, int]:
-        """How many transfers ended how, such as {"send completed": 1}."""
+        """Return the number of transfers by outcome, such as {"send completed": 1}."""
         return {" ".join(key): count for key, count in self.scheduler.counts.transfers.items()}
 
     # A request's life
@@ -259,7 +257,7 @@ class FakeEngine:
         running.computed = 0
 
     def look_up_again(self, running: Running) -> None:
-        """What vLLM's connector does before the engine asks for a preempted request."""
+        """Do what vLLM's connector does before the engine asks for a preempted request."""
         chain = self._chain_of(running.prompt)
         self.scheduler.on_preempted(EngineRequest(running.request_id, len(running.prompt), {}, chain))
 
@@ -268,8 +266,10 @@ class FakeEngine:
         for running, num_tokens in work:
             self._extend(running, running.computed + num_tokens)
         scheduled = [
-            ScheduledRequest(its.request_id, its.computed + num_tokens, lambda its=its: its.tables, its.computed)  # type: ignore[misc]
-            for its, num_tokens in work
+            ScheduledRequest(
+                running.request_id, running.computed + num_tokens, partial(_tables_of, running), running.computed
+            )
+            for running, num_tokens in work
         ]
         step = self.scheduler.plan_step(scheduled)
         self._run_model(step, work)
@@ -349,6 +349,10 @@ class FakeEngine:
                 if not torch.equal(got, content(running.prompt[:end], (g, n), len(got))):
                     wrong.append((g, n, position))
         return wrong
+
+
+def _tables_of(running: Running) -> Sequence[Sequence[int]]:
+    return running.tables
 
 
 def content(tokens: Sequence[int], place: tuple[int, int], size: int) -> torch.Tensor:

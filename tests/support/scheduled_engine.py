@@ -1,4 +1,4 @@
-"""vLLM's own scheduler and block manager over a model that computes nothing: what it calls of a connector, and when.
+"""Engine with vLLM's own scheduler and block manager, but without a model.
 
 The scheduler's half of the order is vLLM's code. The worker's half is written down in `ScheduledEngine.step` as the base
 class documents it. Blocks hold bytes that say what they are, as in the fake engine of the integration tests.
@@ -46,9 +46,9 @@ from prfaas.types import Shard
 from tests.support.fake_engine import content
 
 BLOCK_TOKENS = 32
-NUM_HEADS = 2  # of the model whose configuration vLLM reads
+NUM_HEADS = 2  # Of the model whose configuration vLLM reads.
 ANSWER_TOKEN = 7
-END_TOKEN = 8  # of an answer that ends by itself
+END_TOKEN = 8  # Ends an answer before its limit.
 
 
 class SilentLayer(torch.nn.Identity):  # type: ignore[misc]
@@ -62,14 +62,22 @@ class SilentLayer(torch.nn.Identity):  # type: ignore[misc]
 
 
 @dataclass
-class Told:
-    """What an engine's clients and its blocks have shown."""
+class Observations:
+    """Observations of an engine's clients, and of its blocks.
 
-    finished: dict[str, str] = field(default_factory=dict)  # request → why it ended
-    resumed_at: dict[str, int] = field(default_factory=dict)  # request → tokens that it did not compute
-    resumed_again_at: dict[str, int] = field(default_factory=dict)  # the same, once its blocks had been taken away
-    wrong_blocks: list[tuple[str, int, str, int]] = field(default_factory=list)  # read, and not what they must be
-    outcomes: Counter[str] = field(default_factory=Counter)  # transfers, as vLLM's statistics count them
+    Attributes:
+        finished: Reasons of ends by request.
+        resumed_at: Tokens that a request did not compute.
+        resumed_again_at: The same after a preemption.
+        wrong_blocks: Blocks that were read with wrong bytes.
+        outcomes: Transfers in vLLM's statistics.
+    """
+
+    finished: dict[str, str] = field(default_factory=dict)
+    resumed_at: dict[str, int] = field(default_factory=dict)
+    resumed_again_at: dict[str, int] = field(default_factory=dict)
+    wrong_blocks: list[tuple[str, int, str, int]] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
 
 class ScheduledEngine:
@@ -97,7 +105,7 @@ class ScheduledEngine:
 
         With a `data_parallel_size` it is the first of so many ranks of experts, as its configuration says.
         """
-        patient = {"open_wait_seconds": "20s"}  # that a busy machine's agent is slow is not what is tested
+        patient = {"open_wait_seconds": "20s"}  # The agent of a busy machine is slow.
         transfer = KVTransferConfig(
             kv_connector="PrfaasConnector",
             kv_connector_module_path="prfaas.connector.vllm.connector",
@@ -132,10 +140,10 @@ class ScheduledEngine:
         config.compilation_config.static_forward_context.update(modules)
         config.scheduler_config.async_scheduling = asynchronous
         config.parallel_config.data_parallel_size = data_parallel_size
-        self.told = Told()
+        self.told = Observations()
         self._asynchronous = asynchronous
         self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
-        self._lengths: dict[str, int] = {}  # of answers that end by themselves, their last token included
+        self._lengths: dict[str, int] = {}  # Of answers that end by themselves, with their last token.
         self._num_sampled: Counter[str] = Counter()
         self._modules = modules
         self._kv = kv
@@ -166,11 +174,11 @@ class ScheduledEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether vLLM goes on stepping."""
+        """True if vLLM goes on stepping."""
         return bool(self.scheduler.has_requests())
 
     def leftovers(self) -> list[Any]:
-        """What vLLM and the connector keep of requests; nothing of those that have ended."""
+        """Return all that vLLM and the connector keep of requests. Ended requests must leave nothing."""
         connector = self.scheduler.connector
         side, worker = connector._scheduler, self.worker._worker
         kept = [
@@ -182,7 +190,7 @@ class ScheduledEngine:
         kept += [connector._divergent._awaited, side._refused, side._outbound._given_up, side._outbound._transfers]
         kept += [side._inbound._transfers, side._lookups._lookups, side._stores._prompts]
         kept += [side._has_work, side.will_free_blocks, worker._pending, worker._backlog]  # type: ignore[union-attr]
-        return [its for its in kept if its]
+        return [item for item in kept if item]
 
     def submit(
         self,
@@ -211,7 +219,7 @@ class ScheduledEngine:
         self.scheduler.add_request(request)
 
     def refuse(self, request_id: str, parameters: dict[str, Any]) -> None:
-        """What vLLM's API and engine core do with a decode leg that the API answers with an error."""
+        """Do what vLLM's API and engine core do with a decode leg that the API refuses."""
         told: list[EngineCoreRequest] = []
 
         async def add(request: EngineCoreRequest) -> None:
@@ -246,9 +254,9 @@ class ScheduledEngine:
     def evict_states(self) -> None:
         """Have vLLM's own prefix cache lose all states, and keep all attention."""
         pool = self.scheduler.kv_cache_manager.block_pool
-        linear = {index for index, its in enumerate(self._groups) if its.is_state}
+        linear = {index for index, group in enumerate(self._groups) if group.is_state}
         cached = [block for block in pool.blocks if block.block_hash is not None]
-        states = {its.block_id for its in cached if get_group_id(its.block_hash) in linear}
+        states = {block.block_id for block in cached if get_group_id(block.block_hash) in linear}
         assert states, "vLLM's cache holds no state"
         pool.evict_blocks(states)
 
@@ -259,7 +267,7 @@ class ScheduledEngine:
         arena[start:] = bytes(len(arena) - start)
 
     def is_looked_up(self, request_id: str) -> bool:
-        """Whether vLLM looks the request's prefix up when it asks for it next."""
+        """Return whether vLLM looks up the request's prefix next time."""
         return not self._requests[request_id].skip_reading_prefix_cache
 
     @property
@@ -276,7 +284,7 @@ class ScheduledEngine:
         assert metadata is not None
         self.worker.bind_connector_metadata(metadata)
         self._run_model(output)
-        self.worker.start_load_kv(None)  # asynchronous loads start after the forward pass
+        self.worker.start_load_kv(None)  # Asynchronous loads start after the forward pass.
         self.worker.wait_for_save()
         transferred = self._results(output)
         self.worker.clear_connector_metadata()
@@ -323,7 +331,9 @@ class ScheduledEngine:
             is_reported = not is_linear and self.worker.has_connector_metadata()
             if is_reported:
                 self.worker.wait_for_layer_load(name)
-            self._compute(name, layer, [(its, at, at + output.num_scheduled_tokens[its]) for its, at in work])
+            self._compute(
+                name, layer, [(request_id, at, at + output.num_scheduled_tokens[request_id]) for request_id, at in work]
+            )
             if is_linear:
                 self._modules[name](torch.zeros(1))
             elif is_reported:
@@ -333,7 +343,11 @@ class ScheduledEngine:
         """`work`: each request, and from where to where it computes. One may attend to blocks that another of the same step
         fills: a layer writes the keys and values of all of them before that. States it reads before it writes any."""
         is_linear = self._groups[layer.group].is_state
-        wrong = [(its, before, position) for its, before, _ in work for position in self._wrong(layer, its, before)]
+        wrong = [
+            (request_id, before, position)
+            for request_id, before, _ in work
+            for position in self._wrong(layer, request_id, before)
+        ]
         for request_id, before, after in work:
             for position, end in _changed(self._groups[layer.group], before, after):
                 if (page := self._page(layer, request_id, position)) is not None:
@@ -357,7 +371,7 @@ class ScheduledEngine:
         return None if block == NULL_BLOCK else layer.pages[block]
 
     def _content(self, request: Request, layer: LayerBlocks, num_tokens: int) -> torch.Tensor:
-        """What a layer's block holds after so many tokens, of which vLLM may not have heard of the last one yet."""
+        """Return the bytes of a layer's block after so many tokens. vLLM may not know the last token yet."""
         prompt = request.prompt_token_ids
         assert prompt is not None
         answer = [self._answer_token(request, number) for number in range(1, num_tokens - len(prompt) + 1)]
@@ -366,14 +380,14 @@ class ScheduledEngine:
     def _sampled(self, output: SchedulerOutput, transferred: KVConnectorOutput) -> ModelRunnerOutput:
         """A token for each request whose prompt is computed."""
         ids = list(output.num_scheduled_tokens)
-        requests = (self._requests[its] for its in ids)
+        requests = (self._requests[request_id] for request_id in ids)
         sampled = [
             [self._next_token(request)] if request.num_computed_tokens >= request.num_tokens else []
             for request in requests
         ]
         return ModelRunnerOutput(
             req_ids=ids,
-            req_id_to_index={its: index for index, its in enumerate(ids)},
+            req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
             sampled_token_ids=sampled,
             kv_connector_output=transferred,
         )
@@ -383,7 +397,7 @@ class ScheduledEngine:
         return self._answer_token(request, self._num_sampled[request.request_id])
 
     def _answer_token(self, request: Request, number: int) -> int:
-        """Of an answer, counted from 1."""
+        """Return a token of an answer, counted from 1."""
         return END_TOKEN if number == self._lengths.get(request.request_id) else ANSWER_TOKEN
 
 

@@ -1,4 +1,4 @@
-"""Two nodes, with which every test has a model of its own; and vLLM, imported once and without its dependencies' warnings."""
+"""Two nodes with real agents, on which every test has a model of its own. vLLM is imported once, without warnings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_interfa
 
 if not collect_ignore:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other projects' modules as they are imported
+        warnings.simplefilter("ignore")  # Modules of other projects warn when imported.
         importlib.import_module("prfaas.connector.vllm.connector")
 
 
@@ -33,14 +33,14 @@ def shared_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture
 def nodes(shared_nodes: Nodes) -> Iterator[Nodes]:
-    """Nodes that outlive the test."""
-    its = replace(shared_nodes, model=f"model {next(_numbers)}", engines=[])
-    yield its
-    its.close()
+    """Yield nodes that outlive the test."""
+    own = replace(shared_nodes, model=f"model {next(_numbers)}", engines=[])
+    yield own
+    own.close()
 
 
 @pytest.fixture
 def mortal_nodes(tmp_path: Path) -> Iterator[Nodes]:
-    """Nodes whose agents a test may kill."""
+    """Yield nodes whose agents the test may kill."""
     with running_nodes(tmp_path) as running:
         yield running

@@ -1,4 +1,4 @@
-"""When a decode request gets engine blocks: once its KV is there, at once, or at once while blocks are plenty."""
+"""Engine blocks of decode requests: allocated when the KV is there, at once, or at once while blocks are plentiful."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = prompt_of(1)
 
 
 def _preallocated(decoder: FakeEngine, grant: str) -> Running:
-    """A request that has blocks before its KV has left the other engine."""
+    """Return a request that has blocks before its KV has left the prefill engine."""
     running = receiving(decoder, PROMPT, grant)
     assert decoder.scheduler.num_external_tokens(running.request_id, 0) == NUM_TOKENS
     decoder.allocate(running, NUM_TOKENS)
@@ -34,12 +34,12 @@ def _prefill(prefiller: FakeEngine, grant: str) -> None:
 
 
 def _await_load(decoder: FakeEngine) -> tuple[set[str], set[str]]:
-    """The loads that end next, and those of them that failed."""
+    """Return the loads that end next, and the failed ones among them."""
     ended: Sequence[tuple[set[str], set[str]]] = []
 
     def some_end() -> bool:
         nonlocal ended
-        ended = [its for its in [decoder.step([])] if its[0]]
+        ended = [result for result in [decoder.step([])] if result[0]]
         return bool(ended)
 
     wait_until(some_end, what="the end of a load")
@@ -47,7 +47,7 @@ def _await_load(decoder: FakeEngine) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_blocks_allocated_early_are_filled_when_their_kv_comes(nodes: Nodes, shape: str) -> None:
+def test_preallocated_blocks_are_filled_when_the_kv_comes(nodes: Nodes, shape: str) -> None:
     prefiller = nodes.start(nodes.east, SHAPES[shape])
     decoder = nodes.start(nodes.west, SHAPES[shape], admission="preallocate")
     grant = nodes.grant(PROMPT)
@@ -61,7 +61,7 @@ def test_blocks_allocated_early_are_filled_when_their_kv_comes(nodes: Nodes, sha
     nodes.assert_nothing_is_left()
 
 
-def test_kv_that_never_comes_fails_the_load_of_blocks_allocated_early(nodes: Nodes) -> None:
+def test_missing_kv_fails_the_load_of_preallocated_blocks(nodes: Nodes) -> None:
     decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate", receive_timeout_seconds=1.0)
     running = _preallocated(decoder, nodes.grant(PROMPT))
     assert _await_load(decoder) == ({running.request_id}, {running.request_id})
@@ -70,7 +70,7 @@ def test_kv_that_never_comes_fails_the_load_of_blocks_allocated_early(nodes: Nod
     nodes.assert_nothing_is_left()
 
 
-def test_a_transfer_that_fails_fails_the_load_of_blocks_allocated_early(nodes: Nodes) -> None:
+def test_a_failed_transfer_fails_the_load_of_preallocated_blocks(nodes: Nodes) -> None:
     prefiller = nodes.start(nodes.east, SHAPES["dense"])
     decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate")
     grant = nodes.grant(PROMPT)
@@ -84,8 +84,8 @@ def test_a_transfer_that_fails_fails_the_load_of_blocks_allocated_early(nodes: N
     nodes.assert_nothing_is_left()
 
 
-def test_a_prefix_of_this_node_gets_no_blocks_before_its_data(nodes: Nodes) -> None:
-    """It is here in a moment, or another has its memory: an engine may fail a request whose early blocks stay empty."""
+def test_a_prefix_from_the_pool_gets_no_preallocated_blocks(nodes: Nodes) -> None:
+    """It comes within a moment or never, and an engine may fail a request whose blocks stay empty."""
     engine = nodes.start(
         nodes.west, SHAPES["dense"], admission="preallocate", reuse=True, reuse_min_tokens=16, hold_wait_seconds=60.0
     )
@@ -102,7 +102,7 @@ def test_a_prefix_of_this_node_gets_no_blocks_before_its_data(nodes: Nodes) -> N
     nodes.assert_nothing_is_left()
 
 
-def test_an_agent_that_dies_fails_the_load_of_blocks_allocated_early(mortal_nodes: Nodes) -> None:
+def test_a_dying_agent_fails_the_load_of_preallocated_blocks(mortal_nodes: Nodes) -> None:
     decoder = mortal_nodes.start(mortal_nodes.west, SHAPES["dense"], admission="preallocate")
     running = _preallocated(decoder, mortal_nodes.grant(PROMPT))
     os.kill(mortal_nodes.west.child.process.pid, signal.SIGKILL)
@@ -110,8 +110,8 @@ def test_an_agent_that_dies_fails_the_load_of_blocks_allocated_early(mortal_node
     assert decoder.outcomes() == {"receive agent_lost": 1}
 
 
-def test_a_client_that_leaves_gives_blocks_allocated_early_back(nodes: Nodes) -> None:
-    """vLLM frees the blocks of such a request when the workers say that its load has ended."""
+def test_a_leaving_client_frees_preallocated_blocks(nodes: Nodes) -> None:
+    """vLLM frees the blocks after the workers have reported the end of the load."""
     decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate")
     running = _preallocated(decoder, nodes.grant(PROMPT))
     decoder.scheduler.on_finished(running.request_id, lambda: None, lambda: running.tables)
@@ -120,12 +120,12 @@ def test_a_client_that_leaves_gives_blocks_allocated_early_back(nodes: Nodes) ->
     nodes.assert_nothing_is_left()
 
 
-def test_under_block_shortage_auto_waits_and_otherwise_does_not(nodes: Nodes) -> None:
+def test_auto_preallocates_only_while_blocks_are_plentiful(nodes: Nodes) -> None:
     prefiller = nodes.start(nodes.east, SHAPES["dense"])
     decoder = nodes.start(nodes.west, SHAPES["dense"], admission="auto")
     grant = nodes.grant(PROMPT)
     running = receiving(decoder, PROMPT, grant)
-    others = [decoder._free.pop() for _ in range(NUM_BLOCKS // 2 + 1)]  # what other requests hold
+    others = [decoder._free.pop() for _ in range(NUM_BLOCKS // 2 + 1)]
     assert decoder.scheduler.num_external_tokens(running.request_id, 0) is None
     decoder._free += others
     assert decoder.scheduler.num_external_tokens(running.request_id, 0) == NUM_TOKENS

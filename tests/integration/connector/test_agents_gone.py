@@ -1,4 +1,4 @@
-"""Engines whose agent stands still, has gone, or is another one: nothing that was said to the old one reaches the new one."""
+"""Engines whose agent hangs, dies, or is replaced: nothing meant for the old agent reaches the new one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tools.demo.client import is_answering
 CPU = torch.device("cpu")
 
 
-def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> None:
+def test_a_full_ring_delays_a_transfer_but_loses_nothing(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["dense"])
     prompt = prompt_of(1)
     grant = nodes.grant(prompt)
@@ -41,7 +41,7 @@ def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> 
         prefiller.prefill(prefilling, chunk_tokens=100)
         prefiller.end(prefilling)
         prefiller.step([])
-    while prefiller.scheduler.needs_steps:  # as an engine without requests does
+    while prefiller.scheduler.needs_steps:
         prefiller.step([])
     assert decoder.await_answer(parked) == NUM_TOKENS
     assert decoder.load(parked, NUM_TOKENS)
@@ -51,7 +51,7 @@ def test_a_full_ring_delays_a_transfer_and_loses_nothing_of_it(nodes: Nodes) -> 
     nodes.assert_nothing_is_left()
 
 
-def test_an_idle_engine_whose_agent_died_with_a_full_ring_takes_no_more_steps(mortal_nodes: Nodes) -> None:
+def test_an_idle_engine_needs_no_steps_after_its_agent_died_with_a_full_ring(mortal_nodes: Nodes) -> None:
     prefiller, _ = mortal_nodes.pair(SHAPES["dense"])
     prompt = prompt_of(1)
     prefilling = sending(prefiller, prompt, mortal_nodes.grant(prompt))
@@ -70,15 +70,15 @@ def test_an_idle_engine_whose_agent_died_with_a_full_ring_takes_no_more_steps(mo
 
 
 def _fill(ring: RingWriter | None) -> None:
-    """With entries of no kind, which the agent leaves out."""
+    """Fill a ring with entries of no kind, which the agent ignores."""
     assert ring is not None
     ring._counters[0] += RING_ENTRIES
     os.eventfd_write(ring.event_fd, 1)
     assert not ring.push(RingEntry(EntryKind.FORWARD_ENDED, handle=1))
 
 
-def test_an_arena_is_kept_until_another_agent_has_taken_the_engine(mortal_nodes: Nodes) -> None:
-    """On a GPU making a copier pins the whole arena, on the model's thread."""
+def test_a_copier_is_kept_until_the_worker_attaches_to_a_new_agent(mortal_nodes: Nodes) -> None:
+    """On a GPU each copier pins memory on the model's thread."""
     made: list[Copier] = []
 
     def make(client: AgentClient) -> Copier:
@@ -99,13 +99,13 @@ def test_an_arena_is_kept_until_another_agent_has_taken_the_engine(mortal_nodes:
         return len(made) == 2
 
     wait_until(has_taken_the_new_one, what="the new agent")
-    for _ in range(5):  # the scheduler has not met it yet
+    for _ in range(5):  # The scheduler has not attached to the new agent yet.
         worker.begin_step(Step(epoch=0))
     assert len(made) == 2 and worker._client.connected
     worker.close()
 
 
-def test_a_load_that_names_no_slots_of_a_rank_fails_and_the_engine_goes_on(nodes: Nodes) -> None:
+def test_a_load_without_slots_for_a_rank_fails(nodes: Nodes) -> None:
     memory = memory_of(SHAPES["dense"])
     client = AgentClient(str(nodes.west.socket), instance="alone", role="worker", layout=memory.layout)
     worker = WorkerSide(client, memory.layers, memory.layout, make_copier=partial(copier_for, device=CPU))
@@ -116,9 +116,9 @@ def test_a_load_that_names_no_slots_of_a_rank_fails_and_the_engine_goes_on(nodes
     worker.close()
 
 
-def test_a_new_agent_hears_of_no_transfer_of_the_old_one(mortal_nodes: Nodes) -> None:
-    """Agents count their handles from 1: the old one's first is another transfer's at the new one."""
-    prefiller, _ = mortal_nodes.pair(SHAPES["dense"])  # without the other one the west would refuse it
+def test_a_new_agent_gets_no_handles_of_the_old_one(mortal_nodes: Nodes) -> None:
+    """Each agent counts handles from 1, so handles of two agents may be equal."""
+    prefiller, _ = mortal_nodes.pair(SHAPES["dense"])
     prompt = prompt_of(2)
     prefilling = sending(prefiller, prompt, mortal_nodes.grant(prompt))
     prefiller.await_answer(prefilling)
@@ -138,7 +138,7 @@ def test_a_new_agent_hears_of_no_transfer_of_the_old_one(mortal_nodes: Nodes) ->
 def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
     mortal_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a question has had no answer for too long, the agent is looked at twice in a step."""
+    """While a reply is overdue, a step polls the agent twice."""
     engine = mortal_nodes.start(
         mortal_nodes.west, SHAPES["dense"], reuse=True, reuse_min_tokens=16, open_wait_seconds=0.0
     )
@@ -156,7 +156,7 @@ def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
 
     def poll(timeout_seconds: float = 0.0) -> list[Message]:
         if next(looks) == 1:
-            return []  # nothing has come
+            return []
         mortal_nodes.kill_agent("west")
         wait_until(lambda: is_answering(f"{mortal_nodes.west.status_url}/healthz"), what="the new agent")
         return look(timeout_seconds)
@@ -169,7 +169,7 @@ def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
     assert [save.spans for save in step.saves] == [()]
 
 
-def test_a_scheduler_that_lost_its_connection_beside_living_workers_leaves_no_slots_behind(nodes: Nodes) -> None:
+def test_a_scheduler_that_loses_its_connection_leaves_no_slots_in_use(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["dense"])
     reader = nodes.start(nodes.west, SHAPES["dense"], reuse=True)
     whole, begun, opened = (prompt_of(seed) for seed in (1, 2, 3))
@@ -182,8 +182,8 @@ def test_a_scheduler_that_lost_its_connection_beside_living_workers_leaves_no_sl
     prefiller.finish(sent)
     wait_until(lambda: nodes.status(nodes.east)["sending"] == 0, what="the end of what was sent")
     sends = [sending(prefiller, prompt, nodes.grant(prompt)) for prompt in (begun, opened)]
-    for its in sends:
-        prefiller.await_answer(its)
+    for request in sends:
+        prefiller.await_answer(request)
     prefiller.step([(sends[0], 100)])
     for engine in (prefiller, decoder, reader):
         engine.client._session.socket.shutdown(socket.SHUT_RDWR)
@@ -193,22 +193,22 @@ def test_a_scheduler_that_lost_its_connection_beside_living_workers_leaves_no_sl
     def are_idle() -> bool:
         for engine in (prefiller, decoder, reader):
             engine.step([])
-        return all(its.client.connected for its in (prefiller, decoder, reader)) and nodes.are_idle()
+        return all(engine.client.connected for engine in (prefiller, decoder, reader)) and nodes.are_idle()
 
     wait_until(are_idle, what="nodes without slots in use")
-    attached = [its for agent in (nodes.east, nodes.west) for its in nodes.status(agent)["engines"]]
+    attached = [name for agent in (nodes.east, nodes.west) for name in nodes.status(agent)["engines"]]
     for engine in (prefiller, decoder, reader):
         assert {f"{engine._instance}/{role}/0" for role in ("scheduler", "worker")} <= set(attached)
     assert prefiller.outcomes()["send agent_lost"] == len(sends)
 
 
 def test_the_first_request_after_an_agents_restart_is_transferred(mortal_nodes: Nodes) -> None:
-    """An idle engine has not looked at its agent since."""
+    """An idle engine has not noticed the restart."""
     prefiller, _ = mortal_nodes.pair(SHAPES["dense"])
     seeds = itertools.count(3)
 
     def is_begun() -> bool:
-        """Tried anew, since a busy machine's agent may be slower than an engine waits."""
+        """Try again, since the agent of a busy machine may be slower than the engine waits."""
         mortal_nodes.kill_agent("east")
         wait_until(lambda: is_answering(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
         prompt, before = prompt_of(next(seeds)), prefiller.outcomes().get("send agent_lost", 0)
@@ -218,7 +218,7 @@ def test_the_first_request_after_an_agents_restart_is_transferred(mortal_nodes: 
     wait_until(is_begun, what="a transfer")
 
 
-def test_of_a_step_of_an_agent_that_a_worker_has_not_met_it_copies_nothing(nodes: Nodes) -> None:
+def test_a_worker_skips_copies_for_an_agent_that_it_is_not_attached_to(nodes: Nodes) -> None:
     memory = memory_of(SHAPES["dense"])
     client = AgentClient(str(nodes.west.socket), instance="late", role="worker", layout=memory.layout)
     worker = WorkerSide(client, memory.layers, memory.layout, make_copier=partial(copier_for, device=CPU))
@@ -233,7 +233,7 @@ def test_of_a_step_of_an_agent_that_a_worker_has_not_met_it_copies_nothing(nodes
 
 
 class _Unpinned(HostCopier):
-    """Stands for a GPU's, of which nothing can be pinned."""
+    """Copier that stands for a GPU's without pinned memory."""
 
     is_unpinned = True
 
@@ -242,7 +242,7 @@ def _unpinned(client: AgentClient) -> Copier:
     return _Unpinned(copier_for(client, device=CPU)._slots)  # type: ignore[attr-defined]
 
 
-def test_an_engine_whose_first_arena_cannot_be_pinned_does_not_start(nodes: Nodes) -> None:
+def test_an_engine_does_not_start_if_no_memory_can_be_pinned(nodes: Nodes) -> None:
     memory = memory_of(SHAPES["dense"])
     client = AgentClient(str(nodes.west.socket), instance="unpinned", role="worker", layout=memory.layout)
     with pytest.raises(LayoutError, match="pinned"):
@@ -250,7 +250,7 @@ def test_an_engine_whose_first_arena_cannot_be_pinned_does_not_start(nodes: Node
     wait_until(lambda: "unpinned/worker/0" not in nodes.status(nodes.west)["engines"], what="its leaving")
 
 
-def test_an_engine_whose_later_arena_cannot_be_pinned_goes_on_with_its_transfers(mortal_nodes: Nodes) -> None:
+def test_a_running_engine_goes_on_with_an_unpinned_arena(mortal_nodes: Nodes) -> None:
     prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
     prefiller.worker._make_copier = _unpinned
     mortal_nodes.kill_agent("east")
@@ -269,8 +269,8 @@ def test_an_engine_whose_later_arena_cannot_be_pinned_goes_on_with_its_transfers
     mortal_nodes.assert_nothing_is_left()
 
 
-class _Told(HostCopier):
-    """Remembers what it was asked."""
+class _RecordingCopier(HostCopier):
+    """Copier that records its calls."""
 
     def __init__(self, slots: torch.Tensor) -> None:
         super().__init__(slots)
@@ -284,12 +284,12 @@ class _Told(HostCopier):
         self.asked.append("fence")
 
 
-def test_a_step_ends_with_the_engine_waiting_for_its_copies(mortal_nodes: Nodes) -> None:
-    """The next one may zero blocks that it gives away before it calls the connector."""
-    made: list[_Told] = []
+def test_a_step_ends_with_a_fence_after_its_copies(mortal_nodes: Nodes) -> None:
+    """The next step may zero blocks before it calls the connector."""
+    made: list[_RecordingCopier] = []
 
     def make(client: AgentClient) -> Copier:
-        made.append(_Told(copier_for(client, device=CPU)._slots))  # type: ignore[attr-defined]
+        made.append(_RecordingCopier(copier_for(client, device=CPU)._slots))  # type: ignore[attr-defined]
         return made[-1]
 
     memory = memory_of(SHAPES["dense"])

@@ -1,4 +1,4 @@
-"""A link that takes nothing: transfer blocks run out, new prefills go without a transfer, nobody waits or loses a block."""
+"""A blocked link: transfer blocks run out, new prefills run without a transfer, and no request waits or loses a block."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.fake_engine import SHAPES, FakeEngine, Running
 from tests.support.waiting import wait_until
 from tools.link import Relay
 
-NUM_REQUESTS = 8  # more than the transfer blocks serve
+NUM_REQUESTS = 8  # More than the transfer blocks suffice for.
 SHAPE = SHAPES["recurrent"]
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    """Pools in which most of the room is for prefix blocks."""
+    """Yield nodes whose pools have most room for prefix blocks."""
     with running_nodes(tmp_path, pool_bytes="4MiB", transfer_ratio=0.05) as running:
         yield running
 
@@ -53,7 +53,7 @@ def _leave_a_prefix(engine: FakeEngine, prompt: Sequence[int]) -> None:
     engine.finish(running, leaves=True)
 
 
-def test_without_transfer_blocks_new_prefills_go_without_and_running_ones_finish(nodes: Nodes) -> None:
+def test_prefills_without_transfer_blocks_run_without_a_transfer(nodes: Nodes) -> None:
     prefiller = nodes.start(nodes.east, SHAPE, reuse=True, reuse_min_tokens=16)
     decoder = nodes.start(nodes.west, SHAPE)
     _leave_a_prefix(prefiller, prompt_of(30))
@@ -61,28 +61,32 @@ def test_without_transfer_blocks_new_prefills_go_without_and_running_ones_finish
         _transfer(nodes, link, (prefiller, decoder), prompt_of(31))
         link.hold()
         wait_until(lambda: link.is_held, what="the hold")
-        pairs = [(its, _grant(nodes, link, its)) for its in map(prompt_of, range(40, 40 + NUM_REQUESTS))]
-        short = _grant(nodes, link, pairs[-1][0], expires_at=time.time() + 1.0)  # nothing comes of the last one
+        pairs = [(prompt, _grant(nodes, link, prompt)) for prompt in map(prompt_of, range(40, 40 + NUM_REQUESTS))]
+        short = _grant(nodes, link, pairs[-1][0], expires_at=time.time() + 1.0)
         decoding = [receiving(decoder, *pair) for pair in [*pairs[:-1], (pairs[-1][0], short)]]
         prefilling = [sending(prefiller, *pair) for pair in pairs]
-        for its in prefilling:
-            assert prefiller.await_answer(its) == 0
+        for running in prefilling:
+            assert prefiller.await_answer(running) == 0
         num_refused = prefiller.outcomes()["send no_memory"]
         num_running = NUM_REQUESTS - num_refused
         assert num_running > 0 and num_refused > 0
-        while any(its.computed < NUM_TOKENS for its in prefilling):  # all of them compute while nothing leaves
+        while any(running.computed < NUM_TOKENS for running in prefilling):
             prefiller.step(
-                [(its, min(100, NUM_TOKENS - its.computed)) for its in prefilling if its.computed < NUM_TOKENS]
+                [
+                    (running, min(100, NUM_TOKENS - running.computed))
+                    for running in prefilling
+                    if running.computed < NUM_TOKENS
+                ]
             )
-        for its in prefilling:
-            prefiller.finish(its)
+        for running in prefilling:
+            prefiller.finish(running)
         assert prefiller.outcomes()["send completed"] == 1 + num_running
         link.release()
-        for its in decoding[:num_running]:
-            _decode(decoder, its)
+        for running in decoding[:num_running]:
+            _decode(decoder, running)
         assert decoder.await_answer(decoding[-1]) == 0, "the decode side computes it itself"
-        for its in decoding[num_running:]:
-            decoder.finish(its)
+        for running in decoding[num_running:]:
+            decoder.finish(running)
     again = prefiller.submit("again", prompt_of(30, NUM_TOKENS + 60), {})
     assert prefiller.await_answer(again) == NUM_TOKENS + 1, "the prefix that was there before is there"
     assert prefiller.load(again, NUM_TOKENS + 1)

@@ -1,4 +1,4 @@
-"""Hybrids whose kernels no CPU has: vLLM's own specs describe them, and their bytes go through pool and wire."""
+"""Hybrid models whose kernels run on no CPU: vLLM's specs describe them, and their bytes go through pool and wire."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.vllm_caches import KDA, LIGHTNING, config_of, latent
 pytestmark = pytest.mark.vllm
 LAYERS_PER_GROUP = 2
 RATIOS = {"three KDA to one MLA": (KDA, 3), "seven lightning to one MLA": (LIGHTNING, 7)}
-MLA_BLOCK_TOKENS = 64  # a page of it is larger than either state, as vLLM arranges
+MLA_BLOCK_TOKENS = 64  # Its page is larger than either state, as in vLLM.
 
 
 def hybrid(ratio: str, model: str) -> Memory:
-    """An engine's blocks of such a model, described by what the connector itself uses."""
+    """Return an engine's blocks of such a model, as the connector describes them."""
     linear, count = RATIOS[ratio]
     groups = [([f"linear.{group}.{n}" for n in range(LAYERS_PER_GROUP)], linear) for group in range(count)]
     full = ([f"full.{n}" for n in range(LAYERS_PER_GROUP)], latent(MLA_BLOCK_TOKENS))
@@ -29,7 +29,7 @@ def hybrid(ratio: str, model: str) -> Memory:
 
 
 def shared_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
-    """As in vLLM the n-th layers of all groups lie in one tensor, a block of it belongs to one group, states are padded."""
+    """Return caches in which, as in vLLM, the n-th layers of all groups share a tensor and states are padded."""
     page = max(group.kv_cache_spec.page_size_bytes for group in config.kv_cache_groups)
     raw = [torch.zeros(NUM_BLOCKS, page, dtype=torch.int8) for _ in range(LAYERS_PER_GROUP)]
     caches = {}
@@ -44,7 +44,7 @@ def shared_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
 
 
 def _transfer(nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine) -> Running:
-    """A prefill in chunks that has travelled, and the decode request that may load it."""
+    """Transfer a chunked prefill and return the decode request that may load it."""
     prompt = prompt_of(1)
     grant = nodes.grant(prompt)
     parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)

@@ -1,4 +1,4 @@
-"""Requests from their arrival to their end over two real agents, with an engine that knows what every block must hold."""
+"""Whole lives of requests over two real agents, with engines that know the bytes of every block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tools.demo.client import get_json
 Leg = Callable[[FakeEngine, Sequence[int], str], Running]
 
 
-@pytest.mark.parametrize("chunk_tokens", [1000, 64, 50, 7], ids=lambda its: f"chunks of {its}")
+@pytest.mark.parametrize("chunk_tokens", [1000, 64, 50, 7], ids=lambda tokens: f"chunks of {tokens}")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_block_that_decoding_reads_is_right(nodes: Nodes, shape: str, chunk_tokens: int) -> None:
     prefiller, decoder = nodes.pair(SHAPES[shape])
@@ -55,7 +55,7 @@ def test_every_block_that_decoding_reads_is_right(nodes: Nodes, shape: str, chun
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_blocks_that_either_engine_holds_itself_are_not_computed_or_overwritten(nodes: Nodes, shape: str) -> None:
+def test_local_blocks_are_neither_computed_nor_overwritten(nodes: Nodes, shape: str) -> None:
     prefiller, decoder = nodes.pair(SHAPES[shape])
     prompt = prompt_of(2)
     grant = nodes.grant(prompt)
@@ -89,14 +89,14 @@ def _positions(
     return [(key, running.tables[key[0]].index(block)) for key, block in marked if block in running.tables[key[0]]]
 
 
-def test_states_whose_layers_nobody_reports_leave_after_the_pass_and_are_counted(nodes: Nodes) -> None:
+def test_states_of_layers_without_a_hook_leave_after_the_pass_and_are_counted(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["recurrent"])
     running = _transfer(nodes, prefiller, decoder, prompt_of(31))
     assert decoder.wrong_blocks(running, NUM_TOKENS) == []
     assert prefiller.worker.counts.state_tail_bytes == 5001
 
 
-def test_what_both_agents_hold_is_neither_copied_nor_sent_again(nodes: Nodes) -> None:
+def test_blocks_in_both_pools_are_neither_copied_nor_sent_again(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["recurrent"])
     prompt = prompt_of(6)
     _transfer(nodes, prefiller, decoder, prompt)
@@ -104,7 +104,7 @@ def test_what_both_agents_hold_is_neither_copied_nor_sent_again(nodes: Nodes) ->
     again = _transfer(nodes, prefiller, decoder, prompt)
     assert decoder.wrong_blocks(again, NUM_TOKENS) == []
     assert prefiller.worker.counts.copied_bytes["send"] == copied
-    wait_until(lambda: _last_sent(nodes)["outcome"] == "completed")  # the receiver, who lacks nothing, is done first
+    wait_until(lambda: _last_sent(nodes)["outcome"] == "completed")
     sent = _last_sent(nodes)
     assert sent["held_bytes"] == sent["payload_bytes"] == 5 * 2 * 2048 + 5001
 
@@ -125,7 +125,7 @@ def _transfer(
     return parked
 
 
-def test_a_slot_that_changes_hands_while_it_is_read_fails_the_load(nodes: Nodes) -> None:
+def test_a_slot_that_is_reused_while_it_is_read_fails_the_load(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["dense"])
     prompt = prompt_of(7)
     grant = nodes.grant(prompt)
@@ -134,7 +134,7 @@ def test_a_slot_that_changes_hands_while_it_is_read_fails_the_load(nodes: Nodes)
     prefiller.prefill(prefilling, chunk_tokens=100)
     num_tokens = decoder.await_answer(parked)
     generations = decoder.worker._generations
-    generations[0] += 1  # slot 0 holds the first block
+    generations[0] += 1  # Slot 0 holds the first block.
     assert not decoder.load(parked, num_tokens)
     assert decoder.outcomes() == {"receive overwritten": 1}
     assert decoder.scheduler.num_external_tokens(parked.request_id, 0) == 0, "the engine computes it itself"
@@ -142,10 +142,8 @@ def test_a_slot_that_changes_hands_while_it_is_read_fails_the_load(nodes: Nodes)
 
 @pytest.mark.parametrize("computed", [70, 200, NUM_TOKENS])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_prefill_that_is_preempted_copies_what_is_not_copied_yet_and_ends_whole(
-    nodes: Nodes, shape: str, computed: int
-) -> None:
-    """Scheduled asynchronously, it may lose its blocks even before the engine hears of its one token."""
+def test_a_preempted_prefill_copies_each_block_once(nodes: Nodes, shape: str, computed: int) -> None:
+    """With asynchronous scheduling it may lose its blocks before the engine hears of its token."""
     prefiller, decoder = nodes.pair(SHAPES[shape])
     prompt = prompt_of(36)
     grant = nodes.grant(prompt)
@@ -167,8 +165,8 @@ def test_a_prefill_that_is_preempted_copies_what_is_not_copied_yet_and_ends_whol
     nodes.assert_nothing_is_left()
 
 
-def test_an_offer_of_which_the_engine_loads_nothing_holds_no_slots(nodes: Nodes) -> None:
-    """As where its own cache holds a block in part, beyond the offer."""
+def test_an_unused_offer_holds_no_slots(nodes: Nodes) -> None:
+    """The engine's own cache may hold part of a block beyond the offer."""
     prefiller, decoder = nodes.pair(SHAPES["dense"])
     prompt = prompt_of(37)
     grant = nodes.grant(prompt)
@@ -233,7 +231,7 @@ def test_an_agent_that_dies_costs_a_local_recompute(mortal_nodes: Nodes) -> None
     wait_until(lambda: prefiller.step([]) and prefiller.outcomes() == {"send agent_lost": 1})
 
 
-def test_an_agent_that_is_slow_is_not_waited_for(nodes: Nodes) -> None:
+def test_requests_do_not_wait_for_a_slow_agent(nodes: Nodes) -> None:
     prefiller = nodes.start(nodes.east, SHAPES["dense"], open_wait_seconds=0.02)
     prompt = prompt_of(13)
     with paused(nodes.east.child.process.pid):
@@ -244,7 +242,7 @@ def test_an_agent_that_is_slow_is_not_waited_for(nodes: Nodes) -> None:
     nodes.assert_nothing_is_left()
 
 
-def test_after_a_question_that_an_agent_leaves_unanswered_nobody_waits_until_it_speaks(nodes: Nodes) -> None:
+def test_requests_stop_waiting_after_an_unanswered_question(nodes: Nodes) -> None:
     engine = nodes.start(nodes.east, SHAPES["dense"], reuse=True, reuse_min_tokens=16, open_wait_seconds=1.0)
     prompts = map(prompt_of, itertools.count(42))
 
@@ -256,9 +254,9 @@ def test_after_a_question_that_an_agent_leaves_unanswered_nobody_waits_until_it_
         return engine.outcomes().get("send agent_slow", 0)
 
     def is_answered() -> bool:
-        before, its = num_slow(), sent()
-        engine.await_answer(its)
-        engine.finish(its)
+        before, request = num_slow(), sent()
+        engine.await_answer(request)
+        engine.finish(request)
         return num_slow() == before
 
     with paused(nodes.east.child.process.pid):
@@ -276,7 +274,7 @@ def test_after_a_question_that_an_agent_leaves_unanswered_nobody_waits_until_it_
     nodes.assert_nothing_is_left()
 
 
-def test_a_transfer_that_never_comes_is_given_up_in_time(nodes: Nodes) -> None:
+def test_a_missing_transfer_is_given_up_in_time(nodes: Nodes) -> None:
     decoder = nodes.start(nodes.west, SHAPES["dense"], receive_timeout_seconds=0.3)
     prompt = prompt_of(14)
     parked = receiving(decoder, prompt, nodes.grant(prompt))
@@ -285,7 +283,7 @@ def test_a_transfer_that_never_comes_is_given_up_in_time(nodes: Nodes) -> None:
     nodes.assert_nothing_is_left()
 
 
-def test_a_sender_that_never_opens_its_transfer_is_not_waited_for_until_the_grant_ends(tmp_path: Path) -> None:
+def test_a_transfer_without_a_sender_ends_before_its_grant(tmp_path: Path) -> None:
     with running_nodes(tmp_path, open_timeout_seconds="300ms") as nodes:
         decoder = nodes.start(nodes.west, SHAPES["dense"])
         nodes.east.child.process.kill()
@@ -296,7 +294,7 @@ def test_a_sender_that_never_opens_its_transfer_is_not_waited_for_until_the_gran
         wait_until(lambda: nodes.status(nodes.west)["receiving"] == 0)
 
 
-def test_the_engines_own_cache_makes_a_transfer_needless(nodes: Nodes) -> None:
+def test_the_engines_own_cache_makes_a_transfer_unnecessary(nodes: Nodes) -> None:
     decoder = nodes.start(nodes.west, SHAPES["dense"])
     prompt = prompt_of(15)
     parked = receiving(decoder, prompt, nodes.grant(prompt))
@@ -305,9 +303,9 @@ def test_the_engines_own_cache_makes_a_transfer_needless(nodes: Nodes) -> None:
     nodes.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("legs", [(receiving, sending), (sending, receiving)], ids=lambda its: its[0].__name__)
-def test_one_engine_takes_one_half_of_a_transfer(nodes: Nodes, legs: tuple[Leg, Leg]) -> None:
-    """What ends one half would end the other."""
+@pytest.mark.parametrize("legs", [(receiving, sending), (sending, receiving)], ids=lambda legs: legs[0].__name__)
+def test_an_engine_takes_only_half_of_a_transfer(nodes: Nodes, legs: tuple[Leg, Leg]) -> None:
+    """An end of one half would end the other."""
     engine = nodes.start(nodes.west, SHAPES["dense"])
     prompt = prompt_of(41)
     grant = nodes.grant(prompt, source=AgentName(nodes.west.name))
@@ -329,8 +327,8 @@ def test_one_engine_takes_one_half_of_a_transfer(nodes: Nodes, legs: tuple[Leg, 
         ("arriving", "wrong_role"),
     ],
 )
-def test_a_decode_leg_that_cannot_have_its_transfer_frees_it(nodes: Nodes, stage: str, word: Outcome) -> None:
-    """Long before the grant ends."""
+def test_a_refused_decode_leg_releases_its_transfer(nodes: Nodes, stage: str, word: Outcome) -> None:
+    """The grant would end in an hour."""
     prefiller = nodes.start(nodes.east, SHAPES["recurrent"])
     decoder = nodes.start(
         nodes.west, SHAPES["recurrent"], directions=("send",) if word == "wrong_role" else ("receive",)
@@ -373,7 +371,7 @@ def _has_come(nodes: Nodes, grant: str) -> bool:
     return any((transfer["transfer_id"], transfer["outcome"]) == (name, "completed") for transfer in transfers)
 
 
-def test_a_transfer_that_one_request_waits_for_is_not_given_up_for_another(nodes: Nodes) -> None:
+def test_a_refused_request_does_not_end_the_transfer_of_another(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["dense"])
     beside = nodes.start(nodes.west, SHAPES["dense"])
     prompt = prompt_of(39)
@@ -399,8 +397,8 @@ def _send(prefiller: FakeEngine, prompt: Sequence[int], grant: str, *, chunk_tok
 
 
 @pytest.mark.parametrize("flag", ["do_remote_prefill", "do_remote_decode"])
-def test_another_connectors_hand_over_is_left_to_it(nodes: Nodes, flag: str) -> None:
-    """Under MultiConnector: its answer carries that connector's words alone, and nothing is taken up in place of its KV."""
+def test_transfers_of_other_connectors_are_ignored(nodes: Nodes, flag: str) -> None:
+    """Under MultiConnector the answer has no keys of this connector, and no prefix replaces the KV of the other."""
     engine = nodes.start(nodes.west, SHAPES["dense"], reuse=True, reuse_min_tokens=1)
     running = engine.submit("r", prompt_of(35), {flag: True, "remote_engine_id": "e"})
     assert engine.await_answer(running) == 0
@@ -415,16 +413,16 @@ def test_a_request_without_parameters_does_not_touch_the_agent(nodes: Nodes) -> 
     assert decoder.outcomes() == {}
 
 
-# Attention is taken up at block boundaries, a window at the one where its request ended, a state at its exact length.
-LEFT_AND_TAKEN_UP = [("dense", 301, 288), ("windowed", 320, 320), ("recurrent", 301, 301), ("checkpointed", 301, 301)]
+# Attention is reused at block boundaries, a window at the boundary where its request ended, a state at its exact length.
+STORED_AND_REUSED = [("dense", 301, 288), ("windowed", 320, 320), ("recurrent", 301, 301), ("checkpointed", 301, 301)]
 
 
-@pytest.mark.parametrize(("shape", "left", "taken_up"), LEFT_AND_TAKEN_UP)
-def test_what_a_request_leaves_is_taken_up_by_the_next_even_after_a_restart(
-    nodes: Nodes, shape: str, left: int, taken_up: int
+@pytest.mark.parametrize(("shape", "stored", "reused"), STORED_AND_REUSED)
+def test_the_next_request_reuses_stored_blocks_even_after_a_restart(
+    nodes: Nodes, shape: str, stored: int, reused: int
 ) -> None:
     first = nodes.start(nodes.west, SHAPES[shape], reuse=True, reuse_min_tokens=16)
-    turn = first.submit("turn 1", prompt_of(20, left), {})
+    turn = first.submit("turn 1", prompt_of(20, stored), {})
     assert first.await_answer(turn) == 0
     first.prefill(turn, chunk_tokens=64)
     first.finish(turn, leaves=True)
@@ -434,23 +432,23 @@ def test_what_a_request_leaves_is_taken_up_by_the_next_even_after_a_restart(
     first.close()
     nodes.engines.remove(first)
     restarted = nodes.start(nodes.west, SHAPES[shape], reuse=True, reuse_min_tokens=16)
-    again = restarted.submit("turn 2", prompt_of(20, left + 60), {})
-    assert restarted.await_answer(again) == taken_up
-    assert restarted.load(again, taken_up)
-    assert restarted.wrong_blocks(again, taken_up) == []
+    again = restarted.submit("turn 2", prompt_of(20, stored + 60), {})
+    assert restarted.await_answer(again) == reused
+    assert restarted.load(again, reused)
+    assert restarted.wrong_blocks(again, reused) == []
     restarted.prefill(again, chunk_tokens=64)
     restarted.finish(again)
     nodes.assert_nothing_is_left()
 
 
-def test_states_of_other_prompts_that_begin_alike_do_not_hide_the_checkpoint_before_them(nodes: Nodes) -> None:
-    """Each ends within the 16 tokens in which the shared prefix ends: only the engine can tell that none is its prompt's."""
+def test_states_of_similar_prompts_do_not_hide_an_earlier_checkpoint(nodes: Nodes) -> None:
+    """Each state ends in the same 16 tokens as the shared prefix, so only the engine can tell them apart."""
     engine = nodes.start(nodes.west, SHAPES["checkpointed"], reuse=True, reuse_min_tokens=16)
     shared = prompt_of(44, 260)
     for number in range(MAX_CANDIDATES + 8):
         first = engine.submit(f"r{number}", [*shared, 5000 + number], {})
-        if taken_up := engine.await_answer(first):
-            assert engine.load(first, taken_up)
+        if reused := engine.await_answer(first):
+            assert engine.load(first, reused)
         engine.prefill(first, chunk_tokens=64)
         engine.finish(first, leaves=True)
     asked = engine.submit("asked", [*shared, *[9999] * 20], {})
@@ -459,7 +457,7 @@ def test_states_of_other_prompts_that_begin_alike_do_not_hide_the_checkpoint_bef
     nodes.assert_nothing_is_left()
 
 
-def test_a_transfer_carries_its_last_state_alone_and_its_sender_keeps_the_ones_before(nodes: Nodes) -> None:
+def test_a_transfer_carries_the_last_state_and_the_sender_keeps_earlier_ones(nodes: Nodes) -> None:
     prefiller, decoder = (
         nodes.start(agent, SHAPES["checkpointed"], reuse=True, reuse_min_tokens=16)
         for agent in (nodes.east, nodes.west)
@@ -470,24 +468,24 @@ def test_a_transfer_carries_its_last_state_alone_and_its_sender_keeps_the_ones_b
     assert _last_sent(nodes)["payload_bytes"] == 5 * 2048 + 5041
     decoder.finish(running)
     branch = prompt_of(23, 257) + [9999] * 100
-    for engine, taken_up in ((prefiller, 256), (decoder, 0)):
-        its = engine.submit("branch", branch, {})
-        assert engine.await_answer(its) == taken_up
-        engine.finish(its)
+    for engine, reused in ((prefiller, 256), (decoder, 0)):
+        request = engine.submit("branch", branch, {})
+        assert engine.await_answer(request) == reused
+        engine.finish(request)
     nodes.assert_nothing_is_left()
 
 
-def test_another_tenant_takes_up_nothing(nodes: Nodes) -> None:
-    """The salt is the grant's; without a grant it is the request's own, else the engine's."""
-    ours = nodes.start(nodes.west, SHAPES["recurrent"], reuse=True, reuse_min_tokens=16, tenant="us")
-    turn = ours.submit("turn 1", prompt_of(21), {})
-    assert ours.await_answer(turn) == 0
-    ours.prefill(turn, chunk_tokens=64)
-    ours.finish(turn, leaves=True)
+def test_another_tenant_reuses_nothing(nodes: Nodes) -> None:
+    """The salt comes from the grant, else from the request, else from the engine."""
+    engine = nodes.start(nodes.west, SHAPES["recurrent"], reuse=True, reuse_min_tokens=16, tenant="us")
+    turn = engine.submit("turn 1", prompt_of(21), {})
+    assert engine.await_answer(turn) == 0
+    engine.prefill(turn, chunk_tokens=64)
+    engine.finish(turn, leaves=True)
     again, granted = prompt_of(21, NUM_TOKENS + 60), {"do_remote_decode": True}
-    theirs = nodes.grant(again, tenant="them", source=AgentName("west"), destination=AgentName("east"))
-    other = ours.submit("turn 2 of theirs", again[:-1], granted | {"prfaas_grant": theirs})
-    assert ours.await_answer(other) == 0
-    assert ours.await_answer(ours.submit("turn 2 of ours", again, {})) == NUM_TOKENS + 1
-    assert ours.await_answer(ours.submit("salted", again, {}, salt="them")) == 0
-    assert ours.await_answer(ours.submit("salted as we are", again, {}, salt="us")) == NUM_TOKENS + 1
+    foreign = nodes.grant(again, tenant="them", source=AgentName("west"), destination=AgentName("east"))
+    request = engine.submit("turn 2 of theirs", again[:-1], granted | {"prfaas_grant": foreign})
+    assert engine.await_answer(request) == 0
+    assert engine.await_answer(engine.submit("turn 2 of ours", again, {})) == NUM_TOKENS + 1
+    assert engine.await_answer(engine.submit("salted", again, {}, salt="them")) == 0
+    assert engine.await_answer(engine.submit("salted as we are", again, {}, salt="us")) == NUM_TOKENS + 1

@@ -55,8 +55,8 @@ def test_what_is_under_way_at_each_stage_goes_without_and_leaves_nothing(nodes: 
     asked = decoder.submit("asked", prompt_of(2, NUM_TOKENS + 61), {})
     assert prefiller.scheduler.reset(nodes.model)
     assert decoder.scheduler.reset(nodes.model)
-    for its in (claimed, waiting, held, asked):
-        assert decoder.scheduler.num_external_tokens(its.request_id, 0) == 0, its.request_id
+    for request in (claimed, waiting, held, asked):
+        assert decoder.scheduler.num_external_tokens(request.request_id, 0) == 0, request.request_id
     assert prefiller.outcomes() == {"send reset": 1}
     assert decoder.outcomes() == {
         "reuse no_prefix": 1,

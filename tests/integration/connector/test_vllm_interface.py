@@ -1,4 +1,4 @@
-"""Our class against vLLM's: every method that it calls, the layouts of its cache specs, its extra hash keys, its registry."""
+"""PrfaasConnector against vLLM's interfaces: methods, cache specs, extra hash keys, registry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=to
 @pytest.mark.parametrize(
     ("linear", "count", "full"), [(KDA, 3, latent()), (LIGHTNING, 7, latent()), (KDA, 3, attention())]
 )
-def test_hybrids_that_no_cpu_runs_are_described_group_by_group(linear: MambaSpec, count: int, full: Any) -> None:
+def test_hybrid_models_are_described_group_by_group(linear: MambaSpec, count: int, full: Any) -> None:
     groups = [([f"linear.{index}"], linear) for index in range(count)]
     config = config_of(*groups, (["full.0", "full.1"], full))
     layout, layers = describe(config, caches_of(config), Rank("m", Shard(), 2), packing="p")
@@ -62,7 +62,7 @@ def test_hybrids_that_no_cpu_runs_are_described_group_by_group(linear: MambaSpec
     assert type(layout).from_dict(layout.to_dict()) == layout
 
 
-def test_a_window_and_states_at_block_boundaries_are_told_apart() -> None:
+def test_windows_and_kept_states_are_recognized() -> None:
     checkpoints = state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), mamba_cache_mode="align")
     groups = block_map(config_of((["w"], WINDOW), (["s"], checkpoints))).groups
     assert groups == (KVGroup("sliding_window", 32, window_tokens=100), KVGroup("linear_state", 4096, kept_states=True))
@@ -73,26 +73,26 @@ def test_a_window_and_states_at_block_boundaries_are_told_apart() -> None:
     [
         ([KDA, KDA, attention()], True),
         ([KDA, latent()], True),
-        ([attention(), attention()], False),  # whose local prefix is that of all groups
+        ([attention(), attention()], False),  # The local prefix is that of all groups.
         ([KDA], False),
-        ([KDA, attention(), WINDOW], False),  # a window may end before the attention that vLLM counts by
-        ([KDA, attention(), latent()], False),  # and so may attention of another kind
+        ([KDA, attention(), WINDOW], False),  # A window may end before the attention that vLLM counts.
+        ([KDA, attention(), latent()], False),  # So may attention of another kind.
     ],
 )
-def test_vllm_may_count_attention_beyond_its_states_where_all_that_is_lacking_is_loaded(
+def test_vllm_may_count_attention_beyond_states_if_a_load_completes_the_rest(
     groups: list[KVCacheSpec], allowed: bool
 ) -> None:
-    assert has_one_attention(config_of(*(([str(name)], its) for name, its in enumerate(groups)))) == allowed
+    assert has_one_attention(config_of(*(([str(name)], spec) for name, spec in enumerate(groups)))) == allowed
 
 
-def test_groups_that_are_not_for_transfer_are_left_out() -> None:
+def test_groups_without_transfer_are_left_out() -> None:
     config = config_of((["a"], attention()), (["b"], attention()))
     config.kv_cache_groups[0].enable_kv_transfer = False
     layout, _ = describe(config, caches_of(config), Rank("m", Shard(), 2), packing="p")
     assert [layer.name for layer in layout.groups[0].layers] == ["b"]
 
 
-def test_layers_that_share_a_cache_travel_once() -> None:
+def test_layers_with_a_shared_cache_travel_once() -> None:
     config = config_of((["a", "b"], attention()))
     caches = caches_of(config)
     caches["b"] = caches["a"]
@@ -100,7 +100,7 @@ def test_layers_that_share_a_cache_travel_once() -> None:
     assert list(layers) == ["a"] and len(layout.groups[0].layers) == 1
 
 
-def test_a_group_of_unlike_page_sizes_is_described_layer_by_layer() -> None:
+def test_a_group_with_different_page_sizes_is_described_layer_by_layer() -> None:
     specs = {"narrow": attention(num_kv_heads=1), "wide": attention(num_kv_heads=4)}
     config = config_of((list(specs), UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs=specs)))
     layout, _ = describe(config, caches_of(config), Rank("m", Shard(), 4), packing="p")
@@ -112,7 +112,9 @@ def test_a_group_of_unlike_page_sizes_is_described_layer_by_layer() -> None:
     ("rank", "size", "total", "local", "heads"),
     [(0, 1, 8, 8, (0, 8)), (1, 2, 8, 4, (4, 4)), (3, 4, 2, 1, (1, 1)), (1, 4, 2, 1, (0, 1)), (7, 8, 1, 1, (0, 1))],
 )
-def test_a_rank_says_which_heads_it_holds(rank: int, size: int, total: int, local: int, heads: tuple[int, int]) -> None:
+def test_a_layout_names_the_heads_of_its_rank(
+    rank: int, size: int, total: int, local: int, heads: tuple[int, int]
+) -> None:
     config = config_of((["a"], attention(num_kv_heads=local)))
     layout, _ = describe(config, caches_of(config), Rank("m", Shard(rank, size), total), packing="p")
     assert (layout.groups[0].layers[0].first_head, layout.groups[0].layers[0].num_heads) == heads
@@ -132,7 +134,7 @@ def test_a_rank_says_which_heads_it_holds(rank: int, size: int, total: int, loca
         (attention(block_size=24), "blocks of 24 tokens"),
     ],
 )
-def test_what_we_do_not_know_stops_the_start_by_its_name(spec: KVCacheSpec, name: str) -> None:
+def test_unknown_kinds_stop_the_start(spec: KVCacheSpec, name: str) -> None:
     with pytest.raises(LayoutError, match=name):
         block_map(config_of((["a"], attention()), (["b"], spec)))
 
@@ -148,19 +150,19 @@ def test_a_layer_without_a_cache_is_named() -> None:
 # The class
 
 
-def test_every_method_takes_what_vllm_passes() -> None:
-    for name, ours in inspect.getmembers(PrfaasConnector, inspect.isfunction):
-        theirs = getattr(KVConnectorBase_V1, name, None)
-        if name.startswith("_") or theirs is None:
+def test_every_method_has_the_parameters_of_vllms_interface() -> None:
+    for name, method in inspect.getmembers(PrfaasConnector, inspect.isfunction):
+        base = getattr(KVConnectorBase_V1, name, None)
+        if name.startswith("_") or base is None:
             continue
         wanted = [
             parameter.name
-            for parameter in inspect.signature(theirs).parameters.values()
+            for parameter in inspect.signature(base).parameters.values()
             if parameter.kind is not parameter.VAR_KEYWORD
         ]
         got = [
             parameter.name
-            for parameter in inspect.signature(ours).parameters.values()
+            for parameter in inspect.signature(method).parameters.values()
             if parameter.kind is not parameter.VAR_KEYWORD
         ]
         assert got == wanted, name
@@ -178,7 +180,7 @@ def test_every_method_takes_what_vllm_passes() -> None:
         "speculative_config",
     ],
 )
-def test_what_would_give_wrong_blocks_is_refused_by_its_name(name: str) -> None:
+def test_unsupported_settings_are_refused_by_name(name: str) -> None:
     contexts = ("decode_context_parallel_size", "prefill_context_parallel_size")
     sizes = {
         context: 2 if context == name else 1
@@ -190,16 +192,16 @@ def test_what_would_give_wrong_blocks_is_refused_by_its_name(name: str) -> None:
         check_supported(SimpleNamespace(parallel_config=parallel, speculative_config=speculative))
 
 
-def test_the_class_is_whole_and_keeps_hybrid_memory_on() -> None:
+def test_the_class_is_concrete_and_supports_the_hybrid_allocator() -> None:
     assert not PrfaasConnector.__abstractmethods__
     assert supports_hma(PrfaasConnector)
     assert PrfaasConnector.requires_piecewise_for_cudagraph({})
 
 
 def recurrent(kind: MambaAttentionBackendEnum, method: str) -> Any:
-    """Stands for a layer of vLLM's; what of it was called stands in its `called`."""
+    """Return a stand-in for a layer of vLLM, which records its calls in `called`."""
     called: list[str] = []
-    fields = {"mamba_type": kind, "called": called, method: lambda its, **named: called.append(method)}
+    fields = {"mamba_type": kind, "called": called, method: lambda layer, **named: called.append(method)}
     return type("Layer", (), fields)()
 
 
@@ -212,7 +214,7 @@ def recurrent(kind: MambaAttentionBackendEnum, method: str) -> Any:
         (MambaAttentionBackendEnum.SHORT_CONV, short_conv, 2, "forward_native"),
     ],
 )
-def test_where_a_graph_is_compiled_the_end_of_a_recurrent_layer_is_heard_of_its_operator(
+def test_the_operator_of_a_recurrent_layer_reports_its_end_in_a_compiled_graph(
     kind: MambaAttentionBackendEnum, operator: Callable[..., None], num_tensors: int, method: str
 ) -> None:
     layer = recurrent(kind, method)
@@ -229,25 +231,25 @@ def test_where_a_graph_is_compiled_the_end_of_a_recurrent_layer_is_heard_of_its_
     assert run() == [method]
 
 
-def test_a_layer_whose_pass_is_compiled_with_the_graph_is_left_alone() -> None:
+def test_a_layer_without_an_operator_is_not_wrapped() -> None:
     kda = recurrent(MambaAttentionBackendEnum.GDN_ATTN, "_forward")
     on_layer_end(kda, lambda: kda.called.append("ended"), is_compiled=True)
     kda._forward()
     assert kda.called == ["_forward"]
 
 
-def test_the_plugin_may_be_loaded_again_and_again() -> None:
+def test_the_plugin_may_register_twice() -> None:
     plugin.register()
     plugin.register()
     assert KVConnectorFactory.get_connector_class_by_name("PrfaasConnector") is PrfaasConnector
 
 
-def test_a_steps_copies_survive_the_way_to_the_workers() -> None:
+def test_step_metadata_can_be_pickled() -> None:
     metadata = StepMetadata(Step(loads=(Load("r", ()),), ends=(3,)))
     assert pickle.loads(pickle.dumps(metadata)).step == metadata.step  # noqa: S301  as vLLM's executors do
 
 
-def test_counts_add_up_on_their_way_and_start_anew() -> None:
+def test_counts_add_up_and_start_again_at_zero() -> None:
     counts = Counts()
     counts.transfers["receive", "completed"] += 2
     counts.copied_bytes["send"] += 10
@@ -274,23 +276,23 @@ def request(**changes: Any) -> Any:
     return SimpleNamespace(**fields | changes)
 
 
-def hash_of(its: Any, tenant: str = "") -> bytes | None:
-    chain = token_chain(its, its.num_prompt_tokens, model="m", tenant=tenant)
+def hash_of(request_: Any, tenant: str = "") -> bytes | None:
+    chain = token_chain(request_, request_.num_prompt_tokens, model="m", tenant=tenant)
     return chain.at(100) if chain is not None else None
 
 
-def test_a_plain_prompt_has_the_hash_that_the_router_computes() -> None:
+def test_a_plain_prompt_has_the_routers_hash() -> None:
     assert hash_of(request()) == HashChain(root_hash("m", b""), range(100)).at(100)
     assert hash_of(request(), "t") == HashChain(root_hash("m", b"t"), range(100)).at(100)
 
 
-def test_a_salt_that_is_the_tenant_is_hashed_once_and_any_other_beside_it() -> None:
+def test_a_salt_equal_to_the_tenant_is_hashed_once() -> None:
     assert hash_of(request(cache_salt="t"), "t") == hash_of(request(), "t")
     assert hash_of(request(cache_salt="s"), "t") not in (hash_of(request(), "t"), hash_of(request(), "s"))
 
 
 @pytest.mark.parametrize("name", ["acme", "é ü", "x" * 128, "x" * 129, "a@b", "a/b", "a\\b", "a\0b"])
-def test_an_engine_takes_the_salts_that_a_router_lets_tenants_have(name: str) -> None:
+def test_vllm_accepts_the_salts_that_the_router_accepts(name: str) -> None:
     assert _is_taken(check_salt, name) == _is_taken(validate_cache_salt, name)
 
 

@@ -1,4 +1,4 @@
-"""Which blocks a transfer consists of and when each is final, against a token-by-token model."""
+"""Blocks of transfers and checkpoints, compared with a token-by-token model."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def table(num_tokens: int) -> list[int]:
 
 
 @given(st.integers(1, 300))
-def test_a_window_begins_with_the_block_that_the_next_token_still_reads(num_tokens: int) -> None:
+def test_a_window_begins_with_the_block_that_the_next_token_reads(num_tokens: int) -> None:
     assert WINDOW.window_tokens is not None
     read = range(max(0, num_tokens - WINDOW.window_tokens + 1), num_tokens + 1)
     assert WINDOW.first_block(num_tokens) == read[0] // BLOCK
 
 
 @given(st.integers(1, 300))
-def test_a_transfer_lists_every_block_once_and_ends_with_the_partial_one(num_tokens: int) -> None:
+def test_a_transfer_lists_every_block_once_with_the_partial_one_last(num_tokens: int) -> None:
     full, window, state = BlockMap((FULL, WINDOW, STATE)).transfer_groups(chain(num_tokens), num_tokens)
     blocks = -(-num_tokens // BLOCK)
     assert (full.first_block, full.num_blocks) == (0, blocks)
@@ -45,7 +45,7 @@ def test_a_transfer_lists_every_block_once_and_ends_with_the_partial_one(num_tok
 
 
 @given(st.integers(1, 300), st.lists(st.integers(1, 300), max_size=8))
-def test_over_all_steps_each_block_is_copied_once_and_not_before_it_is_final(num_tokens: int, cuts: list[int]) -> None:
+def test_each_block_is_copied_once_when_it_is_final(num_tokens: int, cuts: list[int]) -> None:
     block_map = BlockMap((FULL, WINDOW, STATE))
     ends = sorted({cut for cut in cuts if cut < num_tokens} | {num_tokens})
     copied: dict[tuple[int, int], int] = {}
@@ -59,13 +59,13 @@ def test_over_all_steps_each_block_is_copied_once_and_not_before_it_is_final(num
                 copied[key] = end
         saved = end
     groups = block_map.transfer_groups(chain(num_tokens), num_tokens)
-    assert set(copied) == {(g, j) for g, its in enumerate(groups) for j in range(its.num_blocks)}
+    assert set(copied) == {(g, j) for g, group in enumerate(groups) for j in range(group.num_blocks)}
     for (group, offset), end in copied.items():
         final = num_tokens if group == 2 else min(num_tokens, (groups[group].first_block + offset + 1) * BLOCK)
         assert end >= final
 
 
-def test_blocks_that_the_engine_had_are_copied_at_the_first_step() -> None:
+def test_local_blocks_are_copied_in_the_first_step() -> None:
     (span,) = BlockMap((FULL,)).filled([table(70)], 100, saved_tokens=0, computed_tokens=70)
     assert span == BlockSpan(0, 0, (100, 101, 102, 103))
 
@@ -76,15 +76,15 @@ def test_null_blocks_are_left_out() -> None:
     assert spans == (BlockSpan(0, 1, (5,)), BlockSpan(0, 3, (6, 7)))
 
 
-def test_a_state_is_where_the_engine_keeps_it() -> None:
-    assert [STATE.state_entry(its) for its in (1, 100, 1000)] == [0, 0, 0]
-    assert [CHECKPOINTS.state_entry(its) for its in (1, 16, 17, 32)] == [0, 0, 1, 1]
+def test_a_state_is_found_at_its_entry() -> None:
+    assert [STATE.state_entry(num_tokens) for num_tokens in (1, 100, 1000)] == [0, 0, 0]
+    assert [CHECKPOINTS.state_entry(num_tokens) for num_tokens in (1, 16, 17, 32)] == [0, 0, 1, 1]
     (span,) = BlockMap((CHECKPOINTS,)).filled([[NULL_BLOCK, 9]], 20, saved_tokens=16, computed_tokens=20)
     assert span == BlockSpan(0, 0, (9,))
 
 
 @given(st.integers(1, 300), st.integers(0, 18))
-def test_only_what_the_engine_lacks_is_loaded_but_the_state_always(num_tokens: int, held_blocks: int) -> None:
+def test_only_missing_blocks_are_loaded_but_always_the_state(num_tokens: int, held_blocks: int) -> None:
     local = held_blocks * BLOCK
     spans = BlockMap((FULL, STATE)).missing([table(num_tokens), [7]], num_tokens, local_tokens=local)
     loaded = [block for span in spans if span.group == 0 for block in span.block_ids]
@@ -92,7 +92,7 @@ def test_only_what_the_engine_lacks_is_loaded_but_the_state_always(num_tokens: i
     assert spans[-1] == BlockSpan(1, 0, (7,))
 
 
-def test_a_partial_last_block_is_named_where_states_make_it_of_use() -> None:
+def test_a_partial_last_block_is_named_only_beside_states() -> None:
     with_state = BlockMap((FULL, STATE)).transfer_groups(chain(20), 20)
     without = BlockMap((FULL, WINDOW)).transfer_groups(chain(20), 20)
     assert with_state[0].hashes[-1] == chain(20).at(20)
@@ -105,7 +105,7 @@ HYBRID = BlockMap((FULL, WINDOW, CHECKPOINTS))
 
 
 @given(st.integers(1, 20))
-def test_a_checkpoint_and_the_full_blocks_before_it_are_what_a_transfer_of_its_length_names(num_blocks: int) -> None:
+def test_a_checkpoint_and_earlier_full_blocks_equal_a_transfer_of_its_length(num_blocks: int) -> None:
     boundary = num_blocks * BLOCK
     whole = HYBRID.transfer_groups(chain(boundary), boundary)
     full, window, state = HYBRID.checkpoint_groups(chain(boundary + 7), boundary)
@@ -120,7 +120,7 @@ def test_a_checkpoint_and_the_full_blocks_before_it_are_what_a_transfer_of_its_l
 
 def test_a_checkpoint_that_lacks_a_block_is_none() -> None:
     ends = table(64)
-    gone = [*ends[:2], NULL_BLOCK, ends[3]]  # the window at 64 reads blocks 1 to 3
+    gone = [*ends[:2], NULL_BLOCK, ends[3]]  # The window at 64 reads blocks 1 to 3.
     assert HYBRID.checkpoint([ends, ends, ends], 64, {}) is not None
     assert HYBRID.checkpoint([ends, gone, ends], 64, {}) is None
     assert HYBRID.checkpoint([ends, ends, [*ends[:3], NULL_BLOCK]], 64, {}) is None
@@ -137,11 +137,11 @@ def test_a_state_that_the_engine_hands_over_is_taken_instead_of_the_one_in_its_t
     ("groups", "before", "computed", "boundary"),
     [
         ((FULL, CHECKPOINTS), 0, 48, 48),
-        ((FULL, CHECKPOINTS), 0, 50, None),  # the state is that after 50 tokens
+        ((FULL, CHECKPOINTS), 0, 50, None),  # The state is valid after 50 tokens.
         ((FULL, WINDOW), 0, 50, 48),
         ((FULL, WINDOW), 48, 50, None),
         ((FULL, WINDOW), 0, 15, None),
-        ((KVGroup("full_attention", 32), CHECKPOINTS), 0, 48, None),  # in the middle of a block of attention
+        ((KVGroup("full_attention", 32), CHECKPOINTS), 0, 48, None),  # Inside a block of attention.
     ],
 )
 def test_a_step_reaches_a_boundary_with_its_last_state_or_with_any_windows(
@@ -154,11 +154,11 @@ def test_a_step_reaches_a_boundary_with_its_last_state_or_with_any_windows(
     ("groups", "spacing"),
     [
         ((FULL,), 0),
-        ((FULL, STATE), 0),  # the next step overwrites it
+        ((FULL, STATE), 0),  # The next step overwrites the state.
         ((FULL, CHECKPOINTS), 16),
         ((FULL, CHECKPOINTS, CHECKPOINTS, CHECKPOINTS), 48),
         ((FULL, FULL, CHECKPOINTS, CHECKPOINTS, CHECKPOINTS), 32),
-        ((FULL, WINDOW), 48),  # a window of 40 tokens takes three blocks
+        ((FULL, WINDOW), 48),  # A window of 40 tokens takes three blocks.
         ((FULL, WINDOW, CHECKPOINTS), 64),
         ((WINDOW,), 48),
         ((KVGroup("full_attention", 32), CHECKPOINTS), 32),

@@ -1,4 +1,4 @@
-"""Blocks as rows of bytes, and copying them to and from slots in host memory."""
+"""Blocks as rows of bytes, and their copies to and from slots in host memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_row_is_what_a_block_occupies_without_its_padding() -> None:
     assert pages.shape == (NUM_BLOCKS, 60)
     assert torch.equal(pages[3], raw[5 + 300 : 5 + 360])
     pages[3] = 0
-    assert not cache[3].any()  # a view
+    assert not cache[3].any()  # The rows are a view.
 
 
 def test_elements_of_several_bytes_and_permuted_axes_keep_their_order_in_memory() -> None:
@@ -42,7 +42,7 @@ def test_kernel_blocks_are_put_together() -> None:
 
 
 def test_scattered_blocks_are_refused_by_name() -> None:
-    head_major = torch.zeros(2, NUM_BLOCKS, 4, 8).permute(1, 0, 2, 3)  # heads outermost: a block lies in two places
+    head_major = torch.zeros(2, NUM_BLOCKS, 4, 8).permute(1, 0, 2, 3)  # A block lies in two places.
     with pytest.raises(LayoutError, match=r"layer l: the bytes of a block are scattered"):
         pages_of("l", head_major, NUM_BLOCKS)
     padded_pieces = torch.zeros(NUM_BLOCKS * 2, 20)[:, :10]

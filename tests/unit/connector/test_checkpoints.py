@@ -1,4 +1,4 @@
-"""Checkpoints of a prompt from the step that reaches a boundary to the step that copies them; every pin ends."""
+"""Checkpoints of a prompt, from the step that reaches a boundary to the step that copies them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from prfaas.kv.group import KVGroup
 BLOCK = 16
 FULL = KVGroup("full_attention", BLOCK)
 STATE = KVGroup("linear_state", BLOCK, kept_states=True)
-SPACING = 2 * BLOCK  # two states to one block of attention
+SPACING = 2 * BLOCK  # Two states take as much as two blocks of attention.
 CHAIN = HashChain(root_hash("m"), range(300))
 WAIT_SECONDS = 1.0
 
 
 @dataclass
 class Engine:
-    """Counts pins, keeps what is posted, and runs one prompt."""
+    """Engine that computes one prompt, counts pins, and records messages."""
 
     pinned: Counter[int] = field(default_factory=Counter)
     posted: list[Message] = field(default_factory=list)
@@ -45,14 +45,14 @@ class Engine:
     def step(self, num_tokens: int, **more: dict[int, dict[int, int]]) -> None:
         before, self.computed = self.computed, self.computed + num_tokens
         table = [100 + entry for entry in range(-(-self.computed // BLOCK))]
-        its = ScheduledRequest(
-            "r", self.computed, lambda: [table, table, [1000 + its for its in table]], before, **more
+        request = ScheduledRequest(
+            "r", self.computed, lambda: [table, table, [1000 + block for block in table]], before, **more
         )
-        self.checkpoints.on_scheduled(its, ask_until=WAIT_SECONDS)
+        self.checkpoints.on_scheduled(request, ask_until=WAIT_SECONDS)
 
     @property
     def asked(self) -> list[Store]:
-        return [its for its in self.posted if isinstance(its, Store)]
+        return [message for message in self.posted if isinstance(message, Store)]
 
     @property
     def num_pinned(self) -> int:
@@ -61,9 +61,9 @@ class Engine:
 
 def test_a_prompt_leaves_its_states_at_boundaries_that_are_far_enough_apart() -> None:
     engine = Engine()
-    for num_tokens in (16, 16, 16, 16, 20, 12, 16, 160, 32):  # to 16, 32, 48, 64, 84, 96, 112, 272, 304
+    for num_tokens in (16, 16, 16, 16, 20, 12, 16, 160, 32):
         engine.step(num_tokens)
-    assert [its.num_tokens for its in engine.asked] == [48, 96, 272], (
+    assert [store.num_tokens for store in engine.asked] == [48, 96, 272], (
         "not near the last, inside a block, or in the answer"
     )
     full, *states = engine.asked[0].groups
@@ -76,13 +76,13 @@ def test_a_prompt_that_begins_with_what_is_held_leaves_none_near_that() -> None:
     engine = Engine(computed=64)
     engine.step(16)
     engine.step(16)
-    assert [its.num_tokens for its in engine.asked] == [96]
+    assert [store.num_tokens for store in engine.asked] == [96]
 
 
 def test_a_state_that_the_engine_hands_over_inside_a_step_is_left_too() -> None:
     engine = Engine()
     engine.step(200, states={128: {1: 7, 2: 8}, 200: {1: 9, 2: 10}})
-    assert [its.num_tokens for its in engine.asked] == [128]
+    assert [store.num_tokens for store in engine.asked] == [128]
     assert engine.pinned == Counter([7, 8])
 
 

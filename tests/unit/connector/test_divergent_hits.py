@@ -1,4 +1,4 @@
-"""When vLLM is to ask again for a prompt whose attention it holds beyond its states."""
+"""Prompts whose attention vLLM holds beyond their states, and for which it must ask again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from prfaas.connector.scheduler.divergent import DivergentHits
 @pytest.mark.parametrize(
     ("offered", "local", "agreed", "again"),
     [
-        (None, 512, 0, False),  # the agent has not answered
-        (700, 512, 0, False),  # what can be loaded reaches beyond what is held
-        (512, 512, 0, True),  # nothing but the state is lacking, and vLLM would not take it
+        (None, 512, 0, False),  # The agent has not replied.
+        (700, 512, 0, False),  # The loadable prefix reaches beyond the local one.
+        (512, 512, 0, True),  # Only the state is missing, which vLLM would not take.
         (256, 512, 0, True),
-        (0, 512, 256, True),  # so that the promise is compared with what can be used
-        (256, 512, 512, False),  # the engine has its states too
+        (0, 512, 256, True),  # The promise is compared with the usable prefix.
+        (256, 512, 512, False),  # The engine has the states too.
     ],
 )
 def test_a_request_is_asked_for_again_where_nothing_reaches_beyond_attention_that_is_of_no_use_alone(

@@ -1,4 +1,4 @@
-"""What an engine says of a decision's promise: kept with its own blocks or the pool's, or broken and by which KV groups."""
+"""Promises of a router's decision: kept with blocks of engine or pool, or broken, with the KV groups that fall short."""
 
 from __future__ import annotations
 

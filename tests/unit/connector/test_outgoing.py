@@ -1,4 +1,4 @@
-"""What the agent is asked when a prefill leg comes."""
+"""Message to the agent for a prefill leg."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAIN = HashChain(root_hash("m"), range(100))
 GRANT = Grant(TransferId(bytes(16)), AgentName("a"), AgentName("b"), "h:1", CHAIN.at(100), 100, 1 << 20, "", 2e9)
 
 
-def test_the_agent_hears_how_urgent_the_request_is() -> None:
+def test_the_agent_gets_the_priority_of_the_request() -> None:
     posted: list[Message] = []
     outgoing = OutboundTransfers(BlockMap((KVGroup("full_attention", 16),)), post=posted.append, counts=Counts())
     request = EngineRequest("r", 100, {}, lambda tenant: CHAIN, priority=-2)

@@ -1,4 +1,4 @@
-"""The connector's keys: what is accepted, and what a mistake is told."""
+"""Keys of the connector: accepted forms and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_only_the_socket_is_required() -> None:
     assert settings.model == ""
 
 
-def test_what_is_empty_has_its_default() -> None:
+def test_empty_setting_uses_the_default() -> None:
     settings = read({"agent_socket": "a", "model": None, "tenant": ""})
     assert (settings.model, settings.tenant) == ("", "")
 

@@ -1,4 +1,4 @@
-"""What a rank copies of a span: all but what its agent holds."""
+"""Copies of a span by one rank: all blocks but those that its agent holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prfaas.connector.metadata import SlotSpan
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_held_blocks_are_left_out_and_the_others_keep_block_slot_and_generation(held: list[bool]) -> None:
-    slots = tuple(HELD if its else 50 + index for index, its in enumerate(held))
+    slots = tuple(HELD if is_held else 50 + index for index, is_held in enumerate(held))
     blocks = tuple(range(100, 100 + len(held)))
     span = SlotSpan(BlockSpan(3, 7, blocks), ((-5,) * len(held), slots), ((0,) * len(held), tuple(range(len(held)))))
     seen = {}
@@ -22,4 +22,4 @@ def test_held_blocks_are_left_out_and_the_others_keep_block_slot_and_generation(
             zip(copy.span.block_ids, copy.slots, copy.generations, strict=True)
         ):
             seen[copy.span.first + offset] = (block, slot, generation)
-    assert seen == {7 + i: (100 + i, 50 + i, i) for i, its in enumerate(held) if not its}
+    assert seen == {7 + i: (100 + i, 50 + i, i) for i, is_held in enumerate(held) if not is_held}

@@ -1,4 +1,4 @@
-"""What a request's parameters ask for."""
+"""Transfers that parameters of requests ask for."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_a_hand_over_without_a_grant_is_another_connectors(flag: str, brings_kv:
 
 def test_the_prefill_leg_has_the_granted_tokens_and_the_decode_leg_one_more() -> None:
     for direction, length in (("send", 100), ("receive", 101)):
-        its = request(length, prfaas_grant=TEXT)
-        asked = read_parameters(its, direction)  # type: ignore[arg-type]
+        leg = request(length, prfaas_grant=TEXT)
+        asked = read_parameters(leg, direction)  # type: ignore[arg-type]
         assert isinstance(asked, RequestedTransfer) and asked.grant == GRANT
-        assert refusal_reason(its, asked) is None
+        assert refusal_reason(leg, asked) is None
         assert refusal_reason(request(length + 1, prfaas_grant=TEXT), asked) == "wrong_length"
-        assert refusal_reason(replace(its, excluded="rejected"), asked) == "rejected"
+        assert refusal_reason(replace(leg, excluded="rejected"), asked) == "rejected"
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "?", "AAAA", TEXT[:-60], "A" * 5000])
