@@ -299,7 +299,7 @@ class FakeEngine:
 
     def slots_of(self, running: Running) -> list[list[int]]:
         """By group, the pool's slots that hold what this request may load."""
-        transfer = self.scheduler._inbound._transfers.of_request(running.request_id)
+        transfer = self.scheduler._inbound.of_request(running.request_id)
         assert transfer is not None and transfer.ready is not None
         return transfer.ready.slots[0]
 

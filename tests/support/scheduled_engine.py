@@ -187,8 +187,8 @@ class ScheduledEngine:
             connector._parked._marked,
             connector._num_preemptions,
         ]
-        kept += [connector._divergent._awaited, side._refused, side._outbound._given_up, side._outbound._transfers]
-        kept += [side._inbound._transfers, side._lookups._lookups, side._stores._prompts]
+        kept += [connector._divergent._awaited, side._refused, side._outbound._given_up, side._outbound]
+        kept += [side._inbound, side._lookups, side._stores._prompts]
         kept += [side._has_work, side.will_free_blocks, worker._pending, worker._backlog]  # type: ignore[union-attr]
         return [item for item in kept if item]
 

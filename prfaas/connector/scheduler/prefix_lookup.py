@@ -40,28 +40,23 @@ class PrefixLookup:
     held_tokens: list[list[Any]] | None = None
 
 
-class PrefixLookups:
-    """All lookups of one engine. Callers pass the time; messages go through `post`."""
+class PrefixLookups(TransferTable[PrefixLookup]):
+    """All lookups of one engine."""
 
     def __init__(self, inbound: InboundTransfers, *, post: Callable[[Message], None], counts: Counts) -> None:
+        super().__init__(post=post, counts=counts)
         self._inbound = inbound
-        self._post = post
-        self._counts = counts
-        self._lookups: TransferTable[PrefixLookup] = TransferTable()
-
-    def __len__(self) -> int:
-        return len(self._lookups)
 
     def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, ask_until: float) -> None:
         """Ask how much of the prompt the pool holds. The engine always computes the last token."""
         lookup = PrefixLookup(request_id, TransferId(os.urandom(16)), chain, ask_until, promised_tokens)
-        self._lookups.add(lookup)
+        self._add(lookup)
         units = b"".join(chain.units)
         self._post(Lookup(lookup.transfer_id, chain.root, units, chain.num_tokens - 1, promised_tokens))
 
     def on_message(self, message: LookedUp) -> None:
         """Keep the lengths at which the pool's block belongs to this prompt, not to a similar one."""
-        lookup = self._lookups.of_transfer(message.transfer_id)
+        lookup = self.of_transfer(message.transfer_id)
         if lookup is not None:
             chain = lookup.chain
             lookup.lengths = [length for length, block_hash in message.lengths if _matches(chain, length, block_hash)]
@@ -69,12 +64,12 @@ class PrefixLookups:
 
     def offered_tokens(self, request_id: str) -> int | None:
         """Return the length that the pool can serve, or None if unknown."""
-        lookup = self._lookups.of_request(request_id)
+        lookup = self.of_request(request_id)
         return None if lookup is None or lookup.lengths is None else max([0, *lookup.lengths])
 
     def is_undecided(self, request_id: str, local_tokens: int, *, now: float) -> bool:
         """Return whether the request should wait for the reply. After the reply, claim the best prefix if it is useful."""
-        lookup = self._lookups.of_request(request_id)
+        lookup = self.of_request(request_id)
         if lookup is None:
             return False
         if lookup.lengths is None and now < lookup.ask_until:
@@ -85,7 +80,7 @@ class PrefixLookups:
             held_tokens = lookup.held_tokens if found < lookup.promised_tokens else None
             self._post(Promised(lookup.promised_tokens, found, held_tokens))
         if best > local_tokens:
-            self._lookups.remove(lookup)
+            self._remove(lookup)
             self._inbound.hold(request_id, lookup.transfer_id, lookup.chain, num_tokens=best, now=now)
         else:
             self._end(lookup, "agent_slow" if lookup.lengths is None else "no_prefix")
@@ -93,17 +88,12 @@ class PrefixLookups:
 
     def end(self, request_id: str) -> None:
         """End the lookup of a request that has ended."""
-        lookup = self._lookups.of_request(request_id)
+        lookup = self.of_request(request_id)
         if lookup is not None:
             self._end(lookup, "aborted")
 
-    def fail_all(self, reason: Outcome) -> None:
-        """Give up all lookups."""
-        for lookup in self._lookups:
-            self._end(lookup, reason)
-
     def _end(self, lookup: PrefixLookup, outcome: Outcome) -> None:
-        self._lookups.remove(lookup)
+        self._remove(lookup)
         self._counts.transfers["reuse", outcome] += 1
 
 

@@ -57,8 +57,8 @@ class InboundTransfer:
         return self.tables is not None and not self.is_loading
 
 
-class InboundTransfers:
-    """All inbound transfers of one engine. Callers pass the time; messages go through `post`."""
+class InboundTransfers(TransferTable[InboundTransfer]):
+    """All inbound transfers of one engine."""
 
     def __init__(
         self,
@@ -69,28 +69,23 @@ class InboundTransfers:
         post: Callable[[Message], None],
         counts: Counts,
     ) -> None:
+        super().__init__(post=post, counts=counts)
         self._map = block_map
         self._settings = settings
         self._free_block_ratio = free_block_ratio
-        self._post = post
-        self._counts = counts
-        self._transfers: TransferTable[InboundTransfer] = TransferTable()
         self._loads: list[Load] = []
         self._failed_loads: list[str] = []
-
-    def __contains__(self, transfer_id: TransferId) -> bool:
-        return self._transfers.of_transfer(transfer_id) is not None
 
     @property
     def has_work(self) -> bool:
         """True if the next step must handle a transfer or a load."""
-        return bool(self._transfers or self._loads or self._failed_loads)
+        return bool(self._by_request or self._loads or self._failed_loads)
 
     def begin(self, request: EngineRequest, transfer: RequestedTransfer, chain: HashChain, *, now: float) -> None:
         """Claim a granted transfer. The agent compares the hash of the prompt with the granted hash."""
         grant, deadline = transfer.grant, now + self._settings.receive_timeout_seconds
         inbound = InboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, "receive", deadline)
-        self._transfers.add(inbound)
+        self._add(inbound)
         groups = self._map.transfer_groups(chain, grant.num_tokens)
         self._post(Receive(grant.transfer_id, transfer.token, chain.at(grant.num_tokens), groups, transfer.trace))
 
@@ -101,12 +96,12 @@ class InboundTransfers:
     def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
         """Claim a prefix of `num_tokens` tokens that this node's pool holds."""
         deadline = now + self._settings.hold_wait_seconds
-        self._transfers.add(InboundTransfer(request_id, transfer_id, num_tokens, "reuse", deadline))
+        self._add(InboundTransfer(request_id, transfer_id, num_tokens, "reuse", deadline))
         self._post(Hold(transfer_id, num_tokens, self._map.transfer_groups(chain, num_tokens)))
 
     def on_message(self, message: ReceiveReady | TransferFailed) -> None:
         """Handle the arrival of all KV, or the failure of a transfer."""
-        transfer = self._transfers.of_transfer(message.transfer_id)
+        transfer = self.of_transfer(message.transfer_id)
         if transfer is None:
             return
         if isinstance(message, ReceiveReady):
@@ -118,12 +113,12 @@ class InboundTransfers:
 
     def offered_tokens(self, request_id: str) -> int | None:
         """Return the length of the request's claim, or None if there is nothing to load."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         return None if transfer is None or transfer.is_loading else transfer.num_tokens
 
     def num_tokens(self, request_id: str, local_tokens: int, *, now: float) -> int | None:
         """Return how many tokens beyond `local_tokens` can be loaded, or None while that is unknown."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is None or transfer.is_loading:
             # The engine asks for a loading request again if the load failed, or if it took the blocks away.
             return 0
@@ -140,7 +135,7 @@ class InboundTransfers:
 
     def waits(self, request_id: str, *, now: float) -> bool:
         """Return whether the request stays parked: its KV may still come, and it may not have blocks before."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is None or transfer.is_loading or transfer.ready is not None or now > transfer.deadline:
             return False
         return not self._may_preallocate(transfer)
@@ -157,18 +152,18 @@ class InboundTransfers:
 
     def expire(self, now: float) -> None:
         """Give up late transfers that have blocks. `num_tokens` gives up the others."""
-        for transfer in self._transfers:
+        for transfer in self:
             if transfer.awaits_data and now > transfer.deadline:
                 self._release(transfer, "timeout")
 
     @property
     def num_awaited(self) -> int:
         """Number of requests that have engine blocks and no data yet."""
-        return sum(transfer.awaits_data for transfer in self._transfers)
+        return sum(transfer.awaits_data for transfer in self)
 
     def on_allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
         """Take the blocks for an offered load. The load fails if the offer has lapsed, for example with its agent."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is None:
             self._failed_loads.append(request_id)
             return
@@ -179,7 +174,7 @@ class InboundTransfers:
 
     def on_declined(self, request_id: str) -> None:
         """Release an offer that the engine does not use: its own cache suffices."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is not None and transfer.tables is None:
             self._release(transfer, "held")
 
@@ -203,14 +198,14 @@ class InboundTransfers:
 
     def on_loaded(self, request_id: str, *, has_failed: bool) -> None:
         """End a transfer after every worker has read its slots."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is not None and transfer.is_loading:
             outcome: Outcome = "overwritten" if has_failed else "completed"
             self._release(transfer, "aborted" if transfer.is_abandoned else outcome)
 
     def end(self, request_id: str) -> None:
         """End the request. Slots that a worker may be reading are released after the load."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is not None and transfer.is_loading:
             transfer.is_abandoned = True
         elif transfer is not None:
@@ -218,7 +213,7 @@ class InboundTransfers:
 
     def fail_all(self, reason: Outcome) -> None:
         """Give up all transfers. A running load ends by itself: its slots stay mapped."""
-        for transfer in self._transfers:
+        for transfer in self:
             if not transfer.is_loading:
                 self._release(transfer, reason)
 
@@ -227,7 +222,7 @@ class InboundTransfers:
         self._end(transfer, outcome)
 
     def _end(self, transfer: InboundTransfer, outcome: Outcome, *, message: str = "") -> None:
-        self._transfers.remove(transfer)
+        self._remove(transfer)
         if transfer.awaits_data:
             self._failed_loads.append(transfer.request_id)
         self._counts.transfers[transfer.source, outcome] += 1

@@ -34,35 +34,30 @@ class OutboundTransfer:
     saved_tokens: int = 0
 
 
-class OutboundTransfers:
-    """All outbound transfers of one engine. Callers pass the time; messages go through `post`."""
+class OutboundTransfers(TransferTable[OutboundTransfer]):
+    """All outbound transfers of one engine."""
 
     def __init__(self, block_map: BlockMap, *, post: Callable[[Message], None], counts: Counts) -> None:
+        super().__init__(post=post, counts=counts)
         self._map = block_map
-        self._post = post
-        self._counts = counts
-        self._transfers: TransferTable[OutboundTransfer] = TransferTable()
         self._ends: list[int] = []
         self._given_up: dict[str, Outcome] = {}  # Requests that still run, without their transfer.
-
-    def __contains__(self, transfer_id: TransferId) -> bool:
-        return self._transfers.of_transfer(transfer_id) is not None
 
     @property
     def has_work(self) -> bool:
         """True if the next step must handle a transfer or the end of one."""
-        return bool(self._transfers or self._ends)
+        return bool(self._by_request or self._ends)
 
     def begin(self, request: EngineRequest, transfer: RequestedTransfer, chain: HashChain, *, ask_until: float) -> None:
         """Ask the agent for slots."""
         grant = transfer.grant
         groups = self._map.transfer_groups(chain, grant.num_tokens)
-        self._transfers.add(OutboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, ask_until))
+        self._add(OutboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, ask_until))
         self._post(Send(grant.transfer_id, transfer.token, groups, transfer.trace, request.priority))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
         """Handle the agent's reply, or the failure of a transfer."""
-        transfer = self._transfers.of_transfer(message.transfer_id)
+        transfer = self.of_transfer(message.transfer_id)
         if transfer is None:
             return
         if isinstance(message, SendOpened):
@@ -72,7 +67,7 @@ class OutboundTransfers:
 
     def is_undecided(self, request_id: str, *, now: float) -> bool:
         """Return whether the request should wait for its slots. Late transfers are given up."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is None or transfer.opened is not None:
             return False
         if now < transfer.ask_until:
@@ -82,7 +77,7 @@ class OutboundTransfers:
 
     def save(self, request_id: str, computed_tokens: int, tables: Tables) -> Save | None:
         """Return the blocks to copy in a step that ends with `computed_tokens`."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is None or transfer.saved_tokens >= transfer.num_tokens:
             return None
         if transfer.opened is None:
@@ -101,15 +96,10 @@ class OutboundTransfers:
 
     def end(self, request_id: str) -> Outcome | None:
         """End the request and return the outcome of its transfer, if any. Copied blocks still travel."""
-        transfer = self._transfers.of_request(request_id)
+        transfer = self.of_request(request_id)
         if transfer is not None:
             self._end(transfer, "completed" if transfer.saved_tokens >= transfer.num_tokens else "aborted")
         return self._given_up.pop(request_id, None)
-
-    def fail_all(self, reason: Outcome) -> None:
-        """Give up all transfers."""
-        for transfer in self._transfers:
-            self._end(transfer, reason)
 
     def take_ends(self) -> tuple[int, ...]:
         """Return the handles of transfers given up since the last call. Workers write nothing more for them."""
@@ -117,7 +107,7 @@ class OutboundTransfers:
         return ends
 
     def _end(self, transfer: OutboundTransfer, outcome: Outcome, *, message: str = "") -> None:
-        self._transfers.remove(transfer)
+        self._remove(transfer)
         if transfer.opened is None or not transfer.saved_tokens:
             self._post(Cancel(transfer.transfer_id))
         elif transfer.saved_tokens < transfer.num_tokens:
