@@ -16,7 +16,8 @@ from prfaas.sim.summary import CountingRules, summarise
 from prfaas.sim.workload.traffic import draw_requests
 
 OBJECTIVES = (40.0, 30.0, 20.0)  # tokens per second of each answer
-THRESHOLDS = (0.5, 0.7, 0.85, 1.0)  # shares of the planned t: sharing makes local prefill slower than planned
+# Sharing makes local prefill slower than planned, so lower shares of the planned t are tried.
+THRESHOLDS = (0.5, 0.7, 0.85, 1.0)
 _REQUESTS, _OVERLOAD, _SEED = 1500, 1.3, 1
 
 
@@ -74,8 +75,8 @@ def outcomes(progress: Progress) -> list[Outcome]:
 
 def _best(found: Sequence[Outcome]) -> list[Outcome]:
     best: dict[tuple[str, float, bool], Outcome] = {}
-    for one in found:
-        key = one.case.variant, one.case.tokens_per_second, one.case.shared
-        if key not in best or one.served > best[key].served:
-            best[key] = one
+    for found_outcome in found:
+        key = found_outcome.case.variant, found_outcome.case.tokens_per_second, found_outcome.case.shared
+        if key not in best or found_outcome.served > best[key].served:
+            best[key] = found_outcome
     return list(best.values())

@@ -12,8 +12,10 @@ from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import StationTwin
 
 SPLITS = tuple(range(1, 8))  # N_p of eight instances, at the planned t
-THRESHOLDS = (0, 5_000, 10_000, 15_000, 19_400, 25_000, 30_000, 40_000, 50_000, 60_000)  # at the planned split
-_T, _N_P = 19_400, 3  # the paper's plan
+# Tried at the planned split.
+THRESHOLDS = (0, 5_000, 10_000, 15_000, 19_400, 25_000, 30_000, 40_000, 50_000, 60_000)
+# Plan of the paper.
+_T, _N_P = 19_400, 3
 _OVERLOAD = 1.03
 
 

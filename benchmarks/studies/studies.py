@@ -109,26 +109,26 @@ def rapid_serve(progress: Progress) -> list[Table]:
 def rapid_sensitivity(progress: Progress) -> list[Table]:
     """RAPID-Serve's gains under other speeds of an over-allocated prefill."""
     rows: Rows = tuple(
-        (one.name, speed, one.found, "yes" if one.holds else "no")
-        for speed, its in rapid.sensitivity(progress).items()
-        for one in its[-2:]
+        (cell.name, speed, cell.found, "yes" if cell.holds else "no")
+        for speed, found in rapid.sensitivity(progress).items()
+        for cell in found[-2:]
     )
     columns = ("gain", "over-allocated prefill", "twin", "within the band")
     return [Table("By the speed of an over-allocated prefill", columns, rows)]
 
 
 def overlap(progress: Progress) -> list[Table]:
-    """What PD instances that share their time are worth to a homogeneous and to a PrfaaS-PD deployment."""
+    """Return the gain by shared PD instances in a homogeneous and in a PrfaaS-PD deployment."""
     found = {
         (outcome.case.variant, outcome.case.tokens_per_second, outcome.case.shared): outcome
         for outcome in overlap_study.outcomes(progress)
     }
     rows: list[Row] = []
-    for (variant, rate, shared), one in found.items():
+    for (variant, rate, shared), cell in found.items():
         if shared:
             apart = found[variant, rate, False]
-            gain = (one.planned / apart.planned - 1, one.served / apart.served - 1)
-            rows.append((variant, rate, apart.served, one.served, *gain, one.case.threshold_ratio))
+            gain = (cell.planned / apart.planned - 1, cell.served / apart.served - 1)
+            rows.append((variant, rate, apart.served, cell.served, *gain, cell.case.threshold_ratio))
     columns = ("deployment", "tok/s", "apart (req/s)", "shared (req/s)", "gain planned", "gain served", "t / planned t")
     return [Table("PD instances that prefill and decode at once", columns, tuple(rows))]
 
@@ -189,10 +189,10 @@ def ppd_figures(progress: Progress, chats: figures.Chats | None = None) -> list[
             f"{case.qps:g} conversations/s",
             case.configuration,
             "D-local capable" if figures.prefills_later_turns(case.configuration) else "baseline",
-            its.tokens_per_second,
-            its.ttft_p99_seconds,
+            found.tokens_per_second,
+            found.ttft_p99_seconds,
         )
-        for case, its in figures.frontiers(progress)
+        for case, found in figures.frontiers(progress)
     )
     tables = figures.tables_of_splits(progress)
     latency: Rows = tuple(
@@ -201,16 +201,16 @@ def ppd_figures(progress: Progress, chats: figures.Chats | None = None) -> list[
             case.configuration,
             case.qps,
             _mode(case),
-            *_latency(its),
-            its.num_late,
-            its.num_preemptions,
-            its.local_ratio,
+            *_latency(found),
+            found.num_late,
+            found.num_preemptions,
+            found.local_ratio,
         )
-        for name, case, its in figures.latencies(chats, tables, progress)
+        for name, case, found in figures.latencies(chats, tables, progress)
     )
     trade: Rows = tuple(
-        (name, 1000 * its.later_ttft_seconds, 1000 * its.later_tpot_seconds, its.local_ratio)
-        for name, _, its in figures.trade_off(chats, tables[1, 3], progress)
+        (name, 1000 * found.later_ttft_seconds, 1000 * found.later_tpot_seconds, found.local_ratio)
+        for name, _, found in figures.trade_off(chats, tables[1, 3], progress)
     )
     return [
         Table("PPD, Figure 1", ("load", "configuration", "kind", "tokens/s", "P99 TTFT (s)"), frontier),
@@ -219,8 +219,8 @@ def ppd_figures(progress: Progress, chats: figures.Chats | None = None) -> list[
     ]
 
 
-def _latency(its: figures.Outcome) -> tuple[float, float, float]:
-    return its.latency.mean, its.latency.quantile(0.5), its.latency.quantile(0.9)
+def _latency(found: figures.Outcome) -> tuple[float, float, float]:
+    return found.latency.mean, found.latency.quantile(0.5), found.latency.quantile(0.9)
 
 
 def _mode(case: figures.Case) -> str:

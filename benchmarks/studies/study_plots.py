@@ -125,7 +125,7 @@ def _trade_off(figure: Figure, tables: Sequence[Table]) -> None:
 
 
 def _overlap(figure: Figure, tables: Sequence[Table]) -> None:
-    """What overlapping was planned to gain and what it gains."""
+    """Draw the planned and the simulated gain of overlapping."""
     table = tables[0]
     for name, axes in _panels(figure, _of(table, 0)):
         rows = [row for row in table.rows if row[0] == name]

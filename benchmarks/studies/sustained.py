@@ -1,4 +1,4 @@
-"""What a saturated run says of a deployment's capacity: its slower way from prefill to answer, for the traffic's own mix."""
+"""Capacity of a deployment from a saturated run: the slower route from prefill to answer, for the mix of the traffic."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ def serve(service: FloatArray, *, rate: float, num_servers: int, generator: np.r
     def started(request: SimulatedRequest, seconds: float) -> None:
         waits.append(timeline.now - request.arrival)
 
-    pool = Station(timeline, num_servers, on_start=started, on_end=lambda one: stays.append(timeline.now - one.arrival))
+    pool = Station(
+        timeline, num_servers, on_start=started, on_end=lambda request: stays.append(timeline.now - request.arrival)
+    )
     gaps = _with_mean(generator.exponential(1.0, len(service)), 1 / rate)
     arriving = iter(zip(np.cumsum(gaps).tolist(), service.tolist(), strict=True))
 

@@ -1,1 +1,1 @@
-"""What the digital twin must hold, measured."""
+"""Benchmarks of the digital twin."""

@@ -70,14 +70,14 @@ def main() -> int:
 
 def _measured(measured: Measured) -> dict[str, Any]:
     figures, tables = [], []
-    for one in measured:
-        if isinstance(one, Table):
-            tables.append(one.to_dict())
+    for item in measured:
+        if isinstance(item, Table):
+            tables.append(item.to_dict())
             continue
-        figures.append(asdict(one))
-        print(f"{'holds ' if one.holds else 'MISSES'}  {one.name}: {one.figure}  (bar: {one.bar})", flush=True)
-        if one.peer is not None:
-            print(f"        peer: {one.peer}", flush=True)
+        figures.append(asdict(item))
+        print(f"{'holds ' if item.holds else 'MISSES'}  {item.name}: {item.figure}  (bar: {item.bar})", flush=True)
+        if item.peer is not None:
+            print(f"        peer: {item.peer}", flush=True)
     return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "figures": figures, "tables": tables}
 
 

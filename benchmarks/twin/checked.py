@@ -58,8 +58,8 @@ def case_study() -> Iterator[Figure]:
             name = f"{variant}, {fidelity}: saturated throughput against the exact capacity"
             yield Figure(name, round(error, 4), "within 1.5 %", abs(error) <= 0.015)
     idle = {variant: _idle(variant).summary.ttft for variant in VARIANTS}
-    errors = [its.mean / TABLE_6[name]["ttft_mean_seconds"] - 1 for name, its in idle.items()]
-    errors += [its.quantile(0.9) / TABLE_6[name]["ttft_p90_seconds"] - 1 for name, its in idle.items()]
+    errors = [found.mean / TABLE_6[name]["ttft_mean_seconds"] - 1 for name, found in idle.items()]
+    errors += [found.quantile(0.9) / TABLE_6[name]["ttft_p90_seconds"] - 1 for name, found in idle.items()]
     worst = max(errors, key=abs)
     yield Figure(
         "Table 6 without queues, worst of mean and P90 TTFT", round(worst, 4), "within 3 %", abs(worst) <= 0.03
@@ -81,12 +81,12 @@ def ppd() -> Iterator[Figure | Table]:
     known = measured_ppd.held_out()
     found = measured_ppd.simulated(list(known))
     errors = measured_ppd.errors(known, found)
-    rows = tuple((name, *its) for name, its in errors.items())
+    rows = tuple((name, *values) for name, values in errors.items())
     yield Table("PPD held out", ("configuration", "runs", "TTFT, median error", "TPOT, median error"), rows)
     for name, (runs, ttft, tpot) in errors.items():
-        its = f"PPD held out, {name}, {runs} runs"
-        yield Figure(f"{its}: TTFT, median error", round(ttft, 3), "at most 25 %", ttft <= 0.25)
-        yield Figure(f"{its}: TPOT, median error", round(tpot, 3), "at most 15 %", tpot <= 0.15)
+        run = f"PPD held out, {name}, {runs} runs"
+        yield Figure(f"{run}: TTFT, median error", round(ttft, 3), "at most 25 %", ttft <= 0.25)
+        yield Figure(f"{run}: TPOT, median error", round(tpot, 3), "at most 15 %", tpot <= 0.15)
     right, cells = measured_ppd.right_signs(known, found)
     yield Figure(
         "PPD held out: cells with the right sign", f"{right} of {cells}", "at least 95 %", right >= 0.95 * cells

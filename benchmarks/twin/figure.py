@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """What it must be, and what a peer has in the same run."""
+    """Measured figure with its bar, and the figure of a peer in the same run."""
 
     name: str
     figure: Any

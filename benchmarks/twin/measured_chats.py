@@ -8,7 +8,8 @@ from benchmarks.twin.measured_ppd import measured_rows
 
 DATA_SETS = {"sharegpt": "ShareGPT-like", "wildchat": "WildChat-like"}
 _MODES = {"": "x = 0", "w1.0_1.0": "by the table"}
-Key = tuple[str, str, float, str]  # data set, configuration, conversations a second, how later turns are prefilled
+# Data set, configuration, conversations per second, prefill of later turns.
+Key = tuple[str, str, float, str]
 
 
 def latencies() -> dict[Key, tuple[float, float]]:
@@ -22,7 +23,7 @@ def latencies() -> dict[Key, tuple[float, float]]:
 
 
 def beside(rows: Sequence[Sequence[str | float]]) -> Iterator[tuple[Key, tuple[float, float], tuple[float, float]]]:
-    """Of the study's rows of Figure 4 those that were measured and did not fail: measured and simulated mean and P90."""
+    """Return measured and simulated mean and P90 for the rows of Figure 4 that were measured without failures."""
     known = latencies()
     for name, configuration, qps, mode, mean, _, p90, *_ in rows:
         key = str(name), str(configuration), float(qps), str(mode)

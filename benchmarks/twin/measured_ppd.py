@@ -18,7 +18,8 @@ from prfaas.scheduler.ppd import ContextClass, WorkloadType
 from prfaas.sim.command import on_all_cores
 from prfaas.sim.workload.conversations import Turn
 
-FOLDER = "PPD_MEASURED"  # the environment variable that names where they are
+# Environment variable with the folder of the measurements.
+FOLDER = "PPD_MEASURED"
 CONFIGURATIONS = ("4R", "1P_3D", "1P_3pD", "2P_2D", "2P_2pD", "3P_1D", "3P_1pD")
 CALIBRATED = frozenset({
     "large_big_paste", "large_long_gen", "large_mid_paste", "large_small_bal", "large_very_long_gen",
@@ -72,7 +73,7 @@ def simulated(keys: Sequence[Key]) -> dict[Key, TurnFigures]:
 
 
 def errors(known: dict[Key, Latency], found: dict[Key, TurnFigures]) -> dict[str, tuple[int, float, float]]:
-    """Of each configuration and of all: the runs, and the median relative errors of TTFT and TPOT."""
+    """Return the number of runs and the median relative errors of TTFT and TPOT, by configuration and for all."""
     each = {}
     for name in (*CONFIGURATIONS, "all"):
         keys = [key for key in known if name in (key[0], "all")]
@@ -100,7 +101,8 @@ def turn_errors() -> list[float]:
             known.setdefault((row["config"], int(row["num_turns"])), {})[int(row["turn"])] = float(row["avg_ttft_ms"])
     found = []
     for (name, num_turns), turns in known.items():
-        conversations_per_second = 3.0 / num_turns  # as many as those runs had
+        # The measured runs had the same rate.
+        conversations_per_second = 3.0 / num_turns
         effort = Effort(harness=TURN_HARNESS, seeds=(1, 2, 3))
         figures = measure(name, [Turn(128, 128)] * num_turns, qps=conversations_per_second, effort=effort)
         found += [1000 * figures[turn - 1].ttft_seconds / ttft - 1 for turn, ttft in turns.items() if turn > 1]
@@ -123,7 +125,7 @@ class Slowdown:
 
 
 def slowdowns(kind: PrefillKind) -> list[Slowdown]:
-    """Of the odd tens of decoding requests, 10 to 190, which nothing was fitted to, with 1, 2 and 4 prefills."""
+    """Return errors at odd tens of decoding requests, 10 to 190, which no constant was fitted to, with 1, 2 and 4 prefills."""
     repeats: dict[tuple[int, int, str], list[float]] = {}
     for row in measured_rows("interference-core.csv"):
         key = int(row["decode_count"]), int(row["prefill_count"]), row["prefill_type"]
@@ -137,7 +139,7 @@ def slowdowns(kind: PrefillKind) -> list[Slowdown]:
 
 def _slowdown(slowed: list[float], alone: list[float], where: tuple[int, int, PrefillKind]) -> Slowdown:
     ratio, profile = fmean(slowed) / fmean(alone), undisturbed_seconds(where[0])
-    error = ratio * math.hypot(*(stdev(one) / fmean(one) / math.sqrt(len(one)) for one in (slowed, alone)))
+    error = ratio * math.hypot(*(stdev(steps) / fmean(steps) / math.sqrt(len(steps)) for steps in (slowed, alone)))
     error_against_profile = stdev(slowed) / math.sqrt(len(slowed)) / profile
     return Slowdown(slowdown_ratio(*where), ratio - 1, error, fmean(slowed) / profile - 1, error_against_profile)
 

@@ -63,15 +63,15 @@ def _rows(results: Results, part: str, title: str) -> list[Cells]:
 
 
 def _queueing(results: Results) -> str:
-    """Of each load the three deployments in a row, and the gain of the first over the second."""
+    """Return the three deployments per load in one row, with the gain of the first over the second."""
     by_load: dict[str, dict[str, Cells]] = {}
     for load, variant, *figures in _rows(results, "queueing", "TTFT with queues"):
         by_load.setdefault(load, {})[variant] = figures
     rows = []
-    for load, its in by_load.items():
-        (_, mean, p90), (_, pd_mean, pd_p90) = its["prfaas-pd"], its["homogeneous-pd"]
+    for load, table_rows in by_load.items():
+        (_, mean, p90), (_, pd_mean, pd_p90) = table_rows["prfaas-pd"], table_rows["homogeneous-pd"]
         gains = f"{mean / pd_mean - 1:+.0%} / {p90 / pd_p90 - 1:+.0%}"
-        rows.append([load, *(f"{mean:.2f} / {p90:.2f}" for _, mean, p90 in its.values()), gains])
+        rows.append([load, *(f"{mean:.2f} / {p90:.2f}" for _, mean, p90 in table_rows.values()), gains])
     columns = ("load", "PrfaaS-PD mean / P90 (s)", "homogeneous", "naive", "PrfaaS-PD against homogeneous")
     return _written(columns, rows)
 
@@ -100,9 +100,10 @@ def _ppd_latency(results: Results) -> str:
     curves: dict[tuple[str, str, str], dict[float, tuple[float, float]]] = {}
     for name, split, qps, mode, known, _, found, _ in _rows(results, "ppd_figures", "PPD, Figure 4, measured"):
         curves.setdefault((name, split, mode), {})[qps] = known, found
-    rates = sorted({qps for curve in curves.values() for qps in curve})  # conversations a second
+    # In conversations per second.
+    rates = sorted({qps for curve in curves.values() for qps in curve})
     rows = [
-        [*key, *(" / ".join(f"{its:.1f}" for its in curve[qps]) if qps in curve else "-" for qps in rates)]
+        [*key, *(" / ".join(f"{value:.1f}" for value in curve[qps]) if qps in curve else "-" for qps in rates)]
         for key, curve in sorted(curves.items())
     ]
     return _written(("conversations", "", "later turns", *(f"{qps:g} a second" for qps in rates)), rows)

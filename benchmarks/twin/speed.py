@@ -1,4 +1,4 @@
-"""How fast the twin is, on one core's own clock, beside a public simulator, and whether it repeats itself."""
+"""Speed of the twin in CPU seconds beside a public simulator, and its reproducibility."""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ def queueing() -> Iterator[Figure | Table]:
     by_load: dict[str | float, dict[str | float, float]] = {}
     for load, variant, _, mean, _ in tables[0].rows:
         by_load.setdefault(load, {})[variant] = float(mean)
-    ordered = all(its["naive-heterogeneous-pd"] < its["prfaas-pd"] < its["homogeneous-pd"] for its in by_load.values())
+    ordered = all(
+        by_variant["naive-heterogeneous-pd"] < by_variant["prfaas-pd"] < by_variant["homogeneous-pd"]
+        for by_variant in by_load.values()
+    )
     yield Figure("with queues: naive < PrfaaS-PD < homogeneous in mean TTFT, at each load", ordered, "true", ordered)
 
 

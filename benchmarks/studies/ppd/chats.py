@@ -38,7 +38,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class DataSet:
-    """How many turns a conversation has on average, and how long prompts' new parts and answers are."""
+    """Data set of conversations: mean number of turns, and the lengths of new prompts and answers."""
 
     mean_turns: float
     new: Lengths
@@ -47,7 +47,8 @@ class DataSet:
     def draw(self, count: int, *, seed: int) -> list[list[Turn]]:
         """So many conversations of two turns or more."""
         generator = np.random.default_rng(seed)
-        ends = 1.0 / (self.mean_turns - 1.0)  # of a conversation after each turn but its first
+        # Probability that a conversation ends after a turn, except the first.
+        ends = 1.0 / (self.mean_turns - 1.0)
         turns = np.minimum(1 + generator.geometric(ends, count), _MAX_TURNS).tolist()
         return [
             [

@@ -25,7 +25,8 @@ GRID = (
 )  # fmt: skip
 _ROLES: dict[NodeKind, InstanceRole] = {"P": "prefill", "D": "decode", "pD": "decode", "R": "both"}
 _CLUSTER = ClusterName("pd")
-_KNUTH, _WEYL, _SPREAD = (2_654_435_761, 40_503, 1 << 32)  # a fixed shuffle of (conversation, turn)
+# Constants of a fixed shuffle of (conversation, turn).
+_KNUTH, _WEYL, _SPREAD = (2_654_435_761, 40_503, 1 << 32)
 
 
 def kinds(configuration: str) -> list[NodeKind]:
@@ -67,7 +68,7 @@ _ALWAYS_LOCAL = replace(_ALWAYS_P, local_turns_ratio=1.0)
 
 @dataclass(frozen=True)
 class LaterTurns:
-    """How D nodes, pD too, have later turns prefilled: x of them by themselves, or, dynamic, as a table says at a rate."""
+    """Prefill of later turns by D and pD nodes: a share x by themselves, or dynamic, by a table at a rate."""
 
     local_ratio: float = 0.0
     table: PpdTable | None = None
@@ -107,7 +108,7 @@ class Proxy:
 
 
 def _falls_below(ratio: float, request: SimulatedRequest) -> bool:
-    """Of the later turns this share, always the same ones."""
+    """Return whether a later turn belongs to a fixed share of all later turns."""
     mixed = (request.session * _KNUTH + request.turn * _WEYL) % _SPREAD
     return request.turn > 1 and mixed < ratio * _SPREAD
 

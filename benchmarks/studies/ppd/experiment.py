@@ -17,9 +17,8 @@ from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.workload.conversations import Conversations, Turn
 
 ARRIVAL_SECONDS = 10.0
-TIMEOUT_SECONDS = (
-    30.0  # of a turn, from when the client sends it: their runs without failures have turns that waited longer
-)
+# Longest turn from the moment when the client sends it; some measured runs without failures waited longer.
+TIMEOUT_SECONDS = 30.0
 MIN_CONVERSATIONS = 3
 
 
@@ -70,7 +69,7 @@ def measure(
     """Averages of each turn, over all seeds."""
     effort = effort or Effort()
     runs = [converse(configuration, [turns], qps=qps, effort=effort, seed=seed) for seed in effort.seeds]
-    requests = [one for run in runs for one in run]
+    requests = [request for run in runs for request in run]
     return [_figures([request for request in requests if request.turn == turn + 1]) for turn in range(len(turns))]
 
 
@@ -86,7 +85,8 @@ def workload(context: ContextClass, kind: WorkloadType) -> tuple[Turn, Turn]:
     return Turn(*FIRST_TURNS[context]), Turn(*SECOND_TURNS[kind])
 
 
-_CLEAN = Effort(harness=TURN_HARNESS)  # a front door that strays nowhere
+# In this harness no turn strays to another node.
+_CLEAN = Effort(harness=TURN_HARNESS)
 
 
 def _turn_2(cell: tuple[str, ContextClass, WorkloadType, float]) -> PpdRun:

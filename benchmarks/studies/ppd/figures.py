@@ -20,7 +20,8 @@ from prfaas.sim.workload.conversations import Turn
 
 # Figure 1: 10,000 prompt tokens and 100 of answers over five turns, at three loads.
 LONG_CONVERSATION = (Turn(8000, 20), *(Turn(500, 20) for _ in range(4)))
-LOADS = (0.5, 1.0, 2.0)  # conversations per second
+# In conversations per second.
+LOADS = (0.5, 1.0, 2.0)
 # Figure 4: as many conversations as the authors ran, at their rates.
 NUM_CHATS = 500
 CHAT_QPS = (2.0, 4.0, 8.0, 12.0)
@@ -30,7 +31,8 @@ HEAVY_QPS = 8.0
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 WEIGHTS = (20.0, 10.0, 6.0, 3.0, 1.0)
 Tables = Mapping[tuple[int, int], PpdTable]
-Chats = Mapping[str, Sequence[Sequence[Turn]]]  # by the data set's name
+# Conversations by the name of their data set.
+Chats = Mapping[str, Sequence[Sequence[Turn]]]
 _EFFORT = Effort(harness=TURN_HARNESS)
 
 
@@ -43,13 +45,17 @@ class Case:
     qps: float
     later: LaterTurns | None = None
     seed: int = 1
-    count: int | None = None  # of conversations; those of ten seconds when None
+    # Number of conversations; None takes the arrivals of ten seconds.
+    count: int | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of all turns: P99 TTFT, tokens per second, latency, how many were out of time once let in or gave their KV up; of the
-    later ones the mean TTFT and TPOT, and how many of them their decode node prefilled."""
+    """Results of one run.
+
+    All turns: P99 TTFT, tokens per second, latency, number of timeouts and preemptions. Later turns: mean TTFT and TPOT,
+    and the share that their decode node prefilled.
+    """
 
     ttft_p99_seconds: float
     tokens_per_second: float
@@ -80,9 +86,9 @@ def outcome(case: Case) -> Outcome:
         distribution(np.array([request.end_to_end for request in requests])),
         sum(request.served_seconds > TIMEOUT_SECONDS for request in requests),
         sum(request.num_preemptions for request in requests),
-        _mean([one.ttft for one in later]),
-        _mean([one.tpot for one in later]),
-        sum(_is_local(one) for one in later) / len(later),
+        _mean([request.ttft for request in later]),
+        _mean([request.tpot for request in later]),
+        sum(_is_local(request) for request in later) / len(later),
     )
 
 
@@ -106,11 +112,11 @@ def frontiers(progress: Progress) -> list[tuple[Case, Outcome]]:
 
 def drawn() -> Chats:
     """Conversations as long as those of each data set that the authors ran."""
-    return {name: its.draw(NUM_CHATS, seed=5) for name, its in DATA_SETS.items()}
+    return {name: chats.draw(NUM_CHATS, seed=5) for name, chats in DATA_SETS.items()}
 
 
 def multi_turn(scripts: Sequence[Sequence[Turn]]) -> list[Sequence[Turn]]:
-    """Of recorded conversations as many as the authors took, evenly, of those with a second turn.
+    """Return recorded conversations with a second turn, evenly chosen, as many as the authors took.
 
     Raises:
         ConfigError: there is none.
@@ -124,7 +130,7 @@ def multi_turn(scripts: Sequence[Sequence[Turn]]) -> list[Sequence[Turn]]:
 def heavy(chats: Chats) -> list[Sequence[Turn]]:
     """Return those whose later turns bring more new tokens than answers have; all where none does."""
     everyone = [script for scripts in chats.values() for script in scripts]
-    return [one for one in everyone if _is_heavy(one[1:])] or everyone
+    return [chat for chat in everyone if _is_heavy(chat[1:])] or everyone
 
 
 def _is_heavy(turns: Sequence[Turn]) -> bool:
@@ -146,7 +152,7 @@ def latencies(chats: Chats, tables: Tables, progress: Progress) -> list[tuple[st
         for later in (LaterTurns(0.0), LaterTurns(table=tables[split], qps=qps))
     ]
     found = _run([case for _, case in named], progress)
-    return [(name, case, its) for (name, _), (case, its) in zip(named, found, strict=True)]
+    return [(name, case, simulated) for (name, _), (case, simulated) in zip(named, found, strict=True)]
 
 
 def trade_off(chats: Chats, table: PpdTable, progress: Progress) -> list[tuple[str, Case, Outcome]]:
@@ -155,7 +161,7 @@ def trade_off(chats: Chats, table: PpdTable, progress: Progress) -> list[tuple[s
     named += [(f"w_tpot = {weight:g}", LaterTurns(table=_weighed(table, weight), qps=HEAVY_QPS)) for weight in WEIGHTS]
     scripts = heavy(chats)
     found = _run([Case("1P_3D", scripts, HEAVY_QPS, later, count=NUM_CHATS) for _, later in named], progress)
-    return [(name, case, its) for (name, _), (case, its) in zip(named, found, strict=True)]
+    return [(name, case, simulated) for (name, _), (case, simulated) in zip(named, found, strict=True)]
 
 
 def _weighed(table: PpdTable, tpot_weight: float) -> PpdTable:

@@ -1,4 +1,4 @@
-"""How much longer a decode token takes beside prefills on the same engine, as PPD's authors measured it: a fitted law.
+"""Fitted law for the slowdown of decode tokens beside prefills on the same engine, as PPD's authors measured it.
 
 No engine model explains it: one prompt of 1,024 tokens, some 60 ms of work, doubles the steps of 200 decoding requests for
 seconds after it is done. So it stands apart from the twin's engines, which charge a prompt for its own work.

@@ -1,4 +1,4 @@
-"""What a request costs in the deployment of PPD's authors: 4 H100, Llama-3.1-8B, vLLM with P2pNcclConnector.
+"""Costs of a request in the deployment of PPD's authors: 4 H100, Llama-3.1-8B, vLLM with P2pNcclConnector.
 
 Fitted to half of their measured workloads (github.com/freelulul/vllm-ppd, Apache-2.0; failed rows left out);
 benchmarks/twin/README.md says to which, and how far the other half is met.
@@ -12,7 +12,8 @@ from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
 from prfaas.sim.model.engine import InstanceSpec
 
-KV_BYTES_PER_TOKEN = 131_072.0  # of Llama-3.1-8B in bf16
+# Llama-3.1-8B in bf16.
+KV_BYTES_PER_TOKEN = 131_072.0
 _MAX_TOKENS = 1 << 20
 
 
@@ -46,7 +47,7 @@ class PpdModel:
 
     @property
     def decode_engine(self) -> InstanceSpec:
-        """Of every node that decodes."""
+        """Return the engine of each node that decodes."""
         prefill = polynomial(self.prefill_seconds, self.prefill_per_token_seconds)
         decode = DecodeProfile(
             self.decode_base_seconds, self.decode_per_request_seconds, self.decode_per_context_token_seconds
@@ -62,7 +63,7 @@ class PpdModel:
 
     @property
     def prefill_engine(self) -> InstanceSpec:
-        """Of P."""
+        """Return the engine of P nodes."""
         prefill = polynomial(
             self.prefill_seconds + self.send_busy_seconds, self.prefill_per_token_seconds + self.send_per_token_seconds
         )
@@ -71,7 +72,7 @@ class PpdModel:
 
 @dataclass(frozen=True)
 class Harness:
-    """What the authors' client and proxy did beside the engines.
+    """Effects of the authors' client and proxy beside the engines.
 
     `strayed_ratio` of the later turns went P→D although their node prefills: their TTFT has two modes, that of a local
     prefill at the median and that of P→D at the 99th percentile. `finds_answers`: prefixes that end in an answer were
@@ -84,4 +85,5 @@ class Harness:
 
 MODEL = PpdModel()
 GRID_HARNESS = Harness()
-TURN_HARNESS = Harness(strayed_ratio=0.0, finds_answers=True)  # of the runs with up to 16 turns
+# Harness of the runs with up to 16 turns.
+TURN_HARNESS = Harness(strayed_ratio=0.0, finds_answers=True)

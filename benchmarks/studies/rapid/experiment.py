@@ -21,7 +21,8 @@ from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 _NUM_GPUS = 8
 _CLUSTER = ClusterName("pd")
-_AT_ONCE = 1e4  # requests per second
+# Requests per second that saturate every system.
+_AT_ONCE = 1e4
 TTFT_SECONDS_PER_THOUSAND = 1.0
 
 
@@ -53,7 +54,7 @@ TRACES = (Trace("LMSYS", 2_000), Trace("arXiv", 8_000), Trace("long", 20_000))
 
 @dataclass(frozen=True)
 class Transfer:
-    """What the hand-over costs a disaggregated pair: P sends for `busy_seconds` and its bytes at `busy_bytes_per_second`
+    """Cost of the hand-over for a disaggregated pair: P sends for `busy_seconds` and its bytes at `busy_bytes_per_second`
     in the place of computing; then the KV is on its way at `bytes_per_second`, and D computes the first token again."""
 
     busy_seconds: float = 0.015

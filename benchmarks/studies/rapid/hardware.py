@@ -1,4 +1,4 @@
-"""What Llama-70B and Mixtral 8x7B cost on eight MI300X, as far as RAPID-Serve's paper (arXiv 2601.11822) lets it be inferred.
+"""Costs of Llama-70B and Mixtral 8x7B on eight MI300X, inferred from RAPID-Serve's paper (arXiv 2601.11822).
 
 The paper prints ratios, no latencies. Peaks are the vendor's (1,307 Tflop/s of bf16, 5.3 TB/s, 192 GB a GPU); the
 efficiencies and the iteration's fixed part are set so that its ratios for chunks, transfer and shares come out.
@@ -13,7 +13,8 @@ from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
 from prfaas.sim.model.engine import InstanceSpec
 
-_PEAK_FLOPS, _PEAK_BYTES_PER_SECOND, _MEMORY_BYTES = 1.307e15, 5.3e12, 192e9  # of one MI300X
+# Data of one MI300X.
+_PEAK_FLOPS, _PEAK_BYTES_PER_SECOND, _MEMORY_BYTES = 1.307e15, 5.3e12, 192e9
 _MAX_TOKENS = 1 << 20
 
 
@@ -82,7 +83,7 @@ class Group:
 
     @property
     def kv_tokens(self) -> float:
-        """What fits beside the weights, a tenth left for activations."""
+        """Return the KV tokens that fit beside the weights, with a tenth left for activations."""
         memory = 0.9 * _MEMORY_BYTES * self.num_gpus - 2 * self.model.parameters
         return memory / self.model.kv_bytes_per_token
 

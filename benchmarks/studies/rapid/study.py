@@ -31,8 +31,10 @@ OTHER_SPEEDS = (0.7, 0.8)
 _PAIRS = [(model, trace) for model in SETTINGS for trace in TRACES]
 LOADS = tuple(quarter / 4 for quarter in range(1, 9))
 CHUNKS = ("chunked-512", "chunked-1024", "chunked-2048")
-NEAR_ZERO = 0.05  # requests per second over the arrivals: a baseline below it has collapsed
-_RUN_SECONDS, _LEAST, _MOST = 90.0, 200, 2000  # of arrivals, and bounds of their number
+# A baseline whose goodput is below this share of the arrivals has collapsed.
+NEAR_ZERO = 0.05
+# Seconds of arrivals in a run, and bounds of their number.
+_RUN_SECONDS, _LEAST, _MOST = 90.0, 200, 2000
 _ALMOST_IDLE = 0.1
 
 
@@ -50,18 +52,18 @@ class Cell:
     def gain(self, baseline: str, over: str = "rapid") -> float:
         """Mean over the loads of the throughput of `over` against the baseline's."""
         pairs = zip(self.runs[over], self.runs[baseline], strict=True)
-        return fmean(ours.throughput / theirs.throughput for ours, theirs in pairs)
+        return fmean(measured.throughput / printed.throughput for measured, printed in pairs)
 
     def itl_ratio(self, system: str, baseline: str) -> float:
         """Mean over the loads of the mean ITL against the baseline's."""
         pairs = zip(self.runs[system], self.runs[baseline], strict=True)
-        return fmean(ours.itl.mean / theirs.itl.mean for ours, theirs in pairs)
+        return fmean(measured.itl.mean / printed.itl.mean for measured, printed in pairs)
 
     def goodput_gain(self, baseline: str) -> float | None:
         """Return the ratio of the summed goodputs; None where the baseline's is near zero and the ratio means nothing."""
-        ours, theirs = (sum(one.goodput for one in self.runs[name]) for name in ("rapid", baseline))
-        arrivals = sum(one.arrivals for one in self.runs[baseline])
-        return ours / theirs if theirs > NEAR_ZERO * arrivals else None
+        measured, printed = (sum(result.goodput for result in self.runs[name]) for name in ("rapid", baseline))
+        arrivals = sum(result.arrivals for result in self.runs[baseline])
+        return measured / printed if printed > NEAR_ZERO * arrivals else None
 
 
 def cell(named: tuple[str, Trace], speeds: SharingSpeeds = ASSUMED) -> Cell:
@@ -76,7 +78,8 @@ def cell(named: tuple[str, Trace], speeds: SharingSpeeds = ASSUMED) -> Cell:
         for name in SYSTEMS
     }
     idle = [
-        run("disaggregated", one, trace, rate=_ALMOST_IDLE * most, count=_LEAST).ttft.mean for one in (setting, free)
+        run("disaggregated", hardware, trace, rate=_ALMOST_IDLE * most, count=_LEAST).ttft.mean
+        for hardware in (setting, free)
     ]
     throughput = saturated_throughput("disaggregated", free, trace) / sustained["disaggregated"]
     return Cell(model, trace, sustained, runs, throughput, idle[0] / idle[1])
@@ -109,23 +112,34 @@ def sensitivity(progress: Progress) -> dict[float, list[Claim]]:
     """Return the claims under other speeds of an over-allocated prefill than the assumed one, which nothing printed fixes."""
     found = {}
     for speed in OTHER_SPEEDS:
-        its = partial(cell, speeds=replace(ASSUMED, overallocated_prefill=speed))
-        found[speed] = claims(on_all_cores(its, _PAIRS, progress))
+        varied_cell = partial(cell, speeds=replace(ASSUMED, overallocated_prefill=speed))
+        found[speed] = claims(on_all_cores(varied_cell, _PAIRS, progress))
     return found
 
 
 def claims(found: Sequence[Cell]) -> list[Claim]:
     """R1, R6 and R7 of the paper. Chunk law and transfer are what the constants were set by, the gains are predicted."""
-    large = [one for one in found if one.model == "Llama-70B"]
+    large = [result for result in found if result.model == "Llama-70B"]
     return [
         Claim(
-            "chunks of 1K against 512, throughput", 1.2, fmean(one.gain(CHUNKS[0], CHUNKS[1]) for one in large), 0.05
+            "chunks of 1K against 512, throughput",
+            1.2,
+            fmean(result.gain(CHUNKS[0], CHUNKS[1]) for result in large),
+            0.05,
         ),
-        Claim("chunks of 1K against 512, ITL", 1.3, fmean(one.itl_ratio(CHUNKS[1], CHUNKS[0]) for one in large), 0.05),
-        Claim("free transfer, throughput", 1.4, fmean(one.transfer_throughput for one in large), 0.05),
-        Claim("transfer, TTFT", 1.9, fmean(one.transfer_ttft for one in large), 0.05),
         Claim(
-            "over chunked batching, throughput", 1.7, fmean(one.gain(chunk) for one in found for chunk in CHUNKS), 0.3
+            "chunks of 1K against 512, ITL",
+            1.3,
+            fmean(result.itl_ratio(CHUNKS[1], CHUNKS[0]) for result in large),
+            0.05,
         ),
-        Claim("over disaggregation, throughput", 1.5, fmean(one.gain("disaggregated") for one in large), 0.3),
+        Claim("free transfer, throughput", 1.4, fmean(result.transfer_throughput for result in large), 0.05),
+        Claim("transfer, TTFT", 1.9, fmean(result.transfer_ttft for result in large), 0.05),
+        Claim(
+            "over chunked batching, throughput",
+            1.7,
+            fmean(result.gain(chunk) for result in found for chunk in CHUNKS),
+            0.3,
+        ),
+        Claim("over disaggregation, throughput", 1.5, fmean(result.gain("disaggregated") for result in large), 0.3),
     ]

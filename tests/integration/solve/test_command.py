@@ -78,7 +78,7 @@ def test_the_json_has_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(math.isfinite(value) and value >= 0 for value in found["bound"]["duals"].values())
 
 
-def test_the_screen_marks_what_is_inferred_and_says_how_far_the_bound_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_marks_inferred_inputs_and_shows_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     text = answer(capsys, "--trace", "lognormal")
     for line in ("internal-1t-hybrid", "h20-internal-1t", "cost"):
         assert any(line in row and "inferred" in row for row in text.splitlines()), line
@@ -93,7 +93,7 @@ def test_the_screen_marks_what_is_inferred_and_says_how_far_the_bound_is(capsys:
     assert max(len(row) for row in text.splitlines() if row.startswith("  ")) <= 132
 
 
-def test_the_plan_holds_for_several_clusters_and_says_what_one_threshold_costs(
+def test_plan_for_several_clusters_shows_the_cost_of_one_threshold(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "d.yaml"
@@ -115,7 +115,7 @@ def test_a_trace_file_is_planned_for(capsys: pytest.CaptureFixture[str], tmp_pat
     assert found["trace"]["mean_output_tokens"] == pytest.approx(699.5)
 
 
-def test_flags_change_the_question(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_override_the_deployment(capsys: pytest.CaptureFixture[str]) -> None:
     plain = answer_json(capsys, "--method", "exact")["deployments"][0]
     narrow = answer_json(capsys, "--method", "exact", "--bandwidth", "5Gbps")["deployments"][0]
     assert narrow["egress_gbps"] == pytest.approx(5, rel=1e-3)
@@ -136,11 +136,11 @@ def test_later_turns_on_decode_nodes_relieve_prefill(capsys: pytest.CaptureFixtu
     assert local["pd_decode_throughput"] / local["num_decode"] < remote["pd_decode_throughput"] / remote["num_decode"]
 
 
-def test_a_ttft_objective_that_can_be_met_has_a_greatest_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_feasible_ttft_objective_has_a_greatest_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the TTFT objective holds up to" in answer(capsys, "--slo", "ttft=6s")
 
 
-def test_the_emitted_file_is_one_that_the_manager_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_manager_loads_the_emitted_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     emitted = tmp_path / "manager.yaml"
     found = answer_json(capsys, "--emit", str(emitted))
     settings = config.load(
@@ -149,7 +149,7 @@ def test_the_emitted_file_is_one_that_the_manager_loads(capsys: pytest.CaptureFi
     assert settings.threshold_tokens == found["deployments"][0]["threshold_tokens"]
 
 
-def test_plots_are_written_twice_and_alike(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_plots_are_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     answer(capsys, "--plot", str(tmp_path / "one"))
     answer(capsys, "--plot", str(tmp_path / "two"))
     names = {f"{name}.{suffix}" for name in ("split", "threshold", "cost") for suffix in ("svg", "png")}
@@ -186,7 +186,7 @@ def test_plots_are_written_twice_and_alike(capsys: pytest.CaptureFixture[str], t
         (["--grid"], "--grid"),
     ],
 )
-def test_what_cannot_be_used_is_one_line_and_exit_2(
+def test_unusable_input_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
 ) -> None:
     try:

@@ -1,4 +1,4 @@
-"""Of any deployment: more never hurts, units do not matter, no policy beats the bound, the paper's form is never too low."""
+"""Properties of plans: more resources never hurt, units do not matter, no policy beats the bound."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from prfaas.model.planning.single_pd import SinglePd
 from tests.support.planner_inputs import profile, small_deployment, workload
 
 EPSILON = 1e-9
+# Each example plans several deployments, so fewer are drawn than of cheaper properties.
+PLANNED = 2 * settings().max_examples // 5
 
 profiles = st.builds(profile, st.floats(0.01, 2), st.floats(1e-6, 1e-3), st.floats(0, 1e-8))
 log_normals = st.builds(LogNormal, st.floats(5, 11), st.floats(0.2, 1.5), st.just(128.0), st.just(131_072.0))
@@ -46,8 +48,9 @@ def sustained(deployment: Deployment, traffic: Workload, method: Method = "exact
     return best_plan(deployment, traffic, method=method).system_throughput
 
 
+@settings(max_examples=PLANNED)
 @given(deployments(), distributions, st.floats(1.0, 3.0))
-def test_more_of_any_resource_never_sustains_less(deployment: Deployment, lengths: Lengths, more: float) -> None:
+def test_more_resources_never_sustain_less(deployment: Deployment, lengths: Lengths, more: float) -> None:
     traffic = workload(lengths)
     before = sustained(deployment, traffic) * (1 - EPSILON)
     (remote,), (local,) = deployment.prfaas, deployment.pd
@@ -62,8 +65,9 @@ def test_more_of_any_resource_never_sustains_less(deployment: Deployment, length
         assert sustained(better, traffic) >= before
 
 
+@settings(max_examples=PLANNED)
 @given(deployments(), log_normals, methods, st.floats(0.01, 100))
-def test_a_faster_world_is_as_much_faster(
+def test_scaling_all_times_scales_the_throughput(
     deployment: Deployment, lengths: Lengths, method: Method, factor: float
 ) -> None:
     """Seconds scaled by a factor, bandwidth and the decode objective by its inverse, scale the throughput by its inverse."""
@@ -76,17 +80,20 @@ def test_a_faster_world_is_as_much_faster(
     (remote,), (local,) = deployment.prfaas, deployment.pd
     wide = remote.egress_bytes_per_second / factor
     objectives = replace(deployment.objectives, decode_tokens_per_second=40 / factor)
-    other = replace(
+    faster = replace(
         deployment,
         prfaas=(replace(remote, profile=slowed(remote.profile), egress_bytes_per_second=wide),),
         pd=(replace(local, profile=slowed(local.profile)),),
         objectives=objectives,
     )
-    assert sustained(other, traffic, method) == pytest.approx(sustained(deployment, traffic, method) / factor, rel=1e-6)
+    assert sustained(faster, traffic, method) == pytest.approx(
+        sustained(deployment, traffic, method) / factor, rel=1e-6
+    )
 
 
+@settings(max_examples=PLANNED)
 @given(deployments(), distributions, st.integers(0, 200_000), st.integers(0, 10))
-def test_no_threshold_and_split_beats_the_exact_plan_nor_the_plan_the_bound(
+def test_no_threshold_or_split_beats_the_plan_and_no_plan_the_bound(
     deployment: Deployment, lengths: Lengths, threshold: int, num_prefill: int
 ) -> None:
     assume(num_prefill <= deployment.pd[0].num_instances)
@@ -99,7 +106,7 @@ def test_no_threshold_and_split_beats_the_exact_plan_nor_the_plan_the_bound(
 
 @given(deployments(), traces, st.integers(0, 2**32 - 1), st.integers(0, 10))
 @settings(max_examples=50)
-def test_no_routing_at_random_beats_the_bound(
+def test_random_routing_never_beats_the_bound(
     deployment: Deployment, trace: Empirical, seed: int, num_prefill: int
 ) -> None:
     """Any policy is a part of each request's length that goes remote; this one is drawn by chance."""
@@ -116,6 +123,7 @@ def test_no_routing_at_random_beats_the_bound(
     assert reached <= lp_bound(loads).system_throughput * (1 + 1e-7)
 
 
+@settings(max_examples=PLANNED)
 @given(deployments(), distributions)
 @example(
     small_deployment(
@@ -125,7 +133,8 @@ def test_no_routing_at_random_beats_the_bound(
         num_pd=2,
         egress=29477330.0,
     ),
-    Empirical([1, 90_410, 102_080]),  # the best lies between two lengths that are close to each other
+    # The best threshold lies between two close lengths.
+    Empirical([1, 90_410, 102_080]),
 )
 @example(
     small_deployment(
@@ -135,19 +144,19 @@ def test_no_routing_at_random_beats_the_bound(
         num_pd=2,
         egress=114916727.0,
     ),
-    Empirical([24, 69_431]),  # the best is to send everything or nothing; every threshold between is far worse
+    # Best is to offload everything or nothing; thresholds in between are far worse.
+    Empirical([24, 69_431]),
 )
 def test_the_paper_s_form_never_understates_convex_prefill_times(deployment: Deployment, lengths: Lengths) -> None:
     """Jensen: E[T(L)] ≥ T(E[L]), at every threshold, so at the best one too."""
     traffic = workload(lengths)
     exact, paper = sustained(deployment, traffic, "exact"), sustained(deployment, traffic, "paper")
-    assert exact <= paper * (
-        1 + 1e-4
-    )  # the paper's form is scanned before its root is sought, and may miss by a little
+    # The scan before the root finding of the paper's form may miss the best by a little.
+    assert exact <= paper * (1 + 1e-4)
 
 
 @given(distributions, st.lists(profiles, min_size=1, max_size=4))
-def test_the_least_cost_is_no_more_than_each(lengths: Lengths, several: list[Profile]) -> None:
+def test_expected_minimum_is_at_most_each_cost(lengths: Lengths, several: list[Profile]) -> None:
     costs = [each.prefill for each in several]
     least = lengths.expected_minimum(costs)
     assert least <= min(expectation(lengths, cost) for cost in costs) * (1 + EPSILON)

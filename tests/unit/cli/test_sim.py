@@ -24,7 +24,7 @@ def test_the_same_seed_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) 
     assert output(capsys, "--json", "--seed", "8") != first
 
 
-def test_compared_variants_meet_the_same_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compared_variants_have_the_same_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
     runs = json.loads(output(capsys, "--json", "--compare", "variant=prfaas-pd,homogeneous-pd"))
     assert [run["name"] for run in runs] == ["prfaas-pd", "homogeneous-pd"]
     assert runs[0]["arrivals"] == runs[1]["arrivals"]
@@ -71,17 +71,17 @@ def test_a_sweep_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert drawn == distributions | over_time | {"frontier.svg"}
 
 
-def test_recorded_conversations_are_held(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_recorded_conversations_are_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Three turns and one turn, in turn: of 500 conversations 250 have each."""
     file = tmp_path / "wildchat.jsonl"
-    said = [{"role": role, "content": "x" * 4000} for role in ("user", "assistant") * 3]
-    file.write_text("\n".join(json.dumps({"conversation": one}) for one in (said, said[:2])))
+    message = [{"role": role, "content": "x" * 4000} for role in ("user", "assistant") * 3]
+    file.write_text("\n".join(json.dumps({"conversation": turn}) for turn in (message, message[:2])))
     argv = ["--json", "--fidelity", "instances", "--conversations", str(file), "--warmup", "0", "--load", "1req/s"]
     (run,) = json.loads(output(capsys, *argv))
     assert run["num_requests"] == 250 * 3 + 250
 
 
-def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_recorded_run_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = str(tmp_path / "decisions.jsonl")
     output(capsys, "--fidelity", "instances", "--record", file)
     assert main(["--replay", file]) == 0
@@ -89,7 +89,7 @@ def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--load", "fast"], "load 'fast'"),
         (["--compare", "speed=1,2"], "write a setting and its values"),
@@ -140,27 +140,27 @@ def test_what_was_recorded_is_replayed(capsys: pytest.CaptureFixture[str], tmp_p
         (["--plot", "/proc/none"], "--plot /proc/none: No such file or directory; name a folder"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+def test_unusable_input_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     assert main([*SMALL, *argv]) == 2
     written = capsys.readouterr().err
-    assert said in written
+    assert message in written
     assert written.count("\n") == written.count("prfaas-sim:") == 1
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
-def test_a_missing_replay_file_is_named(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+def test_a_missing_replay_file_is_named(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     assert main(argv) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_folder_for_plots_that_is_a_file_is_refused_before_anything_is_simulated(
+def test_plot_folder_that_is_a_file_is_refused_before_the_simulation(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (file := tmp_path / "k1.yaml").touch()
@@ -170,7 +170,7 @@ def test_a_folder_for_plots_that_is_a_file_is_refused_before_anything_is_simulat
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "Expecting value"),
         ('{"entries": [', "Expecting value"),
@@ -178,19 +178,19 @@ def test_a_folder_for_plots_that_is_a_file_is_refused_before_anything_is_simulat
         ('{"entries": [], "weights": {"w_ttft": 1, "w_tpot": 1}}', "at least one entry"),
     ],
 )
-def test_a_ppd_table_that_cannot_be_used_is_named_with_what_would_be(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
+def test_unusable_ppd_table_is_named_with_the_accepted_form(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
 ) -> None:
     (table := tmp_path / "table.json").write_text(text)
     argv = ["--fidelity", "instances", "--local-policy", "ppd", "--ppd-table", str(table)]
     assert main([*SMALL, *argv]) == 2
     written = capsys.readouterr().err
     assert written.startswith(f"prfaas-sim: ppd_table: {table}: ")
-    assert said in written and "as prfaas-ppd writes it" in written
+    assert message in written and "as prfaas-ppd writes it" in written
 
 
 @pytest.mark.parametrize("text", ["", '{"decision": {', "[]", '{"decision": {}}'])
-def test_a_replay_of_something_else_says_what_it_takes(
+def test_replay_of_another_file_names_the_accepted_form(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
 ) -> None:
     (file := tmp_path / "decisions.jsonl").write_text(text)
@@ -200,9 +200,7 @@ def test_a_replay_of_something_else_says_what_it_takes(
     assert "that --record wrote" in written
 
 
-def test_a_trace_that_is_shorter_than_asked_for_is_said_to_be(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_short_trace_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = [{"timestamp": index, "input_length": 100 + index, "output_length": 8} for index in range(20)]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(map(json.dumps, rows)))
@@ -217,22 +215,18 @@ def test_a_trace_that_is_shorter_than_asked_for_is_said_to_be(
     assert counted("10") == ["10"]
 
 
-@pytest.mark.parametrize("fidelity", ["stations", "instances"])
-def test_a_deployment_some_of_whose_instances_share_is_refused_with_what_is_taken(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, fidelity: str
-) -> None:
+def test_partly_shared_deployment_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     whole = catalog.deployment_path(catalog.CASE_STUDY).read_text(encoding="utf-8")
     file = tmp_path / "shared.yaml"
     file.write_text(whole.replace("instances: 8,", "instances: 8, shared_instances: 2, overlap: 20%,"))
-    argv = ["--deployment", str(file), "--fidelity", fidelity]
-    assert main([*SMALL, *argv]) == 2
+    assert main([*SMALL, "--deployment", str(file)]) == 2
     assert (
         "shared_instances: here all or none share; write fidelity: instances, shared: true" in capsys.readouterr().err
     )
     assert main([*SMALL, "--deployment", str(file), "--fidelity", "instances", "--shared", "true"]) == 0
 
 
-def test_what_only_some_of_the_compared_mean_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_setting_of_only_some_compared_variants_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--json", "--compare", "fidelity=stations,instances", "--turns", "4096>8,600>8"]
     apart, together = json.loads(output(capsys, *argv))
     assert together["cached_ratio"] > apart["cached_ratio"]

@@ -40,7 +40,8 @@ def test_a_price_is_what_one_more_instance_adds() -> None:
     for name, grown in (("instance:h200", more_remote), ("instance:h20", more_local)):
         gained = lp_bound(LoadModel(grown, traffic, "exact")).system_throughput - fractional.system_throughput
         assert worth[name] == pytest.approx(gained, rel=0.1)
-        assert gained <= worth[name] * (1 + 1e-3)  # the program is concave
+        # The program is concave.
+        assert gained <= worth[name] * (1 + 1e-3)
 
 
 def test_a_price_of_bandwidth_is_what_one_more_gbit_adds() -> None:
@@ -52,7 +53,7 @@ def test_a_price_of_bandwidth_is_what_one_more_gbit_adds() -> None:
     assert fractional.duals(loads)["gbps:h200"] == pytest.approx(gained, rel=0.15)
 
 
-def test_a_wide_link_is_worth_nothing_more() -> None:
+def test_more_bandwidth_of_a_wide_path_is_worth_nothing() -> None:
     loads, fractional, _ = bounds(*case_study())
     assert fractional.duals(loads)["gbps:h200"] == 0
 
@@ -87,12 +88,12 @@ def test_several_clusters_of_a_kind_do_what_one_of_their_size_does() -> None:
     joined = replace(
         deployment, prfaas=(replace(remote, num_instances=6),), pd=(replace(local, num_instances=13),), paths=()
     )
-    several, one = (best_plan(made, traffic, method="exact") for made in (deployment, joined))
-    assert several.system_throughput <= one.system_throughput * (1 + 1e-9)
-    assert several.system_throughput > 0.96 * one.system_throughput
+    several, single = (best_plan(made, traffic, method="exact") for made in (deployment, joined))
+    assert several.system_throughput <= single.system_throughput * (1 + 1e-9)
+    assert several.system_throughput > 0.96 * single.system_throughput
 
 
-def test_a_missing_link_is_no_way() -> None:
+def test_clusters_without_a_path_exchange_nothing() -> None:
     deployment = two_by_two(link=1e12)
     cut = replace(deployment, paths=deployment.paths[:1])
     traffic = case_study()[1]
@@ -108,7 +109,7 @@ def verdict(deployment: Deployment, traffic: Workload) -> str:
     return judge(loads, fractional, gap=1 - plan.system_throughput / whole.system_throughput).verdict
 
 
-def test_the_verdict_names_what_makes_a_threshold_good_or_bad() -> None:
+def test_verdict_names_the_reason() -> None:
     deployment, traffic = case_study()
     slow = profile(0.4, 1.3e-4, 3e-10)
     assert verdict(deployment, traffic) == "optimal"
@@ -122,7 +123,7 @@ def test_the_verdict_names_what_makes_a_threshold_good_or_bad() -> None:
     assert judge(many, lp_bound(many), gap=0.0).verdict == "several-clusters"
 
 
-def test_where_the_ratio_does_not_depend_on_length_no_threshold_beats_the_balance_of_work() -> None:
+def test_constant_ratio_makes_every_balanced_threshold_equal() -> None:
     slow = profile(0.4, 1.3e-4, 3e-10)
     deployment, traffic = small_deployment(slow, slow), case_study()[1]
     _, _, whole = bounds(deployment, traffic)

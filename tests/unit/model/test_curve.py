@@ -43,6 +43,6 @@ def test_the_fit_to_table_5_is_the_one_that_table_6_was_computed_from() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[1.0], [2.0, 2.0], [3.0, 1.0]])
-def test_points_that_make_no_line_are_refused(tokens: list[float]) -> None:
+def test_unordered_points_are_refused(tokens: list[float]) -> None:
     with pytest.raises(ValueError, match="increasing"):
         through(tokens, [1.0] * len(tokens))

@@ -35,7 +35,7 @@ def test_memory_bounds_the_batch_by_the_mean_context() -> None:
     assert (found.max_batch, found.limit) == (7, "memory")
 
 
-def test_the_batch_never_leaves_what_was_measured() -> None:
+def test_batch_stays_within_the_measured_range() -> None:
     made = deployment(speed=1)
     measured = replace(made.pd[0].profile, decode=replace(made.pd[0].profile.decode, max_batch=64))  # type: ignore[type-var]
     made = replace(made, pd=(replace(made.pd[0], profile=measured),))
@@ -43,7 +43,7 @@ def test_the_batch_never_leaves_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(("memory", "speed", "words"), [(None, 100, "below the objective"), (1e6, 40, "one request")])
-def test_what_not_even_one_request_meets_is_refused(memory: float | None, speed: float, words: str) -> None:
+def test_objective_that_one_request_misses_is_refused(memory: float | None, speed: float, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         capacity(deployment(memory=memory, speed=speed))
 

@@ -66,7 +66,7 @@ def test_eight_bit_kv_halves_what_attention_keeps_and_leaves_states_alone() -> N
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+def test_unknown_layers_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     config = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2} | change
     if config["num_hidden_layers"] is None:
         del config["num_hidden_layers"]
@@ -94,6 +94,7 @@ def test_table_5_is_what_the_inferred_geometry_gives() -> None:
     geometry = catalog.find_model("internal-1t-hybrid")
     printed = {1024: 190.8, 8192: 308.9, 32768: 701.3, 131072: 2316.3}
     errors = {tokens: geometry.kv_bytes(tokens) / 2**20 / mebibytes - 1 for tokens, mebibytes in printed.items()}
-    assert errors.pop(32768) == pytest.approx(0.0178, abs=5e-4)  # this entry lies off the others' line
+    # This entry of the table lies off the line of the rest.
+    assert errors.pop(32768) == pytest.approx(0.0178, abs=5e-4)
     assert max(map(abs, errors.values())) < 8e-3
     assert geometry.inferred

@@ -30,7 +30,7 @@ def test_partial_expectations_are_those_of_a_large_sample() -> None:
         assert partial(threshold) == pytest.approx(expected, rel=2e-2, abs=1e-3)
 
 
-def test_nothing_lies_outside_the_cut() -> None:
+def test_log_normal_has_no_mass_outside_its_range() -> None:
     mass = PAPER_LENGTHS.cumulative(ONE)
     assert (mass(0), mass(128), mass(131_072), mass(1e9)) == pytest.approx((0, 0, 1, 1))
 
@@ -48,11 +48,11 @@ def test_cached_tokens_stay_with_their_request() -> None:
 def test_a_mixture_is_the_weighted_sum_of_its_parts() -> None:
     mixed = Mixture(((0.3, PAPER_LENGTHS), (0.5, Empirical([100, 50_000]))))
     assert expectation(mixed, ONE) == pytest.approx(0.8)
-    one, other = PAPER_LENGTHS.cumulative(NEW_TOKENS), Empirical([100, 50_000]).cumulative(NEW_TOKENS)
-    assert mixed.cumulative(NEW_TOKENS)(20_000) == pytest.approx(0.3 * one(20_000) + 0.5 * other(20_000))
+    first, second = PAPER_LENGTHS.cumulative(NEW_TOKENS), Empirical([100, 50_000]).cumulative(NEW_TOKENS)
+    assert mixed.cumulative(NEW_TOKENS)(20_000) == pytest.approx(0.3 * first(20_000) + 0.5 * second(20_000))
 
 
-def test_points_stand_for_the_distribution() -> None:
+def test_points_have_the_mean_of_the_distribution() -> None:
     for lengths in (PAPER_LENGTHS, Empirical(sampled(PAPER_LENGTHS, 50_000))):
         new, _, weights = lengths.points(4096)
         assert weights.sum() == pytest.approx(1)

@@ -49,6 +49,6 @@ def test_the_plane_through_decode_steps_is_found() -> None:
 
 
 @pytest.mark.parametrize(("batches", "steps"), [([4.0, 4.0], [0.1, 0.1]), ([1.0, 8.0], [0.2, 0.1])])
-def test_steps_that_make_no_plane_are_refused(batches: list[float], steps: list[float]) -> None:
+def test_decode_steps_that_fit_no_plane_are_refused(batches: list[float], steps: list[float]) -> None:
     with pytest.raises(ValueError, match=r"batch"):
         fit_decode(batches, [0.0] * len(batches), steps)

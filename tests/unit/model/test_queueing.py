@@ -7,7 +7,7 @@ import pytest
 from prfaas.model.capacity.ttft import QueueModel, erlang_c
 
 
-def test_one_server_waits_as_pollaczek_and_khinchine_say() -> None:
+def test_wait_of_one_server_follows_pollaczek_khinchine() -> None:
     station = QueueModel(1, arrivals_per_second=0.5, mean_seconds=1.0, squared_cv=0.25)
     assert station.mean_wait_seconds == pytest.approx(0.5 * 1.0 * (1 + 0.25) / (2 * (1 - 0.5)))
 
@@ -19,11 +19,11 @@ def test_erlang_c_of_the_textbook() -> None:
 
 
 @pytest.mark.parametrize("arrivals", [4.0, 9.0])
-def test_a_station_at_or_above_its_capacity_never_catches_up(arrivals: float) -> None:
+def test_wait_at_full_load_is_infinite(arrivals: float) -> None:
     assert QueueModel(4, arrivals, 1.0, 0.0).mean_wait_seconds == math.inf
 
 
-def test_nobody_waits_without_arrivals_or_with_servers_without_end() -> None:
+def test_wait_is_zero_without_arrivals_or_with_infinite_servers() -> None:
     assert QueueModel(4, 0.0, 1.0, 0.0).mean_wait_seconds == 0
     assert QueueModel(math.inf, 5.0, 1.0, 0.0).mean_wait_seconds == 0
 

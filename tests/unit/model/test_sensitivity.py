@@ -29,19 +29,19 @@ def test_slower_hardware_and_longer_traffic_cost_throughput() -> None:
         assert lower > 0.01 > -0.01 > higher, name
 
 
-def test_the_link_matters_where_it_limits_and_only_there() -> None:
+def test_egress_matters_only_where_it_limits() -> None:
     assert changes()["egress and links"] == pytest.approx((0, 0), abs=1e-12)
     narrow = changes(egress=0.5e9)
     assert narrow["egress and links"][0] < -0.01 < 0.01 < narrow["egress and links"][1]
     assert narrow["KV bytes"][0] > 0.01 > -0.01 > narrow["KV bytes"][1]
 
 
-def test_every_kind_of_distribution_can_be_stretched() -> None:
+def test_every_kind_of_distribution_can_be_scaled() -> None:
     for lengths in (PAPER_LENGTHS, Empirical([100, 300]), Mixture(((0.5, PAPER_LENGTHS), (0.5, Empirical([10, 20]))))):
         assert mean_tokens(lengths.scaled(1.2)) == pytest.approx(1.2 * mean_tokens(lengths))
 
 
-def test_longer_prompts_and_longer_answers_are_held_by_decoding_requests() -> None:
+def test_longer_prompts_and_answers_raise_the_decoding_context() -> None:
     deployment, traffic = case_study()
     traffic = replace(traffic, output=with_context(traffic.output, traffic.lengths))
     later = LaterTurns(0.5, traffic.lengths)

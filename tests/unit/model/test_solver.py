@@ -42,7 +42,7 @@ def test_the_exact_plan_is_never_below_brute_force(num_prfaas: int, num_pd: int,
     assert best_plan(made, SHORT, method="exact").system_throughput >= brute_force(made, SHORT) * (1 - 1e-12)
 
 
-def test_every_token_and_split_of_the_case_study_is_no_better() -> None:
+def test_no_token_or_split_of_the_case_study_beats_the_exact_plan() -> None:
     deployment, traffic = case_study()
     solver = SinglePd(LoadModel(deployment, traffic, "exact"))
     plan = solver.plan()
@@ -54,7 +54,7 @@ def test_every_token_and_split_of_the_case_study_is_no_better() -> None:
 
 
 @pytest.mark.parametrize("method", ["paper", "exact"])
-def test_the_paper_s_splits_are_found(method: Method) -> None:
+def test_solver_finds_the_splits_of_the_paper(method: Method) -> None:
     deployment, traffic = case_study()
     plans = [
         best_plan(made, traffic, method=method) for made in (deployment, homogeneous(deployment), naive(deployment))
@@ -64,7 +64,7 @@ def test_the_paper_s_splits_are_found(method: Method) -> None:
     assert [plan.threshold_tokens for plan in plans[1:]] == [None, None]
 
 
-def test_the_paper_form_s_threshold_is_the_best_of_all() -> None:
+def test_threshold_in_the_paper_form_is_the_best_of_all() -> None:
     deployment, traffic = case_study()
     solver = SinglePd(LoadModel(deployment, traffic, "paper"))
     plan = solver.plan()
@@ -72,7 +72,7 @@ def test_the_paper_form_s_threshold_is_the_best_of_all() -> None:
     assert plan.system_throughput >= best * (1 - 1e-12)
 
 
-def test_a_narrow_link_raises_the_threshold_and_is_named() -> None:
+def test_narrow_path_raises_the_threshold_and_is_the_limit() -> None:
     deployment, traffic = case_study()
     wide = best_plan(deployment, traffic, method="exact")
     narrow = best_plan(with_links_as_wide(deployment, 0.5e9), traffic, method="exact")
@@ -82,7 +82,7 @@ def test_a_narrow_link_raises_the_threshold_and_is_named() -> None:
     assert narrow.system_throughput < wide.system_throughput
 
 
-def test_two_prfaas_clusters_with_their_own_links_add_up() -> None:
+def test_two_prfaas_clusters_with_their_own_paths_add_up() -> None:
     deployment, traffic = case_study()
     (cluster,) = deployment.prfaas
     halves = tuple(replace(cluster, name=name, num_instances=2) for name in ("east", "west"))
@@ -99,7 +99,7 @@ def test_a_fixed_split_is_kept() -> None:
     assert plan.system_throughput < best_plan(deployment, traffic, method="exact").system_throughput
 
 
-def test_sharing_without_overlap_balances_what_whole_instances_cannot() -> None:
+def test_sharing_without_overlap_allows_fractional_splits() -> None:
     deployment, traffic = case_study()
     shared = replace(deployment, pd=(replace(deployment.pd[0], shared_instances=1),))
     plan = best_plan(shared, traffic, method="exact")
@@ -125,7 +125,7 @@ def test_an_intra_cluster_network_can_limit_local_prefill() -> None:
     assert best_plan(narrow, traffic, method="exact").system_throughput < 0.9 * 3.187
 
 
-def test_no_local_turns_is_the_paper_and_local_turns_take_decode() -> None:
+def test_local_turns_take_decode_capacity() -> None:
     deployment, traffic = case_study()
     turns = LaterTurns(0.4, PAPER_LENGTHS, local_ratio=0.0)
     same = best_plan(deployment, replace(traffic, later=turns), method="exact")
@@ -138,11 +138,11 @@ def test_no_local_turns_is_the_paper_and_local_turns_take_decode() -> None:
 
 def test_equal_cost_is_fifteen_percent_below_the_case_study() -> None:
     deployment, traffic = case_study()
-    other = equal_cost(deployment)
-    assert other is not None
-    assert other.price_per_hour == deployment.price_per_hour
+    alternative = equal_cost(deployment)
+    assert alternative is not None
+    assert alternative.price_per_hour == deployment.price_per_hour
     gain = best_plan(deployment, traffic, method="paper").system_throughput
-    gain /= best_plan(other, traffic, method="paper").system_throughput
+    gain /= best_plan(alternative, traffic, method="paper").system_throughput
     assert gain == pytest.approx(1.15, abs=0.01)
 
 
@@ -155,7 +155,7 @@ def test_prefix_hits_cost_less_than_whole_prompts() -> None:
     )
 
 
-def test_thresholds_that_are_as_good_surround_the_best() -> None:
+def test_equally_good_thresholds_surround_the_best() -> None:
     deployment, traffic = case_study()
     solver = SinglePd(LoadModel(deployment, traffic, "exact"))
     plan = solver.plan()

@@ -35,7 +35,7 @@ def test_queues_only_add_and_grow_with_the_load() -> None:
     assert tails == sorted(tails)
 
 
-def test_above_its_throughput_a_deployment_never_answers() -> None:
+def test_ttft_above_the_throughput_is_unbounded() -> None:
     deployment, traffic = case_study()
     plan = best_plan(deployment, traffic, method="exact")
     found = ttft.with_queueing(plan, deployment, traffic, arrivals_per_second=1.05 * plan.system_throughput)

@@ -27,7 +27,7 @@ def test_gaps_vary_as_asked_for(text: str, cv: float) -> None:
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
 
 
-def test_bursts_come_at_the_rate_of_bursts_and_silences_are_silent() -> None:
+def test_onoff_has_arrivals_only_in_bursts() -> None:
     gaps = np.diff(drawn("onoff:on=10s,off=30s"))
     assert np.median(gaps) == pytest.approx(np.log(2) / 16.0, rel=0.05)
     assert (gaps > 10).sum() > 0.5 * (gaps > 2).sum()
@@ -39,6 +39,6 @@ def test_a_daily_wave_has_its_peak_a_quarter_into_the_period() -> None:
     assert peak / trough == pytest.approx((1 + 0.8 * 0.955) / (1 - 0.8 * 0.955), rel=0.1)
 
 
-def test_an_unknown_process_is_refused_with_those_that_there_are() -> None:
+def test_unknown_arrival_process_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="poisson, gamma, onoff, diurnal"):
         drawn("weibull")

@@ -32,7 +32,7 @@ def two_caches(rules: CacheRules, max_blocks: int = 100) -> Iterator[tuple[Timel
         yield timeline, caches
 
 
-def test_the_start_of_a_chain_stays_longest() -> None:
+def test_start_of_a_chain_is_evicted_last() -> None:
     with closing(PrefixCache(16, 4)) as cache:
         cache.keep(chain(1, 2, 3))
         cache.keep(chain(7, 8))
@@ -42,7 +42,7 @@ def test_the_start_of_a_chain_stays_longest() -> None:
         assert cache.num_blocks == 4
 
 
-def test_what_is_used_again_outlives_what_is_not() -> None:
+def test_reused_blocks_are_evicted_later() -> None:
     with closing(PrefixCache(16, 4)) as cache:
         for blocks in (chain(1, 2), chain(3, 4), chain(1, 2), chain(5, 6)):
             cache.keep(blocks)
@@ -50,7 +50,7 @@ def test_what_is_used_again_outlives_what_is_not() -> None:
         assert cache.match(chain(3, 4)) == 0
 
 
-def test_under_lfu_what_was_used_often_outlives_what_was_used_last() -> None:
+def test_lfu_keeps_frequent_blocks() -> None:
     def kept_after(eviction: str) -> int:
         with closing(PrefixCache(16, 4, eviction="lfu" if eviction == "lfu" else "lru")) as cache:
             for blocks in (chain(1, 2), chain(1, 2), chain(1, 2), chain(3, 4), chain(5, 6)):
@@ -74,7 +74,7 @@ prompts = st.tuples(st.integers(1, 6), st.integers(1, 9)).map(
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), prompts), max_size=30), st.integers(1, 12))
-def test_the_view_knows_what_each_cache_holds(kept: list[tuple[AgentName, list[BlockHash]]], max_blocks: int) -> None:
+def test_cache_view_matches_the_caches(kept: list[tuple[AgentName, list[BlockHash]]], max_blocks: int) -> None:
     with two_caches(CacheRules(), max_blocks) as (_, caches):
         for agent, blocks in kept:
             caches.keep(agent, blocks)
@@ -84,7 +84,7 @@ def test_the_view_knows_what_each_cache_holds(kept: list[tuple[AgentName, list[B
             assert [known.get(agent, 0) for agent in (A, B)] == [caches.usable(asked, agent) for agent in (A, B)]
 
 
-def test_what_is_announced_late_is_not_known_before() -> None:
+def test_late_announcement_delays_the_view() -> None:
     with two_caches(CacheRules(announce_seconds=5.0)) as (timeline, caches):
         caches.keep(A, chain(1, 2))
         assert caches.known(request(chain(1, 2))) == {}

@@ -1,4 +1,4 @@
-"""What the executor measures of a shared device is what the twin simulates and the solver plans with."""
+"""Measured profiles of shared devices in the twin and the planner."""
 
 from __future__ import annotations
 
@@ -41,49 +41,49 @@ def read(measured: Measured, folder: Path) -> SharingSpeeds:
     return read_sharing(folder / "p.yaml")
 
 
-def test_speeds_are_those_that_were_measured_and_lines_between(tmp_path: Path) -> None:
-    its = read(MEASURED, tmp_path)
-    assert its.decode_speed(Partition(0.25, 0.75)) == pytest.approx(0.5)
-    assert its.decode_speed(Partition(0.375, 0.625)) == pytest.approx(0.65)
-    assert its.decode_speed(Partition(0.125, 0.875)) == pytest.approx(0.25)
-    assert its.decode_speed(Partition(0.9, 0.1)) == pytest.approx(1.0)
-    assert its.prefill_speed(Partition(0.25, 0.75)) == pytest.approx(0.8)
-    assert its.decode_speed(OVERALLOCATED) == pytest.approx(0.625)
-    assert its.prefill_speed(OVERALLOCATED) == pytest.approx(0.8)
+def test_speeds_are_linear_between_measurements(tmp_path: Path) -> None:
+    speeds = read(MEASURED, tmp_path)
+    assert speeds.decode_speed(Partition(0.25, 0.75)) == pytest.approx(0.5)
+    assert speeds.decode_speed(Partition(0.375, 0.625)) == pytest.approx(0.65)
+    assert speeds.decode_speed(Partition(0.125, 0.875)) == pytest.approx(0.25)
+    assert speeds.decode_speed(Partition(0.9, 0.1)) == pytest.approx(1.0)
+    assert speeds.prefill_speed(Partition(0.25, 0.75)) == pytest.approx(0.8)
+    assert speeds.decode_speed(OVERALLOCATED) == pytest.approx(0.625)
+    assert speeds.prefill_speed(OVERALLOCATED) == pytest.approx(0.8)
 
 
-def test_of_several_prompt_lengths_at_one_share_the_median_counts(tmp_path: Path) -> None:
+def test_median_over_prompt_lengths_is_used(tmp_path: Path) -> None:
     others = tuple(
         SharedPrefill(tokens, share, tokens / 1000 / speed)
         for tokens, speed in ((500, 0.1), (2000, 0.9))
         for share in (0.75, 1.0)
     )
     for prefill in ((*SHARED.prefill, *others), (*others, *SHARED.prefill)):
-        its = read(replace(MEASURED, colocation=replace(SHARED, prefill=prefill)), tmp_path)
-        assert its.prefill_speed(Partition(0.25, 0.75)) == pytest.approx(0.8)
-        assert its.prefill_speed(OVERALLOCATED) == pytest.approx(0.8)
+        speeds = read(replace(MEASURED, colocation=replace(SHARED, prefill=prefill)), tmp_path)
+        assert speeds.prefill_speed(Partition(0.25, 0.75)) == pytest.approx(0.8)
+        assert speeds.prefill_speed(OVERALLOCATED) == pytest.approx(0.8)
 
 
-def test_whoever_is_alone_has_the_whole_device(tmp_path: Path) -> None:
-    its = read(MEASURED, tmp_path)
-    assert its.decode_speed(Partition(1.0, 0.0)) == its.prefill_speed(Partition(0.0, 1.0)) == 1.0
+def test_side_without_a_partner_has_the_whole_device(tmp_path: Path) -> None:
+    speeds = read(MEASURED, tmp_path)
+    assert speeds.decode_speed(Partition(1.0, 0.0)) == speeds.prefill_speed(Partition(0.0, 1.0)) == 1.0
 
 
 def test_the_overlap_is_that_of_the_best_partition(tmp_path: Path) -> None:
-    its = read(MEASURED, tmp_path)
-    assert its.overlap == pytest.approx(0.625 + 0.8 - 1.0)
+    speeds = read(MEASURED, tmp_path)
+    assert speeds.overlap == pytest.approx(0.625 + 0.8 - 1.0)
     worse = replace(SHARED, decode=replace(SHARED.decode, overallocated_seconds=(0.1, 0.1)))
     assert read(replace(MEASURED, colocation=worse), tmp_path).overlap == pytest.approx(0.8 + 0.5 - 1.0)
 
 
 def test_solver_and_twin_take_a_measured_profile(tmp_path: Path) -> None:
     measure.write(MEASURED, tmp_path / "p.yaml")
-    scenario = Scenario(fidelity="instances", shared=True, requests=150, load="1.5req/s")
+    scenario = Scenario(fidelity="instances", shared=True, requests=60, load="1.5req/s")
     measured = replace(scenario, sharing_profile=tmp_path / "p.yaml")
     assert prepare(measured).deployment.pd[0].overlap == pytest.approx(0.425)
-    theirs, ours = simulate(scenario).summary, simulate(measured).summary
-    assert ours.success_ratio == 1.0
-    assert ours.ttft.mean != theirs.ttft.mean
+    apart, shared = simulate(scenario).summary, simulate(measured).summary
+    assert shared.success_ratio == 1.0
+    assert shared.ttft.mean != apart.ttft.mean
 
 
 def test_a_profile_without_over_allocated_prefill_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What accrues over a run adds up in its parts."""
+"""Meters over parts of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prfaas.sim.kernel.meter import LoadSeries, Meter
 
 spans = st.lists(
     st.tuples(st.integers(0, 100), st.integers(0, 30), st.integers(0, 1000)).map(
-        lambda one: (one[0] / 7, (one[0] + one[1]) / 7, float(one[2]))
+        lambda drawn: (drawn[0] / 7, (drawn[0] + drawn[1]) / 7, float(drawn[2]))
     ),
     max_size=20,
 )
@@ -26,8 +26,9 @@ def by_hand(start: float, end: float, amount: float, low: float, high: float) ->
 
 
 @given(spans)
-def test_each_part_has_what_fell_into_it(added: list[tuple[float, float, float]]) -> None:
-    meter, edges = Meter(), np.linspace(-0.013, 20.0, 12)  # no span begins on an edge
+def test_meter_splits_amounts_by_time(added: list[tuple[float, float, float]]) -> None:
+    # No span begins on an edge.
+    meter, edges = Meter(), np.linspace(-0.013, 20.0, 12)
     for span in added:
         meter.add(*span)
     expected = [sum(by_hand(*span, low, high) for span in added) for low, high in itertools.pairwise(edges)]
@@ -35,8 +36,8 @@ def test_each_part_has_what_fell_into_it(added: list[tuple[float, float, float]]
     assert meter.between(edges).sum() == pytest.approx(meter.total, abs=1e-6)
 
 
-def test_a_load_is_a_share_of_what_all_could() -> None:
-    one, other = Meter(), Meter()
-    one.add(0.0, 10.0, 10.0)
-    other.add(5.0, 10.0, 5.0)
-    assert LoadSeries([one, other], 2).over(np.array([0.0, 5.0, 10.0])) == (0.5, 1.0)
+def test_load_is_relative_to_the_capacity_of_all() -> None:
+    first, second = Meter(), Meter()
+    first.add(0.0, 10.0, 10.0)
+    second.add(5.0, 10.0, 5.0)
+    assert LoadSeries([first, second], 2).over(np.array([0.0, 5.0, 10.0])) == (0.5, 1.0)

@@ -9,12 +9,12 @@ from prfaas.sim.summary import NUM_BINS, requests_over_time
 
 
 def request(*moments: float) -> SimulatedRequest:
-    one = SimulatedRequest(0, moments[0], prompt_tokens=1, output_tokens=1)
-    one.prefill_start, one.prefill_end, one.transfer_end, one.decode_start, one.decode_end = moments[1:]
-    return one
+    made = SimulatedRequest(0, moments[0], prompt_tokens=1, output_tokens=1)
+    made.prefill_start, made.prefill_end, made.transfer_end, made.decode_start, made.decode_end = moments[1:]
+    return made
 
 
-def test_each_stage_has_the_requests_that_are_in_it() -> None:
+def test_each_stage_counts_its_requests() -> None:
     both = [request(0, 10, 20, 30, 30, 100), request(0, 20, 40, 40, 40, 80)]
     found = requests_over_time(both, 100.0)
     bins = [5, 15, 25, 35, 50, 90]
@@ -27,10 +27,10 @@ def test_each_stage_has_the_requests_that_are_in_it() -> None:
 
 
 def test_time_spent_in_a_stage_adds_up() -> None:
-    its = [request(0.3, 1.7, 2.9, 3.1, 4.4, 9.99), request(2.2, 2.21, 7.3, 7.35, 7.4, 8.8)]
-    decode = requests_over_time(its, 10.0)["decode"]
+    requests = [request(0.3, 1.7, 2.9, 3.1, 4.4, 9.99), request(2.2, 2.21, 7.3, 7.35, 7.4, 8.8)]
+    decode = requests_over_time(requests, 10.0)["decode"]
     assert sum(decode) * 10.0 / NUM_BINS == pytest.approx(9.99 - 4.4 + 8.8 - 7.4)
 
 
-def test_who_never_ended_is_left_out() -> None:
+def test_requests_without_an_end_are_left_out() -> None:
     assert sum(requests_over_time([SimulatedRequest(0, 1.0, prompt_tokens=1, output_tokens=1)], 5.0)["waiting"]) == 0.0

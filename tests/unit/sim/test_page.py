@@ -1,4 +1,4 @@
-"""What benchmarks/twin/README.md says in tables is what the benchmark found."""
+"""Tables of benchmarks/twin/README.md and the benchmark's results."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def page() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
-def test_every_table_is_the_results(page: str, results: dict[str, Any]) -> None:
+def test_every_table_shows_the_results(page: str, results: dict[str, Any]) -> None:
     assert with_tables(page, results) == page, "run `make bench AREA=twin`"
 
 
 @pytest.mark.parametrize("name", [*TABLES, *CONSTANTS])
-def test_every_table_stands_on_the_page_once(page: str, name: str) -> None:
+def test_every_table_is_on_the_page_once(page: str, name: str) -> None:
     assert page.count(f"<!-- table: {name} -->") == 1
 
 
@@ -36,11 +36,11 @@ def test_the_captions_of_the_case_study_are_the_commands_that_make_its_tables(pa
     assert f"`--compare variant=... --load {SAME_LOAD} --requests {NUM_REQUESTS}`" in page
 
 
-def test_another_result_makes_another_page(page: str, results: dict[str, Any]) -> None:
+def test_changed_result_changes_the_page(page: str, results: dict[str, Any]) -> None:
     (table,) = (result for result in results["queueing"]["tables"] if result["title"] == "TTFT with queues")
-    other = {
+    changed = {
         **results,
         "queueing": {"tables": [{**table, "rows": [[*table["rows"][0][:-1], 1e6], *table["rows"][1:]]}]},
     }
-    other["queueing"]["tables"] += [result for result in results["queueing"]["tables"] if result is not table]
-    assert with_tables(page, other) != page
+    changed["queueing"]["tables"] += [result for result in results["queueing"]["tables"] if result is not table]
+    assert with_tables(page, changed) != page

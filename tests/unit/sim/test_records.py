@@ -26,7 +26,7 @@ def lines() -> str:
 
 
 @pytest.mark.parametrize("form", ["lines", "list", "one"])
-def test_recorded_decisions_are_made_again(lines: str, form: str, tmp_path: Path) -> None:
+def test_recorded_decisions_are_repeated(lines: str, form: str, tmp_path: Path) -> None:
     records = [json.loads(line) for line in lines.splitlines()]
     texts = {"lines": lines, "list": json.dumps(records), "one": json.dumps(records[0])}
     path = tmp_path / "decisions"
@@ -36,7 +36,7 @@ def test_recorded_decisions_are_made_again(lines: str, form: str, tmp_path: Path
     assert list(replay(read)) == []
 
 
-def test_what_a_manager_remembers_is_made_again(tmp_path: Path) -> None:
+def test_decision_of_a_manager_is_repeated(tmp_path: Path) -> None:
     decode = InstanceState(InstanceId("d1"), ClusterName("west"), "pd", "both", AgentName("d1"))
     prefill = InstanceState(InstanceId("p1"), ClusterName("east"), "prfaas", "prefill", AgentName("p1"))
     snapshot = Snapshot(500, (decode, prefill))
@@ -50,7 +50,7 @@ def test_what_a_manager_remembers_is_made_again(tmp_path: Path) -> None:
     assert list(replay(read_records(path))) == []
 
 
-def test_a_decision_that_comes_out_otherwise_is_named(lines: str) -> None:
+def test_changed_decision_is_named(lines: str) -> None:
     records = [json.loads(line) for line in lines.splitlines()]
     records[6]["snapshot"]["threshold_tokens"] = 1 if records[6]["decision"]["reason"] == "pd" else 1 << 40
     (difference,) = replay(records)
@@ -59,7 +59,7 @@ def test_a_decision_that_comes_out_otherwise_is_named(lines: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "not json", '{"decision": {}}'])
-def test_what_are_no_records_is_refused(text: str, tmp_path: Path) -> None:
+def test_file_without_records_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "decisions"
     path.write_text(text)
     with pytest.raises(ConfigError, match="decisions"):

@@ -13,33 +13,36 @@ from prfaas.sim.plots import frontier
 
 
 def point(num_prefill: int, threshold_tokens: int, points: list[Point]) -> Point:
-    (found,) = (its for its in points if (its.num_prefill, its.threshold_tokens) == (num_prefill, threshold_tokens))
+    (found,) = (
+        point for point in points if (point.num_prefill, point.threshold_tokens) == (num_prefill, threshold_tokens)
+    )
     return found
 
 
 @pytest.fixture(scope="module")
 def found() -> tuple[list[Point], list[Point]]:
-    return search(lambda *_: None, num_requests=4_000)
+    return search(lambda *_: None, num_requests=2_500)
 
 
-def test_the_saturated_twin_serves_what_the_solver_says_at_every_split_and_threshold(
+def test_saturated_twin_agrees_with_the_solver_at_each_split_and_threshold(
     found: tuple[list[Point], list[Point]],
 ) -> None:
-    for one in (*found[0], *found[1]):
-        assert one.served == pytest.approx(one.solved, rel=0.06), one  # of so few requests; the soak form is nearer
+    for row in (*found[0], *found[1]):
+        # The soak test with more requests is closer.
+        assert row.served == pytest.approx(row.solved, rel=0.06), row
 
 
 def test_the_twins_searches_peak_where_the_papers_figure_does(found: tuple[list[Point], list[Point]]) -> None:
     splits, thresholds = found
-    assert max(splits, key=lambda its: its.served).num_prefill == 3
-    assert max(thresholds, key=lambda its: its.served).threshold_tokens == 19_400
+    assert max(splits, key=lambda point: point.served).num_prefill == 3
+    assert max(thresholds, key=lambda point: point.served).threshold_tokens == 19_400
 
 
 @pytest.mark.soak
 def test_over_thirty_thousand_requests_the_searches_agree_within_a_fiftieth() -> None:
     for points in search(lambda *_: None):
-        for one in points:
-            assert one.served == pytest.approx(one.solved, rel=0.02), one
+        for row in points:
+            assert row.served == pytest.approx(row.solved, rel=0.02), row
 
 
 ROWS: dict[str, list[Table]] = {
@@ -67,11 +70,11 @@ def test_the_same_tables_are_the_same_files(tmp_path: Path) -> None:
     assert first.read_bytes() == again.read_bytes()
 
 
-def test_a_frontier_has_what_no_other_beats() -> None:
+def test_frontier_has_the_unbeaten_points() -> None:
     points = [(1.0, 1.0), (2.0, 3.0), (1.5, 4.0), (3.0, 3.0), (0.5, 1.0), (0.4, 0.2), (3.0, 5.0)]
     assert frontier(points) == [(0.4, 0.2), (1.0, 1.0), (3.0, 3.0)]
 
 
-def test_only_studies_have_plots_and_others_draw_nothing(tmp_path: Path) -> None:
+def test_tables_without_a_plot_draw_nothing(tmp_path: Path) -> None:
     assert set(PLOTS) < set(STUDIES)
     assert write("ppd-weights", [], tmp_path) == []

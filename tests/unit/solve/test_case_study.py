@@ -1,4 +1,4 @@
-"""What is compared with the paper, and with a source that is independent of it."""
+"""Comparisons with the paper and with an independent source."""
 
 from __future__ import annotations
 

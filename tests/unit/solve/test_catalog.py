@@ -30,13 +30,13 @@ def test_a_config_json_is_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "3"])
-def test_what_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_model_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):
         catalog.find_model("config.json", beside=tmp_path)
 
 
-def test_unknown_names_are_answered_with_the_known_ones() -> None:
+def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="Kimi-Linear-48B-A3B"):
         catalog.find_model("kimi")
     with pytest.raises(ConfigError, match="h20-internal-1t"):
@@ -71,6 +71,6 @@ def test_a_deployment_reads_its_units(tmp_path: Path) -> None:
         ("model: internal-1t-hybrid\n", "pd: missing"),
     ],
 )
-def test_a_deployment_that_makes_no_sense_is_refused(tmp_path: Path, text: str, named: str) -> None:
+def test_inconsistent_deployment_is_refused(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read_deployment(written(tmp_path, text))

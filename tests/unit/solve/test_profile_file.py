@@ -24,7 +24,7 @@ def test_every_catalogued_profile_reads_and_says_where_it_is_from(name: str) -> 
     assert len(profile.source) > 10
 
 
-def test_nothing_published_stands_behind_the_h20_profile_and_it_says_so() -> None:
+def test_h20_profile_is_marked_as_inferred() -> None:
     profile = catalog.find_profile("h20-internal-1t")
     assert profile.inferred == ("prefill of h20-internal-1t", "decode of h20-internal-1t")
     assert profile.decode is not None
@@ -65,7 +65,7 @@ def test_points_with_a_prefix_make_an_append_profile(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_points_that_make_no_profile_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+def test_invalid_profile_points_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read(tmp_path, text)
 
@@ -73,7 +73,7 @@ def test_points_that_make_no_profile_are_refused_by_name(tmp_path: Path, text: s
 SHARED = "colocation:\n  decode: [{batch: 4, share: 0.5, step: 10ms}, {batch: 4, share: 1, step: 12ms}"
 
 
-def test_a_profile_may_say_how_prefill_and_decode_share_a_device(tmp_path: Path) -> None:
+def test_profile_file_has_measurements_of_a_shared_device(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(HEAD + SHARED + "]\n", encoding="utf-8")
     assert read_colocation(path).decode.at(4) == ((0.01,), 0.012)
@@ -86,7 +86,7 @@ def test_a_profile_may_say_how_prefill_and_decode_share_a_device(tmp_path: Path)
         ("", "at least one share"),
     ],
 )
-def test_decode_points_that_are_no_grid_are_refused(tmp_path: Path, text: str, named: str) -> None:
+def test_decode_points_without_a_grid_are_refused(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(HEAD + text, encoding="utf-8")
     with pytest.raises(ConfigError, match=named):

@@ -19,7 +19,7 @@ def quick(deployment: Deployment, workload: Workload) -> Study:
     return study(deployment, workload, method="exact", with_sensitivity=False)
 
 
-def test_the_notes_say_what_the_answer_rests_on() -> None:
+def test_notes_name_the_assumptions() -> None:
     found = quick(*case_study())
     text = " ".join(found.notes)
     assert "extrapolated for 0.14% of the requests" in text
@@ -27,7 +27,7 @@ def test_the_notes_say_what_the_answer_rests_on() -> None:
     assert "each prefill instance can send 1.6 Gbps" in text
 
 
-def test_a_stated_intra_cluster_bandwidth_silences_its_note() -> None:
+def test_intra_bandwidth_removes_its_note() -> None:
     deployment, workload = case_study()
     known = replace(deployment, pd=(replace(deployment.pd[0], intra_bytes_per_second=100e9),))
     assert not any("equation (4)" in note for note in quick(known, workload).notes)
@@ -39,14 +39,14 @@ def test_the_paper_form_overstates_what_its_plan_sustains() -> None:
     assert forms.paper_plan_exactly <= forms.exact.system_throughput
 
 
-def test_equation_2_is_reported_in_both_forms_and_the_others_are_balanced() -> None:
+def test_balance_reports_equations_2_7_and_8() -> None:
     balance = quick(*case_study()).balance
     assert balance is not None
     assert balance.egress_exact < balance.egress_at_mean < 1.05 * balance.egress_exact
     assert balance.prefill == pytest.approx(0, abs=1e-3)
 
 
-def test_a_deployment_without_prfaas_clusters_is_planned_and_has_nothing_to_emit_or_draw(tmp_path: Path) -> None:
+def test_deployment_without_prfaas_clusters_has_no_threshold_and_no_plots(tmp_path: Path) -> None:
     deployment, workload = case_study()
     alone = quick(replace(deployment, prfaas=()), workload)
     assert [option.deployment.name for option in alone.options] == ["prfaas-pd", "homogeneous-pd"]

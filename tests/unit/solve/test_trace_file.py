@@ -50,7 +50,7 @@ def test_mooncake_hash_ids_become_prefix_hits(tmp_path: Path) -> None:
     assert expectation(traffic.lengths, CachedTokens()) * 4 == pytest.approx(1024 + 1023)
 
 
-def test_conversations_keep_what_was_said_before(tmp_path: Path) -> None:
+def test_conversations_cache_earlier_text(tmp_path: Path) -> None:
     talk = [("human", 100), ("gpt", 50), ("human", 30), ("gpt", 20), ("human", 5)]
     entry = {"conversations": [{"from": who, "num_tokens": count} for who, count in talk]}
     traffic = read_trace(written(tmp_path, "t.json", json.dumps([entry])))
@@ -69,7 +69,7 @@ def test_messages_without_counts_are_counted_by_their_characters(tmp_path: Path)
     assert "4 characters each" in traffic.inferred[0]
 
 
-def test_a_column_of_turns_parts_first_from_later_ones(tmp_path: Path) -> None:
+def test_column_turn_separates_first_from_later_turns(tmp_path: Path) -> None:
     rows = "input_length,cached_tokens,turn\n900,0,1\n1000,950,2\n1100,1000,3\n"
     traffic = read_trace(written(tmp_path, "t.csv", rows))
     assert traffic.later is not None
@@ -108,7 +108,7 @@ def test_a_bad_trace_is_refused_with_its_place(tmp_path: Path, name: str, text: 
     assert str(path) in str(refused.value)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -56,6 +56,6 @@ def test_later_turns_are_a_share_of_the_requests() -> None:
         ("lognormal:output=0", "output"),
     ],
 )
-def test_what_makes_no_sense_is_named(spec: str, named: str) -> None:
+def test_invalid_trace_descriptions_name_their_key(spec: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse_spec(spec)

@@ -16,12 +16,12 @@ MEASURED = {"ShareGPT-like": ((309, 283, 605, 913), 4.408), "WildChat-like": ((2
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, list[list[Turn]]]:
-    return {name: its.draw(4_000, seed=1) for name, its in DATA_SETS.items()}
+    return {name: data_set.draw(4_000, seed=1) for name, data_set in DATA_SETS.items()}
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_answers_are_as_long_as_measured(name: str, drawn: dict[str, list[list[Turn]]]) -> None:
-    answers = [turn.num_output_tokens for one in drawn[name] for turn in one]
+    answers = [turn.num_output_tokens for chat in drawn[name] for turn in chat]
     found = (fmean(answers), *np.quantile(answers, (0.5, 0.9, 0.99)))
     assert found == pytest.approx(MEASURED[name][0], rel=0.04)
 
@@ -30,14 +30,14 @@ def test_answers_are_as_long_as_measured(name: str, drawn: dict[str, list[list[T
 def test_conversations_have_two_turns_or_more_and_as_many_as_measured(
     name: str, drawn: dict[str, list[list[Turn]]]
 ) -> None:
-    turns = [len(one) for one in drawn[name]]
+    turns = [len(chat) for chat in drawn[name]]
     assert min(turns) == 2
     assert fmean(turns) == pytest.approx(MEASURED[name][1], rel=0.04)
 
 
-def test_one_seed_draws_the_same_again() -> None:
-    its = DATA_SETS["ShareGPT-like"]
-    assert its.draw(20, seed=3) == its.draw(20, seed=3) != its.draw(20, seed=4)
+def test_same_seed_draws_the_same() -> None:
+    data_set = DATA_SETS["ShareGPT-like"]
+    assert data_set.draw(20, seed=3) == data_set.draw(20, seed=3) != data_set.draw(20, seed=4)
 
 
 def test_a_length_is_between_the_quantiles_around_it() -> None:

@@ -20,7 +20,8 @@ from prfaas.sim.workload.conversations import Turn
 
 MEASURED = Path(__file__).parents[3] / "data" / "ppd-grid-2P2D.csv"
 ONCE = Effort(seeds=(1,))
-HELD_OUT: list[tuple[ContextClass, WorkloadType]] = [  # no constant was fitted to these
+# No constant was fitted to these workloads.
+HELD_OUT: list[tuple[ContextClass, WorkloadType]] = [
     ("large", "huge_paste"),
     ("large", "mid_bal"),
     ("small", "big_paste"),
@@ -58,18 +59,18 @@ Pairs = dict[tuple[str, str, float], tuple[TurnFigures, tuple[float, float]]]
 
 
 def test_held_out_latencies_are_met(pairs: Pairs) -> None:
-    assert median(abs(its.ttft_seconds / ttft - 1) for its, (ttft, _) in pairs.values()) < 0.25
-    assert median(abs(its.tpot_seconds / tpot - 1) for its, (_, tpot) in pairs.values()) < 0.15
+    assert median(abs(held_out.ttft_seconds / ttft - 1) for held_out, (ttft, _) in pairs.values()) < 0.25
+    assert median(abs(held_out.tpot_seconds / tpot - 1) for held_out, (_, tpot) in pairs.values()) < 0.15
 
 
-def test_local_prefill_gains_where_it_did(pairs: Pairs) -> None:
-    for (name, work, qps), (its, (ttft, _)) in pairs.items():
+def test_local_prefill_gains_where_measured(pairs: Pairs) -> None:
+    for (name, work, qps), (held_out, (ttft, _)) in pairs.items():
         if name == "2P_2D":
-            other, (other_ttft, _) = pairs["2P_2pD", work, qps]
-            assert (its.ttft_seconds > other.ttft_seconds) == (ttft > other_ttft)
+            rest, (other_ttft, _) = pairs["2P_2pD", work, qps]
+            assert (held_out.ttft_seconds > rest.ttft_seconds) == (ttft > other_ttft)
 
 
-def test_a_conversation_goes_on_where_its_kv_is() -> None:
+def test_conversation_continues_where_its_kv_is() -> None:
     first, second, third = measure("2P_2pD", [Turn(128, 128)] * 3, qps=0.5, effort=Effort(MODEL, TURN_HARNESS))
     assert second.ttft_seconds < 0.5 * first.ttft_seconds
     assert third.ttft_seconds < 0.5 * first.ttft_seconds
@@ -83,7 +84,7 @@ def test_every_configuration_of_the_grid_has_four_nodes_and_answers(name: str) -
 
 
 @pytest.mark.parametrize("name", ["2P", "2D_1R", "P_2D", "0P_2D", "2X", ""])
-def test_what_is_no_configuration_is_refused(name: str) -> None:
+def test_unknown_configuration_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="PPD configuration"):
         kinds(name)
 
@@ -94,8 +95,8 @@ def test_the_table_is_one_that_managers_load() -> None:
     assert len(table.entries) == 2 * len(SECOND_TURNS)
     assert len(done) == 2 * len(table.entries)
     again = read_measured(json.loads(json.dumps(to_measured(table))))
-    for ours, theirs in zip(again.entries, table.entries, strict=True):
-        assert table.score(ours) == pytest.approx(table.score(theirs))
+    for simulated, measured in zip(again.entries, table.entries, strict=True):
+        assert table.score(simulated) == pytest.approx(table.score(measured))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,6 @@ def test_full_prefill_slows_decode_as_measured(num_decoding: int, num_prefills: 
     assert slowdown_ratio(num_decoding, num_prefills, "full") == pytest.approx(measured_ratio, abs=0.15)
 
 
-def test_an_append_hardly_slows_decode_and_nothing_does_not() -> None:
+def test_append_hardly_slows_decode() -> None:
     assert 0 < slowdown_ratio(200, 4, "append") < 0.05
     assert slowdown_ratio(200, 0, "full") == 0.0

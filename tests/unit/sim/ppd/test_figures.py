@@ -29,7 +29,7 @@ def run(later: LaterTurns) -> Outcome:
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.5, 1.0])
-def test_so_many_later_turns_stay_as_x_says(ratio: float) -> None:
+def test_share_of_local_turns_is_x(ratio: float) -> None:
     assert run(LaterTurns(ratio)).local_ratio == pytest.approx(ratio, abs=0.06)
 
 
@@ -40,12 +40,14 @@ def test_more_local_prefill_makes_first_tokens_earlier() -> None:
 
 @pytest.mark.parametrize(("ttft", "local_ratio"), [(0.5, 1.0), (2.0, 0.0)])
 def test_dynamic_follows_the_table(ttft: float, local_ratio: float) -> None:
-    cells: list[tuple[ContextClass, WorkloadType]] = [(one, kind) for one in FIRST_TURNS for kind in SECOND_TURNS]
+    cells: list[tuple[ContextClass, WorkloadType]] = [
+        (context, kind) for context in FIRST_TURNS for kind in SECOND_TURNS
+    ]
     table = PpdTable(tuple(PpdEntry(context, kind, 1.0, 1.0, ttft, 1.0, 1.0) for context, kind in cells))
     assert run(LaterTurns(table=table, qps=1.0)).local_ratio == local_ratio
 
 
-def test_a_replica_prefills_everything_itself_whatever_x_is() -> None:
+def test_replica_prefills_all_turns_for_any_x() -> None:
     assert outcome(Case("4R", (TURNS,), 2.0, LaterTurns(0.0))).local_ratio == 1.0
 
 
@@ -55,21 +57,22 @@ def test_the_long_conversation_is_the_papers() -> None:
     assert len(LONG_CONVERSATION) == 5
 
 
-def test_a_turn_is_late_by_the_time_since_it_was_let_in() -> None:
+def test_timeout_of_a_turn_counts_from_its_admission() -> None:
     crowd = outcome(Case("1P_1D", ((Turn(16, 1200), Turn(16, 16)),), 40.0, LaterTurns(1.0), count=200))
-    assert crowd.latency.quantile(0.99) > TIMEOUT_SECONDS  # fifty at once; the others wait for them
+    # At most fifty conversations are active; the rest wait.
+    assert crowd.latency.quantile(0.99) > TIMEOUT_SECONDS
     assert crowd.num_late == 0
     alone = outcome(Case("1P_1D", ((Turn(16, 5000), Turn(16, 16)),), 1.0, LaterTurns(1.0), count=2))
     assert alone.num_late == 2
 
 
-def test_heavy_conversations_bring_more_than_they_ask_for() -> None:
+def test_heavy_conversations_have_longer_prompts_than_answers() -> None:
     quiet, loud = (Turn(900, 10), Turn(20, 300)), (Turn(10, 10), Turn(500, 300))
     assert heavy({"a": [quiet], "b": [loud]}) == [loud]
     assert heavy({"a": [quiet]}) == [quiet]
 
 
-def test_of_a_file_those_with_later_turns_are_taken_evenly() -> None:
+def test_conversations_with_later_turns_are_chosen_evenly() -> None:
     short, long = (Turn(1, 1),), (Turn(2, 2), Turn(3, 3))
     assert multi_turn([short, long, short]) == [long]
     assert len(multi_turn([long] * 1700)) == NUM_CHATS

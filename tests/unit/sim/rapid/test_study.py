@@ -12,7 +12,7 @@ from benchmarks.studies.rapid.study import SETTINGS, cell, claims
 LARGE, ARXIV = SETTINGS["Llama-70B"], TRACES[1]
 
 
-def test_the_shared_node_sustains_more_than_chunks_and_more_than_two_halves() -> None:
+def test_shared_node_beats_chunked_and_disaggregated_nodes() -> None:
     sustained = {
         name: saturated_throughput(name, LARGE, ARXIV, count=150)
         for name in ("rapid", "chunked-512", "chunked-1024", "disaggregated")
@@ -21,11 +21,11 @@ def test_the_shared_node_sustains_more_than_chunks_and_more_than_two_halves() ->
     assert sustained["rapid"] > sustained["disaggregated"]
 
 
-def test_a_hand_over_costs_throughput_and_time() -> None:
+def test_hand_over_costs_throughput_and_latency() -> None:
     free = replace(LARGE, transfer=FREE_TRANSFER)
-    sustained = [saturated_throughput("disaggregated", one, ARXIV, count=150) for one in (free, LARGE)]
+    sustained = [saturated_throughput("disaggregated", hardware, ARXIV, count=150) for hardware in (free, LARGE)]
     assert sustained[0] > 1.3 * sustained[1]
-    idle = [run("disaggregated", one, ARXIV, rate=0.1, count=60).ttft.mean for one in (free, LARGE)]
+    idle = [run("disaggregated", hardware, ARXIV, rate=0.1, count=60).ttft.mean for hardware in (free, LARGE)]
     assert idle[1] > 1.7 * idle[0]
 
 

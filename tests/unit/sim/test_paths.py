@@ -50,48 +50,48 @@ class Watched:
         self.decided.append((self.twin.timeline.now, snapshot, decision))
 
     def reasons(self, start: float, end: float) -> Counter[str]:
-        return Counter(its.reason for moment, _, its in self.decided if start <= moment < end)
+        return Counter(decision.reason for moment, _, decision in self.decided if start <= moment < end)
 
     @property
     def mean_ttft(self) -> float:
         return math.fsum(request.ttft for request in self.twin.requests) / len(self.twin.requests)
 
 
-def test_over_a_link_that_is_down_nothing_is_sent_once_that_is_known_and_again_when_it_is_up() -> None:
+def test_no_request_is_offloaded_while_links_are_known_to_be_down() -> None:
     run = Watched([EgressChange(REMOTE, 30.0, 0.0, 40.0)])
-    while_down = [its for moment, its, _ in run.decided if 32.0 <= moment < 70.0]
+    while_down = [snapshot for moment, snapshot, _ in run.decided if 32.0 <= moment < 70.0]
     assert while_down
-    assert all(its.links_down == {(REMOTE, HOME)} for its in while_down)
+    assert all(snapshot.links_down == {(REMOTE, HOME)} for snapshot in while_down)
     assert run.reasons(32.0, 70.0)["long"] == 0
     assert run.reasons(70.0, 1e9)["long"] > 0
 
 
-def test_what_was_on_a_link_that_went_down_is_prefilled_at_home() -> None:
+def test_transfers_on_a_link_that_goes_down_are_prefilled_locally() -> None:
     run = Watched([EgressChange(REMOTE, 30.0, 0.0, 40.0)])
     again = [request for request in run.twin.requests if request.num_retries]
     assert again
-    assert {one.reason for one in again} == {"pd"}
+    assert {decision.reason for decision in again} == {"pd"}
     assert len(run.twin.requests) == 300
     assert all(request.decode_end > request.first_token > request.arrival for request in run.twin.requests)
 
 
-def test_a_link_that_comes_back_before_anybody_notices_only_delays() -> None:
+def test_short_link_failure_only_delays() -> None:
     run = Watched([EgressChange(REMOTE, 30.0, 0.0, 1.5)])
     assert not any(request.num_retries for request in run.twin.requests)
-    assert not any(its.links_down for _, its, _ in run.decided)
+    assert not any(snapshot.links_down for _, snapshot, _ in run.decided)
     assert run.mean_ttft > Watched([]).mean_ttft
 
 
-def test_bytes_that_were_given_up_are_counted_as_such() -> None:
+def test_bytes_of_abandoned_flows_are_counted_as_dropped() -> None:
     egress = Watched([EgressChange(REMOTE, 30.0, 0.0, 40.0)]).twin.egress[REMOTE]
     handed_over = math.fsum(link.bytes_in for link in egress.links)
     assert egress.bytes_out + egress.bytes_dropped == pytest.approx(handed_over, rel=1e-9)
     assert egress.sent.total == pytest.approx(egress.bytes_out, rel=1e-9)
 
 
-def test_a_narrow_link_raises_t_and_gives_it_back() -> None:
+def test_congestion_raises_the_threshold_and_lowers_it_again() -> None:
     run = Watched([EgressChange(REMOTE, 20.0, 0.03, 60.0)], congestion=True, requests=600)
-    raised = [(moment, its.paths[0].threshold_tokens) for moment, its, _ in run.decided if its.paths]
+    raised = [(moment, snapshot.paths[0].threshold_tokens) for moment, snapshot, _ in run.decided if snapshot.paths]
     assert raised
     assert min(moment for moment, _ in raised) > 20.0
     assert max(tokens for _, tokens in raised) > prepare(Scenario()).plan.threshold_tokens  # type: ignore[operator]
@@ -99,17 +99,17 @@ def test_a_narrow_link_raises_t_and_gives_it_back() -> None:
     assert run.twin.path_monitor.max_multiplier > 1.0
 
 
-def test_who_follows_congestion_offloads_less_over_a_narrow_link() -> None:
+def test_following_congestion_offloads_less_over_narrow_egress() -> None:
     narrow = [EgressChange(REMOTE, 20.0, 0.03, 60.0)]
     followed, stayed = (Watched(narrow, congestion=follows).reasons(30.0, 80.0)["long"] for follows in (True, False))
     assert followed < stayed
 
 
-def test_while_a_link_is_calm_congestion_changes_nothing() -> None:
+def test_calm_egress_never_moves_the_threshold() -> None:
     assert Watched([], congestion=True).mean_ttft == Watched([]).mean_ttft
 
 
-def test_decisions_over_changing_links_are_made_again_from_their_records() -> None:
+def test_decisions_over_changing_links_are_repeated_from_their_records() -> None:
     lines = io.StringIO()
     scenario = Scenario(
         fidelity="instances",
@@ -133,7 +133,7 @@ def link_watch(timeline: Timeline, under_way: Sized) -> tuple[PathMonitor, Calla
     return watch, lambda num_bytes: egress.send(link, num_bytes, lambda _: None, None)
 
 
-def test_a_transfer_long_after_its_prompt_was_routed_is_seen() -> None:
+def test_late_transfer_is_sampled() -> None:
     timeline, under_way = Timeline(), {"a prompt"}
     watch, send = link_watch(timeline, under_way)
     watch.wake()
@@ -144,7 +144,7 @@ def test_a_transfer_long_after_its_prompt_was_routed_is_seen() -> None:
     assert watch.fields["paths"] == ()
 
 
-def test_a_second_of_traffic_after_a_long_rest_is_a_tenth_of_its_rate() -> None:
+def test_first_second_after_a_pause_counts_a_tenth() -> None:
     timeline = Timeline()
     watch, send = link_watch(timeline, ())
     for start in (100.0, 200.0):
@@ -155,7 +155,7 @@ def test_a_second_of_traffic_after_a_long_rest_is_a_tenth_of_its_rate() -> None:
     assert watch.max_multiplier == 1.0
 
 
-def test_a_rate_that_changes_under_way_moves_what_it_says() -> None:
+def test_egress_change_delays_current_flows() -> None:
     timeline, arrived = Timeline(), list[float]()
     egress = Egress(timeline, 100.0)
     link = egress.link(math.inf)
@@ -178,14 +178,14 @@ def test_a_rate_that_changes_under_way_moves_what_it_says() -> None:
         (40, 5e-4, 1, 650, 19.5),
     ],
 )
-def test_cubic_over_a_lossy_path_carries_about_what_it_was_measured_to(
+def test_cubic_rate_on_a_lossy_path_is_close_to_measurements(
     rtt_ms: int, loss: float, connections: int, mbit: float, measured: float
 ) -> None:
     path = LossyPath(rtt_ms / 1000, loss, connections, "cubic")
     assert path.payload_rate(mbit * MBIT) / MBIT == pytest.approx(measured, rel=0.4)
 
 
-def test_bbr_loses_only_what_is_lost_and_no_loss_costs_nothing() -> None:
+def test_bbr_loses_only_the_lost_packets() -> None:
     assert LossyPath(0.08, 0.01, 1, "bbr").payload_rate(1e9) == pytest.approx(0.99e9)
     assert LossyPath(0.08, 0.0, 1, "cubic").payload_rate(1e9) == 1e9
 
@@ -201,16 +201,16 @@ def test_loss_makes_first_tokens_later_in_both_fidelities(fidelity: str) -> None
     assert mean(1e-4) > mean(0.0)
 
 
-def test_others_bursts_take_their_share_and_come_again_from_the_same_seed() -> None:
+def test_cross_traffic_takes_its_share_and_repeats_with_its_seed() -> None:
     others = CrossTraffic(on=5.0, off=15.0, share=0.6)
     found = draw_bursts(others, [REMOTE], end=40_000.0, seed=3)
-    assert math.fsum(one.seconds for one in found) / 40_000.0 == pytest.approx(0.25, rel=0.1)
-    assert all(one.share == pytest.approx(0.4) for one in found)
+    assert math.fsum(burst.seconds for burst in found) / 40_000.0 == pytest.approx(0.25, rel=0.1)
+    assert all(burst.share == pytest.approx(0.4) for burst in found)
     assert draw_bursts(others, [REMOTE], end=40_000.0, seed=3) == found
     assert draw_bursts(others, [REMOTE], end=40_000.0, seed=4) != found
 
 
-def test_bursts_of_others_make_first_tokens_later() -> None:
+def test_cross_traffic_raises_ttft() -> None:
     def mean(others: str) -> float:
         scenario = Scenario(fidelity="instances", requests=400, cross_traffic=others)
         return simulate(scenario).summary.ttft.mean
@@ -218,7 +218,7 @@ def test_bursts_of_others_make_first_tokens_later() -> None:
     assert mean("on=20s,off=20s,share=97%") > mean("")
 
 
-def test_what_is_written_is_read() -> None:
+def test_link_changes_and_cross_traffic_are_parsed() -> None:
     assert read_egress_changes("h200@5m=30%+2m, h200@9m=0%+30s") == [
         EgressChange(REMOTE, 300.0, 0.3, 120.0),
         EgressChange(REMOTE, 540.0, 0.0, 30.0),
@@ -228,11 +228,11 @@ def test_what_is_written_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["h200", "h200@5m", "h200@5m=30+2m", "h200@5m=130%+2m", "h200@5m=-3%+2m"])
-def test_a_change_that_nobody_can_read_is_refused(text: str) -> None:
+def test_malformed_link_change_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="link_changes: write"):
         read_egress_changes(text)
 
 
-def test_a_cluster_without_egress_cannot_lose_it() -> None:
+def test_link_change_of_a_cluster_without_egress_is_refused() -> None:
     with pytest.raises(ConfigError, match="no cluster with egress h20; there are h200"):
         simulate(Scenario(fidelity="instances", link_changes="h20@5s=0%+5s"))

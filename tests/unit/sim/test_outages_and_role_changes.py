@@ -38,7 +38,9 @@ class Watched:
         self.chosen.append((self.twin.timeline.now, decision))
 
     def uses(self, name: InstanceId, start: float, end: float) -> int:
-        return sum(name in (its.prefill, its.decode) for moment, its in self.chosen if start < moment <= end)
+        return sum(
+            name in (decision.prefill, decision.decode) for moment, decision in self.chosen if start < moment <= end
+        )
 
 
 def all_answered(requests: list[SimulatedRequest]) -> bool:
@@ -49,7 +51,7 @@ def all_answered(requests: list[SimulatedRequest]) -> bool:
 
 
 @pytest.mark.parametrize("name", [PREFILLS, DECODES, REMOTE])
-def test_what_a_dead_instance_had_is_answered_by_others(name: InstanceId) -> None:
+def test_requests_of_a_dead_instance_are_sent_again(name: InstanceId) -> None:
     run = Watched(PlannedEvents([Outage(name, 30.0, 60.0)], notice_seconds=5.0))
     assert len(run.twin.requests) == 300
     assert all_answered(run.twin.requests)
@@ -57,20 +59,20 @@ def test_what_a_dead_instance_had_is_answered_by_others(name: InstanceId) -> Non
     assert all(request.prefill_end >= 30.0 for request in run.twin.requests if request.num_retries)
 
 
-def test_nobody_is_sent_to_the_dead_once_it_is_noticed_and_again_when_it_is_back() -> None:
+def test_dead_instance_gets_no_requests_until_it_returns() -> None:
     run = Watched(PlannedEvents([Outage(DECODES, 30.0, 60.0)], notice_seconds=5.0))
     assert run.uses(DECODES, 30.0, 35.0) > 0
     assert run.uses(DECODES, 35.0, 90.0) == 0
     assert run.uses(DECODES, 90.0, 1e9) > 0
 
 
-def test_a_shared_instance_dies_as_well() -> None:
+def test_requests_of_a_dead_shared_instance_are_sent_again() -> None:
     run = Watched(PlannedEvents([Outage(PREFILLS, 30.0, 60.0)]), requests=150, shared=True)
     assert all_answered(run.twin.requests)
     assert any(request.num_retries for request in run.twin.requests)
 
 
-def test_a_death_takes_the_cache_along() -> None:
+def test_death_of_an_instance_clears_its_cache() -> None:
     setup = prepare(Scenario())
     conversations = Conversations([[Turn(4096, 64), Turn(256, 64)]], block_tokens=512, think_seconds=100.0)
     dead = [Outage(InstanceId(f"h20-{index:03d}"), 60.0, 10.0) for index in range(8)]
@@ -91,20 +93,26 @@ def test_an_instance_takes_its_new_role_after_its_last_request() -> None:
     run = Watched(PlannedEvents(role_changes=[change]))
     assert all_answered(run.twin.requests)
     assert run.uses(PREFILLS, 30.0, 50.0) == 0
-    later = [its for moment, its in run.chosen if moment > 50.0 and PREFILLS in (its.prefill, its.decode)]
+    later = [
+        decision for moment, decision in run.chosen if moment > 50.0 and PREFILLS in (decision.prefill, decision.decode)
+    ]
     assert later
-    assert all(its.decode == PREFILLS for its in later)
+    assert all(decision.decode == PREFILLS for decision in later)
 
 
 @pytest.mark.parametrize("dies_at", [29.0, 35.0, 55.0])
-def test_an_instance_that_dies_while_its_role_changes_is_used_when_both_are_over(dies_at: float) -> None:
+def test_death_during_a_role_change_delays_the_instance_until_both_end(dies_at: float) -> None:
     operations = PlannedEvents([Outage(PREFILLS, dies_at, 20.0)], [PlannedRoleChange(PREFILLS, 30.0, "decode", 30.0)])
     run = Watched(operations)
     assert all_answered(run.twin.requests)
     both_over = max(60.0, dies_at + 20.0)
     assert run.uses(PREFILLS, max(30.0, dies_at + 5.0), both_over) == 0
-    later = [its for moment, its in run.chosen if moment > both_over and PREFILLS in (its.prefill, its.decode)]
-    assert later and all(its.decode == PREFILLS for its in later)
+    later = [
+        decision
+        for moment, decision in run.chosen
+        if moment > both_over and PREFILLS in (decision.prefill, decision.decode)
+    ]
+    assert later and all(decision.decode == PREFILLS for decision in later)
 
 
 def test_a_role_change_waits_for_the_end_of_the_one_before() -> None:
@@ -112,17 +120,19 @@ def test_a_role_change_waits_for_the_end_of_the_one_before() -> None:
     run = Watched(PlannedEvents(role_changes=changes))
     assert all_answered(run.twin.requests)
     assert run.uses(PREFILLS, 31.0, 70.0) == 0
-    later = [its for moment, its in run.chosen if moment > 70.0 and PREFILLS in (its.prefill, its.decode)]
-    assert later and all(its.prefill == PREFILLS for its in later)
+    later = [
+        decision for moment, decision in run.chosen if moment > 70.0 and PREFILLS in (decision.prefill, decision.decode)
+    ]
+    assert later and all(decision.prefill == PREFILLS for decision in later)
 
 
-def test_a_decode_instance_becomes_one_that_prefills() -> None:
+def test_decode_instance_changes_to_prefill() -> None:
     run = Watched(PlannedEvents(role_changes=[PlannedRoleChange(DECODES, 10.0, "prefill", 5.0)]))
     assert all_answered(run.twin.requests)
-    assert any(its.prefill == DECODES for _, its in run.chosen)
+    assert any(decision.prefill == DECODES for _, decision in run.chosen)
 
 
-def test_operations_are_read_as_they_are_written() -> None:
+def test_outages_and_role_changes_are_parsed() -> None:
     assert read_outages("pd-003@2m+30s, prfaas-000@5+1m") == [
         Outage(InstanceId("pd-003"), 120.0, 30.0),
         Outage(InstanceId("prfaas-000"), 5.0, 60.0),
@@ -131,17 +141,17 @@ def test_operations_are_read_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("text", ["pd-003", "pd-003@2m", "pd-003@soon+1s"])
-def test_an_outage_that_nobody_can_read_is_refused(text: str) -> None:
+def test_malformed_outage_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="outages: write"):
         read_outages(text)
 
 
 @pytest.mark.parametrize("text", ["pd-003@2m+1s", "pd-003@2m=both+1s"])
-def test_a_role_change_that_nobody_can_read_is_refused(text: str) -> None:
+def test_malformed_role_change_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="role_changes: write"):
         read_role_changes(text)
 
 
-def test_who_is_not_there_cannot_die() -> None:
+def test_outage_of_an_unknown_instance_is_refused() -> None:
     with pytest.raises(ConfigError, match="no instance h20-099; there are"):
         simulate(Scenario(fidelity="instances", outages="h20-099@1+1"))

@@ -74,7 +74,7 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_measured_profile_is_what_the_engine_does(endpoint: str, tmp_path: Path) -> None:
+def test_measured_profile_agrees_with_the_engine(endpoint: str, tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     sizes = [
         "--lengths",
@@ -115,7 +115,7 @@ def _may_be(measured: float, true: float) -> bool:
         (["--vocabulary", "5"], "vocabulary 5"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line_and_exit_2(
+def test_unusable_input_is_one_line_and_exit_2(
     endpoint: str, capsys: pytest.CaptureFixture[str], changed: list[str], named: str
 ) -> None:
     arguments = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", *changed]

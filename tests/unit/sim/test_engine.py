@@ -35,7 +35,7 @@ class Bench:
         self.timeline.at(moment, self.instance.prefill, prefill)
 
 
-def request(prompt: int, output: int, arrival: float = 0.0) -> SimulatedRequest:
+def make_request(prompt: int, output: int, arrival: float = 0.0) -> SimulatedRequest:
     return SimulatedRequest(0, arrival, prompt_tokens=prompt, output_tokens=output)
 
 
@@ -68,50 +68,51 @@ moments = st.integers(0, 400).map(lambda hundredths: hundredths * 0.0101 + 1.7e-
         st.tuples(moments, st.integers(1, 5000), st.integers(1, 200)),
         min_size=1,
         max_size=12,
-        unique_by=lambda one: one[0],  # of two at the same moment the second one joins a step later
+        # Of two requests at the same moment the second joins a step later.
+        unique_by=lambda asked: asked[0],
     ),
     st.integers(1, 6),
 )
-def test_runs_in_closed_form_end_when_single_steps_do(asked: list[tuple[float, int, int]], max_batch: int) -> None:
+def test_closed_form_runs_equal_single_steps(asked: list[tuple[float, int, int]], max_batch: int) -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, max_batch))
-    requests = [request(context, tokens, moment) for moment, context, tokens in asked]
-    for one in requests:
-        bench.decode_at(one.arrival, one)
+    requests = [make_request(context, tokens, moment) for moment, context, tokens in asked]
+    for request in requests:
+        bench.decode_at(request.arrival, request)
     bench.timeline.run()
-    for one, (first, end) in zip(requests, step_by_step(asked, max_batch), strict=True):
-        assert one.first_token == pytest.approx(first, abs=1e-7)
-        assert one.decode_end == pytest.approx(end, abs=1e-7)
+    for request, (first, end) in zip(requests, step_by_step(asked, max_batch), strict=True):
+        assert request.first_token == pytest.approx(first, abs=1e-7)
+        assert request.decode_end == pytest.approx(end, abs=1e-7)
     assert bench.gaps.arrays()[1].sum() == sum(tokens - 1 for _, _, tokens in asked)
 
 
 def test_a_run_without_arrivals_is_one_event() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE))
-    bench.decode_at(0.0, request(1000, 10_000))
+    bench.decode_at(0.0, make_request(1000, 10_000))
     bench.timeline.run()
     assert bench.timeline.num_events == 2
 
 
 def test_a_prompt_alone_takes_its_prefill_time() -> None:
     bench = Bench(InstanceSpec(PREFILL, None))
-    one = request(3000, 8)
-    bench.prefill_at(1.0, Prefill(one, 2000, 1000, stays=False))
+    single = make_request(3000, 8)
+    bench.prefill_at(1.0, Prefill(single, 2000, 1000, stays=False))
     bench.timeline.run()
-    assert one.prefill_end - one.prefill_start == pytest.approx(PREFILL.seconds(2000, 1000))
+    assert single.prefill_end - single.prefill_start == pytest.approx(PREFILL.seconds(2000, 1000))
 
 
 def test_chunks_add_up_to_the_whole_prompt_and_a_fixed_part_each() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, chunk_tokens=512))
-    one = request(2048, 8)
-    bench.prefill_at(0.0, Prefill(one, 2048, 0, stays=False))
+    single = make_request(2048, 8)
+    bench.prefill_at(0.0, Prefill(single, 2048, 0, stays=False))
     bench.timeline.run()
-    assert one.prefill_end == pytest.approx(PREFILL.seconds(2048) + 3 * 0.02)
+    assert single.prefill_end == pytest.approx(PREFILL.seconds(2048) + 3 * 0.02)
 
 
-def test_a_whole_prompt_holds_up_decode_and_a_chunk_less_so() -> None:
+def test_whole_prompt_delays_decode_more_than_a_chunk() -> None:
     def longest_gap(chunk_tokens: int | None) -> float:
         bench = Bench(InstanceSpec(PREFILL, DECODE, chunk_tokens=chunk_tokens))
-        bench.decode_at(0.0, request(100, 200))
-        bench.prefill_at(0.5, Prefill(request(8000, 1), 8000, 0, stays=True))
+        bench.decode_at(0.0, make_request(100, 200))
+        bench.prefill_at(0.5, Prefill(make_request(8000, 1), 8000, 0, stays=True))
         bench.timeline.run()
         return float(bench.gaps.arrays()[0].max())
 
@@ -120,18 +121,18 @@ def test_a_whole_prompt_holds_up_decode_and_a_chunk_less_so() -> None:
 
 def test_small_prompts_share_a_chunk() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, chunk_tokens=1000))
-    requests = [request(100, 1) for _ in range(5)]
-    for one in requests:
-        bench.prefill_at(0.0, Prefill(one, 100, 0, stays=True))
+    requests = [make_request(100, 1) for _ in range(5)]
+    for request in requests:
+        bench.prefill_at(0.0, Prefill(request, 100, 0, stays=True))
     bench.timeline.run()
-    assert len({one.prefill_end for one in requests[1:]}) == 1
+    assert len({request.prefill_end for request in requests[1:]}) == 1
 
 
-def test_no_more_than_memory_holds_decode_at_once() -> None:
+def test_kv_memory_limits_the_decode_batch() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, kv_tokens=2500))
-    requests = [request(1000, 100) for _ in range(4)]
-    for one in requests:
-        bench.decode_at(0.0, one)
+    requests = [make_request(1000, 100) for _ in range(4)]
+    for request in requests:
+        bench.decode_at(0.0, request)
     bench.timeline.run()
     first, second, third, fourth = requests
     assert second.decode_start < first.decode_end
@@ -139,31 +140,34 @@ def test_no_more_than_memory_holds_decode_at_once() -> None:
     assert fourth.decode_start == second.decode_end
 
 
-def test_a_request_larger_than_memory_runs_alone_and_not_never() -> None:
+def test_request_larger_than_memory_runs_alone() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, kv_tokens=500))
-    bench.decode_at(0.0, request(1000, 10))
+    bench.decode_at(0.0, make_request(1000, 10))
     bench.timeline.run()
     assert len(bench.ended) == 1
 
 
-def test_when_memory_is_full_who_joined_last_computes_everything_again_and_goes_on() -> None:
+def test_preempted_request_is_computed_again_and_continues() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, kv_tokens=2100, preempts=True))
-    first, second = request(1000, 100), request(1000, 100)
-    for one in (first, second):
-        bench.decode_at(0.0, one)
+    first, second = make_request(1000, 100), make_request(1000, 100)
+    for request in (first, second):
+        bench.decode_at(0.0, request)
     bench.timeline.run()
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
-    recomputed = PREFILL.seconds(1049)  # they hold 1,050 and 1,049 when two more do not fit
-    alone = sum(DECODE.step_seconds(1, 1049 + step) for step in range(50))  # the prefill gave one of the 51 left
+    # The requests hold 1,050 and 1,049 tokens when two more do not fit.
+    recomputed = PREFILL.seconds(1049)
+    # The prefill gives one of the 51 tokens that are left.
+    alone = sum(DECODE.step_seconds(1, 1049 + step) for step in range(50))
     assert second.decode_end == pytest.approx(first.decode_end + recomputed + alone)
-    assert bench.gaps.arrays()[1].sum() == 198  # the two first tokens follow no other
+    # The two first tokens follow no gap.
+    assert bench.gaps.arrays()[1].sum() == 198
 
 
 def test_a_preempted_prompt_is_first_in_the_queue() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, kv_tokens=2100, preempts=True))
-    first, second, later = request(1000, 100), request(1000, 100), request(100, 10)
-    for one in (first, second):
-        bench.decode_at(0.0, one)
+    first, second, later = make_request(1000, 100), make_request(1000, 100), make_request(100, 10)
+    for request in (first, second):
+        bench.decode_at(0.0, request)
     bench.prefill_at(2.0, Prefill(later, 100, 0, stays=True))  # second has given up by then
     bench.timeline.run()
     assert second.num_preemptions == 1
@@ -175,42 +179,43 @@ def test_a_preempted_prompt_is_first_in_the_queue() -> None:
     st.integers(1, 6),
     st.sampled_from([None, 256]),
 )
-def test_under_preemption_everybody_ends_with_all_tokens(
+def test_every_preempted_request_gets_all_tokens(
     asked: list[tuple[float, int, int, bool]], max_batch: int, chunk_tokens: int | None
 ) -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, max_batch, 1200, chunk_tokens, preempts=True))
-    requests = [request(context, tokens, moment) for moment, context, tokens, _ in asked]
-    for one, (_, _, _, is_local) in zip(requests, asked, strict=True):
+    requests = [make_request(context, tokens, moment) for moment, context, tokens, _ in asked]
+    for request, (_, _, _, is_local) in zip(requests, asked, strict=True):
         if is_local:
-            bench.prefill_at(one.arrival, Prefill(one, one.num_prompt_tokens, 0, stays=True))
+            bench.prefill_at(request.arrival, Prefill(request, request.num_prompt_tokens, 0, stays=True))
         else:
-            bench.decode_at(one.arrival, one)
+            bench.decode_at(request.arrival, request)
     bench.timeline.run()
     assert sorted(map(id, bench.ended)) == sorted(map(id, requests))
     assert bench.gaps.arrays()[1].sum() == sum(tokens - 1 for _, _, tokens, _ in asked)
 
 
-def test_a_local_requests_first_token_is_its_prefills_and_the_others_follow_one_by_one() -> None:
+def test_prefill_makes_the_first_token_of_a_local_request() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE))
-    one = request(1000, 3)
-    bench.prefill_at(0.0, Prefill(one, 1000, 0, stays=True))
+    single = make_request(1000, 3)
+    bench.prefill_at(0.0, Prefill(single, 1000, 0, stays=True))
     bench.timeline.run()
-    assert one.first_token == pytest.approx(PREFILL.seconds(1000))
-    assert one.decode_end == pytest.approx(
-        one.first_token + DECODE.step_seconds(1, 1000) + DECODE.step_seconds(1, 1001)
+    assert single.first_token == pytest.approx(PREFILL.seconds(1000))
+    assert single.decode_end == pytest.approx(
+        single.first_token + DECODE.step_seconds(1, 1000) + DECODE.step_seconds(1, 1001)
     )
 
 
-def test_a_requests_own_gaps_are_those_of_the_steps_it_was_in() -> None:
+def test_gaps_of_a_request_are_its_decode_steps() -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE))
-    early, late = request(100, 300), request(100, 50)
+    early, late = make_request(100, 300), make_request(100, 50)
     bench.decode_at(0.0, early)
     bench.decode_at(1.0, late)
-    bench.prefill_at(2.0, Prefill(request(8000, 1), 8000, 0, stays=True))
+    bench.prefill_at(2.0, Prefill(make_request(8000, 1), 8000, 0, stays=True))
     bench.timeline.run()
     assert late.decode_end < 2.0
     assert late.gap_quantile(1.0) < 0.02 < PREFILL.seconds(8000) < early.gap_quantile(1.0)
-    assert early.gap_quantile(0.95) < 0.02  # one gap of three hundred
+    # Only one gap of three hundred is long.
+    assert early.gap_quantile(0.95) < 0.02
 
 
 @given(
@@ -218,31 +223,31 @@ def test_a_requests_own_gaps_are_those_of_the_steps_it_was_in() -> None:
         st.tuples(moments, st.integers(1, 900), st.integers(2, 80)),
         min_size=1,
         max_size=8,
-        unique_by=lambda one: one[0],
+        unique_by=lambda asked: asked[0],
     )
 )
-def test_the_gaps_of_all_requests_are_those_of_the_run(asked: list[tuple[float, int, int]]) -> None:
+def test_gaps_of_all_requests_sum_to_the_gaps_of_the_run(asked: list[tuple[float, int, int]]) -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, 4, 1200, preempts=True))
-    requests = [request(context, tokens, moment) for moment, context, tokens in asked]
-    for one in requests:
-        bench.decode_at(one.arrival, one)
+    requests = [make_request(context, tokens, moment) for moment, context, tokens in asked]
+    for request in requests:
+        bench.decode_at(request.arrival, request)
     bench.timeline.run()
-    own = [log.between(first, last) for one in requests for log, first, last in one.decoded if last > first]
-    stalls = sum(stall for one in requests for stall in one.stalls)
+    own = [log.between(first, last) for request in requests for log, first, last in request.decoded if last > first]
+    stalls = sum(stall for request in requests for stall in request.stalls)
     seconds, tokens = bench.gaps.arrays()
-    num_own = sum(count.sum() for _, count in own) + sum(len(one.stalls) for one in requests)
+    num_own = sum(count.sum() for _, count in own) + sum(len(request.stalls) for request in requests)
     assert num_own == tokens.sum()
-    assert sum(its @ count for its, count in own) + stalls == pytest.approx(seconds @ tokens)
+    assert sum(gaps_of_request @ count for gaps_of_request, count in own) + stalls == pytest.approx(seconds @ tokens)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5])
-def test_the_step_that_makes_a_transferred_requests_first_token_is_no_gap(num_tokens: int) -> None:
+def test_first_step_of_a_transferred_request_is_no_gap(num_tokens: int) -> None:
     bench = Bench(InstanceSpec(PREFILL, DECODE, load_seconds=0.5))
-    one = request(100, num_tokens)
-    bench.decode_at(0.0, one)
+    single = make_request(100, num_tokens)
+    bench.decode_at(0.0, single)
     bench.timeline.run()
-    assert one.first_token - one.decode_start > 0.5
-    assert one.gap_quantile(1.0) < 0.02
+    assert single.first_token - single.decode_start > 0.5
+    assert single.gap_quantile(1.0) < 0.02
     seconds, tokens = bench.gaps.arrays()
     assert tokens.sum() == num_tokens - 1
     assert max(seconds, default=0.0) < 0.02

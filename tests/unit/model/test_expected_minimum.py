@@ -20,26 +20,26 @@ def by_quadrature(lengths: LogNormal, costs: list[OfNewTokens]) -> float:
     return float(np.trapezoid(least * density, z) / np.trapezoid(density, z))
 
 
-def test_the_least_of_crossing_costs_is_taken_on_each_side_of_every_crossing() -> None:
+def test_expected_minimum_switches_costs_at_each_crossing() -> None:
     costs = [RISING, FLAT, LATE]
     assert LENGTHS.expected_minimum(costs) == pytest.approx(by_quadrature(LENGTHS, costs), rel=1e-6)
     assert LENGTHS.expected_minimum(costs) < 0.99 * min(LENGTHS.expected_minimum([cost]) for cost in costs)
 
 
-def test_a_trace_s_least_cost_is_each_request_s_own() -> None:
+def test_expected_minimum_of_a_trace_is_taken_per_request() -> None:
     trace = Empirical([100, 50_000])
     expected = (RISING.curve(100) + FLAT.curve(50_000)) / 2
     assert trace.expected_minimum([RISING, FLAT]) == pytest.approx(expected)
 
 
-def test_parts_of_a_mixture_weigh_in() -> None:
+def test_expected_minimum_of_a_mixture_is_the_weighted_sum() -> None:
     trace = Empirical([100, 50_000])
     mixed = Mixture(((0.25, LENGTHS), (0.5, trace)))
     expected = 0.25 * LENGTHS.expected_minimum([RISING, FLAT]) + 0.5 * trace.expected_minimum([RISING, FLAT])
     assert mixed.expected_minimum([RISING, FLAT]) == pytest.approx(expected)
 
 
-def test_a_weighted_cost_is_the_sum_in_both_of_its_forms() -> None:
+def test_weighted_cost_is_the_sum_of_its_terms() -> None:
     cost = WeightedCost(((2.0, ONE), (0.0, RISING), (3.0, NEW_TOKENS)))
     tokens = np.array([10.0, 20.0])
     assert cost.at(tokens, np.zeros(2)).tolist() == [32.0, 62.0]

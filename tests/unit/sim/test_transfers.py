@@ -14,7 +14,7 @@ from prfaas.sim.model.request import SimulatedRequest
 
 
 class Arrivals:
-    """When each flow arrived."""
+    """Arrival time of each flow."""
 
     def __init__(self) -> None:
         self.timeline = Timeline()
@@ -38,7 +38,7 @@ def test_two_flows_of_one_link_halve_it() -> None:
     assert seen.at == {"short": pytest.approx(2.0), "long": pytest.approx(4.0)}
 
 
-def test_a_slow_link_leaves_the_rest_of_the_egress_to_the_other() -> None:
+def test_slow_link_leaves_its_unused_rate_to_the_rest() -> None:
     seen = Arrivals()
     egress = Egress(seen.timeline, 100.0)
     slow, fast = egress.link(10.0), egress.link(math.inf)
@@ -65,7 +65,7 @@ def test_without_overlap_the_kv_leaves_after_the_prefill() -> None:
     assert list(seen.at.values()) == [pytest.approx(7.0)]
 
 
-def test_with_overlap_only_the_last_layer_is_left_when_the_prefill_ends() -> None:
+def test_with_overlap_only_the_last_layer_leaves_after_prefill() -> None:
     seen = Arrivals()
     egress = Egress(seen.timeline, 100.0)
     transfers = Transfers(seen.timeline, egress, egress.link(math.inf), num_layers=40)
