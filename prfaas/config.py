@@ -35,13 +35,13 @@ import yaml
 import prfaas
 from prfaas import config_checks
 from prfaas.errors import ConfigError
-from prfaas.units import KINDS, Kind, KindName
+from prfaas.units import KINDS, KindName, ValueKind
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordKind:
     """Kind of a setting that is itself a record of settings, or a list of such records."""
 
     cls: type[Any]
@@ -52,7 +52,7 @@ class Record:
 class Setting:
     """Metadata of one field, for the loader and the documentation."""
 
-    kind: Kind | Record
+    kind: ValueKind | RecordKind
     required: bool
     doc: str
     minimum: float | None
@@ -63,7 +63,7 @@ class Setting:
     @property
     def accepted(self) -> str:
         """Return the accepted form in words, with limits."""
-        if isinstance(self.kind, Record):
+        if isinstance(self.kind, RecordKind):
             keys = ", ".join(name for name, _ in settings(self.kind.cls))
             return f"a {'list of records' if self.kind.many else 'record'} with keys out of {keys}"
         limits = [f"at least {self.kind.show(self.minimum)}"] if self.minimum is not None else []
@@ -71,18 +71,18 @@ class Setting:
         return ", ".join([self.kind.accepted, *limits])
 
 
-def record(cls: type[Any]) -> Record:
+def record(cls: type[Any]) -> RecordKind:
     """Return the kind of a nested record. Without a default it is a record of defaults."""
-    return Record(cls, many=False)
+    return RecordKind(cls, many=False)
 
 
-def records(cls: type[Any]) -> Record:
+def records(cls: type[Any]) -> RecordKind:
     """Return the kind of a list of records, which becomes a tuple of `cls`."""
-    return Record(cls, many=True)
+    return RecordKind(cls, many=True)
 
 
 def setting(
-    kind: KindName | Kind | Record,
+    kind: KindName | ValueKind | RecordKind,
     *,
     doc: str,
     default: Any = dataclasses.MISSING,
@@ -109,7 +109,7 @@ def setting(
     metadata = {"setting": Setting(resolved, required, condition + doc, minimum, maximum, only_where, formerly)}
     if required:
         return dataclasses.field(kw_only=True, metadata=metadata)
-    if isinstance(resolved, Record) and default is dataclasses.MISSING:
+    if isinstance(resolved, RecordKind) and default is dataclasses.MISSING:
         return dataclasses.field(kw_only=True, default_factory=resolved.cls, metadata=metadata)
     return dataclasses.field(kw_only=True, default=default, metadata=metadata)
 
@@ -128,7 +128,7 @@ def default(cls: type[Any], name: str) -> Any:
 def paths(cls: type[Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Setting]]:
     """Yield every setting that a variable or a flag can give, nested records included. A list of records is one text."""
     for name, spec in settings(cls):
-        if isinstance(spec.kind, Record) and not spec.kind.many:
+        if isinstance(spec.kind, RecordKind) and not spec.kind.many:
             yield from paths(spec.kind.cls, (*prefix, name))
         else:
             yield (*prefix, name), spec
@@ -237,7 +237,7 @@ def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix:
     """
     for name, spec in settings(type(config)):
         written = given.content.get(name) if isinstance(given.content, dict) else None
-        if isinstance(spec.kind, Record) and not spec.kind.many and written is not None and written.content:
+        if isinstance(spec.kind, RecordKind) and not spec.kind.many and written is not None and written.content:
             _refuse_meaningless(getattr(config, name), written, prefix=(*prefix, name))
         unmet = config_checks.unmet(spec.only_where, config)
         needs = {required: value for required, value in unmet.items() if required != varied}
@@ -309,7 +309,7 @@ def _read_text(text: str, name: str) -> _Given:
 
 def _from_text(spec: Setting | None, text: str, where: str) -> _Given:
     """Return the value of a variable or a flag. A list of records is written there as YAML."""
-    return _read_text(text, where) if spec and isinstance(spec.kind, Record) else _Given(where, text)
+    return _read_text(text, where) if spec and isinstance(spec.kind, RecordKind) else _Given(where, text)
 
 
 def _from_node(node: yaml.Node, name: str, line: int) -> _Given:
@@ -396,7 +396,7 @@ def _absent(
     """
     if spec.required:
         raise ConfigError(f"{given.before}{_missing(path, spec, component=component)}")
-    if not isinstance(spec.kind, Record) or spec.kind.many or default(cls, path[-1]) is None:
+    if not isinstance(spec.kind, RecordKind) or spec.kind.many or default(cls, path[-1]) is None:
         return {}
     return {path[-1]: _build(spec.kind.cls, _Given(given.where, {}), component=component, prefix=path)}
 
@@ -418,7 +418,7 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
 def _convert(cls: type[Any], spec: Setting, given: _Given, *, component: str | None, path: tuple[str, ...]) -> Any:
     if not given.content and not spec.required and default(cls, path[-1]) in (None, ""):
         return default(cls, path[-1])
-    if isinstance(spec.kind, Record):
+    if isinstance(spec.kind, RecordKind):
         return _convert_record(spec.kind, given, component=component, path=path)
     try:
         return _parse(spec, spec.kind, given)
@@ -427,7 +427,7 @@ def _convert(cls: type[Any], spec: Setting, given: _Given, *, component: str | N
         raise ConfigError(f"{given.where}: {'.'.join(path)}: {written}{error}; write {spec.accepted}") from error
 
 
-def _convert_record(kind: Record, given: _Given, *, component: str | None, path: tuple[str, ...]) -> Any:
+def _convert_record(kind: RecordKind, given: _Given, *, component: str | None, path: tuple[str, ...]) -> Any:
     if not kind.many:
         return _build(kind.cls, given, component=component, prefix=path)
     if not isinstance(given.content, list):
@@ -440,7 +440,7 @@ def _convert_record(kind: Record, given: _Given, *, component: str | None, path:
     return tuple(built)
 
 
-def _parse(spec: Setting, kind: Kind, given: _Given) -> Any:
+def _parse(spec: Setting, kind: ValueKind, given: _Given) -> Any:
     if kind is KINDS["text_list"] and isinstance(given.content, list):
         return tuple(KINDS["text"].parse(_scalar(item)) for item in given.content)
     value = kind.parse(_scalar(given))
@@ -523,6 +523,6 @@ def _shown(config: Any) -> dict[str, Any]:
 def _shown_value(spec: Setting, value: Any) -> Any:
     if value is None:
         return None
-    if isinstance(spec.kind, Record):
+    if isinstance(spec.kind, RecordKind):
         return [_shown(item) for item in value] if spec.kind.many else _shown(value)
     return list(value) if spec.kind is KINDS["text_list"] else spec.kind.show(value)

@@ -20,8 +20,11 @@ KindName = Literal[
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One form of values. `parse` raises ValueError for a text that is not in the `accepted` form."""
+class ValueKind:
+    """Kind of setting values, such as bytes or seconds.
+
+    `parse` raises ValueError for a text that is not in the `accepted` form.
+    """
 
     accepted: str
     parse: Callable[[str], Any]
@@ -206,23 +209,25 @@ def show_tokens(value: int) -> str:
     return _show_in_largest(value, TOKEN_UNITS)
 
 
-KINDS: dict[KindName, Kind] = {
-    "text": Kind("text", _parse_text, str),
-    "path": Kind("a path", _parse_path, str),
-    "bytes": Kind('a size such as "4GiB", "512MB" or "4096"', parse_bytes, show_bytes),
-    "seconds": Kind('a time such as "10s", "500ms", "2m" or "0.5"', parse_seconds, show_seconds),
-    "count": Kind('a whole number such as "8"', parse_count, str),
-    "ratio": Kind('a number from 0 to 1 such as "0.5" or "50%"', parse_ratio, repr),
-    "weight": Kind('a number from 0 on such as "0.5" or "3"', parse_weight, repr),
-    "flag": Kind('"true" or "false"', parse_flag, lambda value: str(value).lower()),
-    "address": Kind('host:port such as "10.0.0.5:9000" or "[::1]:9000"', _parse_address, str),
-    "rate": Kind('a rate such as "10Gbps", "800Mbps" or "1GB/s"', parse_rate, show_rate),
-    "tokens": Kind('a number of tokens such as "32K" (32000), "32Ki" (32768) or "4096"', parse_tokens, show_tokens),
-    "text_list": Kind('a list of texts; on a command line "a,b,c"', _parse_text_list, ", ".join),
+KINDS: dict[KindName, ValueKind] = {
+    "text": ValueKind("text", _parse_text, str),
+    "path": ValueKind("a path", _parse_path, str),
+    "bytes": ValueKind('a size such as "4GiB", "512MB" or "4096"', parse_bytes, show_bytes),
+    "seconds": ValueKind('a time such as "10s", "500ms", "2m" or "0.5"', parse_seconds, show_seconds),
+    "count": ValueKind('a whole number such as "8"', parse_count, str),
+    "ratio": ValueKind('a number from 0 to 1 such as "0.5" or "50%"', parse_ratio, repr),
+    "weight": ValueKind('a number from 0 on such as "0.5" or "3"', parse_weight, repr),
+    "flag": ValueKind('"true" or "false"', parse_flag, lambda value: str(value).lower()),
+    "address": ValueKind('host:port such as "10.0.0.5:9000" or "[::1]:9000"', _parse_address, str),
+    "rate": ValueKind('a rate such as "10Gbps", "800Mbps" or "1GB/s"', parse_rate, show_rate),
+    "tokens": ValueKind(
+        'a number of tokens such as "32K" (32000), "32Ki" (32768) or "4096"', parse_tokens, show_tokens
+    ),
+    "text_list": ValueKind('a list of texts; on a command line "a,b,c"', _parse_text_list, ", ".join),
 }
 
 
-def choice(*words: str) -> Kind:
+def choice(*words: str) -> ValueKind:
     """Return the kind of a setting whose value is one of `words`."""
 
     def parse(text: str) -> str:
@@ -230,4 +235,4 @@ def choice(*words: str) -> Kind:
             raise ValueError("none of these words")
         return text.strip()
 
-    return Kind("one of " + ", ".join(f'"{word}"' for word in words), parse, str)
+    return ValueKind("one of " + ", ".join(f'"{word}"' for word in words), parse, str)

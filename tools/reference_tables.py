@@ -15,7 +15,7 @@ from typing import Any
 from prfaas import config_checks, metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.colocate.config import ColocateConfig
-from prfaas.config import Record, Setting, default, settings, shown_default
+from prfaas.config import RecordKind, Setting, default, settings, shown_default
 from prfaas.console.config import ConsoleConfig
 from prfaas.index import membership
 from prfaas.manager.config import ManagerConfig
@@ -26,7 +26,7 @@ from prfaas.state_machine import TransitionTable
 from prfaas.transport.protocol import wire
 from prfaas.transport.receiver import transfers
 from prfaas.transport.sender import outbound_transfer
-from prfaas.units import KINDS, Kind, KindName
+from prfaas.units import KINDS, KindName, ValueKind
 from tools import distance_table, missed_bars, wire_tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,20 +94,20 @@ def _rows(cls: type[Any], *, prefix: tuple[str, ...]) -> list[str]:
     rows = []
     for name, setting in settings(cls):
         path = (*prefix, name)
-        nested = isinstance(setting.kind, Record)
-        many = isinstance(setting.kind, Record) and setting.kind.many
+        nested = isinstance(setting.kind, RecordKind)
+        many = isinstance(setting.kind, RecordKind) and setting.kind.many
         key = "`" + ".".join(path) + ("[]`" if many else "`")
         shown = "required" if setting.required else f"`{_one_line(cls, name, setting)}`"
         form = ("records" if many else "record") if nested else _form(setting)
         rows.append(f"| {key} | {shown} | {form} | {setting.doc} |".replace("``", ""))
-        if isinstance(setting.kind, Record):
+        if isinstance(setting.kind, RecordKind):
             rows += _rows(setting.kind.cls, prefix=path)
     return rows
 
 
 def _form(setting: Setting) -> str:
     """Return the form of a setting in a few words, with limits. The page explains the forms once."""
-    assert isinstance(setting.kind, Kind)
+    assert isinstance(setting.kind, ValueKind)
     names = [FORMS[name] for name, kind in KINDS.items() if kind is setting.kind]
     form = names[0] if names else setting.kind.accepted.removeprefix("one of ").replace('"', "")
     limits = [f"≥ {setting.kind.show(setting.minimum)}"] if setting.minimum is not None else []
@@ -116,7 +116,7 @@ def _form(setting: Setting) -> str:
 
 
 def _one_line(cls: type[Any], name: str, setting: Setting) -> str:
-    if isinstance(setting.kind, Record):
+    if isinstance(setting.kind, RecordKind):
         return "[]" if setting.kind.many else ""
     shown = shown_default(cls, name)
     if shown is None:
@@ -148,17 +148,17 @@ def _yaml_lines(cls: type[Any], examples: dict[str, str], *, indent: str) -> lis
     lines = []
     for name, setting in settings(cls):
         lines += ["", f"{indent}# {setting.doc}"]
-        if not isinstance(setting.kind, Record):
+        if not isinstance(setting.kind, RecordKind):
             lines.append(f"{indent}# Write {setting.accepted}.{' Required.' if setting.required else ''}")
         lines += _yaml_value(cls, name, setting, example=examples.get(name), indent=indent)
     return lines
 
 
 def _yaml_value(cls: type[Any], name: str, setting: Setting, *, example: str | None, indent: str) -> list[str]:
-    if isinstance(setting.kind, Record) and setting.kind.many:
+    if isinstance(setting.kind, RecordKind) and setting.kind.many:
         keys = [f"{indent}# Write a list of records with these keys:", *_record_sketch(setting.kind.cls, indent=indent)]
         return [*keys, f"{indent}{name}: {'' if example else '[]'}".rstrip(), *(example or "").splitlines()]
-    if isinstance(setting.kind, Record):
+    if isinstance(setting.kind, RecordKind):
         if default(cls, name) is None:
             return [f"{indent}{name}:", *_record_sketch(setting.kind.cls, indent=indent)]
         return [f"{indent}{name}:", *_yaml_lines(setting.kind.cls, {}, indent=indent + "  ")]
@@ -178,7 +178,7 @@ def _record_sketch(cls: type[Any], *, indent: str) -> list[str]:
     """Return comment lines with the keys of a record that is absent by default."""
     lines = []
     for name, setting in settings(cls):
-        nested = setting.kind.cls if isinstance(setting.kind, Record) else None
+        nested = setting.kind.cls if isinstance(setting.kind, RecordKind) else None
         accepted = ("a list of records" if nested else setting.accepted) + (", required" if setting.required else "")
         lines.append(f"{indent}#   {name}: {accepted}. {setting.doc}")
         lines += _record_sketch(nested, indent=f"{indent}#   ") if nested else []

@@ -24,7 +24,7 @@ from benchmarks.colocate.setting import CPU, Setting
 from prfaas.colocate.processes.shared_memory import SIDES
 from prfaas.colocate.processes.supervisor import Supervisor
 from prfaas.model.cost.colocation import Colocation, ShareTable
-from prfaas.scheduler.colocation import Sharing, SharingPolicy, StepLoad, next_sharing
+from prfaas.scheduler.colocation import PartitionState, SharingPolicy, StepLoad, next_sharing
 from prfaas.solve.files.profile_file import read_colocation
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "colocate.json"
@@ -83,7 +83,7 @@ def decision_seconds() -> float:
     shares = tuple(i / 9 for i in range(1, 9))
     table = ShareTable(shares, tuple(2**i for i in range(8)), ((0.05,) * 8,) * 8, (0.06,) * 8)
     load, policy = StepLoad(40, True), SharingPolicy(0.04)
-    return min(timeit.repeat(lambda: next_sharing(Sharing(), load, table, policy=policy), number=1000)) / 1000
+    return min(timeit.repeat(lambda: next_sharing(PartitionState(), load, table, policy=policy), number=1000)) / 1000
 
 
 def matrix_peak(setting: Setting) -> float:

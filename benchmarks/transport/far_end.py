@@ -17,13 +17,13 @@ import xxhash
 from prfaas.agent.transfer.open_body import is_link_probe
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.receiver.api import (
-    Accepted,
+    Acceptance,
     OpenRequest,
     ReceiveCompleted,
     ReceiveEvent,
     ReceiveFailed,
     ReceiveMemoryFree,
-    Rejected,
+    Rejection,
 )
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 
@@ -66,9 +66,9 @@ class FarEnd:
         while True:
             self._report(self._reports.get())
 
-    def _accept(self, request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+    def _accept(self, request: OpenRequest, reply: Callable[[Acceptance | Rejection], None]) -> None:
         if is_link_probe(request.open_body):
-            reply(Accepted(held=(), destination=None))
+            reply(Acceptance(held=(), destination=None))
             return
         at, memory = 0, []
         for size in request.object_bytes:
@@ -76,7 +76,7 @@ class FarEnd:
             memory.append(self._pool[at : at + size])
             at += size
         self._transfers[request.transfer_id] = _Transfer(memory, cpu_seconds())
-        reply(Accepted(held=(), destination=memory.__getitem__))
+        reply(Acceptance(held=(), destination=memory.__getitem__))
 
     def _on_event(self, event: ReceiveEvent) -> None:
         if isinstance(event, ReceiveMemoryFree):

@@ -59,7 +59,7 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
-class TenantConfig:
+class TenantShareConfig:
     """One tenant with its own share of the pool."""
 
     tenant: str = setting("text", required=True, doc="The tenant's salt, as routers have it.")
@@ -117,8 +117,8 @@ class AgentConfig:
         default=1.0,
         doc="Most of the prefix blocks' room that each tenant outside `tenants` may hold; 1: no limit.",
     )
-    tenants: tuple[TenantConfig, ...] = setting(
-        records(TenantConfig), default=(), doc="Shares of single tenants. Shares that add up to 1 are guaranteed."
+    tenants: tuple[TenantShareConfig, ...] = setting(
+        records(TenantShareConfig), default=(), doc="Shares of single tenants. Shares that add up to 1 are guaranteed."
     )
     ssd_directory: Path | None = setting(
         "path", default=None, doc="Directory on a local SSD for prefix blocks below the pool; empty: memory only."

@@ -382,7 +382,7 @@ class Agent:
         def ended(future: asyncio.Future[None]) -> None:
             if not future.cancelled():
                 if error := future.exception():
-                    _log.error("background.work_failed", message=repr(error))
+                    _log.error("agent.background_work_failed", message=repr(error))
                 then(error is None)
 
         assert self._loop is not None

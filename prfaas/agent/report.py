@@ -18,7 +18,7 @@ from typing import Any
 from prfaas import logs
 from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.engine.protocol import Promised
-from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, RemoteProtocolError
+from prfaas.errors import FencedError, IndexRefusal, ManagerUnreachable, RemoteProtocolError
 from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
 from prfaas.kv.kinds import KINDS
@@ -130,7 +130,7 @@ def _fetch(url: str, tls: ssl.SSLContext | None) -> bytes:
 
 
 @dataclass
-class _LinkSample:
+class _LinkCounters:
     """Counters of a link at the previous report."""
 
     acknowledged_bytes: int
@@ -163,7 +163,7 @@ class NodeReporter:
         """
         self._link_stats = link_stats
         self._loads = EngineLoads(config.engines, config.engine_certificates())
-        self._samples: dict[tuple[str, str], _LinkSample] = {}
+        self._samples: dict[tuple[str, str], _LinkCounters] = {}
         self.reporter = Reporter(
             config.managers,
             node=_node(config, epoch, wire_address),
@@ -226,7 +226,7 @@ class NodeReporter:
         """Wait until the managers have copied hot prefixes that only this node holds, or cannot."""
         try:
             num_prefixes = await self.reporter.drain(seconds)
-        except (ManagerUnreachable, IndexRefusal, Fenced) as error:
+        except (ManagerUnreachable, IndexRefusal, FencedError) as error:
             _log.warning("drain.failed", error=str(error))
         else:
             _log.info("drain.complete", num_prefixes=num_prefixes)
@@ -245,12 +245,12 @@ class NodeReporter:
 
     def _link_figures(self, link: LinkStats) -> LinkFigures:
         now = time.monotonic()
-        previous = self._samples.get((link.peer, link.address), _LinkSample(0, 0, 0, now))
+        previous = self._samples.get((link.peer, link.address), _LinkCounters(0, 0, 0, now))
         seconds = now - previous.taken_at
         rate = (link.acknowledged_bytes - previous.acknowledged_bytes) / seconds if seconds else 0.0
         sent = link.sent_bytes - previous.sent_bytes
         retransmitted = link.retransmitted_bytes - previous.retransmitted_bytes
-        self._samples[link.peer, link.address] = _LinkSample(
+        self._samples[link.peer, link.address] = _LinkCounters(
             link.acknowledged_bytes, link.sent_bytes, link.retransmitted_bytes, now, link.is_probing
         )
         # A probe's queues and losses are not congestion.

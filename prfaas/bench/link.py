@@ -15,13 +15,13 @@ from pathlib import Path
 
 from prfaas.errors import ConfigError, RemoteProtocolError
 from prfaas.transport.receiver.api import (
-    Accepted,
+    Acceptance,
     Decision,
     OpenRequest,
     ReceiveCompleted,
     ReceiveEvent,
     ReceiveFailed,
-    Rejected,
+    Rejection,
 )
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import (
@@ -79,16 +79,16 @@ class BenchReceiver:
 
     def _accept(self, request: OpenRequest, reply: Callable[[Decision], None]) -> None:
         if len(request.object_bytes) > MAX_OBJECTS:
-            reply(Rejected("protocol", f"more than {MAX_OBJECTS} layers"))
+            reply(Rejection("protocol", f"more than {MAX_OBJECTS} layers"))
             return
         sizes = list(request.object_bytes)
         if max(sizes, default=0) > len(self._memory):
-            reply(Rejected("no_memory", f"a layer of {max(sizes)} bytes; start the receiver with more --memory"))
+            reply(Rejection("no_memory", f"a layer of {max(sizes)} bytes; start the receiver with more --memory"))
             return
         views = self._views(sizes)
         with self._lock:
             self._sizes[request.transfer_id] = sum(sizes)
-        reply(Accepted(held=(), destination=views.__getitem__))
+        reply(Acceptance(held=(), destination=views.__getitem__))
 
     def _views(self, sizes: list[int]) -> list[memoryview]:
         """Return memory for each layer, which overlaps when it is used up."""

@@ -20,7 +20,7 @@ from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
 from prfaas.console.doctor.finding import findings_table
 from prfaas.console.pages import first_json, read_json, readiness, tls_of
-from prfaas.console.terminal import Answer, show
+from prfaas.console.terminal import CommandOutput, show
 from prfaas.console.waiting import report_wait
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
@@ -45,56 +45,56 @@ class Call:
         return first_json(settings.pages, path, timeout_seconds=settings.timeout, tls=tls_of(settings))
 
 
-def _status(call: Call) -> Answer:
+def _status(call: Call) -> CommandOutput:
     if call.arguments.ready:
         return _ready(call)
     state, plan = call.page("/state"), call.page("/plan")
-    return Answer({"state": state, **plan}, tables.status_tables(state, plan))
+    return CommandOutput({"state": state, **plan}, tables.status_tables(state, plan))
 
 
-def _ready(call: Call) -> Answer:
+def _ready(call: Call) -> CommandOutput:
     """Return each manager's reply at /readyz."""
     settings = call.settings
     tls = tls_of(settings)
     found = {page: readiness(page, timeout_seconds=settings.timeout, tls=tls) for page in settings.pages}
     moods = tuple[tables.Mood, ...]("good" if reply == "ready" else "bad" for reply in found.values())
     table = tables.Table("Managers", ("pages", "readiness"), tuple(found.items()), moods)
-    return Answer(found, [table], status=0 if set(moods) == {"good"} else 1)
+    return CommandOutput(found, [table], status=0 if set(moods) == {"good"} else 1)
 
 
-def _links(call: Call) -> Answer:
+def _links(call: Call) -> CommandOutput:
     state = call.page("/state")
     links = [
         {"node": node["node"]["name"], **link} for node in tables.nodes_of(state) for link in node.get("links", [])
     ]
-    return Answer(links, [tables.link_table(state)])
+    return CommandOutput(links, [tables.link_table(state)])
 
 
-def _connections(call: Call) -> Answer:
+def _connections(call: Call) -> CommandOutput:
     """Return the connections on an agent's own page. Managers only know links."""
     settings, page = call.settings, f"{call.arguments.agent.rstrip('/')}/status"
     status = read_json(page, timeout_seconds=settings.timeout, tls=tls_of(settings))
     if not isinstance(status, dict) or "links" not in status:
         raise PageUnreachable(f"{page}: not an agent; an agent's pages are at status_listen")
     links = [{key: link.get(key, []) for key in ("peer", "address", "connections")} for link in status["links"]]
-    return Answer(links, tables.connection_tables(links))
+    return CommandOutput(links, tables.connection_tables(links))
 
 
-def _top(call: Call) -> Answer:
+def _top(call: Call) -> CommandOutput:
     """Return the deployment, or the error if no manager answers, so that the next refresh can try again."""
     try:
         return _whole(call)
     except PageUnreachable as error:
         table = tables.Table("Managers", ("error",), ((str(error),),), ("bad",))
-        return Answer({"error": str(error)}, [table])
+        return CommandOutput({"error": str(error)}, [table])
 
 
-def _whole(call: Call) -> Answer:
+def _whole(call: Call) -> CommandOutput:
     state, plan = call.page("/state"), call.page("/plan")
-    return Answer({"state": state, **plan}, [*tables.status_tables(state, plan), tables.link_table(state)])
+    return CommandOutput({"state": state, **plan}, [*tables.status_tables(state, plan), tables.link_table(state)])
 
 
-def _explain(call: Call) -> Answer:
+def _explain(call: Call) -> CommandOutput:
     request, settings = call.arguments.request, call.settings
     manager_tls, router_tls = tls_of(settings), tls_of(settings)
     if router_tls is not None:
@@ -112,7 +112,7 @@ def _explain(call: Call) -> Answer:
     newest, *older = sorted(records, key=lambda record: -record.get("at", 0.0))
     document = newest | ({"others": older} if older else {}) | ({"unanswered": failures} if failures else {})
     shown = [tables.explanation_table(record) for record in (newest, *older)]
-    return Answer(document, shown + tables.unanswered_tables(failures))
+    return CommandOutput(document, shown + tables.unanswered_tables(failures))
 
 
 def _records_at(
@@ -133,7 +133,7 @@ def _records_at(
     return records, failures
 
 
-def _drain(call: Call) -> Answer:
+def _drain(call: Call) -> CommandOutput:
     changes = extras.load("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     seconds = units.parse_seconds(call.arguments.within)
@@ -143,17 +143,19 @@ def _drain(call: Call) -> Answer:
     counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), *map(str, left))
     columns = ("node", "prefixes moved", "bytes moved", "requests still running", "engines without a report")
     title = "Draining, not yet empty" if any(left) else "Drained"
-    return Answer(moved, [tables.Table(title, columns, ((moved["node"], *counts),))], status=1 if any(left) else 0)
+    return CommandOutput(
+        moved, [tables.Table(title, columns, ((moved["node"], *counts),))], status=1 if any(left) else 0
+    )
 
 
-def _undrain(call: Call) -> Answer:
+def _undrain(call: Call) -> CommandOutput:
     changes = extras.load("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     done = asyncio.run(changes.undrain(call.settings, secret, node=call.arguments.node))
-    return Answer(done, [tables.Table("Placement resumed", ("node",), ((done["node"],),))])
+    return CommandOutput(done, [tables.Table("Placement resumed", ("node",), ((done["node"],),))])
 
 
-def _flip(call: Call) -> Answer:
+def _flip(call: Call) -> CommandOutput:
     changes = extras.load("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
@@ -169,10 +171,10 @@ def _flip(call: Call) -> Answer:
         )
         for change in changed
     )
-    return Answer(changed, [tables.Table("Roles", ("instance", "before", "role", "requests left"), rows)])
+    return CommandOutput(changed, [tables.Table("Roles", ("instance", "before", "role", "requests left"), rows)])
 
 
-def _certs(call: Call) -> Answer:
+def _certs(call: Call) -> CommandOutput:
     certs = extras.load("prfaas.console.certs", extra="console")
     given = call.arguments
     match given.work:
@@ -182,20 +184,20 @@ def _certs(call: Call) -> Answer:
             found = certs.revoke(given.directory, given.names)
         case _:
             found = certs.entries(given.directory)
-    return Answer([asdict(entry) for entry in found], [certs.entries_table(found)])
+    return CommandOutput([asdict(entry) for entry in found], [certs.entries_table(found)])
 
 
-def _pool_ls(call: Call) -> Answer:
+def _pool_ls(call: Call) -> CommandOutput:
     holdings = call.page("/pool")
-    return Answer(holdings, [tables.pool_table(holdings)])
+    return CommandOutput(holdings, [tables.pool_table(holdings)])
 
 
-def _pool_hot(call: Call) -> Answer:
+def _pool_hot(call: Call) -> CommandOutput:
     prefixes = call.page("/hot")
-    return Answer(prefixes, [tables.hot_table(prefixes)])
+    return CommandOutput(prefixes, [tables.hot_table(prefixes)])
 
 
-def _pool_order(call: Call) -> Answer:
+def _pool_order(call: Call) -> CommandOutput:
     """Pin, unpin or remove a prefix on nodes, by default on all."""
     changes = extras.load("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
@@ -210,7 +212,7 @@ def _pool_order(call: Call) -> Answer:
     moods = tuple[tables.Mood, ...]("good" if end["outcome"] in ("completed", "evicted") else "bad" for end in found)
     is_done = any(end["outcome"] == "completed" for end in found)
     table = tables.Table("Pool", ("node", "outcome", "bytes", "bytes removed"), rows, moods)
-    return Answer(found, [table], status=0 if is_done else 1)
+    return CommandOutput(found, [table], status=0 if is_done else 1)
 
 
 def _hash(text: str) -> bytes:
@@ -220,7 +222,7 @@ def _hash(text: str) -> bytes:
         raise ConfigError(f"HASH: {text!r}; write hexadecimal digits, as `prfaas pool hot` shows them") from error
 
 
-def _doctor(call: Call) -> Answer:
+def _doctor(call: Call) -> CommandOutput:
     given = {name: getattr(call.arguments, name) for name in COMPONENTS}
     named = {name: path for name, path in given.items() if path is not None}
     managers = extras.load("prfaas.console.doctor.managers", extra="manager")
@@ -236,7 +238,7 @@ def _doctor(call: Call) -> Answer:
         )
     )
     is_healthy = all(finding.outcome == "good" for finding in found)
-    return Answer([asdict(finding) for finding in found], [findings_table(found)], status=0 if is_healthy else 1)
+    return CommandOutput([asdict(finding) for finding in found], [findings_table(found)], status=0 if is_healthy else 1)
 
 
 def _usual_files(names: Iterable[str]) -> dict[str, Path]:
@@ -245,7 +247,7 @@ def _usual_files(names: Iterable[str]) -> dict[str, Path]:
     return {name: path for name, path in usual.items() if path.exists()}
 
 
-def _config_check(call: Call) -> Answer:
+def _config_check(call: Call) -> CommandOutput:
     """Read each file in the way of the component."""
     rows: list[tuple[str, str, str]] = []
     files = [Path(path) for path in call.arguments.files] or [*_usual_files(CONFIGURED).values()]
@@ -256,7 +258,7 @@ def _config_check(call: Call) -> Answer:
     moods = tuple[tables.Mood, ...]("good" if outcome == "good" else "bad" for _, _, outcome in rows)
     table = tables.Table("Configuration", ("file", "component", "outcome"), tuple(rows), moods)
     document = [dict(zip(table.columns, row, strict=True)) for row in rows]
-    return Answer(document, [table], status=0 if set(moods) == {"good"} else 1)
+    return CommandOutput(document, [table], status=0 if set(moods) == {"good"} else 1)
 
 
 def _checked(path: Path, *, component: str | None) -> tuple[str, str, str]:
@@ -270,12 +272,12 @@ def _checked(path: Path, *, component: str | None) -> tuple[str, str, str]:
     return str(path), name, "good"
 
 
-def _completion(call: Call) -> Answer:
+def _completion(call: Call) -> CommandOutput:
     sys.stdout.write(completion(call.arguments.shell, _parser()))
     sys.exit(0)
 
 
-Command = Callable[[Call], Answer]
+Command = Callable[[Call], CommandOutput]
 
 
 def _parser() -> argparse.ArgumentParser:

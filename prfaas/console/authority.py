@@ -26,7 +26,7 @@ _PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedCertificate:
     """One certificate with the PEM files that settings name."""
 
     authority: Path
@@ -59,7 +59,9 @@ class Authority:
         self.path.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(_PEM))
         return key
 
-    def issue(self, name: str, *, valid_for: datetime.timedelta = DAY, hosts: Sequence[str] = LOOPBACK) -> Issued:
+    def issue(
+        self, name: str, *, valid_for: datetime.timedelta = DAY, hosts: Sequence[str] = LOOPBACK
+    ) -> IssuedCertificate:
         """Issue a certificate for `name` that may serve on `hosts` (addresses and names). A negative time has expired.
 
         Raises:
@@ -75,7 +77,7 @@ class Authority:
         certificate.write_bytes(signed.public_bytes(_PEM))
         return self._issued(path, signed)
 
-    def issued(self) -> Iterator[Issued]:
+    def issued(self) -> Iterator[IssuedCertificate]:
         """Yield the certificates in the directory that this authority signed, by name."""
         own = x509.load_pem_x509_certificate(self.path.read_bytes())
         for path in sorted(self._directory.glob("*.pem")):
@@ -83,10 +85,10 @@ class Authority:
             if path != self.path and _is_signed_by(own, certificate):
                 yield self._issued(path.with_suffix(".key"), certificate)
 
-    def _issued(self, key: Path, certificate: x509.Certificate) -> Issued:
+    def _issued(self, key: Path, certificate: x509.Certificate) -> IssuedCertificate:
         expires_at = certificate.not_valid_after_utc
         serial = certificate.serial_number
-        return Issued(self.path, key.with_suffix(".pem"), key, self.revocations, serial, expires_at)
+        return IssuedCertificate(self.path, key.with_suffix(".pem"), key, self.revocations, serial, expires_at)
 
     @property
     def revoked(self) -> frozenset[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas.console.authority import DAY, LOOPBACK, Authority, Issued
+from prfaas.console.authority import DAY, LOOPBACK, Authority, IssuedCertificate
 from prfaas.console.tables import Mood, Table
 from prfaas.errors import ConfigError
 
@@ -17,7 +17,7 @@ _MOODS: dict[State, Mood] = {"valid": "good", "expired": "warning", "revoked": "
 
 
 @dataclass(frozen=True)
-class Entry:
+class CertificateEntry:
     """One certificate of the directory, as shown to the user."""
 
     name: str
@@ -27,7 +27,7 @@ class Entry:
     key: str
 
 
-def make(directory: Path, names: Sequence[str], *, hosts: Sequence[str], days: int) -> list[Entry]:
+def make(directory: Path, names: Sequence[str], *, hosts: Sequence[str], days: int) -> list[CertificateEntry]:
     """Create the authority if there is none, and issue a certificate for each name.
 
     Raises:
@@ -41,7 +41,7 @@ def make(directory: Path, names: Sequence[str], *, hosts: Sequence[str], days: i
     return entries(directory)
 
 
-def revoke(directory: Path, names: Iterable[str]) -> list[Entry]:
+def revoke(directory: Path, names: Iterable[str]) -> list[CertificateEntry]:
     """Put the certificates of these names on the revocation list.
 
     Raises:
@@ -56,7 +56,7 @@ def revoke(directory: Path, names: Iterable[str]) -> list[Entry]:
     return entries(directory)
 
 
-def entries(directory: Path) -> list[Entry]:
+def entries(directory: Path) -> list[CertificateEntry]:
     """Return every certificate that the directory's authority signed. Raise ConfigError without an authority."""
     authority = _existing(directory)
     revoked, now = authority.revoked, datetime.datetime.now(datetime.UTC)
@@ -69,13 +69,13 @@ def _existing(directory: Path) -> Authority:
     return Authority(directory)
 
 
-def _entry(issued: Issued, revoked: frozenset[int], now: datetime.datetime) -> Entry:
+def _entry(issued: IssuedCertificate, revoked: frozenset[int], now: datetime.datetime) -> CertificateEntry:
     state: State = "revoked" if issued.serial in revoked else "valid" if issued.expires_at > now else "expired"
     expires = issued.expires_at.isoformat(timespec="minutes")
-    return Entry(issued.certificate.stem, state, expires, str(issued.certificate), str(issued.key))
+    return CertificateEntry(issued.certificate.stem, state, expires, str(issued.certificate), str(issued.key))
 
 
-def entries_table(found: Sequence[Entry]) -> Table:
+def entries_table(found: Sequence[CertificateEntry]) -> Table:
     rows = tuple((entry.name, entry.state, entry.expires, entry.certificate, entry.key) for entry in found)
     moods = tuple[Mood, ...](_MOODS[entry.state] for entry in found)
     return Table("Certificates", ("name", "state", "until", "certificate", "key"), rows, moods)

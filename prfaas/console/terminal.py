@@ -14,7 +14,7 @@ _STYLES: dict[Mood, str] = {"plain": "", "good": "green", "warning": "yellow", "
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandOutput:
     """Answer of a command as JSON document and as tables, with the exit status."""
 
     document: Any
@@ -22,7 +22,7 @@ class Answer:
     status: int = 0
 
 
-def show(answer: Answer, *, as_json: bool) -> None:
+def show(answer: CommandOutput, *, as_json: bool) -> None:
     """Write an answer to standard output: tables on a terminal, JSON otherwise or on request."""
     if as_json or not sys.stdout.isatty():
         sys.stdout.write(json.dumps(answer.document, indent=2) + "\n")

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prfaas.console.terminal import Answer, show_table
+from prfaas.console.terminal import CommandOutput, show_table
 
 _CLEAR = "\x1b[H\x1b[2J"
 _ALTERNATE, _NORMAL = "\x1b[?1049h", "\x1b[?1049l"
 
 
-def watch(answer: Callable[[], Answer], *, interval_seconds: float, num_refreshes: int, as_json: bool) -> None:
+def watch(answer: Callable[[], CommandOutput], *, interval_seconds: float, num_refreshes: int, as_json: bool) -> None:
     """Show `answer()` every `interval_seconds`, `num_refreshes` times, or until interrupted for 0.
 
     Without a terminal, write one JSON document per line.
@@ -29,7 +29,7 @@ def watch(answer: Callable[[], Answer], *, interval_seconds: float, num_refreshe
             shown += 1
 
 
-def _write(answer: Answer, *, lines: bool) -> None:
+def _write(answer: CommandOutput, *, lines: bool) -> None:
     if lines:
         sys.stdout.write(json.dumps(answer.document) + "\n")
     else:

@@ -102,7 +102,7 @@ class QuotaConfig:
 
 
 @dataclass(frozen=True)
-class TenantConfig:
+class ClientTenantConfig:
     """Clients that share a cache."""
 
     tenant: str = setting("text", required=True, doc="Salt of the tenant, as in the agents' setting `tenants`.")
@@ -220,8 +220,8 @@ class RouterConfig:
     quotas: tuple[QuotaConfig, ...] = setting(
         records(QuotaConfig), default=(), doc="Quotas of single clients. Each router counts for itself."
     )
-    tenants: tuple[TenantConfig, ...] = setting(
-        records(TenantConfig),
+    tenants: tuple[ClientTenantConfig, ...] = setting(
+        records(ClientTenantConfig),
         default=(),
         doc="Clients that share a cache. Any other client has a cache of its own; keys without a name belong to `tenant`.",
     )

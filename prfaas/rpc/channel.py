@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from prfaas import tracing
-from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable, PrfaasError
+from prfaas.errors import FencedError, IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.rpc.methods import client_calls
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, credentials
@@ -69,7 +69,7 @@ _OPTIONS = (
 
 
 @dataclass(eq=False)
-class _Connection:
+class _ChannelConnection:
     """One gRPC channel with the certificates of its time."""
 
     channel: Any
@@ -94,18 +94,18 @@ class Channel:
             self._connection = self._open(address, tls)
         except OSError as error:
             raise ManagerUnreachable(f"manager {address}: {error}") from error
-        self._retired: set[_Connection] = set()  # Connections with older certificates, which finish their calls.
+        self._retired: set[_ChannelConnection] = set()  # Connections with older certificates, which finish their calls.
         self._closing: set[asyncio.Task[None]] = set()
 
     @staticmethod
-    def _open(address: str, tls: CertificateFiles | None) -> _Connection:
+    def _open(address: str, tls: CertificateFiles | None) -> _ChannelConnection:
         if tls is None:
             channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:
             assert tls.authority is not None, "required to trust any manager"
             chain = (tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes())
             channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*chain), options=_OPTIONS)
-        return _Connection(channel, client_calls(channel))
+        return _ChannelConnection(channel, client_calls(channel))
 
     @property
     def connection(self) -> object:
@@ -118,7 +118,7 @@ class Channel:
 
         Raises:
             ManagerUnreachable: there is no answer in time.
-            Fenced: another manager writes this cluster.
+            FencedError: another manager writes this cluster.
             IndexRefusal: the manager refuses the request; `reason` says why.
         """
         with self.translated_errors():
@@ -137,12 +137,12 @@ class Channel:
         call.add_done_callback(functools.partial(self._note_end, opened))
         return call
 
-    def _note_end(self, opened: _Connection, _call: Any) -> None:
+    def _note_end(self, opened: _ChannelConnection, _call: Any) -> None:
         opened.num_running -= 1
         with contextlib.suppress(RuntimeError):  # The call may outlive its event loop.
             self._close_if_idle(opened)
 
-    def _close_if_idle(self, opened: _Connection) -> None:
+    def _close_if_idle(self, opened: _ChannelConnection) -> None:
         """Close a retired connection after its last call: while open, it would use its old certificate."""
         if opened.num_running or opened not in self._retired:
             return
@@ -181,7 +181,7 @@ class Channel:
         fields = dict(error.trailing_metadata() or ())
         reason, message = fields.get(REASON_KEY), error.details() or ""
         if reason == "not_writer":
-            return Fenced(message, writer=str(fields.get(WRITER_KEY, "")))
+            return FencedError(message, writer=str(fields.get(WRITER_KEY, "")))
         if reason:
             return IndexRefusal(str(reason), message)
         hint = connection_hint(message, address=self.address, tls=self._tls)

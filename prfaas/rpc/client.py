@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from prfaas import logs
-from prfaas.errors import Fenced, ManagerUnreachable
+from prfaas.errors import FencedError, ManagerUnreachable
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.streams import QuestionKind, QuestionStream
@@ -51,28 +51,28 @@ class ManagerClient:
         await self._call("ReportRequests", request)
 
     async def copy(self, request: pb.CopyRequest, *, timeout_seconds: float) -> pb.CopyResponse:
-        """Copy a prefix from one node to another and wait for the end. Raises as `Channel.call`, except Fenced."""
+        """Copy a prefix from one node to another and wait for the end. Raises as `Channel.call`, except FencedError."""
         response: pb.CopyResponse = await self._ask_writer("Copy", request, timeout_seconds)
         return response
 
     async def drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
-        """Drain a node that is about to leave. Raises as `Channel.call`, except Fenced."""
+        """Drain a node that is about to leave. Raises as `Channel.call`, except FencedError."""
         seconds = request.timeout_seconds + self._deadline_seconds
         response: pb.DrainResponse = await self._ask_writer("Drain", request, seconds)
         return response
 
     async def undrain(self, request: pb.UndrainRequest) -> None:
-        """End the drain of a node. Raises as `Channel.call`, except Fenced."""
+        """End the drain of a node. Raises as `Channel.call`, except FencedError."""
         await self._ask_writer("Undrain", request, self._deadline_seconds)
 
     async def order_pool(self, request: pb.OrderPoolRequest) -> pb.OrderPoolResponse:
-        """Pin, unpin or remove a prefix on a node. Raises as `Channel.call`, except Fenced."""
+        """Pin, unpin or remove a prefix on a node. Raises as `Channel.call`, except FencedError."""
         seconds = request.timeout_seconds + self._deadline_seconds
         response: pb.OrderPoolResponse = await self._ask_writer("OrderPool", request, seconds)
         return response
 
     async def set_role(self, request: pb.SetRoleRequest) -> pb.SetRoleResponse:
-        """Change the role of a node's instances. Raises as `Channel.call`, except Fenced."""
+        """Change the role of a node's instances. Raises as `Channel.call`, except FencedError."""
         seconds = request.timeout_seconds + self._deadline_seconds
         response: pb.SetRoleResponse = await self._ask_writer("SetRole", request, seconds)
         return response
@@ -99,7 +99,7 @@ class ManagerClient:
         """Ask a manager, and then the one that it names as the cluster's writer."""
         try:
             return await channel.call(method, request, timeout_seconds=timeout_seconds)
-        except Fenced as error:
+        except FencedError as error:
             writer = next((channel for channel in self._channels if channel.address == error.writer), None)
             if writer is None:
                 raise ManagerUnreachable(
@@ -107,7 +107,7 @@ class ManagerClient:
                 ) from error
         try:
             return await writer.call(method, request, timeout_seconds=timeout_seconds)
-        except Fenced as error:  # The writer changed in this moment.
+        except FencedError as error:  # The writer changed in this moment.
             raise ManagerUnreachable(f"{writer.address} no longer writes the cluster") from error
 
     async def _ask(self, kind: QuestionKind, request: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from dataclasses import dataclass, replace
 
 from prfaas import logs
-from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
+from prfaas.errors import FencedError, IndexRefusal, ManagerUnreachable
 from prfaas.index.inventory import Change, Inventory
 from prfaas.index.membership import Figures, Node
 from prfaas.index.segments import digest_of_node
@@ -160,7 +160,7 @@ class Reporter:
 
         Raises:
             ManagerUnreachable: no manager takes this node's events, or it does not answer.
-            Fenced, IndexRefusal: as `Channel.call`.
+            FencedError, IndexRefusal: as `Channel.call`.
         """
         if self._connected_to is None:
             raise ManagerUnreachable("no manager takes this node's events")
@@ -179,7 +179,7 @@ class Reporter:
             started = asyncio.get_running_loop().time()
             try:
                 await self._session(target)
-            except Fenced as error:
+            except FencedError as error:
                 attempt += 1
                 target = error.writer or self._managers[attempt % len(self._managers)]
                 log.info("manager.redirected", writer=target)
@@ -189,7 +189,7 @@ class Reporter:
                 log.warning("manager.lost", error=str(error))
             # Our own error, such as a figure that no message can hold, must not end the agent.
             except Exception:
-                log.exception("session.failed", manager=target)
+                log.exception("manager.session_failed", manager=target)
             if asyncio.get_running_loop().time() - started > _MAX_BACKOFF_SECONDS:
                 backoff = _MIN_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
@@ -362,4 +362,4 @@ async def _until_one_fails(*coroutines: Coroutine[None, None, None]) -> None:
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception())]
     if not errors:
         raise ManagerUnreachable("a stream to the manager broke off")
-    raise next((error for error in errors if isinstance(error, Fenced)), errors[0])
+    raise next((error for error in errors if isinstance(error, FencedError)), errors[0])

@@ -49,7 +49,7 @@ class SharingPolicy:
 
 
 @dataclass(frozen=True)
-class Sharing:
+class PartitionState:
     """Partition in force, its reason, and the number of steps in which a smaller decode share would have sufficed."""
 
     partition: Partition = OVERALLOCATED
@@ -73,15 +73,17 @@ def target_partition(load: StepLoad, profile: ShareTable, itl_slo_seconds: float
     return Partition(fastest, 1 - fastest), "slo_unreachable"
 
 
-def next_sharing(sharing: Sharing, load: StepLoad, profile: ShareTable, *, policy: SharingPolicy) -> Sharing:
+def next_sharing(
+    sharing: PartitionState, load: StepLoad, profile: ShareTable, *, policy: SharingPolicy
+) -> PartitionState:
     """Return the partition for the next step. Call once between two steps."""
     wanted, reason = target_partition(load, profile, policy.itl_slo_seconds)
     held = sharing.partition
     if wanted == held or not _relaxes(held, wanted) or not _meets(held, load, profile, policy.itl_slo_seconds):
-        return Sharing(wanted, reason)
+        return PartitionState(wanted, reason)
     if sharing.relaxed_steps + 1 >= policy.dwell_steps:
-        return Sharing(wanted, reason)
-    return Sharing(held, "held", sharing.relaxed_steps + 1)
+        return PartitionState(wanted, reason)
+    return PartitionState(held, "held", sharing.relaxed_steps + 1)
 
 
 def _relaxes(held: Partition, wanted: Partition) -> bool:

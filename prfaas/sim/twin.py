@@ -17,7 +17,7 @@ from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedEngine, SimulatedInstance
 from prfaas.sim.model.faults import EgressChange, Outage, PlannedEvents, PlannedRoleChange
 from prfaas.sim.model.network import Egress, Transfers
-from prfaas.sim.model.path_monitor import PathMonitor
+from prfaas.sim.model.path_monitor import EgressMonitor
 from prfaas.sim.model.prefix_cache import CacheRules, NodeCaches
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.model.sharing import SharedInstance, SharingSpec
@@ -117,7 +117,7 @@ class Twin:
             for name in dict.fromkeys(state.cluster for state in self._states)
         }
         self._limited = {name: egress for name, egress in self.egress.items() if egress.is_limited}
-        self.path_monitor = PathMonitor(
+        self.path_monitor = EgressMonitor(
             self.timeline,
             self._limited,
             list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),

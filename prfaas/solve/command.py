@@ -17,7 +17,7 @@ from prfaas.solve.files.deployment_file import SloSection, read_deployment
 from prfaas.solve.files.quantities import LOAD, NUMBER
 from prfaas.solve.files.traces import DEFAULT_TRACE, find_trace
 from prfaas.solve.study import Study, study
-from prfaas.units import Kind, parse_rate, parse_ratio
+from prfaas.units import ValueKind, parse_rate, parse_ratio
 
 C = TypeVar("C", PrfaasCluster, PdCluster)
 
@@ -68,7 +68,7 @@ def _value(flag: str, text: str) -> float:
         raise ConfigError(f'{flag} {text!r}: {error}; write a number from 0 to 1 such as "0.5" or "50%"') from error
 
 
-def _parse(flag: str, text: str, kind: Kind) -> tuple[str, float]:
+def _parse(flag: str, text: str, kind: ValueKind) -> tuple[str, float]:
     try:
         unit, value = kind.parse(text)
     except ValueError as error:

@@ -15,7 +15,7 @@ from prfaas.transport.net.handshake import Identity
 from prfaas.transport.net.sockets import make_socket
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Ending, ObjectSizes, Open
+from prfaas.transport.protocol.messages import EndReason, ObjectSizes, Open
 from prfaas.transport.protocol.wire import FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Slab
 from tests.support.transport_ends import KEY
@@ -79,7 +79,7 @@ class RawSender:
             heard.append(self.heard()[0].type)
         return heard
 
-    def refusal(self) -> Ending:
+    def refusal(self) -> EndReason:
         """Return the ERROR that the receiver sends before it closes the connection."""
         while True:
             header, payload = self.heard()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveEvent, Rejected
+from prfaas.transport.receiver.api import Acceptance, OpenRequest, ReceiveEvent, Rejection
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendProgress, SendRequest
 from prfaas.transport.sender.link import Link, LinkConfig
@@ -33,7 +33,7 @@ class Far:
     events: list[ReceiveEvent] = field(default_factory=list)
     held: set[int] = field(default_factory=set)
     discards: bool = False
-    reject: Rejected | None = None
+    reject: Rejection | None = None
 
     def of(self, kind: type[ReceiveEvent]) -> list[ReceiveEvent]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -46,15 +46,15 @@ class Far:
 def make_far(**config: object) -> Far:
     far: Far
 
-    def accept(request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+    def accept(request: OpenRequest, reply: Callable[[Acceptance | Rejection], None]) -> None:
         if far.reject is not None:
             reply(far.reject)
             return
         if far.discards:
-            reply(Accepted(held=(), destination=None))
+            reply(Acceptance(held=(), destination=None))
             return
         memory = far.memory.setdefault(request.transfer_id, [bytearray(size) for size in request.object_bytes])
-        reply(Accepted(held=far.held, destination=lambda index: memoryview(memory[index])))
+        reply(Acceptance(held=far.held, destination=lambda index: memoryview(memory[index])))
 
     settings = ReceiverConfig(**({"listen": "127.0.0.1:0", "reconnect_seconds": PATIENCE_SECONDS} | config))  # type: ignore[arg-type]
     receiver = Receiver(

@@ -40,7 +40,7 @@ with atheris.instrument_imports(include=INSTRUMENTED):
         packed_header,
     )
     from prfaas.transport.ranges import Ranges, Slab
-    from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
+    from prfaas.transport.receiver.api import Acceptance, OpenRequest, Rejection
     from prfaas.transport.receiver.dispatcher import InboundDispatcher
     from prfaas.transport.receiver.limits import ReceiveLimits
     from prfaas.transport.receiver.reader import FrameQuota, Reader
@@ -77,13 +77,13 @@ def read_stranger(data: bytes) -> None:
         handshake.answer(connection, IDENTITY)
 
 
-def accept(request: OpenRequest, reply: Callable[[Accepted | Rejected], None]) -> None:
+def accept(request: OpenRequest, reply: Callable[[Acceptance | Rejection], None]) -> None:
     """Accept small transfers. The second object is held already."""
     if request.object_bytes.total_bytes > MAX_BYTES or len(request.object_bytes) > MAX_OBJECTS:
-        reply(Rejected("no_memory", "too long"))
+        reply(Rejection("no_memory", "too long"))
         return
     memory = [memoryview(bytearray(size)) for size in request.object_bytes]
-    reply(Accepted(held=range(1, min(2, len(memory))), destination=memory.__getitem__))
+    reply(Acceptance(held=range(1, min(2, len(memory))), destination=memory.__getitem__))
 
 
 def read_answers(data: bytes) -> None:
@@ -148,7 +148,7 @@ def good_inputs() -> list[bytes]:
         chunk_header(transfer_id, slab, checksum) + piece,
         messages.encode_open(transfer_id, opened),
         Header(FrameType.END, 0, transfer_id, offset=5).encode(),
-        messages.encode_ending(FrameType.CANCEL, transfer_id, messages.Ending("cancelled", "why")),
+        messages.encode_ending(FrameType.CANCEL, transfer_id, messages.EndReason("cancelled", "why")),
         *(packed_header(transfer_id, slab, checksum, packed_bytes=len(content)) + content for content in packed),
         packed_header(transfer_id, slab, checksum, packed_bytes=len(lossy), kind=FrameType.LOSSY) + lossy,
     ]

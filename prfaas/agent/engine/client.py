@@ -38,7 +38,7 @@ _log = logs.get("agent.client")
 
 
 @dataclass(frozen=True)
-class _Session:
+class _AttachedConnection:
     """An attached connection; `messages` arrived with the answer. Only workers have ring and arena."""
 
     socket: socket.socket
@@ -71,7 +71,7 @@ class _AttachAttempt:
             self.close()
             raise AgentUnreachable(f"the agent at {path} does not answer: {error}") from error
 
-    def answer(self, wait_seconds: float) -> _Session | None:
+    def answer(self, wait_seconds: float) -> _AttachedConnection | None:
         """Return the session once the agent has answered, else None.
 
         Raises:
@@ -100,13 +100,13 @@ class _AttachAttempt:
             raise AgentUnreachable(f"the agent at {self._path} closed the connection")
         return self._buffer.feed(data)
 
-    def _session(self, messages: list[Message]) -> _Session:
+    def _session(self, messages: list[Message]) -> _AttachedConnection:
         answer = messages.pop(0)
         if isinstance(answer, Refused):
             raise LayoutError(f"the agent at {self._path} refuses this engine: {answer.message}")
         if not isinstance(answer, Attached) or len(self._descriptors) != self._num_descriptors:
             raise AgentUnreachable(f"{self._path} does not speak protocol version {PROTOCOL_VERSION}")
-        session = _Session(self._socket, answer, self._buffer, messages)
+        session = _AttachedConnection(self._socket, answer, self._buffer, messages)
         if not self._descriptors:
             return session
         arena_fd, ring_fd, event_fd = self._descriptors
@@ -158,7 +158,7 @@ class AgentClient:
             raise AgentUnreachable(f"the agent at {path} does not answer within {ATTACH_TIMEOUT_SECONDS:.0f} s")
         self._start(session)
 
-    def _start(self, session: _Session) -> None:
+    def _start(self, session: _AttachedConnection) -> None:
         self._session = session
         self._inbox: deque[Message] = deque(session.messages)
         self._outbox = bytearray()

@@ -70,7 +70,7 @@ class EngineConnection:
             self.outbox.put_nowait(encode(message))
         except asyncio.QueueFull:
             self.is_lost = True
-            _log.warning("engine.not_reading", instance=self.instance, queued=self.outbox.qsize())
+            _log.warning("engine.read_stalled", instance=self.instance, queued=self.outbox.qsize())
             self.shut_down()
 
     def shut_down(self) -> None:

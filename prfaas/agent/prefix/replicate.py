@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from prfaas import metrics
 from prfaas.agent.links import wire_priority
 from prfaas.agent.prefix.ssd import LocalHoldings, promote
-from prfaas.agent.transfer.grant_check import GrantCheck, Refusal, check_granted_bytes, refusal_reason, seconds_left
+from prfaas.agent.transfer.grant_check import (
+    GrantCheck,
+    TransferRefused,
+    check_granted_bytes,
+    refusal_reason,
+    seconds_left,
+)
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.open_body import CopiedPrefix, OpenBody
 from prfaas.agent.transfer.placement import Placement, place_held
@@ -91,7 +97,7 @@ class PrefixCopies:
         else:
             try:
                 self._start(command, self._check(command))
-            except (GrantError, RemoteProtocolError, Refusal) as error:
+            except (GrantError, RemoteProtocolError, TransferRefused) as error:
                 self._end(CopyEnd(command.transfer_id, refusal_reason(error), str(error)))
 
     def _check(self, command: CopyCommand) -> Grant:
@@ -120,7 +126,7 @@ class PrefixCopies:
         shapes = list(_complete_shapes(self._arenas(), command.prefix.model))
         if not shapes:
             model, agent = command.prefix.model, self._grant_check.agent
-            raise Refusal("no_layout", f"no engine beside {agent} has a layout of {model!r}")
+            raise TransferRefused("no_layout", f"no engine beside {agent} has a layout of {model!r}")
         plans = [self._plan(arenas, command.prefix, grant) for arenas in shapes]
         for arenas, plan in zip(shapes, plans, strict=True):
             placement = place_held(self._pool, plan, arenas, owner=f"copy-{command.transfer_id.hex()}")
@@ -128,7 +134,7 @@ class PrefixCopies:
                 self._send(command, grant, placement)
                 return
         if not any(self._promote(command, grant, plan, arenas) for arenas, plan in zip(shapes, plans, strict=True)):
-            raise Refusal("evicted", "a block of this prefix is not here")
+            raise TransferRefused("evicted", "a block of this prefix is not here")
 
     def _plan(self, arenas: tuple[Arena, ...], prefix: Prefix, grant: Grant) -> TransferPlan:
         plan = make_plan(tuple(arena.layout for arena in arenas), self._groups(arenas[0], prefix), grant.num_tokens)

@@ -10,7 +10,7 @@ from prfaas.grants import Grant, GrantEnd, GrantKind
 from prfaas.types import AgentName, FailureReason, TransferId
 
 
-class Refusal(Exception):
+class TransferRefused(Exception):
     """This agent refuses a transfer, copy or probe; the requester gets `reason` and the message."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
@@ -18,9 +18,9 @@ class Refusal(Exception):
         self.reason = reason
 
 
-def refusal_reason(error: PrfaasError | Refusal) -> FailureReason:
+def refusal_reason(error: PrfaasError | TransferRefused) -> FailureReason:
     """Return the reason for an error of this package, and count a refused grant."""
-    if isinstance(error, Refusal):
+    if isinstance(error, TransferRefused):
         return error.reason
     if isinstance(error, GrantError):
         metrics.GRANTS_REFUSED.labels(reason=error.reason).inc()

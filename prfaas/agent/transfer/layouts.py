@@ -13,14 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from prfaas.agent.transfer.grant_check import Refusal
+from prfaas.agent.transfer.grant_check import TransferRefused
 from prfaas.agent.transfer.open_body import OpenBody, decode_layout_probe, encode_layout_probe, read_layout
 from prfaas.agent.transfer.repack import repack_obstacle
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.kv.layout import Layout, difference, fingerprint_of
 from prfaas.transport.receiver.admission import FairQuota
-from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
+from prfaas.transport.receiver.api import Acceptance, OpenRequest, Rejection
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, TransferId
@@ -99,7 +99,7 @@ class LayoutRegistry:
         if all(self._pool.arena_of(fingerprint) is not None for fingerprint in fingerprints):
             return False
         if not self._may_describe(peer, num_bytes):
-            raise Refusal("no_memory", TOO_MANY_LAYOUTS)
+            raise TransferRefused("no_memory", TOO_MANY_LAYOUTS)
         return True
 
     def _may_describe(self, peer: str, num_bytes: int) -> bool:
@@ -109,7 +109,7 @@ class LayoutRegistry:
             self._described.change(peer, num_bytes)
         return has_room
 
-    def answer_probe(self, request: OpenRequest) -> Accepted | Rejected:
+    def answer_probe(self, request: OpenRequest) -> Acceptance | Rejection:
         """Return whether the probed layout fits the engines here.
 
         Raises:
@@ -119,9 +119,9 @@ class LayoutRegistry:
         packed = decode_layout_probe(request.open_body)
         arena = self._pool.arena_of(fingerprint_of(packed))
         if arena is None and not self._may_describe(request.peer_name, len(packed)):
-            return Rejected("no_memory", TOO_MANY_LAYOUTS)
+            return Rejection("no_memory", TOO_MANY_LAYOUTS)
         found = self.conflict(read_layout(packed) if arena is None else arena.layout)
-        return Rejected("layout_mismatch", found) if found else Accepted(held=(), destination=_no_object)
+        return Rejection("layout_mismatch", found) if found else Acceptance(held=(), destination=_no_object)
 
     def conflict(self, peer_layout: Layout) -> str | None:
         """Return why engines of the same model here cannot read blocks of `peer_layout`, or None.
@@ -150,15 +150,15 @@ class LayoutRegistry:
             Refusal: The layouts are not the ranks of one engine, or no engine here can read their blocks.
         """
         if found := next((text for layout in opened.layouts if (text := self.conflict(layout))), None):
-            raise Refusal("layout_mismatch", found)
+            raise TransferRefused("layout_mismatch", found)
         first = self._arena(opened, opened.fingerprints[0])
         if len(opened.fingerprints) != first.layout.shard.size:
-            raise Refusal("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
+            raise TransferRefused("no_layout", f"{len(opened.fingerprints)} of {first.layout.shard.size} ranks")
         arenas = tuple(self._arena(opened, fingerprint) for fingerprint in opened.fingerprints)
         for rank, layout in enumerate(arena.layout for arena in arenas):
             shard = replace(first.layout.shard, rank=rank)
             if (layout.model, layout.packing, layout.shard) != (first.layout.model, first.layout.packing, shard):
-                raise Refusal("no_layout", f"the layout in place {rank} is of another model or rank")
+                raise TransferRefused("no_layout", f"the layout in place {rank} is of another model or rank")
         return arenas
 
     def _arena(self, opened: OpenBody, fingerprint: bytes) -> Arena:
@@ -171,7 +171,7 @@ class LayoutRegistry:
         layout = next((layout for layout in opened.layouts if layout.fingerprint == fingerprint), None)
         # A copy has no reader whose blocks it could be repacked into.
         if layout is None or opened.is_copy or not self._can_repack(layout):
-            raise Refusal("no_layout", f"no engine beside {self._name} has this layout")
+            raise TransferRefused("no_layout", f"no engine beside {self._name} has this layout")
         self._make_room(frozenset(opened.fingerprints))
         arena = self._pool.arena(layout)
         self._foreign[fingerprint] = None
@@ -190,7 +190,7 @@ class LayoutRegistry:
         unneeded = (fingerprint for fingerprint in self._foreign if fingerprint not in needed)
         dropped = next((fingerprint for fingerprint in unneeded if self._pool.drop(fingerprint)), None)
         if dropped is None:
-            raise Refusal("no_memory", f"{self._max_foreign} layouts of other tensor-parallel sizes are in use")
+            raise TransferRefused("no_memory", f"{self._max_foreign} layouts of other tensor-parallel sizes are in use")
         del self._foreign[dropped]
 
     def _can_repack(self, peer_layout: Layout) -> bool:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from prfaas import logs, metrics
 from prfaas.agent.links import wire_priority
-from prfaas.agent.transfer.grant_check import GrantCheck, Refusal, refusal_reason
+from prfaas.agent.transfer.grant_check import GrantCheck, TransferRefused, refusal_reason
 from prfaas.agent.transfer.open_body import decode_link_probe, encode_link_probe
 from prfaas.errors import GrantError
 from prfaas.grants import Grant
-from prfaas.transport.receiver.api import Accepted, OpenRequest
+from prfaas.transport.receiver.api import Acceptance, OpenRequest
 from prfaas.transport.sender.api import (
     SendAccepted,
     SendCompleted,
@@ -93,7 +93,7 @@ class OutboundProbes:
             try:
                 grant = self._grant_check.as_source(command.grant, "probe", command.transfer_id)
                 self._start(command, grant, self._idle_link(grant))
-            except (GrantError, Refusal) as error:
+            except (GrantError, TransferRefused) as error:
                 self._end(CopyEnd(command.transfer_id, refusal_reason(error), str(error)))
 
     def _idle_link(self, grant: Grant) -> Link:
@@ -103,18 +103,18 @@ class OutboundProbes:
             Refusal: The node is sending, or the link's rate is known or was probed recently.
         """
         if self._probe is not None or any(stats.num_transfers for stats in self._link_stats()):
-            raise Refusal("cancelled", "this node is sending")
+            raise TransferRefused("cancelled", "this node is sending")
         if time.monotonic() - self._started_at.get(grant.destination, float("-inf")) < PAUSE_SECONDS:
-            raise Refusal("cancelled", f"the link was probed within {PAUSE_SECONDS:.0f} s")
+            raise TransferRefused("cancelled", f"the link was probed within {PAUSE_SECONDS:.0f} s")
         link = self._link_to(grant.destination_address, grant.destination)
         if link.snapshot().achievable_bytes_per_second:
-            raise Refusal("cancelled", "the link's rate is known")
+            raise TransferRefused("cancelled", "the link's rate is known")
         return link
 
     def _start(self, command: ProbeCommand, grant: Grant, link: Link) -> None:
         num_objects = min(grant.max_bytes, self._max_bytes) // OBJECT_BYTES
         if not num_objects:
-            raise Refusal("cancelled", f"this node sends probes of {self._max_bytes} bytes at most")
+            raise TransferRefused("cancelled", f"this node sends probes of {self._max_bytes} bytes at most")
         self._probe = _OutboundProbe(command.transfer_id, grant.destination, link)
         self._started_at[grant.destination] = time.monotonic()
         # Packing cannot shorten random bytes.
@@ -210,7 +210,7 @@ class InboundProbes:
         for probe in self._by_peer.values():
             probe.has_ended |= probe.transfer_id == transfer_id
 
-    def accept(self, request: OpenRequest) -> Accepted:
+    def accept(self, request: OpenRequest) -> Acceptance:
         """Accept a probe; the receiver discards its bytes.
 
         Raises:
@@ -234,4 +234,4 @@ class InboundProbes:
             raise GrantError("probed", f"{active} is sending a probe, and a second would disturb it")
         self._by_peer[peer] = _InboundProbe(request.transfer_id, now)
         metrics.LINK_PROBES.labels(direction="in", outcome="taken").inc()
-        return Accepted(held=(), destination=None)
+        return Acceptance(held=(), destination=None)

@@ -22,7 +22,7 @@ from functools import partial
 from prfaas import logs, metrics, tracing
 from prfaas.agent.engine.protocol import Receive, TransferFailed
 from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.transfer.grant_check import GrantCheck, Refusal, refusal_reason, seconds_left
+from prfaas.agent.transfer.grant_check import GrantCheck, TransferRefused, refusal_reason, seconds_left
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
@@ -37,16 +37,16 @@ from prfaas.grants import Grant
 from prfaas.hashing import prefix_hash
 from prfaas.kv.layout import Layout, is_well_formed, prefix_groups
 from prfaas.kv.repack import Side
-from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, Ending
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, EndReason
 from prfaas.transport.receiver.admission import EndedTransfers
 from prfaas.transport.receiver.api import (
-    Accepted,
+    Acceptance,
     OpenRequest,
     ReceiveCompleted,
     ReceiveEvent,
     ReceiveFailed,
     ReceiveMemoryFree,
-    Rejected,
+    Rejection,
     TransferStats,
 )
 from prfaas.transport.receiver.server import Receiver
@@ -58,7 +58,7 @@ MAX_OUTCOMES = 1 << 16
 # Transfers that were cancelled before their OPEN or claim came, about 400 bytes each.
 MAX_CANCELLED = 1 << 12
 _log = logs.get("agent.receive")
-Reply = Callable[[Accepted | Rejected], None]
+Reply = Callable[[Acceptance | Rejection], None]
 
 
 @dataclass(eq=False)
@@ -158,9 +158,9 @@ def read_offer(request: OpenRequest, grant: Grant, layouts: LayoutRegistry) -> O
     try:
         plan = make_plan(tuple(arena.layout for arena in arenas), groups, grant.num_tokens)
     except RemoteProtocolError as error:
-        raise Refusal("protocol", str(error)) from error
+        raise TransferRefused("protocol", str(error)) from error
     if list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:
-        raise Refusal("protocol", "the objects are not those of the grant and the layout")
+        raise TransferRefused("protocol", "the objects are not those of the grant and the layout")
     return Offer(plan, arenas, request.peer_name, opened.trace)
 
 
@@ -183,19 +183,19 @@ class OutcomeCache:
 
     def __init__(self) -> None:
         # Expiry and outcome.
-        self._ended: dict[TransferId, tuple[float, Ending]] = {}
-        self._cancelled: EndedTransfers[Ending] = EndedTransfers(MAX_CANCELLED)
+        self._ended: dict[TransferId, tuple[float, EndReason]] = {}
+        self._cancelled: EndedTransfers[EndReason] = EndedTransfers(MAX_CANCELLED)
 
-    def get(self, grant: Grant) -> Ending | None:
+    def get(self, grant: Grant) -> EndReason | None:
         """Return the outcome of the granted transfer, or its sender's early cancel."""
         _, outcome = self._ended.get(grant.transfer_id, (0.0, None))
         return outcome or self._cancelled.get(grant.source, grant.transfer_id)
 
-    def put(self, transfer_id: TransferId, outcome: Ending, *, until: float) -> None:
+    def put(self, transfer_id: TransferId, outcome: EndReason, *, until: float) -> None:
         """Remember an outcome until its grant expires."""
         self._ended[transfer_id] = until, _shortened(outcome)
 
-    def put_cancelled(self, peer: str, transfer_id: TransferId, outcome: Ending) -> None:
+    def put_cancelled(self, peer: str, transfer_id: TransferId, outcome: EndReason) -> None:
         """Remember a peer's cancel of an unknown transfer. It counts only if the grant names this peer as sender."""
         self._cancelled.put(peer, transfer_id, _shortened(outcome))
 
@@ -208,7 +208,7 @@ class OutcomeCache:
             del self._ended[oldest]
 
 
-def _shortened(outcome: Ending) -> Ending:
+def _shortened(outcome: EndReason) -> EndReason:
     """Return the outcome with a bounded message, because a peer may have written it."""
     return replace(outcome, message=shorten(outcome.message))
 
@@ -250,51 +250,53 @@ class InboundTransfers:
         """Accept or reject an OPEN."""
         try:
             reply(self._answer(request))
-        except (Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
+        except (TransferRefused, GrantError, RemoteProtocolError, LayoutError) as error:
             reason, message = refusal_reason(error), _bounded_text(error)
             metrics.TRANSFERS.labels(direction="in", outcome=reason).inc()
             _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=message)
-            reply(Rejected(reason, message))
+            reply(Rejection(reason, message))
         except Exception:
             # This is a bug here. Without a reply, the transport would wait for ever.
             metrics.TRANSFERS.labels(direction="in", outcome="protocol").inc()
             _log.exception("transfer.open_crashed", transfer_id=request.transfer_id.hex())
-            reply(Rejected("protocol", "this agent cannot read the open"))
+            reply(Rejection("protocol", "this agent cannot read the open"))
 
-    def _answer(self, request: OpenRequest) -> Accepted | Rejected:
+    def _answer(self, request: OpenRequest) -> Acceptance | Rejection:
         if is_link_probe(request.open_body):
             return self._probes.accept(request)
         return self._accept(request) if request.object_bytes else self._layouts.answer_probe(request)
 
-    def _accept(self, request: OpenRequest) -> Accepted:
+    def _accept(self, request: OpenRequest) -> Acceptance:
         token, kind = read_grant(request.open_body)
         transfer_id = TransferId(request.transfer_id)
         grant = self._grant_check.as_destination(token, kind, transfer_id, peer=request.peer_name)
         outcome = self._outcomes.get(grant)
         if outcome is not None:
-            raise Refusal(outcome.reason, outcome.message)
+            raise TransferRefused(outcome.reason, outcome.message)
         try:
             return self._accept_granted(request, grant)
-        except (Refusal, GrantError, RemoteProtocolError, LayoutError) as error:
+        except (TransferRefused, GrantError, RemoteProtocolError, LayoutError) as error:
             # The claim fails now, and a repeated OPEN is refused without being read.
             reason, message = refusal_reason(error), _bounded_text(error)
             if transfer_id in self._transfers:
                 self._fail(transfer_id, reason, message)
             else:
-                self._outcomes.put(transfer_id, Ending(reason, message), until=time.monotonic() + seconds_left(grant))
-            raise Refusal(reason, message) from error
+                self._outcomes.put(
+                    transfer_id, EndReason(reason, message), until=time.monotonic() + seconds_left(grant)
+                )
+            raise TransferRefused(reason, message) from error
 
-    def _accept_granted(self, request: OpenRequest, grant: Grant) -> Accepted:
+    def _accept_granted(self, request: OpenRequest, grant: Grant) -> Acceptance:
         offer = read_offer(request, grant, self._layouts)
         transfer = self._transfers.get(grant.transfer_id) or self._create(grant)
         if not transfer.accepts(Side(offer.plan.layouts, offer.plan.groups)):
-            raise Refusal("prompt_mismatch", "the blocks are not those of the engine that waits for them")
+            raise TransferRefused("prompt_mismatch", "the blocks are not those of the engine that waits for them")
         placement = transfer.placement or self._begin(transfer, offer)
         if transfer.is_complete:
-            return Accepted(held=range(len(offer.plan.object_bytes)), destination=placement.memory)
+            return Acceptance(held=range(len(offer.plan.object_bytes)), destination=placement.memory)
         held = transfer.held
         transfer.is_partial |= held != placement.held
-        return Accepted(held=held, destination=placement.memory)
+        return Acceptance(held=held, destination=placement.memory)
 
     def _create(self, grant: Grant) -> InboundTransfer:
         now = time.monotonic()
@@ -306,7 +308,7 @@ class InboundTransfers:
         transfer_id, plan = transfer.grant.transfer_id, offer.plan
         placement = place(self._pool, plan, offer.arenas, owner=f"transfer-{transfer_id.hex()}")
         if placement is None:
-            raise Refusal("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
+            raise TransferRefused("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
         transfer.placement = placement
         self._repack_if_needed(transfer)
         transfer.is_memory_free = False
@@ -334,7 +336,7 @@ class InboundTransfers:
     def _failed(self, transfer_id: TransferId, transfer: InboundTransfer | None, event: ReceiveFailed) -> None:
         if transfer is None:
             # The peer's cancel has overtaken its OPEN.
-            self._outcomes.put_cancelled(event.peer_name, transfer_id, Ending(event.reason, event.message))
+            self._outcomes.put_cancelled(event.peer_name, transfer_id, EndReason(event.reason, event.message))
         elif transfer.grant.source == event.peer_name:
             transfer.note_stats(event.stats)
             self._fail(transfer_id, event.reason, event.message)
@@ -379,7 +381,7 @@ class InboundTransfers:
         transfer.delivery = tracing.continued("agent.deliver", request.trace, transfer_id=request.transfer_id.hex())
         try:
             self._apply_claim(transfer, request)
-        except Refusal as refusal:
+        except TransferRefused as refusal:
             self._refuse_claim(transfer, refusal.reason, str(refusal))
             return
         self._publish(transfer)
@@ -392,10 +394,10 @@ class InboundTransfers:
             Refusal: The reader gives the transfer up, expects another prompt, or its blocks cannot be made.
         """
         if not request.groups:
-            raise Refusal("cancelled", "the receiving engine will not load it")
+            raise TransferRefused("cancelled", "the receiving engine will not load it")
         claimed = Side(tuple(arena.layout for arena in transfer.arenas), request.groups)
         if request.prompt_hash != transfer.grant.prompt_hash or not transfer.accepts(claimed):
-            raise Refusal("prompt_mismatch", "the engine's prompt is not the granted prompt")
+            raise TransferRefused("prompt_mismatch", "the engine's prompt is not the granted prompt")
         transfer.claimed = claimed
         self._repack_if_needed(transfer)
 
@@ -512,7 +514,7 @@ class InboundTransfers:
         transfer_id = transfer.grant.transfer_id
         transfer.delivery.end(f"{failure}: {message}" if failure else "")
         del self._transfers[transfer_id]
-        outcome = Ending(failure or "cancelled", message or "this transfer has ended here")
+        outcome = EndReason(failure or "cancelled", message or "this transfer has ended here")
         self._outcomes.put(transfer_id, outcome, until=transfer.deadline)
         if transfer.repack is not None:
             transfer.repack.end()
@@ -525,6 +527,6 @@ class InboundTransfers:
             self._quarantined[transfer_id] = transfer.placement
 
 
-def _bounded_text(error: PrfaasError | Refusal) -> str:
+def _bounded_text(error: PrfaasError | TransferRefused) -> str:
     """Return the message of an error, cut because a peer may have written parts of it."""
     return str(error)[:MAX_MESSAGE_CHARACTERS]

@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from prfaas.agent.transfer.grant_check import Refusal
+from prfaas.agent.transfer.grant_check import TransferRefused
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.cachepool.arena import Arena
@@ -114,15 +114,15 @@ def start_repack(claimed: Side, arenas: tuple[Arena, ...], source: Placement, *,
         plan = make_plan(claimed.layouts, claimed.groups, source.plan.num_tokens)
         target = place(source.pool, plan, arenas, owner=owner)
         if target is None:
-            raise Refusal("no_memory", f"no room for {len(plan.object_bytes)} repacked blocks")
+            raise TransferRefused("no_memory", f"no room for {len(plan.object_bytes)} repacked blocks")
         return RepackJob(source, target)
-    except Refusal:
+    except TransferRefused:
         raise
     except Exception as error:
         # Another machine described these layouts; whatever it wrote must not harm the engines here.
         if target is not None:
             target.release()
-        raise Refusal("layout_mismatch", str(error) or repr(error)) from error
+        raise TransferRefused("layout_mismatch", str(error) or repr(error)) from error
 
 
 def side_of(placement: Placement) -> Side:

@@ -10,7 +10,13 @@ from prfaas.agent.engine.protocol import Send, TransferDone, TransferFailed
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection, arenas_of, layouts_of
 from prfaas.agent.links import wire_priority
-from prfaas.agent.transfer.grant_check import GrantCheck, Refusal, check_granted_bytes, refusal_reason, seconds_left
+from prfaas.agent.transfer.grant_check import (
+    GrantCheck,
+    TransferRefused,
+    check_granted_bytes,
+    refusal_reason,
+    seconds_left,
+)
 from prfaas.agent.transfer.layouts import AcceptedLayouts
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.open_body import OpenBody
@@ -105,7 +111,7 @@ class OutboundTransfers:
                 raise GrantError("used", "this transfer is open already")
             grant = self._grant_check.as_source(request.grant, "transfer", request.transfer_id)
             self._start(engine, self._place(engine, workers, grant, request), grant, request)
-        except (GrantError, RemoteProtocolError, Refusal) as error:
+        except (GrantError, RemoteProtocolError, TransferRefused) as error:
             reason, message = refusal_reason(error), str(error)
             metrics.TRANSFERS.labels(direction="out", outcome=reason).inc()
             _log.warning("transfer.refused", transfer_id=request.transfer_id.hex(), reason=reason, message=message)
@@ -121,7 +127,7 @@ class OutboundTransfers:
         check_granted_bytes(plan.total_bytes, grant)
         placement = place(self._pool, plan, arenas_of(workers), owner=engine.owner)
         if placement is None:
-            raise Refusal("no_memory", "no room for the transfer's blocks")
+            raise TransferRefused("no_memory", "no room for the transfer's blocks")
         return placement
 
     def _start(self, engine: EngineConnection, placement: Placement, grant: Grant, request: Send) -> None:

@@ -16,7 +16,7 @@ from prfaas.colocate.processes.messages import Kind, push_request, read_request
 from prfaas.colocate.processes.ring import RingReader, RingWriter
 from prfaas.colocate.processes.shared_memory import FULL_SHARE, Board, Word
 from prfaas.model.cost.colocation import ShareTable
-from prfaas.scheduler.colocation import Sharing, SharingPolicy, StepLoad, next_sharing, target_partition
+from prfaas.scheduler.colocation import PartitionState, SharingPolicy, StepLoad, next_sharing, target_partition
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class DecodeLoop:
         self._from_front, self._to_front = front
         self._from_prefill, self._to_prefill = peer
         self._peer_rings = peer_rings
-        self._sharing = Sharing()
+        self._sharing = PartitionState()
         self._under_way: StepUnderWay | None = None
         self._num_steps = 0
 

@@ -92,8 +92,8 @@ def copier_for(client: AgentClient, *, device: torch.device) -> Copier:
     return CudaCopier(slots, device) if device.type == "cuda" else HostCopier(slots)
 
 
-class _Mapped:
-    """Pinned host memory in the form in which torch takes device memory of others."""
+class _CudaArray:
+    """Pinned host memory behind the CUDA array interface, through which torch accepts foreign device memory."""
 
     def __init__(self, pointer: int, shape: tuple[int, int]) -> None:
         self.__cuda_array_interface__ = {"data": (pointer, False), "shape": shape, "typestr": "|u1", "version": 3}
@@ -110,7 +110,7 @@ class CudaCopier:
         self._extents = Extents(num_slots=num_slots, slot_bytes=slot_bytes, pin=self._pin, extent_bytes=extent_bytes)
         self.is_unpinned = not self._extents.pin_first()
         with torch.cuda.device(device):
-            mapped: Any = _Mapped(slots.data_ptr(), (num_slots, slot_bytes))
+            mapped: Any = _CudaArray(slots.data_ptr(), (num_slots, slot_bytes))
             # Pinned memory has the same address on host and device.
             self._slots = slots if self.is_unpinned else torch.as_tensor(mapped, device=device)
             self._save_stream = torch.cuda.Stream(device)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from prfaas.console.doctor.finding import Finding, bad, good
-from prfaas.errors import Fenced, IndexRefusal, ManagerUnreachable
+from prfaas.errors import FencedError, IndexRefusal, ManagerUnreachable
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.transport.net.tls import CertificateFiles
@@ -45,6 +45,6 @@ async def _ask(channel: Channel, *, where: str, timeout_seconds: float) -> Findi
         host, _, port = channel.address.rpartition(":")
         remedy = f"start it, open the port, or set TLS alike on both sides; nc -vz {host} {port}"
         return bad("manager", where, str(error), remedy=remedy)
-    except Fenced:
+    except FencedError:
         pass
     return good("manager", where, f"{channel.address} answers and takes this secret")

@@ -30,7 +30,7 @@ def gpu_layout(layout: Layout, instance: InstanceId) -> Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ChainPosition:
     """Place of a block in its hash chain: it ends at `num_tokens` and begins at the hash `parent`."""
 
     block_hash: BlockHash
@@ -48,9 +48,9 @@ class EngineCache:
         self._layouts = tuple(layouts)
         self._groups: tuple[KVGroup, ...] = layouts[0].groups
         self._model = layouts[0].model
-        self._places: dict[EngineHash, _Place] = {}
+        self._places: dict[EngineHash, _ChainPosition] = {}
         self._uses: Counter[EngineHash] = Counter()  # Groups that hold a hash; its place is forgotten with the last.
-        self._held: dict[tuple[int, EngineHash], _Place] = {}
+        self._held: dict[tuple[int, EngineHash], _ChainPosition] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -110,7 +110,7 @@ class EngineCache:
             return False
         return known.is_state or block_tokens == known.block_tokens
 
-    def _places_of(self, event: EngineStored) -> list[_Place]:
+    def _places_of(self, event: EngineStored) -> list[_ChainPosition]:
         """Return the places of an event that names all its blocks."""
         first = self._places[event.parent] if event.parent is not None else None
         parent, start = (
@@ -119,7 +119,7 @@ class EngineCache:
         step = event.block_tokens // HASH_UNIT_TOKENS
         ends = [parent, *HashChain(parent, event.token_ids).units[step - 1 :: step]]
         return [
-            _Place(ends[index + 1], ends[index], start + (index + 1) * event.block_tokens, event.block_tokens)
+            _ChainPosition(ends[index + 1], ends[index], start + (index + 1) * event.block_tokens, event.block_tokens)
             for index in range(len(event.hashes))
         ]
 
@@ -132,7 +132,7 @@ class EngineCache:
         else:
             yield from self._hold(group, engine_hash, place)
 
-    def _hold(self, group: int, engine_hash: EngineHash, place: _Place) -> Iterator[PoolEvent]:
+    def _hold(self, group: int, engine_hash: EngineHash, place: _ChainPosition) -> Iterator[PoolEvent]:
         if (group, engine_hash) in self._held:
             return
         self._held[group, engine_hash] = place

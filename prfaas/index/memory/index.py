@@ -135,7 +135,7 @@ def _check_segment(bitmaps: Sequence[tuple[Holder, int]], segment: Segment) -> N
 
 
 @dataclass(eq=False)
-class _Node:
+class _IndexedNode:
     name: AgentName
     cluster: ClusterName
     epoch: int
@@ -153,7 +153,7 @@ class Index:
     """Everything that the nodes of all clusters have announced."""
 
     def __init__(self) -> None:
-        self._nodes: dict[AgentName, _Node] = {}
+        self._nodes: dict[AgentName, _IndexedNode] = {}
         self._holders: list[Holder | None] = []  # By number; None once it is void.
         self._runs: dict[tuple[str, int], RunTable] = {}  # By model and block size.
         self._answering: dict[frozenset[Tier], _Answering] = {}  # Cache of `_answering_holders`.
@@ -178,11 +178,11 @@ class Index:
             return False
         if known:
             self.forget(name)
-        node = self._nodes[name] = _Node(name, cluster, epoch, {})
+        node = self._nodes[name] = _IndexedNode(name, cluster, epoch, {})
         self._add_layouts(node, by_fingerprint)
         return True
 
-    def _add_layouts(self, node: _Node, layouts: dict[bytes, Layout]) -> None:
+    def _add_layouts(self, node: _IndexedNode, layouts: dict[bytes, Layout]) -> None:
         node.layouts.update(layouts)
         for fingerprint, layout in layouts.items():
             self._exact.setdefault(layout.model, ExactTable())
@@ -196,7 +196,7 @@ class Index:
         if node:
             self._void_holders(node)
 
-    def _void_holders(self, node: _Node) -> None:
+    def _void_holders(self, node: _IndexedNode) -> None:
         for holder in node.holders.values():
             self._holders[holder.number] = None
         node.holders = {}
@@ -239,13 +239,13 @@ class Index:
             else:
                 holder.apply_checkpoint(announcement)
 
-    def _node(self, name: AgentName) -> _Node:
+    def _node(self, name: AgentName) -> _IndexedNode:
         node = self._nodes.get(name)
         if node is None:
             raise IndexRefusal("unknown_node", f"{name} has not registered")
         return node
 
-    def _holder(self, node: _Node, holding: Holding) -> Holder:
+    def _holder(self, node: _IndexedNode, holding: Holding) -> Holder:
         known = node.holders.get(holding)
         if known is not None:
             return known

@@ -23,7 +23,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
-from prfaas.errors import ConfigError, Fenced, RecordUnreachable
+from prfaas.errors import ConfigError, FencedError, RecordUnreachable
 from prfaas.types import ClusterName
 from prfaas.units import split_address
 
@@ -88,7 +88,7 @@ _CHUNK_EXPIRY_SECONDS = 60  # After the last chunk, so that the snapshot of a de
 
 
 @dataclass(frozen=True)
-class Lease:
+class WriterLease:
     """Right to write one cluster's record. `epoch_before` tells whether another manager has written meanwhile."""
 
     cluster: ClusterName
@@ -98,7 +98,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StreamEntry:
     """Entry of a cluster's stream. `before` is the previous entry's id, which reveals a gap."""
 
     id: str
@@ -150,21 +150,21 @@ class RedisStore:
 
     # Leases
 
-    async def acquire(self, cluster: ClusterName, *, owner: str, seconds: float) -> Lease:
+    async def acquire(self, cluster: ClusterName, *, owner: str, seconds: float) -> WriterLease:
         """Take or renew the right to write.
 
         Raises:
-            Fenced: another manager has it; the error names that manager's address.
+            FencedError: another manager has it; the error names that manager's address.
         """
         keys = [self.keys.lease(cluster), self.keys.epoch(cluster)]
         mine, epoch, third = await self._run("acquire", keys, [owner, round(seconds * 1000)])
         if not int(mine):
-            raise Fenced(f"{_text(third)} writes {cluster}", writer=writer_address(_text(third)))
+            raise FencedError(f"{_text(third)} writes {cluster}", writer=writer_address(_text(third)))
         async with _translated():
             await self._client.sadd(self.keys.clusters(), cluster)
-        return Lease(cluster, owner, int(epoch), int(third))
+        return WriterLease(cluster, owner, int(epoch), int(third))
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: WriterLease) -> None:
         await self._run("release", [self.keys.lease(lease.cluster)], [lease.owner])
 
     async def writer(self, cluster: ClusterName) -> str | None:
@@ -180,17 +180,19 @@ class RedisStore:
 
     # Stream and snapshot
 
-    async def append(self, lease: Lease, entries: Sequence[Entry]) -> None:
+    async def append(self, lease: WriterLease, entries: Sequence[StreamEntry]) -> None:
         """Append all entries or none.
 
         Raises:
-            Fenced: another manager has the lease by now.
+            FencedError: another manager has the lease by now.
         """
         flat: list[str | bytes] = [part for entry in entries for part in (entry.id, entry.data)]
         keys = [self.keys.lease(lease.cluster), self.keys.events(lease.cluster)]
         await self._run("append", keys, [lease.owner, lease.epoch, entries[0].before, *flat])
 
-    async def read(self, after: Mapping[ClusterName, str], *, wait_seconds: float) -> dict[ClusterName, list[Entry]]:
+    async def read(
+        self, after: Mapping[ClusterName, str], *, wait_seconds: float
+    ) -> dict[ClusterName, list[StreamEntry]]:
         """Return the entries after the given ids, waiting for the first entry of any cluster; {} when none came."""
         streams: dict[Any, Any] = {self.keys.events(cluster): position for cluster, position in after.items()}
         by_key = {self.keys.events(cluster): cluster for cluster in after}
@@ -203,10 +205,10 @@ class RedisStore:
                 found_entries += await self.tail(cluster, found_entries[-1].id)
         return entries
 
-    async def tail(self, cluster: ClusterName, after: str) -> list[Entry]:
+    async def tail(self, cluster: ClusterName, after: str) -> list[StreamEntry]:
         """Return some entries after an id without waiting."""
         found = await self._run("tail", [self.keys.events(cluster)], [after, _TAIL_BYTES, _TAIL_ENTRIES])
-        return [Entry(_text(entry_id), _text(before), data) for entry_id, (_, before, _, data) in found]
+        return [StreamEntry(_text(entry_id), _text(before), data) for entry_id, (_, before, _, data) in found]
 
     async def last_id(self, cluster: ClusterName) -> str:
         """Return the highest id that the stream has ever had, as far as this Redis remembers."""
@@ -219,18 +221,18 @@ class RedisStore:
 
     async def write_snapshot(
         self,
-        lease: Lease,
+        lease: WriterLease,
         *,
         covers: str,
         chunks: AsyncIterator[bytes],
-        renewed: Callable[[], Lease | None] = lambda: None,
+        renewed: Callable[[], WriterLease | None] = lambda: None,
     ) -> None:
         """Write all chunks, then make them the current snapshot, which covers the stream up to `covers`.
 
         `renewed` returns the lease if it was renewed meanwhile, else None.
 
         Raises:
-            Fenced: another manager has the lease by now; the current snapshot stays.
+            FencedError: another manager has the lease by now; the current snapshot stays.
         """
         generation = f"{lease.epoch}:{covers}"
         new = self.keys.snapshot_chunks(lease.cluster, generation)
@@ -251,7 +253,7 @@ class RedisStore:
                 async for chunk in chunks:
                     async with self._client.pipeline(transaction=False) as pipeline:
                         await pipeline.rpush(new, chunk).expire(new, _CHUNK_EXPIRY_SECONDS).execute()
-        except (RecordUnreachable, Fenced):
+        except (RecordUnreachable, FencedError):
             with suppress(RecordUnreachable):
                 async with _translated():
                     await self._client.delete(new)
@@ -275,13 +277,13 @@ class RedisStore:
 
     # Values that expire
 
-    async def put_figures(self, lease: Lease, data: bytes, *, seconds: float) -> None:
+    async def put_figures(self, lease: WriterLease, data: bytes, *, seconds: float) -> None:
         await self._put(lease, self.keys.figures(lease.cluster), data, seconds)
 
-    async def put_plan(self, lease: Lease, data: bytes, *, seconds: float) -> None:
+    async def put_plan(self, lease: WriterLease, data: bytes, *, seconds: float) -> None:
         await self._put(lease, self.keys.plan(lease.cluster), data, seconds)
 
-    async def _put(self, lease: Lease, key: str, data: bytes, seconds: float) -> None:
+    async def _put(self, lease: WriterLease, key: str, data: bytes, seconds: float) -> None:
         arguments: list[str | bytes | int] = [lease.owner, lease.epoch, data, round(seconds * 1000)]
         await self._run("put", [self.keys.lease(lease.cluster), key], arguments)
 
@@ -334,8 +336,8 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> Entry:
-    return Entry(_text(entry_id), _text(fields[b"before"]), fields[b"data"])
+def _entry(entry_id: bytes | str, fields: Mapping[bytes, bytes]) -> StreamEntry:
+    return StreamEntry(_text(entry_id), _text(fields[b"before"]), fields[b"data"])
 
 
 def _connect(url: str, timeout_seconds: float) -> Any:
@@ -394,7 +396,7 @@ async def _translated() -> AsyncIterator[None]:
         yield
     except ResponseError as error:
         if "FENCED" in str(error):
-            raise Fenced(str(error)) from error
+            raise FencedError(str(error)) from error
         raise RecordUnreachable(f"Redis refuses: {error}") from error
     except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
         raise RecordUnreachable(f"Redis does not answer: {error}") from error

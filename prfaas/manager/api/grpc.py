@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from prfaas import logs, metrics, tracing
-from prfaas.errors import ConfigError, Fenced, IndexRefusal
+from prfaas.errors import ConfigError, FencedError, IndexRefusal
 from prfaas.index.membership import Node
 from prfaas.manager.api.service import UNREADABLE, QueryHandler, Service
 from prfaas.manager.config import ManagerConfig
@@ -186,7 +186,7 @@ class GrpcServer:
                 _check_is_read(request)
                 with tracing.within(tracing.continued(span, str(metadata.get(tracing.HEADER, "")))):
                     response = await reply(request, who)
-            except (IndexRefusal, Fenced) as error:
+            except (IndexRefusal, FencedError) as error:
                 await _abort(context, call, error)
             timer.observe(time.perf_counter() - started)
             return response
@@ -247,7 +247,7 @@ class GrpcServer:
                 _check_speaks_for_itself(who, request.hello.node or stream.node or who)
                 for response in await stream.take(request):
                     yield response
-        except (IndexRefusal, Fenced) as error:
+        except (IndexRefusal, FencedError) as error:
             await _abort(context, "ReportEvents", error)
 
     async def _report_transfer(self, request: pb.ReportTransferRequest, who: str) -> pb.ReportTransferResponse:
@@ -260,7 +260,7 @@ class GrpcServer:
         try:
             _check_is_read(request)
             await self._writer_of(who, request.node)
-        except (IndexRefusal, Fenced) as error:
+        except (IndexRefusal, FencedError) as error:
             await _abort(context, "WatchCommands", error)
         sent: dict[TransferId, pb.Command] = {}
         while True:
@@ -352,11 +352,11 @@ def _metadata_of(context: Any) -> Mapping[str, str | bytes]:
     return dict(context.invocation_metadata() or ())
 
 
-async def _abort(context: Any, call: str, error: IndexRefusal | Fenced) -> NoReturn:
+async def _abort(context: Any, call: str, error: IndexRefusal | FencedError) -> NoReturn:
     reason = error.reason if isinstance(error, IndexRefusal) else "not_writer"
     metrics.MANAGER_REFUSALS.labels(call=call, reason=reason).inc()
     trailing = [(REASON_KEY, reason)]
-    if isinstance(error, Fenced):
+    if isinstance(error, FencedError):
         trailing.append((WRITER_KEY, error.writer))
     await context.abort(_STATUS.get(reason, grpc.StatusCode.INVALID_ARGUMENT), str(error), tuple(trailing))
     raise AssertionError("abort raises")

@@ -23,7 +23,7 @@ ChangeKind = Literal[
 
 
 @dataclass(frozen=True)
-class PathSample:
+class PathPoint:
     """A path between two clusters at one moment."""
 
     bytes_per_second: float
@@ -42,7 +42,7 @@ class Sample:
     threshold_tokens: int
     plan_version: int
     plan_limit: str
-    paths: Mapping[str, PathSample]  # Keyed by "source → destination".
+    paths: Mapping[str, PathPoint]  # Keyed by "source → destination".
     counts: Mapping[str, float]  # Routed requests by "route/reason".
     answered: Mapping[str, float]  # Reported requests by "route/reason/outcome".
     # By route: seconds of each phase, `sum` of TTFT, and `count` of first tokens.
@@ -116,7 +116,7 @@ def changes(before: Sample, now: Sample) -> Iterator[Change]:
         yield Change(now.at, "node_left", name, f"from {before.nodes[name]}")
 
 
-def _path_changes(at: float, name: str, before: PathSample, now: PathSample) -> Iterator[Change]:
+def _path_changes(at: float, name: str, before: PathPoint, now: PathPoint) -> Iterator[Change]:
     words = f"threshold {before.threshold_tokens:,} → {now.threshold_tokens:,} tokens"
     if now.multiplier > before.multiplier:
         yield Change(at, "congestion", name, f"{words}: {now.cause}")
@@ -234,9 +234,9 @@ def _name(path: dict[str, Any]) -> str:
     return f"{path['source']} → {path['destination']}"
 
 
-def _path_sample(path: dict[str, Any]) -> PathSample:
+def _path_sample(path: dict[str, Any]) -> PathPoint:
     names = ("bytes_per_second", "capacity_bytes_per_second", "threshold_tokens", "multiplier", "cause", "is_down")
-    return PathSample(**{name: path[name] for name in names})
+    return PathPoint(**{name: path[name] for name in names})
 
 
 def _event(name: str, document: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from prfaas import logs, metrics
-from prfaas.errors import Fenced, IndexRefusal
+from prfaas.errors import FencedError, IndexRefusal
 from prfaas.hashing import HASH_BYTES
 from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder, PoolOrders
@@ -52,7 +52,7 @@ class Operators:
         except asyncio.CancelledError:
             outcome = "cut_off"  # The caller has left, or this manager stops.
             raise
-        except Fenced:
+        except FencedError:
             outcome = "elsewhere"  # The writer of the cluster does it, and logs it.
             raise
         finally:

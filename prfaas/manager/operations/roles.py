@@ -11,7 +11,7 @@ from prfaas.index.membership import Member
 from prfaas.manager.record.replication import Replication
 from prfaas.manager.state.quiescence import (
     POLL_SECONDS,
-    RoleChange,
+    RoleChangeProgress,
     RoleChangeState,
     is_busy,
     requests_by_instance,
@@ -49,7 +49,7 @@ class RoleOrders:
         A role of None restores the role that each instance announces.
 
         Raises:
-            Fenced: another manager writes the cluster.
+            FencedError: another manager writes the cluster.
             IndexRefusal: the node is unknown or silent, or its cluster would have no instance that decodes.
         """
         await self._replication.writer_for(self._world.live_node(name).cluster)
@@ -75,7 +75,7 @@ class RoleOrders:
 
     async def _drain(self, member: Member, seconds: float) -> Member:
         name, cluster = member.node.name, member.node.cluster
-        change = RoleChange(timeout_seconds=seconds, now=self._clock())
+        change = RoleChangeProgress(timeout_seconds=seconds, now=self._clock())
         self._world.set_changing_role(cluster, frozenset(engine.instance for engine in member.node.engines))
         try:
             while change.step(is_busy=is_busy(member), now=self._clock()) is not RoleChangeState.APPLIED:

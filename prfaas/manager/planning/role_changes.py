@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from prfaas import logs, metrics
 from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.state.quiescence import SETTLE_SECONDS, RoleChange, RoleChangeState, requests_by_instance
+from prfaas.manager.state.quiescence import SETTLE_SECONDS, RoleChangeProgress, RoleChangeState, requests_by_instance
 from prfaas.manager.state.world import ThresholdPlan, World
 from prfaas.scheduler.roles import ClusterRoles, Role, RoleRules, RoleWishes, Stage, step
 from prfaas.types import ClusterName, InstanceId
@@ -42,7 +42,7 @@ class RoleChanges:
         self._wishes = RoleWishes()
         # Another manager may have started the change that is under way.
         self._draining: Mapping[InstanceId, Role] = {}
-        self._change: RoleChange | None = None
+        self._change: RoleChangeProgress | None = None
         self._stepped_at = clock()
         self._utilization: dict[tuple[ClusterName, Role], float] = {}
 
@@ -70,9 +70,9 @@ class RoleChanges:
             self._change.withdraw()
         self._draining = draining
         seconds = max(ROLE_DRAIN_SECONDS, SETTLE_SECONDS)
-        self._change = RoleChange(timeout_seconds=seconds, now=now) if draining else None
+        self._change = RoleChangeProgress(timeout_seconds=seconds, now=now) if draining else None
 
-    def _drained(self, plan: ThresholdPlan, change: RoleChange, now: float) -> RoleAssignment | None:
+    def _drained(self, plan: ThresholdPlan, change: RoleChangeProgress, now: float) -> RoleAssignment | None:
         """Return the roles once the draining instances are idle, gone, or out of time."""
         live = self._world.live()
         loads = {name: count for member in live for name, count in requests_by_instance(member).items()}

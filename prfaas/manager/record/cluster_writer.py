@@ -6,7 +6,7 @@ that covers it. Followers see the break in the chain and read everything again.
 
     no lease ──acquire──▶ leased ──append, renew, figures──▶ leased
        ▲                    │ Redis fails: the writer is behind, entries are dropped (the snapshot will have them)
-       └────────────────────┘ Fenced: `lost` is set, the writer ends, queued and later records are refused
+       └────────────────────┘ FencedError: `lost` is set, the writer ends, queued and later records are refused
 
 A writer that started without Redis has not read the record. Agents announce their blocks again, but operators' orders
 exist only there. So the writer reads them before its first snapshot replaces the record.
@@ -18,8 +18,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from prfaas import logs, metrics
-from prfaas.errors import Fenced, RecordUnreachable
-from prfaas.index.store.redis_store import Entry, Lease, RedisStore
+from prfaas.errors import FencedError, RecordUnreachable
+from prfaas.index.store.redis_store import RedisStore, StreamEntry, WriterLease
 from prfaas.manager.state.world import World, forgotten_record, is_block_record
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import ClusterName
@@ -56,7 +56,7 @@ class ClusterWriter:
         self.winner = ""  # Address of the manager that has the lease, once `lost` is set.
         self._store, self._world, self._owner = store, world, owner
         self._lease_seconds, self._forget_seconds = lease_seconds, forget_seconds
-        self._lease: Lease | None = None
+        self._lease: WriterLease | None = None
         self._renewed_at = 0.0
         self._published_at = 0.0
         self._last_id = ""
@@ -73,7 +73,7 @@ class ClusterWriter:
         """Return whether the record lacks something that memory has."""
         return self._behind
 
-    def start(self, lease: Lease | None, last_id: str, *, behind: bool) -> None:
+    def start(self, lease: WriterLease | None, last_id: str, *, behind: bool) -> None:
         """Begin to write after `last_id`. With `behind`, a snapshot of memory comes first.
 
         Without a lease (Redis does not answer, so the record was not read) memory continues alone until there is one.
@@ -86,7 +86,7 @@ class ClusterWriter:
     def append(self, record: bytes) -> asyncio.Future[None]:
         """Queue a record. The future is done once Redis has it, or at once while the record is behind.
 
-        The future raises Fenced if another manager writes the cluster.
+        The future raises FencedError if another manager writes the cluster.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_retrieve_error)
@@ -108,7 +108,7 @@ class ClusterWriter:
                 while self._queue and not self._behind:
                     await self._append_queued(self._lease)
                 await self._store.release(self._lease)
-        except (RecordUnreachable, Fenced) as error:
+        except (RecordUnreachable, FencedError) as error:
             log.warning("lease.release_failed", cluster=self.cluster, error=str(error))
         self._resolve_all()
 
@@ -119,7 +119,7 @@ class ClusterWriter:
             except RecordUnreachable as error:
                 self._fall_behind(str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
-            except Fenced as error:
+            except FencedError as error:
                 self._give_way(error)
             # After an error of our own, callers must not wait for their records forever.
             except Exception as error:
@@ -151,7 +151,7 @@ class ClusterWriter:
         """Return the period of a repeated task, at least three times within a lease."""
         return min(seconds, self._lease_seconds / 3)
 
-    async def _renewed_lease(self) -> Lease:
+    async def _renewed_lease(self) -> WriterLease:
         """Return the lease, renewed after a third of its time. The plan is written with it."""
         if self._lease is not None and _now() < self._renewed_at + self._period(_MAX_RENEWAL_SECONDS):
             return self._lease
@@ -160,14 +160,14 @@ class ClusterWriter:
         lease = await self._store.acquire(self.cluster, owner=self._owner, seconds=self._lease_seconds)
         if before is not None and lease.epoch_before > before:
             await self._store.release(lease)
-            raise Fenced(f"another manager wrote {self.cluster} after this manager's lease had ended")
+            raise FencedError(f"another manager wrote {self.cluster} after this manager's lease had ended")
         self._lease, self._renewed_at = lease, _now()
         if self._world.plan is not None:
             await self._store.put_plan(lease, self._world.plan.to_json(), seconds=PLAN_EXPIRY_SECONDS)
         self._forget_silent()
         return lease
 
-    async def _publish_figures(self, lease: Lease) -> None:
+    async def _publish_figures(self, lease: WriterLease) -> None:
         """Publish the nodes' figures if they are due."""
         if _now() < self._published_at + self._period(_FIGURES_SECONDS):
             return
@@ -179,11 +179,11 @@ class ClusterWriter:
             self._world.forget(name)
             self.append(forgotten_record(name))
 
-    async def _append_queued(self, lease: Lease) -> None:
+    async def _append_queued(self, lease: WriterLease) -> None:
         taken = self._queue[:_MAX_ENTRIES_PER_APPEND]
         entries, before = [], self._last_id
         for record, _ in taken:
-            entries.append(Entry(_next_id(before, lease.epoch), before, record))
+            entries.append(StreamEntry(_next_id(before, lease.epoch), before, record))
             before = entries[-1].id
         await self._store.append(lease, entries)
         del self._queue[: len(taken)]
@@ -203,12 +203,12 @@ class ClusterWriter:
             _resolve(future)
         self._queue.clear()
 
-    async def _catch_up(self, lease: Lease) -> None:
+    async def _catch_up(self, lease: WriterLease) -> None:
         """Break the chain, and write a snapshot of memory."""
         if not self._has_read:
             await self._read_orders()
         last = await self._store.last_id(self.cluster)
-        marker = Entry(_next_id(last, lease.epoch), RELOAD, b"")
+        marker = StreamEntry(_next_id(last, lease.epoch), RELOAD, b"")
         await self._store.append(lease, [marker])
         self._last_id, self._behind = marker.id, False
         await self._write_snapshot(lease, chunks=self._chunks(is_record_whole=False))
@@ -223,11 +223,11 @@ class ClusterWriter:
         self._world.take_orders(found)
         self._has_read = True
 
-    async def _write_snapshot(self, lease: Lease, *, chunks: AsyncIterator[bytes]) -> None:
+    async def _write_snapshot(self, lease: WriterLease, *, chunks: AsyncIterator[bytes]) -> None:
         covers, self._bytes_since_snapshot, self._snapshot_bytes = self._last_id, 0, 0
         try:
             await self._store.write_snapshot(lease, covers=covers, chunks=chunks, renewed=lambda: self._lease)
-        except (RecordUnreachable, Fenced):
+        except (RecordUnreachable, FencedError):
             metrics.MANAGER_SNAPSHOTS.labels(outcome="failed").inc()
             raise
         metrics.MANAGER_SNAPSHOTS.labels(outcome="complete").inc()
@@ -245,7 +245,7 @@ class ClusterWriter:
             if self._queue and is_record_whole:
                 await self._append_queued(lease)
 
-    def _give_way(self, error: Fenced) -> None:
+    def _give_way(self, error: FencedError) -> None:
         self.winner = error.writer
         log.warning("writer.fenced", cluster=self.cluster, winner=error.writer, error=str(error))
         self.lost.set()
@@ -254,8 +254,8 @@ class ClusterWriter:
                 future.set_exception(self._fenced())
         self._queue.clear()
 
-    def _fenced(self) -> Fenced:
-        return Fenced(f"another manager writes {self.cluster}", writer=self.winner)
+    def _fenced(self) -> FencedError:
+        return FencedError(f"another manager writes {self.cluster}", writer=self.winner)
 
 
 def _next_id(before: str, epoch: int) -> str:

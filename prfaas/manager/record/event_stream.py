@@ -32,7 +32,7 @@ class EventStream:
         """Return the responses to one message.
 
         Raises:
-            Fenced: another manager writes this cluster.
+            FencedError: another manager writes this cluster.
             IndexRefusal: the node must register first, or the message cannot be read.
         """
         kind = request.WhichOneof("message")

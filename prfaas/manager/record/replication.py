@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal, RecordUnreachable
-from prfaas.index.store.redis_store import START_ID, Entry, Lease, RedisStore
+from prfaas.index.store.redis_store import START_ID, RedisStore, StreamEntry, WriterLease
 from prfaas.manager.record.cluster_writer import ClusterWriter
 from prfaas.manager.state.world import World, is_block_record
 from prfaas.rpc.tasks import TimeSlice, cancel_tasks, restarting_task
@@ -72,7 +72,7 @@ class Replication:
         """Return this manager's writer of a cluster. The manager becomes the writer if there is none.
 
         Raises:
-            Fenced: another manager writes it; the error names its address.
+            FencedError: another manager writes it; the error names its address.
         """
         async with self._lock(cluster):
             writer = self._writers.get(cluster)
@@ -94,7 +94,9 @@ class Replication:
             forget_seconds=self._forget_seconds,
         )
         try:
-            lease: Lease | None = await self._store.acquire(cluster, owner=self._owner, seconds=self._lease_seconds)
+            lease: WriterLease | None = await self._store.acquire(
+                cluster, owner=self._owner, seconds=self._lease_seconds
+            )
             position, unbroken = await self._read_to_the_end(cluster)
         except RecordUnreachable as error:
             log.warning("writer.started_without_record", cluster=cluster, error=str(error))
@@ -202,7 +204,7 @@ class Replication:
             if not await self._apply_followed(cluster, positions[cluster], entries):
                 await self._load(cluster)
 
-    async def _apply_followed(self, cluster: ClusterName, position: str, entries: Iterable[Entry]) -> bool:
+    async def _apply_followed(self, cluster: ClusterName, position: str, entries: Iterable[StreamEntry]) -> bool:
         """Apply entries of a cluster that is followed up to `position`, and return whether the chain held.
 
         Other tasks run in between and may take the cluster over or reload it. Then the rest is skipped.

@@ -13,7 +13,7 @@ from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.decision_log import DecisionLog, RecordedDecision
 from prfaas.manager.routing.policy import LivePpdTable, RequestRates, read_policy
-from prfaas.manager.state.instances import Instances, Place, Places
+from prfaas.manager.state.instances import InstancePlace, Instances, Places
 from prfaas.manager.state.sessions import SESSION_SECONDS, Session, Sessions
 from prfaas.manager.state.traffic import RequestSample, Traffic
 from prfaas.manager.state.world import World
@@ -186,7 +186,7 @@ class RequestRouter:
         is_new = bool(request.session) and session is None
         return (session.agent if session else None), request.turn or int(is_new)
 
-    def _note_assignment(self, request: pb.RouteRequest, decision: Decision, decode: Place, now: float) -> None:
+    def _note_assignment(self, request: pb.RouteRequest, decision: Decision, decode: InstancePlace, now: float) -> None:
         instances = [instance for instance in (decision.decode, decision.prefill) if instance is not None]
         self._instances.assign(request.request_id or secrets.token_bytes(8), instances, now=now)
         if request.session:
@@ -194,7 +194,7 @@ class RequestRouter:
             self.sessions.put(request.tenant, request.session, session=session, now=now)
             self._save_session(request.tenant, request.session, session)
 
-    def _note_traffic(self, request: pb.RouteRequest, facts: RequestFacts, decode: Place, now: float) -> None:
+    def _note_traffic(self, request: pb.RouteRequest, facts: RequestFacts, decode: InstancePlace, now: float) -> None:
         cached = facts.cached_at(decode.member.node.name)
         self.traffic.note(RequestSample(now, request.num_prompt_tokens - cached, cached, request.max_output_tokens))
 
@@ -232,7 +232,9 @@ class RequestRouter:
             response.transfer_id, response.grant = self._grant(request, prefill, decode)
         return response
 
-    def _grant(self, request: pb.RouteRequest, prefill: Place, decode: Place) -> tuple[TransferId, bytes]:
+    def _grant(
+        self, request: pb.RouteRequest, prefill: InstancePlace, decode: InstancePlace
+    ) -> tuple[TransferId, bytes]:
         if len(request.prompt_hash) != HASH_BYTES:
             raise IndexRefusal("alien_hash", f"prompt_hash: {HASH_BYTES} bytes, the hash of all tokens but the last")
         transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
@@ -250,6 +252,6 @@ class RequestRouter:
         return transfer_id, grants.sign(grant, self._grant_key)
 
 
-def _target(place: Place) -> pb.Target:
+def _target(place: InstancePlace) -> pb.Target:
     node = place.member.node
     return pb.Target(instance=place.engine.instance, url=place.engine.url, node=node.name, cluster=node.cluster)

@@ -52,7 +52,7 @@ _NOTHING = pb.InFlight()
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class InstancePlace:
     """An instance with its node and its last reported load."""
 
     engine: Engine
@@ -69,7 +69,7 @@ class _RequestDependentState(NamedTuple):
     last_cold_use: float | None
 
 
-Places = Mapping[InstanceId, Place]
+Places = Mapping[InstanceId, InstancePlace]
 
 
 class Instances:
@@ -82,7 +82,7 @@ class Instances:
         self._assigned = AssignedLoad()
         self._known: dict[str, Places] = {}  # Keyed by model.
         self._known_of: tuple[Sequence[Member], int, frozenset[InstanceId]] = ((), -1, frozenset())
-        self._states: dict[Place, tuple[_RequestDependentState, InstanceState]] = {}
+        self._states: dict[InstancePlace, tuple[_RequestDependentState, InstanceState]] = {}
 
     def serving(self, model: str) -> Places:
         """Return the live instances that serve a model; draining ones only if no other could decode."""
@@ -100,7 +100,7 @@ class Instances:
 
     def _places(self, model: str, live: Iterable[Member]) -> Places:
         places = {
-            engine.instance: Place(engine, member, _load(engine.instance, member))
+            engine.instance: InstancePlace(engine, member, _load(engine.instance, member))
             for member in live
             for engine in member.node.engines
             if engine.model == model
@@ -138,7 +138,7 @@ class Instances:
             ]
         )
 
-    def _state(self, place: Place, variable: _RequestDependentState) -> InstanceState:
+    def _state(self, place: InstancePlace, variable: _RequestDependentState) -> InstanceState:
         known = self._states.get(place)
         if known is not None and known[0] == variable:
             return known[1]
@@ -163,11 +163,11 @@ def _load(instance: InstanceId, member: Member) -> EngineLoad:
     return load or EngineLoad(instance, 0, 0, 0.0)
 
 
-def _decodes(place: Place) -> bool:
+def _decodes(place: InstancePlace) -> bool:
     return place.member.node.cluster_kind == "pd" and place.engine.role != "prefill"
 
 
-def _instance_state(place: Place, variable: _RequestDependentState) -> InstanceState:
+def _instance_state(place: InstancePlace, variable: _RequestDependentState) -> InstanceState:
     engine, node, load = place.engine, place.member.node, place.load
     return InstanceState(
         instance=engine.instance,

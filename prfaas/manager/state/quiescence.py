@@ -48,8 +48,8 @@ TRANSITIONS = TransitionTable(
 )
 
 
-class RoleChange:
-    """One role change, ordered by the plan or by an operator. Pure: callers pass monotonic time."""
+class RoleChangeProgress:
+    """Progress of one role change, ordered by the plan or by an operator. Pure: callers pass monotonic time."""
 
     def __init__(self, *, timeout_seconds: float, now: float) -> None:
         self.state = TRANSITIONS.initial

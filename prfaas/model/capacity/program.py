@@ -152,11 +152,11 @@ def solve(demand: Demand, loads: LoadModel, *, splits: Sequence[float] | None = 
     """Return the optimum; `splits` fixes N_p of each PD cluster."""
     routes = find_routes(loads)
     columns = _Columns(len(demand.weight), len(loads.deployment.pd), len(routes))
-    rows, marked = _limits(demand, loads, routes, columns)
+    rows, limits = _limits(demand, loads, routes, columns)
     for local, remote in zip(columns.local, columns.remote, strict=True):
         rows.add(0.0, 0.0, (local, 1.0), (remote, 1.0), ([columns.rate], -1.0))
     outcome = _minimise(rows, _bounds(demand, loads, columns, splits), objective=columns.rate)
-    return _read(outcome, marked, demand=demand, loads=loads, routes=routes, columns=columns)
+    return _read(outcome, limits, demand=demand, loads=loads, routes=routes, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _minimise(rows: _Rows, bounds: FloatArray, *, objective: int) -> _Outcome:
 
 
 @dataclass(frozen=True)
-class _Marked:
+class _LimitRows:
     """Rows that price each station; None where it is no limit."""
 
     remote: list[int]
@@ -204,22 +204,22 @@ class _Marked:
 
 def _limits(
     demand: Demand, loads: LoadModel, routes: Sequence[RemoteRoute], columns: _Columns
-) -> tuple[_Rows, _Marked]:
+) -> tuple[_Rows, _LimitRows]:
     rows, deployment = _Rows(), loads.deployment
-    marked = _Marked([], [], [], [], [], [], [])
+    limits = _LimitRows([], [], [], [], [], [], [])
     for j, cluster in enumerate(deployment.prfaas):
         mine = [r for r, route in enumerate(routes) if route.source == j]
         seconds = np.repeat(demand.remote_seconds[:, [j]], len(mine), axis=1)
-        marked.remote.append(rows.at_most(cluster.num_instances, (columns.remote[:, mine], seconds)))
-        marked.egress.append(
+        limits.remote.append(rows.at_most(cluster.num_instances, (columns.remote[:, mine], seconds)))
+        limits.egress.append(
             _add_bytes(rows, cluster.egress_bytes_per_second, columns.remote[:, mine], demand.kv_bytes)
         )
     for index, path in enumerate(deployment.paths):
         mine = [r for r, route in enumerate(routes) if route.path == index]
-        marked.paths.append(_add_bytes(rows, path.bytes_per_second, columns.remote[:, mine], demand.kv_bytes))
+        limits.paths.append(_add_bytes(rows, path.bytes_per_second, columns.remote[:, mine], demand.kv_bytes))
     for d, pd in enumerate(deployment.pd):
-        _limit_pd(d, pd, rows, marked, demand=demand, loads=loads, routes=routes, columns=columns)
-    return rows, marked
+        _limit_pd(d, pd, rows, limits, demand=demand, loads=loads, routes=routes, columns=columns)
+    return rows, limits
 
 
 def _add_bytes(rows: _Rows, capacity: float, chosen: Any, kv_bytes: FloatArray) -> int | None:
@@ -235,7 +235,7 @@ def _limit_pd(
     d: int,
     cluster: PdCluster,
     rows: _Rows,
-    marked: _Marked,
+    limits: _LimitRows,
     *,
     demand: Demand,
     loads: LoadModel,
@@ -244,17 +244,17 @@ def _limit_pd(
 ) -> None:
     prefill, decode = columns.num_prefill[d], columns.num_decode[d]
     local, remote = columns.local[:, d], columns.remote[:, [r for r, route in enumerate(routes) if route.target == d]]
-    marked.local.append(rows.at_most(0.0, (local, demand.local_seconds[:, d]), ([prefill], -1.0)))
+    limits.local.append(rows.at_most(0.0, (local, demand.local_seconds[:, d]), ([prefill], -1.0)))
     intra = cluster.intra_bytes_per_second
-    marked.intra.append(
+    limits.intra.append(
         None
         if intra is None
         else rows.at_most(0.0, (local, demand.kv_bytes / BYTES_PER_GBIT), ([prefill], -intra / BYTES_PER_GBIT))
     )
     each = decode_seconds_per_prefilled(loads)[d]
     shares = np.repeat(demand.weight[:, None], remote.shape[1], axis=1)
-    marked.decode.append(rows.at_most(0.0, (local, each * demand.weight), (remote, each * shares), ([decode], -1.0)))
-    marked.roles.append(rows.at_most(cluster.roles, ([prefill, decode], 1.0)))
+    limits.decode.append(rows.at_most(0.0, (local, each * demand.weight), (remote, each * shares), ([decode], -1.0)))
+    limits.roles.append(rows.at_most(cluster.roles, ([prefill, decode], 1.0)))
 
 
 def decode_seconds_per_prefilled(loads: LoadModel) -> list[float]:
@@ -279,7 +279,7 @@ def _bounds(demand: Demand, loads: LoadModel, columns: _Columns, splits: Sequenc
 
 def _read(
     outcome: _Outcome,
-    marked: _Marked,
+    limits: _LimitRows,
     *,
     demand: Demand,
     loads: LoadModel,
@@ -289,21 +289,21 @@ def _read(
     def of(rows: Sequence[int | None], unit: float = 1.0) -> FloatArray:
         return np.array([0.0 if row is None else outcome.prices[row] / unit for row in rows])
 
-    decode = of(marked.decode)
+    decode = of(limits.decode)
     flows = outcome.values[columns.remote] * demand.weight[:, None]
-    sources = [np.flatnonzero([route.source == j for route in routes]) for j in range(len(marked.remote))]
+    sources = [np.flatnonzero([route.source == j for route in routes]) for j in range(len(limits.remote))]
     return Solution(
         system_throughput=float(outcome.values[columns.rate]),
         num_prefill=tuple(float(n) for n in outcome.values[columns.num_prefill]),
         remote_flows=np.array([float(flows[:, mine].sum()) for mine in sources]),
         local_flows=(outcome.values[columns.local] * demand.weight[:, None]).sum(axis=0),
         routes=routes,
-        remote=of(marked.remote),
-        egress=of(marked.egress, BYTES_PER_GBIT),
-        paths=of(marked.paths, BYTES_PER_GBIT),
-        local=of(marked.local),
-        intra=of(marked.intra, BYTES_PER_GBIT),
+        remote=of(limits.remote),
+        egress=of(limits.egress, BYTES_PER_GBIT),
+        paths=of(limits.paths, BYTES_PER_GBIT),
+        local=of(limits.local),
+        intra=of(limits.intra, BYTES_PER_GBIT),
         decode=decode,
-        roles=of(marked.roles),
+        roles=of(limits.roles),
         decode_costs=decode * np.array(decode_seconds_per_prefilled(loads)),
     )

@@ -32,7 +32,7 @@ T = TypeVar("T")
 _log = logs.get("router.discovery")
 
 
-class _Engine(msgspec.Struct):
+class _EngineEntry(msgspec.Struct):
     instance: str
     url: str
     role: InstanceRole
@@ -43,7 +43,7 @@ class _NodePage(msgspec.Struct):
     cluster: str
     cluster_kind: ClusterKind
     wire_address: str
-    engines: list[_Engine]
+    engines: list[_EngineEntry]
 
 
 class _PodStatus(msgspec.Struct):

@@ -131,7 +131,7 @@ class Instance:
     def failed(self, reason: str) -> None:
         """Note a refused connection: the instance gets no requests before a health check succeeds."""
         if self.healthy:
-            _log.warning("instance.down", instance=self.address.name, reason=reason)
+            _log.warning("instance.went_down", instance=self.address.name, reason=reason)
         self.healthy = False
 
     def failed_leg(self, reason: str) -> None:
@@ -258,7 +258,7 @@ class Fleet:
             instance.failed(repr(error))
             return
         if healthy and not instance.healthy:
-            _log.info("instance.up", instance=instance.address.name, models=sorted(instance.base_models))
+            _log.info("instance.came_up", instance=instance.address.name, models=sorted(instance.base_models))
         instance.healthy = healthy
 
     async def _read_models(self, instance: Instance) -> None:

@@ -28,15 +28,15 @@ class TokenizedPrompt:
     rendered: bool = False
 
 
-class _Rendered(msgspec.Struct):
+class _RenderResponse(msgspec.Struct):
     token_ids: list[_TokenId]
 
 
-class _Tokenized(msgspec.Struct):
+class _TokenizeResponse(msgspec.Struct):
     tokens: list[_TokenId]
 
 
-_RENDERED, _TOKENIZED = msgspec.json.Decoder(_Rendered), msgspec.json.Decoder(_Tokenized)
+_RENDER_DECODER, _TOKENIZE_DECODER = msgspec.json.Decoder(_RenderResponse), msgspec.json.Decoder(_TokenizeResponse)
 
 
 class Tokenizer:
@@ -99,7 +99,11 @@ class Tokenizer:
         if body is None:
             return None
         async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
-            return TokenizedPrompt(_TOKENIZED.decode(await response.read()).tokens) if response.status == 200 else None
+            return (
+                TokenizedPrompt(_TOKENIZE_DECODER.decode(await response.read()).tokens)
+                if response.status == 200
+                else None
+            )
 
     async def _render(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
         url = f"{instance.url}{PATHS['chat']}/render"
@@ -109,4 +113,4 @@ class Tokenizer:
                 instance.renders = False
             if response.status != 200:
                 return None
-            return TokenizedPrompt(_RENDERED.decode(await response.read()).token_ids, rendered=True)
+            return TokenizedPrompt(_RENDER_DECODER.decode(await response.read()).token_ids, rendered=True)

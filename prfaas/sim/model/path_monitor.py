@@ -20,8 +20,8 @@ _LIMITS = CongestionLimits()
 Pair = tuple[ClusterName, ClusterName]
 
 
-class PathMonitor:
-    """Monitor that samples the egress of each cluster once a second and lets `scheduler.congestion` move t.
+class EgressMonitor:
+    """Simulated path monitor: samples each cluster's egress once a second, and `scheduler.congestion` moves t.
 
     `fields` has the corresponding fields of a `Snapshot`. Sampling pauses while no request is active, nothing is queued
     and no t is raised. `wake` resumes it; during the pause nothing was sent.

@@ -11,7 +11,7 @@ from statistics import median
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import ShareTable
-from prfaas.scheduler.colocation import OVERALLOCATED, Partition, Sharing, SharingPolicy, StepLoad, next_sharing
+from prfaas.scheduler.colocation import OVERALLOCATED, Partition, PartitionState, SharingPolicy, StepLoad, next_sharing
 from prfaas.sim.kernel.meter import TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedEngine
@@ -172,7 +172,7 @@ class SharedInstance(SimulatedEngine):
         self._work_left = 0.0
         self._prefill_speed = 1.0
         self._moved_at = 0.0
-        self._sharing = Sharing()
+        self._sharing = PartitionState()
         self._is_stepping = False
         # Counts stops: a step that began before the last stop has no end.
         self._num_stops = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from prfaas.units import Kind, parse_ratio
+from prfaas.units import ValueKind, parse_ratio
 
 
 def _number(text: str) -> float:
@@ -28,9 +28,9 @@ def _load(text: str) -> tuple[str, float]:
     return "ratio", parse_ratio(value)
 
 
-NUMBER = Kind('a number such as "0.5" or "1.3e-4"', _number, repr)
-TOKENS_PER_SECOND = Kind('a speed such as "40tok/s"', _speed, lambda value: f"{value:g}tok/s")
-LOAD = Kind('a part of the greatest throughput such as "80%", or a rate such as "2.5req/s"', _load, str)
+NUMBER = ValueKind('a number such as "0.5" or "1.3e-4"', _number, repr)
+TOKENS_PER_SECOND = ValueKind('a speed such as "40tok/s"', _speed, lambda value: f"{value:g}tok/s")
+LOAD = ValueKind('a part of the greatest throughput such as "80%", or a rate such as "2.5req/s"', _load, str)
 
 
 def show_tokens(value: float) -> str:

@@ -77,8 +77,8 @@ class LinkUsage(NamedTuple):
     retransmitted_bytes: int
 
 
-class _Member:
-    """Link of a budget."""
+class _BudgetLink:
+    """One link that shares a budget, with its recent use."""
 
     def __init__(self) -> None:
         self.is_busy = self.is_full = False
@@ -122,7 +122,7 @@ class RateBudget:
         self._bytes_per_second = bytes_per_second
         self._learned = LearnedRateLimit()
         self._lock = threading.Lock()
-        self._members: dict[Hashable, _Member] = {}
+        self._members: dict[Hashable, _BudgetLink] = {}
 
     @property
     def bytes_per_second(self) -> float:
@@ -135,14 +135,14 @@ class RateBudget:
         Links that can use more divide what others leave unused. A link that starts has an equal share at its next call.
         """
         with self._lock:
-            member = self._members.setdefault(link, _Member())
+            member = self._members.setdefault(link, _BudgetLink())
             member.observe(usage, now=now)
             if not self._bytes_per_second and usage.is_busy:
                 self._learn(now)
             member.share = self._share_of(link, member)
             return 0.0 if isinf(member.share) else member.share
 
-    def _share_of(self, link: Hashable, member: _Member) -> float:
+    def _share_of(self, link: Hashable, member: _BudgetLink) -> float:
         total = self.bytes_per_second
         if isinf(total):
             return inf

@@ -49,7 +49,7 @@ class RateEstimate:
         return self.bytes_per_second if now - self.confirmed_at < FORGET_SECONDS else 0.0
 
 
-class _Handed(NamedTuple):
+class _FlightRecord(NamedTuple):
     """Bytes under way, with the totals of handed and landed bytes before them."""
 
     at: float
@@ -67,7 +67,7 @@ class RateBounds:
     def __init__(self) -> None:
         self._handed_bytes = 0
         self._landed_bytes = 0
-        self._under_way: deque[_Handed] = deque()
+        self._under_way: deque[_FlightRecord] = deque()
         # Start of the span of the lower bound, and the bytes handed over before it.
         self._span_at, self._span_bytes = 0.0, 0
         self._least = 0.0
@@ -76,7 +76,7 @@ class RateBounds:
         """Note bytes that a connection takes."""
         if not self._under_way:
             self._begin_span(now)
-        self._under_way.append(_Handed(now, num_bytes, self._handed_bytes, self._landed_bytes))
+        self._under_way.append(_FlightRecord(now, num_bytes, self._handed_bytes, self._landed_bytes))
         self._handed_bytes += num_bytes
 
     def _begin_span(self, now: float) -> None:

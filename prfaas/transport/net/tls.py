@@ -156,7 +156,7 @@ class Certificates:
             if changed_at != self._warned_at:  # Each state of the files is logged once.
                 self._warned_at = changed_at
                 files = ", ".join(map(str, self._files.paths))
-                _log.warning("tls.not_reloaded", files=files, error=str(error))
+                _log.warning("tls.reload_failed", files=files, error=str(error))
 
 
 def make_contexts(files: CertificateFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:

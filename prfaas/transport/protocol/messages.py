@@ -249,7 +249,7 @@ class Have:
 
 
 @dataclass(frozen=True)
-class Ending:
+class EndReason:
     """Reason why a transfer ends: the body of CANCEL and ERROR."""
 
     reason: FailureReason
@@ -355,23 +355,23 @@ def decode_have(header: Header, payload: bytes | bytearray, *, num_objects: int)
         return Have(from_bitmap(bits), arrived)
 
 
-def encode_ending(kind: FrameType, transfer_id: bytes, ending: Ending) -> bytes:
+def encode_ending(kind: FrameType, transfer_id: bytes, ending: EndReason) -> bytes:
     """Encode a CANCEL or ERROR; a long message is cut."""
     return control(kind, [ending.reason, ending.message[:MAX_MESSAGE_CHARACTERS]], transfer_id=transfer_id)
 
 
 def encode_refusal(error: RemoteProtocolError) -> bytes:
     """Encode the ERROR that ends the connection of a peer that broke the protocol."""
-    return encode_ending(FrameType.ERROR, NO_TRANSFER, Ending("protocol", f"{error.reason}: {error}"))
+    return encode_ending(FrameType.ERROR, NO_TRANSFER, EndReason("protocol", f"{error.reason}: {error}"))
 
 
-def decode_ending(payload: bytes | bytearray, kind: FrameType = FrameType.ERROR) -> Ending:
+def decode_ending(payload: bytes | bytearray, kind: FrameType = FrameType.ERROR) -> EndReason:
     """Decode an ERROR or CANCEL. Unknown reasons map to `protocol`, because reasons are labels of metrics."""
     with _fields(kind, payload) as fields:
         fields.array(2)
         reason, message = fields.text(len(payload)), fields.text(len(payload))
         known = typing.cast(FailureReason, reason if reason in _REASONS else "protocol")
-        return Ending(known, message[:MAX_MESSAGE_CHARACTERS])
+        return EndReason(known, message[:MAX_MESSAGE_CHARACTERS])
 
 
 def encode_done(transfer_id: bytes, done: Done) -> bytes:

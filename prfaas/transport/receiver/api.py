@@ -32,7 +32,7 @@ class OpenRequest:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class Acceptance:
     """Decision to receive all objects that are not `held`.
 
     `destination` returns the memory of an object and is called from any thread. Without it, chunks are checked and
@@ -44,14 +44,14 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class Rejection:
     """Decision not to receive a transfer."""
 
     reason: FailureReason
     message: str
 
 
-Decision = Accepted | Rejected
+Decision = Acceptance | Rejection
 AcceptFunction = Callable[[OpenRequest, Callable[[Decision], None]], None]
 
 

@@ -16,7 +16,7 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.wire import Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.admission import MAX_TOTAL_FRAGMENTS
-from prfaas.transport.receiver.api import AcceptFunction, Decision, OpenRequest, ReceiveEvent, Rejected
+from prfaas.transport.receiver.api import AcceptFunction, Decision, OpenRequest, ReceiveEvent, Rejection
 from prfaas.transport.receiver.assembler import Assembler
 from prfaas.transport.receiver.transfers import ChunkOutcome, InboundTransfer, InboundTransfers, Reply
 
@@ -83,7 +83,7 @@ class InboundDispatcher:
             self._accept(request, functools.partial(self._decide, transfer))
 
     def _decide(self, transfer: InboundTransfer[Connection], decision: Decision) -> None:
-        if isinstance(decision, Rejected):
+        if isinstance(decision, Rejection):
             with self.exclusive() as transfers:
                 transfers.reject(transfer, decision)
             return

@@ -13,7 +13,7 @@ from prfaas.transport.codec import fp8
 from prfaas.transport.codec.packing import Packer, read_head
 from prfaas.transport.net.connection import FRAME_SECONDS, Connection
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Ending
+from prfaas.transport.protocol.messages import EndReason
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum
 from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import OpenRequest
@@ -147,7 +147,7 @@ class Reader:
         )
         self._dispatcher.open(self._connection, request)
 
-    def _cancelled(self, transfer_id: bytes, ending: Ending) -> None:
+    def _cancelled(self, transfer_id: bytes, ending: EndReason) -> None:
         with self._dispatcher.exclusive() as transfers:
             answer = transfers.cancelled(self._connection, self._peer, transfer_id, ending, now=time.monotonic())
         if answer is not None:

@@ -22,18 +22,18 @@ from typing import Generic, Literal, TypeVar
 from prfaas.errors import RemoteProtocolError
 from prfaas.state_machine import TransitionTable
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import MAX_SLABS, Done, Ending, Have
+from prfaas.transport.protocol.messages import MAX_SLABS, Done, EndReason, Have
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.admission import MAX_TOTAL_FRAGMENTS, Admission, EndedTransfers, FragmentQuota
 from prfaas.transport.receiver.api import (
-    Accepted,
+    Acceptance,
     OpenRequest,
     ReceiveCompleted,
     ReceiveEvent,
     ReceiveFailed,
     ReceiveMemoryFree,
-    Rejected,
+    Rejection,
     TransferStats,
 )
 from prfaas.transport.receiver.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CORRUPT_CHUNKS, Assembler
@@ -118,7 +118,7 @@ class InboundTransfer(Generic[C]):
     # Connections that carried any part of it. The last entry opened or joined the transfer last.
     connections: dict[C, None]
     state: InboundState = TRANSITIONS.initial
-    accepted: Accepted | None = None
+    accepted: Acceptance | None = None
     assembler: Assembler | None = None
     writers: dict[C, Slab] = field(default_factory=dict)
     wire_bytes: int = 0
@@ -239,7 +239,7 @@ class InboundTransfers(Generic[C]):
             transfer.have_queued_at = transfer.have_queued_at if is_delayed else now
         return None
 
-    def accept(self, transfer: InboundTransfer[C], decision: Accepted, assembler: Assembler, *, now: float) -> None:
+    def accept(self, transfer: InboundTransfer[C], decision: Acceptance, assembler: Assembler, *, now: float) -> None:
         """Take the caller's decision to receive a transfer, which may have ended meanwhile."""
         transfer.advance(InboundEvent.ACCEPT)
         transfer.accepted, transfer.assembler = decision, assembler
@@ -252,13 +252,13 @@ class InboundTransfers(Generic[C]):
             have = messages.encode_have(transfer.request.transfer_id, Have(assembler.held, ()))
             self._complete(transfer, now, before_done=have)
 
-    def reject(self, transfer: InboundTransfer[C], decision: Rejected) -> None:
+    def reject(self, transfer: InboundTransfer[C], decision: Rejection) -> None:
         """Take the caller's decision not to receive a transfer, which may have ended meanwhile."""
         was_active = transfer.is_active
         transfer.advance(InboundEvent.REJECT)
         self._remove(transfer)
         if was_active:
-            ending = Ending(decision.reason, decision.message)
+            ending = EndReason(decision.reason, decision.message)
             self._reply_last(transfer, messages.encode_ending(FrameType.ERROR, transfer.request.transfer_id, ending))
 
     # Chunks
@@ -334,7 +334,7 @@ class InboundTransfers(Generic[C]):
         if transfer is not None and transfer.is_active:
             self._fail(transfer, reason, message, now=now, is_reported=False)
 
-    def cancelled(self, connection: C, peer: str, transfer_id: bytes, ending: Ending, *, now: float) -> bytes | None:
+    def cancelled(self, connection: C, peer: str, transfer_id: bytes, ending: EndReason, *, now: float) -> bytes | None:
         """Take a CANCEL of the sender. Return the frame that answers it unless a reply is queued.
 
         A CANCEL may arrive before its OPEN, on another connection. It is remembered, so that the OPEN is refused.
@@ -440,7 +440,7 @@ def reopen_frame(transfer_id: bytes) -> bytes:
 
 def error_frame(transfer_id: bytes, reason: FailureReason, message: str) -> bytes:
     """Return the ERROR of a transfer, with a message short enough to be remembered."""
-    return messages.encode_ending(FrameType.ERROR, transfer_id, Ending(reason, shorten(message)))
+    return messages.encode_ending(FrameType.ERROR, transfer_id, EndReason(reason, shorten(message)))
 
 
 def shorten(message: str) -> str:

@@ -22,7 +22,7 @@ from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Challenge, Done, Ending, Hello
+from prfaas.transport.protocol.messages import Challenge, Done, EndReason, Hello
 from prfaas.transport.protocol.wire import Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendMemoryFree, SendProgress, SendRequest
@@ -144,7 +144,7 @@ class Link:
     def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
         """End a transfer and tell the peer. SendFailed and SendMemoryFree follow."""
         with self._changed:
-            self._outbox.cancel(transfer_id, Ending(reason, message), now=time.monotonic())
+            self._outbox.cancel(transfer_id, EndReason(reason, message), now=time.monotonic())
             self._changed.notify_all()
         self._events.deliver()
 
@@ -152,7 +152,7 @@ class Link:
         """Tell the peer that a transfer, which it may await for `deadline_seconds`, will not be opened. Has no events."""
         with self._changed:
             deadline = time.monotonic() + deadline_seconds
-            self._outbox.decline(transfer_id, Ending(reason, message), deadline=deadline)
+            self._outbox.decline(transfer_id, EndReason(reason, message), deadline=deadline)
             if not self._dialler.is_closed.is_set():
                 self._start()
             self._changed.notify_all()
@@ -325,7 +325,7 @@ class Link:
             self._outbox.done(transfer_id, done, now=time.monotonic())
         self._events.deliver()
 
-    def on_refused(self, transfer_id: bytes, ending: Ending) -> None:
+    def on_refused(self, transfer_id: bytes, ending: EndReason) -> None:
         """Handle ERROR or CANCEL: the peer rejects a transfer or gives it up."""
         with self._changed:
             self._outbox.refused(transfer_id, ending, now=time.monotonic())

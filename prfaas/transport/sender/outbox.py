@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from prfaas.errors import LocalProtocolError
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import MAX_CANCELS, Done, Ending, ObjectSizes
+from prfaas.transport.protocol.messages import MAX_CANCELS, Done, EndReason, ObjectSizes
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.api import TransferStats
@@ -39,7 +39,7 @@ from prfaas.types import FailureReason
 MAX_ENDS = 4096  # END frames that wait for a connection. OPEN is repeated for transfers whose END was dropped.
 
 
-class _Cancel(NamedTuple):
+class _PendingCancel(NamedTuple):
     frame: bytes
     deadline: float  # Time at which the peer gives the transfer up by itself.
 
@@ -52,15 +52,15 @@ class PendingCancels:
     """
 
     def __init__(self) -> None:
-        self.unsent: dict[bytes, _Cancel] = {}
-        self._unanswered: dict[bytes, _Cancel] = {}
+        self.unsent: dict[bytes, _PendingCancel] = {}
+        self._unanswered: dict[bytes, _PendingCancel] = {}
 
     def __bool__(self) -> bool:
         return bool(self.unsent or self._unanswered)
 
     def put(self, transfer_id: bytes, frame: bytes, *, deadline: float) -> None:
         """Queue a CANCEL."""
-        _put_bounded(self.unsent, transfer_id, _Cancel(frame, deadline))
+        _put_bounded(self.unsent, transfer_id, _PendingCancel(frame, deadline))
 
     def next_frame(self) -> tuple[bytes, bytes]:
         """Take the oldest unsent CANCEL. Returns its transfer id and frame."""
@@ -86,7 +86,7 @@ class PendingCancels:
                 del cancels[transfer_id]
 
 
-def _put_bounded(cancels: dict[bytes, _Cancel], transfer_id: bytes, cancel: _Cancel) -> None:
+def _put_bounded(cancels: dict[bytes, _PendingCancel], transfer_id: bytes, cancel: _PendingCancel) -> None:
     cancels[transfer_id] = cancel
     if len(cancels) > MAX_CANCELS:
         del cancels[next(iter(cancels))]
@@ -180,20 +180,20 @@ class Outbox:
         """Queue the parts that the peer lacks. Cancels a transfer whose ranges would become too fragmented."""
         if not transfer.count_cuts(slabs):
             text = f"objects that the peer holds cut the missing ones into more than {MAX_CUTS} pieces"
-            self.cancel(transfer.id, Ending("protocol", text), now=now)
+            self.cancel(transfer.id, EndReason("protocol", text), now=now)
             return
         for slab in slabs:
             for part in transfer.parts_to_send(slab):
                 self._chunker.ready(transfer.id, part)
 
-    def cancel(self, transfer_id: bytes, ending: Ending, *, now: float) -> None:
+    def cancel(self, transfer_id: bytes, ending: EndReason, *, now: float) -> None:
         """End a transfer and tell the peer."""
         transfer = self._live(transfer_id)
         if transfer is not None:
             self.decline(transfer_id, ending, deadline=transfer.deadline)
             self._end(transfer, SendFailed(transfer_id, ending.reason, ending.message), now)
 
-    def decline(self, transfer_id: bytes, ending: Ending, *, deadline: float) -> None:
+    def decline(self, transfer_id: bytes, ending: EndReason, *, deadline: float) -> None:
         """Tell the peer that a transfer, which it may await until `deadline`, will not be opened."""
         self._cancels.put(transfer_id, messages.encode_ending(FrameType.CANCEL, transfer_id, ending), deadline=deadline)
 
@@ -307,7 +307,7 @@ class Outbox:
             stats = TransferStats(done.wire_bytes, done.checksum_failures)
             self._end(transfer, SendCompleted(transfer_id, stats), now)
 
-    def refused(self, transfer_id: bytes, ending: Ending, *, now: float) -> None:
+    def refused(self, transfer_id: bytes, ending: EndReason, *, now: float) -> None:
         """Fail a transfer that the peer rejects or gives up. Also the answer to a CANCEL."""
         self._cancels.answered(transfer_id)
         transfer = self._live(transfer_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from prfaas.console.authority import DAY, Authority, Issued
+from prfaas.console.authority import DAY, Authority, IssuedCertificate
 from tests.integration.console.terminal import Ran, run_here
 from tests.support.deployment import SECRET
 from tools.free_ports import free_address
@@ -60,7 +60,7 @@ class Patient:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text + "\n")
 
-    def certify(self, name: str = "west-0", authority: Authority | None = None, **issue: Any) -> Issued:
+    def certify(self, name: str = "west-0", authority: Authority | None = None, **issue: Any) -> IssuedCertificate:
         """Give the agent a certificate."""
         issued = (authority or Authority(self.directory)).issue(name, **{"valid_for": 90 * DAY} | issue)
         files = {"authority": issued.authority, "certificate": issued.certificate, "key": issued.key}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.console.authority import Authority, Issued
+from prfaas.console.authority import Authority, IssuedCertificate
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
 from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal
@@ -306,7 +306,7 @@ def test_what_the_machine_refuses_is_said_in_a_line(tmp_path: Path) -> None:
     assert (unread.status, str(tmp_path / "authority") in unread.error) == (2, True)
 
 
-def _shown(issued: Issued, authority: Path) -> list[str]:
+def _shown(issued: IssuedCertificate, authority: Path) -> list[str]:
     return [
         "--timeout=60",
         f"--tls-authority={authority}",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from prfaas.errors import Fenced
+from prfaas.errors import FencedError
 from prfaas.index.membership import Engine, Node
-from prfaas.index.store.redis_store import START_ID, Entry, RedisStore
+from prfaas.index.store.redis_store import START_ID, RedisStore, StreamEntry
 from prfaas.manager.record.cluster_writer import RELOAD, ClusterWriter
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.manager.record.replication import Replication
@@ -78,9 +78,9 @@ async def test_callers_of_a_fenced_writer_are_sent_to_the_winner(redis: Embedded
     await thief._client.delete(thief.keys.lease(EAST))
     await thief.acquire(EAST, owner="second:7410 y", seconds=PATIENCE_SECONDS)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             await writer.append(role_record(AgentName("n1"), "prefill"))
-        with pytest.raises(Fenced):
+        with pytest.raises(FencedError):
             await writer.append(role_record(AgentName("n1"), "prefill"))
     assert [entry.data for entry in await thief.tail(EAST, "0-0")].count(node_record(node("n1"))) == 1
     await thief.close()
@@ -153,7 +153,7 @@ async def test_cluster_stays_known_until_its_snapshot_is_complete(redis: Embedde
     await writing.close()
     next_one = RedisStore(redis.url)
     lease = await next_one.acquire(EAST, owner="next:7410 x", seconds=PATIENCE_SECONDS)
-    marker = Entry(f"{lease.epoch}-1", RELOAD, b"")
+    marker = StreamEntry(f"{lease.epoch}-1", RELOAD, b"")
     reloads = _num_reloads()
     await next_one.append(lease, [marker])
     await until(lambda: _num_reloads() > reloads, what="the break")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from prfaas.index.store.redis_store import START_ID, Entry, Keys, RedisStore
+from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, StreamEntry
 from prfaas.manager.record.embedded_redis import find_server
 from prfaas.types import ClusterName
 from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
@@ -107,7 +107,7 @@ async def test_streams_of_several_slots_are_read(slots: Slots) -> None:
     await store.check()
     leases = {name: await store.acquire(name, owner="127.0.0.1:1 a", seconds=30) for name in (EAST, WEST)}
     ids = {name: f"{lease.epoch}-1" for name, lease in leases.items()}
-    first = {name: Entry(ids[name], START_ID, name.encode()) for name in leases}
+    first = {name: StreamEntry(ids[name], START_ID, name.encode()) for name in leases}
     positions = {EAST: START_ID, WEST: START_ID}
     await store.append(leases[WEST], [first[WEST]])
     assert await store.read(positions, wait_seconds=5) == {WEST: [first[WEST]]}

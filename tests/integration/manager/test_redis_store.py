@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from prfaas.errors import RecordUnreachable
-from prfaas.index.store.redis_store import START_ID, Entry, Lease, RedisStore
+from prfaas.index.store.redis_store import START_ID, RedisStore, StreamEntry, WriterLease
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.types import ClusterName
 from tests.support.deployment import Deployment
@@ -29,7 +29,7 @@ async def store(redis: EmbeddedRedis) -> AsyncIterator[RedisStore]:
     await store.close()
 
 
-async def _lease(store: RedisStore) -> Lease:
+async def _lease(store: RedisStore) -> WriterLease:
     return await store.acquire(EAST, owner="a:1 x", seconds=PATIENCE_SECONDS)
 
 
@@ -38,9 +38,9 @@ async def _chunks(count: int) -> AsyncIterator[bytes]:
         yield b"%d" % number
 
 
-async def _append(store: RedisStore, lease: Lease, *data: bytes) -> None:
+async def _append(store: RedisStore, lease: WriterLease, *data: bytes) -> None:
     ids = [f"{lease.epoch}-{number}" for number in range(1, len(data) + 1)]
-    entries = [Entry(*fields) for fields in zip(ids, [START_ID, *ids], data, strict=False)]
+    entries = [StreamEntry(*fields) for fields in zip(ids, [START_ID, *ids], data, strict=False)]
     for start in range(0, len(data), 50):
         await store.append(lease, entries[start : start + 50])
 

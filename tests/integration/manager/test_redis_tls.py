@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import pytest
 import pytest_asyncio
 
-from prfaas.console.authority import Authority, Issued
+from prfaas.console.authority import Authority, IssuedCertificate
 from prfaas.errors import RecordUnreachable
 from prfaas.index.store.redis_store import Keys, RedisStore
 from prfaas.manager.record.embedded_redis import find_server
@@ -72,7 +72,7 @@ async def sentinel_door(door: TlsProxy, tmp_path: Path) -> AsyncIterator[TlsProx
     process.wait()
 
 
-def _url(door: TlsProxy, certificates: Issued, *, kind: str = "rediss", path: str = "0") -> str:
+def _url(door: TlsProxy, certificates: IssuedCertificate, *, kind: str = "rediss", path: str = "0") -> str:
     """As docs/redis.md writes it."""
     files = {
         "ssl_ca_certs": certificates.authority,
@@ -95,7 +95,7 @@ async def test_managers_share_a_record_over_mutual_tls(door: TlsProxy, deploymen
 async def test_certificate_of_another_authority_is_refused(door: TlsProxy, tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     foreign, trusted = Authority(tmp_path / "foreign").issue("manager"), Authority(tmp_path).issue("manager")
-    deceived = Issued(
+    deceived = IssuedCertificate(
         foreign.authority, trusted.certificate, trusted.key, trusted.revocations, trusted.serial, trusted.expires_at
     )
     for certificates in (foreign, deceived):

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from prfaas.errors import Fenced
-from prfaas.index.store.redis_store import START_ID, Entry, Keys, Lease, RedisStore
+from prfaas.errors import FencedError
+from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, StreamEntry, WriterLease
 from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.test_routing import route_request
@@ -103,19 +103,19 @@ async def test_late_write_of_a_fenced_writer_is_refused(deployment: Deployment) 
     redis = await deployment.start_redis()
     store = RedisStore(redis.url, keys=Keys("fencing"))
     old = await store.acquire(EAST, owner="a:1 x", seconds=PATIENCE_SECONDS)
-    await store.append(old, [Entry(f"{old.epoch}-1", START_ID, b"early")])
-    with pytest.raises(Fenced) as refusal:
+    await store.append(old, [StreamEntry(f"{old.epoch}-1", START_ID, b"early")])
+    with pytest.raises(FencedError) as refusal:
         await store.acquire(EAST, owner="b:1 y", seconds=PATIENCE_SECONDS)
     assert refusal.value.writer == "a:1"
     await end_lease(store)
     new = await store.acquire(EAST, owner="b:1 y", seconds=PATIENCE_SECONDS)
     assert new.epoch > old.epoch
     assert new.epoch_before == old.epoch
-    with pytest.raises(Fenced):
-        await store.append(old, [Entry(f"{old.epoch}-2", f"{old.epoch}-1", b"late")])
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
+        await store.append(old, [StreamEntry(f"{old.epoch}-2", f"{old.epoch}-1", b"late")])
+    with pytest.raises(FencedError):
         await store.put_figures(old, b"late", seconds=1)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await store.write_snapshot(old, covers=f"{old.epoch}-1", chunks=_late_chunks())
     assert [entry.data for entry in await store.tail(EAST, START_ID)] == [b"early"]
     await store.close()
@@ -152,9 +152,9 @@ async def test_restarted_manager_takes_its_own_lease_at_once(deployment: Deploym
     killed = await store.acquire(EAST, owner="a:1 x", seconds=60)
     anew = await store.acquire(EAST, owner="a:1 y", seconds=60)
     assert anew.epoch > killed.epoch
-    with pytest.raises(Fenced):
-        await store.append(killed, [Entry(f"{killed.epoch}-1", START_ID, b"late")])
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
+        await store.append(killed, [StreamEntry(f"{killed.epoch}-1", START_ID, b"late")])
+    with pytest.raises(FencedError):
         await store.acquire(EAST, owner="a:10 y", seconds=60)
     await store.close()
 
@@ -180,7 +180,7 @@ async def test_next_writer_ends_a_break_in_the_record(deployment: Deployment) ->
     redis = await deployment.start_redis()
     store = RedisStore(redis.url)
     killed = await store.acquire(EAST, owner="a:1 x", seconds=PATIENCE_SECONDS)
-    await store.append(killed, [Entry(f"{killed.epoch}-1", RELOAD, b"")])
+    await store.append(killed, [StreamEntry(f"{killed.epoch}-1", RELOAD, b"")])
     await end_lease(store)
     await store.close()
     first = await deployment.start_manager()
@@ -197,11 +197,11 @@ async def end_lease(store: RedisStore) -> None:
     await store._client.delete(store.keys.lease(EAST))
 
 
-async def usurp(store: RedisStore) -> Lease:
+async def usurp(store: RedisStore) -> WriterLease:
     """Take the lease from a manager that lives and renews it, perhaps just then."""
     while True:
         await end_lease(store)
-        with contextlib.suppress(Fenced):
+        with contextlib.suppress(FencedError):
             return await store.acquire(EAST, owner="nowhere:1 z", seconds=PATIENCE_SECONDS)
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
-from prfaas.console.authority import Authority, Issued
+from prfaas.console.authority import Authority, IssuedCertificate
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_router
 from prfaas.transport.net.tls import CertificateFiles, Certificates
@@ -38,11 +38,11 @@ async def engine() -> AsyncIterator[PacedEngine]:
     await engine.stop()
 
 
-def _files(issued: Issued, *names: str) -> dict[str, Path]:
+def _files(issued: IssuedCertificate, *names: str) -> dict[str, Path]:
     return {f"client_tls_{name}": getattr(issued, name) for name in names}
 
 
-def _client(authority: Authority, issued: Issued | None = None) -> ssl.SSLContext:
+def _client(authority: Authority, issued: IssuedCertificate | None = None) -> ssl.SSLContext:
     """Return the context of a client that knows the authority, and shows `issued` if given."""
     context = ssl.create_default_context(cafile=str(authority.path))
     if issued is not None:

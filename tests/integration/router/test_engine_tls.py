@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from prfaas.console.authority import Authority, Issued
+from prfaas.console.authority import Authority, IssuedCertificate
 from prfaas.errors import ConfigError
 from prfaas.router.config import ClusterConfig, InstanceConfig
 from prfaas.router.openai.headers import PREFILL_HEADER
@@ -23,12 +23,12 @@ from tests.support.router import SECRET, RunningRouter, router_config
 from tests.support.waiting import PATIENCE_SECONDS
 
 
-def _certificates(issued: Issued) -> Certificates:
+def _certificates(issued: IssuedCertificate) -> Certificates:
     return Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key))
 
 
 @contextlib.asynccontextmanager
-async def _router(engine: PacedEngine, issued: Issued, *, engine_tls: str) -> AsyncIterator[RunningRouter]:
+async def _router(engine: PacedEngine, issued: IssuedCertificate, *, engine_tls: str) -> AsyncIterator[RunningRouter]:
     instance = InstanceConfig(name="west/0", url=engine.url, role="both", agent="w", wire="127.0.0.1:7400")
     config = router_config(
         clusters=(ClusterConfig(name="west", kind="pd", instances=(instance,)),),

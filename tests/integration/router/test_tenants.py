@@ -11,7 +11,7 @@ import pytest
 
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
-from prfaas.router.config import TenantConfig
+from prfaas.router.config import ClientTenantConfig
 from tests.integration.router.managed import PROMPT, Managed, make_managed
 from tests.support.deployment import hybrid_layout, stored
 from tests.support.paced_engine import MODEL
@@ -19,7 +19,7 @@ from tests.support.router import LONG, SHORT, RunningRouter, running_router
 from tests.support.waiting import until
 
 KEYS = "key-alice alice\nkey-bob bob\nkey-ann ann\nkey-none\n"
-TENANTS = (TenantConfig(tenant="acme", clients=("bob", "ann")),)
+TENANTS = (ClientTenantConfig(tenant="acme", clients=("bob", "ann")),)
 
 
 def _keys(directory: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from prfaas.console.authority import DAY, Authority, Issued
+from prfaas.console.authority import DAY, Authority, IssuedCertificate
 from tests.integration.security import noise
 from tests.integration.security.listening import is_taken, listening_of
 from tests.support.router import OPERATOR_KEY
@@ -70,7 +70,7 @@ class Fortress:
     def __init__(self, children: Children, directory: Path) -> None:
         (directory / "foreign").mkdir()
         authority, foreign = Authority(directory), Authority(directory / "foreign")
-        self.issued: dict[str, Issued] = {
+        self.issued: dict[str, IssuedCertificate] = {
             "valid": authority.issue("somebody"),
             "expired": authority.issue("late", valid_for=-DAY),
             "revoked": authority.issue("traitor"),
@@ -139,7 +139,7 @@ class Fortress:
             return _ask(tls, request).decode()
 
 
-def _client(issued: Issued | None, speaks: str) -> ssl.SSLContext:
+def _client(issued: IssuedCertificate | None, speaks: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if speaks:

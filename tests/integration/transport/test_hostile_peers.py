@@ -40,7 +40,7 @@ from prfaas.transport.protocol.wire import (
     packed_header,
 )
 from prfaas.transport.ranges import Slab
-from prfaas.transport.receiver.api import Accepted, Decision, ReceiveCompleted
+from prfaas.transport.receiver.api import Acceptance, Decision, ReceiveCompleted
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, MAX_LARGE_FRAMES, MAX_PACKED_FRAMES
 from prfaas.transport.receiver.server import MAX_STRANGERS, Receiver, ReceiverConfig, source_of
 from prfaas.transport.receiver.transfers import HAVE_SECONDS
@@ -355,7 +355,7 @@ def test_every_open_of_a_peer_that_reads_late_is_answered_and_no_thread_waits_fo
             raw.connection.write(encode_open(transfer_id, opened))
         wait_until(lambda: len(replies) == len(transfers))
         for reply in replies:  # Each HAVE has a bit per object: together more than the kernel takes.
-            reply(Accepted(held={num_objects - 1}, destination=lambda _: memoryview(b"")))
+            reply(Acceptance(held={num_objects - 1}, destination=lambda _: memoryview(b"")))
         heard = [raw.heard()[0] for _ in transfers]
     assert sorted((header.transfer_id, header.type) for header in heard) == [
         (transfer_id, FrameType.HAVE) for transfer_id in transfers

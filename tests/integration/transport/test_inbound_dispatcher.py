@@ -12,17 +12,17 @@ from queue import Queue
 import pytest
 
 from prfaas.transport.net.connection import Connection
-from prfaas.transport.protocol.messages import Ending, Have, ObjectSizes, encode_ending, encode_have
+from prfaas.transport.protocol.messages import EndReason, Have, ObjectSizes, encode_ending, encode_have
 from prfaas.transport.protocol.wire import ConnectionState, FrameType, Header
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.receiver.api import Accepted, OpenRequest
+from prfaas.transport.receiver.api import Acceptance, OpenRequest
 from prfaas.transport.receiver.dispatcher import MAX_PENDING_REPLIES, InboundDispatcher, ReplyQueue
 from prfaas.transport.receiver.transfers import Reply
 from tests.support.transport_ends import fill_up
 from tests.support.waiting import PATIENCE_SECONDS
 
 ID = bytes(range(16))
-ERROR = encode_ending(FrameType.ERROR, ID, Ending("cancelled", "no longer wanted"))
+ERROR = encode_ending(FrameType.ERROR, ID, EndReason("cancelled", "no longer wanted"))
 HAVE = encode_have(ID, Have(Ranges(), ()))
 Pair = tuple[Connection, Connection]
 
@@ -51,7 +51,7 @@ def _await_end(peer: Connection) -> None:
 def test_each_of_two_waiting_connections_ends_the_one_that_writes_the_same_bytes(pairs: list[Pair]) -> None:
     memory, header = bytearray(100), Header(FrameType.CHUNK, 100, ID, count=1)
     dispatcher = InboundDispatcher(
-        accept=lambda request, reply: reply(Accepted((), lambda index: memoryview(memory))),
+        accept=lambda request, reply: reply(Acceptance((), lambda index: memoryview(memory))),
         on_event=lambda event: None,
         reconnect_seconds=PATIENCE_SECONDS,
         rival_seconds=2 * PATIENCE_SECONDS,

@@ -19,7 +19,7 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import MAX_OBJECTS, Have
 from prfaas.transport.protocol.wire import ConnectionState, FrameType, Header
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejected
+from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejection
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.support.raw_peers import RawReceiver
@@ -102,7 +102,7 @@ def test_objects_that_the_receiver_holds_do_not_travel(far: Far, near_to: Callab
 def test_transfer_without_objects_is_accepted_or_rejected(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
     near.assert_completed(send(near, []))
-    far.reject = Rejected("layout_mismatch", "dtype differs")
+    far.reject = Rejection("layout_mismatch", "dtype differs")
     end = near.end(send(near, []))
     assert isinstance(end, SendFailed) and (end.reason, end.message) == ("layout_mismatch", "dtype differs")
 

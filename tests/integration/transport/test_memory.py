@@ -39,7 +39,7 @@ from prfaas.transport.protocol.wire import (
     chunk_header,
 )
 from prfaas.transport.ranges import Ranges, Slab
-from prfaas.transport.receiver.api import Accepted, OpenRequest, ReceiveCompleted
+from prfaas.transport.receiver.api import Acceptance, OpenRequest, ReceiveCompleted
 from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
@@ -235,7 +235,7 @@ def _exchange(stack: contextlib.ExitStack, near: Certificates, far: Certificates
 
 def test_a_long_have_is_not_made_while_no_connection_takes_it() -> None:
     dispatcher = InboundDispatcher(
-        accept=lambda request, reply: reply(Accepted(held=(), destination=None)),
+        accept=lambda request, reply: reply(Acceptance(held=(), destination=None)),
         on_event=lambda event: None,
         reconnect_seconds=PATIENCE_SECONDS,
     )

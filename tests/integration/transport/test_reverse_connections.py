@@ -22,7 +22,7 @@ from prfaas.transport.net.sockets import make_socket
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.protocol.messages import Hello, decode_ending
 from prfaas.transport.protocol.wire import HEADER_BYTES, ConnectionState, FrameType
-from prfaas.transport.receiver.api import Rejected
+from prfaas.transport.receiver.api import Rejection
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendFailed
 from tests.support.transport_ends import KEY, Far, Near, make_far, make_near, make_ready, objects_of, send
@@ -51,7 +51,7 @@ def make_sender(*, certificates: Certificates | None = None, peers: tuple[str, .
         ReceiverConfig("127.0.0.1:0", certificates=certificates),
         local_name="near",
         key=KEY,
-        accept=lambda request, reply: reply(Rejected("protocol", "only sends")),
+        accept=lambda request, reply: reply(Rejection("protocol", "only sends")),
         on_event=lambda event: None,
         send_over=dict.fromkeys(peers, near.link.serve),
     )
@@ -150,7 +150,7 @@ def test_dialled_sender_that_violates_the_protocol_is_told_the_reason(
         ReceiverConfig("127.0.0.1:0"),
         local_name="near",
         key=KEY,
-        accept=lambda request, reply: reply(Rejected("protocol", "only sends")),
+        accept=lambda request, reply: reply(Rejection("protocol", "only sends")),
         on_event=lambda event: None,
         send_over={"far": break_the_protocol},
     )

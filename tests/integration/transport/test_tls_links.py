@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.console.authority import DAY, Authority, Issued
+from prfaas.console.authority import DAY, Authority, IssuedCertificate
 from prfaas.errors import ConfigError
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.tls import MAX_SECONDS, CertificateFiles, Certificates
@@ -37,13 +37,13 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def _certificates(issued: Issued, *, serves_seconds: float = MAX_SECONDS) -> Certificates:
+def _certificates(issued: IssuedCertificate, *, serves_seconds: float = MAX_SECONDS) -> Certificates:
     files = CertificateFiles(issued.authority, issued.certificate, issued.key, issued.revocations)
     return Certificates(files, serves_seconds=serves_seconds)
 
 
 @contextlib.contextmanager
-def _far(issued: Issued, **config: object) -> Iterator[Far]:
+def _far(issued: IssuedCertificate, **config: object) -> Iterator[Far]:
     far = make_far(certificates=_certificates(issued), **config)
     try:
         yield far
@@ -52,7 +52,7 @@ def _far(issued: Issued, **config: object) -> Iterator[Far]:
 
 
 @contextlib.contextmanager
-def _near(far: Far, issued: Issued | None, *, reconnect_seconds: float = PATIENCE_SECONDS) -> Iterator[Near]:
+def _near(far: Far, issued: IssuedCertificate | None, *, reconnect_seconds: float = PATIENCE_SECONDS) -> Iterator[Near]:
     certificates = None if issued is None else _certificates(issued)
     near = make_near(far.address, certificates=certificates, num_connections=2, reconnect_seconds=reconnect_seconds)
     try:
@@ -61,7 +61,7 @@ def _near(far: Far, issued: Issued | None, *, reconnect_seconds: float = PATIENC
         near.link.close()
 
 
-def _refused(far: Far, issued: Issued | None) -> contextlib.AbstractContextManager[Near]:
+def _refused(far: Far, issued: IssuedCertificate | None) -> contextlib.AbstractContextManager[Near]:
     """A sender that is refused and soon gives up."""
     return _near(far, issued, reconnect_seconds=GIVES_UP_SECONDS)
 
@@ -106,7 +106,7 @@ def test_a_peer_without_a_valid_certificate_is_refused_and_counted(
 ) -> None:
     if kind == "foreign":
         (tmp_path / "other").mkdir()
-        certificate: Issued | None = dataclasses.replace(
+        certificate: IssuedCertificate | None = dataclasses.replace(
             Authority(tmp_path / "other").issue("near"), authority=authority.path, revocations=authority.revocations
         )
     else:
@@ -260,7 +260,7 @@ def test_unusable_files_are_logged_once_and_loaded_when_they_are_whole(
         contexts = {id(certificates.client_context()) for _ in range(3)}
         assert contexts == {id(before)} or content == whole
     assert before is not certificates.client_context()
-    messages = [record.getMessage() for record in caplog.records if "tls.not_reloaded" in record.getMessage()]
+    messages = [record.getMessage() for record in caplog.records if "tls.reload_failed" in record.getMessage()]
     assert len(messages) == 2 and all(str(issued.key) in message for message in messages)
 
 

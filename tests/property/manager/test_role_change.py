@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from prfaas.manager.state.quiescence import TRANSITIONS, RoleChange, RoleChangeEvent, RoleChangeState
+from prfaas.manager.state.quiescence import TRANSITIONS, RoleChangeEvent, RoleChangeProgress, RoleChangeState
 
 _Step = tuple[float, bool] | None
 _Transition = tuple[RoleChangeState, RoleChangeEvent, RoleChangeState]
@@ -18,7 +18,7 @@ _TIMEOUTS = st.sampled_from((0.0, 2.0, 5.0, 20.0))
 _ALLOWED = {(state, event, following) for (state, event), following in TRANSITIONS.transitions.items()}
 
 
-class _RecordedChange(RoleChange):
+class _RecordedChange(RoleChangeProgress):
     def __init__(self, *, timeout_seconds: float, now: float) -> None:
         super().__init__(timeout_seconds=timeout_seconds, now=now)
         self.transitions: list[_Transition] = []
@@ -59,7 +59,7 @@ def test_every_transition_of_the_table_is_reached() -> None:
 
 @given(_TIMEOUTS)
 def test_busy_instance_changes_its_role_at_the_timeout(timeout_seconds: float) -> None:
-    change = RoleChange(timeout_seconds=timeout_seconds, now=0.0)
+    change = RoleChangeProgress(timeout_seconds=timeout_seconds, now=0.0)
     assert change.step(is_busy=True, now=timeout_seconds) is RoleChangeState.APPLIED
     change.withdraw()
     assert change.state is RoleChangeState.APPLIED

@@ -11,7 +11,7 @@ from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import (
     OVERALLOCATED,
     Partition,
-    Sharing,
+    PartitionState,
     SharingPolicy,
     StepLoad,
     next_sharing,
@@ -55,7 +55,7 @@ def test_overallocation_is_used_if_allowed_and_else_the_smallest_sufficient_shar
 
 @given(profiles(), st.integers(1, 200))
 def test_idle_side_leaves_its_share_to_the_busy_side(profile: ShareTable, batch: int) -> None:
-    held = Sharing(Partition(profile.shares[0], 1 - profile.shares[0]), "least_share")
+    held = PartitionState(Partition(profile.shares[0], 1 - profile.shares[0]), "least_share")
     policy = SharingPolicy(SLO)
     assert next_sharing(held, StepLoad(batch, False), profile, policy=policy).partition == Partition(1.0, 0.0)
     assert next_sharing(held, StepLoad(0, True), profile, policy=policy).partition == Partition(0.0, 1.0)
@@ -63,7 +63,7 @@ def test_idle_side_leaves_its_share_to_the_busy_side(profile: ShareTable, batch:
 
 @given(profiles(), st.lists(LOADS, max_size=80), st.integers(1, 10))
 def test_decode_gets_a_larger_share_at_once(profile: ShareTable, loads: list[StepLoad], dwell: int) -> None:
-    sharing = Sharing()
+    sharing = PartitionState()
     for load in loads:
         sharing = next_sharing(sharing, load, profile, policy=SharingPolicy(SLO, dwell))
         wanted, _ = target_partition(load, profile, SLO)
@@ -76,7 +76,7 @@ def test_decode_gets_a_larger_share_at_once(profile: ShareTable, loads: list[Ste
 def test_steady_load_reaches_its_target_within_the_dwell_time(
     profile: ShareTable, load: StepLoad, before: list[StepLoad], dwell: int
 ) -> None:
-    policy, sharing = SharingPolicy(SLO, dwell), Sharing()
+    policy, sharing = SharingPolicy(SLO, dwell), PartitionState()
     for earlier in before:
         sharing = next_sharing(sharing, earlier, profile, policy=policy)
     for _ in range(dwell):
@@ -92,7 +92,7 @@ def test_changes_are_bounded_by_the_dwell_time(profile: ShareTable, batches: lis
     columns = [sorted(column) for column in zip(*rows, strict=True)]
     seconds = tuple(zip(*columns, strict=True))
     worst = ShareTable(profile.shares, profile.batches, seconds, tuple(sorted(profile.overallocated_seconds)))
-    policy, sharing, levels = SharingPolicy(SLO, dwell), Sharing(), []
+    policy, sharing, levels = SharingPolicy(SLO, dwell), PartitionState(), []
     for batch in batches:
         sharing = next_sharing(sharing, StepLoad(batch, True), worst, policy=policy)
         partition = sharing.partition

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol import wire
-from prfaas.transport.protocol.messages import Done, Ending, Have, ObjectSizes
+from prfaas.transport.protocol.messages import Done, EndReason, Have, ObjectSizes
 from prfaas.transport.protocol.wire import ConnectionState, ConnectionStep, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver import transfers
-from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
+from prfaas.transport.receiver.api import Acceptance, OpenRequest, Rejection
 from prfaas.transport.receiver.assembler import Assembler
 from prfaas.transport.receiver.transfers import InboundEvent, InboundState, InboundTransfers
 from prfaas.transport.sender import outbound_transfer
@@ -111,9 +111,9 @@ class InboundRun:
             self._is_decided = True
             if action == "accept":
                 assembler = Assembler(self._request.object_bytes, Ranges())
-                self._transfers.accept(transfer, Accepted((), None), assembler, now=0.0)
+                self._transfers.accept(transfer, Acceptance((), None), assembler, now=0.0)
             else:
-                self._transfers.reject(transfer, Rejected("no_memory", "full"))
+                self._transfers.reject(transfer, Rejection("no_memory", "full"))
         elif action == "begin" and not writers:
             if self._transfers.chunk_came("a", "peer", self._header, wire_bytes=100) is not None:
                 assert transfer.begin_write("a", Slab(0, 1, 0, 100))
@@ -122,7 +122,7 @@ class InboundRun:
         elif action == "cancel":
             self._transfers.cancel(bytes(16), "cancelled", "not wanted", now=0.0)
         elif action == "cancelled":
-            self._transfers.cancelled("a", "peer", bytes(16), Ending("cancelled", "given up"), now=0.0)
+            self._transfers.cancelled("a", "peer", bytes(16), EndReason("cancelled", "given up"), now=0.0)
         elif action == "wrong end":
             self._transfers.all_sent("peer", Header(FrameType.END, 0, bytes(16), offset=1), now=0.0)
         elif action == "deadline":
@@ -229,8 +229,8 @@ OUTBOUND_ACTIONS: dict[str, Callable[[OutboundRun, Outbox], object]] = {
     "last connection lost": lambda run, outbox: outbox.connection_lost(is_last=True),
     "unanswered": lambda run, outbox: run.repeat_unanswered(),
     "done": lambda run, outbox: outbox.done(ID, Done(100, 0), now=0.0),
-    "refused": lambda run, outbox: outbox.refused(ID, Ending("no_memory", "full"), now=0.0),
-    "cancel": lambda run, outbox: outbox.cancel(ID, Ending("cancelled", "not wanted"), now=0.0),
+    "refused": lambda run, outbox: outbox.refused(ID, EndReason("no_memory", "full"), now=0.0),
+    "cancel": lambda run, outbox: outbox.cancel(ID, EndReason("cancelled", "not wanted"), now=0.0),
     "shutdown": lambda run, outbox: outbox.fail_all("shutdown", "stops", now=0.0),
 }
 

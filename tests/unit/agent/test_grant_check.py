@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.agent.transfer.grant_check import Refusal, refusal_reason
+from prfaas.agent.transfer.grant_check import TransferRefused, refusal_reason
 from prfaas.errors import GrantError, LayoutError, PrfaasError, RemoteProtocolError
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (Refusal("no_memory", "full"), "no_memory"),
+        (TransferRefused("no_memory", "full"), "no_memory"),
         (GrantError("expired", "late"), "grant_refused"),
         (LayoutError("malformed"), "layout_mismatch"),
         (RemoteProtocolError("open_body", "no open"), "protocol"),
     ],
 )
-def test_each_error_has_one_failure_reason(error: PrfaasError | Refusal, reason: str) -> None:
+def test_each_error_has_one_failure_reason(error: PrfaasError | TransferRefused, reason: str) -> None:
     assert refusal_reason(error) == reason

@@ -39,12 +39,12 @@ from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, ObjectSizes
 from prfaas.transport.receiver.api import (
-    Accepted,
+    Acceptance,
     OpenRequest,
     ReceiveCompleted,
     ReceiveFailed,
     ReceiveMemoryFree,
-    Rejected,
+    Rejection,
     TransferStats,
 )
 from prfaas.transport.receiver.transfers import shorten
@@ -103,7 +103,7 @@ class Node:
             in_background=self._in_background,
             probes=InboundProbes(grant_check=GrantCheck(AgentName("west"), KEY), max_bytes=0),
         )
-        self.answers: list[Accepted | Rejected] = []
+        self.answers: list[Acceptance | Rejection] = []
         self.token = grants.sign(
             Grant(
                 TRANSFER,
@@ -137,7 +137,7 @@ class Node:
 
     def open(
         self, layouts: list[Layout], groups: tuple[GroupBlocks, ...] = GROUPS, *, is_described: bool = False
-    ) -> Accepted | Rejected:
+    ) -> Acceptance | Rejection:
         described = tuple(layouts) if is_described else ()
         body = OpenBody(self.token, tuple(layout.fingerprint for layout in layouts), described, groups)
         sizes = make_plan((layouts[0],), groups, NUM_TOKENS).object_bytes
@@ -146,7 +146,7 @@ class Node:
         )
         return self.answers[-1]
 
-    def probe(self, layout: Layout, *, peer: str = "east") -> Accepted | Rejected:
+    def probe(self, layout: Layout, *, peer: str = "east") -> Acceptance | Rejection:
         """Send a layout probe and return the answer."""
         request = OpenRequest(os.urandom(16), peer, encode_layout_probe(layout), ObjectSizes.of([]), 60.0)
         self.transfers.on_open(request, self.answers.append)
@@ -187,7 +187,7 @@ def _is_mismatch(messages: list[Message]) -> bool:
 
 def test_open_with_all_ranks_of_one_model_is_accepted(node: Node) -> None:
     node.attach(hybrid())
-    assert isinstance(node.open([hybrid()]), Accepted)
+    assert isinstance(node.open([hybrid()]), Acceptance)
 
 
 def _rank(rank: int, model: str = "hybrid") -> Layout:
@@ -208,7 +208,7 @@ def _rank(rank: int, model: str = "hybrid") -> Layout:
 def test_open_with_wrong_ranks_is_refused(node: Node, layouts: list[Layout]) -> None:
     node.attach(*layouts[:2])
     answer = node.open(layouts)
-    assert isinstance(answer, Rejected) and answer.reason == "no_layout"
+    assert isinstance(answer, Rejection) and answer.reason == "no_layout"
 
 
 @pytest.mark.parametrize("has_come", [False, True])
@@ -221,28 +221,28 @@ def test_claim_without_blocks_cancels_the_transfer(node: Node, has_come: bool) -
     assert [message.reason for message in node.heard() if isinstance(message, TransferFailed)] == ["cancelled"]
     assert len(node.transfers) == 0
     again = node.open([hybrid()])
-    assert isinstance(again, Rejected) and again.reason == "cancelled"
+    assert isinstance(again, Rejection) and again.reason == "cancelled"
 
 
 def test_open_is_answered_even_if_the_agent_has_a_bug(node: Node) -> None:
     node.layouts.is_broken = True
     answer = node.open([hybrid()])
-    assert isinstance(answer, Rejected) and answer.reason == "protocol"
+    assert isinstance(answer, Rejection) and answer.reason == "protocol"
 
 
 def test_open_with_other_blocks_than_claimed_is_refused(node: Node) -> None:
     node.attach(hybrid())
     node.claim(_groups(2))
     answer = node.open([hybrid()], GROUPS)
-    assert isinstance(answer, Rejected) and answer.reason == "prompt_mismatch"
+    assert isinstance(answer, Rejection) and answer.reason == "prompt_mismatch"
     assert _is_mismatch(node.heard())
 
 
 def test_repeated_open_with_other_blocks_is_refused(node: Node) -> None:
     node.attach(hybrid())
-    assert isinstance(node.open([hybrid()], GROUPS), Accepted)
+    assert isinstance(node.open([hybrid()], GROUPS), Acceptance)
     answer = node.open([hybrid()], _groups(2))
-    assert isinstance(answer, Rejected) and answer.reason == "prompt_mismatch"
+    assert isinstance(answer, Rejection) and answer.reason == "prompt_mismatch"
 
 
 def test_claim_of_other_blocks_than_arrived_is_refused(node: Node) -> None:
@@ -261,7 +261,7 @@ def test_hashes_that_the_reader_cannot_confirm_are_not_published(node: Node) -> 
     planted = BlockHash(b"victim's prefix!")
     hashes = CHAIN.blocks(16, first_block=0, num_tokens=NUM_TOKENS)
     node.claim()
-    assert isinstance(node.open([foreign], (GroupBlocks(0, 0, (planted, *hashes[1:]), CHAIN.root),)), Accepted)
+    assert isinstance(node.open([foreign], (GroupBlocks(0, 0, (planted, *hashes[1:]), CHAIN.root),)), Acceptance)
     node.complete()
     assert [type(message) for message in node.heard()] == [ReceiveReady]
     assert node.pool.find_all(arena, 0, (planted, *hashes)) == [None] * 7
@@ -276,7 +276,7 @@ def test_late_claim_and_late_open_get_the_reason(node: Node) -> None:
     (failed,) = node.heard()
     assert isinstance(failed, TransferFailed)
     assert (failed.reason, failed.message) == ("incomplete", why)
-    assert node.open([hybrid()]) == Rejected("incomplete", why)
+    assert node.open([hybrid()]) == Rejection("incomplete", why)
 
 
 def test_cancel_before_open_fails_later_claim_and_open(node: Node) -> None:
@@ -286,7 +286,7 @@ def test_cancel_before_open_fails_later_claim_and_open(node: Node) -> None:
     (failed,) = node.heard()
     assert isinstance(failed, TransferFailed)
     assert (failed.reason, failed.message) == ("cancelled", "no longer wanted")
-    assert node.open([hybrid()]) == Rejected("cancelled", "no longer wanted")
+    assert node.open([hybrid()]) == Rejection("cancelled", "no longer wanted")
 
 
 def test_early_cancel_of_another_peer_is_ignored(node: Node) -> None:
@@ -294,7 +294,7 @@ def test_early_cancel_of_another_peer_is_ignored(node: Node) -> None:
     node.transfers.on_event(ReceiveFailed(TRANSFER, "thief", "cancelled", "mine"))
     node.claim()
     assert node.heard() == []
-    assert isinstance(node.open([hybrid()]), Accepted)
+    assert isinstance(node.open([hybrid()]), Acceptance)
 
 
 def test_flood_of_cancels_does_not_evict_outcomes(node: Node) -> None:
@@ -305,7 +305,7 @@ def test_flood_of_cancels_does_not_evict_outcomes(node: Node) -> None:
         stray = number.to_bytes(16, "big")
         node.transfers.on_event(ReceiveFailed(stray, "floods", "cancelled", "never opened"))
     node.transfers.expire(time.monotonic())
-    assert node.open([hybrid()]) == Rejected("incomplete", "why")
+    assert node.open([hybrid()]) == Rejection("incomplete", "why")
 
 
 def test_open_without_valid_grant_is_not_read_further(node: Node) -> None:
@@ -317,7 +317,7 @@ def test_open_without_valid_grant_is_not_read_further(node: Node) -> None:
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
     (answer,) = node.answers
-    assert isinstance(answer, Rejected) and answer.reason == "grant_refused"
+    assert isinstance(answer, Rejection) and answer.reason == "grant_refused"
 
 
 def _long(model: str) -> Layout:
@@ -329,26 +329,26 @@ def _long(model: str) -> Layout:
 def test_unknown_layouts_are_read_up_to_a_limit_per_period(node: Node) -> None:
     num_bytes = len(encode_layout_probe(_long("m-0")))
     answers = [node.probe(_long(f"m-{number}")) for number in range(2 * MAX_DESCRIBED_BYTES // num_bytes)]
-    refused = [answer.reason for answer in answers if isinstance(answer, Rejected)]
+    refused = [answer.reason for answer in answers if isinstance(answer, Rejection)]
     assert set(refused) == {"no_memory"}
     assert 0 < (len(answers) - len(refused)) * num_bytes <= MAX_DESCRIBED_BYTES
-    assert isinstance(node.probe(_long("another"), peer="north"), Accepted), "another peer has its own share"
+    assert isinstance(node.probe(_long("another"), peer="north"), Acceptance), "another peer has its own share"
     node.transfers.expire(time.monotonic() + 2 * DESCRIBED_PERIOD_SECONDS)
-    assert isinstance(node.probe(_long("later")), Accepted)
+    assert isinstance(node.probe(_long("later")), Acceptance)
 
 
 def test_known_layout_may_be_probed_without_limit(node: Node) -> None:
     native = _long("m")
     node.attach(native)
     for _ in range(2 * MAX_DESCRIBED_BYTES // len(encode_layout_probe(native))):
-        assert isinstance(node.probe(native), Accepted)
+        assert isinstance(node.probe(native), Acceptance)
 
 
 def test_refused_layouts_are_read_once_per_grant(node: Node) -> None:
     node.attach(hybrid())
     strange = dataclasses.replace(hybrid(), packing="another")
     first = node.open([strange], is_described=True)
-    assert isinstance(first, Rejected) and first.reason == "layout_mismatch"
+    assert isinstance(first, Rejection) and first.reason == "layout_mismatch"
     assert node.layouts.num_reads == 1
     assert node.open([strange], is_described=True) == first
     assert node.layouts.num_reads == 1
@@ -360,8 +360,8 @@ def test_refused_layouts_are_read_once_per_grant(node: Node) -> None:
 def test_refusal_message_is_cut_to_the_limit(node: Node) -> None:
     node.attach(hybrid())
     answer = node.open([dataclasses.replace(hybrid(), packing="x" * 100_000)], is_described=True)
-    assert isinstance(answer, Rejected) and len(answer.message) == MAX_MESSAGE_CHARACTERS
-    assert node.open([hybrid()]) == Rejected(answer.reason, shorten(answer.message)), (
+    assert isinstance(answer, Rejection) and len(answer.message) == MAX_MESSAGE_CHARACTERS
+    assert node.open([hybrid()]) == Rejection(answer.reason, shorten(answer.message)), (
         "the outcome is remembered in short form"
     )
 
@@ -387,7 +387,7 @@ def repacking(node: Node) -> Node:
     node.pool.arena(foreign)
     node.attach(*ranks)
     node.holds_background = True
-    assert isinstance(node.open([foreign]), Accepted)
+    assert isinstance(node.open([foreign]), Acceptance)
     node.claim()
     node.complete()
     assert node.background and not node.heard()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.transfer.grant_check import Refusal
+from prfaas.agent.transfer.grant_check import TransferRefused
 from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MANY_LAYOUTS, AcceptedLayouts, LayoutRegistry
 from prfaas.agent.transfer.open_body import OpenBody, encode_layout_probe
 from prfaas.cachepool.arena import Arena
@@ -17,7 +17,7 @@ from prfaas.cachepool.slots import LeaseId
 from prfaas.errors import RemoteProtocolError
 from prfaas.kv.layout import Layout
 from prfaas.transport.protocol.messages import ObjectSizes
-from prfaas.transport.receiver.api import Accepted, OpenRequest, Rejected
+from prfaas.transport.receiver.api import Acceptance, OpenRequest, Rejection
 from prfaas.types import AgentName
 from tests.support.pool_integrity import check_integrity
 from tests.support.pool_layouts import hybrid
@@ -104,7 +104,7 @@ def test_least_recently_used_foreign_arena_is_dropped(node: Node) -> None:
     node.open(64)
     assert len(node.pool.arenas) == 1 + MAX_FOREIGN
     node.open(16, described=False)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(TransferRefused) as refused:
         node.open(48, described=False)
     assert refused.value.reason == "no_layout", "its sender has to describe it again"
     node.open(48)
@@ -112,7 +112,7 @@ def test_least_recently_used_foreign_arena_is_dropped(node: Node) -> None:
 
 def test_foreign_arena_in_use_is_kept(node: Node) -> None:
     leases = [node.use(node.open(16)), node.use(node.open(48))]
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(TransferRefused) as refused:
         node.open(64)
     assert refused.value.reason == "no_memory"
     node.pool.end_lease(leases[1])
@@ -122,7 +122,7 @@ def test_foreign_arena_in_use_is_kept(node: Node) -> None:
 
 def test_open_does_not_drop_its_own_arenas(node: Node) -> None:
     held = [node.use(node.open(16)), node.use(node.open(48)[:1])]
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(TransferRefused) as refused:
         node.open(64)
     assert refused.value.reason == "no_memory"
     node.pool.end_lease(held[0])
@@ -148,7 +148,7 @@ def registry() -> Iterator[LayoutRegistry]:
         yield LayoutRegistry(AgentName("west"), pool)
 
 
-def _ask(registry: LayoutRegistry, layout: Layout) -> Accepted | Rejected:
+def _ask(registry: LayoutRegistry, layout: Layout) -> Acceptance | Rejection:
     return registry.answer_probe(_request(encode_layout_probe(layout)))
 
 
@@ -159,12 +159,12 @@ def _request(body: bytes) -> OpenRequest:
 @pytest.mark.parametrize("layout", [hybrid(), hybrid("another")], ids=["the same", "of a model that is not here"])
 def test_matching_or_unknown_layout_passes_the_probe(registry: LayoutRegistry, layout: Layout) -> None:
     answer = _ask(registry, layout)
-    assert isinstance(answer, Accepted) and not answer.held
+    assert isinstance(answer, Acceptance) and not answer.held
 
 
 def test_different_layout_of_a_known_model_fails_the_probe(registry: LayoutRegistry) -> None:
     answer = _ask(registry, replace(hybrid(), groups=hybrid().groups[:1]))
-    assert isinstance(answer, Rejected) and answer.reason == "layout_mismatch"
+    assert isinstance(answer, Rejection) and answer.reason == "layout_mismatch"
     assert answer.message.startswith("west holds this model with another layout")
 
 
@@ -173,8 +173,8 @@ def test_unknown_layouts_are_read_up_to_a_limit(registry: LayoutRegistry) -> Non
         pass
     while registry._may_describe("east", 1):
         pass
-    assert _ask(registry, hybrid("another")) == Rejected("no_memory", TOO_MANY_LAYOUTS)
-    assert isinstance(_ask(registry, hybrid()), Accepted)
+    assert _ask(registry, hybrid("another")) == Rejection("no_memory", TOO_MANY_LAYOUTS)
+    assert isinstance(_ask(registry, hybrid()), Acceptance)
 
 
 def test_malformed_probe_breaks_the_protocol(registry: LayoutRegistry) -> None:

@@ -17,7 +17,7 @@ from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH
 from prfaas.transport.protocol.messages import ObjectSizes
-from prfaas.transport.receiver.api import Accepted, OpenRequest
+from prfaas.transport.receiver.api import Acceptance, OpenRequest
 from prfaas.types import AgentName, TransferId
 
 KEY = b"g" * 32
@@ -55,7 +55,7 @@ class Site:
         seconds: float = DEADLINE_SECONDS,
         key: bytes = KEY,
         transfer_id: bytes = b"",
-    ) -> Accepted:
+    ) -> Acceptance:
         body = encode_link_probe(grants.sign(grant, key))
         request = OpenRequest(transfer_id or grant.transfer_id, peer, body, ObjectSizes.of(sizes), seconds)
         return self.probes.accept(request)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.transfer.grant_check import Refusal
+from prfaas.agent.transfer.grant_check import TransferRefused
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.open_body import CopiedPrefix, OpenBody
 from prfaas.agent.transfer.plan import make_plan
@@ -75,14 +75,14 @@ def test_blocks_of_a_copy_follow_from_the_granted_prefix(layouts: LayoutRegistry
 
 @pytest.mark.parametrize("grant", [replace(GRANT, max_bytes=1), replace(GRANT, num_tokens=32)], ids=["bytes", "tokens"])
 def test_offer_beyond_the_grant_is_refused(layouts: LayoutRegistry, grant: Grant) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(TransferRefused) as refused:
         read_offer(_request(GROUPS), grant, layouts)
     assert refused.value.reason == "protocol"
 
 
 def test_wrong_object_sizes_are_refused(layouts: LayoutRegistry) -> None:
     request = replace(_request(GROUPS), object_bytes=ObjectSizes.of([1, 2, 3]))
-    with pytest.raises(Refusal, match="not those of the grant"):
+    with pytest.raises(TransferRefused, match="not those of the grant"):
         read_offer(request, GRANT, layouts)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prfaas.agent.transfer.receive import MAX_CANCELLED, MAX_OUTCOMES, OutcomeCache
 from prfaas.grants import Grant
-from prfaas.transport.protocol.messages import Ending
+from prfaas.transport.protocol.messages import EndReason
 from prfaas.transport.receiver.transfers import shorten
 from prfaas.types import AgentName, BlockHash, TransferId
 
-WHY, GAVE_UP = Ending("incomplete", "why"), Ending("cancelled", "no longer wanted")
+WHY, GAVE_UP = EndReason("incomplete", "why"), EndReason("cancelled", "no longer wanted")
 UNTIL = 100.0
 
 
@@ -56,8 +56,8 @@ def test_local_outcome_wins_over_early_cancel() -> None:
 
 
 def test_long_messages_of_peers_are_shortened() -> None:
-    outcomes, long = OutcomeCache(), Ending("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
+    outcomes, long = OutcomeCache(), EndReason("protocol", "\N{GREEK SMALL LETTER PI}" * 500)
     outcomes.put(_id(1), long, until=UNTIL)
     outcomes.put_cancelled("east", _id(2), long)
-    kept = Ending("protocol", shorten(long.message))
+    kept = EndReason("protocol", shorten(long.message))
     assert len(kept.message) < 100 and outcomes.get(_grant(1)) == outcomes.get(_grant(2)) == kept

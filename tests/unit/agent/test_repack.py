@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.agent.transfer.grant_check import Refusal
+from prfaas.agent.transfer.grant_check import TransferRefused
 from prfaas.agent.transfer.placement import place
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.agent.transfer.repack import start_repack
@@ -46,7 +46,7 @@ def test_unmappable_rank_is_refused_and_keeps_no_slots(change: Callable[[Layout]
     source = place(pool, plan, tuple(pool.arena(layout) for layout in there), owner="source")
     assert source is not None
     claimed = Side(here, block_lists(GROUPS, Cut(1), 96))
-    with pytest.raises(Refusal, match=named) as refused:
+    with pytest.raises(TransferRefused, match=named) as refused:
         start_repack(claimed, tuple(pool.arena(layout) for layout in here), source, owner="target")
     assert refused.value.reason == "layout_mismatch"
     source.release()

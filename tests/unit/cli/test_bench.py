@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.bench import main, progress_line
-from prfaas.console.authority import Authority, Issued
+from prfaas.console.authority import Authority, IssuedCertificate
 from prfaas.transport.sender.stats import LinkStats
 
 TO = ("link", "--to", "127.0.0.1:9", "--secret-file")
@@ -57,7 +57,7 @@ def test_layers_beyond_the_memory_of_the_host_are_refused_by_flag(
     assert error.count("\n") == 1 and "prfaas-bench: --layers, --layer-bytes" in error
 
 
-def _tls(issued: Issued, name: str) -> list[str]:
+def _tls(issued: IssuedCertificate, name: str) -> list[str]:
     files = {"authority": issued.authority, "certificate": issued.certificate, "key": issued.key}
     return [*(f"--tls-{what}={path}" for what, path in files.items()), "--name", name, "--peer", "far"]
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prfaas.manager.dashboard.feed import SAMPLES, History, PathSample, Sample, changes
+from prfaas.manager.dashboard.feed import SAMPLES, History, PathPoint, Sample, changes
 
-CALM = PathSample(1e6, 2e6, 100, 1.0, None, is_down=False)
+CALM = PathPoint(1e6, 2e6, 100, 1.0, None, is_down=False)
 BEFORE = Sample(
     at=1.0,
     threshold_tokens=100,

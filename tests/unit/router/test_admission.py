@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.router.config import RouterConfig, TenantConfig
+from prfaas.router.config import ClientTenantConfig, RouterConfig
 from prfaas.router.http.admission import (
     DEFAULT_CLIENT,
     OperatorKeys,
@@ -75,13 +75,15 @@ def test_salts_that_engines_refuse_are_rejected(name: str) -> None:
 def test_contradictory_tenants_are_rejected(settings: dict[str, object], named: str) -> None:
     pairs = settings.get("tenants", ())
     assert isinstance(pairs, list | tuple)
-    tenants = tuple(TenantConfig(tenant=tenant, clients=(client,)) for tenant, client in pairs)
+    tenants = tuple(ClientTenantConfig(tenant=tenant, clients=(client,)) for tenant, client in pairs)
     with pytest.raises(ValueError, match=named):
         router_config(**{**settings, "tenants": tenants})
 
 
 def test_settings_define_the_tenants_of_clients() -> None:
-    config: RouterConfig = router_config(tenants=(TenantConfig(tenant="acme", clients=("ann", "ben")),), tenant="west")
+    config: RouterConfig = router_config(
+        tenants=(ClientTenantConfig(tenant="acme", clients=("ann", "ben")),), tenant="west"
+    )
     assert config.client_tenants() == Tenants({"ann": "acme", "ben": "acme"}, "west")
 
 

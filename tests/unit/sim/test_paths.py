@@ -24,7 +24,7 @@ from prfaas.sim.model.faults import (
     read_egress_changes,
 )
 from prfaas.sim.model.network import Egress, LossyPath
-from prfaas.sim.model.path_monitor import PathMonitor
+from prfaas.sim.model.path_monitor import EgressMonitor
 from prfaas.sim.replay_log import Recorder, replay
 from prfaas.sim.run import prepare, simulate, traffic
 from prfaas.sim.scenario import Scenario
@@ -125,11 +125,11 @@ def test_decisions_over_changing_links_are_repeated_from_their_records() -> None
     assert list(replay(records)) == []
 
 
-def link_watch(timeline: Timeline, under_way: Sized) -> tuple[PathMonitor, Callable[[float], None]]:
+def link_watch(timeline: Timeline, under_way: Sized) -> tuple[EgressMonitor, Callable[[float], None]]:
     """Over an egress of 100 bytes per second, and what sends over it."""
     egress = Egress(timeline, 100.0)
     link = egress.link(math.inf)
-    watch = PathMonitor(timeline, {REMOTE: egress}, [HOME], active=under_way, threshold_tokens=1000)
+    watch = EgressMonitor(timeline, {REMOTE: egress}, [HOME], active=under_way, threshold_tokens=1000)
     return watch, lambda num_bytes: egress.send(link, num_bytes, lambda _: None, None)
 
 

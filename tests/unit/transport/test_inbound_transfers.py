@@ -14,7 +14,7 @@ from prfaas.transport.protocol.messages import (
     MAX_CANCELS,
     MAX_MESSAGE_CHARACTERS,
     MAX_SLABS,
-    Ending,
+    EndReason,
     ObjectSizes,
     decode_ending,
 )
@@ -22,12 +22,12 @@ from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.admission import FAIR_FRAGMENTS, MAX_STRAY_CANCELS, MAX_TRANSFERS
 from prfaas.transport.receiver.api import (
-    Accepted,
+    Acceptance,
     OpenRequest,
     ReceiveCompleted,
     ReceiveFailed,
     ReceiveMemoryFree,
-    Rejected,
+    Rejection,
 )
 from prfaas.transport.receiver.assembler import MAX_FRAGMENTS, Assembler
 from prfaas.transport.receiver.transfers import (
@@ -44,7 +44,7 @@ from prfaas.transport.receiver.transfers import (
 
 DEADLINE_SECONDS, RECONNECT_SECONDS = 100.0, 10.0
 WHOLE = Slab(0, 1, 0, 100)
-GIVEN_UP = Ending("cancelled", "never opened")
+GIVEN_UP = EndReason("cancelled", "never opened")
 
 
 class Receiver:
@@ -70,7 +70,7 @@ class Receiver:
 
     def accept(self, transfer: InboundTransfer[str], held: Ranges | None = None) -> None:
         assembler = Assembler(transfer.request.object_bytes, held or Ranges())
-        self.transfers.accept(transfer, Accepted((), None), assembler, now=self.now)
+        self.transfers.accept(transfer, Acceptance((), None), assembler, now=self.now)
 
     def begin(self, connection: str, transfer: InboundTransfer[str], slab: Slab) -> Header:
         """Begin to write a chunk that is wanted, and return its header."""
@@ -139,7 +139,7 @@ def test_a_transfer_that_ends_before_the_decision_sends_one_error(receiver: Rece
     if is_accepted:
         receiver.accept(transfer)
     else:
-        receiver.transfers.reject(transfer, Rejected("no_memory", "too late"))
+        receiver.transfers.reject(transfer, Rejection("no_memory", "too late"))
     assert receiver.final_frames(transfer) == [FrameType.ERROR]
     kinds = [type(event) for event in receiver.transfers.events]
     assert kinds == ([ReceiveFailed, ReceiveMemoryFree] if is_accepted else [ReceiveFailed])
@@ -251,11 +251,11 @@ def test_a_cancel_is_answered_on_the_connection_that_brought_it(receiver: Receiv
 
 
 def test_a_cancel_that_overtakes_its_open_refuses_the_open(receiver: Receiver) -> None:
-    request, ending = receiver.request(), Ending("cancelled", "\N{SNOWMAN}" * 500)
+    request, ending = receiver.request(), EndReason("cancelled", "\N{SNOWMAN}" * 500)
     answer = receiver.transfers.cancelled("a", "peer", request.transfer_id, ending, now=0.0)
     assert answer is not None and receiver.transfers.refusal(request) == answer
     kept = decode_ending(answer[HEADER_BYTES:])
-    assert kept == Ending("cancelled", "\N{SNOWMAN}" * 33), "a character has three bytes"
+    assert kept == EndReason("cancelled", "\N{SNOWMAN}" * 33), "a character has three bytes"
     [failed] = receiver.transfers.events
     assert isinstance(failed, ReceiveFailed) and failed.message == kept.message
 
@@ -282,7 +282,7 @@ def test_a_flood_of_stray_cancels_breaks_the_protocol(receiver: Receiver) -> Non
 def test_outcomes_of_ended_transfers_take_bounded_memory(receiver: Receiver) -> None:
     tracemalloc.start()
     for number in range(2 * MAX_ENDED):
-        ending = Ending("cancelled", "x" * MAX_MESSAGE_CHARACTERS)
+        ending = EndReason("cancelled", "x" * MAX_MESSAGE_CHARACTERS)
         receiver.transfers.cancelled("a", "peer", os.urandom(16), ending, now=float(number))
         receiver.transfers.events.clear()
     assert tracemalloc.get_traced_memory()[0] < MAX_ENDED * (MAX_ENDED_MESSAGE_BYTES + 400)

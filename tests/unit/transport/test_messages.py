@@ -19,7 +19,7 @@ from prfaas.transport.protocol.messages import (
     MAX_SLABS,
     Challenge,
     Done,
-    Ending,
+    EndReason,
     Have,
     Hello,
     ObjectSizes,
@@ -127,9 +127,9 @@ def test_a_have_with_overlapping_or_unordered_slabs_is_refused(arrived: list[Sla
 
 
 def test_an_unknown_reason_reads_as_protocol_and_a_long_message_is_cut() -> None:
-    frame = messages.encode_ending(FrameType.ERROR, ID, Ending("deadline", "x" * 9999))
-    assert messages.decode_ending(_parts(frame)[1]) == Ending("deadline", "x" * MAX_MESSAGE_CHARACTERS)
-    assert messages.decode_ending(msgpack.packb(["made up", "why"])) == Ending("protocol", "why")
+    frame = messages.encode_ending(FrameType.ERROR, ID, EndReason("deadline", "x" * 9999))
+    assert messages.decode_ending(_parts(frame)[1]) == EndReason("deadline", "x" * MAX_MESSAGE_CHARACTERS)
+    assert messages.decode_ending(msgpack.packb(["made up", "why"])) == EndReason("protocol", "why")
 
 
 def test_done_is_decoded_as_encoded() -> None:

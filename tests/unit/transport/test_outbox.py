@@ -6,7 +6,15 @@ import tracemalloc
 
 import pytest
 
-from prfaas.transport.protocol.messages import MAX_BODY_BYTES, MAX_CANCELS, Done, Ending, Have, ObjectSizes, decode_open
+from prfaas.transport.protocol.messages import (
+    MAX_BODY_BYTES,
+    MAX_CANCELS,
+    Done,
+    EndReason,
+    Have,
+    ObjectSizes,
+    decode_open,
+)
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.sender import outbound_transfer
@@ -17,7 +25,7 @@ from prfaas.transport.sender.outbox import MAX_ENDS, Outbox, PendingCancels
 ID = bytes(range(16))
 PATIENCE_SECONDS = 1.0
 SIZES = ObjectSizes([(100, 1)])
-GAVE_UP = Ending("cancelled", "no longer wanted")
+GAVE_UP = EndReason("cancelled", "no longer wanted")
 
 
 class _Sender:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.console.authority import DAY, Authority, Issued
+from prfaas.console.authority import DAY, Authority, IssuedCertificate
 from prfaas.transport.net.tls import CertificateFiles, describe_certificate, describe_error, make_contexts
 
 
-def _contexts(issued: Issued, authority: Authority) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def _contexts(issued: IssuedCertificate, authority: Authority) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return make_contexts(CertificateFiles(authority.path, issued.certificate, issued.key, authority.revocations))
 
 
