@@ -77,7 +77,7 @@ async def test_a_manager_takes_them_as_they_are(deployment: Deployment, tmp_path
     assert ran.status == 2 and "unknown or silent" in ran.error
     as_router = [*flags, *_flags(_files(directory, "router"))]
     ran = await asyncio.to_thread(run_here, "drain", "nobody", *as_router)
-    assert ran.status == 2 and "in the name of operator, and its certificate for router" in ran.error
+    assert ran.status == 2 and "but its certificate is for router" in ran.error
 
 
 def _flags(files: CertificateFiles) -> list[str]:
