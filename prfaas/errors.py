@@ -1,4 +1,6 @@
-"""Exceptions of this package, one class for each way that a caller reacts.
+"""Exceptions that cross packages, one class for each way that a caller reacts.
+
+An exception that only its own package handles stands beside the code that raises it.
 
 PrfaasError
 ├── ConfigError          a setting is unknown, malformed or out of range: stop the start
@@ -10,7 +12,7 @@ PrfaasError
 ├── FencedError          another manager writes this cluster's record: stop writing, tell agents where to go
 ├── ManagerUnreachable   no manager answers in time: decide without one
 ├── PageUnreachable      an HTTP page does not answer in time: report it, ask the next server
-├── AgentUnreachable     the agent's socket does not answer: stop the engine's start
+├── AgentUnreachable     the agent's socket does not answer: stop the engine's start, or reattach later
 ├── LocalProtocolError   our own code broke a protocol: a bug
 └── RemoteProtocolError  the peer broke a protocol: close the connection, count the reason
 """

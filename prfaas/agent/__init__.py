@@ -1,1 +1,1 @@
-"""One process per machine: owns the pool and the wire, serves the engines beside it."""
+"""Agent: one process per machine. Owns the pool and all KV transfers, and serves the engines of the machine."""

@@ -2,4 +2,7 @@
 
 The scheduler side opens transfers at the agent and plans the copies of each step. The worker side makes them, layer by
 layer. `vllm` is the only package that imports vLLM; `prfaas.colocate` uses both sides without it.
+
+If the agent dies, pending transfers fail as `agent_lost` and vLLM computes these prompts itself. New requests run without
+transfers until the connector has attached to the restarted agent (`scheduler/scheduler.py`, `worker/worker.py`).
 """

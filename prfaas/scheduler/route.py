@@ -20,8 +20,11 @@ from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site
 from prfaas.types import AgentName, InstanceId
 
+# Remote: another instance prefills, in a PrfaaS cluster or as a PD-P instance of the same cluster.
 Route = Literal["local", "remote", "refused"]
+# Reasons for a remote route to a PrfaaS cluster. `pd_prefill.py` has those for a PD-P instance of the same cluster.
 PrfaasReason = Literal["long", "cached_elsewhere"]
+# Reasons why a long prompt stays in the PD cluster.
 StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "congested"]
 Reason = PrfaasReason | StayReason | PdReason | Literal["fetched", "not_transferable", "no_decode_instance"]
 NO_LAYOUT = "no node has registered a layout of its model, so nothing counted as cached"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prfaas.agent.prefix.ssd import LocalHoldings
+from prfaas.agent.prefix.promotion import LocalHoldings
 from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.kv.kinds import KINDS
 from prfaas.kv.match import HeldBlocks, MatchRules, match_prefix

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from prfaas import metrics
 from prfaas.agent.links import wire_priority
-from prfaas.agent.prefix.ssd import LocalHoldings, promote
+from prfaas.agent.prefix.promotion import LocalHoldings, promote
 from prfaas.agent.transfer.grant_check import (
     GrantCheck,
     TransferRefused,

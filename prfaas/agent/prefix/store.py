@@ -13,7 +13,7 @@ from prfaas.agent.engine.protocol import Forget, Forgotten, Hold, LookedUp, Look
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection, arenas_of, layouts_of
 from prfaas.agent.prefix.lookup import servable_lengths, tokens_by_kind
-from prfaas.agent.prefix.ssd import LocalHoldings, Promotion, promote
+from prfaas.agent.prefix.promotion import LocalHoldings, Promotion, promote
 from prfaas.agent.transfer.placement import LayerProgress, Placement, place, place_held
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.cachepool.pool import Pool

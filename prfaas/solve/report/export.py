@@ -13,7 +13,10 @@ from prfaas.solve.study import Option, Study
 
 
 def to_json(study: Study) -> dict[str, Any]:
-    """Return the plan as JSON; throughputs in requests per second, null where a field has no meaning."""
+    """Return the plan as JSON. Throughputs are requests per second; TTFT is without queues; null means not applicable.
+
+    `bound` is the upper bound of the linear program, with the value of one more unit of each resource in `duals`.
+    """
     return {
         "trace": _trace(study.workload),
         "deployments": [_deployment(option) for option in study.options],
@@ -33,7 +36,7 @@ def _trace(workload: Workload) -> dict[str, Any]:
         "min_uncached_tokens": low,
         "max_uncached_tokens": high,
         "mean_output_tokens": workload.output.mean,
-        "prefilled_ratio": expectation(workload.prefilled, ONE),
+        "prefilled_ratio": expectation(workload.prefilled, ONE),  # Share of requests that need any prefill.
     }
 
 

@@ -23,7 +23,8 @@ sides prove over fresh nonces that they know the secret. Then frames of any tran
 A chunk carries a slab: the bytes [offset, offset + length / count) of each of `count` consecutive objects. So the
 slices that one layer has in many small blocks travel in one frame, without a list of ranges.
 
-`docs/wire-format.md` describes every field. Before memory is taken, every length is checked against the limit of its
+Header, little-endian: magic `PRFS` (4 bytes), version (1), type (1), count (2), payload length (4), transfer id (16),
+first object (4), offset (8), checksum (8). `docs/wire-format.md` describes every field. Before memory is taken, every length is checked against the limit of its
 frame type, and every frame type against the state of its connection.
 """
 
@@ -95,7 +96,7 @@ _TYPES = {int(kind): kind for kind in FrameType}
 
 
 class ConnectionState(Enum):
-    """State of one end of a connection, named after the frames that the peer may send next."""
+    """State of one end of a connection: the awaited handshake frame, or whether this end sends or receives KV."""
 
     NEW = "new"
     AWAITING_HELLO = "awaiting HELLO"

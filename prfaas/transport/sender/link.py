@@ -332,7 +332,7 @@ class Link:
         self._events.deliver()
 
     def on_reopen(self, transfer_id: bytes) -> None:
-        """Handle REOPEN: the peer has received chunks of a transfer that it does not know."""
+        """Handle REOPEN: a transfer is unknown to the peer, or has lost its connections there."""
         with self._changed:
             self._outbox.reopen(transfer_id)
             self._changed.notify_all()

@@ -45,7 +45,7 @@ class LocalHoldings:
         return None if identity is None else identity.parent
 
     def states_after(self, group: int, unit: BlockHash) -> dict[BlockHash, int]:
-        """Return the linear states after a hash unit, as `Pool.states_after`."""
+        """Return the linear states after a hash unit, with their lengths in tokens."""
         in_memory = self._pool.states_after(self.arena, group, unit)
         return in_memory if self._ssd is None else self._ssd.states_after(self.arena.layout, group, unit) | in_memory
 
