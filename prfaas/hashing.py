@@ -3,8 +3,9 @@
     H(root) = SHA-256("prfaas/1" + len(model) + model identity + tenant salt)[:16]
     H(i)    = SHA-256(H(i-1) + len(extra) + extra keys of unit i + token ids of unit i)[:16]
 
-The hash of a block is the hash of the block's last unit. Lengths and token ids are little-endian u32. Extra keys are the engine's: LoRA, media, cache salt, prompt embeddings. A request with
-extras that cannot be hashed has no hashes. With 1e9 blocks, 64 bits would collide with 2.7 % probability.
+The hash of a block is the hash of the block's last unit. Lengths and token ids are little-endian u32. Extra keys are
+the engine's: LoRA, media, cache salt, prompt embeddings. A request with extras that cannot be hashed has no hashes.
+With 1e9 blocks, 64 bits would collide with 2.7 % probability.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ A chunk carries a slab: the bytes [offset, offset + length / count) of each of `
 slices that one layer has in many small blocks travel in one frame, without a list of ranges.
 
 Header, little-endian: magic `PRFS` (4 bytes), version (1), type (1), count (2), payload length (4), transfer id (16),
-first object (4), offset (8), checksum (8). `docs/wire-format.md` describes every field. Before memory is taken, every length is checked against the limit of its
-frame type, and every frame type against the state of its connection.
+first object (4), offset (8), checksum (8). `docs/wire-format.md` describes every field. Before memory is taken, every
+length is checked against the limit of its frame type, and every frame type against the state of its connection.
 """
 
 from __future__ import annotations
