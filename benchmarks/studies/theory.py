@@ -41,7 +41,7 @@ def serve(service: FloatArray, *, rate: float, num_servers: int, generator: np.r
 
     def await_next() -> None:
         for time, seconds in arriving:
-            timeline.at(time, arrive, (SimulatedRequest(0, time, prompt_tokens=1, output_tokens=1), seconds))
+            timeline.at(time, arrive, (SimulatedRequest(0, time, num_prompt_tokens=1, num_output_tokens=1), seconds))
             return
 
     def arrive(pair: tuple[SimulatedRequest, float]) -> None:

@@ -34,7 +34,7 @@ class Station:
     integral of the number of requests in the station.
     """
 
-    def __init__(self, timeline: Timeline, num_servers: int, *, on_start: Started, on_end: Ended) -> None:
+    def __init__(self, timeline: Timeline, num_servers: int, *, on_start: Started, on_end: Ended | None = None) -> None:
         self.num_servers = num_servers
         self.busy = Meter()
         self.num_served = 0
@@ -72,7 +72,8 @@ class Station:
             self._serve(*self._waiting.popleft())
         else:
             self._idle += 1
-        self._on_end(request)
+        if self._on_end is not None:
+            self._on_end(request)
 
     def _count(self, change: int) -> None:
         now = self._timeline.now
@@ -108,21 +109,21 @@ class StationTwin:
         self._threshold = threshold_tokens(plan)
         (pd,), (split,) = deployment.pd, plan.splits
         self._local_seconds = pd.profile.prefill.seconds
-        self.local = self._prefill_pool(split.num_prefill, self._local_started, self._hand_over)
+        self.local = self._prefill_station(split.num_prefill, self._local_started, self._hand_over)
         self.remote, self.egress = None, Egress(self.timeline, math.inf)
         for cluster in deployment.prfaas:
             self._remote_seconds = cluster.profile.prefill.seconds
-            self.remote = self._prefill_pool(cluster.num_instances, self._remote_started, self._remote_ended)
+            self.remote = self._prefill_station(cluster.num_instances, self._remote_started)
             self.egress = Egress(self.timeline, self.settings.path.payload_rate(deployment.egress(cluster)))
         link = self.egress.link(math.inf, rtt_seconds=self.settings.path.rtt_seconds)
         self._transfers = Transfers(self.timeline, self.egress, link, num_layers=self.settings.num_layers)
         capacity = decode_capacity(pd, deployment, workload)
         slots = _whole(split.num_decode) * capacity.max_batch
         self._step_seconds = capacity.step_seconds
-        self.decode = Station(self.timeline, slots, on_start=self._decode_started, on_end=self._decode_ended)
+        self.decode = Station(self.timeline, slots, on_start=self._decode_started)
         self._arriving: Iterator[SimulatedRequest] = iter(())
 
-    def _prefill_pool(self, num_servers: float, on_start: Started, on_end: Ended) -> Station | None:
+    def _prefill_station(self, num_servers: float, on_start: Started, on_end: Ended | None = None) -> Station | None:
         servers = _whole(num_servers)
         return Station(self.timeline, servers, on_start=on_start, on_end=on_end) if servers else None
 
@@ -176,9 +177,6 @@ class StationTwin:
         num_bytes = self._kv(request.num_uncached_tokens)
         self._transfers.start(request, num_bytes, prefill_seconds=seconds, arrived=self._hand_over)
 
-    def _remote_ended(self, request: SimulatedRequest) -> None:
-        """Do nothing: the instance is free, and the request waits for its KV."""
-
     def _hand_over(self, request: SimulatedRequest) -> None:
         request.transfer_end = self.timeline.now
         self.decode.enter(request, request.num_output_tokens * self._step_seconds)
@@ -188,9 +186,6 @@ class StationTwin:
         request.decode_start = now
         request.first_token = now + self.settings.first_token_steps * self._step_seconds
         request.decode_end = now + seconds
-
-    def _decode_ended(self, request: SimulatedRequest) -> None:
-        """Do nothing: the request has its last token."""
 
 
 def _whole(number: float) -> int:

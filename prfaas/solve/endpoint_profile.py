@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,63 +62,37 @@ class EngineEndpoint:
     def prefill_seconds(self, prompt: Sequence[int]) -> float:
         """Return the seconds from sending a prompt to receiving its only token."""
         started = time.perf_counter()
-        with _CompletionResponse(self._parts, self._body(prompt, max_tokens=1)) as response:
-            response.read()
+        for _ in self._response_lines(prompt, max_tokens=1):
+            pass
         return time.perf_counter() - started
 
     def token_times(self, prompt: Sequence[int], num_tokens: int) -> list[float]:
         """Return the moments at which `num_tokens` output tokens arrive."""
-        streaming = {"stream": True, "ignore_eos": True, "min_tokens": num_tokens}
-        with _CompletionResponse(self._parts, self._body(prompt, max_tokens=num_tokens) | streaming) as response:
-            return [time.perf_counter() for _ in response.events()]
+        lines = self._response_lines(prompt, max_tokens=num_tokens, stream=True, ignore_eos=True, min_tokens=num_tokens)
+        # The closing event carries no token.
+        return [time.perf_counter() for line in lines if line.startswith(b"data:") and line.strip() != b"data: [DONE]"]
 
-    def _body(self, prompt: Sequence[int], *, max_tokens: int) -> dict[str, Any]:
-        return {"model": self._model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0}
-
-
-class _CompletionResponse:
-    """Response to one completion request. Failures of the endpoint are raised as ConfigError."""
-
-    def __init__(self, parts: urllib.parse.SplitResult, body: dict[str, Any]) -> None:
-        secure = parts.scheme == "https"
-        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._connection = connect(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
-        self._path = parts.path.rstrip("/") + "/v1/completions"
-        self._body = json.dumps(body).encode()
-        self._where = parts.geturl()
-
-    def __enter__(self) -> _CompletionResponse:
-        try:
-            self._connection.request("POST", self._path, self._body, {"Content-Type": "application/json"})
-            self._response = self._connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"{self._where}: {error}") from error
-        if self._response.status != 200:
-            text = self._response.read(300).decode(errors="replace")
-            raise ConfigError(f"{self._where}: status {self._response.status}: {text}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-
-    def read(self) -> bytes:
-        """Return the whole body."""
-        with self._translate_errors():
-            return self._response.read()
-
-    def events(self) -> Iterator[bytes]:
-        """Yield each server-sent event except the closing one."""
-        with self._translate_errors():
-            for line in self._response:
-                if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
-                    yield line
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"{self._where}: the response ended early: {error!r}") from error
+    def _response_lines(self, prompt: Sequence[int], **options: Any) -> Iterator[bytes]:
+        """Yield the lines of one completion as they arrive. Failures of the endpoint are raised as ConfigError."""
+        parts, url = self._parts, self._parts.geturl()
+        body = json.dumps({"model": self._model, "prompt": list(prompt), "temperature": 0.0, **options})
+        connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        with closing(connect(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)) as connection:
+            try:
+                path = parts.path.rstrip("/") + "/v1/completions"
+                connection.request("POST", path, body, {"Content-Type": "application/json"})
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                raise ConfigError(f"{url}: {error}") from error
+            if response.status != 200:
+                text = response.read(300).decode(errors="replace")
+                raise ConfigError(f"{url}: status {response.status}: {text}")
+            try:
+                yield from response
+                if response.length:
+                    raise http.client.IncompleteRead(b"", response.length)
+            except (OSError, http.client.HTTPException) as error:
+                raise ConfigError(f"{url}: the response ended early: {error!r}") from error
 
 
 def measure_prefill(endpoint: EngineEndpoint, lengths: Sequence[int], *, repeats: int) -> list[PrefillMeasurement]:

@@ -44,7 +44,7 @@ class Trace:
         outputs = np.maximum(generator.exponential(self.mean_output_tokens, count), 2).astype(int)
         columns = zip(times.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
         return [
-            SimulatedRequest(index, time, prompt_tokens=prompt, output_tokens=output)
+            SimulatedRequest(index, time, num_prompt_tokens=prompt, num_output_tokens=output)
             for index, (time, prompt, output) in enumerate(columns)
         ]
 

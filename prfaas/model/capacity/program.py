@@ -108,153 +108,9 @@ def find_routes(loads: LoadModel) -> tuple[RemoteRoute, ...]:
     return tuple(RemoteRoute(sources[path.source], targets[path.target], i) for i, path in enumerate(deployment.paths))
 
 
-class _Columns:
-    """Column of each variable: local[bin, pd], remote[bin, route], num_prefill[pd], num_decode[pd], rate.
-
-    A local or remote variable is the arrival rate for which that part of the bin takes the route.
-    """
-
-    def __init__(self, num_bins: int, num_pd: int, num_routes: int) -> None:
-        self.local = np.arange(num_bins * num_pd).reshape(num_bins, num_pd)
-        self.remote = self.local.size + np.arange(num_bins * num_routes).reshape(num_bins, num_routes)
-        self.num_prefill = self.local.size + self.remote.size + np.arange(num_pd)
-        self.num_decode = self.num_prefill + num_pd
-        self.rate = int(self.num_decode[-1]) + 1
-
-
-class _Rows:
-    """Constraints low ≤ Σ value · column ≤ high, row by row as HiGHS takes them."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = [0]
-        self.columns: list[Indices] = []
-        self.values: list[FloatArray] = []
-        self.low: list[float] = []
-        self.high: list[float] = []
-
-    def add(self, low: float, high: float, *terms: tuple[Any, Any]) -> int:
-        """Append a row and return its number."""
-        for columns, values in terms:
-            flat = np.ravel(columns)
-            self.columns.append(flat)
-            self.values.append(np.broadcast_to(np.ravel(values), flat.shape))
-        self.starts.append(self.starts[-1] + sum(np.size(columns) for columns, _ in terms))
-        self.low.append(low)
-        self.high.append(high)
-        return len(self.high) - 1
-
-    def at_most(self, high: float, *terms: tuple[Any, Any]) -> int:
-        """Append Σ value · column ≤ high."""
-        return self.add(-highspy.kHighsInf, high, *terms)
-
-
 def solve(demand: Demand, loads: LoadModel, *, splits: Sequence[float] | None = None) -> Solution:
     """Return the optimum; `splits` fixes N_p of each PD cluster."""
-    routes = find_routes(loads)
-    columns = _Columns(len(demand.weight), len(loads.deployment.pd), len(routes))
-    rows, limits = _limits(demand, loads, routes, columns)
-    for local, remote in zip(columns.local, columns.remote, strict=True):
-        rows.add(0.0, 0.0, (local, 1.0), (remote, 1.0), ([columns.rate], -1.0))
-    outcome = _minimise(rows, _bounds(demand, loads, columns, splits), objective=columns.rate)
-    return _read(outcome, limits, demand=demand, loads=loads, routes=routes, columns=columns)
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """Values [column], and prices [row]: what one more on a row's right side adds to the rate."""
-
-    values: FloatArray
-    prices: FloatArray
-
-
-def _minimise(rows: _Rows, bounds: FloatArray, *, objective: int) -> _Outcome:
-    """Maximise the column `objective` within `bounds` [column, 2]."""
-    program = highspy.HighsLp()
-    program.num_col_, program.num_row_ = len(bounds), len(rows.high)
-    program.col_cost_ = np.where(np.arange(len(bounds)) == objective, -1.0, 0.0)
-    program.col_lower_, program.col_upper_ = np.ascontiguousarray(bounds.T)
-    program.row_lower_, program.row_upper_ = np.array(rows.low), np.array(rows.high)
-    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    program.a_matrix_.start_ = np.array(rows.starts)
-    program.a_matrix_.index_ = np.concatenate(rows.columns)
-    program.a_matrix_.value_ = np.concatenate(rows.values)
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.silent()
-    solver.passModel(program)
-    solver.run()
-    status = solver.getModelStatus()
-    # An optimum exists: zero traffic is feasible, and the stations are finite.
-    assert status == highspy.HighsModelStatus.kOptimal, status
-    solution = solver.getSolution()
-    return _Outcome(np.array(solution.col_value), np.maximum(-np.array(solution.row_dual), 0.0))
-
-
-@dataclass(frozen=True)
-class _LimitRows:
-    """Rows that price each station; None where it is no limit."""
-
-    remote: list[int]
-    egress: list[int | None]
-    paths: list[int | None]
-    local: list[int]
-    intra: list[int | None]
-    decode: list[int]
-    roles: list[int]
-
-
-def _limits(
-    demand: Demand, loads: LoadModel, routes: Sequence[RemoteRoute], columns: _Columns
-) -> tuple[_Rows, _LimitRows]:
-    rows, deployment = _Rows(), loads.deployment
-    limits = _LimitRows([], [], [], [], [], [], [])
-    for j, cluster in enumerate(deployment.prfaas):
-        mine = [r for r, route in enumerate(routes) if route.source == j]
-        seconds = np.repeat(demand.remote_seconds[:, [j]], len(mine), axis=1)
-        limits.remote.append(rows.at_most(cluster.num_instances, (columns.remote[:, mine], seconds)))
-        limits.egress.append(
-            _add_bytes(rows, cluster.egress_bytes_per_second, columns.remote[:, mine], demand.kv_bytes)
-        )
-    for index, path in enumerate(deployment.paths):
-        mine = [r for r, route in enumerate(routes) if route.path == index]
-        limits.paths.append(_add_bytes(rows, path.bytes_per_second, columns.remote[:, mine], demand.kv_bytes))
-    for d, pd in enumerate(deployment.pd):
-        _limit_pd(d, pd, rows, limits, demand=demand, loads=loads, routes=routes, columns=columns)
-    return rows, limits
-
-
-def _add_bytes(rows: _Rows, capacity: float, chosen: Any, kv_bytes: FloatArray) -> int | None:
-    """Limit bytes per second, counted in Gbit so that the program's numbers are of one order."""
-    if math.isinf(capacity):
-        return None
-    return rows.at_most(
-        capacity / BYTES_PER_GBIT, (chosen, np.repeat(kv_bytes[:, None] / BYTES_PER_GBIT, chosen.shape[1], axis=1))
-    )
-
-
-def _limit_pd(
-    d: int,
-    cluster: PdCluster,
-    rows: _Rows,
-    limits: _LimitRows,
-    *,
-    demand: Demand,
-    loads: LoadModel,
-    routes: Sequence[RemoteRoute],
-    columns: _Columns,
-) -> None:
-    prefill, decode = columns.num_prefill[d], columns.num_decode[d]
-    local, remote = columns.local[:, d], columns.remote[:, [r for r, route in enumerate(routes) if route.target == d]]
-    limits.local.append(rows.at_most(0.0, (local, demand.local_seconds[:, d]), ([prefill], -1.0)))
-    intra = cluster.intra_bytes_per_second
-    limits.intra.append(
-        None
-        if intra is None
-        else rows.at_most(0.0, (local, demand.kv_bytes / BYTES_PER_GBIT), ([prefill], -intra / BYTES_PER_GBIT))
-    )
-    each = decode_seconds_per_prefilled(loads)[d]
-    shares = np.repeat(demand.weight[:, None], remote.shape[1], axis=1)
-    limits.decode.append(rows.at_most(0.0, (local, each * demand.weight), (remote, each * shares), ([decode], -1.0)))
-    limits.roles.append(rows.at_most(cluster.roles, ([prefill, decode], 1.0)))
+    return _Program(demand, loads).solve(splits)
 
 
 def decode_seconds_per_prefilled(loads: LoadModel) -> list[float]:
@@ -263,47 +119,141 @@ def decode_seconds_per_prefilled(loads: LoadModel) -> list[float]:
     return [seconds / prefilled for seconds in loads.decode_seconds()]
 
 
-def _bounds(demand: Demand, loads: LoadModel, columns: _Columns, splits: Sequence[float] | None) -> FloatArray:
-    bounds = np.zeros((columns.rate + 1, 2))
-    bounds[:, 1] = np.inf
-    if demand.local is not None:
-        bounds[np.ravel(columns.local[~np.asarray(demand.local)]), 1] = 0.0
-    if demand.remote is not None:
-        bounds[np.ravel(columns.remote[~np.asarray(demand.remote)]), 1] = 0.0
-    for d, cluster in enumerate(loads.deployment.pd):
-        fixed = splits[d] if splits is not None else cluster.num_prefill
-        bounds[columns.num_prefill[d]] = (0.0, cluster.num_instances) if fixed is None else (fixed, fixed)
-        bounds[columns.num_decode[d], 1] = cluster.num_instances
-    return bounds
+class _Program:
+    """Columns and rows of the program, as HiGHS takes them.
 
+    The columns are local[bin, pd], remote[bin, route], num_prefill[pd], num_decode[pd] and rate. A local or remote
+    column is the arrival rate for which that part of the bin takes the route. Each row is low ≤ Σ value · column ≤ high.
+    """
 
-def _read(
-    outcome: _Outcome,
-    limits: _LimitRows,
-    *,
-    demand: Demand,
-    loads: LoadModel,
-    routes: tuple[RemoteRoute, ...],
-    columns: _Columns,
-) -> Solution:
-    def of(rows: Sequence[int | None], unit: float = 1.0) -> FloatArray:
-        return np.array([0.0 if row is None else outcome.prices[row] / unit for row in rows])
+    def __init__(self, demand: Demand, loads: LoadModel) -> None:
+        self._demand, self._loads = demand, loads
+        self._routes = find_routes(loads)
+        num_bins, num_pd, num_routes = len(demand.weight), len(loads.deployment.pd), len(self._routes)
+        self._local = np.arange(num_bins * num_pd).reshape(num_bins, num_pd)
+        self._remote = self._local.size + np.arange(num_bins * num_routes).reshape(num_bins, num_routes)
+        self._num_prefill = self._local.size + self._remote.size + np.arange(num_pd)
+        self._num_decode = self._num_prefill + num_pd
+        self._rate = int(self._num_decode[-1]) + 1
+        self._starts: list[int] = [0]
+        self._columns: list[Indices] = []
+        self._values: list[FloatArray] = []
+        self._low: list[float] = []
+        self._high: list[float] = []
+        # Rows that price each station, by its field in `Solution`; None where it is no limit.
+        self._priced: dict[str, list[int | None]] = {
+            name: [] for name in ("remote", "egress", "paths", "local", "intra", "decode", "roles")
+        }
 
-    decode = of(limits.decode)
-    flows = outcome.values[columns.remote] * demand.weight[:, None]
-    sources = [np.flatnonzero([route.source == j for route in routes]) for j in range(len(limits.remote))]
-    return Solution(
-        system_throughput=float(outcome.values[columns.rate]),
-        num_prefill=tuple(float(n) for n in outcome.values[columns.num_prefill]),
-        remote_flows=np.array([float(flows[:, mine].sum()) for mine in sources]),
-        local_flows=(outcome.values[columns.local] * demand.weight[:, None]).sum(axis=0),
-        routes=routes,
-        remote=of(limits.remote),
-        egress=of(limits.egress, BYTES_PER_GBIT),
-        paths=of(limits.paths, BYTES_PER_GBIT),
-        local=of(limits.local),
-        intra=of(limits.intra, BYTES_PER_GBIT),
-        decode=decode,
-        roles=of(limits.roles),
-        decode_costs=decode * np.array(decode_seconds_per_prefilled(loads)),
-    )
+    def solve(self, splits: Sequence[float] | None) -> Solution:
+        """Add all rows, maximise the rate and read the solution."""
+        self._limit_remote()
+        for index, pd in enumerate(self._loads.deployment.pd):
+            self._limit_pd(index, pd)
+        for local, remote in zip(self._local, self._remote, strict=True):
+            self._add(0.0, 0.0, (local, 1.0), (remote, 1.0), ([self._rate], -1.0))
+        return self._read(*self._maximise(self._bounds(splits)))
+
+    def _add(self, low: float, high: float, *terms: tuple[Any, Any]) -> int:
+        """Append a row and return its number."""
+        for columns, values in terms:
+            flat = np.ravel(columns)
+            self._columns.append(flat)
+            self._values.append(np.broadcast_to(np.ravel(values), flat.shape))
+        self._starts.append(self._starts[-1] + sum(np.size(columns) for columns, _ in terms))
+        self._low.append(low)
+        self._high.append(high)
+        return len(self._high) - 1
+
+    def _limit(self, station: str, capacity: float, *terms: tuple[Any, Any]) -> None:
+        """Append Σ value · column ≤ capacity, or nothing if the capacity is infinite."""
+        row = None if math.isinf(capacity) else self._add(-highspy.kHighsInf, capacity, *terms)
+        self._priced[station].append(row)
+
+    def _limit_bytes(self, station: str, bytes_per_second: float, routes: list[int]) -> None:
+        """Limit the bytes of some routes, counted in Gbit so that the program's numbers are of one order."""
+        gbits = np.repeat(self._demand.kv_bytes[:, None] / BYTES_PER_GBIT, len(routes), axis=1)
+        self._limit(station, bytes_per_second / BYTES_PER_GBIT, (self._remote[:, routes], gbits))
+
+    def _limit_remote(self) -> None:
+        deployment = self._loads.deployment
+        for j, cluster in enumerate(deployment.prfaas):
+            routes = [r for r, route in enumerate(self._routes) if route.source == j]
+            seconds = np.repeat(self._demand.remote_seconds[:, [j]], len(routes), axis=1)
+            self._limit("remote", cluster.num_instances, (self._remote[:, routes], seconds))
+            self._limit_bytes("egress", cluster.egress_bytes_per_second, routes)
+        for index, path in enumerate(deployment.paths):
+            routes = [r for r, route in enumerate(self._routes) if route.path == index]
+            self._limit_bytes("paths", path.bytes_per_second, routes)
+
+    def _limit_pd(self, index: int, cluster: PdCluster) -> None:
+        demand, prefill, decode = self._demand, self._num_prefill[index], self._num_decode[index]
+        local = self._local[:, index]
+        remote = self._remote[:, [r for r, route in enumerate(self._routes) if route.target == index]]
+        self._limit("local", 0.0, (local, demand.local_seconds[:, index]), ([prefill], -1.0))
+        if cluster.intra_bytes_per_second is None:
+            self._priced["intra"].append(None)
+        else:
+            intra = cluster.intra_bytes_per_second / BYTES_PER_GBIT
+            self._limit("intra", 0.0, (local, demand.kv_bytes / BYTES_PER_GBIT), ([prefill], -intra))
+        seconds = decode_seconds_per_prefilled(self._loads)[index]
+        weights = np.repeat(demand.weight[:, None], remote.shape[1], axis=1)
+        self._limit("decode", 0.0, (local, seconds * demand.weight), (remote, seconds * weights), ([decode], -1.0))
+        self._limit("roles", cluster.roles, ([prefill, decode], 1.0))
+
+    def _bounds(self, splits: Sequence[float] | None) -> FloatArray:
+        """Return the least and the greatest value of each column, [column, 2]."""
+        bounds = np.zeros((self._rate + 1, 2))
+        bounds[:, 1] = np.inf
+        for allowed, columns in ((self._demand.local, self._local), (self._demand.remote, self._remote)):
+            if allowed is not None:
+                bounds[np.ravel(columns[~np.asarray(allowed)]), 1] = 0.0
+        for index, cluster in enumerate(self._loads.deployment.pd):
+            fixed = splits[index] if splits is not None else cluster.num_prefill
+            bounds[self._num_prefill[index]] = (0.0, cluster.num_instances) if fixed is None else (fixed, fixed)
+            bounds[self._num_decode[index], 1] = cluster.num_instances
+        return bounds
+
+    def _maximise(self, bounds: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Maximise the rate. Return values [column], and prices [row]: the gain by one more on a row's right side."""
+        program = highspy.HighsLp()
+        program.num_col_, program.num_row_ = len(bounds), len(self._high)
+        program.col_cost_ = np.where(np.arange(len(bounds)) == self._rate, -1.0, 0.0)
+        program.col_lower_, program.col_upper_ = np.ascontiguousarray(bounds.T)
+        program.row_lower_, program.row_upper_ = np.array(self._low), np.array(self._high)
+        program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        program.a_matrix_.start_ = np.array(self._starts)
+        program.a_matrix_.index_ = np.concatenate(self._columns)
+        program.a_matrix_.value_ = np.concatenate(self._values)
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver.silent()
+        solver.passModel(program)
+        solver.run()
+        status = solver.getModelStatus()
+        # An optimum exists: zero traffic is feasible, and the stations are finite.
+        assert status == highspy.HighsModelStatus.kOptimal, status
+        solution = solver.getSolution()
+        return np.array(solution.col_value), np.maximum(-np.array(solution.row_dual), 0.0)
+
+    def _read(self, values: FloatArray, prices: FloatArray) -> Solution:
+        def of(station: str, unit: float = 1.0) -> FloatArray:
+            return np.array([0.0 if row is None else prices[row] / unit for row in self._priced[station]])
+
+        weight = self._demand.weight[:, None]
+        flows = values[self._remote] * weight
+        sources = np.array([route.source for route in self._routes])
+        return Solution(
+            system_throughput=float(values[self._rate]),
+            num_prefill=tuple(float(n) for n in values[self._num_prefill]),
+            remote_flows=np.array([flows[:, sources == j].sum() for j in range(len(self._loads.deployment.prfaas))]),
+            local_flows=(values[self._local] * weight).sum(axis=0),
+            routes=self._routes,
+            remote=of("remote"),
+            egress=of("egress", BYTES_PER_GBIT),
+            paths=of("paths", BYTES_PER_GBIT),
+            local=of("local"),
+            intra=of("intra", BYTES_PER_GBIT),
+            decode=of("decode"),
+            roles=of("roles"),
+            decode_costs=of("decode") * np.array(decode_seconds_per_prefilled(self._loads)),
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from prfaas.types import BlockHash
 NEVER = math.nan
 
 
+@dataclass(slots=True, eq=False)
 class SimulatedRequest:
     """Simulated request. Times are seconds since the start of the run; NaN means not reached.
 
@@ -23,77 +25,40 @@ class SimulatedRequest:
     token, `stalls` the gaps after preemptions. `admitted` is the moment at which a waiting conversation was admitted.
     """
 
-    __slots__ = (
-        "admitted",
-        "arrival",
-        "blocks",
-        "blocks_after",
-        "decode_end",
-        "decode_start",
-        "decoded",
-        "first_token",
-        "index",
-        "num_cached_tokens",
-        "num_found_tokens",
-        "num_known_tokens",
-        "num_output_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_retries",
-        "prefill_end",
-        "prefill_start",
-        "reason",
-        "session",
-        "stalls",
-        "transfer_end",
-        "turn",
-    )
+    index: int
+    arrival: float
+    _: KW_ONLY
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int = 0
+    session: int = -1
+    turn: int = 1
+    blocks: Sequence[BlockHash] = ()
+    blocks_after: Sequence[BlockHash] = ()
+    num_retries: int = 0
+    num_preemptions: int = 0
+    num_known_tokens: int = field(init=False)
+    num_found_tokens: int = field(init=False)
+    reason: str = field(default="", init=False)
+    decoded: list[tuple[StepLog, int, int]] = field(default_factory=list, init=False)
+    stalls: list[float] = field(default_factory=list, init=False)
+    admitted: float = field(init=False)
+    prefill_start: float = field(default=NEVER, init=False)
+    prefill_end: float = field(default=NEVER, init=False)
+    transfer_end: float = field(default=NEVER, init=False)
+    decode_start: float = field(default=NEVER, init=False)
+    first_token: float = field(default=NEVER, init=False)
+    decode_end: float = field(default=NEVER, init=False)
 
-    def __init__(
-        self,
-        index: int,
-        arrival: float,
-        *,
-        prompt_tokens: int,
-        output_tokens: int,
-        cached_tokens: int = 0,
-        session: int = -1,
-        turn: int = 1,
-        blocks: Sequence[BlockHash] = (),
-        blocks_after: Sequence[BlockHash] = (),
-    ) -> None:
-        self.index = index
-        self.arrival = self.admitted = arrival
-        self.num_prompt_tokens = prompt_tokens
-        self.num_output_tokens = output_tokens
-        self.num_cached_tokens = cached_tokens
-        self.session = session
-        self.turn = turn
-        self.blocks = blocks
-        self.blocks_after = blocks_after or blocks
-        self.num_known_tokens = self.num_found_tokens = cached_tokens
-        self.decoded: list[tuple[StepLog, int, int]] = []
-        self.stalls: list[float] = []
-        self.num_retries = self.num_preemptions = 0
-        self.reason = ""
-        self.prefill_start = self.prefill_end = self.transfer_end = NEVER
-        self.decode_start = self.first_token = self.decode_end = NEVER
+    def __post_init__(self) -> None:
+        self.admitted = self.arrival
+        self.blocks_after = self.blocks_after or self.blocks
+        self.num_known_tokens = self.num_found_tokens = self.num_cached_tokens
 
     def again(self) -> SimulatedRequest:
-        """Return the same request, with nothing done for it yet."""
-        fresh = SimulatedRequest(
-            self.index,
-            self.arrival,
-            prompt_tokens=self.num_prompt_tokens,
-            output_tokens=self.num_output_tokens,
-            cached_tokens=self.num_cached_tokens,
-            session=self.session,
-            turn=self.turn,
-            blocks=self.blocks,
-            blocks_after=self.blocks_after,
-        )
+        """Return the same request to be sent again, with no stage reached."""
+        fresh = replace(self, num_retries=self.num_retries + 1)
         fresh.admitted = self.admitted
-        fresh.num_retries, fresh.num_preemptions = self.num_retries + 1, self.num_preemptions
         return fresh
 
     @property

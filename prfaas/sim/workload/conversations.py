@@ -71,8 +71,8 @@ class Conversations:
         return SimulatedRequest(
             session * self._longest + index,
             arrival,
-            prompt_tokens=prompt,
-            output_tokens=turn.num_output_tokens,
+            num_prompt_tokens=prompt,
+            num_output_tokens=turn.num_output_tokens,
             session=session,
             turn=index + 1,
             blocks=self._blocks(session, prompt),

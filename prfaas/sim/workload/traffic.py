@@ -35,7 +35,7 @@ def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> 
     outputs = np.maximum(np.rint(_outputs(workload.output, len(times), generator)), 1).astype(int)
     columns = zip(times.tolist(), prompts.tolist(), hits.tolist(), outputs.tolist(), strict=True)
     return [
-        SimulatedRequest(index, time, prompt_tokens=prompt, output_tokens=output, cached_tokens=hit)
+        SimulatedRequest(index, time, num_prompt_tokens=prompt, num_output_tokens=output, num_cached_tokens=hit)
         for index, (time, prompt, hit, output) in enumerate(columns)
     ]
 
@@ -68,9 +68,9 @@ def recorded_requests(path: Path, *, count: int) -> list[SimulatedRequest]:
             SimulatedRequest(
                 index,
                 row.timestamp * unit,
-                prompt_tokens=int(row.prompt_tokens),
-                output_tokens=int(row.output_tokens or _DEFAULT_OUTPUT_TOKENS),
-                cached_tokens=int(row.cached_tokens),
+                num_prompt_tokens=int(row.prompt_tokens),
+                num_output_tokens=int(row.output_tokens or _DEFAULT_OUTPUT_TOKENS),
+                num_cached_tokens=int(row.cached_tokens),
                 turn=row.turn,
                 blocks=[block_name(number) for number in row.blocks],
             )

@@ -107,25 +107,25 @@ def _mark(inferred: Sequence[str]) -> str:
     return "inferred" if inferred else ""
 
 
-def _rows(option: Option) -> dict[str, tuple[float | None, str]]:
-    """Return each figure of the comparison by its JSON name, with its format."""
+def _rows(option: Option) -> dict[str, tuple[str, float | None, str]]:
+    """Return the label, value and format of each figure by its JSON name."""
     plan = option.plan
     num_prfaas = sum(cluster.num_instances for cluster in option.deployment.prfaas)
     egress = None if plan.egress_bytes_per_second is None else plan.egress_bytes_per_second * 8 / 1e9
     return {
-        "threshold_tokens": (plan.threshold_tokens, "{:.0f}"),
-        "num_prfaas": (num_prfaas or None, "{:.0f}"),
-        "num_prefill": (plan.num_prefill or None, _count(plan.num_prefill)),
-        "num_decode": (plan.num_decode, _count(plan.num_decode)),
-        "offload_ratio": (plan.offload_ratio if num_prfaas else None, "{:.1%}"),
-        "mean_offloaded_tokens": (plan.mean_offloaded_tokens, "{:.0f}"),
-        "prfaas_throughput": (plan.prfaas_throughput, "{:.2f}"),
-        "pd_prefill_throughput": (plan.pd_prefill_throughput, "{:.2f}"),
-        "pd_decode_throughput": (plan.pd_decode_throughput, "{:.2f}"),
-        "system_throughput": (plan.system_throughput, "{:.2f}"),
-        "egress_gbps": (egress, "{:.1f}"),
-        "ttft_mean_seconds": (option.queue_free.mean_seconds, "{:.2f}"),
-        "ttft_p90_seconds": (option.queue_free.quantile_seconds, "{:.2f}"),
+        "threshold_tokens": ("threshold t, tokens", plan.threshold_tokens, "{:.0f}"),
+        "num_prfaas": ("N_prfaas", num_prfaas or None, "{:.0f}"),
+        "num_prefill": ("N_p", plan.num_prefill or None, _count(plan.num_prefill)),
+        "num_decode": ("N_d", plan.num_decode, _count(plan.num_decode)),
+        "offload_ratio": ("offloaded p", plan.offload_ratio if num_prfaas else None, "{:.1%}"),
+        "mean_offloaded_tokens": ("mean offloaded length, tokens", plan.mean_offloaded_tokens, "{:.0f}"),
+        "prfaas_throughput": ("Θ_prfaas, req/s", plan.prfaas_throughput, "{:.2f}"),
+        "pd_prefill_throughput": ("Θ_pd-p, req/s", plan.pd_prefill_throughput, "{:.2f}"),
+        "pd_decode_throughput": ("Θ_pd-d, req/s", plan.pd_decode_throughput, "{:.2f}"),
+        "system_throughput": ("Λ_max, req/s", plan.system_throughput, "{:.2f}"),
+        "egress_gbps": ("egress, Gbps", egress, "{:.1f}"),
+        "ttft_mean_seconds": ("TTFT mean, s (no queue)", option.queue_free.mean_seconds, "{:.2f}"),
+        "ttft_p90_seconds": ("TTFT P90, s (no queue)", option.queue_free.quantile_seconds, "{:.2f}"),
     }
 
 
@@ -138,32 +138,15 @@ def _split(plan: Plan) -> str:
     return "/".join(_count(number).format(number) for number in (plan.num_prefill, plan.num_decode))
 
 
-_LABELS = {
-    "threshold_tokens": "threshold t, tokens",
-    "num_prfaas": "N_prfaas",
-    "num_prefill": "N_p",
-    "num_decode": "N_d",
-    "offload_ratio": "offloaded p",
-    "mean_offloaded_tokens": "mean offloaded length, tokens",
-    "prfaas_throughput": "Θ_prfaas, req/s",
-    "pd_prefill_throughput": "Θ_pd-p, req/s",
-    "pd_decode_throughput": "Θ_pd-d, req/s",
-    "system_throughput": "Λ_max, req/s",
-    "egress_gbps": "egress, Gbps",
-    "ttft_mean_seconds": "TTFT mean, s (no queue)",
-    "ttft_p90_seconds": "TTFT P90, s (no queue)",
-}
-
-
 def _cell(value: float | None, form: str) -> str:
     return _NONE if value is None else form.format(value)
 
 
 def _options(study: Study) -> str:
-    figures = [_rows(option) for option in study.options]
+    columns = [_rows(option) for option in study.options]
     rows = [["", *(option.deployment.name for option in study.options)]]
-    for name, label in _LABELS.items():
-        rows.append([label, *(_cell(*column[name]) for column in figures)])
+    for name, (label, _, _) in columns[0].items():
+        rows.append([label, *(_cell(*column[name][1:]) for column in columns)])
     if len(study.main.plan.splits) > 1:
         splits = ", ".join(f"{s.cluster} {s.num_prefill:g}/{s.num_decode:g}" for s in study.main.plan.splits)
         return _table(rows) + f"\n  splits N_p/N_d: {splits}"
@@ -171,14 +154,12 @@ def _options(study: Study) -> str:
 
 
 def _against_paper(study: Study) -> str:
-    header = [""]
-    for option in study.options:
-        header += [option.deployment.name, "paper", "error"]
-    rows = [header]
-    for name, label in _LABELS.items():
+    columns = [_rows(option) for option in study.options]
+    rows = [["", *(cell for option in study.options for cell in (option.deployment.name, "paper", "error"))]]
+    for name, (label, _, _) in columns[0].items():
         row = [label]
-        for option in study.options:
-            value, form = _rows(option)[name]
+        for option, column in zip(study.options, columns, strict=True):
+            _, value, form = column[name]
             printed = TABLE_6[option.deployment.name].get(name)
             row += [_cell(value, form), _cell(printed, form), _error(value, printed)]
         rows.append(row)

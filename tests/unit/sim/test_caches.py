@@ -22,7 +22,7 @@ def chain(*numbers: int) -> list[BlockHash]:
 
 
 def request(blocks: Sequence[BlockHash]) -> SimulatedRequest:
-    return SimulatedRequest(0, 0.0, prompt_tokens=16 * len(blocks) + 8, output_tokens=1, blocks=blocks)
+    return SimulatedRequest(0, 0.0, num_prompt_tokens=16 * len(blocks) + 8, num_output_tokens=1, blocks=blocks)
 
 
 @contextmanager
@@ -97,5 +97,5 @@ def test_late_announcement_delays_the_view() -> None:
 def test_the_last_token_is_always_computed() -> None:
     with two_caches(CacheRules()) as (_, caches):
         caches.keep(A, chain(1, 2))
-        asked = SimulatedRequest(0, 0.0, prompt_tokens=32, output_tokens=1, blocks=chain(1, 2))
+        asked = SimulatedRequest(0, 0.0, num_prompt_tokens=32, num_output_tokens=1, blocks=chain(1, 2))
         assert caches.usable(asked, A) == 31

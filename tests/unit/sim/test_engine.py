@@ -36,7 +36,7 @@ class Bench:
 
 
 def make_request(prompt: int, output: int, arrival: float = 0.0) -> SimulatedRequest:
-    return SimulatedRequest(0, arrival, prompt_tokens=prompt, output_tokens=output)
+    return SimulatedRequest(0, arrival, num_prompt_tokens=prompt, num_output_tokens=output)
 
 
 def step_by_step(asked: list[tuple[float, int, int]], max_batch: int) -> list[tuple[float, float]]:

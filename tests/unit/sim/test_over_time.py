@@ -9,7 +9,7 @@ from prfaas.sim.summary import NUM_BINS, requests_over_time
 
 
 def request(*moments: float) -> SimulatedRequest:
-    made = SimulatedRequest(0, moments[0], prompt_tokens=1, output_tokens=1)
+    made = SimulatedRequest(0, moments[0], num_prompt_tokens=1, num_output_tokens=1)
     made.prefill_start, made.prefill_end, made.transfer_end, made.decode_start, made.decode_end = moments[1:]
     return made
 
@@ -33,4 +33,4 @@ def test_time_spent_in_a_stage_adds_up() -> None:
 
 
 def test_requests_without_an_end_are_left_out() -> None:
-    assert sum(requests_over_time([SimulatedRequest(0, 1.0, prompt_tokens=1, output_tokens=1)], 5.0)["waiting"]) == 0.0
+    assert sum(requests_over_time([SimulatedRequest(0, 1.0, num_prompt_tokens=1, num_output_tokens=1)], 5.0)["waiting"]) == 0.0

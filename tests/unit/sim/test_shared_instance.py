@@ -33,7 +33,7 @@ class Bench:
         self.instance = SharedInstance(self.timeline, spec, callbacks, self.gaps, sharing=sharing)
 
     def ask(self, moment: float, prompt: int, output: int) -> SimulatedRequest:
-        request = SimulatedRequest(0, moment, prompt_tokens=prompt, output_tokens=output)
+        request = SimulatedRequest(0, moment, num_prompt_tokens=prompt, num_output_tokens=output)
         self.timeline.at(moment, self.instance.prefill, Prefill(request, prompt, 0, stays=True))
         return request
 
@@ -77,7 +77,7 @@ def test_tight_objective_gives_decode_only_what_it_needs() -> None:
 
 def test_transferred_request_has_its_first_token_after_a_step() -> None:
     bench = Bench(0.1)
-    request = SimulatedRequest(0, 0.0, prompt_tokens=100, output_tokens=3)
+    request = SimulatedRequest(0, 0.0, num_prompt_tokens=100, num_output_tokens=3)
     bench.timeline.at(0.0, bench.instance.decode, request)
     bench.timeline.run()
     assert request.first_token == pytest.approx(0.0201)

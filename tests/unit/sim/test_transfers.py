@@ -25,7 +25,7 @@ class Arrivals:
 
 
 def request() -> SimulatedRequest:
-    return SimulatedRequest(0, 0.0, prompt_tokens=1000, output_tokens=1)
+    return SimulatedRequest(0, 0.0, num_prompt_tokens=1000, num_output_tokens=1)
 
 
 def test_two_flows_of_one_link_halve_it() -> None:

@@ -140,7 +140,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_refused_request_is_counted_and_blocks_no_session() -> None:
     twin, _ = twin_of(InstanceSettings())
     lonely = Twin([], twin.network, twin.rules)
-    lonely.run([SimulatedRequest(0, 0.0, prompt_tokens=10, output_tokens=1)])
+    lonely.run([SimulatedRequest(0, 0.0, num_prompt_tokens=10, num_output_tokens=1)])
     assert lonely.requests[0].reason == "no_decode_instance"
 
 
