@@ -33,4 +33,7 @@ def test_time_spent_in_a_stage_adds_up() -> None:
 
 
 def test_requests_without_an_end_are_left_out() -> None:
-    assert sum(requests_over_time([SimulatedRequest(0, 1.0, num_prompt_tokens=1, num_output_tokens=1)], 5.0)["waiting"]) == 0.0
+    assert (
+        sum(requests_over_time([SimulatedRequest(0, 1.0, num_prompt_tokens=1, num_output_tokens=1)], 5.0)["waiting"])
+        == 0.0
+    )
