@@ -34,14 +34,10 @@ class EngineConfig:
     """One engine beside this agent, as routers reach it."""
 
     instance: str = setting("text", required=True, doc="Name of the instance, unique in the deployment.")
-    url: str = setting("text", required=True, doc="Base URL of its OpenAI server, such as http://10.0.0.5:8000.")
+    url: str = setting("text", required=True, doc="Base URL of the OpenAI server, such as http://10.0.0.5:8000.")
     role: str = setting("text", required=True, doc="prefill, decode or both.")
-    model: str = setting(
-        "text", required=True, doc="Served name of the model, under which its connector hashes prompts."
-    )
-    kv_events: str = setting(
-        "text", default="", doc="Endpoint of its KV events (kv_events_config of vLLM), such as tcp://127.0.0.1:5557."
-    )
+    model: str = setting("text", required=True, doc="Served model name, as hashed by the connector.")
+    kv_events: str = setting("text", default="", doc="Endpoint of vLLM's KV events, such as tcp://127.0.0.1:5557.")
     kv_events_replay: str = setting("text", default="", doc="Endpoint that repeats lost KV events.")
 
     def __post_init__(self) -> None:
@@ -62,22 +58,21 @@ class EngineConfig:
 class TenantShareConfig:
     """One tenant with its own share of the pool."""
 
-    tenant: str = setting("text", required=True, doc="The tenant's salt, as routers have it.")
-    ratio: float = setting("ratio", required=True, doc="Most of the prefix blocks' room that it may hold.")
+    tenant: str = setting("text", required=True, doc="Salt of the tenant, as in the routers' setting `tenants`.")
+    ratio: float = setting("ratio", required=True, doc="Largest share of the prefix blocks.")
 
 
 @dataclass(frozen=True)
 class PeerRateConfig:
     """Rate limit for transfers to or from some peers."""
 
-    peers: str = setting("text", required=True, doc="Name of an agent, or a pattern such as tokyo-*.")
+    peers: str = setting("text", required=True, doc="Agent name, or a pattern such as tokyo-*.")
     max_rate: float = setting(
         "rate",
         default=0.0,
-        doc="Rate of all connections with these peers together, divided among those in use. 0, for egress only: learned "
-        "while the path loses bytes for seconds.",
+        doc="Rate of all matching peers together. 0 (egress only): learned from losses.",
     )
-    each: bool = setting("flag", default=False, doc="Apply `max_rate` to each peer, not to all together.")
+    each: bool = setting("flag", default=False, doc="Separate limit for each peer.")
 
 
 @dataclass(frozen=True)
@@ -94,9 +89,7 @@ class AgentConfig:
         "congestion_control": "the agent uses BBR where the kernel has it",
     }
 
-    name: str = setting(
-        "text", required=True, doc="Name of this node, unique in the deployment; letters, digits, '.', '_' and '-'."
-    )
+    name: str = setting("text", required=True, doc="Unique name of this node: letters, digits, '.', '_' and '-'.")
     socket: Path = setting("path", default=Path("/run/prfaas/agent.sock"), doc="Unix socket at which engines attach.")
     listen: str = setting("address", default="127.0.0.1:7400", doc="Address for KV from other agents.")
     status_listen: str = setting(
@@ -106,8 +99,7 @@ class AgentConfig:
     hardware: str = setting(
         "text",
         default="",
-        doc="Accelerator of this machine, such as H200; empty: the names of its NVIDIA GPUs. Managers refuse different "
-        "hardware in one cluster.",
+        doc="Accelerator, such as H200, equal in the whole cluster; empty: detected NVIDIA GPUs.",
     )
     pool_bytes: int = setting("bytes", default=4 << 30, minimum=1 << 12, doc="Host memory for KV, over all layouts.")
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool for transfers in flight.")
@@ -115,46 +107,45 @@ class AgentConfig:
     tenant_ratio: float = setting(
         "ratio",
         default=1.0,
-        doc="Most of the prefix blocks' room that each tenant outside `tenants` may hold; 1: no limit.",
+        doc="Largest share of the prefix blocks for each tenant outside `tenants`; 1: no limit.",
     )
     tenants: tuple[TenantShareConfig, ...] = setting(
-        records(TenantShareConfig), default=(), doc="Shares of single tenants. Shares that add up to 1 are guaranteed."
+        records(TenantShareConfig), default=(), doc="Shares of single tenants, guaranteed if they add up to at most 1."
     )
     ssd_directory: Path | None = setting(
-        "path", default=None, doc="Directory on a local SSD for prefix blocks below the pool; empty: memory only."
+        "path", default=None, doc="Directory on a local SSD for prefix blocks; empty: memory only."
     )
-    ssd_bytes: int = setting("bytes", default=64 << 30, doc="Room in `ssd_directory`, over all layouts.")
+    ssd_bytes: int = setting("bytes", default=64 << 30, doc="Size of `ssd_directory`, over all layouts.")
     ssd_write_rate: float = setting(
-        "rate", default=0.0, doc="Most bytes written to the SSD, which bounds its wear; 0: as fast as it allows."
+        "rate", default=0.0, doc="Largest write rate to the SSD, against wear; 0: no limit."
     )
     max_link_rate: float = setting(
-        "rate", default=0.0, doc="Most that all connections to one peer send together; 0: as fast as the link allows."
+        "rate", default=0.0, doc="Largest rate to one peer, over all connections; 0: no limit."
     )
     egress: tuple[PeerRateConfig, ...] = setting(
         records(PeerRateConfig),
         default=(),
-        doc="Limits for sending to several peers, such as those of one cluster. All entries that match a peer apply.",
+        doc="Limits for sending to several peers; every entry that matches a peer applies.",
     )
     ingress: tuple[PeerRateConfig, ...] = setting(
         records(PeerRateConfig),
         default=(),
-        doc="Limits for receiving from several peers. The agent tells each peer its share; very old agents ignore it.",
+        doc="Limits for receiving from several peers; the agent tells each peer its share.",
     )
     link_probe_bytes: int = setting(
         "bytes",
         default=2 << 30,
-        doc="Most bytes of one link probe, which a manager orders to measure an idle link; 0: neither send nor accept any.",
+        doc="Largest link probe, sent or accepted; 0: no probes.",
     )
     compression: str = setting(
         "text",
         default="auto",
-        doc="auto: compress chunks without loss while the link is full and a sample shows a gain; off.",
+        doc="auto: lossless compression while the link is full and a sample shows a gain; off.",
     )
     lossy_fp8: bool = setting(
         "flag",
         default=False,
-        doc="LOSSY: send attention blocks (bfloat16) as 8-bit floats, in half the bytes, between agents that both set this; "
-        "answers may differ. Engines with another attention dtype are refused.",
+        doc="LOSSY, answers may differ: bfloat16 attention blocks as 8-bit floats, if both agents set this.",
     )
     reconnect_seconds: float = setting(
         "seconds", default=3.0, doc="Time that a transfer survives without a connection to its peer."
@@ -162,62 +153,60 @@ class AgentConfig:
     open_timeout_seconds: float = setting(
         "seconds",
         default=15.0,
-        doc="Time that an engine waits for a transfer that its sender has not opened; then it computes the prompt.",
+        doc="Longest wait for a transfer that its sender has not opened.",
     )
     peers: tuple[str, ...] = setting(
         "text_list",
         default=(),
-        doc="Agents (name=host:port) whose layouts must match before an engine may attach.",
+        doc="Agents (name=host:port) whose layouts must match before an engine attaches.",
     )
     fetch_from: tuple[str, ...] = setting(
         "text_list",
         default=(),
-        doc="Agents (name=host:port) that cannot dial this agent: it dials them and receives over these connections.",
+        doc="Agents (name=host:port) that this agent dials to receive from, because they cannot dial.",
     )
     dialled_by: tuple[str, ...] = setting(
         "text_list",
         default=(),
-        doc="Agents that dial this agent to receive from it (their fetch_from); it never dials them.",
+        doc="Agents with this agent in `fetch_from`; never dialled by this agent.",
     )
     managers: tuple[str, ...] = setting("text_list", default=(), doc="Managers (host:port) to report to; empty: none.")
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: authority of managers' and agents' certificates."
+        "path", default=None, doc="PEM file: authority of the deployment's certificates."
     )
-    tls_certificate: Path | None = setting(
-        "path", default=None, doc="PEM file: this agent's certificate, for its name."
-    )
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
     tls_revocations: Path | None = setting(
         "path",
         default=None,
         only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list; agents with a revoked certificate are refused.",
+        doc="PEM file: the authority's revocation list.",
     )
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),
         default="system",
-        doc="Authority for engines with https URLs: the system's, or tls_authority. With `deployment` the agent also shows "
-        "tls_certificate.",
+        doc="Authority of https engines: the system's, or `tls_authority` (`deployment`), with `tls_certificate` shown.",
     )
-    cluster: str = setting("text", default="", doc="Name of this node's cluster; required with managers.")
-    cluster_kind: str = setting("text", default="pd", doc="prfaas (prefill for others) or pd (prefill and decode).")
+    cluster: str = setting("text", default="", doc="Name of this node's cluster; required with `managers`.")
+    cluster_kind: str = setting(
+        "text", default="pd", doc="prfaas (prefill for other clusters) or pd (prefill and decode)."
+    )
     advertise: str = setting(
         "address",
         default="",
-        doc="Address of `listen` for other agents, if it differs. They resolve a name at each dial.",
+        doc="Address of `listen` for other agents, if different; names are resolved at each dial.",
     )
     drain_seconds: float = setting(
         "seconds",
         default=0.0,
-        doc="Time for a stopping agent to copy hot prefixes that only it holds to other nodes; 0: stop at once.",
+        doc="Time to copy hot prefixes to other nodes before the stop; 0: none.",
     )
-    engines: tuple[EngineConfig, ...] = setting(records(EngineConfig), default=(), doc="The engines beside this agent.")
+    engines: tuple[EngineConfig, ...] = setting(records(EngineConfig), default=(), doc="Engines beside this agent.")
     insecure_plaintext: bool = setting(
         "flag",
         default=False,
-        doc="Leave traffic between agents unencrypted beyond private networks or despite certificates, and the pages beyond "
-        "loopback.",
+        doc="Unencrypted traffic beyond private networks or despite certificates; pages beyond loopback.",
     )
 
     def __post_init__(self) -> None:

@@ -31,21 +31,21 @@ class ColocateConfig:
         "address", default="127.0.0.1:8200", doc="HTTP: /v1/completions, /v1/models, /healthz, /status."
     )
     insecure_plaintext: bool = setting(
-        "flag", default=False, doc="Listen beyond loopback without certificates, and so to everybody."
+        "flag", default=False, doc="Unencrypted listener beyond loopback, open to everybody."
     )
     shape: str = setting(choice(*SHAPES), default="small", doc="The model's sizes; weights are random.")
     seed: int = setting(
         "count",
         default=1,
         maximum=(1 << 63) - 1,
-        doc="Seed of the weights; equal seeds give equal answers on equal devices.",
+        doc="Seed of the weights.",
     )
     served_model_name: str = setting("text", default="prfaas-hybrid", doc="The model's name in requests.")
-    dtype: str = setting(choice(*DTYPE_NAMES), default="float32", doc="Of weights and KV.")
+    dtype: str = setting(choice(*DTYPE_NAMES), default="float32", doc="Type of weights and KV.")
     num_blocks: int = setting("count", default=512, minimum=2, doc="KV blocks; one is scratch.")
     block_tokens: int = setting("count", default=16, minimum=1, doc="Tokens of a KV block.")
     max_rows: int = setting("count", default=64, minimum=1, doc="Requests in a decode batch.")
-    max_requests: int = setting("count", default=128, minimum=1, doc="Requests that hold KV; those beyond wait.")
+    max_requests: int = setting("count", default=128, minimum=1, doc="Requests that hold KV; further requests wait.")
     max_tokens: int = setting(
         "tokens", default=4096, minimum=2, maximum=MAX_TOKENS, doc="Longest prompt and answer together."
     )
@@ -55,7 +55,7 @@ class ColocateConfig:
     partition: str = setting(
         choice(*PARTITIONS),
         default="none",
-        doc="Shares of the cores: affinity gives each phase its own cores, none lets both phases use all.",
+        doc="Cores of each phase: its own (affinity), or all (none).",
     )
     profile: Path | None = setting(
         "path",
@@ -63,42 +63,42 @@ class ColocateConfig:
         doc="Colocation profile (YAML). With affinity, shares adapt to the SLO.",
     )
     itl_slo_seconds: float = setting(
-        "seconds", default=0.05, minimum=1e-4, only_where={"profile": GIVEN}, doc="What a decode step may take."
+        "seconds", default=0.05, minimum=1e-4, only_where={"profile": GIVEN}, doc="Longest decode step."
     )
     agent_socket: Path | None = setting(
-        "path", default=None, doc="Unix socket of this machine's prfaas-agent; without one nothing is cached or sent."
+        "path", default=None, doc="Unix socket of this machine's prfaas-agent; empty: no cache, no transfers."
     )
     tenant: str = setting(
         "text",
         default="",
         only_where={"agent_socket": GIVEN},
-        doc="Salt of the hashes of requests that name no tenant; equal to the routers' `tenant`.",
+        doc="Salt for requests without a tenant; equal to the routers' `tenant`.",
     )
     open_wait_seconds: float = setting(
         "seconds",
         default=0.5,
         only_where={"agent_socket": GIVEN},
-        doc="How long a request may wait for the agent's answer before it goes without.",
+        doc="Longest wait of a request for the agent's answer.",
     )
     reuse_min_tokens: int = setting(
         "tokens",
         default=256,
         only_where={"agent_socket": GIVEN},
-        doc="Prompts and answers shorter than this are neither looked up nor left in the pool.",
+        doc="Shortest prompt or answer for the pool.",
     )
     dwell_steps: int = setting(
         "count", default=16, minimum=1, only_where={"profile": GIVEN}, doc="Steps before decode's share shrinks."
     )
     tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: who signed the deployment's certificates."
+        "path", default=None, doc="PEM file: authority of the deployment's certificates."
     )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this executor's certificate.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: its private key.")
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
     tls_revocations: Path | None = setting(
         "path",
         default=None,
         only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list; whom it names is refused.",
+        doc="PEM file: the authority's revocation list.",
     )
 
     def __post_init__(self) -> None:

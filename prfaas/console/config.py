@@ -16,27 +16,29 @@ class ConsoleConfig:
     pages: tuple[str, ...] = setting(
         "text_list",
         default=("http://127.0.0.1:7411",),
-        doc="HTTP pages of the managers (http_listen); the first that answers is used.",
+        doc="HTTP pages of the managers (`http_listen`); the first that answers counts.",
     )
     routers: tuple[str, ...] = setting(
         "text_list",
         default=("http://127.0.0.1:8000",),
-        doc="Routers to ask about recent decisions; https:// for those with client_tls_certificate.",
+        doc="Routers for recent decisions; https:// with `client_tls_certificate`.",
     )
-    router_key_file: Path | None = setting(
-        "path", default=None, doc="File with an operator key of the routers (operator_keys_file)."
-    )
+    router_key_file: Path | None = setting("path", default=None, doc="File with an operator key of the routers.")
     managers: tuple[str, ...] = setting(
-        "text_list", default=("127.0.0.1:7410",), doc="Managers (host:port) that change the deployment."
+        "text_list", default=("127.0.0.1:7410",), doc="Managers (host:port) for changes of the deployment."
     )
-    name: str = setting("text", default="operator", doc="Operator name in the record; with TLS the certificate's name.")
+    name: str = setting(
+        "text", default="operator", doc="Operator name in the record; with TLS, the certificate's name."
+    )
     secret_file: Path = setting(
-        "path", default=Path("/etc/prfaas/secret"), doc="File with the deployment's secret; needed for changes only."
+        "path", default=Path("/etc/prfaas/secret"), doc="File with the deployment's secret, for changes only."
     )
     timeout: float = setting("seconds", default=5.0, minimum=0.1, doc="Time limit for an answer.")
-    tls_authority: Path | None = setting("path", default=None, doc="PEM file: authority of the managers' certificates.")
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: the certificate of `name`.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of the certificate.")
+    tls_authority: Path | None = setting(
+        "path", default=None, doc="PEM file: authority of the deployment's certificates."
+    )
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
     tls_revocations: Path | None = setting(
         "path",
         default=None,

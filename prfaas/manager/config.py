@@ -62,103 +62,93 @@ class ManagerConfig:
     engine_indexer: bool = setting(
         "flag",
         default=False,
-        doc="Serve /register, /query and /query_by_hash (Mooncake RFC #1403). "
-        "Callers can make this process connect to addresses of their choice.",
+        doc="Pages /register, /query, /query_by_hash (Mooncake RFC #1403); callers choose addresses to connect to.",
     )
     advertise: str = setting(
         "text",
         default="",
-        doc="host:port at which agents of other machines reach `listen`. Empty: `listen` itself.",
+        doc="host:port of `listen` for agents of other machines; empty: `listen` itself.",
     )
     secret_file: Path = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     operators: tuple[str, ...] = setting(
         "text_list",
         default=("operator",),
-        doc="Names that may change the deployment (prfaas drain, prfaas flip). With TLS, names of client certificates.",
+        doc="Names that may change the deployment; with TLS, names of client certificates.",
     )
     redis_url: str = setting(
         "text",
         default="",
-        doc="redis://, rediss://, redis+sentinel://host:port,…/name or redis+cluster://host:port,…. "
-        "Empty: the manager starts its own Redis.",
+        doc="redis://, rediss://, redis+sentinel://host:port,…/name or redis+cluster://host:port,…; empty: an embedded Redis.",
     )
     redis_directory: Path | None = setting(
         "path",
         default=None,
         only_where={"redis_url": ABSENT},
-        doc="Data directory of the embedded Redis. Without it, a temporary directory that is removed at the stop.",
+        doc="Data directory of the embedded Redis; empty: temporary.",
     )
     redis_namespace: str = setting("text", default="prfaas", doc="Prefix of every Redis key.")
     heartbeat_seconds: float = setting("seconds", default=10.0, minimum=0.05, doc="Period of the agents' heartbeats.")
     expiry_seconds: float = setting(
-        "seconds", default=30.0, minimum=0.1, doc="A node that is silent for this long is left out of all answers."
+        "seconds", default=30.0, minimum=0.1, doc="Silence after which a node is left out of all answers."
     )
     threshold_tokens: int = setting(
         "tokens",
         default=16_000,
         maximum=(1 << 32) - 1,
-        doc="Threshold t: prompts with more uncached tokens are prefilled by a PrfaaS cluster. "
-        "With `deployment`, in force until there is a plan.",
+        doc="Threshold t: a PrfaaS cluster prefills prompts with more uncached tokens. A plan takes precedence.",
     )
     deployment: Path | None = setting(
         "path",
         default=None,
-        doc="YAML file of the deployment, as for prfaas-solve. The manager solves t from it, from the live instances and "
-        "from the measured rates of the links. Needs the extra `solve`.",
+        doc="YAML file of the deployment, as for prfaas-solve, for plans. Extra `solve`.",
     )
     plan_seconds: float = setting(
         "seconds",
         default=300.0,
         minimum=1.0,
         only_where=_PLANNED,
-        doc="Longest time between two plans while nothing else changes.",
+        doc="Longest time between two plans without other changes.",
     )
     traffic_seconds: float = setting(
         "seconds",
         default=300.0,
         minimum=1.0,
         only_where=_PLANNED,
-        doc="The plan uses the requests of this long, if managers see all requests (any local_policy but decode) "
-        "and there were at least 50. Otherwise it uses the file's trace.",
+        doc="Period of requests behind a plan. Below 50, or with `local_policy: decode`: the file's trace.",
     )
     role_changes: RoleChanging = setting(
         choice("recommend", "apply"),
         default="recommend",
         only_where=_PLANNED,
-        doc="If another role of a PD instance would sustain more requests: log it (recommend), "
-        "or drain the instance and change its role (apply).",
+        doc="A better role of a PD instance: logged (recommend), or applied after a drain (apply).",
     )
     role_change_seconds: float = setting(
         "seconds",
         default=60.0,
         only_where=_PLANNED,
-        doc="A role changes after another split was better, and its stage busy, for this long.",
+        doc="Time for which another split is better, and its stage busy, before a change.",
     )
     link_probe_bytes: int = setting(
         "bytes",
         default=2 << 30,
         only_where=_PLANNED,
-        doc="Most bytes of one probe of a link from a PrfaaS cluster to a PD cluster whose rate is unknown. 0: no probes.",
+        doc="Largest probe of an unmeasured link from a PrfaaS to a PD cluster; 0: none.",
     )
     bandwidth: Bandwidth = setting(
         choice("scarce", "abundant", "measured"),
         default="scarce",
-        doc="PrfaaS's rule for links between clusters. scarce: each cluster's cache counts on its own. abundant: the best "
-        "cache anywhere counts, and a longer prefix elsewhere is fetched. measured: the plan decides.",
+        doc="Caches behind a route: each cluster's own (scarce), the best anywhere (abundant), as planned (measured).",
     )
     fetch_tokens: int = setting(
         "tokens",
         default=1024,
         only_where={"bandwidth": frozenset({"abundant", "measured"})},
-        doc="A prefix elsewhere is fetched if it is longer by this many tokens.",
+        doc="Advantage in tokens from which a longer prefix elsewhere is fetched.",
     )
     local_policy: LocalPolicy = setting(
         choice(*get_args(OwnPolicy), "endpoint_picker"),
         default="decode",
-        doc="Who prefills a request that no PrfaaS cluster takes. decode: the decode instance. pd: a prefill instance of "
-        "its cluster. ppd: PPD's table decides. static: a fixed share of later turns stays on the decode instance. "
-        "suffix: the tokens that the decode node lacks decide. "
-        "endpoint_picker: llm-d's configuration decides, and also chooses the decode instance.",
+        doc="Prefill that no PrfaaS cluster takes: decode or prefill (pd) instance, or a policy (docs/router.md).",
     )
     endpoint_picker: Path | None = setting(
         "path",
@@ -169,50 +159,48 @@ class ManagerConfig:
     without_prefill: WithoutPrefill = setting(
         choice("local", "refuse"),
         default="local",
-        doc="If no healthy prefill instance is there: the decode instance prefills (local), or the request is refused "
-        "with 503 (refuse).",
+        doc="Without a healthy prefill instance: prefill at decode (local), or status 503 (refuse).",
     )
     local_turns_ratio: float = setting(
         "ratio",
         default=0.0,
         only_where={"local_policy": "static"},
-        doc="PPD's static x: share of later turns that instances of role decode prefill themselves, the last by name "
-        "first. Instances of role both prefill all that they decode.",
+        doc="PPD's static x: share of later turns that decode instances prefill themselves.",
     )
     non_cached_tokens: int = setting(
         "tokens",
         default=16,
         only_where={"local_policy": "suffix"},
-        doc="A decode node that lacks at least this many tokens does not prefill them.",
+        doc="Missing tokens from which another instance prefills for the decode node.",
     )
     ppd_table: Path | None = setting(
         "path",
         default=None,
         only_where={"local_policy": "ppd"},
-        doc="JSON file with PPD's decision table, in the form of its authors.",
+        doc="JSON file with PPD's decision table, in its authors' form.",
     )
-    max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Most KV of one transfer.")
+    max_transfer_bytes: int = setting("bytes", default=64 << 30, doc="Largest KV of one transfer.")
     rebalance_bytes_per_second: float = setting(
         "rate",
         default=125_000_000.0,
-        doc="Egress budget of each cluster for copies of hot prefixes to further nodes. 0Gbps: no copies.",
+        doc="Egress budget of each cluster for copies of hot prefixes; 0Gbps: no copies.",
     )
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: authority of accepted client certificates."
+        "path", default=None, doc="PEM file: authority of the deployment's certificates."
     )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: this manager's certificate.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: this manager's private key.")
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
     tls_revocations: Path | None = setting(
         "path",
         default=None,
         only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list. Revoked certificates are refused.",
+        doc="PEM file: the authority's revocation list.",
     )
     insecure_plaintext: bool = setting(
         "flag",
         default=False,
-        doc="Listen beyond loopback unencrypted: calls need only the secret, and pages are open to all who reach them.",
+        doc="Unencrypted listeners beyond loopback: calls need only the secret, pages nothing.",
     )
 
     def __post_init__(self) -> None:

@@ -94,10 +94,10 @@ class DiscoveryConfig:
 class QuotaConfig:
     """Quota of one client."""
 
-    client: str = setting("text", required=True, doc="Client: the name after its keys in `api_keys_file`.")
+    client: str = setting("text", required=True, doc="Client name in `api_keys_file`.")
     requests_per_minute: int = setting("count", default=0, doc="Requests per minute; 0: no limit.")
     tokens_per_minute: int = setting(
-        "tokens", default=0, doc="Tokens per minute, of prompts and answers together; 0: no limit."
+        "tokens", default=0, doc="Tokens per minute, prompts and answers together; 0: no limit."
     )
 
 
@@ -106,9 +106,7 @@ class ClientTenantConfig:
     """Clients that share a cache."""
 
     tenant: str = setting("text", required=True, doc="Salt of the tenant, as in the agents' setting `tenants`.")
-    clients: tuple[str, ...] = setting(
-        "text_list", required=True, doc="Clients: the names after their keys in `api_keys_file`."
-    )
+    clients: tuple[str, ...] = setting("text_list", required=True, doc="Client names in `api_keys_file`.")
 
     def __post_init__(self) -> None:
         check_salt(self.tenant)
@@ -129,29 +127,30 @@ class RouterConfig:
     ext_proc_listen: str = setting(
         "address",
         default="",
-        doc="gRPC address of the endpoint picker for gateways (Envoy's external processing); empty: off. Needs the extra "
-        "`gateway`.",
+        doc="gRPC address of the endpoint picker for gateways; empty: off. Extra `gateway`.",
     )
     client_tls_certificate: Path | None = setting(
-        "path", default=None, doc="PEM file: certificate shown to clients at `listen`, which is then encrypted."
+        "path", default=None, doc="PEM file: certificate for clients, which encrypts `listen`."
     )
-    client_tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of that certificate.")
+    client_tls_key: Path | None = setting(
+        "path", default=None, doc="PEM file: private key of `client_tls_certificate`."
+    )
     client_tls_authority: Path | None = setting(
         "path",
         default=None,
         only_where={"client_tls_certificate": GIVEN},
-        doc="PEM file: authority whose certificates clients must show. Without it clients need none.",
+        doc="PEM file: authority of required client certificates; empty: none required.",
     )
     client_tls_revocations: Path | None = setting(
         "path",
         default=None,
         only_where={"client_tls_authority": GIVEN},
-        doc="PEM file: that authority's revocation list. The router refuses the clients that it names.",
+        doc="PEM file: the authority's revocation list.",
     )
     insecure_plaintext: bool = setting(
         "flag",
         default=False,
-        doc="Listen beyond loopback for gateways without certificates, and for clients without keys.",
+        doc="Unencrypted listeners beyond loopback: gateways without certificates, clients without keys.",
     )
     secret_file: str = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     clusters: tuple[ClusterConfig, ...] = setting(
@@ -159,100 +158,91 @@ class RouterConfig:
     )
     discovery: DiscoveryConfig = setting(record(DiscoveryConfig), doc="Discovery of agents without a manager.")
     managers: tuple[str, ...] = setting(
-        "text_list", default=(), doc="Managers (host:port). They know the instances and the caches, and decide."
+        "text_list", default=(), doc="Managers (host:port), which know instances and caches, and decide."
     )
     cluster: str = setting("text", default="", doc="PD cluster of this router; empty: any instance may decode.")
     manager_timeout: float = setting(
         "seconds",
         default=0.25,
         only_where={"managers": GIVEN},
-        doc="Longest wait for a manager's decision. Afterwards the router decides alone.",
+        doc="Longest wait for a manager's decision; then the router decides alone.",
     )
     threshold_tokens: int = setting(
         "tokens",
         default=16_000,
-        doc="t: a PrfaaS cluster prefills prompts with more uncached tokens. A manager's t takes precedence.",
+        doc="Threshold t: a PrfaaS cluster prefills prompts with more uncached tokens. A manager's t takes precedence.",
     )
     local_policy: LocalPolicy = setting(
         choice("decode", "pd"),
         default="decode",
         only_where=_ALONE,
-        doc="Prefill of requests that no PrfaaS cluster takes: by the decode instance, or by a prefill instance of its "
-        "cluster (pd).",
+        doc="Prefill that no PrfaaS cluster takes: by the decode instance, or a prefill instance (pd).",
     )
     pd_protocol: PdProtocol = setting(
         choice("prfaas", "nixl"),
         default="prfaas",
-        doc="Hand-over within a PD cluster: prfaas (both legs at once, through the agents) or nixl (prefill first, then its "
-        "kv_transfer_params go to decode, as for vLLM's NixlConnector).",
+        doc="Hand-over within a PD cluster: both legs at once through agents (prfaas), or prefill first (nixl).",
     )
     without_prefill: WithoutPrefill = setting(
         choice("local", "refuse"),
         default="local",
         only_where=_ALONE,
-        doc="Requests for which no healthy prefill instance is left: the decode instance prefills (local), or the client "
-        "gets 503 (refuse).",
+        doc="Without a healthy prefill instance: prefill at decode (local), or status 503 (refuse).",
     )
-    max_requests: int = setting(
-        "count", default=4096, minimum=1, doc="Concurrent requests. Further ones are told to retry (429)."
-    )
+    max_requests: int = setting("count", default=4096, minimum=1, doc="Most concurrent requests; beyond: status 429.")
     api_keys_file: Path | None = setting(
         "path",
         default=None,
-        doc="File with the clients' keys, one per line, each followed by the client's name or else for the client `default`. "
-        "Without it anybody is served.",
+        doc="Clients' keys, one per line, each with the client's name (else `default`); empty: open.",
     )
     operator_keys_file: Path | None = setting(
         "path",
         default=None,
-        doc="File with the operators' keys, one per line, for /metrics, /debug/decision and the instances in /health. "
-        "Without it these are closed if clients need a key, and open otherwise.",
+        doc="Operators' keys for /metrics, /debug/decision, /health's instances; empty: open only without `api_keys_file`.",
     )
     requests_per_minute: int = setting(
         "count",
         default=0,
-        doc="Requests per minute of each client that `quotas` does not name. Further ones are told to retry (429). 0: no "
-        "limit.",
+        doc="Requests per minute of each client outside `quotas`, then status 429; 0: no limit.",
     )
     tokens_per_minute: int = setting(
-        "tokens", default=0, doc="The same limit in tokens, of prompts and answers together. 0: no limit."
+        "tokens", default=0, doc="The same limit in tokens, prompts and answers together; 0: no limit."
     )
     quotas: tuple[QuotaConfig, ...] = setting(
-        records(QuotaConfig), default=(), doc="Quotas of single clients. Each router counts for itself."
+        records(QuotaConfig), default=(), doc="Quotas of single clients; each router counts for itself."
     )
     tenants: tuple[ClientTenantConfig, ...] = setting(
         records(ClientTenantConfig),
         default=(),
-        doc="Clients that share a cache. Any other client has a cache of its own; keys without a name belong to `tenant`.",
+        doc="Clients that share a cache; other clients have their own. Keys without a name belong to `tenant`.",
     )
     engine_api_key_file: Path | None = setting(
-        "path", default=None, doc="File with the key that the engines require (vLLM's --api-key)."
+        "path", default=None, doc="File with the engines' key (vLLM's --api-key)."
     )
     transfer_deadline: float = setting("seconds", default=120.0, doc="Time after which a missing transfer has failed.")
     request_timeout: float = setting("seconds", default=600.0, doc="Time after which an unfinished answer has failed.")
     probe_interval: float = setting("seconds", default=2.0, doc="Time between two health checks of an engine.")
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
-    tls_authority: Path | None = setting("path", default=None, doc="PEM file: authority of the managers' certificates.")
-    tls_certificate: Path | None = setting(
-        "path", default=None, doc="PEM file: certificate of this router, for the name router."
+    tls_authority: Path | None = setting(
+        "path", default=None, doc="PEM file: authority of the deployment's certificates."
     )
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of that certificate.")
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
     tls_revocations: Path | None = setting(
         "path",
         default=None,
         only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list. The router refuses the gateways that it names.",
+        doc="PEM file: the authority's revocation list.",
     )
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),
         default="system",
-        doc="Authority of engines at https URLs: the system's authorities, or tls_authority. The router shows "
-        "tls_certificate to engines of the deployment.",
+        doc="Authority of https engines: the system's, or `tls_authority` (`deployment`), with `tls_certificate` shown.",
     )
     tenant: str = setting(
         "text",
         default="",
-        doc="Salt of the hashes of clients without a name, and of all clients if no keys are required.",
+        doc="Salt for clients without a name, and for all clients without keys.",
     )
 
     def __post_init__(self) -> None:

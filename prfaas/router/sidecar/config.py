@@ -30,26 +30,24 @@ class SidecarConfig:
     status_listen: str = setting(
         "address",
         default="127.0.0.1:8011",
-        doc="HTTP address of the sidecar's own /metrics and /healthz; `listen` has the engine's.",
+        doc="HTTP address of the sidecar's own /metrics and /healthz.",
     )
     insecure_plaintext: bool = setting(
-        "flag", default=False, doc="Listen beyond loopback without certificates, so that anybody can connect."
+        "flag", default=False, doc="Unencrypted listeners beyond loopback, open to everybody."
     )
     engine_url: str = setting("text", default="http://127.0.0.1:8200", doc="Base URL of the decode engine.")
     protocol: Protocol = setting(
         choice("nixl", "prfaas"),
         default="nixl",
-        doc="Hand-over between the engines: nixl (prefill first, then its kv_transfer_params go to decode) or prfaas (both at "
-        "once, under the grant in x-prfaas-grant).",
+        doc="Hand-over: prefill first, then kv_transfer_params to decode (nixl), or both at once (prfaas).",
     )
     prefill_hosts: tuple[str, ...] = setting(
         "text_list",
         default=(),
-        doc="Hosts that x-prefiller-host-port may name: names, addresses, networks such as 10.0.0.0/8. When empty, addresses "
-        "of private networks and of this machine, except link-local ones (169.254.0.0/16).",
+        doc="Hosts or networks allowed in x-prefiller-host-port; empty: this machine, private networks, not link-local.",
     )
     prefill_scheme: PrefillScheme = setting(
-        choice("http", "https"), default="http", doc="URL scheme of prefill engines, which the header does not contain."
+        choice("http", "https"), default="http", doc="URL scheme of prefill engines."
     )
     prefill_sampling: bool = setting(
         "flag", default=False, doc="Take one of several hosts in the header at random instead of the first."
@@ -58,29 +56,28 @@ class SidecarConfig:
         "count",
         default=0,
         only_where={"protocol": "nixl"},
-        doc="Further tries of a prefill that was answered with 502, 503 or 504.",
+        doc="Retries of a prefill after status 502, 503 or 504.",
     )
     prefill_failure: PrefillFailure = setting(
         choice("local", "fail"),
         default="local",
-        doc="After a failed prefill: the decode engine computes the prompt (local), or the client gets the error (fail).",
+        doc="After a failed prefill: decode computes the prompt (local), or the client gets the error (fail).",
     )
     tls_authority: Path | None = setting(
         "path", default=None, doc="PEM file: authority of the deployment's certificates."
     )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this sidecar.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of that certificate.")
+    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
+    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
     tls_revocations: Path | None = setting(
         "path",
         default=None,
         only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list. The sidecar refuses the peers that it names.",
+        doc="PEM file: the authority's revocation list.",
     )
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),
         default="system",
-        doc="Authority of engines at https URLs: the system's authorities, or tls_authority. The sidecar shows "
-        "tls_certificate to engines of the deployment.",
+        doc="Authority of https engines: the system's, or `tls_authority` (`deployment`), with `tls_certificate` shown.",
     )
 
     def __post_init__(self) -> None:
