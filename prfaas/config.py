@@ -163,7 +163,7 @@ def flag(path: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class _Given:
-    """Value as written by the user, with the place where it stands ("" for none). None is YAML's empty value."""
+    """Value as written by the user, with the place where it was written ("" for none). None is YAML's empty value."""
 
     where: str
     content: str | list[_Given] | dict[str, _Given] | None

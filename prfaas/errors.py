@@ -9,7 +9,7 @@ PrfaasError
 ├── GrantError           a transfer has no valid grant: refuse it
 ├── IndexRefusal         the index cannot place an announcement or a query: refuse it, count the reason
 ├── RecordUnreachable    Redis does not answer or accepts no writes: continue from memory, report stale data
-├── FencedError          another manager writes this cluster's record: stop writing, tell agents where to go
+├── FencedError          another manager writes this cluster's record: stop writing, redirect the agents to that manager
 ├── ManagerUnreachable   no manager answers in time: decide without one
 ├── PageUnreachable      an HTTP page does not answer in time: report it, ask the next server
 ├── AgentUnreachable     the agent's socket does not answer: stop the engine's start, or reattach later

@@ -157,7 +157,7 @@ def _parse(fields: Any) -> Grant:
 
 
 def to_text(token: bytes) -> str:
-    """Return the signed grant as it stands in `kv_transfer_params`."""
+    """Return the signed grant as written in `kv_transfer_params`."""
     return base64.urlsafe_b64encode(token).decode()
 
 

@@ -87,7 +87,7 @@ class Log:
 
     @contextmanager
     def work(self, name: str, **fields: Any) -> Iterator[Line]:
-        """Write one line when the block ends: `name.complete`, or `name.failed` before the exception goes on."""
+        """Write one line when the block ends: `name.complete`, or `name.failed` before the exception propagates."""
         line = Line(dict(fields))
         start = time.monotonic()
         try:

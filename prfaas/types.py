@@ -24,7 +24,7 @@ FailureReason = Literal[
     "no_memory",  # No slots are left for transfer blocks.
     "unreachable",  # The other agent does not answer.
     "layout_mismatch",  # The two engines store their KV differently.
-    "evicted",  # A block that should have been held is gone.
+    "evicted",  # A block that should have been held was evicted.
     "prompt_mismatch",  # An engine's prompt is not the granted one.
     "incomplete",  # The sender's request ended before all layers were sent.
     "cancelled",  # Either side gave up.

@@ -31,7 +31,7 @@ from prfaas.units import choice, split_address
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """One engine beside this agent, as routers reach it."""
+    """One engine on this machine, as routers reach it."""
 
     instance: str = setting("text", required=True, doc="Name of the instance, unique in the deployment.")
     url: str = setting("text", required=True, doc="Base URL of the OpenAI server, such as http://10.0.0.5:8000.")
@@ -254,13 +254,13 @@ class AgentConfig:
         """Return address by name of the agents in `fetch_from`."""
         return _addresses("fetch_from", self.fetch_from)
 
-    def certificates(self, *, speaks: tuple[str, ...] = ()) -> Certificates | None:
+    def certificates(self, *, alpn_protocols: tuple[str, ...] = ()) -> Certificates | None:
         """Return the certificates for the wire and for pages beyond loopback; None for plain text.
 
         Raises:
             ConfigError: The files cannot be used.
         """
-        return None if self.insecure_plaintext else Certificates.of(self, speaks=speaks)
+        return None if self.insecure_plaintext else Certificates.of(self, alpn_protocols=alpn_protocols)
 
     def engine_certificates(self) -> Certificates | None:
         """Return the certificates for engines with https URLs; None to trust the system's authorities.

@@ -223,7 +223,7 @@ class Agent:
         """
         return tls_proxy_for(
             self._config.status_listen,
-            self._config.certificates(speaks=("http/1.1",)),
+            self._config.certificates(alpn_protocols=("http/1.1",)),
             setting="status_listen",
             allows_plaintext=self._config.insecure_plaintext,
             refused=lambda reason: metrics.PAGES_REFUSALS.labels(reason=reason).inc(),
@@ -350,7 +350,7 @@ class Agent:
         self._prefix_store.engine_lost(engine, is_last=is_last)
         self._inbound.engine_lost(engine)
 
-    # Events from threads of links, receiver and SSD, handed over to the loop
+    # Events from the threads of links, receiver and SSD, passed to the event loop
 
     def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None

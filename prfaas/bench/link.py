@@ -43,7 +43,7 @@ PROGRESS_SECONDS = 0.2
 PATTERN_BYTES = 1 << 20
 MEMINFO = Path("/proc/meminfo")
 
-Progress = Callable[[int, LinkStats], None]  # Is told how many bytes have arrived.
+Progress = Callable[[int, LinkStats], None]  # Called with the number of bytes that have arrived.
 
 
 class BenchReceiver:
@@ -232,7 +232,7 @@ class _TransferWatch:
 
 
 def allocate(num_bytes: int, *, flag: str) -> memoryview:
-    """Allocate memory that a flag asked for.
+    """Allocate the memory that a flag requests.
 
     Raises:
         ConfigError: this host has too little. The kernel would kill a process once the memory is written to.

@@ -125,7 +125,7 @@ class BlockRun:
         self.children[position] = self.children.get(position, 0) + 1
 
     def drop_child(self, position: int) -> None:
-        """Count that such a block is gone."""
+        """Subtract a block that was removed."""
         left = self.children[position] = self.children[position] - 1
         if not left:
             del self.children[position]

@@ -16,7 +16,7 @@ _DOUBLE_COST_TOKENS = 32_768
 
 
 class BlockFacts(NamedTuple):
-    """Facts about one prefix block for a policy. `last_used` counts the uses of the whole pool; it is no time."""
+    """Facts about one prefix block for a policy. `last_used` counts the uses of the whole pool; it is not a time."""
 
     saved_tokens: int  # Tokens that need no prefill because of this block.
     num_tokens: int  # Length of the chain up to the block's end.
@@ -98,7 +98,7 @@ class Candidates:
         return None
 
     def drop_view(self, view: str) -> None:
-        """Forget a view in which no live run stands any more."""
+        """Forget a view that has no live runs left."""
         self._heaps.pop(view, None)
 
     def _compact(self, view: str) -> None:

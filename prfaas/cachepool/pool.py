@@ -63,7 +63,7 @@ class SlotPool(Generic[Memory]):
         self._leases: dict[LeaseId, Lease] = {}
         self._lease_ids = map(LeaseId, itertools.count(1))
         self._floor = 0.0  # Sort key of the last evicted block, from which the ageing policies count.
-        self._now = 0  # Number of uses so far, which stands for the time.
+        self._now = 0  # Number of uses so far, which serves as the clock.
         self._transfer_bytes = 0
         self._num_evicted = 0
 

@@ -92,7 +92,7 @@ class _Chains:
         return list(cuts.values())
 
     def has_branch(self, block_hash: BlockHash, own: set[BlockHash]) -> bool:
-        """Return whether a state stands at a hash, or a block that is not in `own` follows it."""
+        """Return whether a state is stored at a hash, or a block outside `own` follows it."""
         for slots, run in self._runs_with(block_hash):
             following = run.position_of(block_hash) + 1
             if slots.is_state(run.group) or (following < len(run) and run.hashes[following] not in own):

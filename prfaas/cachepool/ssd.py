@@ -173,7 +173,7 @@ class SsdTier:
         """Do `Pool.cut` for this tier."""
         return self._pool.cut(cuts)
 
-    def write_none_of(self, hashes: Set[BlockHash], then: Callable[[], None]) -> bool:
+    def exclude_from_writes(self, hashes: Set[BlockHash], then: Callable[[], None]) -> bool:
         """Drop these blocks from the write queue, and return whether none is being written now.
 
         If a block is being written, `then` is called after that.
@@ -319,7 +319,7 @@ class SsdTier:
     def read(self, layout: Layout, block: BlockIdentity, into: memoryview, done: Callable[[bool], None]) -> bool:
         """Queue a read over the start of a slot, and return False when the block is not here.
 
-        The slot must stay taken until `done` is told whether the block is whole.
+        The slot must stay in use until `done` is called with whether the block is intact.
         """
         arena = self._arena(layout)
         slot = None if arena is None else self._pool.find(arena, block.group, block.block_hash)

@@ -1,4 +1,4 @@
-"""`prfaas-agent`: one per machine, beside the engines. Owns the pool and all KV transfers."""
+"""`prfaas-agent`: one per machine that runs engines. Owns the pool and all KV transfers."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ from prfaas.units import KINDS, KindName
 TLS_FILES = ("authority", "certificate", "key")
 KERNEL = Path("/proc/sys/net")
 MAX_TOKENS = (1 << 32) - 1
-REFUSAL_REPORT_SECONDS = 1.0  # Interval of the far end's report of rejected connections.
+REFUSAL_REPORT_SECONDS = 1.0  # Interval of the receiver's report of rejected connections.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, or serve as the far end; 2 when a flag cannot be used, 1 when the far end refuses or goes."""
+    """Measure, or serve as the receiver; 2 when a flag cannot be used, 1 when the receiver refuses or disconnects."""
     flags = _parser().parse_args(argv)
     try:
         return _serve(flags) if flags.listen else _measure(flags)
@@ -52,17 +52,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     link = parser.add_subparsers(dest="what", required=True).add_parser("link", help="the wire between two hosts")
     end = link.add_mutually_exclusive_group(required=True)
-    end.add_argument("--listen", metavar="HOST:PORT", type=_kind("address"), help="be the far end")
-    end.add_argument("--to", metavar="HOST:PORT", type=_kind("address"), help="send to the far end there")
+    end.add_argument("--listen", metavar="HOST:PORT", type=_kind("address"), help="receive at this address")
+    end.add_argument("--to", metavar="HOST:PORT", type=_kind("address"), help="send to the receiver at this address")
     link.add_argument("--secret-file", required=True, type=Path, metavar="FILE", help="the deployment's secret")
     link.add_argument("--insecure-plaintext", action="store_true", help="allow public addresses, unencrypted")
     for what in TLS_FILES:
         link.add_argument(f"--tls-{what}", type=Path, metavar="FILE", help=f"PEM file: the {what}, as agents have it")
     link.add_argument("--name", metavar="NAME", help="with --tls-: the name in this host's certificate")
-    link.add_argument("--peer", metavar="NAME", help="with --tls- and --to: the name in the far end's certificate")
+    link.add_argument("--peer", metavar="NAME", help="with --tls- and --to: the name in the receiver's certificate")
     link.add_argument("--congestion-control", default="bbr", metavar="NAME", help="of TCP; bbr by default")
     link.add_argument(
-        "--memory", type=_kind("bytes", least=1), default="1GiB", metavar="SIZE", help="far end: to receive into"
+        "--memory",
+        type=_kind("bytes", least=1),
+        default="1GiB",
+        metavar="SIZE",
+        help="receiver: memory to receive into",
     )
     link.add_argument("--model", metavar="NAME|CONFIG", help="send its layers; see prfaas-solve")
     link.add_argument(
@@ -134,7 +138,7 @@ def _certificates(flags: argparse.Namespace) -> Certificates | None:
 
 
 def _check_own(files: CertificateFiles, certificates: Certificates, *, name: str) -> None:
-    """Raise ConfigError for a certificate that the far end would reject, since TLS hardly tells why."""
+    """Raise ConfigError for a certificate that the receiver would reject, since TLS hardly tells why."""
     try:
         name_shown = common_name(tls.certificate_shown(certificates.client_context(), certificates.server_context()))
     except ssl.SSLCertVerificationError as error:
@@ -144,7 +148,7 @@ def _check_own(files: CertificateFiles, certificates: Certificates, *, name: str
 
 
 def _serve(flags: argparse.Namespace) -> int:
-    """Run the far end until SIGINT or SIGTERM."""
+    """Run the receiver until SIGINT or SIGTERM."""
     stopping = {signal.SIGINT, signal.SIGTERM}
     # All later threads inherit the mask, so that only sigtimedwait below gets the signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
@@ -154,19 +158,19 @@ def _serve(flags: argparse.Namespace) -> int:
         insecure_plaintext=flags.insecure_plaintext,
         congestion_control=flags.congestion_control,
     )
-    far = BenchReceiver(
-        config, key=_key(flags), memory_bytes=flags.memory, report=_say, name=flags.name or RECEIVER_NAME
+    receiver = BenchReceiver(
+        config, key=_key(flags), memory_bytes=flags.memory, report=_print_line, name=flags.name or RECEIVER_NAME
     )
-    _say(f"listening on {far.start()}")
+    _print_line(f"listening on {receiver.start()}")
     refused: dict[str, int] = {}
     while signal.sigtimedwait(stopping, REFUSAL_REPORT_SECONDS) is None:
-        if refused != (refused := far.refused):
-            _say(f"connections rejected so far: {', '.join(f'{why} {count}' for why, count in refused.items())}")
-    far.close()
+        if refused != (refused := receiver.refused):
+            _print_line(f"connections rejected so far: {', '.join(f'{why} {count}' for why, count in refused.items())}")
+    receiver.close()
     return 0
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -231,7 +235,7 @@ def _progress(num_bytes: int) -> Progress:
 def progress_line(arrived_ratio: float, link: LinkStats) -> str:
     """Return one line about a transfer in progress."""
     if not link.num_connections:
-        return f"{arrived_ratio:6.1%}, no connection to the far end"
+        return f"{arrived_ratio:6.1%}, no connection to the receiver"
     rate, waiting = link.achievable_bytes_per_second * 8e-9, link.queued_bytes + link.unacknowledged_bytes
     to_go = f"{waiting / 1e6:.0f} MB to go on {link.num_connections} connections"
     carries = f"the link carries {rate:.2f} Gbit/s" if rate else "rate not known yet"

@@ -70,7 +70,7 @@ def _check_agent(settings: AgentConfig) -> None:
 
 def _check_manager(settings: ManagerConfig) -> None:
     grants.read_secret(settings.secret_file)
-    _check_certificates(settings, lambda: settings.certificates(speaks=()))
+    _check_certificates(settings, lambda: settings.certificates(alpn_protocols=()))
     read_policy(settings)
     if settings.redis_url:
         with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
@@ -91,7 +91,7 @@ def _check_deployment(file: Path) -> None:
 
 def _check_router(settings: RouterConfig) -> None:
     grants.read_secret(Path(settings.secret_file))
-    _check_certificates(settings, lambda: settings.certificates(speaks=()))
+    _check_certificates(settings, lambda: settings.certificates(alpn_protocols=()))
     _check_certificates(settings, settings.client_certificates, prefix="client_tls")
     settings.client_tenants().check(read_clients(settings.api_keys_file, setting="api_keys_file").values())
     read_clients(settings.operator_keys_file, setting="operator_keys_file")
@@ -104,7 +104,7 @@ def _check_router(settings: RouterConfig) -> None:
 
 def _check_sidecar(settings: SidecarConfig) -> None:
     AllowList(settings.prefill_hosts)
-    _check_certificates(settings, lambda: settings.certificates(speaks=()))
+    _check_certificates(settings, lambda: settings.certificates(alpn_protocols=()))
 
 
 def _check_colocate(settings: ColocateConfig) -> None:

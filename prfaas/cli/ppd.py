@@ -178,14 +178,14 @@ async def _runs(
     return runs
 
 
-def _stray_warning(line: str, door: str, where: str, measured: Any) -> str:
+def _stray_warning(line: str, endpoint: str, where: str, measured: Any) -> str:
     """Return a warning about second turns that were prefilled elsewhere, or an empty text."""
     if not measured.strayed:
         return ""
     reasons = ", ".join(f"{reason} {count}" for reason, count in measured.strayed.most_common())
     left_out = "; the cell is left out" if measured.has_strayed else ""
     count = f"{measured.strayed.total()} of {measured.num_conversations} second turns"
-    return f"{line}: {door}: {count} were not prefilled {where} ({reasons}){left_out}\n"
+    return f"{line}: {endpoint}: {count} were not prefilled {where} ({reasons}){left_out}\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`prfaas-sidecar`: beside a decode engine, behind a gateway that names the prefill engine in a header."""
+"""`prfaas-sidecar`: runs on the host of a decode engine, behind a gateway that names the prefill engine in a header."""
 
 from __future__ import annotations
 

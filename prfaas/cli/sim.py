@@ -15,7 +15,7 @@ from prfaas.cli import extras
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
 
-# Flags beside the scenario that each kind of run accepts. `config` includes the scenario's settings.
+# Flags, besides the scenario, that each kind of run accepts. `config` includes the scenario's settings.
 _TAKES = {
     "replay": frozenset[str](),
     "compare": frozenset(("json", "plot", "config")),

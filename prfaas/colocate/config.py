@@ -116,4 +116,4 @@ class ColocateConfig:
 
     def certificates(self) -> Certificates | None:
         """What clients are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""
-        return Certificates.of(self, speaks=("http/1.1",))
+        return Certificates.of(self, alpn_protocols=("http/1.1",))

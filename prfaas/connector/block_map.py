@@ -72,7 +72,7 @@ class BlockMap:
     def checkpoint(
         self, tables: Sequence[Sequence[int]], boundary: int, states: Mapping[int, int]
     ) -> tuple[BlockSpan, ...] | None:
-        """Return the blocks of a checkpoint, or None if one of them is gone.
+        """Return the blocks of a checkpoint, or None if one of them was removed.
 
         `states` maps linear groups to the blocks with the states at `boundary`. If it is empty, they stand in `tables`.
         """

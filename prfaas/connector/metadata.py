@@ -27,13 +27,13 @@ Outcome = (
         "whole_prompt",  # The engine computes the whole prompt, for its log-probabilities.
         "in_use",  # Another request of this engine has the transfer.
         "agent_slow",  # No reply within `open_wait_seconds`, or none to an earlier question either.
-        "agent_lost",  # The agent is gone.
+        "agent_lost",  # The connection to the agent was lost.
         "timeout",  # Nothing came within `receive_timeout_seconds`, or `hold_wait_seconds` for this node's pool.
         "held",  # The engine's own prefix cache covers the whole transfer.
         "overwritten",  # A slot was given to another block while a worker read it.
         "no_prefix",  # This node's pool holds no more of the prompt than the engine's own cache.
         "aborted",  # The request ended before its transfer.
-        "reset",  # The engine was told to forget the KV of earlier weights.
+        "reset",  # The engine was ordered to forget the KV of earlier weights.
     ]
 )
 
@@ -54,7 +54,7 @@ class ScheduledRequest:
 
 @dataclass
 class Counts:
-    """Counts since they were last taken."""
+    """Counts since the previous report."""
 
     transfers: Counter[tuple[TransferKind, str]] = field(default_factory=Counter)
     copied_bytes: Counter[Direction] = field(default_factory=Counter)

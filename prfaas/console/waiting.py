@@ -20,14 +20,16 @@ def report_wait(node: str, state: Callable[[], Mapping[str, Any]], *, seconds: f
     """Report what a change waits for: once, and repeatedly on a terminal. `state` returns the managers' /state."""
     ended = threading.Event()
     if seconds:  # The thread is a daemon, since the page may hang longer than the change takes.
-        threading.Thread(target=_tell, args=(node, state, time.monotonic() + seconds, ended), daemon=True).start()
+        threading.Thread(
+            target=_print_progress, args=(node, state, time.monotonic() + seconds, ended), daemon=True
+        ).start()
     try:
         yield
     finally:
         ended.set()
 
 
-def _tell(node: str, state: Callable[[], Mapping[str, Any]], ends_at: float, ended: threading.Event) -> None:
+def _print_progress(node: str, state: Callable[[], Mapping[str, Any]], ends_at: float, ended: threading.Event) -> None:
     while not ended.is_set():
         try:
             what = awaited(state(), node)

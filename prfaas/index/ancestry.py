@@ -126,7 +126,7 @@ class Ancestry:
             self.use([parent])
 
     def add_run(self, hashes: Sequence[BlockHash], *, parent: BlockHash, index: int) -> bool:
-        """Add consecutive blocks, each with one user beside its child.
+        """Add consecutive blocks, each with one user besides its child.
 
         Return False and add nothing unless all blocks are new and fit behind `parent`.
         """

@@ -195,7 +195,7 @@ class Inventory:
         return ancestry.head(event.block_hash)
 
     def _link(self, event: BlockStored, block_tokens: int) -> bool:
-        """Give the block its place in its chain; return False if its parent is missing or stands elsewhere."""
+        """Give the block its place in its chain; return False if its parent is missing or in another chain."""
         ancestry = self._ancestry.setdefault(block_tokens, Ancestry())
         index = event.num_tokens // block_tokens - 1
         if event.block_hash in ancestry:

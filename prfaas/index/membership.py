@@ -14,7 +14,7 @@ from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, Instan
 
 @dataclass(frozen=True)
 class Engine:
-    """One instance beside an agent."""
+    """One instance on an agent's machine."""
 
     instance: InstanceId
     url: str
@@ -80,7 +80,7 @@ class NodeState(Enum):
 
     UNKNOWN = auto()
     LIVE = auto()
-    SILENT = auto()  # Not heard of for the expiry.
+    SILENT = auto()  # No report within the expiry.
 
 
 class NodeEvent(Enum):
@@ -110,10 +110,10 @@ TRANSITIONS = TransitionTable(
 
 @dataclass(frozen=True)
 class Member:
-    """A node, the time when it was last heard of, and its state at the latest look."""
+    """A node, the time of its latest report, and its state at the latest check."""
 
     node: Node
-    heard_at: float
+    last_report_at: float
     figures: Figures = Figures()
     state: NodeState = NodeState.LIVE
 
@@ -123,7 +123,7 @@ class Membership:
 
     def __init__(self, expiry_seconds: float) -> None:
         self.expiry_seconds = expiry_seconds
-        self.version = 0  # Grows with everything that is heard of any node.
+        self.version = 0  # Grows with every report of any node.
         self._members: dict[AgentName, Member] = {}
 
     def __contains__(self, name: AgentName) -> bool:
@@ -151,7 +151,7 @@ class Membership:
         self._check_instances(node, now)
         figures = Figures()
         if known and known.node.epoch == node.epoch:
-            figures, now = known.figures, max(now, known.heard_at)
+            figures, now = known.figures, max(now, known.last_report_at)
         state = TRANSITIONS.next(self.state(node.name), NodeEvent.REGISTER)
         self._members[node.name] = Member(node, now, figures, state)
         self.version += 1
@@ -174,16 +174,16 @@ class Membership:
         if member is None:
             raise IndexRefusal("unknown_node", f"{name} has not registered")
         if member.node.epoch != epoch:
-            raise IndexRefusal("stale_epoch", f"{name} speaks of epoch {epoch}; {member.node.epoch} is registered")
+            raise IndexRefusal("stale_epoch", f"{name} reports epoch {epoch}; {member.node.epoch} is registered")
         state = TRANSITIONS.next(member.state, NodeEvent.REPORT)
-        self._members[name] = Member(member.node, max(now, member.heard_at), figures or member.figures, state)
+        self._members[name] = Member(member.node, max(now, member.last_report_at), figures or member.figures, state)
         self.version += 1
 
     def live(self, now: float) -> list[Member]:
-        """Return the members that were heard of within the expiry, by name."""
+        """Return the members that reported within the expiry, by name."""
         found = []
         for name, member in sorted(self._members.items()):
-            if now - member.heard_at < self.expiry_seconds:
+            if now - member.last_report_at < self.expiry_seconds:
                 found.append(member)
             elif member.state is NodeState.LIVE:
                 state = TRANSITIONS.next(member.state, NodeEvent.EXPIRE)
@@ -191,8 +191,8 @@ class Membership:
         return found
 
     def silent_for(self, seconds: float, now: float) -> list[AgentName]:
-        """Return the nodes that have not been heard of for so long."""
-        return [name for name, member in self._members.items() if now - member.heard_at >= seconds]
+        """Return the nodes without a report for so long."""
+        return [name for name, member in self._members.items() if now - member.last_report_at >= seconds]
 
     def forget(self, name: AgentName) -> None:
         """Remove a node; nothing happens if it is unknown."""
@@ -202,7 +202,7 @@ class Membership:
         self.version += 1
 
 
-def check_beside(node: Node, known: Node) -> None:
+def check_consistent(node: Node, known: Node) -> None:
     """Raise IndexRefusal if two nodes cannot be in one cluster."""
     conflict = f"they cannot both be in cluster {node.cluster}"
     if node.cluster_kind != known.cluster_kind:

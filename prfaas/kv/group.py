@@ -22,7 +22,7 @@ class KVGroup:
     block_tokens: int
     layers: tuple[LayerSlice, ...] = ()
     window_tokens: int | None = None
-    kept_states: bool = False  # In an engine: a state stands at its place in the block table, not at entry 0.
+    kept_states: bool = False  # In an engine: a state is at its own place in the block table, not at entry 0.
 
     @cached_property
     def rules(self) -> KVKind:

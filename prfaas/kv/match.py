@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from prfaas.kv.group import KVGroup
 
 CutReason = Literal[
-    "complete",  # Everything that was asked for.
+    "complete",  # Everything that was requested.
     "nothing",  # No block of this prompt.
     "blocks",  # The blocks of groups that keep all tokens end there.
     "window",  # A group that looks back a limited distance has a gap further on.

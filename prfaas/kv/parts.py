@@ -75,7 +75,7 @@ def attention_parts(block_tokens: int, layer: LayerSlice, *, packing: str, first
 
 
 def _packed_part(layer: LayerSlice, num_heads: int) -> Part:
-    """Return the one part of a packed block, of which only whole heads can be told apart."""
+    """Return the one part of a packed block, in which only complete heads can be distinguished."""
     if num_heads > 1 and not layer.axis_order.startswith("head,"):
         raise LayoutError(f"layer {layer.name}: the kernels pack a block whose heads do not each lie together")
     size = layer.payload_bytes // num_heads

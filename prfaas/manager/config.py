@@ -225,10 +225,10 @@ class ManagerConfig:
         check_consent(self, "listen", "http_listen")
         check_apart(self, "listen", "http_listen")
 
-    def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
+    def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
         """Return the certificates of the listeners, or None for plain text.
 
         Raises:
             ConfigError: they cannot be used.
         """
-        return Certificates.of(self, speaks=speaks)
+        return Certificates.of(self, alpn_protocols=alpn_protocols)

@@ -189,7 +189,7 @@ class Manager:
         indexer_pages = IndexerPages(self.world.index, self._engine_indexer)
         self._http_proxy = tls_proxy_for(
             config.http_listen,
-            config.certificates(speaks=("http/1.1",)),
+            config.certificates(alpn_protocols=("http/1.1",)),
             setting="http_listen",
             allows_plaintext=config.insecure_plaintext,
             refused=lambda reason: metrics.MANAGER_TLS_REFUSALS.labels(port="pages", reason=reason).inc(),

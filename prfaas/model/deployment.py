@@ -41,7 +41,7 @@ class PdCluster:
 
     @property
     def roles(self) -> float:
-        """Return N plus what sharing gains, in whole roles."""
+        """Return N plus the gain from sharing, in full roles."""
         return self.num_instances + self.overlap * self.shared_instances
 
     def num_decode(self, num_prefill: float) -> float:

@@ -307,9 +307,9 @@ class RouterConfig:
         """Return the tenant of each client."""
         return Tenants({client: tenant.tenant for tenant in self.tenants for client in tenant.clients}, self.tenant)
 
-    def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
+    def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
         """Return the certificates for gateways and managers; None for plain text. Raise ConfigError if they are unusable."""
-        return Certificates.of(self, speaks=speaks)
+        return Certificates.of(self, alpn_protocols=alpn_protocols)
 
     def client_certificates(self) -> Certificates | None:
         """Return the certificates for clients; None for plain text. Raise ConfigError if they are unusable."""
@@ -318,4 +318,4 @@ class RouterConfig:
         files = CertificateFiles(
             self.client_tls_authority, self.client_tls_certificate, self.client_tls_key, self.client_tls_revocations
         )
-        return Certificates(files, speaks=("http/1.1",))
+        return Certificates(files, alpn_protocols=("http/1.1",))

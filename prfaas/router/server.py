@@ -135,7 +135,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
     quotas = Quotas(config.quotas_by_client(), config.default_quota(), time.monotonic)
     admission = RequestAdmission(keys, max_requests=config.max_requests, quotas=quotas, tenants=config.client_tenants())
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")
-    certificates = config.certificates(speaks=()) if config.engine_tls == "deployment" else None
+    certificates = config.certificates(alpn_protocols=()) if config.engine_tls == "deployment" else None
     async with engine_session(engine_key, certificates) as session, follow_certificates(certificates):
         fleet = Fleet(config, session)
         manager = DecisionClient(config, secret, fleet) if config.managers else None
@@ -174,7 +174,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
 
 def _make_discovery(config: RouterConfig, session: aiohttp.ClientSession, fleet: Fleet) -> Discovery:
     """Return the discovery of agents, whose pages are encrypted if the deployment has certificates."""
-    certificates = config.certificates(speaks=())
+    certificates = config.certificates(alpn_protocols=())
     selector = config.discovery.kubernetes_selector
     return Discovery(
         config.discovery.names,

@@ -53,7 +53,7 @@ def _cached_check(tls: CertificateFiles, period: int) -> str:
     return describe_certificate(tls)
 
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # The library would print lines beside the errors that it raises.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # The library would also print the errors that it raises.
 
 
 MAX_MESSAGE_BYTES = 16 << 20  # A prompt of a million tokens has 1 MiB of unit hashes.

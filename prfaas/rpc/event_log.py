@@ -31,7 +31,7 @@ class EventLog:
         self._events: list[Change] = []
         self._num_gathered = 0  # Blocks in `_events`.
         self._fresh: list[Announcement] = []
-        self._is_overrun = False  # Too many changes were not taken, so only the inventory is complete.
+        self._is_overrun = False  # Too many changes were waiting, so only the inventory is complete.
         self._kept: deque[pb.Batch] = deque(maxlen=MAX_UNACKNOWLEDGED)
         self._outbox: deque[pb.Batch] = deque()
 
@@ -69,7 +69,7 @@ class EventLog:
             self.announce_everything()
 
     def announce_everything(self) -> None:
-        """Replace what is waiting by the whole inventory. The first batch has a reset."""
+        """Replace the waiting changes by the full inventory. The first batch has a reset."""
         self.num_full_announcements += 1
         self._gather()
         self._fresh, self._kept, self._is_overrun = [], deque(maxlen=MAX_UNACKNOWLEDGED), False

@@ -15,7 +15,7 @@ LOAD_SLACK = 32  # An instance with this many requests more than the least loade
 SESSION_TOKENS = 4 * REQUEST_TOKENS  # Cached tokens to assume on the session's node while the caches are unknown.
 KV_AMPLE_RATIO = 0.8  # Below this share of KV blocks in use no request waits for blocks.
 KV_FULL_RATIO = 0.98  # Above this share requests wait for blocks or preempt others, so the instance is full.
-KV_WAIT_TOKENS = 16 * REQUEST_TOKENS  # Work that stands for the wait at an instance that is almost full.
+KV_WAIT_TOKENS = 16 * REQUEST_TOKENS  # Work that represents the wait at an instance that is almost full.
 
 
 def tie_break(instance: InstanceState, request: RequestFacts) -> int:
@@ -76,6 +76,6 @@ def _not_slow(instances: list[InstanceState]) -> list[InstanceState]:
 
 
 def _kv_wait_tokens(kv_usage_ratio: float) -> int:
-    """Return the work that stands for the wait for KV blocks. It grows with the square of the scarcity."""
+    """Return the work that represents the wait for KV blocks. It grows with the square of the scarcity."""
     scarcity = (min(kv_usage_ratio, 1.0) - KV_AMPLE_RATIO) / (KV_FULL_RATIO - KV_AMPLE_RATIO)
     return int(KV_WAIT_TOKENS * scarcity**2)

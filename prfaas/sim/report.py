@@ -58,7 +58,7 @@ def _lines(runs: Sequence[tuple[str, SimulationRun]]) -> list[tuple[str, Callabl
 
 
 def _num_counted(run: SimulationRun) -> str:
-    """Return the number of counted requests, with a remark if the trace is shorter than asked for."""
+    """Return the number of counted requests, with a remark if the trace is shorter than requested."""
     scenario, counted = run.scenario, run.summary.num_requests
     is_short = scenario.arrivals == "trace" and counted < scenario.requests - int(scenario.requests * scenario.warmup)
     return f"{counted} (the trace has no more)" if is_short else str(counted)

@@ -56,7 +56,7 @@ class SimulationRun:
 
 
 def prepare(scenario: Scenario) -> ResolvedScenario:
-    """Read the files of a scenario and plan what it leaves open.
+    """Read the files of a scenario and plan the settings that it does not fix.
 
     Raises:
         ConfigError: a file, a trace or a combination cannot be used.

@@ -49,7 +49,7 @@ def is_case_study(flags: Namespace) -> bool:
 
 
 def _method(flags: Namespace) -> Method:
-    """Return the method asked for; by default the paper's form for its case study, else exact expectations."""
+    """Return the requested method; by default the paper's form for its case study, else exact expectations."""
     if flags.method is not None:
         return "paper" if flags.method == "paper" else "exact"
     return "paper" if flags.deployment is None else "exact"

@@ -65,7 +65,7 @@ class _AttachAttempt:
         self._descriptors: list[int] = []
         self._socket = _connect(path, wait_seconds)
         try:
-            # The buffer of a new socket takes the whole message at once.
+            # The buffer of a new socket takes a complete message at once.
             self._socket.sendall(encode(attach))
         except OSError as error:
             self.close()
@@ -215,7 +215,7 @@ class AgentClient:
 
     @property
     def arena(self) -> memoryview:
-        """The whole arena, generation table first; valid until `close`."""
+        """All memory of the arena, generation table first; valid until `close`."""
         assert self._session.arena is not None, "only a worker maps the arena"
         return memoryview(self._session.arena)
 

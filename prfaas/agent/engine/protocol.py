@@ -235,7 +235,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Answer to `Forget`: the blocks are gone from memory, SSD and unfinished stores."""
+    """Answer to `Forget`: the blocks are removed from memory, SSD and unfinished stores."""
 
     transfer_id: TransferId
 

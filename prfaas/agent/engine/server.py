@@ -242,7 +242,7 @@ class EngineListener:
             client.close()
 
     async def _attach(self, client: socket.socket, attach: Message | None) -> EngineConnection | None:
-        """Answer the first message; return the connection unless the engine is refused or gone."""
+        """Answer the first message; return the connection unless the engine was refused or has disconnected."""
         loop = asyncio.get_running_loop()
         if attach is None:
             return None

@@ -41,7 +41,7 @@ class Pins:
                 block_hash for cut in self._cuts(command.end_hash) for block_hash in cut.run.hashes[cut.num_left :]
             }
             # After the wait, other blocks may be written.
-            if not self._ssd.write_none_of(leaving, lambda: self.take(command)):
+            if not self._ssd.exclude_from_writes(leaving, lambda: self.take(command)):
                 return
         self._carry_out(command)
 

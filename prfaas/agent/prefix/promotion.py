@@ -11,7 +11,7 @@ from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdTier
 from prfaas.types import BlockHash
 
-# The SSD's threads write to the slots even after the engine is gone, so the slots are not the engine's.
+# The SSD's threads write to the slots even after the engine has disconnected, so the slots are not the engine's.
 OWNER = "ssd"
 Done = Callable[[Placement | None], None]
 

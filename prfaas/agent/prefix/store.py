@@ -1,4 +1,4 @@
-"""Prefix blocks of the engines beside this agent: blocks that they store, look up and read."""
+"""Prefix blocks of the engines on this machine: blocks that they store, look up and read."""
 
 from __future__ import annotations
 

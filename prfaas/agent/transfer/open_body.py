@@ -136,7 +136,7 @@ def _groups(fields: Fields) -> tuple[GroupBlocks, ...]:
 
 def _group(fields: Fields) -> list[object]:
     fields.array(4)
-    return [fields.whole(), fields.whole(), fields.octets(MAX_BODY_BYTES), fields.octets(HASH_BYTES)]
+    return [fields.integer(), fields.integer(), fields.octets(MAX_BODY_BYTES), fields.octets(HASH_BYTES)]
 
 
 def _copied(fields: Fields) -> CopiedPrefix:

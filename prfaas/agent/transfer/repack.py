@@ -20,7 +20,7 @@ from prfaas.kv.layout import Layout
 from prfaas.kv.repack import Move, Side, moves, whole_blocks
 from prfaas.types import BlockHash, GroupBlocks
 
-# Bounds the memory that one gather needs beside the arenas.
+# Bounds the memory that one gather needs in addition to the arenas.
 SLOTS_PER_COPY = 64
 # Runs the first function in a thread, then calls the second one on the loop with whether the first succeeded.
 Background = Callable[[Callable[[], None], Callable[[bool], None]], None]
@@ -73,7 +73,7 @@ class RepackJob:
         run(self._copy, finish)
 
     def _complete_objects(self) -> list[int]:
-        """Return the objects of the target whose whole content has been copied."""
+        """Return the objects of the target that have been copied completely."""
         found = []
         for objects in self.target.plan.ranges:
             complete = whole_blocks(*self._sides, objects.position, num_tokens=self.target.plan.num_tokens)

@@ -168,7 +168,7 @@ class OutboundTransfers:
             priority=wire_priority(request.priority),
             deadline_seconds=max(MIN_DEADLINE_SECONDS, seconds_left(grant)),
             castable=plan.castable,
-            whole_body=body.encode if is_known else None,
+            full_body=body.encode if is_known else None,
         )
 
     def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:

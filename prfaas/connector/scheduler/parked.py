@@ -37,7 +37,7 @@ class ParkedRequests:
         return True
 
     def park(self, request: Markable) -> None:
-        """Add a request for which the engine was told "not yet"."""
+        """Add a request whose prefix lookup has answered "not yet"."""
         self._parked[request.request_id] = request
 
     def mark(self, waits: Callable[[str], bool]) -> None:

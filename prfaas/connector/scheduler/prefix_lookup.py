@@ -25,7 +25,7 @@ class PrefixLookup:
     """Lookup of one request's prompt.
 
     Attributes:
-        ask_until: Monotonic seconds.
+        reply_deadline: Monotonic seconds.
         promised_tokens: Cached tokens that the router's decision counted on.
         lengths: Lengths of this prompt that the pool can serve; None until the agent has replied.
         held_tokens: Tokens by kind of KV group if they fall short of the promise.
@@ -34,7 +34,7 @@ class PrefixLookup:
     request_id: str
     transfer_id: TransferId
     chain: HashChain
-    ask_until: float
+    reply_deadline: float
     promised_tokens: int
     lengths: list[int] | None = None
     held_tokens: list[list[Any]] | None = None
@@ -47,9 +47,9 @@ class PrefixLookups(TransferTable[PrefixLookup]):
         super().__init__(post=post, counts=counts)
         self._inbound = inbound
 
-    def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, ask_until: float) -> None:
+    def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, reply_deadline: float) -> None:
         """Ask how much of the prompt the pool holds. The engine always computes the last token."""
-        lookup = PrefixLookup(request_id, TransferId(os.urandom(16)), chain, ask_until, promised_tokens)
+        lookup = PrefixLookup(request_id, TransferId(os.urandom(16)), chain, reply_deadline, promised_tokens)
         self._add(lookup)
         units = b"".join(chain.units)
         self._post(Lookup(lookup.transfer_id, chain.root, units, chain.num_tokens - 1, promised_tokens))
@@ -72,7 +72,7 @@ class PrefixLookups(TransferTable[PrefixLookup]):
         lookup = self.of_request(request_id)
         if lookup is None:
             return False
-        if lookup.lengths is None and now < lookup.ask_until:
+        if lookup.lengths is None and now < lookup.reply_deadline:
             return True
         best = max(lookup.lengths or [0])
         if lookup.promised_tokens:

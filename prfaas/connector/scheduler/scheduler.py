@@ -46,7 +46,7 @@ from prfaas.types import TransferId
 FIRST_PAUSE_SECONDS = 0.001
 MAX_PAUSE_SECONDS = 0.01
 REATTACH_WAIT_SECONDS = 0.02  # A new agent replies to its engine's scheduler within a millisecond.
-POLL_INTERVAL_SECONDS = 0.1  # Without transfers, the only possible news is that the agent is gone.
+POLL_INTERVAL_SECONDS = 0.1  # Without transfers, the only possible news is that the agent was lost.
 RESET_WAIT_SECONDS = 60.0  # Forgetting a million blocks takes about 1 s in memory and 6 s on SSD.
 _log = logs.get("connector.scheduler")
 
@@ -101,9 +101,9 @@ class SchedulerSide:
         self._stores = PrefixStores(
             block_map, pins, min_tokens=settings.reuse_min_tokens, post=self._post, counts=counts
         )
-        self._asked_at = math.inf  # Monotonic seconds of the first question since the agent's last message.
+        self._unanswered_since = math.inf  # Monotonic seconds of the first question since the agent's last message.
         self._refused: dict[str, Outcome] = {}  # Prefill legs that run without a transfer.
-        self._failed_loads: list[str] = []  # Planned with an agent that is gone.
+        self._failed_loads: list[str] = []  # Loads planned with an agent that was lost since.
         self._forgotten: TransferId | None = None  # Latest reset that the agent has completed.
         self._has_backlog = False
         self._may_sleep = False  # The last step computed nothing, and the present one has found no work yet.
@@ -138,7 +138,9 @@ class SchedulerSide:
             return
         chain = request.chain(tenant_of(request.parameters, request.salt, default=self._settings.tenant))
         if chain is not None:
-            self._lookups.begin(request.request_id, chain, promised_tokens=promised, ask_until=self._ask_until())
+            self._lookups.begin(
+                request.request_id, chain, promised_tokens=promised, reply_deadline=self._reply_deadline()
+            )
             self._stores.begin_prompt(request.request_id, chain)
 
     def _begin(self, request: EngineRequest, direction: Direction) -> Outcome | None:
@@ -163,20 +165,20 @@ class SchedulerSide:
         elif chain.at(grant.num_tokens) != grant.prompt_hash:
             return "prompt_mismatch"
         else:
-            self._outbound.begin(request, transfer, chain, ask_until=self._ask_until())
+            self._outbound.begin(request, transfer, chain, reply_deadline=self._reply_deadline())
         return None
 
     def _post(self, message: Message) -> None:
         if isinstance(message, Send | Lookup | Store):
-            self._asked_at = min(self._asked_at, time.monotonic())
+            self._unanswered_since = min(self._unanswered_since, time.monotonic())
         self._client.post(message)
 
-    def _ask_until(self) -> float:
+    def _reply_deadline(self) -> float:
         """Return how long to wait for a reply. The wait is zero while the agent owes a reply to an earlier question."""
         now, wait_seconds = time.monotonic(), self._settings.open_wait_seconds
-        if now - self._asked_at > wait_seconds:
+        if now - self._unanswered_since > wait_seconds:
             self.poll()  # The reply may have come since the last step.
-        return now if now - self._asked_at > wait_seconds else now + wait_seconds
+        return now if now - self._unanswered_since > wait_seconds else now + wait_seconds
 
     def num_external_tokens(
         self, request_id: str, local_tokens: int, *, asks_again: Callable[[int | None], bool] = lambda offered: False
@@ -229,7 +231,7 @@ class SchedulerSide:
         messages = self._client.poll(timeout_seconds)
         self.num_messages += len(messages)
         if messages or not self._client.connected:
-            self._asked_at = math.inf
+            self._unanswered_since = math.inf
         for message in messages:
             self._on_message(message)
         if not self._client.connected:
@@ -289,7 +291,7 @@ class SchedulerSide:
 
     @property
     def _has_work(self) -> bool:
-        """True if transfers are pending, or the workers have not heard of the end of one."""
+        """True if transfers are pending, or the workers do not know yet that one has ended."""
         is_pending = self._outbound.has_work or self._inbound.has_work or self._lookups or self._stores.has_work
         return bool(is_pending or self._failed_loads)
 
@@ -316,7 +318,9 @@ class SchedulerSide:
 
     def _plan(self, scheduled: Iterable[ScheduledRequest]) -> Step:
         self.poll()
-        ask_until = self._ask_until()  # May poll: all that follows belongs to the agent that is attached then.
+        reply_deadline = (
+            self._reply_deadline()
+        )  # May poll: all that follows belongs to the agent that is attached then.
         now = time.monotonic()
         stores = self._stores.saves(now=now)
         is_idle, saves = True, []
@@ -325,7 +329,7 @@ class SchedulerSide:
             save = self._outbound.save(request.request_id, request.computed_tokens, request.tables)
             if save is not None:
                 saves.append(save)
-            self._stores.on_scheduled(request, ask_until=ask_until)
+            self._stores.on_scheduled(request, reply_deadline=reply_deadline)
         saves += stores
         self._may_sleep = is_idle
         if not is_idle:
@@ -360,7 +364,7 @@ class SchedulerSide:
         chain = leaves() if self._settings.reuse and self._client.connected else None
         if chain is None or chain.num_tokens < self._settings.reuse_min_tokens:
             return RequestEnd(keeps_blocks=False, sent=sent)
-        self._stores.add_finished(request_id, chain, tables(), ask_until=self._ask_until())
+        self._stores.add_finished(request_id, chain, tables(), reply_deadline=self._reply_deadline())
         return RequestEnd(keeps_blocks=True, sent=sent)
 
     @property
@@ -378,7 +382,7 @@ class SchedulerSide:
         return self._stores.has_pins or self._has_backlog
 
     def on_blocks_lost(self) -> None:
-        """Cancel all planned copies: the engine's block tables are gone."""
+        """Cancel all planned copies: the engine has dropped its block tables."""
         for load in self._inbound.take_loads():
             self._inbound.on_loaded(load.request_id, has_failed=True)
         self._stores.fail_all("aborted")

@@ -29,7 +29,7 @@ class OutboundTransfer:
     request_id: str
     transfer_id: TransferId
     num_tokens: int
-    ask_until: float  # Monotonic seconds.
+    reply_deadline: float  # Monotonic seconds.
     opened: SendOpened | None = None
     saved_tokens: int = 0
 
@@ -48,11 +48,13 @@ class OutboundTransfers(TransferTable[OutboundTransfer]):
         """True if the next step must handle a transfer or the end of one."""
         return bool(self._by_request or self._ends)
 
-    def begin(self, request: EngineRequest, transfer: RequestedTransfer, chain: HashChain, *, ask_until: float) -> None:
+    def begin(
+        self, request: EngineRequest, transfer: RequestedTransfer, chain: HashChain, *, reply_deadline: float
+    ) -> None:
         """Ask the agent for slots."""
         grant = transfer.grant
         groups = self._map.transfer_groups(chain, grant.num_tokens)
-        self._add(OutboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, ask_until))
+        self._add(OutboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, reply_deadline))
         self._post(Send(grant.transfer_id, transfer.token, groups, transfer.trace, request.priority))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
@@ -70,7 +72,7 @@ class OutboundTransfers(TransferTable[OutboundTransfer]):
         transfer = self.of_request(request_id)
         if transfer is None or transfer.opened is not None:
             return False
-        if now < transfer.ask_until:
+        if now < transfer.reply_deadline:
             return True
         self._end(transfer, "agent_slow")
         return False

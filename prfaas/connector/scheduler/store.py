@@ -34,16 +34,16 @@ class BlockPins:
 
 @dataclass(eq=False)
 class StoredBlocks:
-    """Blocks of one request for which the agent was asked for slots.
+    """Blocks of one request for which slots were requested from the agent.
 
-    `ask_until` is in monotonic seconds. After a reply, `opened` or `failure` is set.
+    `reply_deadline` is in monotonic seconds. After a reply, `opened` or `failure` is set.
     """
 
     kind: Literal["store", "checkpoint"]
     request_id: str
     num_tokens: int
     spans: tuple[BlockSpan, ...]
-    ask_until: float
+    reply_deadline: float
     opened: SendOpened | None = None
     failure: Outcome | None = None
 
@@ -91,22 +91,22 @@ class PrefixStores:
         self._post = post
         self._counts = counts
         self._prompts: dict[str, Prompt] = {}
-        self._asked: dict[TransferId, StoredBlocks] = {}
+        self._requested: dict[TransferId, StoredBlocks] = {}
         self._copying: dict[str, StoredBlocks] = {}  # Finished requests by id.
 
     @property
     def has_work(self) -> bool:
         """True if the next step must handle a prompt or stored blocks."""
-        return bool(self._prompts or self._asked or self._copying)
+        return bool(self._prompts or self._requested or self._copying)
 
     @property
     def has_pins(self) -> bool:
-        return any(blocks.is_checkpoint for blocks in self._asked.values())
+        return any(blocks.is_checkpoint for blocks in self._requested.values())
 
     @property
     def will_free_blocks(self) -> bool:
         """True if the engine gets back blocks of finished requests within a few steps."""
-        return bool(self._copying) or any(not blocks.is_checkpoint for blocks in self._asked.values())
+        return bool(self._copying) or any(not blocks.is_checkpoint for blocks in self._requested.values())
 
     def begin_prompt(self, request_id: str, chain: HashChain) -> None:
         """Watch a prompt for checkpoints."""
@@ -117,7 +117,7 @@ class PrefixStores:
         """Stop watching a prompt. Pinned blocks are still copied."""
         self._prompts.pop(request_id, None)
 
-    def on_scheduled(self, request: ScheduledRequest, *, ask_until: float) -> None:
+    def on_scheduled(self, request: ScheduledRequest, *, reply_deadline: float) -> None:
         """Ask for slots for the checkpoints that this step reaches."""
         prompt = self._prompts.get(request.request_id)
         if prompt is None:
@@ -130,7 +130,7 @@ class PrefixStores:
         reached = self._map.boundary(request.before_tokens, request.computed_tokens)
         for boundary in sorted({*request.states, *([reached] if reached else [])}):
             if self._is_wanted(prompt, boundary):
-                self._add_checkpoint(request, prompt, boundary, ask_until=ask_until)
+                self._add_checkpoint(request, prompt, boundary, reply_deadline=reply_deadline)
 
     def _is_wanted(self, prompt: Prompt, boundary: int) -> bool:
         """Return whether a checkpoint is worth its bytes. The end of the prompt is stored with the finished request."""
@@ -139,33 +139,35 @@ class PrefixStores:
         is_inside = self._min_tokens <= boundary < prompt.chain.num_tokens
         return is_far and is_inside and boundary % self._map.step_tokens == 0
 
-    def _add_checkpoint(self, request: ScheduledRequest, prompt: Prompt, boundary: int, *, ask_until: float) -> None:
+    def _add_checkpoint(
+        self, request: ScheduledRequest, prompt: Prompt, boundary: int, *, reply_deadline: float
+    ) -> None:
         assert self._pins is not None
         spans = self._map.checkpoint(request.tables(), boundary, request.states.get(boundary, {}))
         if spans is None:
             return
         prompt.last_tokens = boundary
-        blocks = StoredBlocks("checkpoint", request.request_id, boundary, spans, ask_until)
+        blocks = StoredBlocks("checkpoint", request.request_id, boundary, spans, reply_deadline)
         self._pins.pin(blocks.block_ids)
         self._ask(blocks, self._map.checkpoint_groups(prompt.chain, boundary))
 
     def add_finished(
-        self, request_id: str, chain: HashChain, tables: Sequence[Sequence[int]], *, ask_until: float
+        self, request_id: str, chain: HashChain, tables: Sequence[Sequence[int]], *, reply_deadline: float
     ) -> None:
         """Ask for slots for a request that has computed all of `chain`. `tables[group]` are its block ids."""
         num_tokens = chain.num_tokens
         spans = self._map.filled(tables, num_tokens, saved_tokens=0, computed_tokens=num_tokens)
-        blocks = StoredBlocks("store", request_id, num_tokens, spans, ask_until)
+        blocks = StoredBlocks("store", request_id, num_tokens, spans, reply_deadline)
         self._ask(blocks, self._map.transfer_groups(chain, num_tokens))
 
     def _ask(self, blocks: StoredBlocks, groups: tuple[GroupBlocks, ...]) -> None:
         transfer_id = TransferId(os.urandom(16))
-        self._asked[transfer_id] = blocks
+        self._requested[transfer_id] = blocks
         self._post(Store(transfer_id, blocks.num_tokens, groups))
 
     def on_message(self, message: SendOpened | TransferFailed) -> None:
         """Handle the agent's reply."""
-        blocks = self._asked.get(message.transfer_id)
+        blocks = self._requested.get(message.transfer_id)
         if blocks is not None and isinstance(message, SendOpened):
             blocks.opened = message
         elif blocks is not None and isinstance(message, TransferFailed):
@@ -174,10 +176,10 @@ class PrefixStores:
     def saves(self, *, now: float) -> list[Save]:
         """Return the copies of this step, and unpin the blocks of its checkpoints."""
         saves = []
-        for transfer_id, blocks in list(self._asked.items()):
-            if not (blocks.opened or blocks.failure or now >= blocks.ask_until):
+        for transfer_id, blocks in list(self._requested.items()):
+            if not (blocks.opened or blocks.failure or now >= blocks.reply_deadline):
                 continue
-            del self._asked[transfer_id]
+            del self._requested[transfer_id]
             if blocks.opened is None or blocks.failure is not None:
                 blocks.failure = blocks.failure or "agent_slow"
                 self._post(Cancel(transfer_id))
@@ -210,5 +212,5 @@ class PrefixStores:
 
     def fail_all(self, reason: Outcome) -> None:
         """Give up all stores without slots. The next step releases their blocks."""
-        for blocks in self._asked.values():
+        for blocks in self._requested.values():
             blocks.failure = blocks.failure or reason

@@ -71,7 +71,7 @@ def token_chain(request: Any, num_tokens: int, *, model: str, tenant: str) -> Ha
 
 
 def _extra_keys(request: Any, num_tokens: int, tenant: str) -> dict[int, bytes]:
-    """Return the data to hash beside the tokens, by unit of 16 tokens."""
+    """Return the data to hash together with the tokens, by unit of 16 tokens."""
     is_salted = bool(request.cache_salt) and request.cache_salt != tenant
     if not (request.lora_request or request.mm_features or is_salted or request.prompt_embeds is not None):
         return {}

@@ -110,7 +110,7 @@ class WorkerSide:
                     self._pending.setdefault(name, []).append((save, copy))
 
     def _follow_scheduler(self) -> None:
-        """Attach to the next agent if this one is gone, since the scheduler has attached to another one.
+        """Attach to the next agent if this connection is lost, since the scheduler has attached to another one.
 
         An agent that hangs is not gone, although the scheduler may have left it. Until it ends, steps run without copies.
         """

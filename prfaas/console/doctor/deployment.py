@@ -13,7 +13,7 @@ Nodes = Sequence[Mapping[str, Any]]  # Nodes of a manager's /state.
 
 
 def agent_findings(agent: AgentConfig, nodes: Nodes) -> Iterator[Finding]:
-    """Check that managers would accept this agent beside the live nodes."""
+    """Check that managers would accept this agent together with the live nodes."""
     neighbours = [node for node in nodes if node["name"] != agent.name]
     yield _node_name(agent, nodes)
     yield from _instance_names(agent, neighbours)

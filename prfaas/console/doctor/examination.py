@@ -183,7 +183,7 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
     where = "router"
     running = _runs(router, seconds=patient.console.timeout)
     yield network.port_finding(router.listen, key="listen", where=where, is_running=running)
-    yield network.front_door_finding(router, where=where)
+    yield network.router_address_finding(router, where=where)
     if router.ext_proc_listen:
         yield network.port_finding(router.ext_proc_listen, key="ext_proc_listen", where=where, is_running=running)
         yield network.calls_finding(router.ext_proc_listen, router, where=where)

@@ -80,7 +80,7 @@ def wire_finding(address: str, agent: AgentConfig, *, where: str) -> Finding:
     return _plaintext(address, agent, is_encrypted=is_encrypted, where=where)
 
 
-def front_door_finding(router: RouterConfig, *, where: str) -> Finding:
+def router_address_finding(router: RouterConfig, *, where: str) -> Finding:
     """Check which clients a router accepts, and whether the port is encrypted."""
     if is_loopback(split_address(router.listen)[0]):
         return good("keys", where, f"{router.listen}: loopback only")

@@ -72,7 +72,7 @@ class EngineCache:
         return changes
 
     def clear(self) -> list[PoolEvent]:
-        """Remove everything: the engine cleared its cache, is gone, or sent events that were lost."""
+        """Remove everything: the engine cleared its cache, stopped, or sent events that were lost."""
         gone = [event for group, engine_hash in list(self._held) for event in self._drop(group, engine_hash)]
         self._places.clear()
         self._uses.clear()

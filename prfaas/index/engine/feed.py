@@ -20,7 +20,7 @@ from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolEvent
 from prfaas.types import InstanceId
 
-_REMEMBERED = 4096  # Batches by which a repeated batch is told from a batch of a restarted engine.
+_REMEMBERED = 4096  # Batches kept to distinguish a repeated batch from one of a restarted engine.
 
 BatchVerdict = Literal["next", "known", "gap", "restart"]
 
@@ -33,7 +33,7 @@ class EventSequence:
         self._seen: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     def judge(self, number: int, payload: bytes) -> BatchVerdict:
-        """Compare a batch with those taken before. This changes nothing."""
+        """Compare a batch with earlier ones. This changes nothing."""
         if number > self.last:
             return "next" if number == self.last + 1 else "gap"
         digest = xxhash.xxh64_intdigest(payload)

@@ -294,7 +294,7 @@ def _num_tokens(key: bytes) -> int:
 
 
 def _places(sets: list[int]) -> dict[int, int]:
-    """Return per set a bitmap over the places where it stands. Neighbours often share a set."""
+    """Return per set a bitmap over the places that have it. Neighbours often share a set."""
     places: dict[int, int] = {}
     first = 0
     for place in range(1, len(sets) + 1):

@@ -56,7 +56,7 @@ class Holder:
             self.digest = self.digest.minus(digest)
 
     def _store(self, checkpoint: Checkpoint) -> bool:
-        """Store a checkpoint, beside the block with which it ends if that is known. Return whether it is new."""
+        """Store a checkpoint, together with the block at its end if that is known. Return whether it is new."""
         block_hash, num_tokens = checkpoint.block_hash, checkpoint.num_tokens
         if checkpoint.head is not None and self._is_markable(checkpoint):
             if self.exact.holds(self.number, block_hash=block_hash, num_tokens=num_tokens):
@@ -79,7 +79,7 @@ class Holder:
         return bool(self.runs.unmark(self.number, head=checkpoint.head, offset=offset, tail=tail))
 
     def _is_markable(self, checkpoint: Checkpoint) -> bool:
-        """Return whether it is a state that ends with a block, beside which it can be stored."""
+        """Return whether it is a state that ends with a known block, with which it is stored."""
         return self.is_state and self.block_tokens > 0 and not checkpoint.num_tokens % self.block_tokens
 
     def _offset(self, checkpoint: Checkpoint) -> int:
@@ -102,7 +102,7 @@ class Holder:
 
 
 def apply_segment(bitmaps: Sequence[tuple[Holder, int]], segment: Segment) -> None:
-    """Store or remove blocks, and the states beside them: per holder a bitmap over the path.
+    """Store or remove blocks, and the states that end with them: per holder a bitmap over the path.
 
     Raises:
         IndexRefusal: the segment contradicts a holder's layout; nothing of it is applied.

@@ -107,7 +107,7 @@ class RunTable:
             found = self._runs.get(key)
             holders, known = split(found) if found else (b"", b"")
             if known == wanted[: len(known)]:
-                known = wanted  # The run ends where the path goes on, and is extended in place.
+                known = wanted  # The path continues at the run's end, so the run is extended in place.
             common = common_blocks(known, wanted)
             holders, new = with_bits(holders, holder, bits & ((1 << common) - 1))
             self._runs[key] = pack(holders, known)

@@ -66,7 +66,7 @@ class KVKind(ABC):
         return max(0, end - group.first_block(num_tokens))
 
     def num_checkpoint_blocks(self, group: KVGroup) -> int:
-        """Return the most blocks that a checkpoint takes, beside the blocks that a finished prompt leaves anyway."""
+        """Return the most blocks that a checkpoint takes, in addition to the blocks that a finished prompt leaves anyway."""
         return 0
 
     # Eviction

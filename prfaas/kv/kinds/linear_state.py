@@ -23,7 +23,7 @@ class LinearState(KVKind):
     is_state = True
 
     def first_token(self, group: KVGroup, num_tokens: int) -> int:
-        return num_tokens  # The state stands for all tokens, so no block of tokens is needed.
+        return num_tokens  # The state represents all tokens, so no block of tokens is needed.
 
     def servable_ends(self, group: KVGroup, blocks: int, num_blocks: int) -> int:
         return 1

@@ -121,7 +121,7 @@ class GrpcServer:
             self._proxy.start(self._inner)
 
     def _bind(self) -> str:
-        config, certificates = self._config, self._config.certificates(speaks=("h2",))
+        config, certificates = self._config, self._config.certificates(alpn_protocols=("h2",))
         if certificates is not None:
             refused = metrics.MANAGER_TLS_REFUSALS
             self._proxy = TlsProxy(

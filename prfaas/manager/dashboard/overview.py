@@ -83,7 +83,7 @@ class Overview:
             "name": node.name,
             "cluster": node.cluster,
             "cluster_kind": node.cluster_kind,
-            "silent_seconds": self.clock() - member.heard_at,
+            "silent_seconds": self.clock() - member.last_report_at,
             "is_leaving": node.name in self.world.leaving,
             "engines": [
                 {

@@ -98,12 +98,12 @@ class RoleOrders:
         after = [role or engine.role for engine in self._world.live_node(node.name).engines]
         if node.cluster_kind == "pd" and not {"decode", "both"} & {
             *after,
-            *self._roles_beside(node.name, node.cluster),
+            *self._roles_of_others(node.name, node.cluster),
         }:
             raise IndexRefusal("malformed", f"no instance of {node.cluster} would decode")
         return after
 
-    def _roles_beside(self, name: AgentName, cluster: ClusterName) -> set[InstanceRole]:
+    def _roles_of_others(self, name: AgentName, cluster: ClusterName) -> set[InstanceRole]:
         return {
             engine.role
             for member in self._world.live()

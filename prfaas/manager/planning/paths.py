@@ -62,7 +62,7 @@ class PathMonitor:
     least_at: float = float("-inf")  # Time of the last report of the lower bound.
     is_abundant: bool = False
     is_down: bool = False
-    weighed_at: float = float("-inf")
+    evaluated_at: float = float("-inf")
     use_ratios: list[float] = field(default_factory=list)  # Utilization at each step since the path was weighed.
     retransmit_ratio: float = 0.0  # Highest ratio at these steps.
 
@@ -73,7 +73,7 @@ class PathMonitor:
         if mean >= self.best_bytes_per_second or now - self.best_at >= BEST_SECONDS:
             self.best_bytes_per_second, self.best_at = mean, now
 
-    def hear_least(self, least_bytes_per_second: float, *, now: float) -> None:
+    def record_lower_bound(self, least_bytes_per_second: float, *, now: float) -> None:
         """Record a lower bound of a link's rate from a probe; 0 if there is none."""
         if least_bytes_per_second:
             self.least_bytes_per_second, self.least_at = least_bytes_per_second, now
@@ -105,16 +105,16 @@ class Paths:
         Steps are more frequent than reports, so that each part of that second is included.
         """
         now = self._clock()
-        for pair, figures in self._look().items():
+        for pair, figures in self._refresh().items():
             path = self._watched[pair]
             path.use_ratios.append(_use_ratio(path.known))
             path.retransmit_ratio = max(path.retransmit_ratio, *(link.retransmit_ratio for link in figures))
-            seconds = now - path.weighed_at
+            seconds = now - path.evaluated_at
             if seconds >= STEP_SECONDS:
-                self._weigh(pair, figures, seconds=min(seconds, MEAN_SECONDS), now=now)
+                self._evaluate(pair, figures, seconds=min(seconds, MEAN_SECONDS), now=now)
                 self._known_states.clear()
 
-    def _look(self) -> dict[Pair, list[LinkFigures]]:
+    def _refresh(self) -> dict[Pair, list[LinkFigures]]:
         """Return the links between clusters, after updating the paths with their figures."""
         live = self._world.live()
         links = _links_by_pair(live)
@@ -133,14 +133,14 @@ class Paths:
             path.num_links = max(len(figures), num_nodes[pair[0]]) if path.is_probed else len(figures)
             if path.known:
                 path.plan_with_known(now=self._clock())
-            path.hear_least(max(link.least_bytes_per_second for link in figures), now=self._clock())
+            path.record_lower_bound(max(link.least_bytes_per_second for link in figures), now=self._clock())
             path.is_down = all(link.is_down for link in figures)
         self.down = frozenset(pair for pair, path in self._watched.items() if path.is_down)
         return links
 
-    def _weigh(self, pair: Pair, figures: list[LinkFigures], *, seconds: float, now: float) -> None:
+    def _evaluate(self, pair: Pair, figures: list[LinkFigures], *, seconds: float, now: float) -> None:
         path, before = self._watched[pair], self._watched[pair].congestion
-        path.weighed_at = now
+        path.evaluated_at = now
         path.mean_use_ratio += (fmean(path.use_ratios) - path.mean_use_ratio) * min(1.0, seconds / MEAN_SECONDS)
         capacity = _capacity(path.known)
         used = [link for link in figures if link.min_rtt_seconds and _is_used(link)]
@@ -157,10 +157,10 @@ class Paths:
         path.pressures = pressures(sample, LIMITS)
         path.use_ratios, path.retransmit_ratio = [], 0.0
         if path.congestion.multiplier != before.multiplier:
-            self._tell(pair, path.congestion)
+            self._log_multiplier(pair, path.congestion)
 
     @staticmethod
-    def _tell(pair: Pair, congestion: Congestion) -> None:
+    def _log_multiplier(pair: Pair, congestion: Congestion) -> None:
         _log.info(
             "threshold.multiplier_changed",
             source=pair[0],
@@ -176,7 +176,7 @@ class Paths:
 
     def views(self) -> list[PathMonitor]:
         """Return the present state of every path, by source and destination."""
-        self._look()
+        self._refresh()
         return [path for _, path in sorted(self._watched.items())]
 
     def _path(self, source: str, destination: str) -> PathMonitor:

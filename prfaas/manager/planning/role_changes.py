@@ -73,7 +73,7 @@ class RoleChanges:
         self._change = RoleChangeProgress(timeout_seconds=seconds, now=now) if draining else None
 
     def _drained(self, plan: ThresholdPlan, change: RoleChangeProgress, now: float) -> RoleAssignment | None:
-        """Return the roles once the draining instances are idle, gone, or out of time."""
+        """Return the roles once the draining instances are idle, unregistered, or out of time."""
         live = self._world.live()
         loads = {name: count for member in live for name, count in requests_by_instance(member).items()}
         present = {engine.instance for member in live for engine in member.node.engines}

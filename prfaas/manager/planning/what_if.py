@@ -28,7 +28,7 @@ class Present:
 
 
 def form(present: Present) -> dict[str, Any]:
-    """Return the present values of everything that can be asked. A rate of None means no limit."""
+    """Return the present values of every input that a question can change. A rate of None means no limit."""
     deployment = present.deployment
     return {
         "source": present.source,

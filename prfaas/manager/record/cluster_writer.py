@@ -24,7 +24,7 @@ from prfaas.manager.state.world import World, forgotten_record, is_block_record
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import ClusterName
 
-RELOAD = "reload"  # Stands in place of the previous id: the chain is broken, read the snapshot.
+RELOAD = "reload"  # Replaces the previous id: the chain is broken, read the snapshot.
 _FIGURES_SECONDS = 0.5  # Pages of other managers show a change within two seconds.
 _MAX_RENEWAL_SECONDS = 1.0
 PLAN_EXPIRY_SECONDS = 86_400.0
@@ -120,7 +120,7 @@ class ClusterWriter:
                 self._fall_behind(str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
             except FencedError as error:
-                self._give_way(error)
+                self._end_as_fenced(error)
             # After an error of our own, callers must not wait for their records forever.
             except Exception as error:
                 log.exception("writer.failed", cluster=self.cluster)
@@ -135,7 +135,7 @@ class ClusterWriter:
         elif self._queue:
             await self._append_queued(lease)
             if self._bytes_since_snapshot > max(_SNAPSHOT_AFTER_BYTES, self._snapshot_bytes):
-                await self._write_snapshot(lease, chunks=self._chunks(is_record_whole=True))
+                await self._write_snapshot(lease, chunks=self._chunks(is_record_complete=True))
         else:
             await self._wait()
 
@@ -211,7 +211,7 @@ class ClusterWriter:
         marker = StreamEntry(_next_id(last, lease.epoch), RELOAD, b"")
         await self._store.append(lease, [marker])
         self._last_id, self._behind = marker.id, False
-        await self._write_snapshot(lease, chunks=self._chunks(is_record_whole=False))
+        await self._write_snapshot(lease, chunks=self._chunks(is_record_complete=False))
         log.info("record.caught_up", cluster=self.cluster)
 
     async def _read_orders(self) -> None:
@@ -232,7 +232,7 @@ class ClusterWriter:
             raise
         metrics.MANAGER_SNAPSHOTS.labels(outcome="complete").inc()
 
-    async def _chunks(self, *, is_record_whole: bool) -> AsyncIterator[bytes]:
+    async def _chunks(self, *, is_record_complete: bool) -> AsyncIterator[bytes]:
         """Yield memory's records.
 
         In between, publish figures and, if the record is whole without this snapshot, append batches.
@@ -242,10 +242,10 @@ class ClusterWriter:
             yield record
             lease = await self._renewed_lease()
             await self._publish_figures(lease)
-            if self._queue and is_record_whole:
+            if self._queue and is_record_complete:
                 await self._append_queued(lease)
 
-    def _give_way(self, error: FencedError) -> None:
+    def _end_as_fenced(self, error: FencedError) -> None:
         self.winner = error.writer
         log.warning("writer.fenced", cluster=self.cluster, winner=error.writer, error=str(error))
         self.lost.set()

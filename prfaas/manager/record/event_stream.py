@@ -53,7 +53,7 @@ class EventStream:
         self._awaits_reset = False
         outcome = self._world.apply_batch(self.node, epoch=self._epoch, batch=batch)
         if outcome == "gap":
-            return self._ask_for_everything("gap", f"batch {batch.sequence} came out of order")
+            return self._request_full_announcement("gap", f"batch {batch.sequence} came out of order")
         if outcome == "applied":
             await writer.append(batch_record(self.node, self._epoch, batch))
         return [pb.ReportEventsResponse(acknowledged=batch.sequence)]
@@ -62,9 +62,9 @@ class EventStream:
         now = asyncio.get_running_loop().time()
         if now < self._resync_allowed_at or not self._world.differs(self.node, digests_from(digests.holdings)):
             return []
-        return self._ask_for_everything("digest", "the digests differ")
+        return self._request_full_announcement("digest", "the digests differ")
 
-    def _ask_for_everything(self, reason: str, message: str) -> list[pb.ReportEventsResponse]:
+    def _request_full_announcement(self, reason: str, message: str) -> list[pb.ReportEventsResponse]:
         metrics.MANAGER_RESYNCS.labels(reason=reason).inc()
         log.warning("events.full_announcement_requested", node=self.node, reason=reason)
         self._awaits_reset = True

@@ -146,7 +146,7 @@ class Replication:
                     log.warning("record.unreachable", error=str(error))
                 self.is_stale = True
                 await asyncio.sleep(_RETRY_SECONDS)
-                # Nodes of other writers are heard of through the record only.
+                # Nodes of other writers are known through the record only.
                 self._world.keep_alive(but=self._writers)
             self._world.refresh()
 

@@ -54,7 +54,7 @@ class _Transfer:
     seconds: dict[TransferPhase, float] = field(default_factory=dict)
     phases: Phases | None = None
     ttft: float = 0.0
-    on_settled: Callable[[Phases], None] = lambda phases: None
+    on_complete: Callable[[Phases], None] = lambda phases: None
     awaited_until: float = 0.0
 
     @property
@@ -70,15 +70,15 @@ class PhaseCollector:
         self._transfers: OrderedDict[bytes, _Transfer] = OrderedDict()
 
     def note_request(
-        self, transfer_id: bytes, phases: Phases, ttft: float, on_settled: Callable[[Phases], None]
+        self, transfer_id: bytes, phases: Phases, ttft: float, on_complete: Callable[[Phases], None]
     ) -> None:
-        """Record the router's report. `on_settled` is called once, with divided phases if both agents report in time."""
+        """Record the router's report. `on_complete` is called once, with divided phases if both agents report in time."""
         transfer = self._transfer(transfer_id)
         if transfer.phases is not None:
             return
-        transfer.phases, transfer.ttft, transfer.on_settled = phases, ttft, on_settled
+        transfer.phases, transfer.ttft, transfer.on_complete = phases, ttft, on_complete
         transfer.awaited_until = self._clock() + AWAITED_SECONDS
-        self._settle(transfer_id, transfer)
+        self._complete_ready(transfer_id, transfer)
 
     def note_timing(self, timing: pb.ReportTransferRequest.Timing) -> None:
         """Record the report of one of a transfer's agents."""
@@ -87,15 +87,15 @@ class PhaseCollector:
             seconds = getattr(timing, f"{phase}_seconds")
             if timing.HasField(f"{phase}_seconds") and 0 <= seconds < MAX_SECONDS:
                 transfer.seconds[phase] = seconds
-        self._settle(timing.transfer_id, transfer)
+        self._complete_ready(timing.transfer_id, transfer)
 
-    def _settle(self, transfer_id: bytes, transfer: _Transfer) -> None:
+    def _complete_ready(self, transfer_id: bytes, transfer: _Transfer) -> None:
         if transfer.is_complete and transfer.phases is not None:
             del self._transfers[transfer_id]
-            transfer.on_settled(transfer_phases(transfer.phases["decide"], transfer.ttft, transfer.seconds))
+            transfer.on_complete(transfer_phases(transfer.phases["decide"], transfer.ttft, transfer.seconds))
 
     def expire(self) -> None:
-        """Settle requests undivided if the agents of their transfer do not report to this manager."""
+        """Complete requests with undivided phases if the agents of their transfer do not report to this manager."""
         now = self._clock()
         for key, transfer in list(self._transfers.items()):
             if transfer.phases is not None and transfer.awaited_until <= now:
@@ -110,7 +110,7 @@ class PhaseCollector:
     @staticmethod
     def _give_up(transfer: _Transfer) -> None:
         if transfer.phases is not None:
-            transfer.on_settled(transfer.phases)
+            transfer.on_complete(transfer.phases)
 
 
 MAX_OUTCOMES = 1024
@@ -147,13 +147,13 @@ class OutcomeLog:
             self._by_decision[report.decision_id] = outcome
             if len(self._by_decision) > MAX_OUTCOMES:
                 self._by_decision.popitem(last=False)
-        on_settled = partial(self._settle, report.route, report.decision_id)
+        on_complete = partial(self._complete_ready, report.route, report.decision_id)
         if report.transfer_id and outcome.phases:
-            self._collector.note_request(report.transfer_id, outcome.phases, outcome.ttft_seconds, on_settled)
+            self._collector.note_request(report.transfer_id, outcome.phases, outcome.ttft_seconds, on_complete)
         else:
-            on_settled(outcome.phases)
+            on_complete(outcome.phases)
 
-    def _settle(self, route: str, decision_id: bytes, phases: Phases) -> None:
+    def _complete_ready(self, route: str, decision_id: bytes, phases: Phases) -> None:
         for phase, seconds in phases.items():
             metrics.MANAGER_TTFT_PHASE_SECONDS.labels(route=route, phase=phase).inc(seconds)
         if decision_id in self._by_decision:

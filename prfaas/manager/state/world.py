@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from prfaas import metrics
 from prfaas.errors import IndexRefusal
-from prfaas.index.membership import Member, Membership, Node, check_beside
+from prfaas.index.membership import Member, Membership, Node, check_consistent
 from prfaas.index.memory.index import Index
 from prfaas.index.segments import Announcement, Digest, Holding
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -104,10 +104,10 @@ class World:
         self._clock = clock
         self._sequences: dict[AgentName, int] = {}  # Last known batch of each node's present epoch.
         self._live: frozenset[AgentName] = frozenset()
-        self._draining: dict[AgentName, int] = {}  # Nodes with the epoch that was told to drain.
+        self._draining: dict[AgentName, int] = {}  # Draining nodes, with the epoch that the order is for.
         self._ordered_roles: dict[AgentName, InstanceRole] = {}
         self._changing_role: dict[ClusterName, frozenset[InstanceId]] = {}
-        self._settled_at = clock() + expiry_seconds
+        self._complete_since = clock() + expiry_seconds
         # Cached result of `live`, with the versions that it belongs to and the time when it ends.
         self._members: Sequence[Member] = ()
         self._members_key: tuple[int, int, ThresholdPlan | None] | None = None
@@ -116,7 +116,7 @@ class World:
     @property
     def is_settling(self) -> bool:
         """Return whether a node may be alive that has not reported to this manager yet."""
-        return self._clock() < self._settled_at
+        return self._clock() < self._complete_since
 
     def stop_clock(self) -> None:
         """Freeze the clock, so that no node expires while the manager stops."""
@@ -141,7 +141,7 @@ class World:
             # All nodes of a cluster share one profile and one plan, and either all or none decode.
             for member in self.membership.live(self._clock()):
                 if member.node.cluster == node.cluster and member.node.name != node.name:
-                    check_beside(node, member.node)
+                    check_consistent(node, member.node)
         silent = 0.0 if heard else self.membership.expiry_seconds
         changed = self.membership.register(node, self._clock() - silent)
         if self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts):
@@ -248,11 +248,11 @@ class World:
         now, key = self._clock(), (self.membership.version, self.version, self.plan)
         if key != self._members_key or now >= self._members_until:
             members = self.membership.live(now)
-            heard_at = min((member.heard_at for member in members), default=float("inf"))
+            last_report_at = min((member.last_report_at for member in members), default=float("inf"))
             roles = self.plan.roles if self.plan else {}
             self._members = [self._in_roles(member, roles) for member in members]
             self._members_key = key
-            self._members_until = heard_at + self.membership.expiry_seconds
+            self._members_until = last_report_at + self.membership.expiry_seconds
         return self._members
 
     def _in_roles(self, member: Member, roles: Mapping[InstanceId, Role]) -> Member:
@@ -458,7 +458,7 @@ class World:
         for member in before:
             node = member.node
             with contextlib.suppress(IndexRefusal):
-                self.membership.hear(node.name, epoch=node.epoch, now=member.heard_at, figures=member.figures)
+                self.membership.hear(node.name, epoch=node.epoch, now=member.last_report_at, figures=member.figures)
         self.refresh()
 
     def keep_alive(self, *, but: Container[ClusterName]) -> None:
@@ -500,7 +500,7 @@ class World:
 def node_state(member: Member, now: float) -> pb.NodeState:
     return pb.NodeState(
         node=node_message(member.node, with_layouts=False),
-        silent_seconds=now - member.heard_at,
+        silent_seconds=now - member.last_report_at,
         links=map(link_message, member.figures.links),
         engines=map(load_message, member.figures.engines),
     )
@@ -529,7 +529,7 @@ def staying_record(name: AgentName) -> bytes:
 
 
 def role_record(name: AgentName, role: InstanceRole | None) -> bytes:
-    """Encode an ordered role; None stands for the announced one."""
+    """Encode an ordered role; None means the announced role."""
     return pb.Record(ordered_role=pb.Record.OrderedRole(node=name, role=role or ANNOUNCED)).SerializeToString()
 
 

@@ -59,7 +59,7 @@ class SharedPrefill:
 
 @dataclass(frozen=True)
 class InterferenceRatio:
-    """Seconds of a decode step beside a prefill that may use everything, over the seconds without it.
+    """Seconds of a decode step during a prefill that may use everything, over the seconds without it.
 
     `num_cached_tokens` is 0 for a full prefill.
     """

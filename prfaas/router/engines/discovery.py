@@ -22,7 +22,7 @@ from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import join_address, split_address
 
 INTERVAL_SECONDS = 10.0
-EXPIRY_SECONDS = 30.0  # An agent that has not answered for so long is gone, with its engines.
+EXPIRY_SECONDS = 30.0  # An agent that has not answered for so long counts as stopped, with its engines.
 RESPONSE_SECONDS = 5.0
 MAX_PAGE_BYTES = 1 << 20
 MAX_PODS_BYTES = 64 << 20  # A pod of the list has about 10 KB.
@@ -148,7 +148,7 @@ class Discovery:
         self._tls = tls
         self._found = found
         self._clock = clock
-        self._heard: dict[str, tuple[float, _NodePage]] = {}  # By agent.
+        self._latest_pages: dict[str, tuple[float, _NodePage]] = {}  # By agent.
         self._pages: dict[str, list[str]] = {}  # Last response of each name and selector.
         self._reported: list[InstanceAddress] = []
 
@@ -168,10 +168,10 @@ class Discovery:
         pages = {page for found in self._pages.values() for page in found}
         for node in await asyncio.gather(*map(self._ask, sorted(pages))):
             if node is not None:
-                self._heard[node.name] = self._clock(), node
+                self._latest_pages[node.name] = self._clock(), node
         since = self._clock() - EXPIRY_SECONDS
-        self._heard = {name: heard for name, heard in self._heard.items() if heard[0] > since}
-        found_now = (address for _, node in self._heard.values() for address in addresses_of(node))
+        self._latest_pages = {name: heard for name, heard in self._latest_pages.items() if heard[0] > since}
+        found_now = (address for _, node in self._latest_pages.values() for address in addresses_of(node))
         addresses = sorted(found_now, key=lambda address: address.name)
         if addresses != self._reported:
             self._reported = addresses

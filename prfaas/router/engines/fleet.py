@@ -140,7 +140,7 @@ class Instance:
             metrics.BREAKERS_OPENED.labels(instance=self.address.name).inc()
             _log.warning("instance.breaker_opened", instance=self.address.name, reason=reason, seconds=BREAKER_SECONDS)
 
-    def state(self, *, heeds_breaker: bool = True) -> InstanceState:
+    def state(self, *, respects_breaker: bool = True) -> InstanceState:
         """Return the instance as decisions see it. An open breaker counts as not healthy, unless it is not to be heeded."""
         address = self.address
         return InstanceState(
@@ -149,7 +149,7 @@ class Instance:
             cluster_kind=address.cluster_kind,
             role=address.role,
             agent=address.agent,
-            healthy=self.is_available if heeds_breaker else self.healthy,
+            healthy=self.is_available if respects_breaker else self.healthy,
             num_requests=self.num_requests,
         )
 
@@ -216,7 +216,7 @@ class Fleet:
         ]
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes and state.instance not in excluded for state in states):
-            states = [instance.state(heeds_breaker=False) for instance in serving]
+            states = [instance.state(respects_breaker=False) for instance in serving]
         policy = self.standalone_policy if is_alone else self._config
         return Snapshot(
             self.threshold_tokens,

@@ -108,7 +108,7 @@ class EngineResponse:
     abandoned: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether `first` is the whole response."""
         return self.response.content.at_eof()
 
@@ -125,11 +125,11 @@ class EngineResponse:
             raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
     async def close(self) -> None:
-        is_whole = self.is_whole
+        is_complete = self.is_complete
         self.running.close()
         if self.prefill is None:
             return
-        if is_whole and self.response.status < 400:
+        if is_complete and self.response.status < 400:
             # The prefill leg is about to be answered. Cancelling it would cost its connection.
             self.abandoned.add(self.prefill)
             self.prefill.add_done_callback(self._forget)

@@ -193,7 +193,7 @@ async def _valid_messages(messages: Any, context: Any) -> AsyncIterator[Any]:
 
 def _gateway_proxy(config: RouterConfig) -> TlsProxy | None:
     """Return the TLS proxy in front of the port. Gateways must show a certificate of the same authority."""
-    certificates = config.certificates(speaks=("h2",))
+    certificates = config.certificates(alpn_protocols=("h2",))
     if certificates is None:
         return None
     refusals = metrics.GATEWAY_REFUSALS

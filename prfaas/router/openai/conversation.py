@@ -21,7 +21,7 @@ MAX_FORMS = 256
 MAX_BASE_TOKENS = 16_384  # With a longer form, such as many tools, a stand-in would save little.
 MIN_COMPARED = 3  # Equal comparisons after which a form counts as additive.
 COMPARE_EVERY = 64
-MAX_NEW_RATIO = 0.5  # If more than this share of the bytes is new, the whole costs little more.
+MAX_NEW_RATIO = 0.5  # If more than this share of the bytes is new, tokenising everything costs little more.
 STAND_IN: Sequence[Any] = ({"role": "user", "content": "x"},)
 # Fields that never shape the prompt's form. The salt identifies the conversation's owner instead.
 _NOT_IN_FORM = frozenset(
@@ -69,7 +69,7 @@ class PromptForm:
 
     @property
     def is_due(self) -> bool:
-        """Return whether a guess is to be compared with the whole."""
+        """Return whether a guess is to be compared with a full tokenisation."""
         return self.num_compared < MIN_COMPARED or self.num_asked % COMPARE_EVERY == 0
 
     def learn_base(self, token_ids: Sequence[int] | None) -> None:
@@ -86,7 +86,7 @@ class PromptForm:
         return [*earlier.token_ids, *stand_in[len(self.base) :]]
 
     def compare(self, guess: Sequence[int] | None, whole: Sequence[int]) -> None:
-        """Compare a guess with the tokens of the whole."""
+        """Compare a guess with the fully tokenised prompt."""
         if guess is None or list(guess) != list(whole):
             self.additive = False
         else:

@@ -74,7 +74,7 @@ class ParsedRequest:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Return an upper bound of the prompt's length without tokenising: each token stands for at least one byte.
+        """Return an upper bound of the prompt's length without tokenising: each token encodes at least one byte.
 
         The bound excludes the tokens that a chat template or the tokenizer adds.
         """

@@ -114,7 +114,7 @@ class DecisionClient:
         self._states_in_flight = state.local_policy == "endpoint_picker"
         fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
         addresses = [address for node_state in state.nodes for address in addresses_of(node_state.node)]
-        if state.settling or state.index_stale:  # The manager may not have heard of all instances yet.
+        if state.settling or state.index_stale:  # Not all instances have reported to the manager yet.
             named = {address.name for address in addresses}
             addresses += [instance.address for instance in fleet if instance.address.name not in named]
         if addresses != [instance.address for instance in fleet]:

@@ -188,7 +188,7 @@ async def stream_response(request: web.Request, response: EngineResponse, record
     status = response.response.status
     record.note_answer(status)
     headers = record.headers() | {"Content-Type": response.response.headers.get("Content-Type", "application/json")}
-    if response.is_whole:
+    if response.is_complete:
         record.note_chunk(response.first)
         return web.Response(status=status, headers=headers, body=response.first)
     stream = web.StreamResponse(status=status, headers=headers)

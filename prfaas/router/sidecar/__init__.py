@@ -1,1 +1,1 @@
-"""`prfaas-sidecar`: runs beside a decode engine behind a gateway whose header names the prefill engine, as llm-d's does."""
+"""`prfaas-sidecar`: serves a decode engine behind a gateway whose header names the prefill engine, like llm-d's sidecar."""

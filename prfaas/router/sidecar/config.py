@@ -19,7 +19,7 @@ PrefillScheme = Literal["http", "https"]
 
 @dataclass(frozen=True)
 class SidecarConfig:
-    """Settings of one sidecar, beside one decode engine."""
+    """Settings of one sidecar and its decode engine."""
 
     REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
         "prefill_timeout": "a prefill that has not ended after 120 s has failed",
@@ -87,6 +87,6 @@ class SidecarConfig:
         check_apart(self, "listen", "status_listen")
         check_url("engine_url", self.engine_url)
 
-    def certificates(self, *, speaks: tuple[str, ...]) -> Certificates | None:
+    def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
         """Return the certificates for peers; None for plain text. Raise ConfigError if they are unusable."""
-        return Certificates.of(self, speaks=speaks)
+        return Certificates.of(self, alpn_protocols=alpn_protocols)

@@ -39,7 +39,7 @@ class Sidecar:
     """Handlers of the routes."""
 
     def __init__(self, config: SidecarConfig, session: aiohttp.ClientSession) -> None:
-        """Prepare the engine beside the sidecar.
+        """Prepare the sidecar's engine.
 
         Raises:
             ConfigError: `prefill_hosts` has an entry that is no network.
@@ -126,7 +126,7 @@ async def open_sidecar(config: SidecarConfig) -> AsyncIterator[str]:
     Raises:
         ConfigError: the address cannot be bound, or the certificates are unusable.
     """
-    certificates = config.certificates(speaks=()) if config.engine_tls == "deployment" else None
+    certificates = config.certificates(alpn_protocols=()) if config.engine_tls == "deployment" else None
     async with (
         engine_session("", certificates) as session,
         follow_certificates(certificates),
@@ -141,7 +141,7 @@ async def _serve_port(app: web.Application, config: SidecarConfig, setting: Port
     listen: str = getattr(config, setting)
     proxy = tls_proxy_for(
         listen,
-        config.certificates(speaks=("http/1.1",)),
+        config.certificates(alpn_protocols=("http/1.1",)),
         setting=setting,
         allows_plaintext=config.insecure_plaintext,
         refused=lambda reason: metrics.SIDECAR_TLS_REFUSALS.labels(port=setting, reason=reason).inc(),

@@ -53,7 +53,7 @@ _BUILT_IN = (
 )
 _PARAMETERS: dict[str, type[Any]] = {name: cls for name, (cls, _) in (FILTERS | SCORERS).items()}
 _PARAMETERS |= _PICKERS | _DECIDERS | _HANDLERS
-# Valid parameters that change nothing, beside the ones that are not even read (`parameters.IGNORED`).
+# Valid parameters that change nothing, besides those that are not even read (`parameters.IGNORED`).
 _NO_EFFECT: dict[str, Mapping[str, str]] = {
     "max-score-picker": {"maxNumOfEndpoints": "only the best endpoint is used"},
     "pd-profile-handler": {"primaryPort": "each instance has its own address"},

@@ -29,7 +29,7 @@ _ROLES: dict[str, frozenset[str | None]] = {
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One model server. None stands for a figure that nobody has measured.
+    """One model server. None marks a figure that was not measured.
 
     `name` is namespace/name, as in session tokens. `num_matched_blocks` refers to the prompt of the present request.
     `num_in_flight` counts the picker's own unfinished requests. Only the order of `last_cold_use` counts.

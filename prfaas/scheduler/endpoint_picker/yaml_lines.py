@@ -69,5 +69,5 @@ def on_line(line: int) -> Iterator[None]:
         raise (error if error.line else YamlError(line, str(error))) from error
     except ValueError as error:
         raise YamlError(line, str(error)) from error
-    except (TypeError, AttributeError) as error:  # A list or number stands in place of a record, or the reverse.
+    except (TypeError, AttributeError) as error:  # A list or number in place of a record, or the reverse.
         raise YamlError(line, f"a field has another shape than in an EndpointPickerConfig: {error}") from error

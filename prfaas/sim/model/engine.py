@@ -236,7 +236,7 @@ class SimulatedEngine:
         self._is_stopped = False
 
     def _has_room(self, prefill: Prefill, staying: Collection[Prefill]) -> bool:
-        """Return whether a request may start beside the batch and the prompts that will join it."""
+        """Return whether a request may start in addition to the batch and the prompts that will join it."""
         if self._spec.preempts:
             held = self._batch.context + sum(prompt.num_tokens for prompt in staying)
             asked = self._batch.num + prefill.num_tokens + 1
@@ -247,7 +247,7 @@ class SimulatedEngine:
         return fits and self._batch.num + len(staying) < self._spec.max_batch
 
     def _make_room(self, prompt_tokens: int) -> None:
-        """Preempt the requests that joined last until the next step fits beside the prompts."""
+        """Preempt the requests that joined last until the next step fits together with the prompts."""
         if not self._spec.preempts:
             return
         batch, now = self._batch, self._timeline.now

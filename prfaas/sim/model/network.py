@@ -49,7 +49,7 @@ class SimulatedLink:
     """Flows that share one link equally.
 
     `served` counts the bytes that a flow present from the start would have sent: a flow of S bytes that joins at
-    `served` = v ends at v + S. `bytes_in` were handed over. `bytes_out` have left, each flow counted at its end.
+    `served` = v ends at v + S. `bytes_in` have entered. `bytes_out` have left, each flow counted at its end.
     """
 
     def __init__(self, rate: float, rtt_seconds: float) -> None:
@@ -142,7 +142,7 @@ class Egress:
         self._share()
 
     def queued_bytes(self) -> float:
-        """Return the bytes that were handed over and have not left."""
+        """Return the bytes that have entered and not left."""
         self._move()
         return math.fsum(flow[0] - link.served for link in self.links for flow in link.flows)
 

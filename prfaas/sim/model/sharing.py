@@ -24,7 +24,7 @@ SpeedPoints = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class SharingSpeeds:
-    """Speeds of decode and prefill beside each other, relative to having the device alone.
+    """Speeds of decode and prefill on one device, relative to having the device alone.
 
     Between points the speed is linear, from 0 at no share; beyond the last point it is constant.
     """
@@ -36,7 +36,7 @@ class SharingSpeeds:
 
     @property
     def best_decode_speed(self) -> float:
-        """Return the greatest speed of decode beside a prefill."""
+        """Return the greatest speed of decode while a prefill runs."""
         return max(speed for _, speed in self.decode)
 
     @property

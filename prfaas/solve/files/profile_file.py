@@ -20,7 +20,7 @@ from prfaas.units import choice
 
 @dataclass(frozen=True)
 class DecodeOnShare:
-    """Measured decode step beside a prefill on the rest of the device."""
+    """Measured decode step during a prefill on the rest of the device."""
 
     batch: int = setting("count", required=True, minimum=1, doc="Requests in the batch.")
     share: float = setting("ratio", required=True, doc="Decode's share of the compute units; 1: both may use all.")
@@ -29,7 +29,7 @@ class DecodeOnShare:
 
 @dataclass(frozen=True)
 class PrefillOnShare:
-    """Measured prefill beside decode steps on the rest of the device."""
+    """Measured prefill during decode steps on the rest of the device."""
 
     tokens: int = setting("tokens", required=True, minimum=1, doc="Tokens of the prompt.")
     share: float = setting("ratio", required=True, doc="Prefill's share of the compute units; 1: both may use all.")
@@ -38,7 +38,7 @@ class PrefillOnShare:
 
 @dataclass(frozen=True)
 class InterferencePoint:
-    """Slowdown of decode steps beside one kind of prefill if both may use everything."""
+    """Slowdown of decode steps during one kind of prefill if both may use everything."""
 
     batch: int = setting("count", required=True, minimum=1, doc="Requests in the decode batch.")
     tokens: int = setting("tokens", required=True, minimum=1, doc="New tokens of the prefill.")

@@ -25,7 +25,7 @@ from prfaas.model.cost.workload import LaterTurns, OutputTokens, Workload, with_
 from prfaas.solve.files.quantities import NUMBER
 from prfaas.units import parse_ratio
 
-# Each hash id of a Mooncake trace stands for so many tokens.
+# Each hash id of a Mooncake trace represents this many tokens.
 MOONCAKE_BLOCK_TOKENS = 512
 # Conversations without token counts are estimated at this ratio.
 _CHARACTERS_PER_TOKEN = 4

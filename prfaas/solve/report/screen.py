@@ -51,7 +51,7 @@ _NONE = "-"
 
 
 def render(study: Study, *, compare_with_paper: bool) -> str:
-    """Return the whole report."""
+    """Return the complete report."""
     sections = [
         _inputs(study),
         _against_paper(study) if compare_with_paper else _options(study),

@@ -55,7 +55,7 @@ def cast(raw: bytes) -> bytes | None:
 
 
 def raw_bytes(payload: bytes | bytearray) -> int:
-    """Return the number of bytes that a LOSSY payload stands for.
+    """Return the number of bytes that a LOSSY payload expands to.
 
     Raises:
         RemoteProtocolError: the payload is malformed.

@@ -179,7 +179,7 @@ class LinkLoad(NamedTuple):
     at: float
     bytes_per_second: float  # Rate estimate in bytes on the wire.
     num_connections: int
-    is_full: bool  # More is ready than the connections have taken.
+    is_full: bool  # More bytes are ready than the connections can send.
     acknowledged_bytes: int  # Total payload, unpacked.
 
 

@@ -50,59 +50,61 @@ class RateEstimate:
 
 
 class _FlightRecord(NamedTuple):
-    """Bytes under way, with the totals of handed and landed bytes before them."""
+    """Bytes under way, with the totals of written and delivered bytes before them."""
 
     at: float
     num_bytes: int
-    handed_bytes: int
-    landed_bytes: int
+    written_bytes: int
+    delivered_bytes: int
 
 
 class RateBounds:
-    """Bounds of a link's rate, from the times at which payload was handed to connections and acknowledged.
+    """Bounds of a link's rate, from the times at which payload was written to connections and acknowledged.
 
-    Bytes count as landing in the order in which they were handed over.
+    Bytes count as delivered in the order in which they were written.
     """
 
     def __init__(self) -> None:
-        self._handed_bytes = 0
-        self._landed_bytes = 0
+        self._written_bytes = 0
+        self._delivered_bytes = 0
         self._under_way: deque[_FlightRecord] = deque()
-        # Start of the span of the lower bound, and the bytes handed over before it.
+        # Start of the span of the lower bound, and the bytes written before it.
         self._span_at, self._span_bytes = 0.0, 0
         self._least = 0.0
 
-    def handed(self, num_bytes: int, *, now: float) -> None:
+    def on_written(self, num_bytes: int, *, now: float) -> None:
         """Note bytes that a connection takes."""
         if not self._under_way:
             self._begin_span(now)
-        self._under_way.append(_FlightRecord(now, num_bytes, self._handed_bytes, self._landed_bytes))
-        self._handed_bytes += num_bytes
+        self._under_way.append(_FlightRecord(now, num_bytes, self._written_bytes, self._delivered_bytes))
+        self._written_bytes += num_bytes
 
     def _begin_span(self, now: float) -> None:
-        self._span_at, self._span_bytes = now, self._handed_bytes
+        self._span_at, self._span_bytes = now, self._written_bytes
 
-    def landed(self, num_bytes: int, *, rtt_seconds: float, now: float) -> None:
+    def on_delivered(self, num_bytes: int, *, rtt_seconds: float, now: float) -> None:
         """Note bytes that the peer acknowledges."""
-        self._landed_bytes = min(self._landed_bytes + num_bytes, self._handed_bytes)
-        while self._under_way and self._under_way[0].handed_bytes + self._under_way[0].num_bytes <= self._landed_bytes:
+        self._delivered_bytes = min(self._delivered_bytes + num_bytes, self._written_bytes)
+        while (
+            self._under_way and self._under_way[0].written_bytes + self._under_way[0].num_bytes <= self._delivered_bytes
+        ):
             self._under_way.popleft()
         seconds = now - self._span_at
-        carried = (self._landed_bytes - self._span_bytes) / max(SHORTEST_SECONDS, seconds - rtt_seconds)
+        carried = (self._delivered_bytes - self._span_bytes) / max(SHORTEST_SECONDS, seconds - rtt_seconds)
         self._least = max(self._least, carried)
         if carried >= 0 and seconds >= SPAN_SECONDS:
             self._begin_span(now)
 
     def restart(self, num_bytes: int, *, now: float) -> None:
         """Restart after a lost connection, with `num_bytes` under way on the others."""
-        self._handed_bytes = self._landed_bytes
+        self._written_bytes = self._delivered_bytes
         self._under_way.clear()
         if num_bytes:
-            self.handed(num_bytes, now=now)
+            self.on_written(num_bytes, now=now)
         self._begin_span(now)
 
-    def take_least(self) -> float:
-        """Return the highest lower bound since the previous call; 0 if nothing landed."""
+    def take_lower_bound(self) -> float:
+        """Return the highest lower bound since the previous call; 0 if nothing was delivered."""
         least, self._least = self._least, 0.0
         return least
 
@@ -115,9 +117,9 @@ class RateBounds:
         seconds = now - oldest.at - rtt_seconds if oldest else 0.0
         if oldest is None or seconds < BEHIND_SECONDS:
             return math.inf
-        under_way = self._handed_bytes - self._landed_bytes
+        under_way = self._written_bytes - self._delivered_bytes
         not_landed = min(under_way, out_of_order_bytes + oldest.num_bytes * num_connections)
-        return (self._landed_bytes - oldest.landed_bytes + not_landed) / seconds
+        return (self._delivered_bytes - oldest.delivered_bytes + not_landed) / seconds
 
 
 class RoundTrip(NamedTuple):
@@ -144,10 +146,10 @@ class RoundTripTracker(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._fresh_segments: dict[K, int] = {}  # Segments that each busy connection has heard since it was idle.
+        self._fresh_segments: dict[K, int] = {}  # Segments that each busy connection has received since it was idle.
 
     def observe(self, num_segments: Mapping[K, int], *, in_flight: Sequence[K]) -> None:
-        """Note the segments that each connection has heard, and the connections with bytes in flight."""
+        """Note the segments that each connection has received, and the connections with bytes in flight."""
         busy = {key for key, count in num_segments.items() if count} | set(in_flight)
         self._fresh_segments = {key: self._fresh_segments.get(key, 0) + num_segments.get(key, 0) for key in busy}
 
@@ -167,7 +169,7 @@ class LinkSample(NamedTuple):
     delivered_bytes: int  # Delivered to the peer's kernel.
     sent_bytes: int
     retransmitted_bytes: int
-    queued_bytes: int  # Ready, but taken by no connection.
+    queued_bytes: int  # Ready, but not yet assigned to a connection.
     unacknowledged_bytes: int
     rtt_seconds: float  # Of the busy connection on which it has risen most.
     min_rtt_seconds: float  # Minimum on the same connection.

@@ -10,7 +10,7 @@ STEADY_SECONDS = 1.0  # A connection that ends sooner counts as a failed attempt
 FRUITLESS_SECONDS = 15.0  # By then a connection whose frames do not arrive has ended.
 STALL_SECONDS, STALL_ANSWERS = 2.0, 4
 GRACE_SECONDS = 1.0  # A peer that has paused serves each of its connections within this time.
-MOVING_SECONDS = 5.0  # A peer may be silent for this long after it has taken a long frame.
+MOVING_SECONDS = 5.0  # A peer may be silent for this long after it has received a long frame.
 LASTING_SECONDS = 10.0  # A connection on which bytes still move after this time is slow, not dead.
 K = TypeVar("K", bound=Hashable)
 
@@ -30,9 +30,9 @@ class PeerLiveness:
         """Note that bytes were acknowledged, or that a transfer is complete."""
         self._progress_at = now
 
-    def connection_lost(self, *, now: float, lived_seconds: float) -> None:
+    def connection_lost(self, *, now: float, lifetime_seconds: float) -> None:
         """Note the end of a connection."""
-        if lived_seconds >= STEADY_SECONDS:
+        if lifetime_seconds >= STEADY_SECONDS:
             self._lost_at = now
 
     def seconds_unreachable(self, *, now: float, is_connected: bool, awaits_peer: bool) -> float:
@@ -92,7 +92,7 @@ class ConnectionLiveness:
             self.answered, self.pinged_at = max(self.answered, pinged_at), None
 
     def observe_kernel(self, *, unsent_bytes: int, delivered_segments: int, now: float) -> None:
-        """Note how much the kernel still has to send, and how much the peer's kernel has taken."""
+        """Note how much the kernel still has to send, and how much the peer's kernel has received."""
         if unsent_bytes and delivered_segments != self._delivered_segments:
             self.moved_at = now
         self._delivered_segments = delivered_segments

@@ -1,4 +1,4 @@
-"""Connection of a link: frames over one socket, and the figures by which a bad path is told from good ones."""
+"""Connection of a link: frames over one socket, and the figures that distinguish bad paths from good ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from prfaas.transport.protocol.wire import (
 from prfaas.units import join_address
 
 HANDSHAKE_SECONDS = 5.0  # For each of the four reads of a handshake.
-SILENCE_SECONDS = 15.0  # A peer that is silent for longer counts as gone. PING is sent after a third of it.
+SILENCE_SECONDS = 15.0  # A peer that is silent for longer counts as lost. PING is sent after a third of it.
 FRAME_SECONDS = 60.0  # Longest time that one frame may take.
 LEAVE_SECONDS = 1.0  # A refused peer is listened to for at most twice as long.
 LEAVE_STEP_BYTES = 64 << 10
@@ -42,7 +42,7 @@ _DATA_STATES = (ConnectionState.SENDING, ConnectionState.RECEIVING)
 
 
 class TcpHistory:
-    """Kernel figures of a connection over its last ten seconds, as its whole life would hide recent changes."""
+    """Kernel figures of a connection over its last ten seconds, since an average since its start would hide recent changes."""
 
     def __init__(self, began_at: float) -> None:
         """Times are monotonic seconds."""
@@ -64,7 +64,7 @@ class TcpHistory:
 
 @dataclass(frozen=True)
 class ConnectionStats:
-    """Figures of a connection. `resent_ratio` and `limit` cover the last ten seconds, byte counts its whole life."""
+    """Figures of a connection. `resent_ratio` and `limit` cover the last ten seconds, byte counts the time since its start."""
 
     local_address: str
     remote_address: str
@@ -186,11 +186,11 @@ class Connection:
         Raises:
             OSError: as `write`.
         """
-        if not self.takes_at_once() or not self._write_lock.acquire(timeout=AT_ONCE_SECONDS):
+        if not self.can_write_at_once() or not self._write_lock.acquire(timeout=AT_ONCE_SECONDS):
             return False
         is_handed_over = False
         try:
-            if not self.takes_at_once():
+            if not self.can_write_at_once():
                 return False
             if len(frame) <= AT_ONCE_BYTES:
                 self._stream.send([frame], within_seconds=FRAME_SECONDS)
@@ -206,7 +206,7 @@ class Connection:
             if not is_handed_over:
                 self._write_lock.release()
 
-    def takes_at_once(self) -> bool:
+    def can_write_at_once(self) -> bool:
         """Return whether the kernel has room for a short frame, or the connection is lost."""
         info = self.tcp_info()
         return self.wait_writable(0) and (info is None or info.unsent_bytes <= AT_ONCE_BYTES)

@@ -111,7 +111,7 @@ class Dialler:
         """Return whether the link has been unused for long. `now` is monotonic seconds."""
         return not self._is_busy() and now - self._last_used_at >= KEEP_WARM_SECONDS
 
-    def lost_by(self, error: Exception) -> None:
+    def on_connection_lost(self, error: Exception) -> None:
         """Remember why a wanted connection was lost. Needs no lock."""
         if self.is_wanted():
             self.last_error = f"({describe_error(error)})"
@@ -128,10 +128,10 @@ class Dialler:
             try:
                 self._connect(number)
             except (OSError, PrfaasError) as error:
-                self.lost_by(error)
+                self.on_connection_lost(error)
             except Exception as error:  # The next connection may succeed; without a thread there is none.
                 _log.exception("link.connection_failed", peer=self._peer_name)
-                self.lost_by(error)
+                self.on_connection_lost(error)
             if time.monotonic() - began_at >= STEADY_SECONDS:
                 pause = FIRST_RETRY_SECONDS
             self.is_closed.wait(pause)

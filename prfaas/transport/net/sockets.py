@@ -16,7 +16,7 @@ from prfaas.transport.ranges import bytes_after, first_bytes
 from prfaas.units import is_public, split_address
 
 CONNECT_SECONDS = 5.0
-SEND_SECONDS = 10.0  # A peer that takes nothing for so long counts as gone.
+SEND_SECONDS = 10.0  # A peer that reads nothing for so long counts as lost.
 SEND_BUFFER_BYTES = 4 << 20  # Measured: 1.9 times the default's bytes in flight over 30 ms.
 RECEIVE_STEP_BYTES = 256 << 10  # A reader is woken for so many bytes of a chunk, not for each packet.
 
@@ -111,7 +111,7 @@ def tune(connection: socket.socket, *, congestion_control: str) -> None:
 
 
 class PlainStream:
-    """Unencrypted bytes over a blocking socket, a whole chunk per call, with the kernel's time-outs."""
+    """Unencrypted bytes over a blocking socket, one complete chunk per call, with the kernel's time-outs."""
 
     is_worn = is_worn_out = False
 
@@ -197,7 +197,7 @@ class TcpInfo:
 
     rtt_seconds: float
     min_rtt_seconds: float
-    heard_segments: int  # Received ones with acknowledgements, each of which may be a sample of the round trip.
+    received_segments: int  # Received ones with acknowledgements, each of which may be a sample of the round trip.
     delivered_segments: int  # Also segments behind a lost one, which byte counts leave out for a round trip.
     segment_bytes: int
     out_of_order_bytes: int  # At the peer, behind a lost segment.
@@ -210,9 +210,9 @@ class TcpInfo:
     receiver_limited_seconds: float
     buffer_limited_seconds: float
 
-    def heard_since(self, before: TcpInfo | None) -> int:
+    def received_since(self, before: TcpInfo | None) -> int:
         """Return the number of segments received since an earlier moment, or the start."""
-        return (self.heard_segments - (before or _START).heard_segments) % (1 << 32)
+        return (self.received_segments - (before or _START).received_segments) % (1 << 32)
 
     def grown_since(self, before: TcpInfo | None) -> Growth:
         """Return the growth since an earlier moment, or the start."""
@@ -244,7 +244,7 @@ def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
     return TcpInfo(
         rtt_seconds=_NUMBER.unpack_from(raw, _RTT_AT)[0] * _MICROSECOND,
         min_rtt_seconds=min_rtt * _MICROSECOND,
-        heard_segments=heard,
+        received_segments=heard,
         delivered_segments=delivered,
         segment_bytes=segment_bytes,
         out_of_order_bytes=_NUMBER.unpack_from(raw, _SACKED_AT)[0] * segment_bytes,

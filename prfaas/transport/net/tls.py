@@ -80,14 +80,14 @@ class Certificates:
     """TLS contexts of one process, which follow changes of the files. Any thread may use it."""
 
     def __init__(
-        self, files: CertificateFiles, *, speaks: Sequence[str] = (), serves_seconds: float = MAX_SECONDS
+        self, files: CertificateFiles, *, alpn_protocols: Sequence[str] = (), serves_seconds: float = MAX_SECONDS
     ) -> None:
-        """`speaks` are the protocols that a listener offers (ALPN); a stream may serve for `serves_seconds`.
+        """`alpn_protocols` are the protocols that a listener offers (ALPN); a stream may serve for `serves_seconds`.
 
         Raises:
             ConfigError: the files cannot be used.
         """
-        self._files, self._speaks, self._serves_seconds = files, speaks, serves_seconds
+        self._files, self._alpn_protocols, self._serves_seconds = files, alpn_protocols, serves_seconds
         self._lock = threading.Lock()
         self._shared_context: ssl.SSLContext | None = None
         self._changed_at = self._warned_at = self._changes()
@@ -97,10 +97,10 @@ class Certificates:
             raise ConfigError(f"tls: {', '.join(map(str, files.paths))} cannot be used: {error}") from error
 
     @classmethod
-    def of(cls, settings: TlsSettings, *, speaks: Sequence[str] = ()) -> Certificates | None:
+    def of(cls, settings: TlsSettings, *, alpn_protocols: Sequence[str] = ()) -> Certificates | None:
         """Return the certificates that a component's settings name, or None for plain text. Raises as the constructor."""
         files = CertificateFiles.of(settings)
-        return None if files is None else cls(files, speaks=speaks)
+        return None if files is None else cls(files, alpn_protocols=alpn_protocols)
 
     def wrap(self, sock: socket.socket, *, is_listener: bool) -> TlsStream:
         """Return a stream over `sock`, whose handshake is still to do."""
@@ -132,8 +132,8 @@ class Certificates:
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         client_context, server_context = make_contexts(self._files)
-        if self._speaks:
-            server_context.set_alpn_protocols(list(self._speaks))
+        if self._alpn_protocols:
+            server_context.set_alpn_protocols(list(self._alpn_protocols))
         return client_context, server_context
 
     def _changes(self) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class TlsProxy:
         refused: Callable[[TlsRefusal], None],
         max_handshakes: int = MAX_HANDSHAKES,
     ) -> None:
-        """`refused` is told why a connection was refused."""
+        """`refused` is called with the reason when a connection is refused."""
         self._listen, self._setting = listen, setting
         self._certificates = certificates
         self._refused = refused
@@ -51,7 +51,7 @@ class TlsProxy:
         self.address = ""
 
     def bind(self) -> None:
-        """Bind the port; 0 binds a free one. Raises ConfigError when it is taken."""
+        """Bind the port; 0 binds a free one. Raises ConfigError when the port is in use."""
         host, port = split_address(self._listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

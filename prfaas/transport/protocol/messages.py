@@ -1,6 +1,6 @@
 """Bodies of control frames, read field by field with bounded memory. Pure.
 
-A peer's bytes are never unpacked as a whole: that can take eighty times their length, as an empty map is one byte.
+A peer's bytes are never unpacked all at once: that can take eighty times their length, as an empty map is one byte.
 Each field is made only after its type and length are known.
 """
 
@@ -83,15 +83,15 @@ class Fields:
             raise ValueError(f"not {kind.__name__}, but {type(value).__name__}")
         return value
 
-    def whole(self) -> int:
-        return _whole(self.any(int, max_bytes=_NUMBER_BYTES))
+    def integer(self) -> int:
+        return _integer(self.any(int, max_bytes=_NUMBER_BYTES))
 
-    def wholes(self, count: int) -> tuple[int, ...]:
-        """Return an array of so many whole numbers."""
+    def integers(self, count: int) -> tuple[int, ...]:
+        """Return an array of `count` integers of at least 0."""
         numbers = self.any(list, max_bytes=_HEAD_BYTES + count * _NUMBER_BYTES)
         if len(numbers) != count:
             raise ValueError(f"{len(numbers)} numbers where {count} are expected")
-        return tuple(map(_whole, numbers))
+        return tuple(map(_integer, numbers))
 
     def real(self) -> float:
         return self.any(float, max_bytes=_NUMBER_BYTES)
@@ -145,9 +145,9 @@ def _check_length(value: bytes, allowed: range) -> None:
         raise ValueError(f"{len(value)} bytes where {expected} are expected")
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError("not a whole number")
+        raise ValueError("not an integer from 0 to 2**63 - 1")
     return value
 
 
@@ -163,7 +163,7 @@ class ObjectSizes(Sequence[int]):
         equal = itertools.groupby(runs, key=lambda run: run[0])
         self.runs: list[tuple[int, int]] = [(size, sum(count for _, count in group)) for size, group in equal]
         if not all(0 < size <= MAX_OBJECT_BYTES and 0 < count <= MAX_OBJECTS for size, count in self.runs):
-            raise ValueError("an object of no bytes, or of too many")
+            raise ValueError(f"object sizes must be 1 to {MAX_OBJECT_BYTES} bytes, and runs 1 to {MAX_OBJECTS} objects")
         self._lasts = list(itertools.accumulate(count for _, count in self.runs))
         if len(self) > MAX_OBJECTS or len(self.runs) > MAX_RUNS:
             raise ValueError(f"{len(self)} objects in {len(self.runs)} runs; limits are {MAX_OBJECTS} and {MAX_RUNS}")
@@ -273,7 +273,7 @@ def decode_hello(payload: bytes | bytearray) -> Hello:
     with _fields(FrameType.HELLO, payload) as fields:
         receives = fields.array(4, 5) == 5
         name, nonce = _name(fields), fields.exactly(NONCE_BYTES)
-        versions = tuple(fields.whole() for _ in fields.items(MAX_WORDS))
+        versions = tuple(fields.integer() for _ in fields.items(MAX_WORDS))
         capabilities = _words(fields)
         boot_id = fields.exactly(len(NO_TRANSFER)) if receives else NO_TRANSFER
         return Hello(name, nonce, versions, capabilities, boot_id)
@@ -297,7 +297,7 @@ def decode_challenge(payload: bytes | bytearray) -> Challenge:
         return Challenge(
             _name(fields),
             fields.exactly(NONCE_BYTES),
-            fields.whole(),
+            fields.integer(),
             _words(fields),
             fields.exactly(len(NO_TRANSFER)),
             fields.exactly(PROOF_BYTES),
@@ -324,9 +324,9 @@ def decode_open(header: Header, payload: bytes | bytearray) -> Open:
     structure, body = _split(header, payload)
     with _fields(FrameType.OPEN, structure) as fields:
         fields.array(3)
-        runs = (fields.wholes(2) for _ in fields.items(MAX_RUNS))
+        runs = (fields.integers(2) for _ in fields.items(MAX_RUNS))
         sizes = ObjectSizes((size, count) for size, count in runs)
-        priority, deadline_seconds = fields.whole(), fields.real()
+        priority, deadline_seconds = fields.integer(), fields.real()
         if not 0 < deadline_seconds < float("inf"):
             raise ValueError("the deadline is not a positive time")
         return Open(sizes, priority, deadline_seconds, body)
@@ -347,7 +347,7 @@ def decode_have(header: Header, payload: bytes | bytearray, *, num_objects: int)
         raise RemoteProtocolError("range", "HAVE lists objects that the transfer does not have")
     with _fields(FrameType.HAVE, structure) as fields:
         fields.array(1)
-        arrived = tuple(Slab(*fields.wholes(4)) for _ in fields.items(MAX_SLABS))
+        arrived = tuple(Slab(*fields.integers(4)) for _ in fields.items(MAX_SLABS))
         if not all(slab.num_objects and slab.length for slab in arrived):
             raise ValueError("an empty slab")
         if not all(slab.precedes(following) for slab, following in itertools.pairwise(arrived)):
@@ -380,7 +380,7 @@ def encode_done(transfer_id: bytes, done: Done) -> bytes:
 
 def decode_done(payload: bytes | bytearray) -> Done:
     with _fields(FrameType.DONE, payload) as fields:
-        return Done(*fields.wholes(2))
+        return Done(*fields.integers(2))
 
 
 def to_bitmap(objects: Ranges) -> bytes:

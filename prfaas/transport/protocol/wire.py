@@ -52,7 +52,7 @@ NO_TRANSFER = bytes(16)
 
 
 class FrameType(IntEnum):
-    """Type of a frame, as it stands in its header."""
+    """Type of a frame, as written in its header."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -266,6 +266,6 @@ def chunk_checksum(transfer_id: bytes, slab: Slab, views: Iterable[memoryview]) 
 
 
 def control(kind: FrameType, body: Any, *, transfer_id: bytes = NO_TRANSFER) -> bytes:
-    """Return a whole control frame with a msgpack payload."""
+    """Return a complete control frame with a msgpack payload."""
     payload: bytes = msgpack.packb(body)
     return Header(kind, len(payload), transfer_id).encode() + payload

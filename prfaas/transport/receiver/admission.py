@@ -18,7 +18,7 @@ RUN_BYTES = 200  # Memory of one run of equal object sizes.
 MAX_TOTAL_FRAGMENTS = 1 << 18  # About 300 bytes each.
 # Fragments that every transfer may have. An honest sender causes a few per connection.
 FAIR_FRAGMENTS = MAX_TOTAL_FRAGMENTS // MAX_TRANSFERS
-MAX_STRAY_CANCELS = 4 * MAX_CANCELS  # Per period, as the caller is told of each.
+MAX_STRAY_CANCELS = 4 * MAX_CANCELS  # Per period, since each is reported to the caller.
 STRAY_PERIOD_SECONDS = 1.0
 
 T = TypeVar("T")

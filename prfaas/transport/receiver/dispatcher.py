@@ -47,7 +47,7 @@ class InboundDispatcher:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[InboundTransfers[Connection]]:
-        """Hold the lock for the block. Afterwards deliver the events and replies that the block has caused."""
+        """Hold the lock for the block, then deliver the events and replies that the block has caused."""
         with self._changed:
             yield self._transfers
             due = self._collect()
@@ -104,7 +104,7 @@ class InboundDispatcher:
         """
         slab = header.slab
         with self._changed:
-            transfer = self._transfers.chunk_came(connection, peer, header, wire_bytes=wire_bytes)
+            transfer = self._transfers.on_chunk_header(connection, peer, header, wire_bytes=wire_bytes)
             if transfer is None:
                 return None
             if transfer.writers and not self._changed.wait_for(
@@ -162,7 +162,7 @@ class InboundDispatcher:
             if transfer is None or not transfer.is_active:
                 return None
             connections = tuple(transfer.latest_first)
-        if not any(connection.takes_at_once() for connection in connections):
+        if not any(connection.can_write_at_once() for connection in connections):
             return Reply(transfer_id, None, connections)
         with self._changed:
             have = transfer.have()
@@ -170,7 +170,7 @@ class InboundDispatcher:
 
 
 class ReplyQueue:
-    """Replies that connections have not taken yet, at most one per transfer: a final reply replaces a HAVE."""
+    """Replies that no connection has sent yet, at most one per transfer: a final reply replaces a HAVE."""
 
     def __init__(self, latest_have: Callable[[bytes], Reply[Connection] | None]) -> None:
         """`latest_have` makes the HAVE of a transfer, or returns None after its end."""

@@ -1,4 +1,4 @@
-"""Receive limits: each peer is told its share of the limits on what it may send here (RATE)."""
+"""Receive limits: each peer gets its share of the ingress limits in RATE frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHANGE_RATIO = 0.02  # Smaller changes of a share are not sent.
 
 
 class _LimitedPeer:
-    """Connections of one peer, with the rate that each was told last, and the bytes that they brought."""
+    """Connections of one peer, with the rate last sent on each, and the bytes received."""
 
     def __init__(self, budgets: tuple[RateBudget, ...]) -> None:
         self.budgets = budgets

@@ -168,7 +168,7 @@ class InboundTransfer(Generic[C]):
                 self.disconnected_at, self.num_reopens = now, 0
 
     def overdue_reason(self, now: float, *, reconnect_seconds: float) -> FailureReason | None:
-        """Return why the transfer must fail now, if its deadline has passed or its sender is gone."""
+        """Return why the transfer must fail now, if its deadline has passed or its sender is unreachable."""
         if not self.is_active:
             return None
         if now >= self.deadline:
@@ -211,7 +211,7 @@ class InboundTransfers(Generic[C]):
     # Opening
 
     def refusal(self, request: OpenRequest) -> bytes | None:
-        """Return the frame that answers an OPEN which is not taken: the earlier outcome, or an ERROR."""
+        """Return the frame that answers a rejected OPEN: the earlier outcome, or an ERROR."""
         transfer_id, peer = request.transfer_id, request.peer_name
         outcome = self._ended.get(peer, transfer_id)
         if outcome is not None:
@@ -263,7 +263,9 @@ class InboundTransfers(Generic[C]):
 
     # Chunks
 
-    def chunk_came(self, connection: C, peer: str, header: Header, *, wire_bytes: int) -> InboundTransfer[C] | None:
+    def on_chunk_header(
+        self, connection: C, peer: str, header: Header, *, wire_bytes: int
+    ) -> InboundTransfer[C] | None:
         """Count a chunk that begins to arrive. Return its transfer if the chunk is to be read into memory.
 
         `begin_write` of the transfer must follow, once no rival writes to the same bytes. `wire_bytes` excludes
@@ -299,7 +301,7 @@ class InboundTransfers(Generic[C]):
             self._release(transfer)
         elif outcome == "whole":
             assembler.add(slab)
-            self._complete_if_whole(transfer, now)
+            self._complete_if_all_arrived(transfer, now)
         elif outcome == "lost":
             assembler.remove(slab)
         else:
@@ -354,7 +356,7 @@ class InboundTransfers(Generic[C]):
             self.events.append(ReceiveFailed(transfer_id, peer, reason, message))
         return outcome
 
-    def _complete_if_whole(self, transfer: InboundTransfer[C], now: float) -> None:
+    def _complete_if_all_arrived(self, transfer: InboundTransfer[C], now: float) -> None:
         assert transfer.assembler is not None
         if not transfer.assembler.missing_bytes:
             self._complete(transfer, now)

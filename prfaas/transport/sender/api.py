@@ -24,7 +24,7 @@ class SendRequest:
         default_factory=Ranges
     )  # Objects of bfloat16 values only, which may travel as 8-bit floats.
     # Makes an OPEN payload for a process of the peer that does not know what the present one knows.
-    whole_body: Callable[[], bytes] | None = None
+    full_body: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True)

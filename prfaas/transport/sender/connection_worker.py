@@ -75,7 +75,7 @@ class ConnectionWorker:
         self.liveness = ConnectionLiveness(began_at=time.monotonic())
         self.recent = TcpHistory(self.liveness.began_at)
         self.reading: bytes | None = None  # Transfer whose memory the worker reads.
-        self.last_control: bytes | None = None  # Transfer of the control frame taken last, unless a chunk followed.
+        self.last_control: bytes | None = None  # Transfer of the latest control frame, unless a chunk followed.
         self.casts = fp8.LOSSY_FP8 in capabilities
         self._pack_formats = pack_formats([name for name in CODECS if name in capabilities])
         self._link = link

@@ -40,7 +40,7 @@ STUCK_MEMORY_SECONDS = 1.0
 ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # Limit for a peer that dials to receive.
 NOT_DIALLED = "(it dials this agent, and has no connection)"
-PACE_STEP_RATIO = 0.02  # The kernel is not told of smaller changes of the rate.
+PACE_STEP_RATIO = 0.02  # Smaller changes of the rate are not passed to the kernel.
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Link:
     # Transfers, called by the agent
 
     def open(self, request: SendRequest) -> None:
-        """Offer a transfer to the peer. Bytes leave once they are ready and the peer has said what it holds."""
+        """Offer a transfer to the peer. Bytes leave once they are ready and the peer has reported what it holds."""
         with self._changed:
             self._outbox.open(request, now=time.monotonic())
             self._monitor.transfer_opened()
@@ -270,7 +270,7 @@ class Link:
                 return None
             chunk, request = taken
             worker.reading, worker.last_control = chunk.transfer_id, None
-            self._monitor.bounds.handed(chunk.slab.num_bytes, now=now)
+            self._monitor.bounds.on_written(chunk.slab.num_bytes, now=now)
             if self._monitor.is_probing:
                 # The bytes of a probe say nothing about how well others can be packed.
                 return ChunkTask(chunk, request)
@@ -293,7 +293,7 @@ class Link:
             if worker.generation != self._workers.generation:
                 return
             num_bytes = sum(chunk.slab.num_bytes for chunk in (*landed, *damaged))
-            self._monitor.bounds.landed(num_bytes, rtt_seconds=self._monitor.min_rtt_seconds, now=now * 1e-9)
+            self._monitor.bounds.on_delivered(num_bytes, rtt_seconds=self._monitor.min_rtt_seconds, now=now * 1e-9)
             self._outbox.landed(landed, time_ns=now)
             if damaged:
                 self._outbox.put_back(damaged)
@@ -301,7 +301,7 @@ class Link:
         self._events.deliver()
 
     def on_have(self, worker: ConnectionWorker, header: Header, payload: bytearray) -> None:
-        """Handle HAVE: the peer has accepted a transfer and says what it holds.
+        """Handle HAVE: the peer has accepted a transfer and reports what it holds.
 
         Decodes only a HAVE that is awaited, and one at a time, since it may grow to many times its length.
         """
@@ -476,12 +476,12 @@ class Link:
         try:
             worker.run()
         except OSError as error:
-            self._dialler.lost_by(error)
+            self._dialler.on_connection_lost(error)
         except RemoteProtocolError as error:
-            self._dialler.lost_by(error)
+            self._dialler.on_connection_lost(error)
             raise
         finally:
-            self._remove_worker(worker, lived_seconds=time.monotonic() - began_at)
+            self._remove_worker(worker, lifetime_seconds=time.monotonic() - began_at)
 
     def _add_worker(self, connection: Connection, greeting: Challenge | Hello, number: int) -> ConnectionWorker | None:
         """Return a worker for a new connection, or None if there are enough."""
@@ -509,7 +509,7 @@ class Link:
                 worker.abort()
             return worker
 
-    def _remove_worker(self, worker: ConnectionWorker, *, lived_seconds: float) -> None:
+    def _remove_worker(self, worker: ConnectionWorker, *, lifetime_seconds: float) -> None:
         """Remove the worker of a lost connection. The other connections send its unacknowledged chunks again."""
         with self._changed:
             now = time.monotonic()
@@ -517,7 +517,7 @@ class Link:
             self._monitor.bounds.restart(self._workers.in_flight_bytes, now=now)
             self._divide_pace()
             self._fit_chunks()
-            self._peer_liveness.connection_lost(now=now, lived_seconds=lived_seconds)
+            self._peer_liveness.connection_lost(now=now, lifetime_seconds=lifetime_seconds)
             if not self._workers:
                 # Another process of the peer may answer next.
                 self._apply_rate_limit(0.0)

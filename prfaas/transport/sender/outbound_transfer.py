@@ -164,9 +164,9 @@ class OutboundTransfer:
     def reopen(self) -> None:
         """Return to OPENING with the complete OPEN payload, if the wire can carry it."""
         self.advance(OutboundEvent.REOPEN)
-        body = self.request.whole_body() if self.request.whole_body is not None else b""
+        body = self.request.full_body() if self.request.full_body is not None else b""
         if 0 < len(body) <= MAX_BODY_BYTES:
-            self.request = replace(self.request, open_body=body, whole_body=None)
+            self.request = replace(self.request, open_body=body, full_body=None)
 
     def repeats_open(self, now: float, *, has_left: bool, patience_seconds: float) -> bool:
         """Return whether to repeat OPEN because no answer came. Call often.

@@ -70,7 +70,7 @@ class PendingCancels:
         return transfer_id, cancel.frame
 
     def answered(self, transfer_id: bytes) -> None:
-        """Forget a CANCEL, since the peer has said how the transfer ended."""
+        """Forget a CANCEL, since the peer has reported how the transfer ended."""
         self._unanswered.pop(transfer_id, None)
 
     def connection_lost(self) -> None:

@@ -36,8 +36,8 @@ class LinkStats(LinkHealth):
     num_connections: int
     is_down: bool  # There is no connection, and the last attempt to dial failed.
     num_transfers: int
-    queued_bytes: int  # Ready, but taken by no connection.
-    unacknowledged_bytes: int  # Taken by a connection, but not acknowledged.
+    queued_bytes: int  # Ready, but not yet assigned to a connection.
+    unacknowledged_bytes: int  # Assigned to a connection, but not acknowledged.
     unsent_bytes: int  # Part of the unacknowledged bytes that is still in send buffers.
     acknowledged_bytes: int
     rtt_seconds: float  # Of the busy connection on which it has risen most, else the minimum.
@@ -97,7 +97,7 @@ class LinkMonitor:
     def end_probe(self, now: float) -> None:
         """Note the end of the probe. Without a steady rate it leaves a lower bound."""
         if not self.has_found:
-            least_since_sample = self.packing.packed_ratio * self.bounds.take_least()
+            least_since_sample = self.packing.packed_ratio * self.bounds.take_lower_bound()
             self._estimator.forget(least_bytes_per_second=max(self._probed_least, least_since_sample), now=now)
         self.is_probing = False
 
@@ -137,7 +137,7 @@ class LinkMonitor:
         heard: dict[ConnectionWorker, int] = {}
         for worker, info in infos:
             self._growth = Growth(*map(operator.add, self._growth, info.grown_since(worker.seen)))
-            heard[worker] = info.heard_since(worker.seen)
+            heard[worker] = info.received_since(worker.seen)
             worker.seen = info
             worker.recent.add(info, now)
         self._round_trips.observe(heard, in_flight=[worker for worker, _ in infos if worker.in_flight_bytes])
@@ -166,7 +166,7 @@ class LinkMonitor:
             unacknowledged_bytes=int(ratio * sum(worker.in_flight_bytes for worker, _ in infos)),
             rtt_seconds=round_trip.seconds,
             min_rtt_seconds=round_trip.min_seconds,
-            least_bytes_per_second=ratio * self.bounds.take_least(),
+            least_bytes_per_second=ratio * self.bounds.take_lower_bound(),
             most_bytes_per_second=ratio * most,
             connection_seconds=self._connection_seconds,
             busy_seconds=self._growth.busy_seconds,

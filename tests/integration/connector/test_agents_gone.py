@@ -149,7 +149,7 @@ def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
 
     def has_slots() -> bool:
         engine.scheduler.poll()
-        return any(blocks.opened for blocks in engine.scheduler._stores._asked.values())
+        return any(blocks.opened for blocks in engine.scheduler._stores._requested.values())
 
     wait_until(has_slots, what="slots for what the first one leaves")
     looks, look = itertools.count(1), engine.client.poll

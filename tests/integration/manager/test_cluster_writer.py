@@ -136,7 +136,7 @@ async def test_nodes_of_others_stay_alive_without_redis(redis: EmbeddedRedis) ->
 
     def has_tried_since() -> bool:
         member = following.world.membership.get(AgentName("n1"))
-        return member is not None and member.heard_at == now
+        return member is not None and member.last_report_at == now
 
     for _ in range(3):
         now += PATIENCE_SECONDS

@@ -315,5 +315,5 @@ def test_kernel_counts_received_segments() -> None:
             far.sendall(far.recv(1))
             assert near.recv(1) == b"?"
         now = read_tcp_info(near)
-        assert now is not None and 20 <= now.heard_since(before) <= now.heard_segments <= 60
+        assert now is not None and 20 <= now.received_since(before) <= now.received_segments <= 60
         far.close()

@@ -30,21 +30,21 @@ def test_the_rate_of_a_link_lies_between_its_bounds(
             assert bounds.most(rtt_seconds=rtt_seconds, num_connections=1, now=checked_at) >= rate * (1 - 1e-6)
             checked_at += CHECK_SECONDS
         if kind:
-            bounds.handed(num_bytes, now=at)
+            bounds.on_written(num_bytes, now=at)
         else:
-            bounds.landed(num_bytes, rtt_seconds=rtt_seconds, now=at)
-        assert bounds.take_least() <= rate * (1 + 1e-6)
+            bounds.on_delivered(num_bytes, rtt_seconds=rtt_seconds, now=at)
+        assert bounds.take_lower_bound() <= rate * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("rate", [1.2e6, 12e6])
 def test_bounds_of_waiting_pieces_come_near_the_rate(rate: float) -> None:
     bounds, size = RateBounds(), 1_000_000
     for _ in range(40):
-        bounds.handed(size, now=0.0)
+        bounds.on_written(size, now=0.0)
     least = 0.0
     for number in range(1, 21):
-        bounds.landed(size, rtt_seconds=0.0, now=number * size / rate)
-        least = max(least, bounds.take_least())
+        bounds.on_delivered(size, rtt_seconds=0.0, now=number * size / rate)
+        least = max(least, bounds.take_lower_bound())
     most = bounds.most(rtt_seconds=0.0, num_connections=1, now=20 * size / rate)
     assert least == pytest.approx(rate, rel=0.01)
     assert most == pytest.approx(rate, rel=0.06)
@@ -55,7 +55,7 @@ def test_pieces_that_overtake_a_lost_piece_do_not_lower_the_upper_bound(order: l
     """Hand all pieces over at once; they arrive in a random order and land in their own."""
     bounds, size = RateBounds(), 1_000_000
     for _ in order:
-        bounds.handed(size, now=0.0)
+        bounds.on_written(size, now=0.0)
     arrived: set[int] = set()
     num_landed = 0
     for number, piece in enumerate(order, start=1):
@@ -66,4 +66,4 @@ def test_pieces_that_overtake_a_lost_piece_do_not_lower_the_upper_bound(order: l
         arrived.add(piece)
         while num_landed in arrived:
             num_landed += 1
-            bounds.landed(size, rtt_seconds=0.0, now=now)
+            bounds.on_delivered(size, rtt_seconds=0.0, now=now)

@@ -115,7 +115,7 @@ class InboundRun:
             else:
                 self._transfers.reject(transfer, Rejection("no_memory", "full"))
         elif action == "begin" and not writers:
-            if self._transfers.chunk_came("a", "peer", self._header, wire_bytes=100) is not None:
+            if self._transfers.on_chunk_header("a", "peer", self._header, wire_bytes=100) is not None:
                 assert transfer.begin_write("a", Slab(0, 1, 0, 100))
         elif action in ("whole", "corrupt", "lost") and writers:
             self._transfers.end_write("a", self._header, action, now=0.0)  # type: ignore[arg-type]

@@ -91,6 +91,6 @@ def test_a_certificate_of_another_authority_is_named(
 
 def test_progress_without_a_connection_shows_no_figures() -> None:
     nothing = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0))  # type: ignore[arg-type]
-    assert progress_line(0.25, nothing) == " 25.0%, no connection to the far end"
+    assert progress_line(0.25, nothing) == " 25.0%, no connection to the receiver"
     connected = replace(nothing, num_connections=1, queued_bytes=2_000_000)
     assert progress_line(0.25, connected).startswith(" 25.0%, 2 MB to go on 1 connections, rate not known yet")

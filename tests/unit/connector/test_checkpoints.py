@@ -48,7 +48,7 @@ class Engine:
         request = ScheduledRequest(
             "r", self.computed, lambda: [table, table, [1000 + block for block in table]], before, **more
         )
-        self.checkpoints.on_scheduled(request, ask_until=WAIT_SECONDS)
+        self.checkpoints.on_scheduled(request, reply_deadline=WAIT_SECONDS)
 
     @property
     def asked(self) -> list[Store]:

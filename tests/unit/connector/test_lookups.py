@@ -44,7 +44,7 @@ def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], loc
     posted: list[Message] = []
     incoming = _incoming(posted)
     lookups = PrefixLookups(incoming, post=posted.append, counts=Counts())
-    lookups.begin("r", CHAIN, promised_tokens=480, ask_until=1.0)
+    lookups.begin("r", CHAIN, promised_tokens=480, reply_deadline=1.0)
     (asked,) = posted
     assert isinstance(asked, Lookup) and asked.promised_tokens == 480
     found = [[length, CHAIN.at(length)] for length in lengths]

@@ -20,6 +20,6 @@ def test_the_agent_gets_the_priority_of_the_request() -> None:
     posted: list[Message] = []
     outgoing = OutboundTransfers(BlockMap((KVGroup("full_attention", 16),)), post=posted.append, counts=Counts())
     request = EngineRequest("r", 100, {}, lambda tenant: CHAIN, priority=-2)
-    outgoing.begin(request, RequestedTransfer("send", b"token", GRANT), CHAIN, ask_until=1.0)
+    outgoing.begin(request, RequestedTransfer("send", b"token", GRANT), CHAIN, reply_deadline=1.0)
     (asked,) = posted
     assert isinstance(asked, Send) and (asked.transfer_id, asked.priority) == (GRANT.transfer_id, -2)

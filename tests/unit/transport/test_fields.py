@@ -19,8 +19,8 @@ Read = Callable[[Fields], object]
 READS: list[Read] = [
     lambda fields: fields.array(1, 2),
     lambda fields: fields.items(3),
-    lambda fields: fields.whole(),
-    lambda fields: fields.wholes(2),
+    lambda fields: fields.integer(),
+    lambda fields: fields.integers(2),
     lambda fields: fields.real(),
     lambda fields: fields.text(10),
     lambda fields: fields.octets(10),
@@ -38,13 +38,13 @@ def test_fields_are_read_in_order() -> None:
     value = [7, [1, 2], 0.5, "text", b"four", {"a": [1]}, [3, 4]]
     reads: list[Read] = [
         lambda fields: fields.array(6, 7),
-        lambda fields: fields.whole(),
-        lambda fields: fields.wholes(2),
+        lambda fields: fields.integer(),
+        lambda fields: fields.integers(2),
         lambda fields: fields.real(),
         lambda fields: fields.text(4),
         lambda fields: fields.exactly(4),
         lambda fields: fields.any(dict, max_bytes=10),
-        lambda fields: [fields.whole() for _ in fields.items(2)],
+        lambda fields: [fields.integer() for _ in fields.items(2)],
     ]
     assert _read(value, *reads) == [7, 7, (1, 2), 0.5, "text", b"four", {"a": [1]}, [3, 4]]
 
@@ -73,9 +73,9 @@ def test_a_field_of_another_type_or_length_is_refused(read: Read, values: list[o
 def test_bytes_after_the_last_field_are_refused() -> None:
     packed = msgpack.packb([1]) + b"\x00"
     with pytest.raises(RemoteProtocolError, match="after"), fields_of(packed, reason="body", what="TEST") as fields:
-        assert (fields.array(1), fields.whole()) == (1, 1)
+        assert (fields.array(1), fields.integer()) == (1, 1)
     with fields_of(packed, reason="body", what="TEST", is_beginning=True) as fields:
-        assert (fields.array(1), fields.whole()) == (1, 1)
+        assert (fields.array(1), fields.integer()) == (1, 1)
 
 
 @pytest.mark.parametrize("read", READS)

@@ -76,7 +76,7 @@ class Receiver:
         """Begin to write a chunk that is wanted, and return its header."""
         transfer_id = transfer.request.transfer_id
         header = Header(FrameType.CHUNK, slab.num_bytes, transfer_id, slab.first, slab.offset, count=slab.num_objects)
-        assert self.transfers.chunk_came(connection, "peer", header, wire_bytes=header.length) is transfer
+        assert self.transfers.on_chunk_header(connection, "peer", header, wire_bytes=header.length) is transfer
         assert transfer.begin_write(connection, slab)
         return header
 

@@ -45,7 +45,7 @@ class _Worker:
         self.info = replace(
             self.info,
             rtt_seconds=rtt_seconds,
-            heard_segments=self.info.heard_segments + num_segments // 2,
+            received_segments=self.info.received_segments + num_segments // 2,
             delivered_segments=self.info.delivered_segments + num_segments,
             bytes_sent=self.info.bytes_sent + num_bytes,
         )
@@ -110,7 +110,7 @@ def test_bytes_behind_lost_segments_raise_the_upper_bound_of_the_rate() -> None:
     chunk_bytes = 1_000_000
     watch = _Watch([_Worker(replace(NOTHING, out_of_order_bytes=6 * chunk_bytes))])
     for _ in range(8):
-        watch.monitor.bounds.handed(chunk_bytes, now=-0.98)
+        watch.monitor.bounds.on_written(chunk_bytes, now=-0.98)
     watch.congestion()
     late_seconds = 0.05 + 0.98 - NOTHING.rtt_seconds
     assert watch.monitor.health.achievable_bytes_per_second == pytest.approx(7 * chunk_bytes / late_seconds)

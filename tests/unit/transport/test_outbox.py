@@ -74,7 +74,7 @@ def test_unanswered_open_is_repeated_at_growing_intervals() -> None:
 )
 def test_repeated_open_has_the_complete_body_if_the_wire_can_carry_it(whole: bytes, repeated: bytes) -> None:
     outbox, source = Outbox(lambda event: None, num_connections=1), memoryview(bytes(100))
-    outbox.open(SendRequest(ID, b"brief", [100], lambda index: source, 0, 3600.0, whole_body=lambda: whole), now=0.0)
+    outbox.open(SendRequest(ID, b"brief", [100], lambda index: source, 0, 3600.0, full_body=lambda: whole), now=0.0)
 
     def body() -> bytes:
         _, frame = outbox.next_frame(now=0.0) or (b"", b"")

@@ -235,28 +235,28 @@ def test_late_bytes_at_the_start_of_a_probe_are_no_bound() -> None:
 
 def test_acknowledged_bytes_give_a_lower_bound_once() -> None:
     bounds = RateBounds()
-    bounds.handed(2 * MB, now=10.0)
-    assert bounds.take_least() == 0.0
-    bounds.landed(2 * MB, rtt_seconds=0.1, now=10.3)
-    assert bounds.take_least() == pytest.approx(10 * MB)
-    assert bounds.take_least() == 0.0
+    bounds.on_written(2 * MB, now=10.0)
+    assert bounds.take_lower_bound() == 0.0
+    bounds.on_delivered(2 * MB, rtt_seconds=0.1, now=10.3)
+    assert bounds.take_lower_bound() == pytest.approx(10 * MB)
+    assert bounds.take_lower_bound() == 0.0
 
 
 def test_pause_does_not_lower_the_lower_bound() -> None:
     bounds = RateBounds()
     for start in (10.0, 20.0):
-        bounds.handed(2 * MB, now=start)
-        bounds.landed(2 * MB, rtt_seconds=0.0, now=start + 0.5)
-        assert bounds.take_least() == pytest.approx(4 * MB)
+        bounds.on_written(2 * MB, now=start)
+        bounds.on_delivered(2 * MB, rtt_seconds=0.0, now=start + 0.5)
+        assert bounds.take_lower_bound() == pytest.approx(4 * MB)
 
 
 def test_bytes_are_late_half_a_second_after_a_round_trip() -> None:
     bounds = RateBounds()
     assert bounds.most(rtt_seconds=0.1, num_connections=1, now=5.0) == math.inf
-    bounds.handed(MB, now=10.0)
+    bounds.on_written(MB, now=10.0)
     assert bounds.most(rtt_seconds=0.1, num_connections=1, now=10.5) == math.inf
     assert bounds.most(rtt_seconds=0.1, num_connections=1, now=11.1) == pytest.approx(MB)
-    bounds.landed(MB, rtt_seconds=0.1, now=11.2)
+    bounds.on_delivered(MB, rtt_seconds=0.1, now=11.2)
     assert bounds.most(rtt_seconds=0.1, num_connections=1, now=12.0) == math.inf
 
 
@@ -266,8 +266,8 @@ def test_upper_bound_includes_a_chunk_per_connection_and_bytes_behind_lost_segme
 ) -> None:
     bounds = RateBounds()
     for _ in range(10):
-        bounds.handed(MB, now=10.0)
-    bounds.landed(2 * MB, rtt_seconds=0.0, now=10.9)
+        bounds.on_written(MB, now=10.0)
+    bounds.on_delivered(2 * MB, rtt_seconds=0.0, now=10.9)
     out_of_order_bytes = out_of_order_megabytes * MB
     most = bounds.most(rtt_seconds=0.0, num_connections=4, now=11.0, out_of_order_bytes=out_of_order_bytes)
     assert most == pytest.approx(megabytes * MB)
@@ -275,14 +275,14 @@ def test_upper_bound_includes_a_chunk_per_connection_and_bytes_behind_lost_segme
 
 def test_bounds_restart_after_a_lost_connection() -> None:
     bounds = RateBounds()
-    bounds.handed(8 * MB, now=10.0)
+    bounds.on_written(8 * MB, now=10.0)
     bounds.restart(2 * MB, now=10.4)
     assert bounds.most(rtt_seconds=0.0, num_connections=1, now=10.8) == math.inf
-    bounds.landed(2 * MB, rtt_seconds=0.0, now=10.5)
-    assert bounds.take_least() == 0.0, "these bytes were handed over before"
+    bounds.on_delivered(2 * MB, rtt_seconds=0.0, now=10.5)
+    assert bounds.take_lower_bound() == 0.0, "these bytes were handed over before"
     # More bytes land than the bounds know of.
-    bounds.landed(MB, rtt_seconds=0.0, now=10.6)
-    bounds.handed(MB, now=11.0)
+    bounds.on_delivered(MB, rtt_seconds=0.0, now=10.6)
+    bounds.on_written(MB, now=11.0)
     assert bounds.most(rtt_seconds=0.0, num_connections=1, now=12.0) == pytest.approx(MB)
 
 

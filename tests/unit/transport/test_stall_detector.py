@@ -27,16 +27,16 @@ def _unreachable(peer: PeerLiveness, now: float, *, is_connected: bool = False, 
 def test_peer_is_unreachable_since_its_last_connection() -> None:
     peer = PeerLiveness(now=0.0)
     assert _unreachable(peer, 5.0) == 5.0, "it never had a connection"
-    peer.connection_lost(now=5.0, lived_seconds=STEADY_SECONDS)
+    peer.connection_lost(now=5.0, lifetime_seconds=STEADY_SECONDS)
     assert _unreachable(peer, 6.0) == 1.0
 
 
 def test_short_connection_counts_only_if_it_made_progress() -> None:
     peer = PeerLiveness(now=0.0)
-    peer.connection_lost(now=5.0, lived_seconds=STEADY_SECONDS / 2)
+    peer.connection_lost(now=5.0, lifetime_seconds=STEADY_SECONDS / 2)
     assert _unreachable(peer, 6.0) == 6.0
     peer.progressed(now=6.5)
-    peer.connection_lost(now=7.0, lived_seconds=STEADY_SECONDS / 2)
+    peer.connection_lost(now=7.0, lifetime_seconds=STEADY_SECONDS / 2)
     assert _unreachable(peer, 7.0) == 0.5
 
 
@@ -50,7 +50,7 @@ def test_connected_peer_is_unreachable_if_awaited_progress_does_not_come(*, awai
 
 def test_time_in_which_nothing_is_awaited_does_not_count() -> None:
     peer = PeerLiveness(now=0.0)
-    peer.connection_lost(now=1.0, lived_seconds=STEADY_SECONDS)
+    peer.connection_lost(now=1.0, lifetime_seconds=STEADY_SECONDS)
     for second in range(1, 31):
         _unreachable(peer, float(second), awaits_peer=False)
     assert _unreachable(peer, 30.5) == 0.5
