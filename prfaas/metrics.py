@@ -64,8 +64,8 @@ CHECKSUM_FAILURES = _counter(
 )
 TRANSFER_PHASE_SECONDS = _histogram(
     "prfaas_agent_transfer_phase_seconds",
-    "Duration of each phase of completed transfers. Sender: queue (until the first layer), prefill (until the "
-    "last forward pass), wire (until acknowledged). Receiver: load (until the engine has read the blocks).",
+    "Phases of completed transfers. Sender: queue (until the first layer), prefill (until the last), "
+    "wire (until acknowledged). Receiver: load (until the engine has read the blocks).",
     (0.001, 0.005, 0.02, *TTFT_BUCKETS_SECONDS),
     ("phase",),
 )
@@ -103,27 +103,27 @@ SSD_FAILURES = _counter(
 )
 SIDECAR_TLS_REFUSALS = _counter(
     "prfaas_sidecar_tls_refusals",
-    "Connections rejected because of their certificate. port is listen or status_listen.",
+    "Connections rejected for their certificate. port is listen or status_listen.",
     ("port", "reason"),
 )
 COLOCATE_TLS_REFUSALS = _counter(
     "prfaas_colocate_tls_refusals",
-    "Connections rejected because of their certificate.",
+    "Connections rejected for their certificate.",
     ("reason",),
 )
 GATEWAY_REFUSALS = _counter(
     "prfaas_router_gateway_refusals",
-    "Gateway connections rejected because of their certificate.",
+    "Gateway connections rejected for their certificate.",
     ("reason",),
 )
 CLIENT_TLS_REFUSALS = _counter(
     "prfaas_router_client_tls_refusals",
-    "Client connections rejected because of their certificate or because they were not encrypted.",
+    "Client connections rejected for their certificate, or as unencrypted.",
     ("reason",),
 )
 PAGES_REFUSALS = _counter(
     "prfaas_agent_pages_refusals",
-    "Connections to the agent's status pages rejected because of their certificate.",
+    "Connections to status pages rejected for their certificate.",
     ("reason",),
 )
 GRANTS_REFUSED = _counter(
@@ -131,61 +131,58 @@ GRANTS_REFUSED = _counter(
 )
 WIRE_REFUSALS = _counter(
     "prfaas_agent_wire_refusals",
-    "Agent connections rejected or closed by either side, by reason.",
+    "Agent connections rejected or closed by either side.",
     ("reason",),
 )
 CONNECTIONS = _gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))
 LINK_STALLS = _counter(
     "prfaas_agent_link_stalls",
-    "Connections that stalled while others of their link made progress. Their chunks were sent over the others.",
+    "Stalled connections whose chunks were sent over other connections of the link.",
     ("peer",),
 )
 LINK_CONGESTED = _gauge(
     "prfaas_agent_link_congested",
-    "1 for the reason why the link to a peer is congested: queue, loss or rtt. Otherwise 0.",
+    "1 while the link is congested for this reason: queue, loss or rtt.",
     ("peer", "reason"),
 )
 LINK_LIMITED = _gauge(
     "prfaas_agent_link_limited",
-    "1 for what the connections to a peer mostly waited for: application (nothing to send), receiver_window, "
-    "send_buffer or network.",
+    "1 for the main bottleneck: application (nothing to send), receiver_window, send_buffer or network.",
     ("peer", "reason"),
 )
 LINK_QUEUE_SECONDS = _gauge(
-    "prfaas_agent_link_queue_seconds", "Bytes queued for a peer, divided by the achievable rate.", ("peer",)
+    "prfaas_agent_link_queue_seconds", "Queued bytes divided by the achievable rate.", ("peer",)
 )
 LINK_QUEUED_BYTES = _gauge(
-    "prfaas_agent_link_queued_bytes", "Payload bytes ready to send that no connection to the peer has taken.", ("peer",)
+    "prfaas_agent_link_queued_bytes", "Payload bytes ready to send, not taken by a connection.", ("peer",)
 )
-LINK_UNSENT_BYTES = _gauge(
-    "prfaas_agent_link_unsent_bytes", "Unsent bytes in the send buffers of the connections to a peer.", ("peer",)
-)
+LINK_UNSENT_BYTES = _gauge("prfaas_agent_link_unsent_bytes", "Unsent bytes in the send buffers.", ("peer",))
 LINK_UNACKNOWLEDGED_BYTES = _gauge(
     "prfaas_agent_link_unacknowledged_bytes",
-    "Payload bytes that connections to a peer have taken and the peer has not acknowledged.",
+    "Payload bytes taken by connections and not acknowledged.",
     ("peer",),
 )
 LINK_RTT_SECONDS = _gauge(
     "prfaas_agent_link_rtt_seconds",
-    "Round-trip time to a peer, of the active connection whose round trip grew most. The minimum when none is active.",
+    "Round-trip time of the active connection where it grew most; idle: the minimum.",
     ("peer",),
 )
 LINK_RTT_INFLATION = _gauge(
-    "prfaas_agent_link_rtt_inflation_ratio", "That round-trip time divided by the connection's smallest one.", ("peer",)
+    "prfaas_agent_link_rtt_inflation_ratio", "That round-trip time divided by the connection's minimum.", ("peer",)
 )
 LINK_RETRANSMITS = _gauge(
     "prfaas_agent_link_retransmit_ratio",
-    "Share of bytes retransmitted to a peer in the last third of a second.",
+    "Share of bytes retransmitted in the last third of a second.",
     ("peer",),
 )
 LINK_UTILIZATION = _gauge(
     "prfaas_agent_link_utilization_ratio",
-    "Rate to a peer in the last third of a second, divided by the achievable rate. 0 while unknown.",
+    "Rate in the last third of a second divided by the achievable rate; 0: unknown.",
     ("peer",),
 )
 LINK_ACHIEVABLE = _gauge(
     "prfaas_agent_link_achievable_bytes_per_second",
-    "Payload rate that the link to a peer can carry. 0 while unknown.",
+    "Payload rate that the link can carry; 0: unknown.",
     ("peer",),
 )
 CONNECTOR_TRANSFERS = _counter(
@@ -205,7 +202,7 @@ CONNECTOR_STATE_TAIL_BYTES = _counter(
 )
 CONNECTOR_RING_OVERFLOWS = _counter(
     "prfaas_connector_ring_overflows",
-    "Engine steps that began while the ring to the agent was full. The agent hangs or is too slow.",
+    "Engine steps that began with a full ring: the agent hangs or is too slow.",
 )
 
 REQUESTS = _counter(
@@ -227,7 +224,7 @@ TOKENISED_CHATS = _counter(
 )
 QUOTA_REFUSALS = _counter(
     "prfaas_router_quota_refusals",
-    "Requests rejected with 429 because a client used up its quota. limit is requests or tokens.",
+    "Requests beyond a client's quota (429). limit is requests or tokens.",
     ("client", "limit"),
 )
 PAGE_REFUSALS = _counter(
@@ -242,7 +239,7 @@ CLIENT_TOKENS = _counter(
 )
 ROUTER_TASKS_ENDED = _counter(
     "prfaas_router_tasks_ended",
-    "Background tasks that ended with an unexpected error. They restart after one second.",
+    "Background tasks that failed unexpectedly; they restart after one second.",
     ("task",),
 )
 FALLBACKS = _counter(
@@ -277,17 +274,15 @@ THRESHOLD_TOKENS = _gauge(
     "Threshold t in force, from the plan or the settings, before congestion raises it.",
 )
 DASHBOARD_WATCHERS = _gauge("prfaas_manager_dashboard_watchers", "Dashboard pages connected to this manager.")
-DASHBOARD_REFUSALS = _counter(
-    "prfaas_manager_dashboard_refusals", "Dashboard pages rejected with 503 because the limit was reached."
-)
+DASHBOARD_REFUSALS = _counter("prfaas_manager_dashboard_refusals", "Dashboard pages rejected (503) beyond the limit.")
 STAGE_UTILIZATION = _gauge(
     "prfaas_manager_stage_utilization_ratio",
-    "Requests in progress divided by what the instances of a role can run at once, smoothed.",
+    "Requests in progress divided by the capacity of the role's instances, smoothed.",
     ("cluster", "stage"),
 )
 STAGE_WAITING = _gauge(
     "prfaas_manager_stage_waiting_requests",
-    "Requests beyond what the instances of a role can run at once.",
+    "Requests beyond that capacity.",
     ("cluster", "stage"),
 )
 ROLE_CHANGES = _counter(
@@ -297,7 +292,7 @@ ROLE_CHANGES = _counter(
 )
 MANAGER_TLS_REFUSALS = _counter(
     "prfaas_manager_tls_refusals",
-    "Connections rejected because of their certificate. port is grpc or pages.",
+    "Connections rejected for their certificate. port is grpc or pages.",
     ("port", "reason"),
 )
 ADMIN_ACTIONS = _counter(
@@ -340,12 +335,10 @@ MANAGER_HELD_BYTES = _gauge(
     ("cluster", "group", "tier"),
 )
 MANAGER_SESSIONS = _gauge("prfaas_manager_sessions", "Sessions that this manager remembers.")
-MANAGER_BLOCKS = _gauge("prfaas_manager_index_blocks", "Blocks and checkpoints in the index, counted once per holder.")
+MANAGER_BLOCKS = _gauge("prfaas_manager_index_blocks", "Blocks and checkpoints in the index, once per holder.")
 MANAGER_RUNS = _gauge("prfaas_manager_index_runs", "Block runs (up to 64 blocks each) in the index.")
 MANAGER_EVENTS = _counter("prfaas_manager_announcements", "Block runs and checkpoints announced by nodes.")
-MANAGER_RESYNCS = _counter(
-    "prfaas_manager_full_announcements", "Times a node was asked to announce all of its blocks again.", ("reason",)
-)
+MANAGER_RESYNCS = _counter("prfaas_manager_full_announcements", "Full announcements requested from nodes.", ("reason",))
 MANAGER_REFUSALS = _counter(
     "prfaas_manager_refusals",
     "Calls and announcements rejected, by reason.",
@@ -363,18 +356,18 @@ MANAGER_SNAPSHOTS = _counter("prfaas_manager_snapshots", "Cluster snapshots writ
 MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read again from the record.")
 MANAGER_TASKS_ENDED = _counter(
     "prfaas_manager_tasks_ended",
-    "Background tasks that ended with an unexpected error. They restart after one second.",
+    "Background tasks that failed unexpectedly; they restart after one second.",
     ("task",),
 )
 MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))
 MANAGER_WITHOUT_LAYOUT = _counter(
     "prfaas_manager_decisions_without_layout",
-    "Requests routed while no node had registered a layout of their model, so nothing counted as cached.",
+    "Requests routed before any node had a layout of their model; nothing counted as cached.",
     ("model",),
 )
 MANAGER_ANSWERED = _counter(
     "prfaas_manager_answered_requests",
-    "Requests that routers answered, with and without this manager. outcome is answered, fell_back or failed.",
+    "Requests answered by routers. outcome is answered, fell_back or failed.",
     ("route", "reason", "outcome"),
 )
 MANAGER_TTFT = _histogram(
@@ -402,17 +395,17 @@ MANAGER_COPIED_BYTES = _counter(
 )
 MANAGER_PREDICTED_TOKENS = _counter(
     "prfaas_manager_predicted_tokens",
-    "Cached tokens that decisions predicted. kind is found or missing, as the engine reports.",
+    "Cached tokens in decisions. kind is found or missing, as engines report.",
     ("cluster", "kind"),
 )
 MANAGER_MISSING_TOKENS = _counter(
     "prfaas_manager_missing_tokens",
-    "Predicted cached tokens that a KV kind lacked. Several kinds may lack the same token.",
+    "Predicted cached tokens that a KV kind lacked.",
     ("cluster", "group"),
 )
 MANAGER_PROMISES = _counter(
     "prfaas_manager_promises",
-    "Decisions that predicted cached tokens, by what the engine found. A broken prediction costs a recompute.",
+    "Decisions that predicted cached tokens, by what the engine found.",
     ("cluster", "outcome"),
 )
 

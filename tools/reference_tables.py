@@ -86,8 +86,28 @@ EXAMPLES = {
 
 
 def settings_table(cls: type[Any]) -> str:
-    """Return a table with one row per setting; nested settings follow their record."""
-    return "\n".join(["| key | default | form | meaning |", "|---|---|---|---|", *_rows(cls, prefix=())])
+    """Return a table with one row per setting, except shared ones; nested settings follow their record."""
+    shared = _shared_rows()
+    rows = [row for row in _rows(cls, prefix=()) if row not in shared]
+    return "\n".join(["| key | default | form | meaning |", "|---|---|---|---|", *rows])
+
+
+def shared_settings_table() -> str:
+    """Return a table of the settings that several components share."""
+    rows = [
+        f"{row} {'all' if len(names) == len(COMPONENTS) else ', '.join(names)} |"
+        for row, names in _shared_rows().items()
+    ]
+    return "\n".join(["| key | default | form | meaning | components |", "|---|---|---|---|---|", *rows])
+
+
+def _shared_rows() -> dict[str, list[str]]:
+    """Return each row that at least three components have in common, with the names of these components."""
+    components_of: dict[str, list[str]] = {}
+    for component, cls in COMPONENTS.items():
+        for row in _rows(cls, prefix=()):
+            components_of.setdefault(row, []).append(component)
+    return {row: names for row, names in components_of.items() if len(names) >= 3}
 
 
 def _rows(cls: type[Any], *, prefix: tuple[str, ...]) -> list[str]:
@@ -126,11 +146,12 @@ def _one_line(cls: type[Any], name: str, setting: Setting) -> str:
 
 def metrics_table(component: str) -> str:
     """Return a table with one row per metric of a component."""
-    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    rows = ["| metric | labels | meaning |", "|---|---|---|"]
     for metric in metrics.CATALOGUE:
         if metric.name.startswith(f"prfaas_{component}_"):
             labels = ", ".join(f"`{label}`" for label in metric.labels)
-            rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |")
+            meaning = f"Histogram. {metric.meaning}" if metric.kind == "histogram" else metric.meaning
+            rows.append(f"| `{metric.name}` | {labels} | {meaning} |")
     return "\n".join(rows)
 
 
@@ -207,6 +228,7 @@ def current_files() -> dict[Path, str]:
     configuration, metrics_page = ROOT / "docs/configuration.md", ROOT / "docs/metrics.md"
     benchmarks_page, machines_page = ROOT / "benchmarks/README.md", ROOT / "docs/state-machines.md"
     tables = {f"settings of {name}": settings_table(cls) for name, cls in COMPONENTS.items()}
+    tables = {"shared settings": shared_settings_table(), **tables}
     components = sorted({metric.name.split("_")[1] for metric in metrics.CATALOGUE})
     metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
     wire = {"missed bars of the wire": missed_bars.current(), **wire_tables.current()}
