@@ -96,7 +96,7 @@ def check_apart(config: Any, *names: str) -> None:
     for first, second in itertools.combinations([name for name in names if getattr(config, name)], 2):
         (host, port), (second_host, second_port) = (split_address(getattr(config, name)) for name in (first, second))
         if port == second_port != 0 and _overlap(host.lower(), second_host.lower()):
-            raise ValueError(f"{second}: {getattr(config, second)} is taken by {first}; write another port")
+            raise ValueError(f"{second}: {getattr(config, second)} is also used by {first}; write another port")
 
 
 def _overlap(host: str, second_host: str) -> bool:

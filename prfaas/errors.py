@@ -1,6 +1,6 @@
 """Exceptions that cross packages, one class for each way that a caller reacts.
 
-An exception that only its own package handles stands beside the code that raises it.
+An exception that only its own package handles is defined next to the code that raises it.
 
 PrfaasError
 ├── ConfigError          a setting is unknown, malformed or out of range: stop the start

@@ -232,7 +232,7 @@ def choice(*words: str) -> ValueKind:
 
     def parse(text: str) -> str:
         if text.strip() not in words:
-            raise ValueError("none of these words")
+            raise ValueError("not one of the accepted words")
         return text.strip()
 
     return ValueKind("one of " + ", ".join(f'"{word}"' for word in words), parse, str)

@@ -29,7 +29,7 @@ class BlockIdentity:
 class BlockRun:
     """Blocks that were stored one after the other. A linear state is a run of its own.
 
-    `above` is the block that the first block hangs on; `parent` and `num_tokens` are the first block's. An *end* is the
+    `above` is the block that the first block depends on; `parent` and `num_tokens` are the first block's. An *end* is the
     position after a block.
     """
 
@@ -44,7 +44,7 @@ class BlockRun:
     hashes: list[BlockHash] = field(default_factory=list)
     num_written: int = 0  # Blocks whose writer's lease has not ended.
     num_read: int = 0  # Leading blocks that somebody has read since they were stored.
-    children: dict[int, int] = field(default_factory=dict)  # Blocks of other runs that hang on a position.
+    children: dict[int, int] = field(default_factory=dict)  # Blocks of other runs that depend on a position.
     _readers: dict[int, int] = field(default_factory=dict)  # Leases that read up to an end.
     _num_uses: dict[int, int] = field(default_factory=dict)  # Reads up to an end since the run began.
     _last_used: list[tuple[int, int]] = field(default_factory=list)  # (end, time), with falling ends and rising times.
@@ -58,7 +58,7 @@ class BlockRun:
 
     @property
     def tokens_above(self) -> int:
-        """Length of the chain up to the end of the block that the first block hangs on."""
+        """Length of the chain up to the end of the block that the first block depends on."""
         if self.above is not None and self.above[1] == self.hashes[0]:
             return self.num_tokens
         return self.num_tokens - (self.num_tokens % self.block_tokens or self.block_tokens)
@@ -121,7 +121,7 @@ class BlockRun:
         return sum(self._readers.values())
 
     def add_child(self, position: int) -> None:
-        """Count a block of another run that hangs on a block of this run."""
+        """Count a block of another run that depends on a block of this run."""
         self.children[position] = self.children.get(position, 0) + 1
 
     def drop_child(self, position: int) -> None:

@@ -182,7 +182,7 @@ class SlotPool(Generic[Memory]):
         return self._slots_of(arena).states[group].get(unit, {})
 
     def chain(self, arena: SlotMemory, end_hash: BlockHash) -> list[int]:
-        """Return the slots of the blocks that end with a hash in any group, and of all blocks that they hang on."""
+        """Return the slots of the blocks that end with a hash in any group, and of all blocks that they depend on."""
         return self._slots_of(arena).chain(end_hash)
 
     def pin(self, arena: SlotMemory, pinned: Iterable[int], lease: LeaseId, *, is_use: bool = True) -> None:

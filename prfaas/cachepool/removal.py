@@ -40,7 +40,7 @@ def removal(tables: Sequence[SlotTable], end_hash: BlockHash) -> list[RunCut]:
 
 
 class _Chains:
-    """The runs of all tables, by the hash that they hang on."""
+    """The runs of all tables, by the hash that they depend on."""
 
     def __init__(self, tables: Sequence[SlotTable]) -> None:
         self._tables = tables

@@ -1,4 +1,4 @@
-"""Slots of one arena: which are free, which hold prefix blocks, and what hangs on what. Leases on slots."""
+"""Slots of one arena: free slots, slots with prefix blocks, and the dependencies between blocks. Leases on slots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lease:
 class SlotTable:
     """Bookkeeping of one arena's slots. It keeps no budget and decides nothing.
 
-    A block *hangs on* another if that block must not leave before it. A run is *forgotten* if it is in no table any
+    A block *depends on* another if that block must not leave before it. A run is *forgotten* if it is in no table any
     more and exists only until its uses end.
     """
 
@@ -122,7 +122,7 @@ class SlotTable:
     # Chains
 
     def chain_parent(self, block: BlockIdentity) -> ChainKey | None:
-        """Return the block that this block hangs on."""
+        """Return the block that this block depends on."""
         rules = self.arena.layout.groups[block.group].rules
         return rules.chain_parent(block.group, block.block_hash, block.before, attention_group=self._first_attention)
 
@@ -132,7 +132,7 @@ class SlotTable:
         return None if slot is None else self.run_of[slot]
 
     def add_child(self, key: ChainKey | None) -> BlockRun | None:
-        """Count a block that hangs on `key`, stored or not, and return the run with `key` if it is stored."""
+        """Count a block that depends on `key`, stored or not, and return the run with `key` if it is stored."""
         run = self.run_with(key)
         if key is not None and run is None:
             awaited = self.awaited[key[0]]
@@ -154,7 +154,7 @@ class SlotTable:
         return run
 
     def chain(self, end_hash: BlockHash) -> list[int]:
-        """Return the slots of the blocks that end with a hash, and of all blocks that they hang on, each once."""
+        """Return the slots of the blocks that end with a hash, and of all blocks that they depend on, each once."""
         found: dict[int, None] = {}
         runs = [self.run_with((group, end_hash)) for group in range(len(self.by_hash))]
         queue = [(run, run.position_of(end_hash)) for run in runs if run is not None]
@@ -182,7 +182,7 @@ class SlotTable:
     def store(
         self, taken: Sequence[int], hashes: Sequence[BlockHash], first: BlockIdentity, above: ChainKey | None, now: int
     ) -> None:
-        """Store blocks of one chain. `first` describes the first block, which hangs on `above`."""
+        """Store blocks of one chain. `first` describes the first block, which depends on `above`."""
         group, parent, start = first.group, first.parent, 0
         self.by_hash[group].update(zip(hashes, taken, strict=True))
         block_tokens = self.arena.layout.groups[group].block_tokens
@@ -238,7 +238,7 @@ class SlotTable:
     def forget(self) -> list[BlockRun]:
         """Remove every block from the tables, bar the slots in use, and return the runs, children first.
 
-        Afterwards the runs hang on nothing, and nothing hangs on them.
+        Afterwards the runs depend on nothing, and nothing depends on them.
         """
         found = [run for run in self.runs() if not self.is_forgotten(run)]
         found.sort(key=lambda run: (run.num_tokens, self.is_state(run.group)), reverse=True)

@@ -1,7 +1,7 @@
 """The inventory of one node, as its agent knows it: pool events in, announcements and digests out.
 
 An event names a block by its hash and its parent, while the index wants a path from the head of the block's cell. The
-ancestry tells that path at any time, also when everything is announced anew. A block whose parent was never seen is an
+ancestry tells that path at any time, also when everything is announced again. A block whose parent was never seen is an
 orphan: it is kept apart and announced when its parent appears. A run of blocks is taken at once if all are new or all are
 known; the known ones belong to another group or tier.
 """

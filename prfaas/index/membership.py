@@ -143,7 +143,7 @@ class Membership:
         """Add or replace a node, and return whether that changes anything but the time.
 
         Raises:
-            IndexRefusal: the epoch is older than the known epoch, or an instance already stands beside another live node.
+            IndexRefusal: the epoch is older than the known epoch, or an instance belongs to another live node.
         """
         known = self._members.get(node.name)
         if known and node.epoch < known.node.epoch:
@@ -162,7 +162,7 @@ class Membership:
         for member in self.live(now) if own else ():
             shared = own & {engine.instance for engine in member.node.engines}
             if member.node.name != node.name and shared:
-                raise IndexRefusal("malformed", f"{', '.join(shared)} stands beside {member.node.name} already")
+                raise IndexRefusal("malformed", f"{', '.join(shared)} is already registered by {member.node.name}")
 
     def hear(self, name: AgentName, *, epoch: int, now: float, figures: Figures | None = None) -> None:
         """Record a sign of life.

@@ -88,7 +88,7 @@ class MatchResult:
     """Nodes and clusters that hold anything of the prompt, best first.
 
     `world`, if asked for, is the match of all clusters' nodes together. `odd_lengths` are longer lengths at which a
-    checkpoint hangs on this prompt's units, but whose hash the query did not state. The caller that has the tokens
+    checkpoint depends on this prompt's units, but whose hash the query did not state. The caller that has the tokens
     hashes them (`HashChain.at`) and asks again with these `checkpoints`.
     """
 

@@ -36,7 +36,7 @@ class ManagerConfig:
     REMOVED_SETTINGS: ClassVar[dict[str, str]] = {
         "forget_seconds": "blocks of a silent node are forgotten after 30 minutes, or after expiry_seconds if that is longer",
         "lease_seconds": "the lease of a cluster's record lasts 5 seconds",
-        "stop_seconds": "calls under way get 5 seconds at the stop",
+        "stop_seconds": "calls in progress get 5 seconds at the stop",
         "session_seconds": "an idle session is remembered for an hour",
         "plan_dead_band": "a threshold that differs by a tenth or less is not adopted",
         "role_change_gain": "the other split must sustain 5% more",
@@ -51,7 +51,7 @@ class ManagerConfig:
         "rebalance_hit_seconds": "each holder of a prefix serves one request per second",
         "rebalance_max_holders": "a hot prefix has at most 8 holders",
         "rebalance_repeat_seconds": "a node that evicted a prefix does not get it again for 5 minutes",
-        "max_copies_per_caller": "a caller may have 1024 prefix copies under way",
+        "max_copies_per_caller": "a caller may have 1024 prefix copies in progress",
     }
 
     name: str = setting("text", default="manager", doc="Name of this manager in logs and snapshots.")

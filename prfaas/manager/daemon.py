@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS = 0.25
 _LOAD_SECONDS = 60.0  # After so long without the record, the manager serves what agents report.
-STOP_SECONDS = 5.0  # Calls and streams under way may take so long to end.
+STOP_SECONDS = 5.0  # Calls and streams in progress may take so long to end.
 _SWEPT_CELLS_PER_TICK = 200
 
 log = logs.get("manager")
@@ -271,7 +271,7 @@ class Manager:
             await self.close()
 
     async def close(self) -> None:
-        """Report NOT_SERVING, finish the calls under way, release the leases, and stop an embedded Redis."""
+        """Report NOT_SERVING, finish the calls in progress, release the leases, and stop an embedded Redis."""
         self.is_ready = False
         self.world.stop_clock()
         await self._grpc.close()

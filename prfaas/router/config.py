@@ -278,7 +278,7 @@ class RouterConfig:
         has_pd = any(cluster.kind == "pd" and cluster.instances for cluster in self.clusters)
         if not self.managers and not self.discovery.is_enabled and not has_pd:
             raise ValueError(
-                "clusters: no pd cluster with an instance, no managers and no discovery; nobody could decode"
+                "clusters: no pd cluster with an instance, no managers and no discovery; no instance can decode"
             )
 
     def _check_clients(self) -> None:

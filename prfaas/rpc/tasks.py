@@ -50,7 +50,7 @@ async def cancel_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
                 task.exception()  # Retrieved, so that asyncio does not report it.
 
 
-SLICE_SECONDS = 0.002  # Longest delay of a query by one piece of work under way.
+SLICE_SECONDS = 0.002  # Longest delay of a query by one piece of work in progress.
 
 
 class TimeSlice:

@@ -1,6 +1,6 @@
 """Role changes within a PD cluster: another split would sustain more, and the stage that gains an instance is busy.
 
-PrfaaS §3.4.3, the long timescale. A wish must last before it becomes a change, and starts anew after an interruption.
+PrfaaS §3.4.3, the long timescale. A wish must last before it becomes a change, and starts again after an interruption.
 """
 
 from __future__ import annotations

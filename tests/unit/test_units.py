@@ -71,7 +71,7 @@ def test_an_address_splits_into_host_and_port_and_is_joined_of_them() -> None:
 def test_a_choice_takes_its_words_only() -> None:
     role = units.choice("prefill", "decode")
     assert role.parse(" decode ") == "decode"
-    with pytest.raises(ValueError, match="none of these words"):
+    with pytest.raises(ValueError, match="not one of the accepted words"):
         role.parse("both")
 
 

@@ -126,7 +126,7 @@ class PrefixCopies:
         shapes = list(_complete_shapes(self._arenas(), command.prefix.model))
         if not shapes:
             model, agent = command.prefix.model, self._grant_check.agent
-            raise TransferRefused("no_layout", f"no engine beside {agent} has a layout of {model!r}")
+            raise TransferRefused("no_layout", f"no engine on {agent} has a layout of {model!r}")
         plans = [self._plan(arenas, command.prefix, grant) for arenas in shapes]
         for arenas, plan in zip(shapes, plans, strict=True):
             placement = place_held(self._pool, plan, arenas, owner=f"copy-{command.transfer_id.hex()}")

@@ -171,7 +171,7 @@ class LayoutRegistry:
         layout = next((layout for layout in opened.layouts if layout.fingerprint == fingerprint), None)
         # A copy has no reader whose blocks it could be repacked into.
         if layout is None or opened.is_copy or not self._can_repack(layout):
-            raise TransferRefused("no_layout", f"no engine beside {self._name} has this layout")
+            raise TransferRefused("no_layout", f"no engine on {self._name} has this layout")
         self._make_room(frozenset(opened.fingerprints))
         arena = self._pool.arena(layout)
         self._foreign[fingerprint] = None

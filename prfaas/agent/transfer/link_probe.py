@@ -222,7 +222,7 @@ class InboundProbes:
         grant = self._grant_check.as_destination(token, "probe", TransferId(request.transfer_id), peer=peer)
         limit, num_bytes = min(grant.max_bytes, self._max_bytes), request.object_bytes.total_bytes
         if num_bytes > limit:
-            raise GrantError("too_large", f"a probe of {num_bytes} bytes; at most {limit} are taken")
+            raise GrantError("too_large", f"a probe of {num_bytes} bytes; the limit is {limit}")
         if request.deadline_seconds > DEADLINE_SECONDS:
             raise GrantError("too_long", f"a probe of {request.deadline_seconds:.0f} s; at most {DEADLINE_SECONDS:.0f}")
         now = self._clock()

@@ -135,8 +135,8 @@ class ExactTable:
     def __init__(self) -> None:
         self._entries: dict[bytes, int] = {}
         self._anchors: dict[bytes, BlockHash] = {}  # Of states at lengths that no unit hash of a query covers.
-        self._odd: dict[int, tuple[int, ...]] = {}  # Lengths of the checkpoints that hang on a short anchor.
-        # Number of checkpoints beyond the first that hang on a short anchor at one length.
+        self._odd: dict[int, tuple[int, ...]] = {}  # Lengths of the checkpoints that have a short anchor.
+        # Number of checkpoints beyond the first that have a short anchor at one length.
         self._further: dict[tuple[int, int], int] = {}
         self._filter, self._odd_filter = FingerprintFilter(), FingerprintFilter()
         self._sets = HolderSets()
@@ -252,7 +252,7 @@ class ExactTable:
         return bitmaps
 
     def odd_lengths(self, units: Chain, num_units: int) -> list[int]:
-        """Return the ascending lengths of checkpoints that hang on these units. Only their hashes tell whether they fit."""
+        """Return the ascending lengths of checkpoints that depend on these units. Only their hashes tell whether they fit."""
         if not self._odd:
             return []
         keys = units.tails[:num_units]

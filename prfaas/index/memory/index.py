@@ -121,9 +121,9 @@ def apply_segment(bitmaps: Sequence[tuple[Holder, int]], segment: Segment) -> No
 def _check_segment(bitmaps: Sequence[tuple[Holder, int]], segment: Segment) -> None:
     first, _ = bitmaps[0]
     if not first.block_tokens or not all(holder.is_state for holder, _ in bitmaps[1:]):
-        raise IndexRefusal("wrong_block_size", f"{first.engine.node} announces blocks of a group that has none")
+        raise IndexRefusal("wrong_block_size", f"{first.engine.node} announces blocks of a group without token blocks")
     if any(holder.runs is not first.runs for holder, _ in bitmaps[1:]):
-        raise IndexRefusal("wrong_block_size", f"{first.engine.node} announces states beside blocks of another size")
+        raise IndexRefusal("wrong_block_size", f"{first.engine.node} announces states with blocks of another size")
     length, remainder = divmod(len(segment.tails), TAIL_BYTES)
     is_outside = any(bitmap >> length or bitmap < 0 for _, bitmap in bitmaps)
     if remainder or not 0 < length <= CELL_BLOCKS or is_outside:
@@ -220,7 +220,7 @@ class Index:
     # Announcements
 
     def reset(self, name: AgentName) -> None:
-        """Void a node's holdings, because the node is about to announce everything anew."""
+        """Void a node's holdings, because the node is about to announce everything again."""
         self._void_holders(self._node(name))
 
     def apply(self, name: AgentName, announcements: Iterable[Announcement]) -> None:
@@ -274,7 +274,7 @@ class Index:
     # Queries
 
     def match(self, query: Query, *, tiers: frozenset[Tier] = POOL_TIERS) -> MatchResult:
-        """Return what every live node and cluster, and if asked for all of them together, can serve of a prompt.
+        """Return the part of a prompt that each live node and cluster can serve, and on request all of them together.
 
         Raises:
             IndexRefusal: no node has registered the model, or the query's hashes are malformed.

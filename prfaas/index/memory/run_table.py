@@ -92,7 +92,7 @@ class RunTable:
 
     def __init__(self) -> None:
         self._runs: dict[bytes, bytes] = {}
-        self._forks: dict[BlockHash, dict[bytes, bytes]] = {}  # By head: the run that each fork hangs on.
+        self._forks: dict[BlockHash, dict[bytes, bytes]] = {}  # By head: the run that each fork depends on.
         self._marked_anywhere: set[BlockHash] = set()  # Heads of cells where a mark may stand on any fork.
 
     def __len__(self) -> int:

@@ -353,7 +353,7 @@ def _connect(url: str, timeout_seconds: float) -> Any:
     scheme, _, kind = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
         # The whole URL may hold a password.
-        raise ValueError(f"{url.partition('://')[0]!r} is no such scheme")
+        raise ValueError(f"{url.partition('://')[0]!r} is not a supported scheme")
     user, at, listed = parts.netloc.rpartition("@")
     places = [split_address(place) for place in listed.split(",")]
     first = f"{scheme}://{user}{at}{listed.split(',')[0]}?{parts.query}"

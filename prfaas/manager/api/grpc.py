@@ -145,7 +145,7 @@ class GrpcServer:
             await self._health.set(name, status)
 
     async def close(self) -> None:
-        """Report NOT_SERVING, wait for the calls under way, and stop."""
+        """Report NOT_SERVING, wait for the calls in progress, and stop."""
         await self.set_serving(False)
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._stop_seconds)

@@ -1,7 +1,7 @@
-"""Commands to agents that are under way: prefix copies and pool orders.
+"""Commands to agents that are in progress: prefix copies and pool orders.
 
 Single-threaded and never waits. A copy ends once: by its agent's report, because a node leaves, or by its deadline. The
-caller's future then has the result. An order for a copy that is under way returns the same future.
+caller's future then has the result. An order for a copy that is in progress returns the same future.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _PendingCopy:
 
 
 class Copies:
-    """Copies under way, by the sending node."""
+    """Copies in progress, by the sending node."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class Copies:
     def order(self, order: CopyOrder) -> asyncio.Future[CopyEnd]:
         """Command the source's agent to copy, and return a future of the end that is never cancelled.
 
-        If the same copy is under way, its priority rises to the one of this order.
+        If the same copy is in progress, its priority rises to the one of this order.
 
         Raises:
-            IndexRefusal: the caller has too many copies under way.
+            IndexRefusal: the caller has too many copies in progress.
         """
         same = self._by_identity.get(_identity(order))
         if same is not None:
@@ -104,7 +104,7 @@ class Copies:
         if order.caller and self._by_caller[order.caller] >= self._max_per_caller:
             raise IndexRefusal(
                 "too_many_copies",
-                f"{order.caller} has {self._max_per_caller} copies under way, which is the limit",
+                f"{order.caller} has {self._max_per_caller} copies in progress, which is the limit",
             )
         transfer_id = TransferId(secrets.token_bytes(TRANSFER_ID_BYTES))
         command = CopyCommand(transfer_id, self._grant(transfer_id, order), order.prefix, order.priority)
@@ -117,7 +117,7 @@ class Copies:
         return ended
 
     def _raise_priority(self, copy: _PendingCopy, priority: int) -> None:
-        """Raise the priority of a copy under way, for example if a request now waits for a rebalancing."""
+        """Raise the priority of a copy in progress, for example if a request now waits for a rebalancing."""
         if priority < copy.command.priority:
             urgent_copy = replace(copy, command=replace(copy.command, priority=priority))
             self._pending[copy.command.transfer_id] = self._by_identity[_identity(copy.order)] = urgent_copy
@@ -144,7 +144,7 @@ class Copies:
         return [copy.command for copy in self._pending.values() if copy.order.source.name == source]
 
     def orders(self) -> Iterator[CopyOrder]:
-        """Return the copies under way."""
+        """Return the copies in progress."""
         return (copy.order for copy in self._pending.values())
 
     def report(self, source: AgentName, end: CopyEnd) -> None:
@@ -202,7 +202,7 @@ class _PendingOrder:
 
 
 class PoolOrders:
-    """Pool orders under way. An order is sent again with each new command stream; repeating it has no effect."""
+    """Pool orders in progress. An order is sent again with each new command stream; repeating it has no effect."""
 
     def __init__(self) -> None:
         self._pending: dict[TransferId, _PendingOrder] = {}

@@ -36,7 +36,7 @@ class _PendingProbe:
 
 
 class LinkProbes:
-    """Probes under way, by the sending node. Single-threaded and never waits."""
+    """Probes in progress, by the sending node. Single-threaded and never waits."""
 
     def __init__(
         self,

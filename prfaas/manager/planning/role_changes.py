@@ -40,7 +40,7 @@ class RoleChanges:
         self._clock = clock
         self._rules = RoleRules(config.role_change_seconds, MIN_GAIN_RATIO)
         self._wishes = RoleWishes()
-        # Another manager may have started the change that is under way.
+        # Another manager may have started the change that is in progress.
         self._draining: Mapping[InstanceId, Role] = {}
         self._change: RoleChangeProgress | None = None
         self._stepped_at = clock()

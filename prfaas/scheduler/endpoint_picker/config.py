@@ -111,7 +111,9 @@ def _read_picker(fields: Any) -> EndpointPicker:
         decider = _decider_of_handler(handler.parameters, rules) or _find_decider(decider_name, plugins, rules)
         needs_gate = rules == "seed" and handler.kind == "pd-profile-handler" and bool(decider_name)
         if needs_gate and decider.prefix is not None and "prepareDataPlugins" not in gates:
-            raise ValueError("featureGates: prefix-based-pd-decider needs prepareDataPlugins beside pd-profile-handler")
+            raise ValueError(
+                "featureGates: prefix-based-pd-decider needs prepareDataPlugins together with pd-profile-handler"
+            )
     return EndpointPicker(profiles, decode, prefill, decider, warnings)
 
 

@@ -71,7 +71,7 @@ class LearnedRateLimit:
 class LinkUsage(NamedTuple):
     """Use that one link makes of a budget. Byte counts are totals since the link's start."""
 
-    is_busy: bool  # Transfers are under way.
+    is_busy: bool  # Transfers are in progress.
     is_full: bool  # More bytes wait than the link carries.
     delivered_bytes: int
     retransmitted_bytes: int

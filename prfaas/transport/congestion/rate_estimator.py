@@ -50,7 +50,7 @@ class RateEstimate:
 
 
 class _FlightRecord(NamedTuple):
-    """Bytes under way, with the totals of written and delivered bytes before them."""
+    """Bytes in flight, with the totals of written and delivered bytes before them."""
 
     at: float
     num_bytes: int
@@ -96,7 +96,7 @@ class RateBounds:
             self._begin_span(now)
 
     def restart(self, num_bytes: int, *, now: float) -> None:
-        """Restart after a lost connection, with `num_bytes` under way on the others."""
+        """Restart after a lost connection, with `num_bytes` in flight on the others."""
         self._written_bytes = self._delivered_bytes
         self._under_way.clear()
         if num_bytes:

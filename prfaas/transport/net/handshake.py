@@ -119,7 +119,7 @@ def answer(connection: Connection, identity: Identity, *, sends_to: Container[st
 def _check_certificate(connection: Connection, name: str) -> None:
     certified = connection.certified_name
     if certified is not None and certified != name:
-        raise RemoteProtocolError("name", f"{name} presents a certificate for {certified or 'nobody'}")
+        raise RemoteProtocolError("name", f"{name} presents a certificate for {certified or 'no name'}")
 
 
 def _payload(connection: Connection) -> bytearray:

@@ -92,7 +92,7 @@ class TlsProxy:
             asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
-        """Accept one peer. Pause while too many handshakes are under way."""
+        """Accept one peer. Pause while too many handshakes are in progress."""
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         try:

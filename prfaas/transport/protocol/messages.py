@@ -328,7 +328,7 @@ def decode_open(header: Header, payload: bytes | bytearray) -> Open:
         sizes = ObjectSizes((size, count) for size, count in runs)
         priority, deadline_seconds = fields.integer(), fields.real()
         if not 0 < deadline_seconds < float("inf"):
-            raise ValueError("the deadline is not a positive time")
+            raise ValueError("deadline_seconds must be finite and above 0")
         return Open(sizes, priority, deadline_seconds, body)
 
 

@@ -49,7 +49,7 @@ class FrameQuota:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: quota.has_room(peer), FRAME_SECONDS):
-                raise RemoteProtocolError("memory", "too many large frames at once; come again")
+                raise RemoteProtocolError("memory", "too many large frames at once; retry later")
             quota.change(peer, 1)
         try:
             yield
@@ -197,7 +197,7 @@ class Reader:
             if views:
                 self._connection.read_into(views)
             checksum = chunk_checksum(header.transfer_id, header.slab, views or self._read_scratch(header))
-            outcome = "whole" if checksum == header.checksum else "corrupt"
+            outcome = "complete" if checksum == header.checksum else "corrupt"
         finally:
             for view in views:
                 view.release()
@@ -210,7 +210,7 @@ class Reader:
         try:
             raw = memoryview(unpack())
             if chunk_checksum(chunk.transfer_id, chunk.slab, [raw]) == chunk.checksum:
-                outcome = "whole"
+                outcome = "complete"
                 for view in views:
                     view[:], raw = raw[: len(view)], raw[len(view) :]
         except RemoteProtocolError:  # A byte that changed on the way can make the payload unreadable.

@@ -5,7 +5,7 @@ Callers pass the time and one hashable key per connection. They carry out the qu
 A chunk whose bytes have all arrived is not written again, and two connections never write to the same bytes.
 The memory of a transfer is free once the transfer has ended and no connection writes to it.
 
-A sender counts as gone when every connection that carried part of the transfer is lost and it does not open the
+A sender counts as unreachable when every connection that carried part of the transfer is lost and it does not open the
 transfer again in time. REOPEN asks for that over other connections of the peer, because a sender that lost a few
 connections still has others, and a restarted one knows nothing of the transfer.
 """
@@ -47,7 +47,7 @@ REOPEN_CONNECTIONS = 4
 HAVE_SECONDS = 0.1  # Shortest time between two HAVEs of a transfer, as one may take 10 ms to make.
 
 C = TypeVar("C", bound=Hashable)
-ChunkOutcome = Literal["whole", "corrupt", "lost"]
+ChunkOutcome = Literal["complete", "corrupt", "lost"]
 
 
 class InboundState(Enum):
@@ -299,7 +299,7 @@ class InboundTransfers(Generic[C]):
             assembler.clear()
         if not transfer.is_active:
             self._release(transfer)
-        elif outcome == "whole":
+        elif outcome == "complete":
             assembler.add(slab)
             self._complete_if_all_arrived(transfer, now)
         elif outcome == "lost":

@@ -272,7 +272,7 @@ class Link:
             worker.reading, worker.last_control = chunk.transfer_id, None
             self._monitor.bounds.on_written(chunk.slab.num_bytes, now=now)
             if self._monitor.is_probing:
-                # The bytes of a probe say nothing about how well others can be packed.
+                # A probe's bytes do not show how well other bytes can be packed.
                 return ChunkTask(chunk, request)
             packing = self._monitor.packing
             return ChunkTask(chunk, request, packing.format, is_trial=worker.can_pack and packing.wants_trial())

@@ -17,7 +17,7 @@ from prfaas.cli.colocate import main
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serve", "--shape", "huge"], "shape: 'huge': none of these words; write one of"),
+        (["serve", "--shape", "huge"], "shape: 'huge': not one of the accepted words; write one of"),
         (["profile"], "profile: the file to write"),
         ([], "usage: prfaas-colocate"),
     ],

@@ -74,7 +74,7 @@ def test_each_of_two_waiting_connections_ends_the_one_that_writes_the_same_bytes
     _await_end(second_peer)
     dispatcher.end_write(second, header, "lost")
     third, _ = writing.get(timeout=PATIENCE_SECONDS)
-    dispatcher.end_write(third, header, "whole")
+    dispatcher.end_write(third, header, "complete")
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
 

@@ -253,7 +253,7 @@ def test_a_long_have_is_not_made_while_no_connection_takes_it() -> None:
         for at in range(MAX_SLABS):
             header = Header(FrameType.CHUNK, 1, transfer_id, offset=2 * at, count=1)
             assert dispatcher.begin_write(connection, "peer", header, wire_bytes=1) is not None
-            dispatcher.end_write(connection, header, "whole")
+            dispatcher.end_write(connection, header, "complete")
         with traced() as grown:
             num_bytes = fill_up(local)
             dispatcher.open(connection, request)

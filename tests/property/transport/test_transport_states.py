@@ -117,7 +117,7 @@ class InboundRun:
         elif action == "begin" and not writers:
             if self._transfers.on_chunk_header("a", "peer", self._header, wire_bytes=100) is not None:
                 assert transfer.begin_write("a", Slab(0, 1, 0, 100))
-        elif action in ("whole", "corrupt", "lost") and writers:
+        elif action in ("complete", "corrupt", "lost") and writers:
             self._transfers.end_write("a", self._header, action, now=0.0)  # type: ignore[arg-type]
         elif action == "cancel":
             self._transfers.cancel(bytes(16), "cancelled", "not wanted", now=0.0)
@@ -135,7 +135,7 @@ INBOUND_ACTIONS = (
     "accept",
     "reject",
     "begin",
-    "whole",
+    "complete",
     "corrupt",
     "lost",
     "cancel",
@@ -159,7 +159,7 @@ def test_an_inbound_transfer_makes_only_transitions_of_its_table(actions: list[s
 
 def test_an_inbound_transfer_reaches_every_transition_of_its_table() -> None:
     runs = (
-        ["accept", "begin", "whole"],
+        ["accept", "begin", "complete"],
         ["accept", "begin", "cancelled", "lost"],
         ["deadline", "accept"],
         ["cancel", "reject"],

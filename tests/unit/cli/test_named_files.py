@@ -39,7 +39,7 @@ OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
             "manager",
             ManagerConfig,
             "redis_url: http://foo:1\n",
-            "line 1: redis_url: .*http.* no such scheme; write redis://",
+            "line 1: redis_url: .*http.* not a supported scheme; write redis://",
         ),
         ("manager", ManagerConfig, "deployment: {0}/none.yaml\n", "line 1: deployment: .*none.yaml"),
         ("router", RouterConfig, "managers: [m:1]\napi_keys_file: {0}/none\n", "line 2: api_keys_file: .*none"),

@@ -27,7 +27,7 @@ def test_a_character_cut_between_tokens_comes_with_its_last_byte() -> None:
     ("flags", "said"),
     [
         ({"listen": "here"}, "listen: 'here': not host:port"),
-        ({"shape": "huge"}, "shape: 'huge': none of these words"),
+        ({"shape": "huge"}, "shape: 'huge': not one of the accepted words"),
         ({"seed": "-1"}, "seed: '-1': not a number"),
         ({"seed": str(1 << 63)}, "seed: .* too large"),
         ({"served_model_name": " "}, "served_model_name: ' ': empty"),

@@ -57,11 +57,11 @@ def test_figures_last_until_newer_figures_or_a_new_epoch() -> None:
     assert membership.live(4.0)[0].figures == Figures()
 
 
-def test_an_instance_stands_beside_one_live_node() -> None:
+def test_an_instance_belongs_to_one_live_node() -> None:
     engine = Engine(InstanceId("e"), "http://e", "both", "m")
     membership = Membership(30.0)
     membership.register(replace(NODE, engines=(engine,)), 0.0)
     second = replace(NODE, name=AgentName("n2"), engines=(engine,))
-    with pytest.raises(IndexRefusal, match="beside n1"):
+    with pytest.raises(IndexRefusal, match="registered by n1"):
         membership.register(second, 1.0)
     assert membership.register(second, 31.0), "its former node is gone"

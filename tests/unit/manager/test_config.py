@@ -15,8 +15,8 @@ from prfaas.manager.config import ManagerConfig
     [
         ("advertise", "10.0.0.1", "advertise: '10.0.0.1': not host:port"),
         ("traces_endpoint", "nonsense", "traces_endpoint: 'nonsense'; write http://host:4318"),
-        ("http_listen", "127.0.0.1:7410", "http_listen: 127.0.0.1:7410 is taken by listen; write another port"),
-        ("listen", "127.0.0.1:7411", "http_listen: 127.0.0.1:7411 is taken by listen"),
+        ("http_listen", "127.0.0.1:7410", "http_listen: 127.0.0.1:7410 is also used by listen; write another port"),
+        ("listen", "127.0.0.1:7411", "http_listen: 127.0.0.1:7411 is also used by listen"),
         ("expiry_seconds", "10s", "expiry_seconds: 10s; write more than heartbeat_seconds, which is 10s"),
         ("heartbeat_seconds", "45s", "expiry_seconds: 30s; write more than heartbeat_seconds, which is 45s"),
         (
@@ -60,12 +60,12 @@ def test_certificates_in_the_url_apply_to_a_redis_cluster() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("foo", "'foo' is no such scheme"),
-        ("http://foo:1", "'http' is no such scheme"),
+        ("foo", "'foo' is not a supported scheme"),
+        ("http://foo:1", "'http' is not a supported scheme"),
         ("redis+sentinel://h1,h2/x", "not host:port"),
         ("redis+sentinel://h1:1", "the name of the Sentinels' master is missing"),
-        ("redis+tls://h1:1/x", "'redis.tls' is no such scheme"),
-        ("https+cluster://h1:1", "'https.cluster' is no such scheme"),
+        ("redis+tls://h1:1/x", "'redis.tls' is not a supported scheme"),
+        ("https+cluster://h1:1", "'https.cluster' is not a supported scheme"),
     ],
 )
 def test_redis_url_of_unknown_form_is_refused(url: str, message: str) -> None:

@@ -68,7 +68,7 @@ async def test_copies_of_callers_are_limited_but_not_the_managers() -> None:
     copies = _copies(_Clock(), max_per_caller=2)
     asked = [copies.order(replace(_order(epoch=number), caller="router")) for number in range(2)]
     assert copies.order(replace(_order(epoch=0), caller="router")) is asked[0], "the same is no further one"
-    with pytest.raises(IndexRefusal, match="router has 2 copies under way") as refused:
+    with pytest.raises(IndexRefusal, match="router has 2 copies in progress") as refused:
         copies.order(replace(_order(epoch=2), caller="router"))
     assert refused.value.reason == "too_many_copies"
     copies.order(replace(_order(epoch=3), caller="another router"))

@@ -79,7 +79,7 @@ def test_documented_configuration_loads(tmp_path: Path) -> None:
         (
             "secret_file:",
             "ext_proc_listen: 127.0.0.1:8000\nsecret_file:",
-            r"line 1: ext_proc_listen: .*taken by listen",
+            r"line 1: ext_proc_listen: .*also used by listen",
         ),
         ("secret_file:", "managers: [a]\nsecret_file:", r"line 1: managers: 'a': not host:port; write host:port"),
         ("secret_file:", "discovery: {names: [a]}\nsecret_file:", r"names: .*a.*host:port"),

@@ -80,7 +80,7 @@ class Receiver:
         assert transfer.begin_write(connection, slab)
         return header
 
-    def end(self, connection: str, header: Header, outcome: ChunkOutcome = "whole") -> bool:
+    def end(self, connection: str, header: Header, outcome: ChunkOutcome = "complete") -> bool:
         return self.transfers.end_write(connection, header, outcome, now=self.now)
 
     def write(self, connection: str, transfer: InboundTransfer[str], slab: Slab = WHOLE) -> None:
@@ -301,7 +301,7 @@ def test_chunks_that_split_the_arrived_area_at_once_stay_within_the_bound(receiv
         (connection, receiver.begin(connection, transfer, Slab(0, 2, 10, 20)))
         for connection, transfer in zip(connections, transfers, strict=True)
     ]
-    outcomes: list[ChunkOutcome] = ["whole", "lost", "corrupt"]
+    outcomes: list[ChunkOutcome] = ["complete", "lost", "corrupt"]
     for (connection, header), outcome in zip(begun, itertools.cycle(outcomes), strict=False):
         receiver.end(connection, header, outcome)
         assert receiver.num_fragments <= 12 * FAIR_FRAGMENTS
@@ -316,7 +316,7 @@ def test_a_chunk_that_would_split_the_arrived_area_beyond_the_bound_is_refused(r
     assert refused.value.reason == "fragments"
 
 
-@pytest.mark.parametrize("outcome", ["whole", "lost", "corrupt"])
+@pytest.mark.parametrize("outcome", ["complete", "lost", "corrupt"])
 def test_one_transfer_has_bounded_fragments_however_much_room_there_is(outcome: ChunkOutcome) -> None:
     num_objects, receiver = 2 * MAX_FRAGMENTS, Receiver()
     transfer, firsts = receiver.open("a", (100, num_objects)), iter(range(0, num_objects, 2))
