@@ -164,7 +164,7 @@ class Membership:
             if member.node.name != node.name and shared:
                 raise IndexRefusal("malformed", f"{', '.join(shared)} is already registered by {member.node.name}")
 
-    def hear(self, name: AgentName, *, epoch: int, now: float, figures: Figures | None = None) -> None:
+    def record_report(self, name: AgentName, *, epoch: int, now: float, figures: Figures | None = None) -> None:
         """Record a sign of life.
 
         Raises:

@@ -227,13 +227,13 @@ class GrpcServer:
 
     async def _heartbeat(self, request: pb.HeartbeatRequest, who: str) -> pb.HeartbeatResponse:
         await self._writer_of(who, request.node)
-        self._world.hear(AgentName(request.node), epoch=request.epoch, links=None)
+        self._world.record_report(AgentName(request.node), epoch=request.epoch, links=None)
         return pb.HeartbeatResponse()
 
     async def _report_links(self, request: pb.ReportLinksRequest, who: str) -> pb.ReportLinksResponse:
         await self._writer_of(who, request.node)
         links = (list(request.links), list(request.engines))
-        self._world.hear(AgentName(request.node), epoch=request.epoch, links=links)
+        self._world.record_report(AgentName(request.node), epoch=request.epoch, links=links)
         return pb.ReportLinksResponse()
 
     async def _report_events(

@@ -125,8 +125,10 @@ class World:
 
     # -- reports of agents
 
-    def register(self, node: Node, *, heard: bool = True) -> bool:
-        """Add or update a node, and return whether that changed anything. Only `heard` counts as a sign of life.
+    def register(self, node: Node, *, is_report: bool = True) -> bool:
+        """Add or update a node, and return whether that changed anything.
+
+        Only the node's own report counts as a sign of life; `is_report` is false for a node read from a record.
 
         Raises:
             IndexRefusal: the epoch is older, the cluster differs from before, an instance belongs to another node,
@@ -137,12 +139,12 @@ class World:
             raise IndexRefusal(
                 "malformed", f"{node.name} is in {known.node.cluster} and cannot be in {node.cluster} too"
             )
-        if heard:
+        if is_report:
             # All nodes of a cluster share one profile and one plan, and either all or none decode.
             for member in self.membership.live(self._clock()):
                 if member.node.cluster == node.cluster and member.node.name != node.name:
                     check_consistent(node, member.node)
-        silent = 0.0 if heard else self.membership.expiry_seconds
+        silent = 0.0 if is_report else self.membership.expiry_seconds
         changed = self.membership.register(node, self._clock() - silent)
         if self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts):
             self._sequences[node.name] = 0
@@ -161,7 +163,7 @@ class World:
         self.forget(node.name)
         return True
 
-    def hear(
+    def record_report(
         self, name: AgentName, *, epoch: int, links: tuple[list[pb.LinkFigures], list[pb.EngineLoad]] | None
     ) -> None:
         """Record a sign of life, with or without figures.
@@ -170,7 +172,7 @@ class World:
             IndexRefusal: the node must register first.
         """
         figures = figures_from(*links) if links else None
-        self.membership.hear(name, epoch=epoch, now=self._clock(), figures=figures)
+        self.membership.record_report(name, epoch=epoch, now=self._clock(), figures=figures)
         if name not in self._live:
             self.refresh()
 
@@ -396,7 +398,7 @@ class World:
         record = pb.Record.FromString(data)
         match record.WhichOneof("record"):
             case "node":
-                self.register(node_from(record.node), heard=False)
+                self.register(node_from(record.node), is_report=False)
             case "batch":
                 name = AgentName(record.batch.node)
                 self._check_epoch(name, record.batch.epoch)
@@ -417,7 +419,7 @@ class World:
                 past.apply_record(data)
         for member in past.membership:
             if member.node.name not in self.membership:
-                self.register(member.node, heard=False)
+                self.register(member.node, is_report=False)
         self._ordered_roles = past._ordered_roles | self._ordered_roles
         self._draining = past._draining | self._draining
         self.version += 1
@@ -458,7 +460,9 @@ class World:
         for member in before:
             node = member.node
             with contextlib.suppress(IndexRefusal):
-                self.membership.hear(node.name, epoch=node.epoch, now=member.last_report_at, figures=member.figures)
+                self.membership.record_report(
+                    node.name, epoch=node.epoch, now=member.last_report_at, figures=member.figures
+                )
         self.refresh()
 
     def keep_alive(self, *, but: Container[ClusterName]) -> None:
@@ -466,7 +470,7 @@ class World:
         for name in self._live:
             node = self.live_node(name)
             if node.cluster not in but:
-                self.membership.hear(name, epoch=node.epoch, now=self._clock())
+                self.membership.record_report(name, epoch=node.epoch, now=self._clock())
 
     def figures(self, cluster: ClusterName) -> bytes:
         """Encode signs of life and figures of a cluster's nodes, for the other managers."""
@@ -481,7 +485,7 @@ class World:
         self.set_changing_role(cluster, frozenset(map(InstanceId, figures.turning_instances)))
         for state in figures.nodes:
             with contextlib.suppress(IndexRefusal):
-                self.membership.hear(
+                self.membership.record_report(
                     AgentName(state.node.name),
                     epoch=state.node.epoch,
                     now=now - state.silent_seconds,

@@ -118,7 +118,7 @@ async def test_orders_survive_a_record_that_was_unreadable_at_the_start(redis: E
     third = Recorder(redis, "third")
     await third.replication.writer_for(EAST)
     for name in ("n1", "n2", "n3"):
-        third.world.hear(AgentName(name), epoch=1, links=None)
+        third.world.record_report(AgentName(name), epoch=1, links=None)
     assert third.roles() == expected and third.world.leaving == {"n3"}
     third.world.register(replace(node("n3"), epoch=2))
     assert third.world.leaving == frozenset()

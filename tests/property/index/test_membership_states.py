@@ -33,7 +33,7 @@ class Driver:
             if event is NodeEvent.REGISTER:
                 self.membership.register(node, self.now)
             elif event is NodeEvent.REPORT:
-                self.membership.hear(node.name, epoch=0, now=self.now)
+                self.membership.record_report(node.name, epoch=0, now=self.now)
             elif event is NodeEvent.FORGET:
                 self.membership.forget(node.name)
         self._note(before, event, self.membership.state(node.name))

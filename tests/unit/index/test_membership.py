@@ -19,17 +19,17 @@ def live(membership: Membership, now: float) -> list[str]:
 def test_a_node_is_live_until_the_expiry() -> None:
     membership = Membership(30.0)
     membership.register(NODE, 100.0)
-    membership.hear(NODE.name, epoch=3, now=110.0)
+    membership.record_report(NODE.name, epoch=3, now=110.0)
     assert live(membership, 139.9) == ["n1"]
     assert live(membership, 140.0) == []
-    membership.hear(NODE.name, epoch=3, now=141.0)
+    membership.record_report(NODE.name, epoch=3, now=141.0)
     assert live(membership, 141.0) == ["n1"]
 
 
 def test_a_late_report_does_not_age_a_node() -> None:
     membership = Membership(30.0)
     membership.register(NODE, 100.0)
-    membership.hear(NODE.name, epoch=3, now=50.0)
+    membership.record_report(NODE.name, epoch=3, now=50.0)
     assert live(membership, 129.0) == ["n1"]
 
 
@@ -38,8 +38,8 @@ def test_an_older_epoch_and_an_unknown_node_are_refused() -> None:
     membership.register(NODE, 0.0)
     for act in (
         lambda: membership.register(replace(NODE, epoch=2), 1.0),
-        lambda: membership.hear(NODE.name, epoch=2, now=1.0),
-        lambda: membership.hear(AgentName("n2"), epoch=1, now=1.0),
+        lambda: membership.record_report(NODE.name, epoch=2, now=1.0),
+        lambda: membership.record_report(AgentName("n2"), epoch=1, now=1.0),
     ):
         with pytest.raises(IndexRefusal, match=r"epoch|registered"):
             act()
@@ -48,8 +48,8 @@ def test_an_older_epoch_and_an_unknown_node_are_refused() -> None:
 def test_figures_last_until_newer_figures_or_a_new_epoch() -> None:
     membership = Membership(30.0)
     membership.register(NODE, 0.0)
-    membership.hear(NODE.name, epoch=3, now=1.0, figures=BUSY)
-    membership.hear(NODE.name, epoch=3, now=2.0)
+    membership.record_report(NODE.name, epoch=3, now=1.0, figures=BUSY)
+    membership.record_report(NODE.name, epoch=3, now=2.0)
     assert membership.live(2.0)[0].figures == BUSY
     assert not membership.register(NODE, 3.0), "nothing new"
     assert membership.live(3.0)[0].figures == BUSY

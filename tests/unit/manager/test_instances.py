@@ -29,9 +29,9 @@ class Site:
         node = Node(AgentName(name), ClusterName(cluster), kind, f"{name}:1", 1, (), (engine,))
         self.world.register(node)
 
-    def hear(self, name: str, *, num_running: int = 0) -> None:
+    def record_report(self, name: str, *, num_running: int = 0) -> None:
         load = pb.EngineLoad(instance=f"{name}/0", num_running=num_running)
-        self.world.hear(AgentName(name), epoch=1, links=([], [load]))
+        self.world.record_report(AgentName(name), epoch=1, links=([], [load]))
 
     def states(self, cluster: str = "", in_flight: tuple[pb.InFlight, ...] = ()) -> dict[str, int]:
         """Requests under way by instance."""
@@ -56,7 +56,7 @@ def test_states_are_reused_until_a_node_reports(site: Site) -> None:
 
 def test_reported_load_counts_at_the_next_lookup(site: Site) -> None:
     assert site.states() == {"a/0": 0, "b/0": 0, "p/0": 0}
-    site.hear("a", num_running=3)
+    site.record_report("a", num_running=3)
     assert site.states() == {"a/0": 3, "b/0": 0, "p/0": 0}
 
 
@@ -77,12 +77,12 @@ def test_requests_in_flight_count_for_their_router_only(site: Site) -> None:
 
 def test_expired_node_is_left_out(site: Site) -> None:
     site.now = 6.0
-    site.hear("a")
+    site.record_report("a")
     assert set(site.states()) == {"a/0", "b/0", "p/0"}
     site.now = 10.0
     assert set(site.states()) == {"a/0"}
     site.now = 11.0
-    site.hear("b")
+    site.record_report("b")
     assert set(site.states()) == {"a/0", "b/0"}
 
 

@@ -58,7 +58,7 @@ class Site:
         self.probes.report(AgentName(name), CopyEnd(command.transfer_id, "completed"))
 
     def report(self, name: str, *links: LinkFigures) -> None:
-        self.world.hear(AgentName(name), epoch=1, links=([pb.LinkFigures(**vars(link)) for link in links], []))
+        self.world.record_report(AgentName(name), epoch=1, links=([pb.LinkFigures(**vars(link)) for link in links], []))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ class Site:
             self.world.register(Node(AgentName(name), ClusterName(cluster), "pd", f"{name}:1", 1))
 
     def report(self, *links: LinkFigures) -> None:
-        self.world.hear(AgentName("p1"), epoch=1, links=([pb.LinkFigures(**vars(link)) for link in links], []))
+        self.world.record_report(AgentName("p1"), epoch=1, links=([pb.LinkFigures(**vars(link)) for link in links], []))
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_probed_rate_counts_for_each_node_of_the_cluster(site: Site) -> None:
 
 def _planned(site: Site, capacity: float, *, at: float) -> float:
     site.now = at
-    site.world.hear(AgentName("d1"), epoch=1, links=None)
+    site.world.record_report(AgentName("d1"), epoch=1, links=None)
     site.report(replace(LINK, capacity_bytes_per_second=capacity))
     site.paths.step()
     return site.paths.planned_bytes_per_second("east", "west", within_seconds=300.0)
@@ -180,6 +180,6 @@ def test_unreported_path_does_not_raise_the_threshold(site: Site) -> None:
     site.now = STEP_SECONDS
     site.paths.step()
     assert states() == 1
-    site.world.hear(AgentName("p1"), epoch=1, links=([], []))
+    site.world.record_report(AgentName("p1"), epoch=1, links=([], []))
     site.paths.step()
     assert states() == 0

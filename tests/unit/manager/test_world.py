@@ -48,7 +48,7 @@ def test_silent_node_expires_and_returns() -> None:
     clock.now += 30.0
     world.refresh()
     assert usable(world) == []
-    world.hear(NODE, epoch=1, links=None)
+    world.record_report(NODE, epoch=1, links=None)
     assert usable(world) == [800]
 
 
@@ -137,7 +137,7 @@ def test_version_changes_only_with_news_for_routers() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world)
     version = world.version
-    world.hear(NODE, epoch=1, links=None)
+    world.record_report(NODE, epoch=1, links=None)
     assert world.version == version
     world.forget(NODE)
     assert world.version > version
@@ -167,7 +167,7 @@ def test_node_with_different_hardware_is_refused() -> None:
         world.register(_computing("n5", "L20"))
     assert refusal.value.reason == "mixed_hardware"
     assert AgentName("n5") not in world.membership
-    world.register(_computing("n5", "L20"), heard=False)  # It comes from a record, so it does not count as alive.
+    world.register(_computing("n5", "L20"), is_report=False)  # It comes from a record, so it does not count as alive.
     clock.now += 30.0
     world.register(_computing("n5", "L20"))  # The other nodes have expired.
 
