@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results = {name: its for name, its in results.items() if name in PARTS}
+    results = {name: item for name, item in results.items() if name in PARTS}
     results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     for part in arguments.parts or PARTS:
         results[part] = PARTS[part](arguments.trace)

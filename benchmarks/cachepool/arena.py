@@ -1,4 +1,4 @@
-"""How long an arena of 64 GiB takes to start, and how much memory that touches."""
+"""Start of a 64 GiB arena: time, and memory touched."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BAR_SECONDS = 2.0
 def measure() -> dict[str, Any]:
     """Return seconds from nothing to a pool that gives out slots, and the bytes in memory then."""
     rounds = [_round() for _ in range(NUM_ROUNDS)]
-    seconds = [its[0] for its in rounds]
+    seconds = [item[0] for item in rounds]
     return {
         "bytes": BUDGET_BYTES,
         "start_seconds": {"median": round(median(seconds), 5), "max": round(max(seconds), 5)},
         "bar_seconds": BAR_SECONDS,
-        "touched_bytes": max(its[1] for its in rounds),
+        "touched_bytes": max(item[1] for item in rounds),
     }
 
 

@@ -1,4 +1,4 @@
-"""What allocating, publishing, matching and releasing the 2,000 blocks of one prompt costs the agent's loop."""
+"""Cost of allocating, publishing, matching and releasing the 2,000 blocks of one prompt."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _rounds(num_prompts: int, *, on_change: Callable[[PoolChange], None] | None)
     rounds = [_round(pool, arena) for _ in range(NUM_ROUNDS + NUM_WARM_UP)][NUM_WARM_UP:]
     check_integrity(pool)
     pool.close()
-    together = sorted(sum(its) for its in rounds)
-    per_step = {name: round(median(its[step] for its in rounds) * 1e3, 3) for step, name in enumerate(STEPS)}
+    together = sorted(sum(item) for item in rounds)
+    per_step = {name: round(median(item[step] for item in rounds) * 1e3, 3) for step, name in enumerate(STEPS)}
     figures = {"median": median(together), "min": together[0], "max": together[-1]}
     return per_step | {name: round(value * 1e3, 3) for name, value in figures.items()}
 

@@ -18,13 +18,13 @@ from tests.support.agents import Agents
 from tests.support.deployment import MODEL, SECRET, Deployment, match_request
 from tests.support.prefix_engine import chain_of, prefix_of, sizes
 
-NUM_NODES = 5  # and one that joins when the prefix has spread
+NUM_NODES = 5  # Another node joins later.
 HOT_RATIO = 100
 LENGTH = 320
 PREFIX_BYTES = sizes(10, 2, 1)
 EGRESS_BYTES_PER_SECOND = 1.0 * PREFIX_BYTES
 INTAKE_BYTES_PER_SECOND = INTAKE_RATIO * EGRESS_BYTES_PER_SECOND
-WATCH_SECONDS = 20.0  # after it has spread
+WATCH_SECONDS = 20.0  # Starts when the prefix has spread.
 BAR_HOLDERS, BAR_SECONDS = 4, 30.0
 HOT = chain_of(400)
 OTHERS = [chain_of(400, seed=number) for number in range(1, 6)]

@@ -24,7 +24,7 @@ from prfaas.types import BlockHash
 from tests.support.pool_integrity import check_integrity
 
 CAPACITIES = (1_000, 3_000, 10_000, 30_000)  # blocks
-_ROOM = 2 * MAX_INPUT_TOKENS // BLOCK_TOKENS  # transfer slots: what the longest request needs
+_ROOM = 2 * MAX_INPUT_TOKENS // BLOCK_TOKENS  # Transfer slots for the longest request.
 CHOSEN = "chosen"
 SEED = 1
 # What an LRU cache of so many blocks hits on the public trace (arXiv 2407.00079, table 1), in blocks.
@@ -176,7 +176,7 @@ def clairvoyant(requests: Sequence[Request], capacity: int, profile: PrefillProf
     uses: dict[int, list[int]] = {}
     for position in range(len(requests) - 1, -1, -1):
         for block in requests[position].blocks:
-            uses.setdefault(block, []).append(position)  # the next use is at the end
+            uses.setdefault(block, []).append(position)  # The next use is last.
     held: set[int] = set()
     farthest: list[tuple[int, int, int]] = []  # (minus the next use, minus the depth, block)
     savings = Savings(profile)

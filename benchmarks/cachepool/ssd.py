@@ -27,7 +27,7 @@ SLOT_BYTES = 2 << 20
 NUM_BLOCKS = 256
 NUM_THREADS = 8
 NUM_ROUNDS = 9
-BAR_RATIO = 0.8  # of fio's
+BAR_RATIO = 0.8  # Ratio to fio.
 _ROOT = BlockHash(bytes(16))
 
 
@@ -36,10 +36,10 @@ def measure(directory: Path) -> dict[str, Any]:
     rounds = [_round(directory) for _ in range(NUM_ROUNDS)]
     result: dict[str, Any] = {"slot_bytes": SLOT_BYTES, "num_blocks": NUM_BLOCKS, "num_threads": NUM_THREADS}
     for way in ("write", "read"):
-        result[way] = {"gigabytes_per_second": _spread([its[way] for its in rounds])}
+        result[way] = {"gigabytes_per_second": _spread([item[way] for item in rounds])}
         if shutil.which("fio"):
-            result[way]["fio"] = _spread([its[f"fio_{way}"] for its in rounds])
-            result[way]["ratio_to_fio"] = _spread([its[way] / its[f"fio_{way}"] for its in rounds])
+            result[way]["fio"] = _spread([item[f"fio_{way}"] for item in rounds])
+            result[way]["ratio_to_fio"] = _spread([item[way] / item[f"fio_{way}"] for item in rounds])
             result[way]["bar_ratio"] = BAR_RATIO
     return result
 
@@ -51,13 +51,13 @@ def _spread(values: list[float]) -> dict[str, float]:
 def _round(directory: Path) -> dict[str, float]:
     """Ours and fio's in turn, so that both see the disk as it is in the same seconds."""
     with tempfile.TemporaryDirectory(dir=directory, suffix=".tmp") as here:
-        rates = _ours(Path(here))
+        rates = _tier_rates(Path(here))
         for way in ("write", "read") if shutil.which("fio") else ():
             rates[f"fio_{way}"] = _fio(Path(here), way)
     return rates
 
 
-def _ours(directory: Path) -> dict[str, float]:
+def _tier_rates(directory: Path) -> dict[str, float]:
     calls: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
     changes: list[PoolChange] = []
     memory = Pool(4 * NUM_BLOCKS * SLOT_BYTES, on_change=changes.append)
@@ -86,7 +86,7 @@ def _ours(directory: Path) -> dict[str, float]:
     rates = {"write": _rate(ssd.pump, finish)}
     target = memory.allocate(arena, NUM_BLOCKS, lease)
     assert target is not None
-    for slot in target:  # a pool that has been used for a while: its pages are there
+    for slot in target:  # Touch all pages, as in a pool that has been in use.
         arena.slot_view(slot)[::PAGE_BYTES] = bytes(SLOT_BYTES // PAGE_BYTES)
     whole: list[bool] = []
 

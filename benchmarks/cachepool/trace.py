@@ -1,8 +1,8 @@
 """A trace with the statistics of the public Mooncake trace of one hour (arXiv 2407.00079, 4.2), seeded.
 
-Aimed at: 23,608 requests, 7,590 input and 182 output tokens on average, blocks of 512 tokens, one block that all requests
-share, an LRU cache of 1,000 / 10,000 / 30,000 / 50,000 / unlimited blocks hitting 30 / 40 / 48 / 50 / 51 % of the blocks.
-Requests of tools repeat one of a few long instructions; conversations grow turn by turn.
+It has 23,608 requests with 7,590 input and 182 output tokens on average, in blocks of 512 tokens. All requests share one
+block. An LRU cache of 1,000 / 10,000 / 30,000 / 50,000 / unlimited blocks hits 30 / 40 / 48 / 50 / 51 % of the blocks.
+Tool requests repeat one of a few long instructions. Sessions grow turn by turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NUM_REQUESTS = 23_608
 HOUR_SECONDS = 3_600.0
 BLOCK_TOKENS = 512
 MAX_INPUT_TOKENS = 128_000
-_TOOL_RATIO = 0.62  # requests of tools; the rest are turns of conversations
+_TOOL_RATIO = 0.62  # Share of tool requests; the rest are turns of sessions.
 _NUM_TOOLS = 60
 _MEAN_TURNS = 1.75
 _MEAN_PAUSE_SECONDS = 350.0

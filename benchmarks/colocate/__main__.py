@@ -59,13 +59,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def lines(setting: Setting, rounds: list[Round], peak: float, slo_seconds: float) -> list[dict[str, Any]]:
     """Return each figure beside its target. On a CPU they only show that the comparison runs."""
     chunks = [f"lockstep_{chunk}" for chunk in setting.chunks]
-    ours = [name for name in ("overallocated", "adaptive") if name in rounds[0]]
+    own = [name for name in ("overallocated", "adaptive") if name in rounds[0]]
     ratios = [
-        max(its[name]["requests_per_second"] for name in ours) / max(its[n]["requests_per_second"] for n in chunks)
-        for its in rounds
+        max(item[name]["requests_per_second"] for name in own) / max(item[n]["requests_per_second"] for n in chunks)
+        for item in rounds
     ]
-    flops = [its[ours[-1]]["long_prefill"]["prefill_flops_per_second"] / peak for its in rounds]
-    itl = {name: spread([its[name]["long_prefill"]["itl_p99_seconds"] for its in rounds]) for name in (*ours, *chunks)}
+    flops = [item[own[-1]]["long_prefill"]["prefill_flops_per_second"] / peak for item in rounds]
+    itl = {name: spread([item[name]["long_prefill"]["itl_p99_seconds"] for item in rounds]) for name in (*own, *chunks)}
     return [
         {"what": "throughput over the best chunk", "figure": spread(ratios), "bar": 1.3},
         {

@@ -43,7 +43,7 @@ def _distance() -> dict[str, Any]:
         Wan(WanShape(1e9, distance.ROUND_TRIPS[0])) as wan,
         running_sites(Path(directory), wan) as sites,
     ):
-        chosen = [float(its) for its in os.environ.get("ROUND_TRIPS", "").split()] or distance.ROUND_TRIPS
+        chosen = [float(item) for item in os.environ.get("ROUND_TRIPS", "").split()] or distance.ROUND_TRIPS
         found = distance.measure(sites, chosen)
         return {"ttft_over_distance": distance.merged(found, _read().get("ttft_over_distance"))}
 

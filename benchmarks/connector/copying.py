@@ -1,4 +1,4 @@
-"""What copying blocks to slots costs: bytes per second, host time per call, and on a GPU what it takes from the model."""
+"""Cost of copying blocks to slots: bytes per second, host time per call, and slowdown of the model on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks, pages_of, slots_tensor
 from prfaas.kv.parts import LayerSlice
 
-NUM_LAYERS, NUM_BLOCKS, BLOCK_BYTES = 16, 512, 64 << 10  # a chunk of 8K tokens in blocks of 16, 4 KiB a token and layer
+NUM_LAYERS, NUM_BLOCKS, BLOCK_BYTES = 16, 512, 64 << 10  # 8K tokens in blocks of 16, 4 KiB per token and layer.
 NUM_COPIED = 512
 REPEATS = 7
 WARM_UP = 2
@@ -36,10 +36,10 @@ def measure() -> dict[str, Any]:
         "blocks": NUM_COPIED,
         "block_bytes": BLOCK_BYTES,
         "save_gigabytes_per_second": _spread(
-            [total / 1e9 / its for its in _times(lambda: _save(copier, layers), copier.then_saved)]
+            [total / 1e9 / item for item in _times(lambda: _save(copier, layers), copier.then_saved)]
         ),
         "load_gigabytes_per_second": _spread(
-            [total / 1e9 / its for its in _times(lambda: _load(copier, layers), copier.then_loaded)]
+            [total / 1e9 / item for item in _times(lambda: _load(copier, layers), copier.then_loaded)]
         ),
         "save_call_microseconds": _spread([call / NUM_LAYERS * 1e6 for call in calls]),
     }
@@ -71,7 +71,7 @@ def _layer(index: int, device: torch.device) -> LayerBlocks:
 
 
 _BLOCKS = list(range(NUM_COPIED))
-_SLOTS = [(7 * slot) % NUM_COPIED for slot in range(NUM_COPIED)]  # scattered, as a pool in use gives them
+_SLOTS = [(7 * slot) % NUM_COPIED for slot in range(NUM_COPIED)]  # Scattered, as in a pool in use.
 
 
 def _save(copier: Copier, layers: list[LayerBlocks]) -> None:

@@ -1,4 +1,4 @@
-"""What the connector costs the prefill engine, and what the wire carries beside KV: from the logs of one run."""
+"""Cost of the connector for the prefill engine, and framing overhead on the wire, from the logs of one run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from benchmarks.connector.sites import CHUNK_TOKENS, FAMILY, Sites, logged, runn
 from tools.wan import Wan, WanShape
 
 NUM_PROMPTS = 6
-BAR_HOOK_RATIO = 0.05  # of a prefill step's CPU time
-BAR_FRAMING_RATIO = 0.005  # of the payload
+BAR_HOOK_RATIO = 0.05  # Share of a prefill step's CPU time.
+BAR_FRAMING_RATIO = 0.005  # Share of the payload.
 
 
 def measure() -> dict[str, Any]:
@@ -29,7 +29,7 @@ def measure() -> dict[str, Any]:
 
 def hooks(sites: Sites) -> dict[str, Any]:
     """CPU time inside our hooks over the engine step's, for steps that compute a whole chunk; by thread clock."""
-    steps = [its for its in logged(sites.prefill.child, "step.cost") if its["num_tokens"] == CHUNK_TOKENS]
+    steps = [item for item in logged(sites.prefill.child, "step.cost") if item["num_tokens"] == CHUNK_TOKENS]
     ratios = [step["hook_seconds"] / step["step_seconds"] for step in steps]
     spent, whole = (sum(step[name] for step in steps) for name in ("hook_seconds", "step_seconds"))
     return {
@@ -47,8 +47,8 @@ def hooks(sites: Sites) -> dict[str, Any]:
 
 def framing(sites: Sites) -> dict[str, Any]:
     """Return bytes on the wire beyond the payload of the missing blocks, over all transfers of the run."""
-    ended = [its for its in logged(sites.far.child, "transfer.complete") if its["direction"] == "out"]
-    ratios = [its["wire_bytes"] / its["payload_bytes"] - 1 for its in ended]
+    ended = [item for item in logged(sites.far.child, "transfer.complete") if item["direction"] == "out"]
+    ratios = [item["wire_bytes"] / item["payload_bytes"] - 1 for item in ended]
     return {
         "num_transfers": len(ended),
         "payload_bytes": ended[-1]["payload_bytes"],

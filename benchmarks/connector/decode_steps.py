@@ -1,4 +1,4 @@
-"""What a decode step costs beside the connector: without transfers, with 64 parked requests, and an engine that only waits.
+"""Cost of a decode step with the connector: without transfers, with 64 parked requests, and idle.
 
 Three engines of one model, one of them without a connector and one with a connector that does nothing, answer the same batch
 in turn. A parked request is a decode leg
@@ -32,7 +32,7 @@ BLOCK_TOKENS = 32
 HIT_TOKENS = 8192
 NUM_PARKED = 64
 NUM_SEQUENCES, OUTPUT_TOKENS = 4, 150
-REPEATS, WARM_UP = 14, 1  # short ones, turn by turn: what else the machine does changes over seconds
+REPEATS, WARM_UP = 14, 1  # Short alternating runs, since other load changes over seconds.
 SPIN_SECONDS = 4.0
 BAR_PARKED_RATIO = 0.10
 PATIENT_SECONDS = 900.0
@@ -54,7 +54,7 @@ class Engines:
     idle: EngineProcess
     bare: EngineProcess
     key: bytes
-    held: list[int]  # the tokens that both engines' prefix caches hold
+    held: list[int]  # Tokens in the prefix caches of both engines.
 
     def step(self, engine: EngineProcess) -> StepCost:
         """Return a decode step of the batch, the engine's server included."""
@@ -166,7 +166,7 @@ def _beside_parked(engines: Engines) -> StepCost:
 
 def _growth(values: Sequence[float], base: Sequence[float]) -> dict[str, float]:
     """By how much each turn's value is more than its base in the same turn, as a share, with the middle half of the turns."""
-    growth = sorted(value / its - 1 for value, its in zip(values, base, strict=True))
+    growth = sorted(value / item - 1 for value, item in zip(values, base, strict=True))
     quarter = len(growth) // 4
     half = {"lower_quartile": round(growth[quarter], 4), "upper_quartile": round(growth[-1 - quarter], 4)}
     return _spread(growth) | half
@@ -184,7 +184,7 @@ def _running(directory: Path) -> Iterator[Engines]:
         agent = stack.start_agent("agent", open_timeout_seconds=f"{PATIENT_SECONDS:.0f}s")
         stack.await_agent(agent)
         chosen = engine_flags(chunk_tokens=256, max_model_len=HIT_TOKENS + 2 * OUTPUT_TOKENS)
-        flags = tuple("--enable-prefix-caching" if its == "--no-enable-prefix-caching" else its for its in chosen)
+        flags = tuple("--enable-prefix-caching" if item == "--no-enable-prefix-caching" else item for item in chosen)
         flags += ("--block-size", str(BLOCK_TOKENS))
         settings = {"reuse": False, "receive_timeout_seconds": f"{PATIENT_SECONDS:.0f}s"}
         connected = stack.start_engine("connected", model, agent=agent, role="kv_both", extra=flags, connector=settings)
@@ -213,6 +213,8 @@ def _await(condition: Callable[[], bool]) -> None:
 def _cpu_seconds(pid: int) -> float:
     """User and system time of a process and its descendants."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = [its for task in Path(f"/proc/{pid}/task").iterdir() for its in (task / "children").read_text().split()]
+    children = [
+        item for task in Path(f"/proc/{pid}/task").iterdir() for item in (task / "children").read_text().split()
+    ]
     spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return spent + sum(_cpu_seconds(int(child)) for child in children)

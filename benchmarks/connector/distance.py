@@ -1,11 +1,10 @@
 """Time to first token over distance on real vLLM: layer by layer, store and forward, pull after prefill.
 
-Two agents stand at the ends of an emulated link on which the prompt's KV takes as long as its prefill takes to compute:
-the machine's speed changes from turn to turn, so each turn begins with one engine alone, and the link is given the rate at
-which the KV takes as long as that. The engines' requests do not cross the link, so the prefill leg is sent half a round
-trip late. *Pull* is a prefill that leaves its blocks in the pool, and a transfer that begins when it has ended: its open,
-its answer and its data take the one and a half round trips that telling the decode side, its question and its data take.
-The engines that prefill have a processor of their own; everything else, the link included, has the others.
+Two agents are connected by an emulated link that carries the prompt's KV in as much time as prefill takes. The machine's
+speed changes, so each turn first measures one engine alone and sets the link's rate from it. The engines' requests do not
+cross the link, so the prefill leg is sent half a round trip late. *Pull* leaves the blocks in the pool and starts the
+transfer after prefill. OPEN, HAVE and data take one and a half round trips, as a notification, a request and data would.
+Prefill engines have a processor of their own. All other processes, the link included, share the rest.
 vLLM's NixlConnector, where it is installed, has engines of its own inside the two ends, and its turn with the others.
 """
 
@@ -23,9 +22,9 @@ from tools.stack import attached_layout
 from tools.wan import PAYLOAD_RATIO, WanShape
 
 ROUND_TRIPS = (0.030, 0.080)
-REPEATS, WARM_UP = 5, 1  # four minutes for one link
+REPEATS, WARM_UP = 5, 1  # Four minutes per link.
 NIXL = "NixlConnector"
-BAR_TRANSFER_RATIO = 0.15  # of the transfer time, beside one round trip
+BAR_TRANSFER_RATIO = 0.15  # Share of the transfer time, plus one round trip.
 
 
 def measure(sites: Sites, round_trips: Sequence[float]) -> dict[str, Any]:
@@ -44,7 +43,9 @@ def merged(table: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, A
     """Return the table with the links of an earlier one that this one has not measured, if that was of the same prompt."""
     if earlier is None or earlier["prompt_tokens"] != table["prompt_tokens"]:
         return table
-    links = {its["rtt_seconds"]: its for its in earlier["links"]} | {its["rtt_seconds"]: its for its in table["links"]}
+    links = {item["rtt_seconds"]: item for item in earlier["links"]} | {
+        item["rtt_seconds"]: item for item in table["links"]
+    }
     return table | {"links": [links[rtt] for rtt in sorted(links)]}
 
 
@@ -92,15 +93,15 @@ def _turns(sites: Sites, rtt_seconds: float, transfer_bytes: int) -> tuple[dict[
 
 
 def _beyond(values: Sequence[float], local: Sequence[float]) -> list[float]:
-    """What each turn's way took beyond the local one of the same turn: the machine's speed changes from turn to turn."""
-    return [value - its for value, its in zip(values, local, strict=True)]
+    """Return the seconds beyond the local run of the same turn, since the machine's speed changes."""
+    return [value - item for value, item in zip(values, local, strict=True)]
 
 
 def payload_bytes(layout: Layout, num_tokens: int) -> int:
-    """What a transfer of a prompt of full attention and states carries."""
+    """Return the bytes of a transfer with full attention and linear states."""
     linear = sum(group.block_bytes for group in layout.groups if group.is_state)
     full = (group for group in layout.groups if group.keeps_all_tokens)
-    return linear + sum(its.block_bytes * -(-num_tokens // its.block_tokens) for its in full)
+    return linear + sum(item.block_bytes * -(-num_tokens // item.block_tokens) for item in full)
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _prefill(connection: http.client.HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:
-    """What the decode request says of a prompt that is now prefilled."""
+    """Return the transfer parameters of the decode request."""
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     answer = json.load(connection.getresponse())
     found: dict[str, Any] = answer["kv_transfer_params"]

@@ -94,9 +94,9 @@ def start_nixl(children: Children, wan: Wan, model: Path, *, flags: Sequence[str
     return NixlEngines(wan, near, far, model.name)
 
 
-def _reason(said: str, *logs: Path) -> str:
+def _reason(output: str, *logs: Path) -> str:
     lines = [line for log in logs for line in log.read_text().splitlines() if " ERROR " in line]
-    return ([*said.splitlines(), *lines] or ["nothing was said"])[-1].strip()[-120:].replace("|", "/")
+    return ([*output.splitlines(), *lines] or ["nothing was output"])[-1].strip()[-120:].replace("|", "/")
 
 
 def _start(children: Children, wan: Wan, end: End, model: Path, flags: Sequence[str]) -> Child:

@@ -26,7 +26,7 @@ from tools.wan import FAR, NEAR, Wan
 FAMILY = "granite4h"
 PROMPT_TOKENS = 24577
 CHUNK_TOKENS = 256
-STORED_SECONDS = 0.3  # until a finished request's blocks are in the pool; not counted
+STORED_SECONDS = 0.3  # Wait for a finished request's blocks; not counted.
 WIRE_PORT = 7400
 WHOLE = ("benchmarks.connector.store_and_forward", "StoreAndForwardConnector")
 TIMED = ("benchmarks.connector.timed", "TimedConnector")
@@ -45,9 +45,7 @@ class Sites:
     key: bytes
     nixl: NixlEngines | None = None
     num_prompts: int = 0
-    pushed: list[tuple[float, float]] = field(
-        default_factory=list
-    )  # when layer by layer was asked for, and its seconds
+    pushed: list[tuple[float, float]] = field(default_factory=list)  # Start and duration of the layer-wise run.
 
     def prompt(self) -> list[int]:
         """Return one that nobody has seen."""
@@ -161,10 +159,10 @@ def separated(prefilling: Sequence[Child]) -> Iterator[None]:
     This process and what it still runs has all of them again afterwards.
     """
     processors = sorted(os.sched_getaffinity(0))
-    ours = {child.process.pid for child in prefilling}
+    own = {child.process.pid for child in prefilling}
     if len(processors) > 1:
-        _keep_on(os.getpid(), set(processors[1:]), apart=ours)
-        for pid in ours:
+        _keep_on(os.getpid(), set(processors[1:]), apart=own)
+        for pid in own:
             _keep_on(pid, set(processors[:1]), apart=set())
     try:
         yield
@@ -177,7 +175,7 @@ def _keep_on(pid: int, processors: set[int], *, apart: set[int]) -> None:
     if pid in apart:
         return
     for task in _tasks(pid):
-        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+        with suppress(ProcessLookupError, FileNotFoundError):  # The process may have ended.
             os.sched_setaffinity(int(task.name), processors)
             for child in (task / "children").read_text().split():
                 _keep_on(int(child), processors, apart=apart)
@@ -201,7 +199,7 @@ def start_agents(children: Children, stack: Stack, wan: Wan, **settings: Any) ->
 
 
 def grant_key(stack: Stack) -> bytes:
-    """What a deployment's grants are signed with."""
+    """Return the key of the deployment's grants."""
     return grants.derive_key(stack.secret_file.read_bytes(), "grant")
 
 

@@ -36,12 +36,12 @@ from tools.wan import PAYLOAD_RATIO, Wan, WanShape
 
 PROMPT_TOKENS = 4 * CHUNK_TOKENS + 1
 RTT_SECONDS = 0.030
-LOAD_RATIO = 0.5  # of what the engine can prefill
-LINK_RATIO = 1.5  # of what that sends, at first
+LOAD_RATIO = 0.5  # Share of the prefill capacity.
+LINK_RATIO = 1.5  # Initial link rate over that load.
 SLOW_RATIO = 0.1
-FULL_SECONDS, SLOW_SECONDS = 60.0, 60.0  # as long as each other: of more steps the longest is longer
+FULL_SECONDS, SLOW_SECONDS = 60.0, 60.0  # Equal, since the maximum grows with the number of steps.
 GRANT_SECONDS = 5.0
-POOL = {"pool_bytes": "8MiB"}  # so that transfer blocks run out within the minute
+POOL = {"pool_bytes": "8MiB"}  # Small, so that transfer blocks run out within a minute.
 BAR_GROWTH = 0.20
 
 
@@ -101,8 +101,8 @@ def _measured(load: Load) -> dict[str, Any]:
     load.wan.set(WanShape(rate * SLOW_RATIO, RTT_SECONDS))
     began.append(time.perf_counter())
     load.run(SLOW_SECONDS, every=every)
-    steps = [its for its in logged(load.engine.child, "step.cost") if its["num_tokens"] == CHUNK_TOKENS]
-    outcomes = collections.Counter(its["outcome"] for its in logged(load.engine.child, "request.sent"))
+    steps = [item for item in logged(load.engine.child, "step.cost") if item["num_tokens"] == CHUNK_TOKENS]
+    outcomes = collections.Counter(item["outcome"] for item in logged(load.engine.child, "request.sent"))
     full = [step for step in steps if began[0] <= step["began"] < began[1]]
     slow = [step for step in steps if step["began"] >= began[1]]
     return {
@@ -117,7 +117,7 @@ def _measured(load: Load) -> dict[str, Any]:
             "longest_by_cpu_time": round(_longest(slow, "step_seconds") / _longest(full, "step_seconds") - 1, 3),
             "bar": BAR_GROWTH,
         },
-        "longest_in_hooks_milliseconds": {  # what the connector itself may take or wait for; others preempt a hook too
+        "longest_in_hooks_milliseconds": {  # CPU and waits of the connector; preemption counts too.
             "full": round(1e3 * _longest(full, "hook_wall_seconds"), 3),
             "slow": round(1e3 * _longest(slow, "hook_wall_seconds"), 3),
         },

@@ -27,7 +27,7 @@ HOOKS = (
     "request_finished_all_groups",
     "clear_connector_metadata",
 )
-FIRST_HOOK, LAST_HOOK = "build_connector_meta", "clear_connector_metadata"  # of a step
+FIRST_HOOK, LAST_HOOK = "build_connector_meta", "clear_connector_metadata"  # First and last hook of a step.
 _log = logs.get("bench.connector")
 
 
@@ -35,11 +35,11 @@ _log = logs.get("bench.connector")
 class Clock:
     """CPU seconds of the model's thread, and a step's wall time. An engine of one process has one, for both its sides."""
 
-    num_tokens: int = 0  # that the step computes
+    num_tokens: int = 0  # Tokens computed in the step.
     step_began: float = 0.0
     wall_began: float = 0.0
-    inside: float = 0.0  # hooks since the last step was reported
-    inside_wall: float = 0.0  # the same by the clock on the wall: what they wait for counts too
+    inside: float = 0.0  # Seconds in hooks since the last report.
+    inside_wall: float = 0.0  # Wall-clock seconds, waits included.
     depth: int = 0
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ class Clock:
 
     def end_step(self) -> None:
         step, wall = time.thread_time() - self.step_began, time.perf_counter() - self.wall_began
-        if self.num_tokens:  # an engine that only waits makes many steps that compute nothing
+        if self.num_tokens:  # An idle engine makes many empty steps.
             _log.info(
                 "step.cost",
                 num_tokens=self.num_tokens,

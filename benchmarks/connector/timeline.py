@@ -1,4 +1,4 @@
-"""Where the time of a request goes that is prefilled over distance: moments since it was asked, from the logs of all."""
+"""Timeline of a remotely prefilled request, from the logs of all processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SENT = ("accepted_seconds", "first_layer_seconds", "first_acknowledged_seconds",
 
 
 def timeline(sites: Sites, asked: Sequence[tuple[float, float]]) -> dict[str, list[float]]:
-    """What happened when, of requests that are each given as (when it was asked, seconds to its first token)."""
-    sent = [its for its in logged(sites.far.child, "transfer.complete") if its["direction"] == "out"]
-    came = [its for its in logged(sites.near.child, "transfer.complete") if its["direction"] == "in"]
+    """Return the timeline of requests, each given as (start, seconds to the first token)."""
+    sent = [item for item in logged(sites.far.child, "transfer.complete") if item["direction"] == "out"]
+    came = [item for item in logged(sites.near.child, "transfer.complete") if item["direction"] == "in"]
     loaded = logged(sites.decode.child, "request.received")
     moments: dict[str, list[float]] = {}
     for began, seconds in asked:
@@ -30,14 +30,12 @@ def _moments(
     came: Iterable[dict[str, Any]],
     loaded: Iterable[dict[str, Any]],
 ) -> dict[str, float]:
-    out = next(its for its in sent if _time(its) > began)
+    out = next(item for item in sent if _time(item) > began)
     opened = _time(out) - out["ended_seconds"] - began
     found = {"opened": opened} | {name.removesuffix("_seconds"): opened + out[name] for name in SENT}
-    found["whole_at_receiver"] = _time(next(its for its in came if _time(its) > began)) - began
-    found["loaded"] = _time(next(its for its in loaded if _time(its) > began)) - began
-    beyond = (
-        opened + seconds - found["forward_ended"]
-    )  # what the request took beside its own prefill, however long that was
+    found["whole_at_receiver"] = _time(next(item for item in came if _time(item) > began)) - began
+    found["loaded"] = _time(next(item for item in loaded if _time(item) > began)) - began
+    beyond = opened + seconds - found["forward_ended"]  # Seconds beyond the request's own prefill.
     return found | {"first_token": seconds, "beyond_prefill": beyond}
 
 

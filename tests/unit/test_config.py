@@ -209,9 +209,9 @@ def test_help_shows_every_flag_and_every_accepted_form(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="0"):
         config.parse(Example, component="example", argv=["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for path, its in config.paths(Example):
+    for path, item in config.paths(Example):
         assert config.flag(path) in shown
-        assert its.doc in shown
+        assert item.doc in shown
 
 
 def test_plain_values_of_another_program_are_read_alike() -> None:
@@ -243,7 +243,7 @@ def test_a_setting_is_taken_beside_what_it_needs_and_says_what_that_is(tmp_path:
     )
     assert (beside.wire.depth, beside.patience) == (5, 2.0)
     assert load("name: e\npeers: []\nalone: 2s", path=tmp_path).alone == 2.0
-    docs = {name: its.doc for name, its in config.settings(Example)}
+    docs = {name: item.doc for name, item in config.settings(Example)}
     assert docs["lead"] == "With role: prefill. Head start."
     assert docs["age"] == "With secret_file, verbose: true. Of the secret."
 

@@ -36,7 +36,9 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_the_readme_names_every_page() -> None:
-    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {"docs/index.md"}  # the site's first
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {
+        "docs/index.md"
+    }  # First page of the site.
     assert sorted(pages - paths_in(ROOT / "README.md")) == []
 
 
@@ -52,11 +54,11 @@ def test_generated_text_is_current(path: Path) -> None:
 
 def test_every_metric_is_documented_once() -> None:
     page = (ROOT / "docs/metrics.md").read_text()
-    assert [its.name for its in metrics.CATALOGUE if page.count(f"`{its.name}`") != 1] == []
+    assert [item.name for item in metrics.CATALOGUE if page.count(f"`{item.name}`") != 1] == []
 
 
 def test_every_metric_named_in_a_page_exists() -> None:
-    known = {its.name for its in metrics.CATALOGUE}
+    known = {item.name for item in metrics.CATALOGUE}
     for page in PAGES:
         named = set(re.findall(r"\bprfaas_(?:agent|router|manager|connector|colocate|sidecar)_\w+", page.read_text()))
         assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known, page
@@ -66,8 +68,8 @@ def test_every_metric_named_in_a_page_exists() -> None:
 def test_the_annotated_file_loads_to_the_defaults(component: str) -> None:
     cls = COMPONENTS[component]
     loaded = config.load(cls, component=component, file=ROOT / f"deploy/{component}.yaml", environment={})
-    for name, its in config.settings(cls):
-        if not its.required and name not in EXAMPLES.get(component, {}):
+    for name, item in config.settings(cls):
+        if not item.required and name not in EXAMPLES.get(component, {}):
             assert getattr(loaded, name) == config.default(cls, name), name
 
 

@@ -31,12 +31,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS: dict[str, str] = PROJECT["scripts"]
 UNKNOWN = "--no-flag-has-this-name"
 SERVERS = ("prfaas/router", "prfaas/manager", "prfaas/agent", "prfaas/colocate")
-SYSTEM_TOOLS = ("base64", "chmod", "cp", "head", "install")  # run, with their pages' blocks, in tests/integration/docs
+SYSTEM_TOOLS = ("base64", "chmod", "cp", "head", "install")  # Run in tests/integration/docs.
 HIGHLIGHTED = {"pymdownx.highlight": {"use_pygments": False}}
 
 
 def _said_of(words: Sequence[str]) -> str:
-    """What a program of ours says of these arguments and of a flag that is made up here."""
+    """Return the error of a command with these arguments and an unknown flag."""
     module, function = SCRIPTS[words[0]].split(":")
     main: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
     error = io.StringIO()
@@ -51,8 +51,8 @@ def _said_of(words: Sequence[str]) -> str:
 
 def _takes(words: Sequence[str]) -> None:
     """The program's parser takes all of it: nothing is wrong but that flag."""
-    said = _said_of(words)
-    assert f"unrecognized arguments: {UNKNOWN}" in said, said
+    output = _said_of(words)
+    assert f"unrecognized arguments: {UNKNOWN}" in output, output
 
 
 def _installs(words: Sequence[str]) -> None:
@@ -64,8 +64,8 @@ def _installs(words: Sequence[str]) -> None:
 
 def _makes(words: Sequence[str]) -> None:
     """`make -n` finds the targets and what they are made of."""
-    its = [word for word in words[1:] if not word.startswith("AREA=<")]
-    subprocess.run(["make", "-n", *its], cwd=ROOT, capture_output=True, check=True, timeout=150)
+    item = [word for word in words[1:] if not word.startswith("AREA=<")]
+    subprocess.run(["make", "-n", *item], cwd=ROOT, capture_output=True, check=True, timeout=150)
 
 
 def _asks(words: Sequence[str]) -> None:
@@ -74,11 +74,11 @@ def _asks(words: Sequence[str]) -> None:
     parser.add_argument("url")
     parser.add_argument("-H", action="append")
     parser.add_argument("-d")
-    its = parser.parse_args(list(words[1:]))
-    path = urlsplit(its.url if "//" in its.url else f"http://{its.url}").path
+    item = parser.parse_args(list(words[1:]))
+    path = urlsplit(item.url if "//" in item.url else f"http://{item.url}").path
     sources = (file.read_text() for folder in SERVERS for file in (ROOT / folder).rglob("*.py"))
     assert any(f'"{path}"' in source for source in sources), path
-    assert its.d is None or json.loads(its.d)
+    assert item.d is None or json.loads(item.d)
 
 
 def _runs_python(words: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ def _runs_python(words: Sequence[str]) -> None:
 
 
 def _names_files(words: Sequence[str]) -> None:
-    """What lies in this repository is there."""
+    """Check that files of this repository exist."""
     assert [word for word in words if word.startswith("deploy/") and not (ROOT / word).exists()] == []
 
 
@@ -154,18 +154,18 @@ WAYS: dict[str, Callable[[Sequence[str]], None]] = {
 MENTIONS = re.compile(
     r"^(?:prfaas(?:-[a-z]+)?|make|pip|curl|python3?|\.venv/bin/\w+|apt|ssh|sysctl|chmod|systemd-analyze) \S"
 )
-MENTIONED_ELSEWHERE = ("apt", "ssh", "sysctl", "chmod", "systemd-analyze")  # programs of other people's machines
+MENTIONED_ELSEWHERE = ("apt", "ssh", "sysctl", "chmod", "systemd-analyze")  # Programs of the operator's machine.
 
 
 def _mentions(words: Sequence[str]) -> None:
     """As `_takes`, but for what is left out or stands for something, as NODE and ROLE do."""
-    said = _said_of(words)
+    output = _said_of(words)
     lacks = (
         "arguments are required",
         "expected one argument",
         *(f"invalid choice: '{word}'" for word in words if word.isupper()),
     )
-    assert any(text in said for text in (f"unrecognized arguments: {UNKNOWN}", *lacks)), said
+    assert any(text in output for text in (f"unrecognized arguments: {UNKNOWN}", *lacks)), output
 
 
 def _mentioned() -> Iterator[list[str]]:

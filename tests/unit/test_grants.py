@@ -40,7 +40,7 @@ GRANT = Grant(
 )
 
 
-_OF_A_TRANSFER = {name: its for name, its in vars(GRANT).items() if name not in ("kind", "prefix_hash")}
+_OF_A_TRANSFER = {name: item for name, item in vars(GRANT).items() if name not in ("kind", "prefix_hash")}
 
 
 def _reason(token: bytes, *, now: float = 0.0) -> str:
@@ -55,8 +55,8 @@ def test_a_signed_grant_comes_back_whole() -> None:
 
 @pytest.mark.parametrize("kind", ["copy", "probe"])
 def test_what_a_copy_or_a_probe_was_signed_for_comes_back(kind: GrantKind) -> None:
-    its = replace(GRANT, kind=kind, prefix_hash=BlockHash(b"p" * 16))
-    assert verify(sign(its, KEY), KEY, kind=kind, now=999.0) == its
+    item = replace(GRANT, kind=kind, prefix_hash=BlockHash(b"p" * 16))
+    assert verify(sign(item, KEY), KEY, kind=kind, now=999.0) == item
 
 
 def test_a_transfer_is_granted_as_agents_of_earlier_versions_take_it() -> None:
@@ -85,8 +85,8 @@ def test_the_agents_that_a_grant_names_may_have_its_transfer() -> None:
 
 
 def _verified(end: GrantEnd, agent: str, transfer_id: TransferId) -> Grant:
-    its = sign(GRANT, KEY)
-    return verify_end(its, KEY, kind="transfer", end=end, agent=AgentName(agent), transfer_id=transfer_id, now=0.0)
+    item = sign(GRANT, KEY)
+    return verify_end(item, KEY, kind="transfer", end=end, agent=AgentName(agent), transfer_id=transfer_id, now=0.0)
 
 
 def test_an_expired_grant_is_refused() -> None:

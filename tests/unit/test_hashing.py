@@ -26,8 +26,8 @@ def test_equal_prefixes_have_equal_hashes_and_only_those(ids: list[int]) -> None
     for length in range(len(ids) + 1):
         assert whole.at(length) == HashChain(ROOT, ids[:length]).at(length)
     if ids:
-        other = [*ids[:-1], ids[-1] ^ 1]
-        assert HashChain(ROOT, other).at(len(ids)) != whole.at(len(ids))
+        changed = [*ids[:-1], ids[-1] ^ 1]
+        assert HashChain(ROOT, changed).at(len(ids)) != whole.at(len(ids))
 
 
 @given(tokens, st.integers(0, 3))

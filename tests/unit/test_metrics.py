@@ -11,13 +11,13 @@ from prfaas import metrics
 
 
 def test_every_name_has_prefix_component_and_base_unit() -> None:
-    for its in metrics.CATALOGUE:
-        assert re.fullmatch(r"prfaas_(agent|router|sidecar|manager|connector|colocate)(_[a-z0-9]+)+", its.name), (
-            its.name
+    for item in metrics.CATALOGUE:
+        assert re.fullmatch(r"prfaas_(agent|router|sidecar|manager|connector|colocate)(_[a-z0-9]+)+", item.name), (
+            item.name
         )
-        assert its.name.endswith("_total") == (its.kind == "counter"), its.name
-        assert not re.search(r"_(ms|milliseconds|kb|mb|gb|bits)(_|$)", its.name), its.name
-        assert "request_id" not in its.labels
+        assert item.name.endswith("_total") == (item.kind == "counter"), item.name
+        assert not re.search(r"_(ms|milliseconds|kb|mb|gb|bits)(_|$)", item.name), item.name
+        assert "request_id" not in item.labels
 
 
 def test_a_metric_is_counted_and_served() -> None:
@@ -29,8 +29,8 @@ def test_a_metric_is_counted_and_served() -> None:
     finally:
         server.close()
     assert re.search(r'prfaas_agent_grants_refused_total\{reason="expired"\} [1-9]', text)
-    for its in metrics.CATALOGUE:
-        assert f"# TYPE {its.name} {its.kind}" in text
+    for item in metrics.CATALOGUE:
+        assert f"# TYPE {item.name} {item.kind}" in text
 
 
 def test_a_closed_server_frees_its_port() -> None:

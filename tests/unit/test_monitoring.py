@@ -27,10 +27,12 @@ SCRAPED = {"job", "instance"}
 def _known() -> dict[str, set[str]]:
     """The labels of every series."""
     series = {}
-    for its in metrics.CATALOGUE:
-        names = [its.name] if its.kind != "histogram" else [f"{its.name}_{end}" for end in ("bucket", "sum", "count")]
+    for item in metrics.CATALOGUE:
+        names = (
+            [item.name] if item.kind != "histogram" else [f"{item.name}_{end}" for end in ("bucket", "sum", "count")]
+        )
         for name in names:
-            series[name] = {*its.labels, *SCRAPED, *(("le",) if name.endswith("_bucket") else ())}
+            series[name] = {*item.labels, *SCRAPED, *(("le",) if name.endswith("_bucket") else ())}
     return series
 
 
@@ -87,10 +89,10 @@ def test_panels_have_their_own_ids_and_do_not_overlap() -> None:
     ids = [panel["id"] for panel in BOARD["panels"]]
     assert len(ids) == len(set(ids))
     cells = [
-        (its["x"] + column, its["y"] + row)
-        for its in (panel["gridPos"] for panel in BOARD["panels"])
-        for column in range(its["w"])
-        for row in range(its["h"])
+        (item["x"] + column, item["y"] + row)
+        for item in (panel["gridPos"] for panel in BOARD["panels"])
+        for column in range(item["w"])
+        for row in range(item["h"])
     ]
     assert len(cells) == len(set(cells)) and max(column for column, _ in cells) < 24
 

@@ -42,14 +42,14 @@ HEAVY = {"torch", "vllm", "transformers", "grpcio", "redis", "aiohttp", "numpy"}
 
 
 def findings(source: str) -> Iterator[str]:
-    """What in some code could make code of data."""
+    """Return the calls that could execute data."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.split(".")[0] in MODULES)
         elif isinstance(node, ast.ImportFrom):
             if (node.module or "").split(".")[0] in MODULES:
                 yield node.module or ""
-            yield from (name for its in node.names if (name := f"{node.module}.{its.name}") in CALLS | LOADERS.keys())
+            yield from (name for item in node.names if (name := f"{node.module}.{item.name}") in CALLS | LOADERS.keys())
         elif isinstance(node, ast.Call):
             yield from _of_call(node)
 

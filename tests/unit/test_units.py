@@ -64,8 +64,8 @@ def test_other_forms_are_refused_with_what_is_wrong(kind: units.KindName, text: 
 
 
 def test_an_address_splits_into_host_and_port_and_is_joined_of_them() -> None:
-    for address, its in {"[fe80::1]:80": ("fe80::1", 80), "node-1.example:9000": ("node-1.example", 9000)}.items():
-        assert units.split_address(address) == its and units.join_address(*its) == address
+    for address, item in {"[fe80::1]:80": ("fe80::1", 80), "node-1.example:9000": ("node-1.example", 9000)}.items():
+        assert units.split_address(address) == item and units.join_address(*item) == address
 
 
 def test_a_choice_takes_its_words_only() -> None:

@@ -1,4 +1,4 @@
-"""What a container's environment comes to, as the component that runs in it reads it."""
+"""Settings that a component reads from a container's environment."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from tools.reference_tables import ROOT
 
 CONTAINERFILE = ROOT / "deploy/container/Containerfile"
 COMPOSE = ROOT / "deploy/compose.yaml"
-COMPOSE_TLS = ROOT / "deploy/compose-tls.yaml"  # over it
+COMPOSE_TLS = ROOT / "deploy/compose-tls.yaml"  # Overlay of COMPOSE.
 BIN = Path(sys.executable).parent
 SERVICES = yaml.safe_load(rendered(COMPOSE.read_text()))["services"]
-OURS = sorted(name for name, its in SERVICES.items() if component_of(its.get("command", [])))
+OURS = sorted(name for name, item in SERVICES.items() if component_of(item.get("command", [])))
 
 
 def run(*line: str) -> subprocess.CompletedProcess[str]:
@@ -49,7 +49,7 @@ def test_what_the_container_file_copies_is_there_and_not_ignored() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert sources and all((ROOT / source).exists() for source in sources)
     assert not set(sources) & set(ignored)
-    secrets = {f"deploy/{its['file']}" for its in yaml.safe_load(COMPOSE.read_text())["secrets"].values()}
+    secrets = {f"deploy/{item['file']}" for item in yaml.safe_load(COMPOSE.read_text())["secrets"].values()}
     secrets = {secret.replace("/./", "/") for secret in secrets} | {"deploy/tls"}
     assert secrets <= set(ignored) and secrets <= set((ROOT / ".gitignore").read_text().split())
 
@@ -66,11 +66,11 @@ def test_a_compose_file_is_of_the_specification_s_form(file: Path) -> None:
 
 @pytest.mark.parametrize("service", OURS)
 def test_a_service_s_environment_is_taken_by_its_component(service: str) -> None:
-    its = SERVICES[service]
-    settings = settings_of(service, its["environment"])
+    item = SERVICES[service]
+    settings = settings_of(service, item["environment"])
     assert str(settings.secret_file) == "/run/secrets/secret"
     assert is_loopback(split_address(settings.listen)[0]), "nothing beyond loopback unless told"
-    assert its["read_only"] and its["cap_drop"] == ["ALL"]
+    assert item["read_only"] and item["cap_drop"] == ["ALL"]
 
 
 def test_others_reach_what_is_told_to_be_reached() -> None:
@@ -111,15 +111,15 @@ def test_with_tls_every_component_listens_beyond_loopback_with_certificates_alon
 
 
 def test_what_a_service_writes_is_its_user_s() -> None:
-    """Of the image's own folders a new volume takes the owner; the others are given away before the service starts."""
+    """Volumes on folders of the image take their owner. Other volumes are chowned before the service starts."""
     (made,) = re.findall(r"install -d -o 10001 .*", CONTAINERFILE.read_text())
     for service in ("agent", "engine"):
-        its = SERVICES[service]
-        for volume, place in (volume.split(":")[:2] for volume in its["volumes"]):
+        item = SERVICES[service]
+        for volume, place in (volume.split(":")[:2] for volume in item["volumes"]):
             givers = [
                 name
-                for name, one in SERVICES.items()
-                if one.get("command") == ["chown", "10001:10001", place] and f"{volume}:{place}" in one["volumes"]
+                for name, item in SERVICES.items()
+                if item.get("command") == ["chown", "10001:10001", place] and f"{volume}:{place}" in item["volumes"]
             ]
             waits = {"condition": "service_completed_successfully"}
-            assert place in made.split() or [its["depends_on"][name] for name in givers] == [waits], (service, place)
+            assert place in made.split() or [item["depends_on"][name] for name in givers] == [waits], (service, place)

@@ -19,31 +19,31 @@ from tools.reference_tables import ROOT
 DIRECTORY = ROOT / "deploy/kubernetes"
 KUSTOMIZATION = yaml.safe_load((DIRECTORY / "kustomization.yaml").read_text())
 OBJECTS: list[dict[str, Any]] = [
-    its for name in KUSTOMIZATION["resources"] for its in yaml.safe_load_all((DIRECTORY / name).read_text())
+    item for name in KUSTOMIZATION["resources"] for item in yaml.safe_load_all((DIRECTORY / name).read_text())
 ]
-NAMED = [pytest.param(its, id=f"{its['kind']}/{its['metadata']['name']}") for its in OBJECTS]
+NAMED = [pytest.param(item, id=f"{item['kind']}/{item['metadata']['name']}") for item in OBJECTS]
 BUILT_IN = [param for param in NAMED if param.values[0]["kind"] != "ServiceMonitor"]  # type: ignore[index]
 VERSIONS = ("1.33", "1.37")
 
 
 def of_kind(*kinds: str) -> list[dict[str, Any]]:
-    return [its for its in OBJECTS if its["kind"] in kinds]
+    return [item for item in OBJECTS if item["kind"] in kinds]
 
 
 def service_links() -> dict[str, str]:
-    """What Kubernetes tells every pod of each Service with an address, unless its `enableServiceLinks` is false."""
-    addressed = [its for its in of_kind("Service") if its["spec"].get("clusterIP") != "None"]
-    names = [its["metadata"]["name"].upper().replace("-", "_") for its in addressed]
+    """Return the variables of Services that Kubernetes adds to pods unless `enableServiceLinks` is false."""
+    addressed = [item for item in of_kind("Service") if item["spec"].get("clusterIP") != "None"]
+    names = [item["metadata"]["name"].upper().replace("-", "_") for item in addressed]
     kinds = ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR")
     return {f"{name}_{kind}": "10.96.0.1" for name in names for kind in kinds}
 
 
 def workloads() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Name, pod template and container of everything that runs."""
-    for its in of_kind("Deployment", "StatefulSet", "DaemonSet"):
-        template = its["spec"]["template"]
+    for item in of_kind("Deployment", "StatefulSet", "DaemonSet"):
+        template = item["spec"]["template"]
         for container in template["spec"]["containers"]:
-            yield its["metadata"]["name"], template, container
+            yield item["metadata"]["name"], template, container
 
 
 def environment_of(pod: Mapping[str, Any], container: Mapping[str, Any], shared: Mapping[str, str]) -> dict[str, str]:
@@ -72,7 +72,7 @@ def test_an_unknown_field_is_not() -> None:
 
 def test_every_kind_that_a_deployment_needs_is_there() -> None:
     wanted = {"Deployment", "StatefulSet", "DaemonSet", "NetworkPolicy", "PodDisruptionBudget", "ServiceMonitor"}
-    assert wanted <= {its["kind"] for its in OBJECTS}
+    assert wanted <= {item["kind"] for item in OBJECTS}
 
 
 def test_kustomize_takes_the_directory() -> None:
@@ -83,12 +83,12 @@ def test_kustomize_takes_the_directory() -> None:
     )
     objects = list(yaml.safe_load_all(built.stdout))
     assert len(objects) == len(OBJECTS)
-    assert {its["metadata"]["namespace"] for its in objects} == {"prfaas"}
+    assert {item["metadata"]["namespace"] for item in objects} == {"prfaas"}
     assert "image: prfaas\n" not in built.stdout
 
 
 @pytest.mark.parametrize(
-    ("name", "template", "container"), tuple(workloads()), ids=lambda its: its if isinstance(its, str) else ""
+    ("name", "template", "container"), tuple(workloads()), ids=lambda item: item if isinstance(item, str) else ""
 )
 def test_what_runs_may_do_nothing_but_its_work(name: str, template: dict[str, Any], container: dict[str, Any]) -> None:
     pod, own = template["spec"]["securityContext"], container["securityContext"]
@@ -114,7 +114,7 @@ def test_every_component_takes_its_environment() -> None:
     agent = found["agent"]
     assert (agent.name, agent.listen, agent.engines[0].url) == ("node-1", "10.0.1.1:7400", "http://10.0.1.1:8000")
     assert found["manager"].advertise == "pod-0.prfaas-managers:7410"
-    used = {name for name in shared if any(name.startswith(f"PRFAAS_{its.upper()}_") for its in found)}
+    used = {name for name in shared if any(name.startswith(f"PRFAAS_{item.upper()}_") for item in found)}
     assert used == set(shared), "every shared setting is somebody's"
 
 
@@ -127,15 +127,15 @@ def _matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
 )
 def test_every_selector_meets_pods(kind: str) -> None:
     labels = [template["metadata"]["labels"] for _, template, _ in workloads()]
-    for its in of_kind(kind):
-        spec = its["spec"]
+    for item in of_kind(kind):
+        spec = item["spec"]
         found = spec.get("podSelector", spec.get("selector"))
-        assert any(_matches(found.get("matchLabels", found), pod) for pod in labels), its["metadata"]["name"]
+        assert any(_matches(found.get("matchLabels", found), pod) for pod in labels), item["metadata"]["name"]
 
 
 def test_the_monitor_finds_the_pages_of_managers_and_routers() -> None:
     found = {}
-    for monitor in (its["spec"] for its in of_kind("ServiceMonitor")):
+    for monitor in (item["spec"] for item in of_kind("ServiceMonitor")):
         (endpoint,) = monitor["endpoints"]
         assert endpoint["port"] == "http"
         for service in of_kind("Service"):
@@ -146,7 +146,7 @@ def test_the_monitor_finds_the_pages_of_managers_and_routers() -> None:
 
 
 def test_managers_are_reached_under_the_names_that_settings_use() -> None:
-    managers = next(its for its in of_kind("StatefulSet") if its["metadata"]["name"] == "prfaas-manager")
+    managers = next(item for item in of_kind("StatefulSet") if item["metadata"]["name"] == "prfaas-manager")
     names = [
         f"prfaas-manager-{number}.{managers['spec']['serviceName']}:7410"
         for number in range(managers["spec"]["replicas"])
@@ -156,7 +156,7 @@ def test_managers_are_reached_under_the_names_that_settings_use() -> None:
 
 
 def test_the_pool_fits_into_the_agent_s_memory() -> None:
-    template, container = next((pod, its) for name, pod, its in workloads() if name == "prfaas-agent")
+    template, container = next((pod, item) for name, pod, item in workloads() if name == "prfaas-agent")
     environment = environment_of(template["spec"], container, of_kind("ConfigMap")[0]["data"])
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
     assert settings_of("agent", environment).pool_bytes <= limit * 0.95

@@ -32,28 +32,28 @@ def built(overlay: str) -> list[dict[str, Any]]:
 
 
 def environments(overlay: str) -> dict[str, dict[str, str]]:
-    """Of each of our components, as its container has it."""
-    (shared,) = (its["data"] for its in built(overlay) if its["kind"] == "ConfigMap")
+    """Return the settings of each component, as the container has them."""
+    (shared,) = (item["data"] for item in built(overlay) if item["kind"] == "ConfigMap")
     found = {}
-    for its in built(overlay):
-        for container in its["spec"]["template"]["spec"]["containers"] if "template" in its.get("spec", {}) else ():
+    for item in built(overlay):
+        for container in item["spec"]["template"]["spec"]["containers"] if "template" in item.get("spec", {}) else ():
             if component := component_of(container.get("command", [])):
-                found[component] = environment_of(its["spec"]["template"]["spec"], container, shared)
+                found[component] = environment_of(item["spec"]["template"]["spec"], container, shared)
     return found
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_kustomize_builds_is_of_the_api_s_schemas(overlay: str, version: str) -> None:
-    for its in built(overlay):
-        if its["kind"] != "ServiceMonitor":
-            kubernetes_validate.validate(its, version, strict=True)
+    for item in built(overlay):
+        if item["kind"] != "ServiceMonitor":
+            kubernetes_validate.validate(item, version, strict=True)
 
 
 def test_every_component_shows_a_certificate_that_its_pod_has_and_none_speaks_plain_text() -> None:
     mounted = {}
-    for its in built("kubernetes-tls"):
-        for container in its["spec"]["template"]["spec"]["containers"] if "template" in its.get("spec", {}) else ():
+    for item in built("kubernetes-tls"):
+        for container in item["spec"]["template"]["spec"]["containers"] if "template" in item.get("spec", {}) else ():
             if component := component_of(container.get("command", [])):
                 mounted[component] = {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
     for component, environment in environments("kubernetes-tls").items():
@@ -108,31 +108,33 @@ def test_managers_reach_redis_over_mutual_tls_alone() -> None:
     assert {Path(path).parent for path in shown} == {TLS}
     assert TLS in {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
     assert set(shown) < set(container["readinessProbe"]["exec"]["command"])
-    plain = next(its for its in OBJECTS if its["kind"] == "StatefulSet" and its["metadata"]["name"] == "prfaas-redis")
+    plain = next(
+        item for item in OBJECTS if item["kind"] == "StatefulSet" and item["metadata"]["name"] == "prfaas-redis"
+    )
     (without,) = plain["spec"]["template"]["spec"]["containers"]
     assert container["args"][: len(without["args"])] == without["args"], "the same Redis otherwise"
 
 
 def _named(name: str, kind: str) -> dict[str, Any]:
-    (found,) = (its for its in built("kubernetes-tls") if (its["metadata"]["name"], its["kind"]) == (name, kind))
+    (found,) = (item for item in built("kubernetes-tls") if (item["metadata"]["name"], item["kind"]) == (name, kind))
     return found
 
 
 def test_managers_are_reached_from_outside_under_the_names_that_they_tell() -> None:
     objects = built("kubernetes-tls")
-    pods = {its["spec"]["selector"].get("statefulset.kubernetes.io/pod-name") for its in objects if _is_outside(its)}
+    pods = {item["spec"]["selector"].get("statefulset.kubernetes.io/pod-name") for item in objects if _is_outside(item)}
     assert pods == {"prfaas-manager-0", "prfaas-manager-1"}
     told = settings_of("manager", environments("kubernetes-tls")["manager"]).advertise
     asked = settings_of("agent", environments("kubernetes-tls")["agent"]).managers
     assert asked == tuple(told.replace("pod-0", pod) for pod in sorted(pods))
 
 
-def _is_outside(its: dict[str, Any]) -> bool:
-    return bool(its["kind"] == "Service" and its["spec"].get("type") == "LoadBalancer")
+def _is_outside(rule: dict[str, Any]) -> bool:
+    return bool(rule["kind"] == "Service" and rule["spec"].get("type") == "LoadBalancer")
 
 
 def test_the_second_datacenter_has_agents_alone_that_go_to_the_first_one_s_managers() -> None:
-    kinds = {its["kind"] for its in built("kubernetes-second")}
+    kinds = {item["kind"] for item in built("kubernetes-second")}
     assert kinds == {"ConfigMap", "DaemonSet", "NetworkPolicy"}
     (component,) = environments("kubernetes-second")
     agent = settings_of(component, environments("kubernetes-second")[component])

@@ -13,7 +13,7 @@ import pytest
 from tools.reference_tables import ROOT
 
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
-MAX_EXPOSURE = 2.5  # of 10, as systemd-analyze security counts
+MAX_EXPOSURE = 2.5  # Scale of systemd-analyze security, 0 to 10.
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("systemd-analyze"), reason="needs systemd-analyze (apt install systemd)"
@@ -51,8 +51,8 @@ def test_a_misspelt_unit_is_not(unit: Path) -> None:
 
 
 def test_a_unit_leaves_little_of_the_machine_open(unit: Path) -> None:
-    said = analyze("security", "--offline=true", str(unit)).stdout
-    level = re.search(r"exposure level for \S+: ([\d.]+)", said)
+    output = analyze("security", "--offline=true", str(unit)).stdout
+    level = re.search(r"exposure level for \S+: ([\d.]+)", output)
     if level is None:
         pytest.skip("this systemd-analyze examines no units offline (systemd 250 does)")
     assert float(level[1]) <= MAX_EXPOSURE

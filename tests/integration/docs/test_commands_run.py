@@ -52,7 +52,7 @@ podman() { test -s "$3"; }
 """
 # Pages whose blocks are run, all of them in their order, each page in a folder of its own.
 RUN = ("README", "colocate", "deploy", "kubernetes", "router", "security", "transport")
-RUN_LONG = ("solver", "twin")  # tens of seconds, and minutes
+RUN_LONG = ("solver", "twin")  # These take minutes.
 # Commands that are not run, in the pages that are.
 NOT_RUN = {
     "prfaas-profile": "needs an engine; tests/integration/solve runs it before one",
@@ -67,7 +67,7 @@ PARSED = {
     "tracing": "pip alone",
     "vllm": "an engine's commands, with a model of many GB; tests/integration/connector has vLLM parse them",
 }
-RUN_SECONDS = 3000.0  # the twin's block, on a busy machine
+RUN_SECONDS = 3000.0  # The twin's block on a busy machine.
 CSV = "input_length,output_length\n" + "".join(f"{length},800\n" for length in range(1000, 90_000, 1000))
 TRACE = "".join(
     f'{{"timestamp": {n * 400}, "input_length": 4000, "output_length": 200, "hash_ids": [{n}, {n + 1}]}}\n'
