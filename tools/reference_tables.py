@@ -111,7 +111,8 @@ def _shared_rows() -> dict[str, list[str]]:
 
 
 def _rows(cls: type[Any], *, prefix: tuple[str, ...]) -> list[str]:
-    rows = []
+    rows: list[str] = []
+    described: set[type[Any]] = set()
     for name, setting in settings(cls):
         path = (*prefix, name)
         nested = isinstance(setting.kind, RecordKind)
@@ -120,8 +121,9 @@ def _rows(cls: type[Any], *, prefix: tuple[str, ...]) -> list[str]:
         shown = "required" if setting.required else f"`{_one_line(cls, name, setting)}`"
         form = ("records" if many else "record") if nested else _form(setting)
         rows.append(f"| {key} | {shown} | {form} | {setting.doc} |".replace("``", ""))
-        if isinstance(setting.kind, RecordKind):
+        if isinstance(setting.kind, RecordKind) and setting.kind.cls not in described:
             rows += _rows(setting.kind.cls, prefix=path)
+            described.add(setting.kind.cls)
     return rows
 
 

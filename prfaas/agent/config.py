@@ -130,7 +130,7 @@ class AgentConfig:
     ingress: tuple[PeerRateConfig, ...] = setting(
         records(PeerRateConfig),
         default=(),
-        doc="Limits for receiving from several peers; the agent tells each peer its share.",
+        doc="Limits for receiving, with the keys of `egress`; the agent tells each peer its share.",
     )
     link_probe_bytes: int = setting(
         "bytes",
