@@ -27,10 +27,11 @@ demo-wan: .venv/installed ## two clusters over an emulated long link with the da
 test: .venv/installed ## all tests except the long ones; ARGS="-k wire" selects
 	@$(BIN)/python -m pytest -n 2 --durations=10 $(ARGS)
 
-lint: .venv/installed ## ruff (rules, format) and the import contracts
+lint: .venv/installed ## ruff, import contracts, and the style of names and sentences
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/check_style.py
 
 type: .venv/installed ## mypy, strict
 	@$(BIN)/mypy $(SOURCES)

@@ -15,7 +15,7 @@ from prfaas.units import choice
 
 DTYPE_NAMES = ("float64", "float32", "bfloat16")
 PARTITIONS = ("none", "affinity")
-MAX_TOKENS = 500_000  # two prompts of this length fit into a ring
+MAX_TOKENS = 500_000  # Two prompts of this length fit into a ring.
 
 
 @dataclass(frozen=True)
@@ -115,5 +115,5 @@ class ColocateConfig:
             raise ValueError(f"max_tokens: {self.max_tokens} are more than num_blocks and block_tokens hold, {held}")
 
     def certificates(self) -> Certificates | None:
-        """What clients are shown and asked for; None: plain text. Raises ConfigError when they cannot be used."""
+        """Return the certificates for clients, or None for plain text. Raise ConfigError for unusable ones."""
         return Certificates.of(self, alpn_protocols=("http/1.1",))

@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where a request's keys, values and states lie: KV block ids in order, and its state slot."""
+    """Places of a request's KV: block ids in order, and the state slot."""
 
     slot: int
     blocks: tuple[int, ...]
@@ -81,7 +81,7 @@ class Front:
         self._wake, self._keeper = wake, keeper
         self._answers: dict[int, Answer] = {}
         self._ended: dict[int, tuple[int, ...]] = {}  # tokens of complete requests that decode has not handed over
-        self._kept: set[int] = set()  # requests whose blocks this decode process has lent to the keeper
+        self._kept: set[int] = set()  # Requests whose blocks the keeper has from this decode process.
         self._next_request = 1
         self._readers: dict[Side, RingReader] = {}
         self._writers: dict[Side, RingWriter] = {}
@@ -127,7 +127,7 @@ class Front:
         request, self._next_request = self._next_request, self._next_request + 1
         answer = Answer(prompt, max_tokens, NO_STOP_TOKEN if stop_token is None else stop_token, on_token, num_cached)
         self._send(request, answer)
-        self._answers[request] = answer  # what could not be sent is not sent again after a death
+        self._answers[request] = answer  # Messages that could not be sent are not repeated after a death.
         return request
 
     def lives(self, request: int) -> bool:
@@ -168,7 +168,7 @@ class Front:
                     self._token(*words[i : i + 3])
             else:
                 self._keep(kind, words)
-        flushed = [writer.flush() for writer in self._writers.values()]  # each of them, also after one that is full
+        flushed = [writer.flush() for writer in self._writers.values()]  # Flush all writers, also after a full one.
         return all(flushed)
 
     @property
@@ -183,7 +183,7 @@ class Front:
     def _token(self, request: int, place: int, token: int) -> None:
         answer = self._answers.get(request)
         if answer is None or place < len(answer.tokens):
-            return  # cancelled, ended, or computed again after a restart
+            return  # The request was cancelled, has ended, or is recomputed after a restart.
         if place > len(answer.tokens):
             raise LocalProtocolError(f"request {request}: token {place} came after {len(answer.tokens)} tokens")
         answer.tokens.append(token)

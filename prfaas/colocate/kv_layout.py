@@ -1,7 +1,7 @@
-"""The cache as the agent's pool knows it: one KV group of full attention, then groups of linear layers.
+"""Layout of the executor's cache for the agent's pool: one group of full attention, then groups of linear layers.
 
-All slots of the pool are as wide as the widest group, so linear layers are spread over groups about as wide as an
-attention block (one layer at least), all with the same state slot.
+All slots of the pool are as wide as the widest group. Linear layers are therefore spread over groups about as wide as an
+attention block, with at least one layer each. They share one state slot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import Shard
 
-Named = tuple[str, torch.Tensor, str]  # a layer's name, its cache [block, ...] and the names of its axes
+Named = tuple[str, torch.Tensor, str]  # Layer name, cache [block, ...], names of the axes.
 
 
 def describe(cache: Cache, *, model: str, weights: str) -> tuple[Layout, dict[str, LayerBlocks]]:
@@ -32,12 +32,12 @@ def describe(cache: Cache, *, model: str, weights: str) -> tuple[Layout, dict[st
     for index, (kind, block_tokens, named) in enumerate(_groups(cache)):
         found = dict(_layers(index, named))
         layers |= found
-        groups.append(KVGroup(kind, block_tokens, tuple(its.slice for its in found.values())))
+        groups.append(KVGroup(kind, block_tokens, tuple(item.slice for item in found.values())))
     return Layout(model, f"prfaas-colocate {weights}", Shard(), tuple(groups)), layers
 
 
 def block_map(layout: Layout) -> BlockMap:
-    """How `tables` places a request's blocks."""
+    """Return the block map that `tables` follows."""
     return BlockMap(tuple(group.without_layers for group in layout.groups))
 
 

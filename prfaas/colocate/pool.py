@@ -30,19 +30,19 @@ from prfaas.hashing import HashChain, root_hash
 
 log = logs.get("colocate.pool")
 
-POLL_SECONDS = 0.001  # while something is awaited from agent or copies
-MAX_POLL_SECONDS = 0.01  # of a request that waits for a transfer, which may take seconds
-IDLE_SECONDS = 0.5  # while nothing is awaited: how late a new agent is noticed
+POLL_SECONDS = 0.001  # Used while an answer from the agent or a copy is pending.
+MAX_POLL_SECONDS = 0.01  # Used while a transfer is pending, which may take seconds.
+IDLE_SECONDS = 0.5  # Used otherwise; bounds the time until a new agent is noticed.
 
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """How the executor attaches; see config.py for the meaning of each."""
+    """Settings of the pool client; config.py explains them."""
 
     socket: Path
     instance: str
     model: str
-    weights: str  # tells apart what `model` may stand for
+    weights: str  # Distinguishes different weights of one model name.
     tenant: str = ""
     reuse_min_tokens: int = 256
     open_wait_seconds: float = 0.5
@@ -92,7 +92,7 @@ class Pool:
         path, instance = str(settings.socket), settings.instance
         worker = AgentClient(path, instance=instance, role="worker", layout=self._layout)
         scheduler = AgentClient(path, instance=instance, role="scheduler")
-        its = ConnectorSettings(
+        item = ConnectorSettings(
             agent_socket=settings.socket,
             open_wait_seconds=settings.open_wait_seconds,
             reuse_min_tokens=settings.reuse_min_tokens,
@@ -101,7 +101,7 @@ class Pool:
         self._scheduler = SchedulerSide(
             scheduler,
             kv_layout.block_map(self._layout),
-            its,
+            item,
             directions=("send", "receive"),
             free_block_ratio=lambda: 0.0,
             sleeps_when_idle=False,
@@ -112,7 +112,7 @@ class Pool:
         self._keys = count(1)
         self._visits: dict[int, Visit] = {}
         self._numbers: dict[str, int] = {}
-        self._complete: dict[int, tuple[int, ...]] = {}  # complete requests whose turn has not come, and their tokens
+        self._complete: dict[int, tuple[int, ...]] = {}  # Tokens of complete requests that wait for their step.
         self._moved = asyncio.Event()
         self._answers: Answers
         self._turning: asyncio.Task[None]
@@ -229,7 +229,7 @@ class Pool:
             self._moved.clear()
 
     async def _turn(self) -> None:
-        """What is a step of an engine to the connector: plan copies, make them, take what has ended."""
+        """Run one connector step: plan copies, make them, collect results."""
         complete, self._complete = self._complete, {}
         step = self._scheduler.plan_step(self._scheduled(complete))
         unkept = [number for number, tokens in complete.items() if not self._finish(self._visits[number], tokens)]
@@ -268,7 +268,7 @@ class Pool:
     def _loaded(self, number: int, *, failed: bool) -> None:
         visit = self._visits[number]
         if visit.blocks is None:
-            return  # a decode that has died had asked
+            return  # A decode process that died had asked.
         visit.blocks = None
         self._answers.loaded(number, 0 if failed else visit.num_cached)
         if visit.ended:

@@ -35,9 +35,9 @@ from prfaas.units import split_address
 log = logs.get("colocate.server")
 
 Outcome = Literal["complete", "cancelled", "failed"]
-DEFAULT_MAX_TOKENS = 16  # as the OpenAI API has it
-NOT_TAKEN = ("stop", "logprobs", "echo", "suffix")  # of the OpenAI API, what would change the answer
-NUM_BYTE_TOKENS = 256  # the tokenizer: a token below this is a byte of UTF-8
+DEFAULT_MAX_TOKENS = 16  # Default of the OpenAI API.
+NOT_TAKEN = ("stop", "logprobs", "echo", "suffix")  # Options of the OpenAI API that would change the answer.
+NUM_BYTE_TOKENS = 256  # Byte tokenizer: a token below this is a byte of UTF-8.
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Completion:
     max_tokens: int
     stop_token: int | None
     stream: bool
-    wants_usage: bool  # at the end of a stream
-    parameters: dict[str, Any]  # the router's
+    wants_usage: bool  # Usage at the end of a stream.
+    parameters: dict[str, Any]  # Transfer parameters from the router.
     salt: str = ""
-    model: str = ""  # any
+    model: str = ""  # Any name is accepted.
 
 
 def executor_settings(config: ColocateConfig) -> ExecutorSettings:
-    """What these settings ask for.
+    """Return the executor settings.
 
     Raises:
         ConfigError: this machine or the named profile does not have it; it names the key.
@@ -163,7 +163,7 @@ class Application:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/health", self._healthz)  # as vLLM calls it, for routers
+        app.router.add_get("/health", self._healthz)  # vLLM's name, which routers use.
         app.router.add_get("/status", self._status)
         app.router.add_get("/metrics", self._metrics)
         return app
@@ -267,7 +267,7 @@ class Application:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def _load_lines(self) -> str:
-        """How busy this instance is, under the names by which agents and gateways read it of vLLM."""
+        """Return the load under the metric names of vLLM, which agents and gateways read."""
         status = self._executor.status()
         live, running = int(str(status["live_requests"])), int(str(status["running"]))
         usage = 1 - int(str(status["free_blocks"])) / (self._config.num_blocks - 1)
@@ -314,7 +314,7 @@ async def _serve(
     host, port = split_address(INNER if door else config.listen)
     runner = web.AppRunner(
         Application(config, executor).routes(), handler_cancellation=True
-    )  # of clients that have gone
+    )  # Connections of clients that left.
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

@@ -21,7 +21,7 @@ from prfaas.scheduler.colocation import PartitionState, SharingPolicy, StepLoad,
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What the adaptive resource manager needs; without it both sides always use everything."""
+    """Inputs of the adaptive resource manager. Without them both sides always use all cores."""
 
     profile: ShareTable
     policy: SharingPolicy
@@ -112,13 +112,13 @@ class DecodeLoop:
             self._to_prefill.push(Kind.BLOCKS, (sequence.id, sequence.slot, sequence.num_cached, *sequence.blocks))
 
     def _show(self) -> None:
-        """How many requests stand where, for people and tests."""
+        """Write the number of requests in each state to the board."""
         phases = self._book.phases()
         for phase, word in PHASE_WORDS.items():
             self._board[word] = phases[phase]
         self._board[Word.FREE_BLOCKS] = (
             self._book.num_free_blocks
-        )  # the last: all of them free means that no phase is old
+        )  # Written last: when all rows are free, no phase is stale.
 
     def _take_from_prefill(self) -> None:
         for kind, words in self._from_prefill.drain():
@@ -128,7 +128,7 @@ class DecodeLoop:
                 self._book.dropped(words[0])
 
     def _meet_new_prefill(self) -> None:
-        """What the dead prefill finished counts; the rest goes to the new one, into the same blocks."""
+        """Keep what the dead prefill process finished. Give the rest to the new process, in the same blocks."""
         self._take_from_prefill()
         self._from_prefill.close()
         self._to_prefill.close()

@@ -1,4 +1,4 @@
-"""Which KV blocks and state slots are free. Decode alone keeps it, so no lock is needed (RAPID-Serve, section 4.5.1)."""
+"""Requests of the decode process, and free KV blocks and state slots (RAPID-Serve, section 4.5.1). No lock is needed."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class DecodeBook:
         self._shape, self._hands_over = shape, hands_over
         self._free = FreeList(shape)
         self._sequences: dict[int, Sequence] = {}
-        self._waiting: list[tuple[int, Sequence]] = []  # a heap by request id, which is the order of arrival
+        self._waiting: list[tuple[int, Sequence]] = []  # Heap by request id, which is the order of arrival.
         self._finished_prefills: deque[Sequence] = deque()
         self._rows: dict[int, Sequence] = {}
-        self._free_rows = list(range(max_rows))  # a heap: low rows first, so that a small batch fits a small graph
+        self._free_rows = list(range(max_rows))  # Heap: low rows first, so that small batches stay narrow.
         self._retiring: list[tuple[int, Sequence]] = []
         self._leaving: dict[int, Sequence] = {}
         self._handovers: list[Sequence] = []
@@ -115,7 +115,7 @@ class DecodeBook:
         while self._waiting and self._free.num_slots:
             sequence = self._waiting[0][1]
             needed = self._shape.blocks_for(len(sequence.request.tokens))
-            reserve = sum(other.phase != "waiting_kv" for other in self._sequences.values())
+            reserve = sum(sequence.phase != "waiting_kv" for sequence in self._sequences.values())
             if needed + reserve > self._free.num_blocks:
                 break
             heapq.heappop(self._waiting)
@@ -243,14 +243,14 @@ class DecodeBook:
             return True
         sequence.cancelled = True
         if sequence.phase == "waiting_prefill":
-            return True  # prefill may be writing to its blocks: its answer frees them
+            return True  # Prefill may be writing to the blocks; its answer frees them.
         if sequence.phase == "waiting_load":
-            return False  # the front is: prefill is told once it has answered
+            return False  # The front still reads the blocks; prefill is told after its answer.
         self.retire(sequence, step_under_way=step_under_way)
         return False
 
     def prefill_lost(self) -> list[Sequence]:
-        """What a new prefill process must be told, oldest first: all that wait for it. Cancelled ones end here."""
+        """Return the requests for a new prefill process, oldest first. Cancelled requests end here."""
         for sequence in [s for s in self._sequences.values() if s.cancelled]:
             if sequence.phase == "waiting_load":
                 sequence.known_to_prefill = False
@@ -259,7 +259,7 @@ class DecodeBook:
         phases = ("waiting_kv", "waiting_load", "waiting_prefill")
         waiting = [s for s in self._sequences.values() if s.phase in phases and not s.cancelled]
         for sequence in waiting:
-            sequence.num_cached = 0  # the dead prefill may have begun to write over the state
+            sequence.num_cached = 0  # The dead prefill process may have overwritten the state.
         return sorted(waiting, key=lambda sequence: sequence.id)
 
     def is_idle(self) -> bool:

@@ -45,7 +45,7 @@ class CpuSets:
             try:
                 os.sched_setaffinity(int(thread.name), cores)
             except ProcessLookupError:
-                continue  # a thread that ended while we looked
+                continue  # The thread ended meanwhile.
 
 
 @dataclass(frozen=True)

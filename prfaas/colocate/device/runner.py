@@ -1,4 +1,4 @@
-"""What the two loops ask of a device: launch a step without waiting for it, and fetch its tokens later."""
+"""Interface between the loops and the device: start a step, and fetch the tokens later."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from prfaas.colocate.model.model import DecodeRows, HybridModel
 from prfaas.colocate.prefill.queue import Prompt
 
-GIVEN, POSITION, SLOT, TABLE = 0, 1, 2, 3  # columns of a decode step's inputs; the table is the rest
-KEEP_TOKEN = -1  # the row's token is what the step before computed, which the host may not have seen yet
+GIVEN, POSITION, SLOT, TABLE = 0, 1, 2, 3  # Columns of a decode step's inputs; the block table follows.
+KEEP_TOKEN = -1  # Use the token of the previous step, which the host may not know yet.
 
 
 @dataclass(frozen=True)

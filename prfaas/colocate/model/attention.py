@@ -107,12 +107,12 @@ def _states(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the states [head, chunk, key, value] before each chunk, and the one after the last."""
     to_end = (decay[..., -1:] - decay).exp()[..., None]
-    added = (k * to_end.to(k.dtype)).transpose(-1, -2) @ v  # what each chunk adds, seen from its end
+    added = (k * to_end.to(k.dtype)).transpose(-1, -2) @ v  # Contribution of each chunk, seen from its end.
     ends = torch.nn.functional.pad(
         decay[..., -1].cumsum(-1), (1, 0)
     )  # [head, chunk + 1]: log decay up to each boundary
     weights = (ends[:, :, None] - ends[:, None, :]).tril_().exp_().tril_()  # [head, boundary, boundary]
-    sources = torch.cat((state[:, None], added.to(state.dtype)), 1)  # what enters at each boundary
+    sources = torch.cat((state[:, None], added.to(state.dtype)), 1)  # State that enters at each boundary.
     at = (weights @ sources.flatten(2)).view(sources.shape)
     return at[:, :-1], at[:, -1]
 

@@ -50,14 +50,14 @@ def state_elements(model: ModelShape, cache: CacheShape) -> int:
 
 
 def num_bytes(model: ModelShape, cache: CacheShape, dtype: str) -> int:
-    """Of keys, values and states together."""
+    """Return the bytes of keys, values and states."""
     kv: int = DTYPES[dtype].itemsize
     states: int = DTYPES[state_dtype(dtype)].itemsize
     return kv * kv_elements(model, cache) + states * state_elements(model, cache)
 
 
 def state_dtype(dtype: str) -> str:
-    """Of the recurrent states beside keys and values of `dtype`: they are sums over thousands of tokens."""
+    """Return the dtype of linear states beside KV of `dtype`. States are sums over thousands of tokens."""
     return "float32" if dtype == "bfloat16" else dtype
 
 

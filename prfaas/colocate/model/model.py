@@ -19,7 +19,7 @@ from prfaas.colocate.model.weights import LayerWeights, Weights, mixer_widths
 
 NORM_EPSILON = 1e-6
 DECAY_SOFTENING = (
-    16.0  # log decay = logsigmoid(x) / 16, so that a state remembers some hundred tokens (GLA, section 4.4)
+    16.0  # Log decay = logsigmoid(x) / 16, so that a state remembers some hundred tokens (GLA, section 4.4).
 )
 
 

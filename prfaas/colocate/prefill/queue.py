@@ -14,7 +14,7 @@ from prfaas.colocate.processes.messages import Request
 
 @dataclass(frozen=True)
 class Prompt:
-    """What prefill needs for one request; it writes nowhere but to these blocks and this state slot.
+    """Inputs of prefill for one request. Prefill writes only to these blocks and this state slot.
 
     Blocks and slot hold the first `num_cached` tokens already.
     """
@@ -49,7 +49,7 @@ class PrefillQueue:
         """Forget a request; False when it is not here any more, so that its PREFILLED is the answer."""
         if request in self._pending_kv:
             del self._pending_kv[request]
-        elif request > self._newest:  # ids ascend: its tokens are still under way
+        elif request > self._newest:  # Ids ascend, so the request's tokens are still on the way.
             self._dropped.add(request)
         else:
             return False

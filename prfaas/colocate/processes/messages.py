@@ -1,11 +1,11 @@
-"""What front, prefill and decode tell each other, as records of 32-bit words.
+"""Messages between front, prefill and decode, as records of 32-bit words.
 
-The front sends each request to both sides at once. Decode owns the KV blocks: it allocates the prompt's and sends their
-ids to prefill, which answers when the prompt lies in them. Tokens go to the front from whoever computed them, each
-with its place in the answer, so that a token that comes twice after a restart is told from a new one.
+The front sends each request to both sides at once. Decode owns the KV blocks: it allocates blocks for the prompt and
+sends the ids to prefill, which answers when the prompt is computed. Both sides send tokens to the front, each with the
+position in the answer. After a restart, the front recognises repeated tokens by position.
 
-The front copies between KV blocks and the agent's pool, so that no side waits for a copy: what is cached comes in before
-prefill hears of the blocks (LOAD, LOADED), and what a request leaves behind goes out before they are free (LEAVE, FREE).
+The front copies between KV blocks and the agent's pool, so that no side waits for a copy. Cached blocks are loaded before
+prefill gets the block ids (LOAD, LOADED). Blocks of finished requests are stored before they are freed (LEAVE, FREE).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ NO_STOP_TOKEN = 0xFFFFFFFF
 
 
 class Kind(IntEnum):
-    REQUEST = 1  # front to both, decode to prefill after a preemption or restart: Request
-    CANCEL = 2  # front to decode: request
-    PEER_RESTARTED = 3  # front to the surviving side: the other one is new, its rings wait at the control socket
-    BLOCKS = 4  # decode to prefill: request, state slot, tokens that the blocks hold already, block ids
-    DROP = 5  # decode to prefill: request; answered by DROPPED or, when it came too late, by PREFILLED
-    PREFILLED = 6  # prefill to decode: request, first token
-    DROPPED = 7  # prefill to decode: request
-    TOKENS = 8  # both to front: (request, place in the answer, token) times any number
-    LOAD = 9  # decode to front: request, state slot, block ids
-    LOADED = 10  # front to decode: request, tokens that the blocks hold now, 0 when there are none
-    LEAVE = 11  # decode to front: request, tokens that the blocks hold, state slot, block ids; the request has ended
-    FREE = 12  # front to decode: request; nobody reads what it left any more
+    REQUEST = 1  # Front to both; decode to prefill after a preemption or restart: Request.
+    CANCEL = 2  # Front to decode: request.
+    PEER_RESTARTED = 3  # Front to the surviving side; the new rings wait at the control socket.
+    BLOCKS = 4  # Decode to prefill: request, state slot, cached tokens, block ids.
+    DROP = 5  # Decode to prefill: request. Prefill answers DROPPED, or PREFILLED if too late.
+    PREFILLED = 6  # Prefill to decode: request, first token.
+    DROPPED = 7  # Prefill to decode: request.
+    TOKENS = 8  # Both to front: any number of (request, position in the answer, token).
+    LOAD = 9  # Decode to front: request, state slot, block ids.
+    LOADED = 10  # Front to decode: request, tokens now in the blocks (0 for none).
+    LEAVE = 11  # Decode to front: ended request, tokens in the blocks, state slot, block ids.
+    FREE = 12  # Front to decode: request whose blocks nobody reads any more.
 
 
 @dataclass(frozen=True)

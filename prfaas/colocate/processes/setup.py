@@ -1,4 +1,4 @@
-"""What a side is told when it starts, and when its peer is new: packets on its control socket, descriptors beside them."""
+"""Control packets to a starting side, and to a survivor whose peer was restarted. Descriptors travel beside them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prfaas.model.cost.colocation import ShareTable
 
 MAX_PACKET_BYTES = 1 << 16
 MAX_FDS = 16
-CONTROL_DEADLINE_SECONDS = 30.0  # the other end sends before it says that it has; only a stopped process is this late
+CONTROL_DEADLINE_SECONDS = 30.0  # The packet is queued before the wake-up, so only a stopped sender is this late.
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SideSetup:
     itl_slo_seconds: float = 0.0
     dwell_steps: int = 16
     num_threads: int = 0
-    hands_over: bool = False  # decode lends what complete requests leave behind to the front
+    hands_over: bool = False  # Decode passes the KV of finished requests to the front.
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def receive_setup(control: socket.socket) -> tuple[SideSetup, SideFds]:
 def send_peer_rings(control: socket.socket, rings: PeerRings) -> None:
     """Give a survivor its rings to the new peer, and close ours. A survivor that has just died is no error here."""
     try:
-        socket.send_fds(control, [b"\x80"], [rings.reads, rings.writes])  # an empty map
+        socket.send_fds(control, [b"\x80"], [rings.reads, rings.writes])  # An empty map.
     except OSError:
         pass
     finally:

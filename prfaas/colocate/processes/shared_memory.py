@@ -12,7 +12,7 @@ SIDES: tuple[Side, Side] = ("prefill", "decode")
 
 
 BOARD_BYTES = 4096
-FULL_SHARE = 10_000  # shares are in ten-thousandths
+FULL_SHARE = 10_000  # Shares are in ten-thousandths.
 
 
 class Word(IntEnum):
@@ -21,14 +21,14 @@ class Word(IntEnum):
     DECODE_BATCH = 0
     DECODE_STEPS = 1
     DECODE_SHARE = 2
-    PREFILL_SHARE = 3  # what a prefill that starts now may use
+    PREFILL_SHARE = 3  # Share of a prefill that starts now.
     SHARE_CHANGES = 4
     FREE_BLOCKS = 5
     SURPLUS_TOKENS = 6
     PREEMPTIONS = 7
     PREFILL_BUSY = 8
     PREFILL_STEPS = 9
-    PENDING_KV = 10  # from here on: requests in this state
+    PENDING_KV = 10  # From here on: number of requests in each state.
     WAITING_LOAD = 11
     WAITING_PREFILL = 12
     PREFILL_FINISHED = 13

@@ -25,7 +25,7 @@ def run(control: socket.socket) -> int:
     loop = build_loop(setup, fds, control)
     poller = select.poll()
     poller.register(fds.wake_self, select.POLLIN)
-    poller.register(control.fileno(), 0)  # hang-up alone
+    poller.register(control.fileno(), 0)  # Poll for hang-up only.
     busy = True
     while not any(event[1] & select.POLLHUP for event in poller.poll(0 if busy else IDLE_MILLISECONDS)):
         clear_wakeups(fds.wake_self)

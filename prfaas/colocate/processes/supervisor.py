@@ -30,7 +30,7 @@ from prfaas.errors import PrfaasError
 from prfaas.model.cost.colocation import ShareTable
 
 log = logs.get("colocate")
-MAX_DEATHS = 8  # more within DEATH_WINDOW_SECONDS come from a fault that a restart does not mend
+MAX_DEATHS = 8  # More within DEATH_WINDOW_SECONDS mean a fault that restarts do not repair.
 DEATH_WINDOW_SECONDS = 60.0
 STOP_SECONDS = 5.0
 NAMES = (*SIDES, "front")

@@ -75,42 +75,43 @@ def _plain(measured: Measured, *, name: str) -> dict[str, Any]:
         "prefill": {
             "fit": "quadratic",
             "points": [
-                {"tokens": its.num_tokens, "cached": its.num_cached_tokens, "seconds": _seconds(its.seconds)}
-                for its in measured.prefill
+                {"tokens": item.num_tokens, "cached": item.num_cached_tokens, "seconds": _seconds(item.seconds)}
+                for item in measured.prefill
             ],
         },
         "decode": {
             "points": [
-                {"batch": its.batch, "context": its.context_tokens, "step": _seconds(its.seconds)}
-                for its in measured.decode
+                {"batch": item.batch, "context": item.context_tokens, "step": _seconds(item.seconds)}
+                for item in measured.decode
             ]
         },
         "colocation": _colocation(measured.colocation),
     }
 
 
-def _colocation(its: Colocation) -> dict[str, Any]:
-    table = its.decode
+def _colocation(measured: Colocation) -> dict[str, Any]:
+    table = measured.decode
     decode = [
         {"batch": batch, "share": share, "step": _seconds(step)}
         for batch, row, together in zip(table.batches, table.seconds, table.overallocated_seconds, strict=True)
         for share, step in (*zip(table.shares, row, strict=True), (1.0, together))
     ]
     return {
-        "partition": its.partition,
-        "context": its.context_tokens,
+        "partition": measured.partition,
+        "context": measured.context_tokens,
         "decode": decode,
         "prefill": [
-            {"tokens": one.num_tokens, "share": one.share, "seconds": _seconds(one.seconds)} for one in its.prefill
+            {"tokens": item.num_tokens, "share": item.share, "seconds": _seconds(item.seconds)}
+            for item in measured.prefill
         ],
         "interference": [
             {
-                "batch": one.decode_batch,
-                "tokens": one.num_new_tokens,
-                "cached": one.num_cached_tokens,
-                "ratio": round(one.ratio, 4),
+                "batch": item.decode_batch,
+                "tokens": item.num_new_tokens,
+                "cached": item.num_cached_tokens,
+                "ratio": round(item.ratio, 4),
             }
-            for one in its.interference
+            for item in measured.interference
         ],
     }
 
@@ -127,7 +128,7 @@ PROMPT_REPEATS = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. An append-prefill adds `append_tokens` behind `num_prefill_tokens` cached ones.
+    """Plan of a measurement. An append-prefill adds `append_tokens` to `num_prefill_tokens` cached ones.
 
     128 behind 2,048 is what the authors of PPD measured.
     """

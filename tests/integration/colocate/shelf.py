@@ -38,7 +38,7 @@ class Shelf:
         return max(usable, key=len, default=())
 
     def expect(self, request: int, prefix: tuple[int, ...]) -> None:
-        """What `load` shall bring for a request."""
+        """Set what `load` returns for a request."""
         self._wanted[request] = prefix
 
     def load(self, request: int, blocks: Blocks) -> None:
@@ -54,16 +54,16 @@ class Shelf:
         """Make the oldest copy; False when there is none."""
         if not self._todo:
             return False
-        its = self._todo.popleft()
-        ids, slot = list(its.blocks.blocks), its.blocks.slot
-        if its.left is not None:
-            self._kept[its.left] = self._cache.kv[:, :, ids].clone(), self._cache.states[:, slot].clone()
-            self.front.free(its.request)
+        item = self._todo.popleft()
+        ids, slot = list(item.blocks.blocks), item.blocks.slot
+        if item.left is not None:
+            self._kept[item.left] = self._cache.kv[:, :, ids].clone(), self._cache.states[:, slot].clone()
+            self.front.free(item.request)
             return True
-        prefix = self._wanted[its.request]
+        prefix = self._wanted[item.request]
         kv, state = self._kept[prefix]
         number = min(kv.shape[2], len(ids))
         self._cache.kv[:, :, ids[:number]], self._cache.states[:, slot] = kv[:, :, :number], state
         self.num_loaded += 1
-        self.front.loaded(its.request, len(prefix))
+        self.front.loaded(item.request, len(prefix))
         return True

@@ -23,7 +23,7 @@ MODEL = "prfaas-hybrid"
 THRESHOLD_TOKENS = 300
 MAX_TOKENS = 1024
 FLAGS = ("--shape", "tiny", "--dtype", "float64", "--seed", "3", "--num-threads", "1", "--reuse-min-tokens", "32")
-PATIENT = ("--open-wait-seconds", "60s")  # that a busy machine's agent is slow is not what is tested
+PATIENT = ("--open-wait-seconds", "60s")  # A slow agent is not under test.
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Site:
     def index_is_true(self) -> bool:
         """Return whether the manager knows of exactly the blocks that each node holds."""
         known = get_json(f"{self.manager_url}/digests")
-        held = {name: get_json(f"{its.status_url}/status")["reporting"] for name, its in self.agents.items()}
-        return bool(known == {name: its["digest"] for name, its in held.items()})
+        held = {name: get_json(f"{item.status_url}/status")["reporting"] for name, item in self.agents.items()}
+        return bool(known == {name: item["digest"] for name, item in held.items()})
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def sequential(prompt: list[int], num_tokens: int) -> list[int]:
-    """What the sequential engine with these weights answers."""
+    """Return the answer of the sequential engine with these weights."""
     cache = CacheShape(MAX_TOKENS // 16 + 2, 16, 2)
     shared = devices.allocate("tiny", cache, dtype="float64", seed=3)
     tensors = (shared[0].tensor, shared[1].tensor, shared[2].tensor)
@@ -92,7 +92,7 @@ def running_site(directory: Path) -> Iterator[Site]:
         for name, engine in engines.items():
             stack.await_server(engine, urls[name])
         settings = {"managers": [grpc], "cluster": "west", "probe_interval": "200ms"}
-        settings["manager_timeout"] = "60s"  # on a busy machine too the manager decides, not the router
+        settings["manager_timeout"] = "60s"  # On a busy machine the manager still decides, not the router.
         router, router_url = stack.start_router(settings)
         stack.await_server(router, router_url)
         wanted = {f"{name}/0": True for name in urls}

@@ -88,7 +88,7 @@ async def running(executor: Supervisor, hold: Hold, requests: Sequence[Request])
         hold.stop("decode")
         if executor.board[Word.RUNNING]:
             return answers
-        hold.resume("decode")  # they were over already
+        hold.resume("decode")  # The cases were over already.
         await answers
 
 

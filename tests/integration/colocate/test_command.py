@@ -1,4 +1,4 @@
-"""What the command says of a wrong command line."""
+"""Errors of the command line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from prfaas.cli.colocate import main
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["serve", "--shape", "huge"], "shape: 'huge': not one of the accepted words; write one of"),
         (["profile"], "profile: the file to write"),
         ([], "usage: prfaas-colocate"),
     ],
 )
-def test_what_is_wrong_on_the_command_line_is_said(arguments: list[str], said: str) -> None:
+def test_what_is_wrong_on_the_command_line_is_said(arguments: list[str], message: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "prfaas.cli.colocate", *arguments],
         capture_output=True,
@@ -30,7 +30,7 @@ def test_what_is_wrong_on_the_command_line_is_said(arguments: list[str], said: s
         timeout=150,
         check=False,
     )
-    assert ran.returncode == 2 and said in ran.stderr
+    assert ran.returncode == 2 and message in ran.stderr
 
 
 @pytest.fixture

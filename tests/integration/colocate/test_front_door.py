@@ -102,7 +102,7 @@ def running_answers(site: Site, clients: ThreadPoolExecutor, prompts: list[list[
 
 
 def pids_of(site: Site, name: str) -> dict[str, int]:
-    """Of both sides; one that died has its successor's id a little after the restart is counted."""
+    """Return the process ids of both sides. A restarted side changes its id after the restart is counted."""
     wait_until(lambda: len(site.status(name)["pids"]) == 2, what="both sides")
     found: dict[str, int] = site.status(name)["pids"]
     return found

@@ -108,7 +108,7 @@ async def test_nobody_waits_for_an_executor_that_has_given_up(doomed: Doomed) ->
     await until(lambda: num_failed() == failed_before + 1, what="the count")
     async with doomed.http.get("/healthz") as response:
         assert response.status == 503
-    doomed.agent.child.process.kill()  # the waiting request learns that its KV will not come
+    doomed.agent.child.process.kill()  # The waiting request learns that its KV will not come.
     with pytest.raises(ExecutorFailed):
         await asyncio.wait_for(waiting, PATIENCE_SECONDS)
     with pytest.raises(ExecutorFailed):

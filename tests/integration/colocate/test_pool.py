@@ -65,7 +65,7 @@ async def test_what_a_dead_decode_had_lent_is_not_kept(executor: Executor, agent
         await until(visit.sent.done, what="its turn")
         executor.pool.decode_lost(lambda _: False)
         executor.poison(OURS)
-    await executor.leave(3, tokens_of(8), OTHERS)  # whole turns have passed
+    await executor.leave(3, tokens_of(8), OTHERS)  # Whole turns have passed.
     assert await executor.begin(2, (*tokens, 9)) == 0
     assert executor.freed == [3]
     executor.pool.abandon(2)
@@ -78,7 +78,7 @@ async def test_nothing_is_loaded_into_blocks_of_a_dead_decode(executor: Executor
     executor.poison(OTHERS)
     executor.pool.load(2, OTHERS)
     executor.pool.decode_lost(lambda _: True)
-    await executor.leave(3, tokens_of(5), OURS)  # whole turns have passed
+    await executor.leave(3, tokens_of(5), OURS)  # Whole turns have passed.
     assert (executor.content(OTHERS)[0] == POISON).all() and executor.loaded == {}
     executor.pool.abandon(2)
 
@@ -115,5 +115,5 @@ async def test_an_agent_that_dies_costs_what_it_had_offered_and_nothing_waits(tm
 
 async def test_a_turn_that_fails_is_told_once_and_does_not_leave_the_executor_waiting(executor: Executor) -> None:
     await executor.begin(1, tokens_of(9))
-    executor.pool.leave(1, tokens_of(9), Blocks(3, (999, 1000, 1001, 1002)))  # which do not exist
+    executor.pool.leave(1, tokens_of(9), Blocks(3, (999, 1000, 1001, 1002)))  # These blocks do not exist.
     await until(lambda: executor.num_failures == 1, what="the word of it")

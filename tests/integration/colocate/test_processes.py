@@ -95,10 +95,10 @@ async def test_wherever_prefill_stands_still_decode_ends_its_answers(
     prompt, max_tokens = REQUESTS[5]
     for _ in range(5):
         stream = executor.generate(prompt, max_tokens)
-        tokens = [await anext(stream), await anext(stream)]  # the first is prefill's, the second decode's
+        tokens = [await anext(stream), await anext(stream)]  # The first token is from prefill, the second from decode.
         with Hold(executor) as hold:
             others = asyncio.gather(*(answer(executor, i) for i in range(10, 16)))
-            hold.stop("prefill")  # at whatever it does just then
+            hold.stop("prefill")  # Prefill stops at any point.
             assert tokens + [token async for token in stream] == expected[5]
         assert await others == expected[10:16]
 

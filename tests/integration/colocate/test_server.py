@@ -25,7 +25,7 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 # One server for all tests: a start takes seconds, because both sides load torch.
 pytestmark = [pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
 
-START_SECONDS = 150.0  # for both sides, which load torch
+START_SECONDS = 150.0  # Both sides load torch.
 
 CONFIG = ColocateConfig(
     listen="127.0.0.1:0",
@@ -168,7 +168,7 @@ async def test_the_death_of_a_side_shows_in_metrics_and_not_in_answers(http: aio
     restarts = num_restarts()
     async with http.post("/v1/completions", json=body | {"stream": True}) as response:
         events = response.content.iter_any()
-        streamed = await anext(events)  # it runs
+        streamed = await anext(events)  # The request runs.
         async with http.get("/status") as status:
             os.kill((await status.json())["pids"]["decode"], signal.SIGKILL)
         streamed += b"".join([more async for more in events])

@@ -22,7 +22,7 @@ PROMPTS = tuple(tuple((7 * i + 3 * j * j) % 320 for j in range(9 + 13 * i)) for 
 MAX_TOKENS = (1, 5, 18, 9, 12, 20)
 ROOMY = CACHE
 NEXT_TOKENS = 4
-NARROW = CacheShape(num_blocks=8, block_tokens=16, num_state_slots=4)  # the largest request alone needs 7
+NARROW = CacheShape(num_blocks=8, block_tokens=16, num_state_slots=4)  # The largest request alone needs 7 blocks.
 
 
 @functools.cache

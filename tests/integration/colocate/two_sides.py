@@ -20,7 +20,7 @@ from tests.integration.colocate.shelf import Shelf
 
 
 class TwoSides:
-    """What the supervisor does, without processes. Real rings, real model, real loops."""
+    """Supervisor without processes: real rings, real model, real loops."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class TwoSides:
 
     def start(self, side: Side, rings: SideRings) -> None:
         self.peers[side].clear()
-        other = "decode" if side == "prefill" else "prefill"
+        changed = "decode" if side == "prefill" else "prefill"
         front = RingReader(rings.from_front), RingWriter(rings.to_front, self.wake["front"])
 
         def ends(peer: PeerRings) -> tuple[RingReader, RingWriter]:
-            return RingReader(peer.reads), RingWriter(peer.writes, self.wake[other])
+            return RingReader(peer.reads), RingWriter(peer.writes, self.wake[changed])
 
         def next_peer() -> tuple[RingReader, RingWriter]:
             return ends(self.peers[side].popleft())

@@ -46,7 +46,7 @@ class Patient:
         self.sidecar: dict[str, Any] = {}
         self.colocate: dict[str, Any] = {}
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.wire = f"127.0.0.1:{self._listener.getsockname()[1]}"  # of an agent elsewhere
+        self.wire = f"127.0.0.1:{self._listener.getsockname()[1]}"  # Address of another machine's agent.
         self.set_kernel(**SYSCTLS)
         (directory / "proc/meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
 
@@ -68,7 +68,7 @@ class Patient:
         return issued
 
     def examine(self, *flags: str, pages: str = "") -> Ran:
-        """What `prfaas doctor` says."""
+        """Return the findings of `prfaas doctor`."""
         files = {"agent": self.agent, "manager": self.manager, "router": self.router, "sidecar": self.sidecar}
         files["colocate"] = self.colocate
         arguments = [f"--proc={self.directory / 'proc'}", f"--pages={pages}", *flags]

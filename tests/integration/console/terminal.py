@@ -23,7 +23,7 @@ TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "200"}
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended, and what it wrote."""
+    """Exit status and output of a command."""
 
     status: int
     output: str

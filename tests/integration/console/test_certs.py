@@ -21,14 +21,14 @@ def test_what_it_makes_is_well_and_what_it_revokes_is_not(tmp_path: Path) -> Non
     directory = tmp_path / "tls"
     made = run_here("certs", "new", str(directory), "west-0", "east-0", "--host=10.0.1.1", "--host=west.example")
     assert made.status == 0, made.error
-    assert [(its["name"], its["state"]) for its in made.document] == [("east-0", "valid"), ("west-0", "valid")]
+    assert [(item["name"], item["state"]) for item in made.document] == [("east-0", "valid"), ("west-0", "valid")]
     files = _files(directory, "west-0")
     assert {finding.outcome for finding in certificate_findings(files, name="west-0", where="")} == {"good"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in directory.glob("*.key"))
     shown = ssl._ssl._test_decode_cert(str(files.certificate))  # type: ignore[attr-defined]
     assert {value for _, value in shown["subjectAltName"]} >= {"127.0.0.1", "localhost", "10.0.1.1", "west.example"}
     revoked = run_here("certs", "revoke", str(directory), "west-0")
-    assert {its["name"]: its["state"] for its in revoked.document} == {"east-0": "valid", "west-0": "revoked"}
+    assert {item["name"]: item["state"] for item in revoked.document} == {"east-0": "valid", "west-0": "revoked"}
     assert "certificate_revoked" in {
         finding.subject for finding in certificate_findings(files, name="west-0", where="")
     }
@@ -41,7 +41,7 @@ def test_it_goes_on_with_the_authority_that_is_there(tmp_path: Path) -> None:
     run_here("certs", "revoke", str(tmp_path), "west-0")
     again = run_here("certs", "new", str(tmp_path), "router", "--days=1")
     assert (tmp_path / "authority.pem").read_bytes() == authority
-    assert {its["name"]: its["state"] for its in again.document} == {"router": "valid", "west-0": "revoked"}
+    assert {item["name"]: item["state"] for item in again.document} == {"router": "valid", "west-0": "revoked"}
     (tmp_path / "authority.key").unlink()
     lost = run_here("certs", "new", str(tmp_path), "another")
     assert lost.status == 2 and "authority.key" in lost.error
@@ -54,7 +54,7 @@ def test_the_authority_s_own_name_is_nobody_else_s(tmp_path: Path) -> None:
     assert refused.status == 2 and "'authority'" in refused.error
     assert (tmp_path / "authority.key").read_bytes() == key
     again = run_here("certs", "new", str(tmp_path), "router")
-    assert {its["name"]: its["state"] for its in again.document} == {"router": "valid", "west-0": "valid"}
+    assert {item["name"]: item["state"] for item in again.document} == {"router": "valid", "west-0": "valid"}
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 from tools.reference_tables import COMPONENTS
 
-NUM_BLOCKS = 5 + 2 + 1  # of a prefix of 160 tokens: attention, its window, its state
+NUM_BLOCKS = 5 + 2 + 1  # A prefix of 160 tokens: attention, window, state.
 
 
 def flags_of(site: AgentDeployment) -> list[str]:
     where = [f"--pages=http://{site.manager.http_address}", f"--managers={site.manager.address}", "--routers="]
-    return [*where, "--timeout=60"]  # of a busy machine
+    return [*where, "--timeout=60"]  # Generous for a busy machine.
 
 
 async def prfaas(site: AgentDeployment, *arguments: str, terminal: bool = False, secret: Path | None = None) -> Ran:
@@ -40,7 +40,7 @@ async def _reported(site: AgentDeployment, deployment: Deployment, *names: str) 
     """Nodes whose agents only report; each has an engine of either role that does not say what it runs."""
     for name in names:
         deployment.run(deployment.reporter(name, site.manager, cluster="west"))
-    await until(lambda: {its.node.name for its in site.manager.world.live()} >= {*names}, what="the nodes")
+    await until(lambda: {item.node.name for item in site.manager.world.live()} >= {*names}, what="the nodes")
 
 
 async def test_status_shows_every_live_node_to_programs_and_to_people(site: AgentDeployment) -> None:
@@ -48,7 +48,7 @@ async def test_status_shows_every_live_node_to_programs_and_to_people(site: Agen
     await site.node("east-0", "east", **{"cluster-kind": "prfaas"})
     ran = await asyncio.to_thread(run, "status", *flags_of(site))
     assert ran.status == 0, ran.error
-    assert [its["node"]["name"] for its in ran.document["state"]["nodes"]] == ["east-0", "pd-0"]
+    assert [item["node"]["name"] for item in ran.document["state"]["nodes"]] == ["east-0", "pd-0"]
     assert ran.document["threshold_tokens"] == site.manager.routing.threshold_tokens
     seen = await asyncio.to_thread(run_on_terminal, "status", *flags_of(site))
     assert seen.status == 0
@@ -80,10 +80,10 @@ async def test_links_shows_what_agents_report_of_their_links(site: AgentDeployme
     prefix = prefix_of(chain_of(160), 160)
     await asyncio.to_thread(source.leave, prefix)
     assert (await site.copy(prefix, "a", "b")).outcome == "completed"
-    await until(lambda: any(its.figures.links for its in site.manager.world.live()), what="a reported link")
+    await until(lambda: any(item.figures.links for item in site.manager.world.live()), what="a reported link")
     ran = await prfaas(site, "links")
-    assert [(its["node"], its["peer"]) for its in ran.document] == [("a", "b")]
-    (reported,) = (link for its in site.manager.world.live() for link in its.figures.links)
+    assert [(item["node"], item["peer"]) for item in ran.document] == [("a", "b")]
+    (reported,) = (link for item in site.manager.world.live() for link in item.figures.links)
     (shown,) = ran.document
     assert shown["num_connections"] == reported.num_connections > 0 and shown["rtt_seconds"] > 0
     assert "rtt" in (await prfaas(site, "links", terminal=True)).output
@@ -99,8 +99,8 @@ async def test_connections_shows_each_of_an_agents_links(site: AgentDeployment) 
     assert ran.status == 0, ran.error
     (link,) = ran.document
     assert (link["peer"], link["address"]) == ("b", site.agents["b"].wire)
-    assert {its["remote_address"] for its in link["connections"]} == {site.agents["b"].wire}
-    assert sum(its["sent_bytes"] for its in link["connections"]) > 0
+    assert {item["remote_address"] for item in link["connections"]} == {site.agents["b"].wire}
+    assert sum(item["sent_bytes"] for item in link["connections"]) > 0
     assert site.agents["b"].wire in (await prfaas(site, "connections", page, terminal=True)).output
     elsewhere = await prfaas(site, "connections", f"http://{site.manager.http_address}")
     assert elsewhere.status == 2 and "status_listen" in elsewhere.error
@@ -111,10 +111,10 @@ async def test_pool_ls_shows_what_the_index_knows(site: AgentDeployment) -> None
     await asyncio.to_thread(hand.leave, prefix_of(chain_of(160), 160))
     await until(lambda: site.manager.world.index.num_blocks() == NUM_BLOCKS, what="announced blocks")
     ran = await prfaas(site, "pool", "ls")
-    kinds = {its["kind"]: its for its in ran.document}
+    kinds = {item["kind"]: item for item in ran.document}
     assert kinds["full_attention"]["tier"] == "memory"
-    assert sum(its["num_blocks"] for its in ran.document) == site.manager.world.index.num_blocks()
-    assert all(its["num_bytes"] > 0 for its in ran.document)
+    assert sum(item["num_blocks"] for item in ran.document) == site.manager.world.index.num_blocks()
+    assert all(item["num_bytes"] > 0 for item in ran.document)
     assert "full_attention" in (await prfaas(site, "pool", "ls", terminal=True)).output
 
 
@@ -157,15 +157,17 @@ async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
     prefix = prefix_of(chain_of(160), 160)
     await asyncio.to_thread(hands[0].leave, prefix)
     await until(lambda: site.manager.world.index.num_blocks() == NUM_BLOCKS, what="announced blocks")
-    for _ in range(9):  # one hit is forgotten after 7 s, which a busy machine may need for a command; ten are copied
+    for _ in range(9):  # A busy machine may take longer than the 7 s after which a hit is forgotten.
         await site.client.match(match_request(chain_of(161)))
     hot = (await prfaas(site, "pool", "hot")).document
-    assert [(its["hash"], its["num_tokens"], its["holders"]) for its in hot] == [(prefix.end_hash.hex(), 160, ["a"])]
+    assert [(item["hash"], item["num_tokens"], item["holders"]) for item in hot] == [
+        (prefix.end_hash.hex(), 160, ["a"])
+    ]
     pinned = await prfaas(site, "pool", "pin", hot[0]["hash"], secret=deployment.secret_file)
     assert pinned.status == 0, pinned.error
-    assert [(its["node"], its["outcome"]) for its in pinned.document] == [("a", "completed"), ("b", "evicted")]
+    assert [(item["node"], item["outcome"]) for item in pinned.document] == [("a", "completed"), ("b", "evicted")]
     status = get_json(f"http://{site.agents['a'].status}/status")["pins"]
-    assert [(its["end_hash"], its["order"]) for its in status] == [(prefix.end_hash.hex(), "pin")]
+    assert [(item["end_hash"], item["order"]) for item in status] == [(prefix.end_hash.hex(), "pin")]
     removed = await prfaas(site, "pool", "rm", hot[0]["hash"], "--node=a", secret=deployment.secret_file, terminal=True)
     assert removed.status == 0 and "completed" in removed.output
     assert not await asyncio.to_thread(hands[0].holds, prefix)
@@ -205,8 +207,8 @@ async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_n
     with caplog.at_level("INFO"):
         flipping = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=PIPE)
         assert flipping.stderr is not None
-        said = await asyncio.wait_for(flipping.stderr.readline(), PATIENCE_SECONDS)
-        assert "turning-engine does not report its load, at http://turning:8000" in said.decode()
+        output = await asyncio.wait_for(flipping.stderr.readline(), PATIENCE_SECONDS)
+        assert "turning-engine does not report its load, at http://turning:8000" in output.decode()
         await until(
             lambda: "admin.action_started who=operator action=set_role target=turning" in caplog.text, what="its begin"
         )
@@ -266,7 +268,7 @@ def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Pa
     good.write_text(f"secret_file: {_secret(tmp_path)}\nmanagers: [m:1]\n")
     bad.write_text("name: a\nsecret_file: /s\npool_byte: 4GiB\n")
     ran = run_here("config", "check", str(good), str(bad))
-    outcomes: dict[str, Any] = {Path(its["file"]).name: its["outcome"] for its in ran.document}
+    outcomes: dict[str, Any] = {Path(item["file"]).name: item["outcome"] for item in ran.document}
     assert ran.status == 1
     assert outcomes["router.yaml"] == "good"
     assert "pool_byte: unknown key, did you mean pool_bytes?" in outcomes["agent-east.yaml"]
@@ -316,15 +318,15 @@ def _shown(issued: IssuedCertificate, authority: Path) -> list[str]:
 
 
 async def test_what_tls_leaves_unsaid_is_said(site: AgentDeployment, tmp_path: Path) -> None:
-    ours, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
-    issued, unknown = ours.issue("operator"), stranger.issue("unknown")
-    flags = _shown(issued, ours.path)
+    own, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    issued, unknown = own.issue("operator"), stranger.issue("unknown")
+    flags = _shown(issued, own.path)
     plain = await asyncio.to_thread(run_here, "status", f"--pages=https://{site.manager.http_address}", *flags)
     assert (plain.status, "answers in plain text" in plain.error) == (2, True), plain.error
     files = CertificateFiles(issued.authority, issued.certificate, issued.key)
     asking = PacedEngine(tls=Certificates(files).server_context())
     await asking.start()
-    refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, ours.path))
+    refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, own.path))
     await asking.stop()
     assert (refused.status, "rejects the certificate" in refused.error) == (2, True), refused.error
 
@@ -335,7 +337,7 @@ def test_config_check_reads_the_annotated_file_of_every_component(tmp_path: Path
         text = Path(f"deploy/{component}.yaml").read_text()
         (tmp_path / f"{component}.yaml").write_text(text.replace("/etc/prfaas/secret", secret))
     ran = run_here("config", "check", *(str(tmp_path / f"{component}.yaml") for component in COMPONENTS))
-    assert {its["component"]: its["outcome"] for its in ran.document} == dict.fromkeys(COMPONENTS, "good")
+    assert {item["component"]: item["outcome"] for item in ran.document} == dict.fromkeys(COMPONENTS, "good")
 
 
 def test_a_command_that_checks_its_settings_reads_the_files_that_they_name(tmp_path: Path) -> None:

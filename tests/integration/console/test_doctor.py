@@ -37,16 +37,18 @@ def patient(tmp_path: Path) -> Iterator[Patient]:
 
 
 def faults(ran: Ran) -> dict[str, str]:
-    """By subject, of what is not good, what is said and the remedy."""
+    """By subject, of what is not good, what is message and the remedy."""
     assert ran.status in (0, 1), ran.error
-    return {its["subject"]: f"{its['message']}; {its['remedy']}" for its in ran.document if its["outcome"] != "good"}
+    return {
+        item["subject"]: f"{item['message']}; {item['remedy']}" for item in ran.document if item["outcome"] != "good"
+    }
 
 
 def test_where_all_is_well_everything_is_good(patient: Patient) -> None:
     patient.certify()
     ran = patient.examine()
     assert (faults(ran), ran.status) == ({}, 0)
-    looked_at = {its["subject"] for its in ran.document}
+    looked_at = {item["subject"] for item in ran.document}
     assert looked_at >= {"configuration", "secret", "port", "memory", "certificate_name", "congestion_control"}
 
 
@@ -63,7 +65,7 @@ def _short_secret(patient: Patient) -> None:
 
 
 def _address_of_another_machine(patient: Patient) -> None:
-    patient.agent["listen"] = "192.0.2.1:7400"  # a documentation address (RFC 5737)
+    patient.agent["listen"] = "192.0.2.1:7400"  # Documentation address (RFC 5737).
 
 
 def _no_bbr(patient: Patient) -> None:
@@ -113,9 +115,9 @@ def _certificate_about_to_expire(patient: Patient) -> None:
 
 def _key_of_another_certificate(patient: Patient) -> None:
     authority = Authority(patient.directory)
-    other = authority.issue("other")
+    changed = authority.issue("other")
     patient.certify(authority=authority)
-    patient.agent["tls_key"] = str(other.key)
+    patient.agent["tls_key"] = str(changed.key)
 
 
 def _no_file_of_the_key(patient: Patient) -> None:
@@ -173,7 +175,7 @@ def _managers_pages_in_plain_text_beside_certificates(patient: Patient) -> None:
     issued = patient.certify()
     files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
     addresses = {"listen": "0.0.0.0:0", "http_listen": "0.0.0.0:0", "secret_file": patient.secret}
-    patient.manager = {key: str(its) for key, its in (addresses | files).items()} | {"insecure_plaintext": True}
+    patient.manager = {key: str(item) for key, item in (addresses | files).items()} | {"insecure_plaintext": True}
 
 
 def _router(patient: Patient, **settings: Any) -> None:
@@ -241,7 +243,7 @@ def _advertises_what_is_no_address_of_this_machine(patient: Patient) -> None:
 
 
 def _advertises_a_name_that_does_not_resolve(patient: Patient) -> None:
-    patient.agent["advertise"] = "no..name:7400"  # which is found without asking a name server
+    patient.agent["advertise"] = "no..name:7400"  # Invalid without asking a name server.
 
 
 def _events_that_nobody_publishes(patient: Patient) -> None:
@@ -362,7 +364,7 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "subject", "remedy"), PLANTED, ids=lambda its: getattr(its, "__name__", ""))
+@pytest.mark.parametrize(("plant", "subject", "remedy"), PLANTED, ids=lambda item: getattr(item, "__name__", ""))
 def test_what_is_planted_is_found_with_its_remedy(
     patient: Patient, plant: Callable[[Patient], None], subject: str, remedy: str
 ) -> None:
@@ -375,24 +377,24 @@ def test_what_is_planted_is_found_with_its_remedy(
 REFUSED_AND_FOUND = (_short_secret, _key_of_another_certificate, _url_of_no_redis, _no_file_of_the_key)
 
 
-@pytest.mark.parametrize("plant", REFUSED_AND_FOUND, ids=lambda its: its.__name__)
+@pytest.mark.parametrize("plant", REFUSED_AND_FOUND, ids=lambda item: item.__name__)
 def test_what_the_start_refuses_stands_once_with_its_place(patient: Patient, plant: Callable[[Patient], None]) -> None:
     plant(patient)
-    faults = [its for its in patient.examine("--timeout=2").document if its["outcome"] == "bad"]
+    faults = [item for item in patient.examine("--timeout=2").document if item["outcome"] == "bad"]
     assert len(faults) == 1 and re.search(r"\.yaml line \d+: ", faults[0]["message"])
 
 
 def test_what_is_encrypted_is_called_so(patient: Patient) -> None:
     issued = patient.certify()
     files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
-    _router(patient, ext_proc_listen="0.0.0.0:0", **{key: str(its) for key, its in files.items()})
+    _router(patient, ext_proc_listen="0.0.0.0:0", **{key: str(item) for key, item in files.items()})
     patient.agent |= {"status_listen": "0.0.0.0:0", "listen": "0.0.0.0:0"}
-    said = [its["message"] for its in patient.examine().document if its["subject"] in ("plaintext", "keys")]
-    assert said == [
+    output = [item["message"] for item in patient.examine().document if item["subject"] in ("plaintext", "keys")]
+    assert output == [
         "0.0.0.0:0: encrypted",
         "0.0.0.0:0: encrypted",
         f"{patient.router['listen']}: loopback only",
-        said[0],
+        output[0],
     ]
 
 
@@ -403,9 +405,9 @@ def test_the_certificate_that_clients_are_shown_is_looked_at(patient: Patient) -
         files = {"client_tls_certificate": str(issued.certificate), "client_tls_key": str(issued.key)}
         _router(patient, listen="0.0.0.0:0", client_tls_authority=str(authority.path), **files)
         ran = patient.examine()
-        assert [subject for subject, said in faults(ran).items() if found.get(subject, "") not in said] == []
+        assert [subject for subject, item in faults(ran).items() if found.get(subject, "") not in item] == []
         assert faults(ran).keys() == found.keys()
-        keys = [its["message"] for its in ran.document if its["subject"] == "keys"]
+        keys = [item["message"] for item in ran.document if item["subject"] == "keys"]
         assert keys == ["0.0.0.0:0 requires certificates; it is encrypted"]
 
 
@@ -417,7 +419,7 @@ def _expired_list(authority: Authority) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "subject", "said", "starts"),
+    ("spoil", "subject", "message", "starts"),
     [
         (lambda files: files.path.unlink(), "certificate_authority", "No such file", False),
         (lambda files: files.revocations.write_text("no list"), "certificate_files", "client_tls_revocations", False),
@@ -426,18 +428,18 @@ def _expired_list(authority: Authority) -> bytes:
     ids=["no authority", "no list", "an expired list"],
 )
 def test_what_tells_which_clients_to_let_in_is_looked_at(
-    patient: Patient, spoil: Callable[[Authority], Any], subject: str, said: str, starts: bool
+    patient: Patient, spoil: Callable[[Authority], Any], subject: str, message: str, starts: bool
 ) -> None:
     authority = Authority(patient.directory)
     issued = authority.issue("shown", valid_for=90 * DAY)
     files = {"client_tls_certificate": issued.certificate, "client_tls_key": issued.key}
     asks = {"client_tls_authority": authority.path, "client_tls_revocations": authority.revocations}
-    _router(patient, listen="0.0.0.0:0", **{key: str(its) for key, its in (files | asks).items()})
+    _router(patient, listen="0.0.0.0:0", **{key: str(item) for key, item in (files | asks).items()})
     assert faults(patient.examine()) == {}
     spoil(authority)
     found = faults(patient.examine())
     assert list(found) == [subject]
-    assert said in found[subject]
+    assert message in found[subject]
     assert bool(re.search(r"router.yaml line \d+: ", found[subject])) != starts
 
 
@@ -488,15 +490,15 @@ async def test_an_engine_that_asks_for_certificates_is_shown_the_agent_s_where_t
     ran = await asyncio.to_thread(patient.examine)
     await engine.stop()
     assert ran.status == (0 if subject == "engine_model" else 1)
-    assert [its["subject"] for its in ran.document if its["subject"].startswith("engine")] == [subject]
+    assert [item["subject"] for item in ran.document if item["subject"].startswith("engine")] == [subject]
 
 
 @pytest.mark.skipif(DIRECTORY.exists(), reason=f"this machine has settings in {DIRECTORY}")
 def test_a_machine_without_settings_and_managers_is_well_and_told_how_clocks_are_compared(patient: Patient) -> None:
     ran = run_here("doctor", f"--proc={patient.directory / 'proc'}")
     assert (faults(ran), ran.status) == ({}, 0)
-    said = [its["message"] for its in ran.document if its["subject"] in ("manager", "clock")]
-    assert len(said) == 1 and ("no manager is named" in said[0] or "within" in said[0])
+    output = [item["message"] for item in ran.document if item["subject"] in ("manager", "clock")]
+    assert len(output) == 1 and ("no manager is named" in output[0] or "within" in output[0])
     named = run_here("doctor", f"--proc={patient.directory / 'proc'}", f"--pages=http://{free_address()}")
     assert (list(faults(named)), named.status) == (["manager"], 1)
 
@@ -506,7 +508,7 @@ async def test_a_manager_that_takes_the_secret_is_well(deployment: Deployment, p
     patient.agent |= {"managers": [manager.address], "cluster": "west"}
     ran = await asyncio.to_thread(patient.examine, pages=f"http://{manager.http_address}")
     assert (faults(ran), ran.status) == ({}, 0)
-    assert {"clock", "manager"} <= {its["subject"] for its in ran.document}
+    assert {"clock", "manager"} <= {item["subject"] for item in ran.document}
 
 
 async def test_another_secret_than_the_manager_s_is_found(deployment: Deployment, patient: Patient) -> None:
@@ -530,7 +532,7 @@ UNLIKE_THE_LIVE: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "subject", "remedy"), UNLIKE_THE_LIVE, ids=lambda its: str(its)[:20])
+@pytest.mark.parametrize(("settings", "subject", "remedy"), UNLIKE_THE_LIVE, ids=lambda item: str(item)[:20])
 async def test_what_managers_would_refuse_beside_the_live_is_found(
     deployment: Deployment, patient: Patient, settings: dict[str, Any], subject: str, remedy: str
 ) -> None:
@@ -550,8 +552,8 @@ async def test_a_router_s_cluster_that_no_manager_knows_is_found(
     deployment.run(deployment.reporter("east-0", manager))
     await until(manager.world.live, what="the live node")
     _router(patient, managers=[manager.address], cluster=cluster, clusters=[])
-    said = faults(await asyncio.to_thread(patient.examine, pages=f"http://{manager.http_address}"))
-    assert said.keys() == found.keys() and all(found[subject] in said[subject] for subject in said)
+    output = faults(await asyncio.to_thread(patient.examine, pages=f"http://{manager.http_address}"))
+    assert output.keys() == found.keys() and all(found[subject] in output[subject] for subject in output)
 
 
 async def test_an_address_that_is_advertised_and_at_which_nobody_answers_is_found(
@@ -561,5 +563,5 @@ async def test_an_address_that_is_advertised_and_at_which_nobody_answers_is_foun
     patient.agent |= {"listen": agent.wire, "status_listen": agent.status}
     assert faults(await asyncio.to_thread(patient.examine)) == {}
     patient.agent["advertise"] = free_address()
-    said = faults(await asyncio.to_thread(patient.examine))
-    assert list(said) == ["advertised_address"] and "cannot reach" in said["advertised_address"]
+    output = faults(await asyncio.to_thread(patient.examine))
+    assert list(output) == ["advertised_address"] and "cannot reach" in output["advertised_address"]

@@ -54,13 +54,13 @@ def _revoked(site: Site) -> CertificateFiles:
 
 
 def _revoked_by_the_list(site: Site) -> CertificateFiles:
-    its = _revoked(site)
-    return CertificateFiles(its.authority, its.certificate, its.key, site.directory / "authority.crl")
+    item = _revoked(site)
+    return CertificateFiles(item.authority, item.certificate, item.key, site.directory / "authority.crl")
 
 
 def _of_another_authority(site: Site) -> CertificateFiles:
-    its = site.certify("operator", directory=site.directory / "elsewhere")
-    return CertificateFiles(site.files.authority, its.certificate, its.key)
+    item = site.certify("operator", directory=site.directory / "elsewhere")
+    return CertificateFiles(site.files.authority, item.certificate, item.key)
 
 
 def _of_another_deployment(site: Site) -> CertificateFiles:
@@ -104,16 +104,16 @@ REFUSED: list[tuple[Callable[[Site], CertificateFiles], str]] = [
 IN_A_PROCESS = (_expired, _before_a_manager_that_has_expired)
 
 
-@pytest.mark.parametrize(("spoil", "said"), REFUSED, ids=[its.__name__ for its, _ in REFUSED])
+@pytest.mark.parametrize(("spoil", "message"), REFUSED, ids=[item.__name__ for item, _ in REFUSED])
 async def test_an_operator_reads_whose_certificate_is_refused_and_why(
-    deployment: Deployment, tmp_path: Path, spoil: Callable[[Site], CertificateFiles], said: str
+    deployment: Deployment, tmp_path: Path, spoil: Callable[[Site], CertificateFiles], message: str
 ) -> None:
     site = Site(tmp_path)
     files = await asyncio.to_thread(spoil, site)
     manager = await site.manager(deployment)
     command = run if spoil in IN_A_PROCESS else run_here
     ran = await asyncio.to_thread(command, "drain", "nobody", *_flags(manager, deployment), *_tls(files))
-    assert ran.status == 2 and said.format(tmp_path) in ran.error, ran.error
+    assert ran.status == 2 and message.format(tmp_path) in ran.error, ran.error
     assert _num_lines(ran) == 1, ran.error
 
 
@@ -145,8 +145,8 @@ async def test_agents_and_routers_log_the_same(
     site = Site(tmp_path)
     manager = await site.manager(deployment)
     node, router = site.certify("n1", days=-1), site.certify("router", days=-1)
-    its = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1, ())
-    agent = deployment.run(Reporter([manager.address], node=its, secret=SECRET, tls=node))
+    item = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1, ())
+    agent = deployment.run(Reporter([manager.address], node=item, secret=SECRET, tls=node))
     client = ManagerClient([manager.address], name="router", secret=SECRET, tls=router)
     watching = asyncio.create_task(anext(client.watch_state()))
     wanted = {f"{name}.pem: it has expired" for name in ("n1", "router")}

@@ -51,14 +51,14 @@ def test_an_annotated_file_starts_with_its_lines_uncommented_and_filled_in(
     (tmp_path / "secret").write_bytes(bytes(32))
     (tmp_path / "secret").chmod(0o600)
     text = (ROOT / f"deploy/{component}.yaml").read_text().replace("/etc/prfaas/secret", f"{tmp_path}/secret")
-    if MANAGERS in lines:  # they tell the clusters
+    if MANAGERS in lines:  # Managers announce the clusters.
         text, num_blocks = re.subn(r"^clusters:\n(?:  .*\n)+", "clusters: []\n", text, flags=re.MULTILINE)
         assert num_blocks == 1
     for old, new in lines:
         assert len(re.findall(rf"^{re.escape(old)}$", text, re.MULTILINE)) == 1, old
         text = re.sub(rf"^{re.escape(old)}$", new.format(tmp_path), text, flags=re.MULTILINE)
-    for path, its in config.paths(COMPONENTS[component]) if uncommented else ():
-        if its.only_where:
+    for path, item in config.paths(COMPONENTS[component]) if uncommented else ():
+        if item.only_where:
             text, num_lines = re.subn(rf"^( *)(?:# )?({path[-1]}:)( |$)", r"\1\2\3", text, flags=re.MULTILINE)
             assert num_lines == 1, path
     (tmp_path / "settings.yaml").write_text(text)

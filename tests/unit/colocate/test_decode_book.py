@@ -64,14 +64,14 @@ def test_a_cancelled_request_keeps_its_blocks_until_prefill_has_answered() -> No
     assert book.cancel(1, step_under_way=0) and book.cancel(2, step_under_way=0)
     assert book.num_free_blocks == SHAPE.num_blocks - 3
     book.dropped(1)
-    book.prefilled(2, 5)  # it was too late to drop
+    book.prefilled(2, 5)  # The DROP came too late.
     assert book.num_free_blocks == SHAPE.num_blocks - 1 and book.is_idle()
 
 
 def test_a_preempted_request_comes_back_with_what_it_generated_before_later_ones() -> None:
     book = DecodeBook(SHAPE, max_rows=4)
     sequence = running(book, 1, max_tokens=9)
-    book.add(request(2, 24))  # waits: too large beside the first
+    book.add(request(2, 24))  # Waits: too large beside the first.
     again = book.preempt(sequence)
     assert again == Request(1, 1, 9, NO_STOP_TOKEN, (0, 1, 2, 3, 7))
     assert [s.id for s in book.admit()] == [1]

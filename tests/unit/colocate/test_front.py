@@ -66,7 +66,7 @@ def test_a_token_that_was_computed_twice_reaches_the_client_once(ends: Ends) -> 
 def test_a_new_decode_side_is_told_what_the_client_already_has(ends: Ends) -> None:
     number = ends.submit()
     ends.writes["prefill"].push(Kind.TOKENS, (number, 0, 10))
-    rings, _ = ends.front.replace("decode")  # reads what lies there first
+    rings, _ = ends.front.replace("decode")  # Reads pending records first.
     ends.front.announce("decode")
     ((_, words),) = RingReader(rings.from_front).drain()
     again = read_request(words)

@@ -1,4 +1,4 @@
-"""Which shares a CPU has."""
+"""Shares of a CPU as numbers of cores."""
 
 import os
 

@@ -29,7 +29,7 @@ def test_a_lockstep_pass_gives_each_request_its_own_tokens() -> None:
     alone = tiny_model()
     first, second = generate(alone, PROMPT, 2), generate(alone, PROMPT[:33], 1)
     model = tiny_model()
-    table, other = torch.arange(1, 11), torch.arange(20, 30)
+    table, changed = torch.arange(1, 11), torch.arange(20, 30)
     token = model.next_tokens(None, PromptPart(torch.tensor(PROMPT), 0, 1, table))
     # The second row is idle: it decodes into scratch.
     rows = DecodeRows(
@@ -39,5 +39,5 @@ def test_a_lockstep_pass_gives_each_request_its_own_tokens() -> None:
         torch.stack((table, torch.zeros_like(table))),
     )
     model.cache.kv[:, :, 0], model.cache.states[:, 0] = 0, 0
-    both = model.next_tokens(rows, PromptPart(torch.tensor(PROMPT[:33]), 0, 2, other))
+    both = model.next_tokens(rows, PromptPart(torch.tensor(PROMPT[:33]), 0, 2, changed))
     assert [int(both[0]), int(both[2])] == [first[1], second[0]]

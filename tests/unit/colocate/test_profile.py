@@ -1,4 +1,4 @@
-"""What the executor measures is what solver and executor read."""
+"""Measured profiles are what solver and executor read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
 
 def test_the_solver_reads_the_same_file(tmp_path: Path) -> None:
     measure.write(MEASURED, tmp_path / "p.yaml")
-    its = read_profile(tmp_path / "p.yaml")
-    assert (its.name, its.hardware) == ("p", "a device")
-    assert its.prefill.seconds(512) == pytest.approx(0.22, rel=0.01)
-    assert its.decode is not None and its.decode.step_seconds(8, 100) == pytest.approx(0.017)
+    item = read_profile(tmp_path / "p.yaml")
+    assert (item.name, item.hardware) == ("p", "a device")
+    assert item.prefill.seconds(512) == pytest.approx(0.22, rel=0.01)
+    assert item.decode is not None and item.decode.step_seconds(8, 100) == pytest.approx(0.017)

@@ -24,7 +24,7 @@ def test_a_character_cut_between_tokens_comes_with_its_last_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({"listen": "here"}, "listen: 'here': not host:port"),
         ({"shape": "huge"}, "shape: 'huge': not one of the accepted words"),
@@ -51,13 +51,13 @@ def test_a_character_cut_between_tokens_comes_with_its_last_byte() -> None:
         ({"reuse_min_tokens": "128"}, "reuse_min_tokens: needs agent_socket"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(flags: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_setting_that_makes_no_sense_is_named(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         config.load(ColocateConfig, component="colocate", environment={}, flags=flags)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"profile": Path("/nonexistent.yaml"), "partition": "affinity"}, "nonexistent.yaml: cannot be read"),
         ({"partition": "affinity"}, "partition: shares of affinity follow a profile"),
@@ -65,8 +65,8 @@ def test_a_setting_that_makes_no_sense_is_named(flags: dict[str, str], said: str
         ({"max_requests": 1 << 40}, "num_blocks, max_requests: .* this machine has"),
     ],
 )
-def test_what_this_machine_does_not_have_is_named(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_this_machine_does_not_have_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         executor_settings(dataclasses.replace(ColocateConfig(), **changes))
 
 

@@ -30,7 +30,7 @@ def test_a_word_that_is_no_choice_is_offered_nothing(capsys: pytest.CaptureFixtu
 
 
 def completed(capsys: pytest.CaptureFixture[str], words: str) -> list[str]:
-    """What bash offers after these words."""
+    """Return what bash offers after these words."""
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["completion", "bash"])
     given = ["prfaas", *words.split(), *([] if words.endswith("--") else [""])]

@@ -6,12 +6,12 @@ import pytest
 
 from prfaas.console.waiting import awaited
 
-ENGINES = [{"instance": f"west-0/{its}", "url": f"http://10.0.0.1:800{its}"} for its in range(2)]
+ENGINES = [{"instance": f"west-0/{item}", "url": f"http://10.0.0.1:800{item}"} for item in range(2)]
 IDLE = "nothing runs there; requests on the way must arrive first"
 
 
 @pytest.mark.parametrize(
-    ("loads", "said"),
+    ("loads", "message"),
     [
         (
             [],
@@ -24,9 +24,9 @@ IDLE = "nothing runs there; requests on the way must arrive first"
         ([{"instance": "west-0/0"}, {"instance": "west-0/1"}], IDLE),
     ],
 )
-def test_what_keeps_a_node_from_being_idle_is_named_by_engine(loads: list[dict[str, Any]], said: str) -> None:
+def test_what_keeps_a_node_from_being_idle_is_named_by_engine(loads: list[dict[str, Any]], message: str) -> None:
     node = {"node": {"name": "west-0", "cluster": "west", "engines": ENGINES}, "engines": loads}
-    assert awaited({"nodes": [node]}, "west-0") == said
+    assert awaited({"nodes": [node]}, "west-0") == message
 
 
 def test_a_node_of_which_the_manager_knows_nothing_is_said_to_be_so() -> None:
