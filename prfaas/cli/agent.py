@@ -9,7 +9,7 @@ from pathlib import Path
 from prfaas import config, grants, logs
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.daemon import Agent
-from prfaas.cli import extras, named_files, serving, traces
+from prfaas.cli import named_files, startup
 from prfaas.errors import ConfigError, MissingExtraError
 
 
@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.setup("agent")
     try:
         secret = grants.read_secret(Path(settings.secret_file))
-        report = extras.load("prfaas.agent.report", extra="manager").NodeReporter if settings.managers else None
-        traces.send("agent", settings.traces_endpoint, instance=settings.name)
-        serving.serve(lambda: Agent(settings, secret, report=report).run())
+        report = startup.load_extra("prfaas.agent.report", extra="manager").NodeReporter if settings.managers else None
+        startup.send_spans("agent", settings.traces_endpoint, instance=settings.name)
+        startup.serve(lambda: Agent(settings, secret, report=report).run())
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-agent: {error}\n")
         return 2

@@ -15,7 +15,7 @@ import prfaas
 from prfaas import grants
 from prfaas.bench.link import MAX_OBJECTS, RECEIVER_NAME, SENDER_NAME, BenchReceiver, BenchSender, Progress
 from prfaas.bench.report import Host, Measurement, render, to_json
-from prfaas.cli import extras
+from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
 from prfaas.transport.net import tls
@@ -213,9 +213,9 @@ def _layers(flags: argparse.Namespace) -> tuple[list[int], float]:
     sizes = [flags.layer_bytes] * flags.layers
     if flags.model is None and flags.profile is None:
         return sizes, 0.0
-    catalog = extras.load("prfaas.solve.files.catalog", extra="solve")
+    catalog = startup.load_extra("prfaas.solve.files.catalog", extra="solve")
     if flags.model is not None:
-        layer_sizes = extras.load("prfaas.bench.layer_sizes", extra="solve").layer_sizes
+        layer_sizes = startup.load_extra("prfaas.bench.layer_sizes", extra="solve").layer_sizes
         sizes = layer_sizes(catalog.find_model(flags.model), flags.tokens)
     seconds = catalog.find_profile(flags.profile).prefill.seconds(flags.tokens) if flags.profile is not None else 0.0
     return sizes, seconds

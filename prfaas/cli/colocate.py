@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 
 from prfaas import config, logs
-from prfaas.cli import extras, named_files, serving
+from prfaas.cli import named_files, startup
 from prfaas.colocate.config import ColocateConfig
 from prfaas.errors import AgentUnreachable, ConfigError, LayoutError, MissingExtraError
 
@@ -32,10 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.setup("colocate")
     try:
         if command == "profile":
-            extras.load("prfaas.colocate.profile.measure", extra="colocate").write_profile(settings, settings.profile)
+            startup.load_extra("prfaas.colocate.profile.measure", extra="colocate").write_profile(
+                settings, settings.profile
+            )
             return 0
-        server = extras.load("prfaas.colocate.server", extra="colocate")
-        serving.serve(lambda: server.serve(settings))
+        server = startup.load_extra("prfaas.colocate.server", extra="colocate")
+        startup.serve(lambda: server.serve(settings))
     except (AgentUnreachable, ConfigError, LayoutError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-colocate: {error}\n")
         return 2

@@ -13,7 +13,7 @@ from typing import Any
 
 import prfaas
 from prfaas import config, grants, units
-from prfaas.cli import extras, named_files
+from prfaas.cli import named_files, startup
 from prfaas.console import tables
 from prfaas.console.completion import completion
 from prfaas.console.config import ConsoleConfig
@@ -134,7 +134,7 @@ def _records_at(
 
 
 def _drain(call: Call) -> CommandOutput:
-    changes = extras.load("prfaas.console.changes", extra="manager")
+    changes = startup.load_extra("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     seconds = units.parse_seconds(call.arguments.within)
     with report_wait(call.arguments.node, lambda: call.page("/state"), seconds=seconds):
@@ -149,14 +149,14 @@ def _drain(call: Call) -> CommandOutput:
 
 
 def _undrain(call: Call) -> CommandOutput:
-    changes = extras.load("prfaas.console.changes", extra="manager")
+    changes = startup.load_extra("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     done = asyncio.run(changes.undrain(call.settings, secret, node=call.arguments.node))
     return CommandOutput(done, [tables.Table("Placement resumed", ("node",), ((done["node"],),))])
 
 
 def _flip(call: Call) -> CommandOutput:
-    changes = extras.load("prfaas.console.changes", extra="manager")
+    changes = startup.load_extra("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
     seconds = units.parse_seconds(call.arguments.within)
@@ -175,7 +175,7 @@ def _flip(call: Call) -> CommandOutput:
 
 
 def _certs(call: Call) -> CommandOutput:
-    certs = extras.load("prfaas.console.certs", extra="console")
+    certs = startup.load_extra("prfaas.console.certs", extra="console")
     given = call.arguments
     match given.work:
         case "new":
@@ -199,7 +199,7 @@ def _pool_hot(call: Call) -> CommandOutput:
 
 def _pool_order(call: Call) -> CommandOutput:
     """Pin, unpin or remove a prefix on nodes, by default on all."""
-    changes = extras.load("prfaas.console.changes", extra="manager")
+    changes = startup.load_extra("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     order = "soft_pin" if call.arguments.order == "pin" and call.arguments.soft else call.arguments.order
     nodes = call.arguments.node or [node["node"]["name"] for node in tables.nodes_of(call.page("/state"))]
@@ -225,8 +225,8 @@ def _hash(text: str) -> bytes:
 def _doctor(call: Call) -> CommandOutput:
     given = {name: getattr(call.arguments, name) for name in COMPONENTS}
     named = {name: path for name, path in given.items() if path is not None}
-    managers = extras.load("prfaas.console.doctor.managers", extra="manager")
-    record = extras.load("prfaas.console.doctor.record", extra="manager")
+    managers = startup.load_extra("prfaas.console.doctor.managers", extra="manager")
+    record = startup.load_extra("prfaas.console.doctor.record", extra="manager")
     found = examine(
         Patient(
             files=named or _usual_files(COMPONENTS),

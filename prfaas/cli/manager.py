@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from prfaas import config, grants, logs
-from prfaas.cli import extras, named_files, serving, traces
+from prfaas.cli import named_files, startup
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
 
@@ -19,10 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logs.setup("manager")
     try:
-        daemon = extras.load("prfaas.manager.daemon", extra="manager")
+        daemon = startup.load_extra("prfaas.manager.daemon", extra="manager")
         secret = grants.read_secret(settings.secret_file)
-        traces.send("manager", settings.traces_endpoint, instance=settings.name)
-        serving.serve(lambda: daemon.Manager(settings, secret).run())
+        startup.send_spans("manager", settings.traces_endpoint, instance=settings.name)
+        startup.serve(lambda: daemon.Manager(settings, secret).run())
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-manager: {error}\n")
         return 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from prfaas import grants
 from prfaas.agent.config import AgentConfig
-from prfaas.cli import extras
+from prfaas.cli import startup
 from prfaas.colocate.config import ColocateConfig
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.pages import tls_of
@@ -74,15 +74,15 @@ def _check_manager(settings: ManagerConfig) -> None:
     read_policy(settings)
     if settings.redis_url:
         with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
-            extras.load("prfaas.index.store.redis_store", extra="manager").RedisStore(settings.redis_url)
+            startup.load_extra("prfaas.index.store.redis_store", extra="manager").RedisStore(settings.redis_url)
     if settings.deployment is not None:
         _check_deployment(settings.deployment)
 
 
 def _check_deployment(file: Path) -> None:
     try:
-        files = extras.load("prfaas.solve.files.deployment_file", extra="solve")
-        traces = extras.load("prfaas.solve.files.traces", extra="solve")
+        files = startup.load_extra("prfaas.solve.files.deployment_file", extra="solve")
+        traces = startup.load_extra("prfaas.solve.files.traces", extra="solve")
         _, written = files.read_deployment(file)
         traces.find_trace(written.trace, beside=file.parent)
     except (ConfigError, MissingExtraError) as error:
@@ -98,7 +98,7 @@ def _check_router(settings: RouterConfig) -> None:
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
     if settings.discovery.kubernetes_selector:
         with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
-            discovery = extras.load("prfaas.router.engines.discovery", extra="router")
+            discovery = startup.load_extra("prfaas.router.engines.discovery", extra="router")
             discovery.ServiceAccount.read()
 
 
@@ -110,7 +110,7 @@ def _check_sidecar(settings: SidecarConfig) -> None:
 def _check_colocate(settings: ColocateConfig) -> None:
     _check_certificates(settings, settings.certificates)
     with contextlib.suppress(MissingExtraError):
-        extras.load("prfaas.colocate.server", extra="colocate").executor_settings(settings)
+        startup.load_extra("prfaas.colocate.server", extra="colocate").executor_settings(settings)
 
 
 def _check_console(settings: ConsoleConfig) -> None:

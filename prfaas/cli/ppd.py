@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import prfaas
-from prfaas.cli import extras
+from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.ppd.table_text import draw
@@ -133,7 +133,7 @@ def _weighted(table: PpdTable, flags: argparse.Namespace) -> PpdTable:
 
 def _build(flags: argparse.Namespace) -> int:
     _check_can_be_written(flags.out)
-    measurement = extras.load("prfaas.ppd.measurement", extra="router")
+    measurement = startup.load_extra("prfaas.ppd.measurement", extra="router")
     cells = [
         TableCell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps
     ]

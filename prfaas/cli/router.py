@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prfaas import config, grants, logs
-from prfaas.cli import extras, named_files, serving, traces
+from prfaas.cli import named_files, startup
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.router.config import RouterConfig
 
@@ -20,12 +20,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logs.setup("router")
     try:
-        server = extras.load("prfaas.router.server", extra="router")
+        server = startup.load_extra("prfaas.router.server", extra="router")
         secret = grants.read_secret(Path(settings.secret_file))
-        gateways = extras.load("prfaas.router.ext_proc.server", extra="gateway") if settings.ext_proc_listen else None
+        gateways = (
+            startup.load_extra("prfaas.router.ext_proc.server", extra="gateway") if settings.ext_proc_listen else None
+        )
         picker = gateways.open_picker if gateways else None
-        traces.send("router", settings.traces_endpoint, instance=settings.listen)
-        serving.serve(lambda: server.serve(settings, secret, picker=picker))
+        startup.send_spans("router", settings.traces_endpoint, instance=settings.listen)
+        startup.serve(lambda: server.serve(settings, secret, picker=picker))
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-router: {error}\n")
         return 2

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from prfaas import config, logs
-from prfaas.cli import extras, named_files, serving
+from prfaas.cli import named_files, startup
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.router.sidecar.config import SidecarConfig
 
@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logs.setup("sidecar")
     try:
-        server = extras.load("prfaas.router.sidecar.server", extra="router")
-        serving.serve(lambda: server.serve(settings))
+        server = startup.load_extra("prfaas.router.sidecar.server", extra="router")
+        startup.serve(lambda: server.serve(settings))
     except (ConfigError, MissingExtraError) as error:
         sys.stderr.write(f"prfaas-sidecar: {error}\n")
         return 2

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import prfaas
 from prfaas import config
-from prfaas.cli import extras
+from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
 
@@ -26,7 +26,7 @@ _TAKES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and report. Return 2 when an input cannot be used or an extra is missing."""
     try:
-        scenario = extras.load("prfaas.sim.scenario", extra="solve").Scenario
+        scenario = startup.load_extra("prfaas.sim.scenario", extra="solve").Scenario
         return _run(_parser(scenario).parse_args(argv))
     except (ConfigError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-sim: {' '.join(str(error).split())}\n")
@@ -66,8 +66,8 @@ def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object]) -> No
 
 
 def _run(flags: argparse.Namespace) -> int:
-    command = extras.load("prfaas.sim.command", extra="solve")
-    report = extras.load("prfaas.sim.report", extra="solve")
+    command = startup.load_extra("prfaas.sim.command", extra="solve")
+    report = startup.load_extra("prfaas.sim.report", extra="solve")
     given = config.given_flags(flags)
     _refuse_unused(flags, given)
     if flags.check_config:
@@ -97,7 +97,7 @@ def _plots(module: str, folder: Path | None) -> ModuleType | None:
     """Return the plot module and create `folder` before minutes of simulation. Return None without a folder."""
     if folder is None:
         return None
-    loaded = extras.load(module, extra="plot")
+    loaded = startup.load_extra(module, extra="plot")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

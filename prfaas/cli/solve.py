@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import prfaas
-from prfaas.cli import extras
+from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
 
@@ -59,16 +59,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(flags: argparse.Namespace) -> int:
-    command = extras.load("prfaas.solve.command", extra="solve")
+    command = startup.load_extra("prfaas.solve.command", extra="solve")
     study = command.plan_for(flags)
     if flags.json:
-        export = extras.load("prfaas.solve.report.export", extra="solve")
+        export = startup.load_extra("prfaas.solve.report.export", extra="solve")
         print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        report = extras.load("prfaas.solve.report.screen", extra="solve")
+        report = startup.load_extra("prfaas.solve.report.screen", extra="solve")
         print(report.render(study, compare_with_paper=command.is_case_study(flags)), end="")
     if flags.emit is not None:
-        _write(flags.emit, extras.load("prfaas.solve.report.export", extra="solve").manager_settings(study))
+        _write(flags.emit, startup.load_extra("prfaas.solve.report.export", extra="solve").manager_settings(study))
     if flags.plot is not None:
         _plot(flags.plot, study)
     return 0
@@ -82,7 +82,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _plot(folder: Path, study: object) -> None:
-    plots = extras.load("prfaas.solve.report.plots", extra="plot")
+    plots = startup.load_extra("prfaas.solve.report.plots", extra="plot")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         plots.write_all(study, folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from prfaas import tracing
-from prfaas.cli import traces
+from prfaas.cli import startup
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -116,5 +116,5 @@ def test_nothing_is_made_or_told_while_nobody_takes_spans() -> None:
 
 
 def test_no_endpoint_makes_no_spans() -> None:
-    traces.send("agent", "", instance="a")
+    startup.send_spans("agent", "", instance="a")
     assert tracing.root("request") is tracing.NO_SPAN
