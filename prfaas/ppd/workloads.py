@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from prfaas.scheduler.ppd import ContextClass, PpdTable, WorkloadType
+from prfaas.scheduler.ppd import ContextClass, WorkloadType
 
 NUM_TURNS = 2  # Requests of one conversation.
 # The authors' grid, in conversations that begin per second.
@@ -41,9 +41,3 @@ class TableCell:
     @property
     def second(self) -> tuple[int, int]:
         return SECOND_TURNS[self.workload]
-
-
-def by_requests(table: PpdTable) -> PpdTable:
-    """Return a table whose rates are conversations per second with its rates as requests per second."""
-    entries = tuple(replace(entry, qps=NUM_TURNS * entry.qps) for entry in table.entries)
-    return replace(table, entries=entries)

@@ -1,4 +1,4 @@
-"""What-if panel in Chromium: questions to the solver about the live instances, with the keyboard."""
+"""Panel for hypothetical plans in Chromium: questions to the solver about the live instances, with the keyboard."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import pytest
 
 from prfaas.cli.ppd import main
 from prfaas.ppd.table_text import draw
-from prfaas.ppd.workloads import REQUEST_RATES, by_requests
 from prfaas.scheduler.ppd import PpdEntry, PpdTable, read_measured, to_measured
 from tests.unit.scheduler.endpoint_picker.conformance import DATA
 
@@ -68,11 +67,3 @@ def test_unusable_input_is_named(
     except SystemExit as end:
         status = int(str(end.code))
     assert (status, named in capsys.readouterr().err) == (2, True)
-
-
-def test_table_in_conversations_becomes_one_in_requests_at_twice_the_rates() -> None:
-    table = read_measured(json.loads(AUTHORS.read_text()))
-    named = by_requests(table)
-    assert [entry.qps for entry in named.entries] == [2 * entry.qps for entry in table.entries]
-    assert [named.score(entry) for entry in named.entries] == [table.score(entry) for entry in table.entries]
-    assert tuple(sorted({entry.qps for entry in named.entries})) == REQUEST_RATES
