@@ -87,6 +87,8 @@ class AgentConfig:
         "ssd_wait_seconds": "engines wait 5 s for the SSD",
         "num_connections": "the agent chooses the number by round trip",
         "congestion_control": "the agent uses BBR where the kernel has it",
+        "max_link_rate": 'write `egress: [{peers: "*", max_rate: RATE, each: true}]`',
+        "peers": "the first transfer of an engine with another layout fails with `layout_mismatch`",
     }
 
     name: str = setting("text", required=True, doc="Unique name of this node: letters, digits, '.', '_' and '-'.")
@@ -118,9 +120,6 @@ class AgentConfig:
     ssd_bytes: int = setting("bytes", default=64 << 30, doc="Size of `ssd_directory`, over all layouts.")
     ssd_write_rate: float = setting(
         "rate", default=0.0, doc="Largest write rate to the SSD, against wear; 0: no limit."
-    )
-    max_link_rate: float = setting(
-        "rate", default=0.0, doc="Largest rate to one peer, over all connections; 0: no limit."
     )
     egress: tuple[PeerRateConfig, ...] = setting(
         records(PeerRateConfig),
@@ -154,11 +153,6 @@ class AgentConfig:
         "seconds",
         default=15.0,
         doc="Longest wait for a transfer that its sender has not opened.",
-    )
-    peers: tuple[str, ...] = setting(
-        "text_list",
-        default=(),
-        doc="Agents (name=host:port) whose layouts must match before an engine attaches.",
     )
     fetch_from: tuple[str, ...] = setting(
         "text_list",
@@ -230,8 +224,7 @@ class AgentConfig:
             raise ValueError(f"engines: instance {twice[0]} is named twice")
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
-        _addresses("fetch_from", self.fetch_from)
-        _addresses("peers", self.peers)
+        self.fetch_addresses()
         if self.compression not in ("auto", "off"):
             raise ValueError(f"compression: {self.compression!r}; write auto or off")
         if any(not entry.max_rate for entry in self.ingress):
@@ -251,8 +244,20 @@ class AgentConfig:
         return SsdSettings(self.ssd_directory, self.ssd_bytes, write_bytes_per_second=self.ssd_write_rate)
 
     def fetch_addresses(self) -> dict[str, str]:
-        """Return address by name of the agents in `fetch_from`."""
-        return _addresses("fetch_from", self.fetch_from)
+        """Return address by name of the agents in `fetch_from`.
+
+        Raises:
+            ValueError: An entry has another form.
+        """
+        pairs = [entry.partition("=") for entry in self.fetch_from]
+        for (name, _, address), entry in zip(pairs, self.fetch_from, strict=True):
+            try:
+                split_address(address)
+            except ValueError as error:
+                raise ValueError(f"fetch_from: {entry!r}: {error}; write name=host:port") from error
+            if not name:
+                raise ValueError(f"fetch_from: {entry!r}; write name=host:port")
+        return {name: address for name, _, address in pairs}
 
     def certificates(self, *, alpn_protocols: tuple[str, ...] = ()) -> Certificates | None:
         """Return the certificates for the wire and for pages beyond loopback; None for plain text.
@@ -269,16 +274,3 @@ class AgentConfig:
             ConfigError: The files cannot be used.
         """
         return Certificates.of(self) if self.engine_tls == "deployment" else None
-
-
-def _addresses(key: str, entries: tuple[str, ...]) -> dict[str, str]:
-    """Return address by name, or raise ValueError if an entry has another form."""
-    pairs = [entry.partition("=") for entry in entries]
-    for (name, _, address), entry in zip(pairs, entries, strict=True):
-        try:
-            split_address(address)
-        except ValueError as error:
-            raise ValueError(f"{key}: {entry!r}: {error}; write name=host:port") from error
-        if not name:
-            raise ValueError(f"{key}: {entry!r}; write name=host:port")
-    return {name: address for name, _, address in pairs}

@@ -45,7 +45,7 @@ from prfaas.agent.prefix.replicate import PrefixCopies
 from prfaas.agent.prefix.store import PrefixStore
 from prfaas.agent.status import LinkMetrics, StatusServer, measure_pool, pool_page
 from prfaas.agent.transfer.grant_check import GrantCheck
-from prfaas.agent.transfer.layouts import LayoutProbes, LayoutRegistry
+from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes, OutboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.plan import check_castable
@@ -117,7 +117,6 @@ class Agent:
         # Links, and all that leaves over them
         self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=self._link_event)
         self._link_metrics = LinkMetrics(self._links.stats)
-        self._layout_probes = LayoutProbes(config.peers, self._links.to)
         self._outbound = OutboundTransfers(
             grant_check=grant_check,
             pool=self._pool,
@@ -278,7 +277,7 @@ class Agent:
 
     # Engines
 
-    async def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, Arena | None]:
+    def _attach(self, attach: Attach, layout: Layout | None) -> tuple[Attached, Arena | None]:
         """Return the answer to an engine, and the arena for a worker.
 
         Raises:
@@ -288,10 +287,6 @@ class Agent:
             return Attached(self._name, 0, 0, 0, self._epoch), None
         if self._config.lossy_fp8:
             check_castable(layout)
-        found = await self._layout_probes.conflict(layout)
-        if found is not None:
-            raise LayoutError(found)
-        # No await follows until the listener has added the worker, so no second worker can pass this check.
         self._engines.check_conflicts(attach, layout)
         try:
             arena = self._pool.arena(layout)
@@ -362,10 +357,9 @@ class Agent:
         self._call_on_loop(self._on_link_event, event)
 
     def _on_link_event(self, event: SendEvent) -> None:
-        if not self._layout_probes.on_event(event):
-            self._outbound.on_event(event)
-            self._copies.on_event(event)
-            self._outbound_probes.on_event(event)
+        self._outbound.on_event(event)
+        self._copies.on_event(event)
+        self._outbound_probes.on_event(event)
 
     def _receiver_event(self, event: ReceiveEvent) -> None:
         self._call_on_loop(self._inbound.on_event, event)

@@ -81,7 +81,6 @@ class Links:
     def _link_config(self, peer: AgentName) -> LinkConfig:
         config = self._config
         return LinkConfig(
-            max_bytes_per_second=config.max_link_rate,
             reconnect_seconds=config.reconnect_seconds,
             certificates=self._certificates,
             insecure_plaintext=config.insecure_plaintext,

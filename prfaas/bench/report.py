@@ -95,7 +95,8 @@ def recommendations(measurement: Measurement, host: Host) -> list[str]:
         advice.append(f"raise net.core.wmem_max to {SEND_BUFFER_BYTES}: it bounds each connection's bytes in flight")
     if link.retransmit_ratio > LOSSY_RATIO:
         rate = 0.95 * measurement.bytes_per_second * 8e-9
-        advice.append(f"the path's queue overflows: set max_link_rate of the agent to {rate:.2f}Gbps")
+        entry = f"{{peers: '*', max_rate: {rate:.2f}Gbps, each: true}}"
+        advice.append(f"the path's queue overflows: set egress of the agent to [{entry}]")
     if cores > BUSY_CORES:
         advice.append(f"sending took {cores:.1f} processors: keep as many free for the agent")
     prefill_rate = measurement.cold.num_bytes / measurement.prefill_seconds if measurement.prefill_seconds else 0.0

@@ -115,13 +115,9 @@ def read_lossy(data: bytes) -> int:
 
 def read_body(data: bytes) -> None:
     """Read the agents' own part of an OPEN."""
-    for decode in (open_body.read_grant, open_body.OpenBody.decode, _read_probe, open_body.decode_link_probe):
+    for decode in (open_body.read_grant, open_body.OpenBody.decode, open_body.decode_link_probe):
         with contextlib.suppress(RemoteProtocolError, LayoutError):
             decode(data)
-
-
-def _read_probe(data: bytes) -> None:
-    open_body.read_layout(open_body.decode_layout_probe(data))
 
 
 READERS = (read_connection, read_stranger, read_answers, read_handshake, read_packed, read_lossy, read_body)
@@ -164,7 +160,7 @@ def good_inputs() -> list[bytes]:
     layout = Layout("m", "", Shard(0, 1), (KVGroup("full_attention", 16, (layer,)),))
     groups = (GroupBlocks(0, 0, (BlockHash(bytes(16)),), BlockHash(bytes(16))),)
     body = open_body.OpenBody(b"grant", (layout.fingerprint,), (layout,), groups, trace="00-trace").encode()
-    bodies = [body, open_body.encode_layout_probe(layout), open_body.encode_link_probe(b"grant")]
+    bodies = [body, open_body.encode_link_probe(b"grant")]
     hello, _, proof = handshake_frames
     bare = [frame[HEADER_BYTES:] for frame in handshake_frames]
     kinds = ([*frames, b"".join(frames)], [hello, hello + proof], answers, bare, packed, [lossy], bodies)

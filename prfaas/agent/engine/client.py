@@ -27,7 +27,7 @@ from prfaas.agent.engine.ring import RingWriter
 from prfaas.errors import AgentUnreachable, LayoutError, PrfaasError, RemoteProtocolError
 from prfaas.kv.layout import Layout
 
-# The agent may ask its peers about the layout before it answers.
+# The agent makes the arena before it answers.
 ATTACH_TIMEOUT_SECONDS = 10.0
 REATTACH_INTERVAL_SECONDS = 1.0
 # An agent that leaves so much unread hangs.

@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -132,7 +132,7 @@ class PendingClaims:
 class EngineCallbacks:
     """Functions of the agent that the listener calls. `attach` raises LayoutError to refuse an engine."""
 
-    attach: Callable[[Attach, Layout | None], Awaitable[tuple[Attached, Arena | None]]]
+    attach: Callable[[Attach, Layout | None], tuple[Attached, Arena | None]]
     attached: Callable[[EngineConnection], None]
     message: Callable[[EngineConnection, Message], None]
     ring_written: Callable[[EngineConnection], None]
@@ -250,7 +250,7 @@ class EngineListener:
             if not isinstance(attach, Attach):
                 raise LayoutError(f"the first message is Attach, not {type(attach).__name__}")
             layout = _layout_of(attach)
-            attached, arena = await self._callbacks.attach(attach, layout)
+            attached, arena = self._callbacks.attach(attach, layout)
         except LayoutError as error:
             _log.warning("engine.refused", message=str(error))
             await loop.sock_sendall(client, encode(Refused(str(error))))

@@ -1,29 +1,23 @@
-"""Layouts that this node and its peers know, and the questions about them before an engine attaches.
+"""Layouts that this node and its peers know.
 
 A sender omits layouts that the peer's process accepted before (`AcceptedLayouts`). A receiver keeps its engines' layouts
-and those of engines of other tensor-parallel sizes (`LayoutRegistry`). Before an engine attaches, its agent asks the
-configured peers whether they hold the model with another layout (`LayoutProbes`).
+and those of engines of other tensor-parallel sizes (`LayoutRegistry`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from prfaas.agent.transfer.grant_check import TransferRefused
-from prfaas.agent.transfer.open_body import OpenBody, decode_layout_probe, encode_layout_probe, read_layout
+from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.agent.transfer.repack import repack_obstacle
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.kv.layout import Layout, difference, fingerprint_of
+from prfaas.kv.layout import Layout, difference
 from prfaas.transport.receiver.admission import FairQuota
-from prfaas.transport.receiver.api import Acceptance, OpenRequest, Rejection
-from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
-from prfaas.transport.sender.link import Link
-from prfaas.types import AgentName, TransferId
+from prfaas.types import AgentName
 
 # Each layout of another tensor-parallel size costs a file descriptor and a little memory.
 MAX_FOREIGN_LAYOUTS = 256
@@ -31,9 +25,6 @@ MAX_FOREIGN_LAYOUTS = 256
 # An engine of eight ranks and 130 layers describes 200 KB, once.
 MAX_DESCRIBED_BYTES = 4 << 20
 DESCRIBED_PERIOD_SECONDS = 4.0
-# A peer that does not answer a probe by then counts as down, which is no conflict.
-PROBE_DEADLINE_SECONDS = 2.0
-TOO_MANY_LAYOUTS = "peers have described too many layouts recently; try again later"
 
 
 class AcceptedLayouts:
@@ -98,30 +89,10 @@ class LayoutRegistry:
         """
         if all(self._pool.arena_of(fingerprint) is not None for fingerprint in fingerprints):
             return False
-        if not self._may_describe(peer, num_bytes):
-            raise TransferRefused("no_memory", TOO_MANY_LAYOUTS)
+        if not self._described.has_room(peer, num_bytes):
+            raise TransferRefused("no_memory", "peers have described too many layouts recently; try again later")
+        self._described.change(peer, num_bytes)
         return True
-
-    def _may_describe(self, peer: str, num_bytes: int) -> bool:
-        """Return whether a peer may describe `num_bytes` of unknown layouts now, and count them."""
-        has_room = self._described.has_room(peer, num_bytes)
-        if has_room:
-            self._described.change(peer, num_bytes)
-        return has_room
-
-    def answer_probe(self, request: OpenRequest) -> Acceptance | Rejection:
-        """Return whether the probed layout fits the engines here.
-
-        Raises:
-            LayoutError: The layout is malformed.
-            RemoteProtocolError: The body is not a layout probe.
-        """
-        packed = decode_layout_probe(request.open_body)
-        arena = self._pool.arena_of(fingerprint_of(packed))
-        if arena is None and not self._may_describe(request.peer_name, len(packed)):
-            return Rejection("no_memory", TOO_MANY_LAYOUTS)
-        found = self.conflict(read_layout(packed) if arena is None else arena.layout)
-        return Rejection("layout_mismatch", found) if found else Acceptance(held=(), destination=_no_object)
 
     def conflict(self, peer_layout: Layout) -> str | None:
         """Return why engines of the same model here cannot read blocks of `peer_layout`, or None.
@@ -197,54 +168,3 @@ class LayoutRegistry:
         """Return whether engines here have the model, all in other tensor-parallel sizes."""
         own_layouts = self._of_model(peer_layout.model)
         return bool(own_layouts) and all(layout.shard.size != peer_layout.shard.size for layout in own_layouts)
-
-
-class LayoutProbes:
-    """Layout probes to peers. Runs on the agent's loop."""
-
-    def __init__(self, peers: Sequence[str], link_to: Callable[[str, AgentName], Link]) -> None:
-        """`peers` are name=host:port."""
-        self._peers = peers
-        self._link_to = link_to
-        self._answers: dict[TransferId, asyncio.Future[str | None]] = {}
-
-    async def conflict(self, layout: Layout) -> str | None:
-        """Ask all peers and return a conflict with the layout, or None."""
-        answers = await asyncio.gather(*(self._probe(peer, layout) for peer in self._peers))
-        return next((answer for answer in answers if answer), None)
-
-    async def _probe(self, peer: str, layout: Layout) -> str | None:
-        name, _, address = peer.partition("=")
-        transfer_id = TransferId(secrets.token_bytes(16))
-        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._answers[transfer_id] = answer
-        self._link_to(address, AgentName(name)).open(
-            SendRequest(
-                transfer_id=transfer_id,
-                open_body=encode_layout_probe(layout),
-                object_bytes=[],
-                source=_no_object,
-                priority=0,
-                deadline_seconds=PROBE_DEADLINE_SECONDS,
-            )
-        )
-        try:
-            async with asyncio.timeout(2 * PROBE_DEADLINE_SECONDS):
-                return await answer
-        except TimeoutError:
-            return None
-        finally:
-            del self._answers[transfer_id]
-
-    def on_event(self, event: SendEvent) -> bool:
-        """Take an event of a link; return whether it belongs to a probe."""
-        answer = self._answers.get(TransferId(event.transfer_id))
-        if answer is not None and not answer.done() and isinstance(event, SendCompleted):
-            answer.set_result(None)
-        elif answer is not None and not answer.done() and isinstance(event, SendFailed):
-            answer.set_result(event.message if event.reason == "layout_mismatch" else None)
-        return answer is not None
-
-
-def _no_object(index: int) -> memoryview:
-    raise AssertionError(f"a layout probe has no object {index}")

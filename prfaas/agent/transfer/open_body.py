@@ -1,4 +1,4 @@
-"""Bodies of OPEN frames, opaque to the transport: transfers, prefix copies, layout probes and link probes."""
+"""Bodies of OPEN frames, opaque to the transport: transfers, prefix copies and link probes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from prfaas.kv.layout import FINGERPRINT_BYTES, MAX_LAYERS, Layout
 from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Fields, fields_of
 from prfaas.types import BlockHash, GroupBlocks
 
-LAYOUT_PROBE = "probe"
 LINK_PROBE = "link_probe"
 _GRANT_KINDS: dict[str, GrantKind] = {"open": "transfer", "copy": "copy"}
 MAX_KIND_BYTES = 16
@@ -116,18 +115,8 @@ def _grant_kind(fields: Fields) -> GrantKind:
 
 def _read_layouts(packed: memoryview) -> tuple[Layout, ...]:
     with fields_of(packed, reason="open_body", what="not layouts of this version") as fields:
-        return tuple(read_layout(fields.packed(max_bytes=MAX_LAYOUT_BYTES)) for _ in fields.items(MAX_RANKS))
-
-
-def read_layout(packed: bytes | memoryview) -> Layout:
-    """Return the layout that a peer packed. Unpacking takes up to eighty times its bytes.
-
-    Raises:
-        RemoteProtocolError: The bytes are not a map.
-        LayoutError: The layout is malformed.
-    """
-    with fields_of(packed, reason="open_body", what="not a layout of this version") as fields:
-        return Layout.from_dict(fields.any(dict, max_bytes=MAX_LAYOUT_BYTES))
+        # Unpacking takes up to eighty times the bytes.
+        return tuple(Layout.from_dict(fields.any(dict, max_bytes=MAX_LAYOUT_BYTES)) for _ in fields.items(MAX_RANKS))
 
 
 def _groups(fields: Fields) -> tuple[GroupBlocks, ...]:
@@ -142,25 +131,6 @@ def _group(fields: Fields) -> list[object]:
 def _copied(fields: Fields) -> CopiedPrefix:
     fields.array(2)
     return CopiedPrefix(fields.octets(MAX_BODY_BYTES), BlockHash(fields.exactly(HASH_BYTES)))
-
-
-def encode_layout_probe(layout: Layout) -> bytes:
-    """Return the body of an OPEN without objects that asks whether the peer accepts this layout."""
-    body: bytes = msgpack.packb([LAYOUT_PROBE, layout.to_dict()])
-    return body
-
-
-def decode_layout_probe(body: bytes) -> memoryview:
-    """Return the packed layout of a layout probe, unread.
-
-    Raises:
-        RemoteProtocolError: The body is not a layout probe.
-    """
-    with fields_of(body, reason="open_body", what="not a probe of this version") as fields:
-        fields.array(2)
-        if fields.text(MAX_KIND_BYTES) != LAYOUT_PROBE:
-            raise ValueError("an open without objects is a probe")
-        return fields.packed(max_bytes=MAX_LAYOUT_BYTES)
 
 
 def encode_link_probe(grant: bytes) -> bytes:

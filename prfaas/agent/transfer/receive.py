@@ -159,7 +159,7 @@ def read_offer(request: OpenRequest, grant: Grant, layouts: LayoutRegistry) -> O
         plan = make_plan(tuple(arena.layout for arena in arenas), groups, grant.num_tokens)
     except RemoteProtocolError as error:
         raise TransferRefused("protocol", str(error)) from error
-    if list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:
+    if not plan.object_bytes or list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:
         raise TransferRefused("protocol", "the objects are not those of the grant and the layout")
     return Offer(plan, arenas, request.peer_name, opened.trace)
 
@@ -261,10 +261,10 @@ class InboundTransfers:
             _log.exception("transfer.open_crashed", transfer_id=request.transfer_id.hex())
             reply(Rejection("protocol", "this agent cannot read the open"))
 
-    def _answer(self, request: OpenRequest) -> Acceptance | Rejection:
+    def _answer(self, request: OpenRequest) -> Acceptance:
         if is_link_probe(request.open_body):
             return self._probes.accept(request)
-        return self._accept(request) if request.object_bytes else self._layouts.answer_probe(request)
+        return self._accept(request)
 
     def _accept(self, request: OpenRequest) -> Acceptance:
         token, kind = read_grant(request.open_body)

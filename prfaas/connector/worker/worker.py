@@ -16,8 +16,8 @@ from prfaas.connector.worker.copy_host import Copier, LayerBlocks
 from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
 
-# An agent replies within a millisecond unless it asks its peers first. Until it has replied, steps run without copies, and
-# the agent keeps what the scheduler side claims.
+# An agent replies within milliseconds. Until it has replied, steps run without copies, and the agent keeps what the
+# scheduler side claims.
 REATTACH_WAIT_SECONDS = 0.02
 _log = logs.get("connector.worker")
 

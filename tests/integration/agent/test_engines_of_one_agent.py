@@ -116,7 +116,7 @@ def test_request_cancelled_before_workers_attach_never_starts(agents: Agents, no
 
 
 def test_only_one_of_two_simultaneous_workers_of_a_rank_attaches(agents: Agents) -> None:
-    node = agents.start("node", **{"peers": "gone=127.0.0.1:1", "reconnect-seconds": "0.2s"})
+    node = agents.start("node")
     attached: list[AgentClient] = []
     refused: list[str] = []
 
@@ -145,7 +145,7 @@ def test_second_engine_with_the_same_name_is_refused(agents: Agents) -> None:
 
 
 async def test_engine_that_reads_no_messages_is_disconnected(tmp_path: Path) -> None:
-    async def attach_engine(attach: Attach, engine_layout: Layout | None) -> tuple[Attached, None]:
+    def attach_engine(attach: Attach, engine_layout: Layout | None) -> tuple[Attached, None]:
         return Attached(AgentName("node"), 0, 0, 0, 1), None
 
     lost: list[EngineConnection] = []

@@ -318,28 +318,6 @@ def test_transfer_between_different_layouts_is_refused(agents: Agents) -> None:
     receiver.fails("layout_mismatch")
 
 
-@pytest.mark.parametrize(
-    ("peer_layout", "named"),
-    [(layout(dtype="bfloat16"), "dtype"), (layout(shard_size=2), "tensor-parallel size: 1 here, 2 there")],
-)
-def test_layout_that_differs_from_a_peers_cannot_attach(agents: Agents, peer_layout: Layout, named: str) -> None:
-    west = agents.start("west")
-    east = agents.start("east", peers=f"west={west.wire}")
-    receiver = agents.engine(west, "w")
-    wait_until(lambda: named in _refusal(agents, east, peer_layout), what="a refusal")
-    agents.engine(east, "e2").close()
-    receiver.close()
-
-
-def _refusal(agents: Agents, agent: RunningAgent, engine_layout: Layout) -> str:
-    """Return why the agent refuses an engine; "" also if a peer answered too late, which is no conflict."""
-    try:
-        agents.engine(agent, "e", engine_layout).close()
-    except LayoutError as error:
-        return str(error)
-    return ""
-
-
 def test_layout_that_differs_from_a_local_engine_cannot_attach(agents: Agents) -> None:
     west = agents.start("west")
     first = agents.engine(west, "a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import socket
 import time
 import tracemalloc
@@ -23,11 +22,11 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.agent.engine.server import EngineConnection
-from prfaas.agent.transfer.grant_check import GrantCheck
+from prfaas.agent.transfer.grant_check import GrantCheck, TransferRefused
 from prfaas.agent.transfer.layouts import DESCRIBED_PERIOD_SECONDS, MAX_DESCRIBED_BYTES, LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog
-from prfaas.agent.transfer.open_body import MAX_RANKS, OpenBody, encode_layout_probe
+from prfaas.agent.transfer.open_body import MAX_RANKS, OpenBody
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.agent.transfer.receive import MAX_OUTCOMES, InboundTransfers
 from prfaas.cachepool.arena import Arena
@@ -144,12 +143,6 @@ class Node:
         self.transfers.on_open(
             OpenRequest(TRANSFER, "east", body.encode(), ObjectSizes.of(sizes), 60.0), self.answers.append
         )
-        return self.answers[-1]
-
-    def probe(self, layout: Layout, *, peer: str = "east") -> Acceptance | Rejection:
-        """Send a layout probe and return the answer."""
-        request = OpenRequest(os.urandom(16), peer, encode_layout_probe(layout), ObjectSizes.of([]), 60.0)
-        self.transfers.on_open(request, self.answers.append)
         return self.answers[-1]
 
     def claim(self, groups: tuple[GroupBlocks, ...] = GROUPS, *, engine: EngineConnection | None = None) -> None:
@@ -327,21 +320,16 @@ def _long(model: str) -> Layout:
 
 
 def test_unknown_layouts_are_read_up_to_a_limit_per_period(node: Node) -> None:
-    num_bytes = len(encode_layout_probe(_long("m-0")))
-    answers = [node.probe(_long(f"m-{number}")) for number in range(2 * MAX_DESCRIBED_BYTES // num_bytes)]
-    refused = [answer.reason for answer in answers if isinstance(answer, Rejection)]
-    assert set(refused) == {"no_memory"}
-    assert 0 < (len(answers) - len(refused)) * num_bytes <= MAX_DESCRIBED_BYTES
-    assert isinstance(node.probe(_long("another"), peer="north"), Acceptance), "another peer has its own share"
-    node.transfers.expire(time.monotonic() + 2 * DESCRIBED_PERIOD_SECONDS)
-    assert isinstance(node.probe(_long("later")), Acceptance)
-
-
-def test_known_layout_may_be_probed_without_limit(node: Node) -> None:
+    layouts, num_bytes = node.layouts, MAX_DESCRIBED_BYTES // 4
+    assert layouts.wants_description("east", (b"unknown",), num_bytes)
+    with pytest.raises(TransferRefused, match="too many layouts"):
+        layouts.wants_description("east", (b"unknown",), MAX_DESCRIBED_BYTES)
+    assert layouts.wants_description("north", (b"unknown",), num_bytes), "another peer has its own share"
     native = _long("m")
     node.attach(native)
-    for _ in range(2 * MAX_DESCRIBED_BYTES // len(encode_layout_probe(native))):
-        assert isinstance(node.probe(native), Acceptance)
+    assert not layouts.wants_description("east", (native.fingerprint,), num_bytes), "a known layout is not read"
+    node.transfers.expire(time.monotonic() + 2 * DESCRIBED_PERIOD_SECONDS)
+    assert layouts.wants_description("east", (b"unknown",), num_bytes)
 
 
 def test_refused_layouts_are_read_once_per_grant(node: Node) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from prfaas.agent.transfer.grant_check import TransferRefused
-from prfaas.agent.transfer.layouts import MAX_DESCRIBED_BYTES, TOO_MANY_LAYOUTS, AcceptedLayouts, LayoutRegistry
-from prfaas.agent.transfer.open_body import OpenBody, encode_layout_probe
+from prfaas.agent.transfer.layouts import AcceptedLayouts, LayoutRegistry
+from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
-from prfaas.errors import RemoteProtocolError
 from prfaas.kv.layout import Layout
-from prfaas.transport.protocol.messages import ObjectSizes
-from prfaas.transport.receiver.api import Acceptance, OpenRequest, Rejection
 from prfaas.types import AgentName
 from tests.support.pool_integrity import check_integrity
-from tests.support.pool_layouts import hybrid
 from tests.support.repack_models import Attention, Cut, layouts
 
 PEER, RANKS = "west", (b"rank 0", b"rank 1")
@@ -138,45 +132,3 @@ def test_arena_of_a_local_engine_is_never_dropped(node: Node) -> None:
     for block_tokens in (48, 64, 80):
         node.layouts.has_foreign(layouts([Attention(4)], Cut(2, block_tokens)))
     assert all(node.pool.arena_of(layout.fingerprint) for layout in layouts([Attention(4)], Cut(2, 16)))
-
-
-@pytest.fixture
-def registry() -> Iterator[LayoutRegistry]:
-    """Registry of a node whose engine has a layout of the model."""
-    with contextlib.closing(Pool(1 << 20)) as pool:
-        pool.arena(hybrid())
-        yield LayoutRegistry(AgentName("west"), pool)
-
-
-def _ask(registry: LayoutRegistry, layout: Layout) -> Acceptance | Rejection:
-    return registry.answer_probe(_request(encode_layout_probe(layout)))
-
-
-def _request(body: bytes) -> OpenRequest:
-    return OpenRequest(bytes(16), "east", body, ObjectSizes.of([]), 60.0)
-
-
-@pytest.mark.parametrize("layout", [hybrid(), hybrid("another")], ids=["the same", "of a model that is not here"])
-def test_matching_or_unknown_layout_passes_the_probe(registry: LayoutRegistry, layout: Layout) -> None:
-    answer = _ask(registry, layout)
-    assert isinstance(answer, Acceptance) and not answer.held
-
-
-def test_different_layout_of_a_known_model_fails_the_probe(registry: LayoutRegistry) -> None:
-    answer = _ask(registry, replace(hybrid(), groups=hybrid().groups[:1]))
-    assert isinstance(answer, Rejection) and answer.reason == "layout_mismatch"
-    assert answer.message.startswith("west holds this model with another layout")
-
-
-def test_unknown_layouts_are_read_up_to_a_limit(registry: LayoutRegistry) -> None:
-    while registry._may_describe("east", MAX_DESCRIBED_BYTES // 64):
-        pass
-    while registry._may_describe("east", 1):
-        pass
-    assert _ask(registry, hybrid("another")) == Rejection("no_memory", TOO_MANY_LAYOUTS)
-    assert isinstance(_ask(registry, hybrid()), Acceptance)
-
-
-def test_malformed_probe_breaks_the_protocol(registry: LayoutRegistry) -> None:
-    with pytest.raises(RemoteProtocolError):
-        registry.answer_probe(_request(b"\x92\xa4open\x80"))

@@ -12,17 +12,14 @@ from prfaas.agent.transfer.open_body import (
     MAX_LAYOUTS_BYTES,
     CopiedPrefix,
     OpenBody,
-    decode_layout_probe,
     decode_link_probe,
-    encode_layout_probe,
     read_grant,
-    read_layout,
 )
 from prfaas.agent.transfer.plan import check_castable, make_plan
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
 from prfaas.kv.group import KVGroup
-from prfaas.kv.layout import Layout, fingerprint_of
+from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.transport.protocol.messages import MAX_BODY_BYTES
 from prfaas.types import GroupBlocks, Shard
@@ -110,15 +107,6 @@ def test_open_body_without_trace_has_no_trace_field() -> None:
     assert OpenBody.decode(traced.encode()) == traced
 
 
-def test_layout_probe_survives_a_round_trip_and_is_not_an_open() -> None:
-    packed = decode_layout_probe(encode_layout_probe(_layout()))
-    assert read_layout(packed) == _layout()
-    assert fingerprint_of(packed) == _layout().fingerprint
-    with pytest.raises(RemoteProtocolError) as refused:
-        OpenBody.decode(encode_layout_probe(_layout()))
-    assert refused.value.reason == "open_body"
-
-
 _COPY_OF_A_SHORT_ROOT = msgpack.packb(["copy", b"g", [b"f"], [], [bytes(48), bytes(15)]])
 
 
@@ -135,7 +123,7 @@ EMPTY_LISTS = b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)
 @pytest.mark.parametrize("before", [b"", b"\x95", b"\x95\xa4open", b"\x95\xa4open\xc4\x05grant"])
 def test_open_body_with_too_many_items_takes_no_memory(before: bytes) -> None:
     body = before + EMPTY_LISTS
-    for decode in (read_grant, OpenBody.decode, decode_layout_probe, decode_link_probe):
+    for decode in (read_grant, OpenBody.decode, decode_link_probe):
         tracemalloc.start()
         if decode is read_grant and before.endswith(b"grant"):
             assert read_grant(body) == (b"grant", "transfer")
@@ -234,11 +222,8 @@ def test_open_body_with_numbers_in_place_of_bytes_is_refused(fields: list[object
 
 def test_deeply_nested_bodies_are_refused() -> None:
     deep = b"\xa5model" + b"\x91" * 1000 + b"\x90"
-    for encoded, decode in (
-        (encode_layout_probe(_layout()), lambda body: read_layout(decode_layout_probe(body))),
-        (OpenBody(b"g", (b"f",), (_layout(),), GROUPS).encode(), OpenBody.decode),
-    ):
-        body = encoded.replace(b"\xa5model\xa1m", deep)
-        assert body != encoded
-        with pytest.raises(LayoutError, match="model: list is the wrong type"):
-            decode(body)
+    encoded = OpenBody(b"g", (b"f",), (_layout(),), GROUPS).encode()
+    body = encoded.replace(b"\xa5model\xa1m", deep)
+    assert body != encoded
+    with pytest.raises(LayoutError, match="model: list is the wrong type"):
+        OpenBody.decode(body)

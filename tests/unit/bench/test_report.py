@@ -40,7 +40,7 @@ def test_a_host_that_holds_a_long_link_back_is_named(host: Host, word: str) -> N
 def test_an_overflowing_queue_asks_for_a_limit_below_what_was_reached() -> None:
     lossy = replace(RUN, link=replace(LINK, sent_bytes=100, retransmitted_bytes=10))
     advice = recommendations(Measurement(lossy, [lossy]), GOOD_HOST)
-    assert len(advice) == 1 and "max_link_rate" in advice[0] and "3.80Gbps" in advice[0]
+    assert len(advice) == 1 and "egress" in advice[0] and "3.80Gbps" in advice[0]
 
 
 def test_sending_that_fills_a_processor_is_named() -> None:
