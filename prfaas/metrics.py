@@ -202,7 +202,7 @@ CONNECTOR_STATE_TAIL_BYTES = _counter(
 )
 CONNECTOR_RING_OVERFLOWS = _counter(
     "prfaas_connector_ring_overflows",
-    "Engine steps that began with a full ring: the agent hangs or is too slow.",
+    "Times that the ring to the agent became full: the agent hangs or is too slow.",
 )
 
 REQUESTS = _counter(

@@ -59,7 +59,7 @@ class Counts:
     transfers: Counter[tuple[TransferKind, str]] = field(default_factory=Counter)
     copied_bytes: Counter[Direction] = field(default_factory=Counter)
     state_tail_bytes: int = 0  # States that left after the forward pass, since no hook reported the layer's end.
-    ring_overflows: int = 0  # Steps that found entries for which the agent's ring had no room.
+    ring_overflows: int = 0  # Times that the agent's ring became full.
 
     def take(self) -> Counts:
         """Return the counts and start again at zero."""

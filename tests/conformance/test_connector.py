@@ -126,22 +126,6 @@ def test_requests_end_right_when_blocks_are_scarce(engines: ScheduledEngines, ad
     engines.assert_nothing_is_left()
 
 
-def test_requests_with_priorities_end_right_when_blocks_are_scarce(engines: ScheduledEngines) -> None:
-    """The most urgent request comes last, so vLLM preempts others for it."""
-    prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", num_blocks=24, policy="priority")
-    prompts = [prompt_of(seed, LENGTH) for seed in range(16, 20)]
-    grants = [engines.grant(prompt) for prompt in prompts]
-    ids = [
-        _decode(decoder, prompt, grant, answer_tokens=60, priority=-number)
-        for number, (prompt, grant) in enumerate(zip(prompts, grants, strict=True))
-    ]
-    ids += [_prefill(prefiller, *leg) for leg in zip(prompts, grants, strict=True)]
-    engines.run_until_finished(ids)
-    assert decoder.told.wrong_blocks == []
-    assert decoder.told.outcomes == {"receive completed": 4}
-    engines.assert_nothing_is_left()
-
-
 @pytest.mark.parametrize(("policy", "on_the_wire"), [("priority", ORDINARY - 2), ("fcfs", ORDINARY)])
 def test_priority_applies_to_the_wire_if_vllm_schedules_by_priority(
     engines: ScheduledEngines, policy: str, on_the_wire: int

@@ -276,8 +276,6 @@ class FakeEngine:
         loaded = self.worker.take_results()
         self.scheduler.on_loaded(loaded.loaded, failed=loaded.failed)
         self.scheduler.on_stored(loaded.stored)
-        if self.worker.has_backlog:
-            self.scheduler.on_backlog()
         self._loading -= loaded.loaded
         for request_id in loaded.stored | loaded.loaded & self._kept.keys():
             self._release(request_id)

@@ -212,7 +212,8 @@ class InboundTransfers(TransferTable[InboundTransfer]):
             self._release(transfer, "aborted")
 
     def fail_all(self, reason: Outcome) -> None:
-        """Give up all transfers. A running load ends by itself: its slots stay mapped."""
+        """Give up all transfers. Planned loads fail; a running load ends by itself, since its slots stay mapped."""
+        self._failed_loads += [load.request_id for load in self.take_loads()]
         for transfer in self:
             if not transfer.is_loading:
                 self._release(transfer, reason)

@@ -103,9 +103,7 @@ class SchedulerSide:
         )
         self._unanswered_since = math.inf  # Monotonic seconds of the first question since the agent's last message.
         self._refused: dict[str, Outcome] = {}  # Prefill legs that run without a transfer.
-        self._failed_loads: list[str] = []  # Loads planned with an agent that was lost since.
         self._forgotten: TransferId | None = None  # Latest reset that the agent has completed.
-        self._has_backlog = False
         self._may_sleep = False  # The last step computed nothing, and the present one has found no work yet.
         self._max_pause_seconds = MAX_PAUSE_SECONDS if sleeps_when_idle else 0.0
         self._pause_seconds = FIRST_PAUSE_SECONDS
@@ -256,7 +254,6 @@ class SchedulerSide:
         self.num_messages += 1
         for transfers in (self._outbound, self._lookups, self._inbound, self._stores):
             transfers.fail_all(reason)
-        self._failed_loads += [load.request_id for load in self._inbound.take_loads()]
 
     def reset(self, model: str) -> bool:
         """Have the agent forget all KV of a model; return False if it does not confirm in time.
@@ -292,16 +289,11 @@ class SchedulerSide:
     @property
     def _has_work(self) -> bool:
         """True if transfers are pending, or the workers do not know yet that one has ended."""
-        is_pending = self._outbound.has_work or self._inbound.has_work or self._lookups or self._stores.has_work
-        return bool(is_pending or self._failed_loads)
+        return bool(self._outbound.has_work or self._inbound.has_work or self._lookups or self._stores.has_work)
 
     def plan_step(self, scheduled: Iterable[ScheduledRequest]) -> Step:
         """Return the copies of this step. Without copies it is the same object each time."""
-        step = self._plan(scheduled) if self._has_work else self._plan_nothing(scheduled)
-        if self._has_backlog and self._may_sleep:
-            self._pause()
-        self._has_backlog = False
-        return step
+        return self._plan(scheduled) if self._has_work else self._plan_nothing(scheduled)
 
     def _plan_nothing(self, scheduled: Iterable[ScheduledRequest]) -> Step:
         self._may_sleep = next(iter(scheduled), None) is None
@@ -337,8 +329,7 @@ class SchedulerSide:
         self._inbound.expire(now)
         if is_idle and not saves and self._inbound.num_awaited:
             self._pause()  # The engine does not ask for these requests, so no other call sleeps.
-        failed, self._failed_loads = (*self._failed_loads, *self._inbound.take_failed_loads()), []
-        loads, ends = self._inbound.take_loads(), self._outbound.take_ends()
+        loads, ends, failed = self._inbound.take_loads(), self._outbound.take_ends(), self._inbound.take_failed_loads()
         attached = self._client.attached
         return Step(tuple(saves), loads, ends, attached.epoch, failed, attached.session)
 
@@ -372,14 +363,10 @@ class SchedulerSide:
         """True if finished requests keep blocks that the engine gets back within a few steps."""
         return self._stores.will_free_blocks
 
-    def on_backlog(self) -> None:
-        """Note that a worker has entries for which the ring had no room. A lost agent gets none."""
-        self._has_backlog = self._client.connected
-
     @property
     def needs_steps(self) -> bool:
-        """True if the engine must step without requests: to copy pinned blocks, or to write a worker's backlog."""
-        return self._stores.has_pins or self._has_backlog
+        """True if the engine must step without requests, to copy pinned blocks."""
+        return self._stores.has_pins
 
     def on_blocks_lost(self) -> None:
         """Cancel all planned copies: the engine has dropped its block tables."""

@@ -12,7 +12,7 @@ vLLM creates one instance in the scheduler's process and one in each worker's. I
 | scheduler | blocks allocated | update_state_after_alloc | names the targets of received blocks; 0 tokens: no load |
 | scheduler | blocks run out | has_pending_block_frees | tells of blocks that finished requests will free |
 | scheduler | each step | build_connector_meta | names the step's copies; pins blocks of checkpoints |
-| scheduler | no request left | has_pending_push_work | asks for steps for checkpoints and ring entries |
+| scheduler | no request left | has_pending_push_work | asks for steps for checkpoints |
 | worker | engine start | register_kv_caches | describes the layout, attaches to the agent |
 | worker | each step, before the forward pass | bind_connector_metadata | takes the step's copies |
 | worker | each attention layer, if the step saves any | wait_for_layer_load | nothing: requests run once all is loaded |
@@ -21,7 +21,6 @@ vLLM creates one instance in the scheduler's process and one in each worker's. I
 | worker | after the forward pass | start_load_kv | copies received slots into blocks |
 | worker | after the forward pass | wait_for_save | copies layers without a hook; ends the pass |
 | worker | after the forward pass | get_transfer_results | names the loaded requests |
-| worker | after the forward pass | build_connector_worker_meta | tells whether ring entries are left |
 | scheduler | output of a step | update_connector_output | releases slots of loaded requests; wakes parked requests |
 | scheduler | end of a request | request_finished_all_groups | completes or cancels; stores its blocks in the pool |
 | scheduler | reset of caches | reset_cache | has the agent forget the model; gives up transfers |
@@ -42,7 +41,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
-    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
@@ -73,13 +71,6 @@ class StepMetadata(KVConnectorMetadata):
     """Copies of a step, on the way from the scheduler to the workers."""
 
     step: Step = field(default_factory=Step)
-
-
-class Backlog(KVConnectorWorkerMetadata):
-    """Notice that a worker has ring entries left for its agent."""
-
-    def aggregate(self, notice: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        return self
 
 
 class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
@@ -209,7 +200,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler is not None and self._scheduler.will_free_blocks
 
     def has_pending_push_work(self) -> bool:
-        """Return whether vLLM must go on stepping: blocks are pinned, or a worker has ring entries left."""
+        """Return whether vLLM must go on stepping, since blocks are pinned."""
         return self._scheduler is not None and self._scheduler.needs_steps
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
@@ -247,8 +238,6 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         finished: Iterable[str] = connector_output.finished_recving or ()
         self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
         self._scheduler.on_stored(connector_output.finished_sending or ())
-        if connector_output.kv_connector_worker_meta is not None:
-            self._scheduler.on_backlog()
         if self._parked:
             self._scheduler.poll()
             if self._num_messages != self._scheduler.num_messages:
@@ -336,9 +325,6 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             finished_recving=set(results.loaded),
             failed_recving=set(results.failed),
         )
-
-    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return Backlog() if self._worker is not None and self._worker.has_backlog else None
 
     # Both sides
 

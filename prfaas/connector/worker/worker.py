@@ -19,6 +19,7 @@ from prfaas.kv.layout import Layout
 # An agent replies within milliseconds. Until it has replied, steps run without copies, and the agent keeps what the
 # scheduler side claims.
 REATTACH_WAIT_SECONDS = 0.02
+FLUSH_INTERVAL_SECONDS = 0.005  # Between two attempts to write to a full ring.
 _log = logs.get("connector.worker")
 
 
@@ -62,9 +63,9 @@ class WorkerSide:
         }
         self._step = Step()
         self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # Copies of the step by layer.
-        # Entries for which the ring had no room, in order. The copier's thread may change it.
-        self._backlog: deque[RingEntry] = deque()
+        self._backlog: deque[RingEntry] = deque()  # Entries for which the ring had no room, in order.
         self._lock = threading.Lock()
+        self._is_closed = threading.Event()
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._stored: set[str] = set()
@@ -86,14 +87,6 @@ class WorkerSide:
         """True if any layer has something to copy."""
         return bool(self._pending)
 
-    @property
-    def has_backlog(self) -> bool:
-        """True if the agent's ring had no room for some entries, so that another step must write them.
-
-        On a GPU the entries of a step are written after its copies, which is unknown here until the next step's end.
-        """
-        return bool(self._backlog)
-
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
         if step.epoch != self._epoch:
@@ -102,8 +95,6 @@ class WorkerSide:
         for request_id in self._step.failed_loads:
             self._finish_load(request_id, has_failed=True)
         self._pending = {}
-        if self._backlog:
-            self.counts.ring_overflows += 1
         for save in self._step.saves:
             for copy in (copy for span in save.spans for copy in span.copies(self._rank)):
                 for name in self._names_by_group[copy.span.group]:
@@ -122,7 +113,8 @@ class WorkerSide:
         """End the copies for the lost agent. The next agent has no use for their entries."""
         self._copier.close()
         self._generations.release()
-        self._backlog.clear()
+        with self._lock:
+            self._backlog.clear()
 
     def on_layer_end(self, name: str) -> None:
         """Copy the blocks that a layer has written in this step, and report them."""
@@ -154,7 +146,7 @@ class WorkerSide:
             self.on_layer_end(name)
         step = self._step
         is_new_session = step.session != self._session and step.epoch == self._epoch
-        if step.saves or step.ends or is_new_session or self._backlog:
+        if step.saves or step.ends or is_new_session:
             self._report(step, is_new_session=is_new_session)
 
     def _report(self, step: Step, *, is_new_session: bool) -> None:
@@ -164,7 +156,7 @@ class WorkerSide:
         if is_new_session:
             self._session = step.session
             entries.append(RingEntry(EntryKind.SCHEDULER_REATTACHED, self._session))
-        if entries or self._backlog:
+        if entries:
             self._copier.then_saved(partial(self._push, entries))
         released = [save.release for save in step.saves if save.release is not None]
         if released:
@@ -177,14 +169,28 @@ class WorkerSide:
             self._stored.update(request_ids)
 
     def _push(self, entries: Iterable[RingEntry]) -> None:
-        """Write entries to the ring. Those without room come first next time, at the latest in the next step."""
+        """Write entries to the ring. If it has no room, a thread tries again until the agent reads them or is gone."""
+        with self._lock:
+            was_full = bool(self._backlog)
+            self._backlog.extend(entries)
+            if was_full or self._flush():
+                return
+            self.counts.ring_overflows += 1
+        _log.warning("ring.overflow_started")
+        threading.Thread(target=self._flush_later, name="prfaas-ring", daemon=True).start()
+
+    def _flush(self) -> bool:
+        """Write the backlog as far as the ring has room; return whether nothing is left."""
         ring = self._client.ring
-        was_full = bool(self._backlog)
-        self._backlog.extend(entries)
         while self._backlog and ring is not None and ring.push(self._backlog[0]):
             self._backlog.popleft()
-        if self._backlog and not was_full:
-            _log.warning("ring.overflow_started", num_entries=len(self._backlog))
+        return not self._backlog
+
+    def _flush_later(self) -> None:
+        is_done = False
+        while not is_done and not self._is_closed.wait(FLUSH_INTERVAL_SECONDS):
+            with self._lock:
+                is_done = self._flush()
 
     def start_loads(self) -> None:
         """Copy received slots into the engine's blocks."""
@@ -226,6 +232,7 @@ class WorkerSide:
 
     def close(self) -> None:
         """End all copies and leave the agent."""
+        self._is_closed.set()
         self._copier.close()
         self._generations.release()
         self._client.close()

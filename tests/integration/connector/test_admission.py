@@ -61,29 +61,6 @@ def test_preallocated_blocks_are_filled_when_the_kv_comes(nodes: Nodes, shape: s
     nodes.assert_nothing_is_left()
 
 
-def test_missing_kv_fails_the_load_of_preallocated_blocks(nodes: Nodes) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate", receive_timeout_seconds=1.0)
-    running = _preallocated(decoder, nodes.grant(PROMPT))
-    assert _await_load(decoder) == ({running.request_id}, {running.request_id})
-    assert decoder.outcomes() == {"receive timeout": 1}
-    assert decoder.scheduler.num_external_tokens(running.request_id, 0) == 0, "the engine computes it itself"
-    nodes.assert_nothing_is_left()
-
-
-def test_a_failed_transfer_fails_the_load_of_preallocated_blocks(nodes: Nodes) -> None:
-    prefiller = nodes.start(nodes.east, SHAPES["dense"])
-    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate")
-    grant = nodes.grant(PROMPT)
-    running = _preallocated(decoder, grant)
-    prefilling = sending(prefiller, PROMPT, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.step([(prefilling, 100)])
-    prefiller.finish(prefilling)
-    assert _await_load(decoder) == ({running.request_id}, {running.request_id})
-    assert decoder.outcomes() == {"receive incomplete": 1}
-    nodes.assert_nothing_is_left()
-
-
 def test_a_prefix_from_the_pool_gets_no_preallocated_blocks(nodes: Nodes) -> None:
     """It comes within a moment or never, and an engine may fail a request whose blocks stay empty."""
     engine = nodes.start(
@@ -108,16 +85,6 @@ def test_a_dying_agent_fails_the_load_of_preallocated_blocks(mortal_nodes: Nodes
     os.kill(mortal_nodes.west.child.process.pid, signal.SIGKILL)
     assert _await_load(decoder) == ({running.request_id}, {running.request_id})
     assert decoder.outcomes() == {"receive agent_lost": 1}
-
-
-def test_a_leaving_client_frees_preallocated_blocks(nodes: Nodes) -> None:
-    """vLLM frees the blocks after the workers have reported the end of the load."""
-    decoder = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate")
-    running = _preallocated(decoder, nodes.grant(PROMPT))
-    decoder.scheduler.on_finished(running.request_id, lambda: None, lambda: running.tables)
-    assert _await_load(decoder)[0] == {running.request_id}
-    assert decoder.outcomes() == {"receive aborted": 1}
-    nodes.assert_nothing_is_left()
 
 
 def test_auto_preallocates_only_while_blocks_are_plentiful(nodes: Nodes) -> None:

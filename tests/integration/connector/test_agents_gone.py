@@ -41,32 +41,12 @@ def test_a_full_ring_delays_a_transfer_but_loses_nothing(nodes: Nodes) -> None:
         prefiller.prefill(prefilling, chunk_tokens=100)
         prefiller.end(prefilling)
         prefiller.step([])
-    while prefiller.scheduler.needs_steps:
-        prefiller.step([])
     assert decoder.await_answer(parked) == NUM_TOKENS
     assert decoder.load(parked, NUM_TOKENS)
     assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
     assert prefiller.worker.counts.ring_overflows > 0
     decoder.finish(parked)
     nodes.assert_nothing_is_left()
-
-
-def test_an_idle_engine_needs_no_steps_after_its_agent_died_with_a_full_ring(mortal_nodes: Nodes) -> None:
-    prefiller, _ = mortal_nodes.pair(SHAPES["dense"])
-    prompt = prompt_of(1)
-    prefilling = sending(prefiller, prompt, mortal_nodes.grant(prompt))
-    prefiller.await_answer(prefilling)
-    agent = mortal_nodes.east.child.process
-    with paused(agent.pid):
-        _fill(prefiller.worker._client.ring)
-        prefiller.prefill(prefilling, chunk_tokens=100)
-        prefiller.end(prefilling)
-        prefiller.step([])
-        assert prefiller.scheduler.needs_steps
-        agent.kill()
-        agent.wait()
-    prefiller.step([])
-    assert prefiller.worker.has_backlog and not prefiller.scheduler.needs_steps
 
 
 def _fill(ring: RingWriter | None) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -211,34 +209,6 @@ def test_a_decode_request_may_end_at_every_stage(nodes: Nodes, stage: str) -> No
     else:
         decoder.finish(parked)
     assert decoder.outcomes() == {"receive aborted": 1}
-    nodes.assert_nothing_is_left()
-
-
-def test_an_agent_that_dies_costs_a_local_recompute(mortal_nodes: Nodes) -> None:
-    prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
-    prompt = prompt_of(11)
-    grant = mortal_nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.step([(prefilling, 100)])
-    for agent in (mortal_nodes.east, mortal_nodes.west):
-        os.kill(agent.child.process.pid, signal.SIGKILL)
-    prefiller.prefill(prefilling, chunk_tokens=100)
-    assert decoder.await_answer(parked) == 0
-    assert decoder.outcomes() == {"receive agent_lost": 1}
-    later = receiving(decoder, prompt_of(12), mortal_nodes.grant(prompt_of(12)))
-    assert decoder.await_answer(later) == 0
-    wait_until(lambda: prefiller.step([]) and prefiller.outcomes() == {"send agent_lost": 1})
-
-
-def test_requests_do_not_wait_for_a_slow_agent(nodes: Nodes) -> None:
-    prefiller = nodes.start(nodes.east, SHAPES["dense"], open_wait_seconds=0.02)
-    prompt = prompt_of(13)
-    with paused(nodes.east.child.process.pid):
-        prefilling = sending(prefiller, prompt, nodes.grant(prompt))
-        assert prefiller.await_answer(prefilling) == 0
-    assert prefiller.outcomes() == {"send agent_slow": 1}
-    prefiller.prefill(prefilling, chunk_tokens=100)
     nodes.assert_nothing_is_left()
 
 

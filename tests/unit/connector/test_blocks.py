@@ -64,11 +64,3 @@ def test_copies_there_and_back_touch_nothing_else() -> None:
     copier.load(layer(empty, 28), [4, 3, 1], [2, 3, 0])
     assert torch.equal(empty[4], pages[1]) and torch.equal(empty[3], pages[2]) and torch.equal(empty[1], pages[0])
     assert not empty[[0, 2, 5]].any()
-
-
-def test_callbacks_of_host_copies_come_at_once() -> None:
-    seen: list[int] = []
-    copier = HostCopier(torch.zeros(1, 8, dtype=torch.uint8))
-    copier.then_saved(lambda: seen.append(1))
-    copier.then_loaded(lambda: seen.append(2))
-    assert seen == [1, 2]

@@ -16,16 +16,6 @@ def test_only_the_socket_is_required() -> None:
     assert settings.model == ""
 
 
-def test_empty_setting_uses_the_default() -> None:
-    settings = read({"agent_socket": "a", "model": None, "tenant": ""})
-    assert (settings.model, settings.tenant) == ("", "")
-
-
-def test_numbers_may_be_written_as_numbers_or_with_units() -> None:
-    assert read({"agent_socket": "a", "receive_timeout_seconds": 3}).receive_timeout_seconds == 3
-    assert read({"agent_socket": "a", "receive_timeout_seconds": "250ms"}).receive_timeout_seconds == 0.25
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -52,11 +52,6 @@ def test_without_states_a_prefix_has_only_full_blocks(num_tokens: int) -> None:
     )
 
 
-def test_prefix_bytes_cover_all_groups() -> None:
-    # 327 tokens: eleven blocks of 32, the last one partial; windows from token 263 on, blocks 16 to 20; one state
-    assert prefix_bytes(_layout(FULL, WINDOW, STATE), 327) == 11 * 100 + 5 * 10 + 1
-
-
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, WINDOW, STATE), (WINDOW,)])
 def test_prefix_bytes_are_the_bytes_of_its_blocks(groups: tuple[KVGroup, ...]) -> None:
     layout = _layout(*groups)
