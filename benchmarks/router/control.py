@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from prfaas.manager.state.traffic import MIN_WINDOW_SECONDS
 from tests.integration.control import shifted_mix
 from tests.support.process_deployment import (
     MODEL,
@@ -55,7 +56,7 @@ async def _role_change(directory: Path) -> list[dict[str, Any]]:
         first = time.monotonic() - started
         async with shifted_mix.load(site, num_clients=NUM_CLIENTS) as outcomes:
             await _seconds_until(lambda: shifted_mix.num_changes(site, "done") == 1, "an instance has turned")
-            await asyncio.sleep(float(shifted_mix.SETTINGS["traffic_seconds"].removesuffix("s")))
+            await asyncio.sleep(MIN_WINDOW_SECONDS)
             for _ in range(3):
                 before = len(outcomes)
                 await asyncio.sleep(STEADY_SECONDS)

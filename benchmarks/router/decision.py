@@ -58,7 +58,6 @@ def _measure(num_blocks: int, *, hybrid: bool) -> list[list[float]]:
         secret=b"s" * 32,
         clock=time.monotonic,
         wall_clock=time.time,
-        save_session=lambda tenant, name, session: None,
     )
     gc.collect()
     gc.freeze()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
-from prfaas.kv.match import CutReason, PrefixMatch
+from prfaas.kv.match import CutReason
 from prfaas.types import AgentName, BlockHash, ClusterName
 
 
@@ -41,7 +41,6 @@ class Query:
     units: bytes
     limit_tokens: int  # Longest useful prefix: the prompt without its last token.
     checkpoints: tuple[tuple[int, BlockHash], ...] = ()
-    with_world: bool = False  # Also ask what all clusters can serve together.
 
     def check(self) -> None:
         """Check the hashes.
@@ -87,12 +86,10 @@ class ClusterMatch(NamedTuple):
 class MatchResult:
     """Nodes and clusters that hold anything of the prompt, best first.
 
-    `world`, if asked for, is the match of all clusters' nodes together. `odd_lengths` are longer lengths at which a
-    checkpoint depends on this prompt's units, but whose hash the query did not state. The caller that has the tokens
-    hashes them (`HashChain.at`) and asks again with these `checkpoints`.
+    `odd_lengths` are longer lengths at which a checkpoint depends on this prompt's units, but whose hash the query did
+    not state. The caller that has the tokens hashes them (`HashChain.at`) and asks again with these `checkpoints`.
     """
 
     nodes: tuple[NodeMatch, ...]
     clusters: tuple[ClusterMatch, ...]
     odd_lengths: tuple[int, ...] = ()
-    world: PrefixMatch | None = None

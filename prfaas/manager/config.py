@@ -34,6 +34,8 @@ class ManagerConfig:
     """Settings of one manager."""
 
     REMOVED_SETTINGS: ClassVar[dict[str, str]] = {
+        "engine_indexer": "ask Match over gRPC; give engines an agent, which follows their events",
+        "traffic_seconds": "a plan uses the requests of the last plan_seconds, at least 30 seconds",
         "forget_seconds": "blocks of a silent node are forgotten after 30 minutes, or after expiry_seconds if that is longer",
         "lease_seconds": "the lease of a cluster's record lasts 5 seconds",
         "stop_seconds": "calls in progress get 5 seconds at the stop",
@@ -58,11 +60,6 @@ class ManagerConfig:
     listen: str = setting("address", default="127.0.0.1:7410", doc="gRPC: agents, routers, command-line tools.")
     http_listen: str = setting(
         "address", default="127.0.0.1:7411", doc="HTTP: the dashboard, /metrics, /healthz, /readyz, /state, /digests."
-    )
-    engine_indexer: bool = setting(
-        "flag",
-        default=False,
-        doc="Pages /register, /query, /query_by_hash (Mooncake RFC #1403); callers choose addresses to connect to.",
     )
     advertise: str = setting(
         "text",
@@ -107,14 +104,7 @@ class ManagerConfig:
         default=300.0,
         minimum=1.0,
         only_where=_PLANNED,
-        doc="Longest time between two plans without other changes.",
-    )
-    traffic_seconds: float = setting(
-        "seconds",
-        default=300.0,
-        minimum=1.0,
-        only_where=_PLANNED,
-        doc="Period of requests behind a plan. Below 50, or with `local_policy: decode`: the file's trace.",
+        doc="Longest time between two plans, which is also the period of requests behind a plan.",
     )
     role_changes: RoleChanging = setting(
         choice("recommend", "apply"),

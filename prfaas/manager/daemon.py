@@ -17,7 +17,6 @@ from prfaas.index.store.redis_store import Keys, RedisStore
 from prfaas.manager.api.gauges import Gauges
 from prfaas.manager.api.grpc import GrpcServer
 from prfaas.manager.api.http import HttpServer
-from prfaas.manager.api.indexer import EngineIndexer, IndexerPages
 from prfaas.manager.api.service import Service
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.dashboard.feed import Feed
@@ -33,7 +32,6 @@ from prfaas.manager.record.cluster_writer import FORGET_SECONDS, LEASE_SECONDS
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.manager.record.replication import Replication
 from prfaas.manager.routing.router import RequestRouter
-from prfaas.manager.state.sessions import SESSION_SECONDS, SessionRecord
 from prfaas.manager.state.world import World
 from prfaas.rpc.tasks import cancel_tasks, restarting_task
 from prfaas.transport.net.tls_proxy import INNER, tls_proxy_for
@@ -65,7 +63,6 @@ class Manager:
         url = self._redis.url if self._redis else config.redis_url
         self.store = RedisStore(url, keys=Keys(config.redis_namespace))
         self.world = World(expiry_seconds=config.expiry_seconds, clock=time.monotonic)
-        self._session_record = SessionRecord(self.store, expiry_seconds=SESSION_SECONDS)
         self.replication = Replication(
             self.store,
             self.world,
@@ -83,7 +80,6 @@ class Manager:
             secret=secret,
             clock=time.monotonic,
             wall_clock=time.time,
-            save_session=self._session_record.save,
             note=self._rebalancer.note,
         )
         self.service = Service(
@@ -111,14 +107,12 @@ class Manager:
             service=self.service,
             world=self.world,
             replication=self.replication,
-            session_record=self._session_record,
             copies=self.copies,
             pool_orders=pool_orders,
             link_probes=self._link_probes,
             operations=self._make_operations(pool_orders),
             stop_seconds=stop_seconds,
         )
-        self._engine_indexer = EngineIndexer()
         self._make_http()
         self._background: list[asyncio.Task[None]] = []
         self.is_ready = False
@@ -186,7 +180,6 @@ class Manager:
         )
         self._feed = Feed(overview)
         solver = Solver(self._planner.form, self._planner.prepared) if self._planner else None
-        indexer_pages = IndexerPages(self.world.index, self._engine_indexer)
         self._http_proxy = tls_proxy_for(
             config.http_listen,
             config.certificates(alpn_protocols=("http/1.1",)),
@@ -208,7 +201,6 @@ class Manager:
             },
             decisions=self.routing.decisions,
             dashboard=DashboardPages(self._feed, solver),
-            further=indexer_pages.routes() if config.engine_indexer else (),
         )
 
     @property
@@ -250,7 +242,7 @@ class Manager:
             log.warning("record.load_timed_out", seconds=_LOAD_SECONDS)
         await self._grpc.start()
         await self._grpc.set_serving(True)
-        work = {"tick": self._tick, "sessions": self._session_record.run, "dashboard": self._feed.run}
+        work = {"tick": self._tick, "dashboard": self._feed.run}
         if self._config.rebalance_bytes_per_second:
             work["rebalancing"] = self._rebalancer.run
         if self._planner is not None:
@@ -280,7 +272,6 @@ class Manager:
         if self._http_proxy is not None:
             await self._http_proxy.close()
         await self._http.close()
-        await self._engine_indexer.close()
         await self.store.close()
         if self._redis is not None:
             await self._redis.close()
@@ -295,7 +286,6 @@ class Manager:
             self.service.outcomes.expire()
             self.copies.expire({member.node.name for member in self.world.live()})
             self.world.index.sweep(_SWEPT_CELLS_PER_TICK)
-            self._engine_indexer.sweep(_SWEPT_CELLS_PER_TICK)
             await asyncio.sleep(_TICK_SECONDS)
 
     def _state(self) -> dict[str, Any]:

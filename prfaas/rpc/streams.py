@@ -1,8 +1,8 @@
 """Stream of queries to one manager. A query on it costs a third of a separate call, or less.
 
-Queries that arrive while a message is on its way share the next message, if the manager accepts batches. The stream
+Queries that arrive while a message is on its way share the next message. The stream
 opens with the first query, and again after a failure. Each caller waits for its own reply only; if the stream breaks,
-all waiting callers get the error. Older managers without streams get separate calls.
+all waiting callers get the error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-import grpc
-
 from prfaas import tracing
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.rpc.channel import Channel
@@ -21,8 +19,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import cancel_tasks
 
 QuestionKind = Literal["match", "route"]
-_METHODS: dict[QuestionKind, str] = {"match": "Match", "route": "Route"}
-BATCHES_KEY = "prfaas-takes-batches"  # Initial metadata: the stream's messages may hold several queries.
+BATCHES_KEY = "prfaas-takes-batches"  # Initial metadata that routers of version 0.1.0 look for.
 _MAX_BATCH = 64  # Queries per message.
 _MAX_BATCH_BYTES = 1 << 20  # One prompt of a million tokens has as many.
 FAILED = "failed"  # Reason of a reply if the manager failed to make one.
@@ -47,10 +44,8 @@ class QuestionStream:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._is_supported = True
         self._waiting: dict[int, asyncio.Future[pb.Reply]] = {}
         self._unsent: dict[int, _Unsent] = {}
-        self._takes_batches = False
         self._fresh = asyncio.Event()
         self._num_asked = 0
         self._num_streams = 0  # Streams that have ended.
@@ -58,15 +53,6 @@ class QuestionStream:
 
     async def ask(self, kind: QuestionKind, request: Any, *, timeout_seconds: float) -> Any:
         """Return the response. Raises as `Channel.call`."""
-        if self._is_supported:
-            try:
-                return await self._ask(kind, request, timeout_seconds)
-            except ManagerUnreachable:
-                if self._is_supported:
-                    raise
-        return await self._channel.call(_METHODS[kind], request, timeout_seconds=timeout_seconds)
-
-    async def _ask(self, kind: QuestionKind, request: Any, timeout_seconds: float) -> Any:
         if self._session is None or self._session.done():
             self._session = asyncio.create_task(self._run(), name=f"questions to {self._channel.address}")
         self._num_asked += 1
@@ -101,17 +87,11 @@ class QuestionStream:
             self._fail(failure)
 
     async def _stream(self) -> None:
-        self._takes_batches = False
         call = self._channel.stream("Ask", self._messages())
         try:
             async for reply in call:
-                if not self._takes_batches:
-                    self._takes_batches = BATCHES_KEY in dict(await call.initial_metadata())
                 for part in (reply, *reply.further):
                     self._take(part)
-        except grpc.aio.AioRpcError as error:
-            self._is_supported = error.code() is not grpc.StatusCode.UNIMPLEMENTED
-            raise
         finally:
             self._num_streams += 1
         if self._waiting.keys() - self._unsent.keys():
@@ -135,7 +115,7 @@ class QuestionStream:
     def _next_message(self) -> pb.Question:
         """Return the oldest query with as many further ones as a message may hold, and mark them as sent."""
         message, num_bytes = pb.Question(), 0
-        for number in list(islice(self._unsent, _MAX_BATCH if self._takes_batches else 1)):
+        for number in list(islice(self._unsent, _MAX_BATCH)):
             query = self._unsent[number]
             num_bytes += query.request.ByteSize()
             if message.id and num_bytes > _MAX_BATCH_BYTES:

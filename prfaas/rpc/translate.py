@@ -221,7 +221,7 @@ def _load(message: pb.EngineLoad) -> EngineLoad:
 
 def query_from(message: pb.MatchRequest) -> Query:
     stated = checkpoints_from(message.checkpoints)
-    return Query(message.model, message.units, message.limit_tokens, stated, message.with_world)
+    return Query(message.model, message.units, message.limit_tokens, stated)
 
 
 def tiers_from(names: Iterable[str]) -> frozenset[Tier]:
@@ -242,7 +242,6 @@ def answer_message(answer: MatchResult) -> pb.MatchResponse:
         nodes=[pb.NodeMatch(**node._asdict()) for node in answer.nodes],
         clusters=[pb.ClusterMatch(**cluster._asdict()) for cluster in answer.clusters],
         odd_lengths=answer.odd_lengths,
-        world=None if answer.world is None else pb.WorldMatch(**answer.world._asdict()),
     )
 
 

@@ -235,7 +235,7 @@ class World:
         """The answer to a query that states the hashes of these lengths."""
         chain = self.chain(prompt)
         checkpoints = tuple((length, chain.at(length)) for length in stated if 0 < length <= len(prompt))
-        return self.index.match(Query(self.family, b"".join(chain.units), len(prompt), checkpoints, with_world=True))
+        return self.index.match(Query(self.family, b"".join(chain.units), len(prompt), checkpoints))
 
     def ask_as_routers_do(self, prompt: list[int]) -> MatchResult:
         """The answer once the lengths that the first one hints at were stated."""

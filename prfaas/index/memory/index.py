@@ -274,7 +274,7 @@ class Index:
     # Queries
 
     def match(self, query: Query, *, tiers: frozenset[Tier] = POOL_TIERS) -> MatchResult:
-        """Return the part of a prompt that each live node and cluster can serve, and on request all of them together.
+        """Return the part of a prompt that each live node and cluster can serve.
 
         Raises:
             IndexRefusal: no node has registered the model, or the query's hashes are malformed.
@@ -286,7 +286,7 @@ class Index:
         holders = self._answering_holders(tiers)
         reach, marks = self._find_blocks(query, units, evidence, holders=holders)
         odd_lengths = self._find_exact(query, units, evidence, holders=holders, reach_tokens=reach, marks=marks)
-        return evidence.result(odd_lengths, with_world=query.with_world)
+        return evidence.result(odd_lengths)
 
     def _answering_holders(self, tiers: frozenset[Tier]) -> _Answering:
         """Return every holder of live nodes in `tiers`, cached until a node or holding comes or goes."""

@@ -25,7 +25,6 @@ class EngineShape:
     """
 
     cluster: ClusterName
-    packing: str
     num_ranks: int
     rules: MatchRules
 
@@ -72,7 +71,7 @@ class EngineShapes:
             # Shapes of one model share their rules, by which equal matches and unions are found.
             same = (shape.rules for shape in self._shapes.values() if shape.rules.groups == groups)
             rules = next(same, None) or MatchRules(groups)
-            known = self._shapes[key] = EngineShape(cluster, layout.packing, layout.shard.size, rules)
+            known = self._shapes[key] = EngineShape(cluster, layout.shard.size, rules)
         return known
 
     def keep(self, used: Set[EngineShape]) -> None:
@@ -118,7 +117,7 @@ class MatchEvidence:
         for engine, place, ends in at:
             self.add(engine, place, sum(1 << positions[length] for length in ends))
 
-    def result(self, odd_lengths: Iterable[int], *, with_world: bool = False) -> MatchResult:
+    def result(self, odd_lengths: Iterable[int]) -> MatchResult:
         """Return nodes and clusters, best first, and the `odd_lengths` that would beat every node."""
         nodes: list[_Ranked[NodeMatch]] = []
         clusters: list[_Ranked[ClusterMatch]] = []
@@ -143,18 +142,7 @@ class MatchEvidence:
         ranked = _best_of_each(nodes)
         best = ranked[0].usable_tokens if ranked else 0
         longer = tuple([length for length in odd_lengths if length > best])
-        world = self._world() if with_world else None
-        return MatchResult(tuple(ranked), tuple(_best_of_each(clusters)), longer, world)
-
-    def _world(self) -> PrefixMatch:
-        """Return the match of all clusters' nodes; of several shapes, whose blocks do not add up, the best."""
-        by_shape: dict[tuple[MatchRules, int, str], list[HeldBlocks]] = {}
-        for engine, found in self._found.items():
-            shape = engine.shape
-            key = (shape.rules, shape.num_ranks, shape.packing)
-            by_shape.setdefault(key, []).append(shape.held(found, self._ends))
-        matches = [match_prefix(key[0], _union(held), self._limit_tokens) for key, held in by_shape.items()]
-        return max(matches, key=lambda match: match[:2], default=PrefixMatch(0, 0, "nothing"))
+        return MatchResult(tuple(ranked), tuple(_best_of_each(clusters)), longer)
 
 
 def _ones(bits: int) -> Iterator[int]:

@@ -7,7 +7,6 @@ on one slot of a Redis Cluster.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.resources
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -65,11 +64,6 @@ class Keys:
     def plan(self, cluster: ClusterName) -> str:
         """String with the threshold and roles that the planner has chosen; expires."""
         return self._of(cluster, "plan")
-
-    def session(self, tenant: str, session: str) -> str:
-        """String with the place of a conversation's KV; expires. The name is hashed, since it comes from a caller."""
-        digest = hashlib.sha256(f"{len(tenant)}:{tenant}{session}".encode()).hexdigest()[:32]
-        return f"{self.namespace}:session:{digest}"
 
     def _of(self, cluster: ClusterName, what: str) -> str:
         return f"{self.namespace}:{{{cluster}}}:{what}"
@@ -302,18 +296,6 @@ class RedisStore:
                 pipeline.get(key(cluster))
             values = await pipeline.execute()
         return {cluster: value for cluster, value in zip(wanted, values, strict=True) if value is not None}
-
-    async def put_sessions(self, sessions: Mapping[tuple[str, str], bytes], *, seconds: float) -> None:
-        """Set many sessions, by (tenant, session), in one round trip."""
-        async with _translated(), self._client.pipeline(transaction=False) as pipeline:
-            for (tenant, session), data in sessions.items():
-                pipeline.set(self.keys.session(tenant, session), data, px=round(seconds * 1000))
-            await pipeline.execute()
-
-    async def session(self, tenant: str, session: str) -> bytes | None:
-        async with _translated():
-            found: bytes | None = await self._client.get(self.keys.session(tenant, session))
-        return found
 
     async def _run(self, script: str, keys: list[str], arguments: Sequence[str | bytes | int]) -> Any:
         async with _translated():

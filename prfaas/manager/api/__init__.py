@@ -1,1 +1,1 @@
-"""Interfaces of a manager: gRPC, HTTP, the KV indexer's contract, gauges."""
+"""Interfaces of a manager: gRPC, HTTP, gauges."""

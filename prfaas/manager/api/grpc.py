@@ -23,7 +23,6 @@ from prfaas.manager.planning.link_probes import LinkProbes
 from prfaas.manager.record.cluster_writer import ClusterWriter
 from prfaas.manager.record.event_stream import EventStream
 from prfaas.manager.record.replication import Replication
-from prfaas.manager.state.sessions import SessionRecord
 from prfaas.manager.state.world import World, forgotten_record, node_record
 from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -69,7 +68,6 @@ class GrpcServer:
         service: Service,
         world: World,
         replication: Replication,
-        session_record: SessionRecord,
         copies: Copies,
         pool_orders: PoolOrders,
         link_probes: LinkProbes,
@@ -82,7 +80,7 @@ class GrpcServer:
         self._service = service
         self._world = world
         self._replication = replication
-        self._queries = QueryHandler(service, session_record)
+        self._queries = QueryHandler(service)
         self._copies = copies
         self._pool_orders = pool_orders
         self._link_probes = link_probes
@@ -300,12 +298,10 @@ class GrpcServer:
     async def _ask(self, questions: AsyncIterator[pb.Question | None], context: Any) -> None:
         who = await self._caller(_metadata_of(context), context, "Ask")
         await context.send_initial_metadata(((BATCHES_KEY, "1"),))
-        sending = asyncio.Lock()
 
         async def write(reply: pb.Reply) -> None:
-            async with sending:
-                with contextlib.suppress(grpc.aio.InternalError):  # The caller may have left.
-                    await context.write(reply)
+            with contextlib.suppress(grpc.aio.InternalError):  # The caller may have left.
+                await context.write(reply)
 
         try:
             await self._queries.each(questions, who, write)

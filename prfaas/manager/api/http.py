@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +13,7 @@ from prfaas.manager.dashboard.pages import DashboardPages
 from prfaas.manager.routing.decision_log import DecisionLog
 from prfaas.units import split_address
 
-MAX_BODY_BYTES = 16 << 20  # Enough for a prompt of a million token ids.
+MAX_BODY_BYTES = 1 << 20  # Of a what-if question.
 # Limit for clients that have stopped reading, so that the rest of the stop fits into a container's 30 s.
 _SHUTDOWN_SECONDS = 5.0
 
@@ -30,7 +30,6 @@ class HttpServer:
         json_pages: Mapping[str, Callable[[], Any]],
         decisions: DecisionLog,
         dashboard: DashboardPages,
-        further: Sequence[web.RouteDef] = (),
     ) -> None:
         """`json_pages` maps paths to functions that return their documents."""
         self._listen = listen
@@ -45,7 +44,6 @@ class HttpServer:
             *(web.get(path, _json_page(document)) for path, document in json_pages.items()),
             web.get("/decisions/{id}", self._decision),
             *dashboard.routes(),
-            *further,
         ]
         self._runner: web.AppRunner | None = None
         self.address = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -12,11 +11,10 @@ from prfaas.index.query import MatchResult, Query
 from prfaas.kv.kinds import KINDS
 from prfaas.manager.routing.outcomes import OutcomeLog
 from prfaas.manager.routing.router import RequestRouter
-from prfaas.manager.state.sessions import SessionRecord
 from prfaas.manager.state.world import World, node_state
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.streams import FAILED
-from prfaas.rpc.tasks import TimeSlice, cancel_tasks
+from prfaas.rpc.tasks import TimeSlice
 from prfaas.rpc.translate import answer_message, query_from, tiers_from
 from prfaas.types import AgentName
 
@@ -108,79 +106,44 @@ class Service:
 
 
 UNREADABLE = "the message cannot be decoded"
-_MAX_WAITING = 1024  # Queries of one stream that wait for Redis.
 
 log = logs.get("manager.grpc")
 Write = Callable[[pb.Reply], Awaitable[None]]
 
 
 class QueryHandler:
-    """Answers Match and Route. Waits for Redis only if a session is not in memory."""
+    """Answers Match and Route from memory."""
 
-    def __init__(self, service: Service, session_record: SessionRecord) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._session_record = session_record
 
     async def match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
         return self._service.match(request)
 
     async def route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:
-        if not self._service.routing.knows_session(request):
-            session = await self._session_record.read(request.tenant, request.session)
-            if session is not None:
-                self._service.routing.learn_session(request, session)
         response = self._service.route(request)
         tracing.current().note(route=response.route, reason=response.reason, cached_tokens=response.cached_tokens)
         return response
 
     async def each(self, messages: AsyncIterator[pb.Question | None], who: str, write: Write) -> None:
-        """Answer every query of a stream, those of one message together. A query that waits for Redis delays no other.
+        """Answer every query of a stream, those of one message in as few replies as the time slices allow.
 
         Raises:
             IndexRefusal: a message cannot be decoded. The replies that are due come first.
         """
-        waiting: set[asyncio.Task[None]] = set()
-
-        def later(question: pb.Question) -> None:
-            task = asyncio.create_task(self._answer_one(question, who, write))
-            waiting.add(task)
-            task.add_done_callback(waiting.discard)
-
-        try:
-            async for message in messages:
-                if message is None:
-                    await asyncio.gather(*waiting)
-                    raise IndexRefusal("malformed", UNREADABLE)
-                at_once = []
-                for question in (message, *message.further):
-                    if self._knows_all(question) or len(waiting) >= _MAX_WAITING:
-                        at_once.append(question)
-                    else:
-                        later(question)
-                await self._answer_all(at_once, who, write)
-            await asyncio.gather(*waiting)
-        finally:
-            await cancel_tasks(waiting)
-
-    async def _answer_all(self, questions: list[pb.Question], who: str, write: Write) -> None:
-        """Answer in as few messages as the time slices allow."""
-        replies: list[pb.Reply] = []
-        time_slice = TimeSlice()
-        for question in questions:
-            replies.append(await self._reply(question, who))
-            if time_slice.is_over:
+        async for message in messages:
+            if message is None:
+                raise IndexRefusal("malformed", UNREADABLE)
+            replies: list[pb.Reply] = []
+            time_slice = TimeSlice()
+            for question in (message, *message.further):
+                replies.append(await self._reply(question, who))
+                if time_slice.is_over:
+                    await write(_join(replies))
+                    replies.clear()
+                    await time_slice.give_way()
+            if replies:
                 await write(_join(replies))
-                replies.clear()
-                await time_slice.give_way()
-        if replies:
-            await write(_join(replies))
-
-    async def _answer_one(self, question: pb.Question, who: str, write: Write) -> None:
-        await write(await self._reply(question, who))
-
-    def _knows_all(self, question: pb.Question) -> bool:
-        """Return whether the answer needs no wait."""
-        return question.WhichOneof("question") != "route" or self._service.routing.knows_session(question.route)
 
     async def _reply(self, question: pb.Question, who: str) -> pb.Reply:
         kind = question.WhichOneof("question")

@@ -15,7 +15,7 @@ from prfaas.manager.routing.decision_log import DecisionLog, RecordedDecision
 from prfaas.manager.routing.policy import LivePpdTable, RequestRates, read_policy
 from prfaas.manager.state.instances import InstancePlace, Instances, Places
 from prfaas.manager.state.sessions import SESSION_SECONDS, Session, Sessions
-from prfaas.manager.state.traffic import RequestSample, Traffic
+from prfaas.manager.state.traffic import MIN_WINDOW_SECONDS, RequestSample, Traffic
 from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
@@ -42,7 +42,6 @@ class RequestRouter:
         secret: bytes,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
-        save_session: Callable[[str, str, Session], None],
         note: Callable[[Query, MatchResult], None] = lambda query, answer: None,
     ) -> None:
         """`clock` is monotonic; `wall_clock` is Unix time, for grants. `note` receives every index query and answer."""
@@ -56,11 +55,10 @@ class RequestRouter:
         self.policy = read_policy(config)
         self.ppd_table = LivePpdTable(self.policy.ppd_table, window_seconds=PPD_WINDOW_SECONDS, clock=clock)
         self._rates = RequestRates()
-        self.traffic = Traffic(window_seconds=config.traffic_seconds)
+        self.traffic = Traffic(window_seconds=max(config.plan_seconds, MIN_WINDOW_SECONDS))
         self._instances = Instances(world, clock=clock)
         self._warned_at: dict[str, float] = {}
         self.decisions = DecisionLog()
-        self._save_session = save_session
         self._note_match = note
         self.sessions = Sessions(expiry_seconds=SESSION_SECONDS)
 
@@ -107,14 +105,6 @@ class RequestRouter:
             self._wall_clock(), request.model, request.tenant, request.session, snapshot, facts, decision
         )
         self.decisions.remember(request.request_id, decided)
-
-    def knows_session(self, request: pb.RouteRequest) -> bool:
-        """Return whether the request has no session, or memory has it."""
-        return not request.session or self.sessions.get(request.tenant, request.session, now=self._clock()) is not None
-
-    def learn_session(self, request: pb.RouteRequest, session: Session) -> None:
-        """Add the recorded session of a request."""
-        self.sessions.put(request.tenant, request.session, session=session, now=self._clock())
 
     def _snapshot(self, request: pb.RouteRequest, places: Places) -> Snapshot:
         """Return the deployment as the scheduler sees it."""
@@ -192,7 +182,6 @@ class RequestRouter:
         if request.session:
             session = Session(decode.member.node.name, request.num_prompt_tokens)
             self.sessions.put(request.tenant, request.session, session=session, now=now)
-            self._save_session(request.tenant, request.session, session)
 
     def _note_traffic(self, request: pb.RouteRequest, facts: RequestFacts, decode: InstancePlace, now: float) -> None:
         cached = facts.cached_at(decode.member.node.name)

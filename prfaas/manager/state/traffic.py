@@ -14,6 +14,7 @@ from prfaas.types import BlockHash, Prefix
 
 MAX_REQUESTS = 4096
 MAX_OUTPUT_TOKENS = 32_768  # Clients state any limit, and answers end earlier.
+MIN_WINDOW_SECONDS = 30.0
 MIN_REQUESTS = 50  # Fewer do not show a distribution.
 
 

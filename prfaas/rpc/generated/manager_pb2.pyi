@@ -251,20 +251,18 @@ class StatedCheckpoint(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("model", "units", "limit_tokens", "checkpoints", "tiers", "with_world")
+    __slots__ = ("model", "units", "limit_tokens", "checkpoints", "tiers")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
-    WITH_WORLD_FIELD_NUMBER: _ClassVar[int]
     model: str
     units: bytes
     limit_tokens: int
     checkpoints: _containers.RepeatedCompositeFieldContainer[StatedCheckpoint]
     tiers: _containers.RepeatedScalarFieldContainer[str]
-    with_world: bool
-    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., limit_tokens: _Optional[int] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tiers: _Optional[_Iterable[str]] = ..., with_world: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., limit_tokens: _Optional[int] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tiers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeMatch(_message.Message):
     __slots__ = ("node", "cluster", "usable_tokens", "attention_tokens", "reason")
@@ -292,27 +290,15 @@ class ClusterMatch(_message.Message):
     reason: str
     def __init__(self, cluster: _Optional[str] = ..., usable_tokens: _Optional[int] = ..., attention_tokens: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class WorldMatch(_message.Message):
-    __slots__ = ("usable_tokens", "attention_tokens", "reason")
-    USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    usable_tokens: int
-    attention_tokens: int
-    reason: str
-    def __init__(self, usable_tokens: _Optional[int] = ..., attention_tokens: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
-
 class MatchResponse(_message.Message):
-    __slots__ = ("nodes", "clusters", "odd_lengths", "world")
+    __slots__ = ("nodes", "clusters", "odd_lengths")
     NODES_FIELD_NUMBER: _ClassVar[int]
     CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     ODD_LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    WORLD_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeMatch]
     clusters: _containers.RepeatedCompositeFieldContainer[ClusterMatch]
     odd_lengths: _containers.RepeatedScalarFieldContainer[int]
-    world: WorldMatch
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeMatch, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterMatch, _Mapping]]] = ..., odd_lengths: _Optional[_Iterable[int]] = ..., world: _Optional[_Union[WorldMatch, _Mapping]] = ...) -> None: ...
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeMatch, _Mapping]]] = ..., clusters: _Optional[_Iterable[_Union[ClusterMatch, _Mapping]]] = ..., odd_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("id", "match", "route", "traceparent", "further")

@@ -30,7 +30,6 @@ pd:
 SETTINGS = {
     "local_policy": "pd",
     "plan_seconds": "2s",
-    "traffic_seconds": "30s",
     "role_change_seconds": "3s",
     "rebalance_bytes_per_second": "0Gbps",
 }

@@ -21,11 +21,10 @@ from tests.support.deployment import (
     chain_of,
     hybrid_layout,
     match_request,
-    removed,
     stored,
     until_usable,
 )
-from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
+from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
 from tools.free_ports import free_address
 
 LAYOUT = hybrid_layout()
@@ -46,33 +45,6 @@ async def test_simultaneous_queries_get_their_own_answers(deployment: Deployment
     with pytest.raises(IndexRefusal) as refusal:
         await nobodys
     assert refusal.value.reason == "unknown_model"
-
-
-async def test_match_over_all_clusters_is_returned_on_request(deployment: Deployment) -> None:
-    manager = await deployment.start_manager()
-    east, west = deployment.reporter("n1", manager), deployment.reporter("n2", manager, cluster="west")
-    for reporter in (east, west):
-        deployment.run(reporter)
-    chain = chain_of(321)
-    east.publish(stored(LAYOUT, chain, 160, state=False))
-    gone = [event for end in range(16, 161, 16) for event in removed(LAYOUT, chain, end)]
-    west.publish([*stored(LAYOUT, chain, 320), *gone])
-    client, request = deployment.client(manager), match_request(chain)
-    request.with_world = True
-    await until(manager.world.index.models, what="a node")
-    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-    while _whole(found := await client.match(request)) != ([0], 320, 320, "complete"):
-        assert asyncio.get_running_loop().time() < deadline, found
-        await asyncio.sleep(POLL_SECONDS)
-    request.with_world = False
-    assert found.HasField("world") and not (await client.match(request)).HasField("world")
-
-
-def _whole(answer: pb.MatchResponse) -> tuple[list[int], int, int, str]:
-    """Return the usable tokens of single clusters, and the match over all clusters."""
-    world = answer.world
-    alone = [cluster.usable_tokens for cluster in answer.clusters]
-    return alone, world.usable_tokens, world.attention_tokens, world.reason
 
 
 async def test_queries_of_one_message_are_answered_together(deployment: Deployment) -> None:
@@ -127,14 +99,11 @@ async def _until_refused(client: ManagerClient) -> None:
 class _Recording:
     """Server that answers each query with its limit, and records the size of each message."""
 
-    def __init__(self, *, takes_batches: bool) -> None:
-        self._takes_batches = takes_batches
+    def __init__(self) -> None:
         self.messages: list[tuple[int, int]] = []  # Queries and bytes of hashes.
         self.gate = asyncio.Event()
 
     async def ask(self, questions: AsyncIterator[pb.Question], context: Any) -> AsyncIterator[pb.Reply]:
-        if self._takes_batches:
-            await context.send_initial_metadata(((BATCHES_KEY, "1"),))
         async for message in questions:
             asked = (message, *message.further)
             self.messages.append((len(asked), sum(len(query.match.units) for query in asked)))
@@ -168,15 +137,8 @@ class _Recording:
             await server.stop(None)
 
 
-async def test_manager_without_batches_gets_one_query_per_message() -> None:
-    server = _Recording(takes_batches=False)
-    requests = [pb.MatchRequest(limit_tokens=number) for number in range(20)]
-    assert await server.asked_at_once(requests) == [*range(20)]
-    assert [count for count, _ in server.messages] == [1] * 21
-
-
 async def test_batches_are_bounded_in_number_and_size() -> None:
-    server = _Recording(takes_batches=True)
+    server = _Recording()
     short = [pb.MatchRequest(limit_tokens=number) for number in range(100)]
     long = [pb.MatchRequest(limit_tokens=number, units=bytes(400_000)) for number in range(6)]
     assert await server.asked_at_once([*short, *long]) == [*range(100), *range(6)]
@@ -185,35 +147,11 @@ async def test_batches_are_bounded_in_number_and_size() -> None:
     assert max(num_bytes for _, num_bytes in server.messages) <= 1 << 20
 
 
-async def test_manager_without_streams_gets_single_calls() -> None:
-    server = grpc.aio.server()
-
-    async def match(request: pb.MatchRequest, context: Any) -> pb.MatchResponse:
-        return pb.MatchResponse(odd_lengths=[request.limit_tokens])
-
-    handler = grpc.unary_unary_rpc_method_handler(
-        match, pb.MatchRequest.FromString, lambda response: response.SerializeToString()
-    )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {"Match": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    client = ManagerClient([f"127.0.0.1:{port}"], name="router", secret=b"s" * 32)
-    try:
-        for number in (7, 8):
-            assert (await client.match(pb.MatchRequest(limit_tokens=number))).odd_lengths == [number]
-        await server.stop(None)
-        with pytest.raises(ManagerUnreachable):
-            await client.match(pb.MatchRequest())
-    finally:
-        await client.close()
-        await server.stop(None)
-
-
 async def test_failed_query_does_not_affect_others() -> None:
     server = grpc.aio.server()
 
     async def ask(questions: AsyncIterator[pb.Question], context: Any) -> AsyncIterator[pb.Reply]:
-        async for question in questions:
+        async for question in (part async for message in questions for part in (message, *message.further)):
             if question.match.limit_tokens:
                 yield pb.Reply(id=question.id, match=pb.MatchResponse(odd_lengths=[question.match.limit_tokens]))
             else:

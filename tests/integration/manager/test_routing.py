@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName
 from tests.support.deployment import MODEL, SECRET, Deployment, chain_of, hybrid_layout, stored
-from tests.support.waiting import PATIENCE_SECONDS, until
+from tests.support.waiting import until
 
 LAYOUT = hybrid_layout()
 LINK = LinkFigures(AgentName("decode"), 0.0, 0.0, 0.08, 0.08, 0, 0.0, num_connections=8)
@@ -158,19 +157,3 @@ async def test_two_managers_decide_alike(deployment: Deployment) -> None:
             answer.ClearField("grant")
             answer.ClearField("version")
         assert answers[0] == answers[1], num_tokens
-
-
-async def test_other_managers_know_the_node_of_a_session(deployment: Deployment) -> None:
-    await deployment.start_redis()
-    first, second = await deployment.start_manager(), await deployment.start_manager()
-    client = await two_clusters(deployment, first)
-    second_node = deployment.reporter("another", first, cluster="pd")
-    deployment.run(second_node)
-    await until(lambda: len(second.world.live()) == 3, what="three nodes at the second manager")
-    turn = route_request(chain_of(100), session="s", excluded_instances=["another-engine"])
-    assert (await client.route(turn)).decode.node == "decode"
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while await second.store.session("acme", "s") is None:  # noqa: ASYNC110 - written behind the answer
-            await asyncio.sleep(0.01)
-    later = await deployment.client(second).route(route_request(chain_of(200), session="s"))
-    assert later.decode.node == "decode"

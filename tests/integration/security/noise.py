@@ -17,7 +17,7 @@ PATHS = (
     "/", "/metrics", "/healthz", "/readyz", "/state", "/digests", "/pool", "/hot", "/plan", "/ppd", "/status", "/node",
     "/health", "/decisions/00ff", "/decisions/zz", "/debug/decision/%00", "/dashboard/", "/dashboard/what-if",
     "/dashboard/../../etc/passwd", "/dashboard/%2e%2e%2fmain.js", "/v1/completions", "/v1/chat/completions", "/v1/models",
-    "/v1/%ff%fe", "/tokenize", "/v1//x?y=%", "/drain", "/register", "/unregister", "/query", "/query_by_hash", "*", "http://127.0.0.1:1/metrics",
+    "/v1/%ff%fe", "/tokenize", "/v1//x?y=%", "/drain", "*", "http://127.0.0.1:1/metrics",
 )  # fmt: skip
 HEADERS = (
     "Host: here", "Host: ", "Content-Type: application/json", "Content-Type: text/\x01", "Content-Type: text/x; charset=zz",

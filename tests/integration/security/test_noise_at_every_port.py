@@ -72,7 +72,7 @@ class Target:
     def __init__(self, children: Children, directory: Path) -> None:
         stack = Stack(children, directory)
         self.secret = stack.secret_file.read_bytes()
-        manager, self.manager, pages = stack.start_manager(engine_indexer=True)
+        manager, self.manager, pages = stack.start_manager()
         engine = free_address()
         instance = {"instance": "w/0", "url": f"http://{engine}", "role": "both", "model": "paced"}
         agent = stack.start_agent("west-0", managers=[self.manager], cluster="west", engines=[instance])

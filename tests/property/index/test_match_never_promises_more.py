@@ -29,8 +29,7 @@ def run_history(seed: int) -> tuple[int, int]:
 
 
 def check(world: World, prompt: list[int], answer: MatchResult, seed: int) -> tuple[int, int]:
-    """Compare what every node, every cluster and the world are said to hold of a prompt with what they do: (answers about a
-    node or the world, those that are too short)."""
+    """Compare the match of every node and cluster with what they hold: (answers about a node, those that are too short)."""
     chain, missed = world.chain(prompt), 0
     usable = {match.node: match.usable_tokens for match in answer.nodes}
     for node in world.nodes:
@@ -43,13 +42,7 @@ def check(world: World, prompt: list[int], answer: MatchResult, seed: int) -> tu
         best = usable_by_brute_force(members, chain, len(prompt))
         promised = match.usable_tokens
         assert promised <= best, f"seed {seed}: {match.cluster} promises {promised}, holds {best}"
-    best = usable_by_brute_force(world.nodes, chain, len(prompt))
-    assert answer.world is not None
-    promised = answer.world.usable_tokens
-    assert promised <= best, f"seed {seed}: the world promises {promised}, holds {best}"
-    alone = max((match.usable_tokens for match in answer.clusters), default=0)
-    assert promised >= alone, f"seed {seed}: the world promises {promised}, a cluster {alone}"
-    return len(world.nodes) + 1, missed + (promised < best)
+    return len(world.nodes), missed
 
 
 def run_histories(count: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from prfaas.errors import IndexRefusal
@@ -107,24 +105,6 @@ def test_nodes_of_one_cluster_add_up() -> None:
     assert [(match.cluster, match.usable_tokens) for match in answer.clusters] == [(EAST, 320)]
 
 
-def test_clusters_add_up_in_the_world_match() -> None:
-    early, late = blocks(HYBRID, range(160)), blocks(HYBRID, range(160, 320))
-    index, west = index_of(HYBRID, *early), AgentName("n2")
-    inventory = Inventory()
-    inventory.add_layout(HYBRID)
-    inventory.apply(early)
-    index.register(west, cluster=ClusterName("west"), epoch=1, layouts=[HYBRID])
-    index.apply(west, inventory.apply([*late, *state(HYBRID, 320)]))
-    answer = index.match(replace(query(), with_world=True))
-    assert [(match.cluster, match.usable_tokens, match.attention_tokens) for match in answer.clusters] == [
-        (EAST, 0, 160)
-    ]
-    assert answer.world == (320, 320, "blocks")
-    assert index.match(query()).world is None
-    index.set_live(west, False)
-    assert index.match(replace(query(), with_world=True)).world == (0, 160, "state")
-
-
 def test_blocks_of_different_engine_shapes_do_not_add_up() -> None:
     halves = layouts("m", group("full_attention", 16), size=2)
     index, both = index_of(DENSE, *blocks(DENSE, range(160))), AgentName("n2")
@@ -133,9 +113,9 @@ def test_blocks_of_different_engine_shapes_do_not_add_up() -> None:
         inventory.add_layout(layout)
     told = [announcement for layout in halves for announcement in inventory.apply(blocks(layout, range(320)))]
     gone = [BlockRemoved(layout.fingerprint, 0, LONG.at(end)) for layout in halves for end in range(16, 161, 16)]
-    index.register(both, cluster=ClusterName("west"), epoch=1, layouts=halves)
+    index.register(both, cluster=EAST, epoch=1, layouts=halves)
     index.apply(both, [*told, *inventory.apply(gone)])
-    assert index.match(replace(query(), with_world=True)).world == (160, 160, "blocks")
+    assert [(match.cluster, match.usable_tokens) for match in index.match(query()).clusters] == [(EAST, 160)]
 
 
 def test_a_new_epoch_voids_all_holdings_and_a_sweep_frees_them() -> None:

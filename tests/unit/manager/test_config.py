@@ -36,7 +36,6 @@ def test_impossible_value_is_refused(name: str, value: str, message: str) -> Non
     ("name", "value", "needs"),
     [
         ("role_changes", "apply", "deployment"),
-        ("traffic_seconds", "6m", "deployment"),
         ("redis_directory", "/var/lib/prfaas", "no redis_url"),
         ("fetch_tokens", "2Ki", "bandwidth: abundant or measured"),
         ("endpoint_picker", "picker.yaml", "local_policy: endpoint_picker"),

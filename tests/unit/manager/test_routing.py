@@ -39,7 +39,6 @@ class Site:
             secret=bytes(32),
             clock=self._clock,
             wall_clock=self._clock,
-            save_session=lambda tenant, name, session: None,
         )
 
     def _clock(self) -> float:

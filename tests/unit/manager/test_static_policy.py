@@ -36,7 +36,6 @@ def _snapshot(roles: dict[InstanceId, InstanceRole], ratio: float) -> Snapshot:
         secret=bytes(32),
         clock=lambda: 0.0,
         wall_clock=lambda: 0.0,
-        save_session=lambda tenant, name, session: None,
     )
     request = pb.RouteRequest(request_id=b"first", model=MODEL, num_prompt_tokens=1)
     routing.route(request)
