@@ -398,11 +398,6 @@ MANAGER_PREDICTED_TOKENS = _counter(
     "Cached tokens in decisions. kind is found or missing, as engines report.",
     ("cluster", "kind"),
 )
-MANAGER_MISSING_TOKENS = _counter(
-    "prfaas_manager_missing_tokens",
-    "Predicted cached tokens that a KV kind lacked.",
-    ("cluster", "group"),
-)
 MANAGER_PROMISES = _counter(
     "prfaas_manager_promises",
     "Decisions that predicted cached tokens, by what the engine found.",

@@ -12,8 +12,9 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from prfaas import grants, logs, metrics
 from prfaas.agent.config import AgentConfig
@@ -49,7 +50,7 @@ from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes, OutboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.plan import check_castable
-from prfaas.agent.transfer.receive import InboundTransfers, Reply
+from prfaas.agent.transfer.receive import InboundTransfers
 from prfaas.agent.transfer.send import OutboundTransfers
 from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
@@ -60,7 +61,6 @@ from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolChange
 from prfaas.transport.codec import fp8
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
-from prfaas.transport.receiver.api import OpenRequest, ReceiveEvent
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendEvent
 from prfaas.types import AgentName, CopyEnd, TransferTiming
@@ -68,7 +68,6 @@ from prfaas.types import AgentName, CopyEnd, TransferTiming
 if TYPE_CHECKING:
     from prfaas.agent.report import NodeReporter
 
-T = TypeVar("T")
 MakeReporter = Callable[..., "NodeReporter"]
 # Deadlines are checked so often.
 TICK_SECONDS = 0.1
@@ -115,7 +114,8 @@ class Agent:
         self._pins = Pins(self._pool, self._ssd, report=self._report_end)
 
         # Links, and all that leaves over them
-        self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=self._link_event)
+        on_link_event = partial(self._call_on_loop, self._on_link_event)
+        self._links = Links(config, key=wire_key, certificates=self._certificates, on_event=on_link_event)
         self._link_metrics = LinkMetrics(self._links.stats)
         self._outbound = OutboundTransfers(
             grant_check=grant_check,
@@ -142,7 +142,6 @@ class Agent:
         )
 
         # Receiver, and all that arrives
-        self._opens: asyncio.Queue[tuple[OpenRequest, Reply]] = asyncio.Queue()
         self._inbound = InboundTransfers(
             grant_check=grant_check,
             pool=self._pool,
@@ -164,8 +163,8 @@ class Agent:
             ),
             local_name=config.name,
             key=wire_key,
-            accept=self._open_received,
-            on_event=self._receiver_event,
+            accept=partial(self._call_on_loop, self._inbound.on_open),
+            on_event=partial(self._call_on_loop, self._inbound.on_event),
             send_over=self._links.reverse(),
         )
 
@@ -258,7 +257,6 @@ class Agent:
             if self._ssd is not None:
                 self._ssd.restore(self._add_layout)
             tasks.create_task(self._tick_forever())
-            tasks.create_task(take_one_per_iteration(self._opens, self._answer_open))
 
     async def _tick_forever(self) -> None:
         while True:
@@ -299,7 +297,7 @@ class Agent:
     def _add_layout(self, layout: Layout) -> None:
         self._layouts.add_native(layout)
         if self._reporter is not None:
-            self._reporter.add_layout(layout)
+            self._reporter.reporter.add_layout(layout)
 
     def _on_attached(self, engine: EngineConnection) -> None:
         if self._engines.workers(engine.instance):
@@ -353,22 +351,10 @@ class Agent:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _link_event(self, event: SendEvent) -> None:
-        self._call_on_loop(self._on_link_event, event)
-
     def _on_link_event(self, event: SendEvent) -> None:
         self._outbound.on_event(event)
         self._copies.on_event(event)
         self._outbound_probes.on_event(event)
-
-    def _receiver_event(self, event: ReceiveEvent) -> None:
-        self._call_on_loop(self._inbound.on_event, event)
-
-    def _open_received(self, request: OpenRequest, reply: Reply) -> None:
-        self._call_on_loop(self._opens.put_nowait, (request, reply))
-
-    def _answer_open(self, opened: tuple[OpenRequest, Reply]) -> None:
-        self._inbound.on_open(*opened)
 
     def _in_background(self, work: Callable[[], None], then: Callable[[bool], None]) -> None:
         """Run `work` in a thread, then call `then` on the loop with whether it succeeded."""
@@ -391,15 +377,15 @@ class Agent:
 
     def _report_change(self, change: PoolChange) -> None:
         if self._reporter is not None:
-            self._reporter.on_change(change)
+            self._reporter.reporter.publish((change,))
 
     def _report_timing(self, timing: TransferTiming) -> None:
         if self._reporter is not None:
-            self._reporter.on_timing(timing)
+            self._reporter.reporter.note_timing(timing)
 
     def _report_end(self, end: CopyEnd) -> None:
         if self._reporter is not None:
-            self._reporter.on_copy_end(end)
+            self._reporter.reporter.note_copy_end(end)
 
     # Status pages, called from the status server's threads
 
@@ -438,16 +424,5 @@ class Agent:
             "engines": [f"{c.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
             "reverse_connections": [asdict(connection) for connection in self._receiver.reverse_dials()],
             "links": self._links.page(),
-            "reporting": self._reporter.status() if self._reporter else None,
+            "reporting": asdict(self._reporter.reporter.status) if self._reporter else None,
         }
-
-
-async def take_one_per_iteration(queue: asyncio.Queue[T], take: Callable[[T], None]) -> None:
-    """Call `take` for each item, one per iteration of the event loop, until cancelled.
-
-    An OPEN can take 15 ms to read. Between two of them the loop serves the engines' sockets, so a peer that sends many
-    costly OPENs cannot stall the engines.
-    """
-    while True:
-        take(await queue.get())
-        await asyncio.sleep(0)

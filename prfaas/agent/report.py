@@ -11,9 +11,8 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prfaas import logs
 from prfaas.agent.config import AgentConfig, EngineConfig
@@ -21,9 +20,7 @@ from prfaas.agent.engine.protocol import Promised
 from prfaas.errors import FencedError, IndexRefusal, ManagerUnreachable, RemoteProtocolError
 from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
-from prfaas.kv.kinds import KINDS
 from prfaas.kv.layout import Layout
-from prfaas.pool_events import PoolChange
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.congestion.rate_estimator import LOSS_SEGMENTS
 from prfaas.transport.net.tls import CertificateFiles, Certificates
@@ -33,12 +30,10 @@ from prfaas.types import (
     ClusterKind,
     ClusterName,
     CopyCommand,
-    CopyEnd,
     InstanceId,
     InstanceRole,
     PoolCommand,
     ProbeCommand,
-    TransferTiming,
 )
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
@@ -193,22 +188,6 @@ class NodeReporter:
             for feed in self._feeds:
                 tasks.create_task(feed.run())
 
-    def add_layout(self, layout: Layout) -> None:
-        """Report a layout, before any of its blocks."""
-        self.reporter.add_layout(layout)
-
-    def on_change(self, change: PoolChange) -> None:
-        """Report a change of the pool."""
-        self.reporter.publish((change,))
-
-    def on_timing(self, timing: TransferTiming) -> None:
-        """Report the phases of a completed transfer."""
-        self.reporter.note_timing(timing)
-
-    def on_copy_end(self, end: CopyEnd) -> None:
-        """Report the outcome of a command."""
-        self.reporter.note_copy_end(end)
-
     def on_promise(self, promise: Promised) -> None:
         """Report the tokens that an engine found, against those that the router predicted.
 
@@ -217,10 +196,7 @@ class NodeReporter:
         """
         if not (_fits_u32(promise.predicted_tokens) and _fits_u32(promise.found_tokens)):
             raise RemoteProtocolError("malformed", f"{promise.found_tokens} tokens of {promise.predicted_tokens}")
-        held = {pair[0]: pair[1] for pair in promise.held_tokens or () if _is_kind_and_tokens(pair)}
-        self.reporter.note_promise(
-            predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens, held_tokens=held
-        )
+        self.reporter.note_promise(predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens)
 
     async def drain(self, seconds: float) -> None:
         """Wait until the managers have copied hot prefixes that only this node holds, or cannot."""
@@ -230,10 +206,6 @@ class NodeReporter:
             _log.warning("drain.failed", error=str(error))
         else:
             _log.info("drain.complete", num_prefixes=num_prefixes)
-
-    def status(self) -> dict[str, Any]:
-        """Return the state of the reports for the status page."""
-        return asdict(self.reporter.status)
 
     def figures(self) -> Figures:
         """Return the figures of links and engines; rates count from the previous call."""
@@ -293,13 +265,6 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
 
 def _role(text: str) -> InstanceRole:
     return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"
-
-
-def _is_kind_and_tokens(pair: object) -> bool:
-    """Return whether an engine's value is [KV kind, tokens]."""
-    if not isinstance(pair, list) or len(pair) != 2:
-        return False
-    return pair[0] in KINDS and isinstance(pair[1], int) and _fits_u32(pair[1])
 
 
 def _fits_u32(number: int) -> bool:

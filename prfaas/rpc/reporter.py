@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from prfaas import logs
@@ -132,18 +132,10 @@ class Reporter:
         if self._log.publish(events):
             self._fresh.set()
 
-    def note_promise(
-        self, *, predicted_tokens: int, found_tokens: int, held_tokens: Mapping[str, int] | None = None
-    ) -> None:
-        """Report within a second how a prediction of the manager turned out.
-
-        If it was wrong, `held_tokens` has the tokens that each kind of KV group could serve by itself.
-        """
-        self._promises.append(
-            pb.ReportTransferRequest.Promise(
-                predicted_tokens=predicted_tokens, found_tokens=found_tokens, held_tokens=dict(held_tokens or {})
-            )
-        )
+    def note_promise(self, *, predicted_tokens: int, found_tokens: int) -> None:
+        """Report within a second how a prediction of the manager turned out."""
+        promise = pb.ReportTransferRequest.Promise(predicted_tokens=predicted_tokens, found_tokens=found_tokens)
+        self._promises.append(promise)
 
     def note_timing(self, timing: TransferTiming) -> None:
         """Report within a second the phases of a transfer."""

@@ -313,10 +313,10 @@ class Engine:
         self.write_all(opened, seed=seed)
         self.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
 
-    def look_up(self, chain: HashChain, *, promised_tokens: int = 0) -> LookedUp:
+    def look_up(self, chain: HashChain) -> LookedUp:
         """Return the agent's answer for a prompt."""
         units, limit = b"".join(chain.units), chain.num_tokens - 1
-        self.scheduler.post(Lookup(TransferId(os.urandom(16)), chain.root, units, limit, promised_tokens))
+        self.scheduler.post(Lookup(TransferId(os.urandom(16)), chain.root, units, limit))
         return self.wait(LookedUp)
 
     def lengths(self, chain: HashChain) -> list[list[object]]:

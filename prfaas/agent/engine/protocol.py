@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import msgpack
@@ -40,7 +40,7 @@ import msgpack
 from prfaas.errors import RemoteProtocolError
 from prfaas.types import BlockHash, FailureReason, GroupBlocks, TransferId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 # 1M tokens in units of 16 are 1 MiB of hashes for each group.
 MAX_MESSAGE_BYTES = 16 << 20
 LENGTH_BYTES = 4
@@ -48,17 +48,6 @@ LENGTH_BYTES = 4
 HELD = -1
 
 AttachRole = Literal["scheduler", "worker"]
-
-
-_OPTIONAL = {"optional": True}
-
-
-def _optional(value: Any) -> Any:
-    """Declare a field that older peers do not know.
-
-    Trailing fields with their default are left out of the message.
-    """
-    return field(default=value, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -90,7 +79,7 @@ class Attached:
     # Start of the agent. Slots and handles are invalid at an agent with another epoch.
     epoch: int = 0
     # Number of schedulers of this instance that attached before this scheduler.
-    session: int = _optional(0)
+    session: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,9 +97,9 @@ class Send:
     grant: bytes
     groups: tuple[GroupBlocks, ...]
     # The leg's traceparent.
-    trace: str = _optional("")
+    trace: str = ""
     # The request's priority as in vLLM: a lower number is more urgent.
-    priority: int = _optional(0)
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +127,7 @@ class Receive:
     prompt_hash: BlockHash
     groups: tuple[GroupBlocks, ...]
     # The leg's traceparent.
-    trace: str = _optional("")
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,8 +162,6 @@ class Lookup:
     root: BlockHash
     units: bytes
     limit_tokens: int
-    # Cached tokens that the router's decision relied on.
-    promised_tokens: int = _optional(0)
 
 
 @dataclass(frozen=True)
@@ -187,8 +174,6 @@ class LookedUp:
     transfer_id: TransferId
     # Pairs [num_tokens, hash].
     lengths: list[list[Any]]
-    # Present when the lengths fall short of `promised_tokens`: pairs [KV kind, tokens that groups of this kind could serve].
-    held_tokens: list[list[Any]] | None = field(default=None, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -197,8 +182,6 @@ class Promised:
 
     predicted_tokens: int
     found_tokens: int
-    # As in `LookedUp`, if fewer tokens were found than predicted.
-    held_tokens: list[list[Any]] | None = field(default=None, metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -282,15 +265,9 @@ _HINTS = {kind: typing.get_type_hints(kind) for kind in _BY_NAME.values()}
 
 def encode(message: Message) -> bytes:
     """Return the message in its form on the socket, length included."""
-    sent = list(fields(message))
-    while sent and _has_optional_default(message, sent[-1]):
-        sent.pop()
-    body: bytes = msgpack.packb([type(message).__name__, *(_plain(getattr(message, spec.name)) for spec in sent)])
+    values = [_plain(getattr(message, spec.name)) for spec in fields(message)]
+    body: bytes = msgpack.packb([type(message).__name__, *values])
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
-
-
-def _has_optional_default(message: Message, spec: Field[Any]) -> bool:
-    return "optional" in spec.metadata and getattr(message, spec.name) == spec.default
 
 
 def _plain(value: Any) -> Any:
@@ -309,7 +286,6 @@ def decode(body: bytes) -> Message:
         name, *values = msgpack.unpackb(body)
         kind = _BY_NAME[name]
         hints = _HINTS[kind]
-        values += [spec.default for spec in fields(kind)[len(values) :] if "optional" in spec.metadata]
         typed = [_typed(hints[spec.name], value) for spec, value in zip(fields(kind), values, strict=True)]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(

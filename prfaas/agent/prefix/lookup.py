@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from prfaas.agent.prefix.promotion import LocalHoldings
 from prfaas.hashing import HASH_UNIT_TOKENS
-from prfaas.kv.kinds import KINDS
 from prfaas.kv.match import HeldBlocks, MatchRules, match_prefix
 from prfaas.types import BlockHash
 
@@ -60,22 +59,6 @@ class _RankBlocks:
         has_state = (self._holdings.has(index, block_hash) for index in range(len(self._bitmaps)))
         held = HeldBlocks(self._bitmaps, tuple(map(int, has_state)), [length])
         return match_prefix(self.rules, held, length).usable_tokens == length
-
-
-def tokens_by_kind(holdings: LocalHoldings, path: list[BlockHash], limit_tokens: int) -> dict[str, int]:
-    """Return for each KV kind how much of a prompt its groups could serve if they were the only groups."""
-    groups = holdings.arena.layout.groups
-    found: dict[str, int] = {}
-    for kind in dict.fromkeys(group.kind for group in groups):
-        positions = tuple(index for index, group in enumerate(groups) if group.kind == kind)
-        if KINDS[kind].is_state:
-            found[kind] = next((length for length, _ in _states(holdings, positions, path, limit_tokens)), 0)
-            continue
-        rules = MatchRules([groups[index] for index in positions])
-        bitmaps = tuple(_bitmap(holdings, index, path) for index in positions)
-        usable = match_prefix(rules, HeldBlocks(bitmaps, (0,) * len(positions)), limit_tokens)
-        found[kind] = limit_tokens if usable.reason == "complete" else usable.usable_tokens
-    return found
 
 
 def _bitmap(holdings: LocalHoldings, group: int, path: list[BlockHash]) -> int:

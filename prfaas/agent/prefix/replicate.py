@@ -10,12 +10,12 @@ An ended copy is remembered, so that a repeated command is answered and not carr
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prfaas import metrics
 from prfaas.agent.links import wire_priority
+from prfaas.agent.outcomes import CommandOutcomes
 from prfaas.agent.prefix.promotion import LocalHoldings, promote
 from prfaas.agent.transfer.grant_check import (
     GrantCheck,
@@ -39,8 +39,6 @@ from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, Se
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, CopyCommand, CopyEnd, GroupBlocks, Prefix, TransferId
 
-# About 200 bytes for each ended copy.
-MAX_ENDED = 4096
 MIN_DEADLINE_SECONDS = 0.1
 
 
@@ -75,21 +73,19 @@ class PrefixCopies:
         self._ssd = ssd
         self._link_to = link_to
         self._log = transfer_log
-        self._report = report
+        self._outcomes = CommandOutcomes(report)
         self._copies: dict[TransferId, _PrefixCopy] = {}
         # Copies whose blocks are being read from the SSD.
         self._promoting: dict[TransferId, CopyCommand] = {}
-        self._ended: OrderedDict[TransferId, CopyEnd] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._copies) + len(self._promoting)
 
     def take(self, command: CopyCommand) -> None:
         """Carry out a command. A repeated one changes the priority, or is reported again."""
-        ended = self._ended.get(command.transfer_id)
-        if ended is not None:
-            self._report(ended)
-        elif (copy := self._copies.get(command.transfer_id)) is not None:
+        if self._outcomes.repeat(command.transfer_id):
+            return
+        if (copy := self._copies.get(command.transfer_id)) is not None:
             copy.record.priority = wire_priority(command.priority)
             copy.link.prioritise(command.transfer_id, copy.record.priority)
         elif command.transfer_id in self._promoting:
@@ -226,10 +222,7 @@ class PrefixCopies:
     def _end(self, end: CopyEnd) -> None:
         metrics.COPIES.labels(outcome=end.outcome).inc()
         metrics.COPIED_BYTES.inc(end.moved_bytes)
-        self._ended[end.transfer_id] = end
-        if len(self._ended) > MAX_ENDED:
-            self._ended.popitem(last=False)
-        self._report(end)
+        self._outcomes.add(end)
 
 
 def _complete_shapes(arenas: list[Arena], model: str) -> Iterator[tuple[Arena, ...]]:

@@ -12,7 +12,7 @@ from prfaas import logs
 from prfaas.agent.engine.protocol import Forget, Forgotten, Hold, LookedUp, Lookup, Store, TransferFailed
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection, arenas_of, layouts_of
-from prfaas.agent.prefix.lookup import servable_lengths, tokens_by_kind
+from prfaas.agent.prefix.lookup import servable_lengths
 from prfaas.agent.prefix.promotion import LocalHoldings, Promotion, promote
 from prfaas.agent.transfer.placement import LayerProgress, Placement, place, place_held
 from prfaas.agent.transfer.plan import make_plan
@@ -125,17 +125,13 @@ class PrefixStore:
     def _look_up(self, workers: list[EngineConnection], request: Lookup) -> LookedUp:
         """Return the lengths of a prompt that this node can serve."""
         lengths: list[list[object]] = []
-        held_tokens = None
         if workers and len(request.units) % HASH_BYTES == 0:
             starts = range(0, len(request.units), HASH_BYTES)
             path = [request.root, *(BlockHash(request.units[start : start + HASH_BYTES]) for start in starts)]
             ranks = [LocalHoldings(self._pool, self._ssd, arena) for arena in arenas_of(workers)]
             found = servable_lengths(ranks, path, request.limit_tokens)
             lengths = [[length, block_hash] for length, block_hash in found]
-            if max([length for length, _ in found], default=0) < request.promised_tokens:
-                by_rank = [tokens_by_kind(rank, path, request.promised_tokens) for rank in ranks]
-                held_tokens = [[kind, min(tokens[kind] for tokens in by_rank)] for kind in by_rank[0]]
-        return LookedUp(request.transfer_id, lengths, held_tokens)
+        return LookedUp(request.transfer_id, lengths)
 
     def _hold(self, engine: EngineConnection, workers: list[EngineConnection], request: Hold) -> None:
         """Pin the blocks of one length, from the SSD if needed; post ReceiveReady or TransferFailed."""

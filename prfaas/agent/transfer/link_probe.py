@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prfaas import logs, metrics
 from prfaas.agent.links import wire_priority
+from prfaas.agent.outcomes import CommandOutcomes
 from prfaas.agent.transfer.grant_check import GrantCheck, TransferRefused, refusal_reason
 from prfaas.agent.transfer.open_body import decode_link_probe, encode_link_probe
 from prfaas.errors import GrantError
@@ -44,8 +44,6 @@ SENDING_SECONDS = 3.0
 DEADLINE_SECONDS = 30.0
 # Between two probes of a link.
 PAUSE_SECONDS = 30.0
-# Ended probes whose repeated command is answered from memory.
-MAX_ENDED = 64
 _log = logs.get("agent.link_probe")
 
 
@@ -79,17 +77,15 @@ class OutboundProbes:
         self._max_bytes = max_bytes
         self._link_to = link_to
         self._link_stats = link_stats
-        self._report = report
+        self._outcomes = CommandOutcomes(report)
         self._probe: _OutboundProbe | None = None
         self._started_at: dict[AgentName, float] = {}
-        self._ended: OrderedDict[TransferId, CopyEnd] = OrderedDict()
 
     def take(self, command: ProbeCommand) -> None:
         """Carry out a command; a repeated command is ignored while in progress and reported again afterwards."""
-        ended = self._ended.get(command.transfer_id)
-        if ended is not None:
-            self._report(ended)
-        elif self._probe is None or self._probe.transfer_id != command.transfer_id:
+        if self._outcomes.repeat(command.transfer_id):
+            return
+        if self._probe is None or self._probe.transfer_id != command.transfer_id:
             try:
                 grant = self._grant_check.as_source(command.grant, "probe", command.transfer_id)
                 self._start(command, grant, self._idle_link(grant))
@@ -177,10 +173,7 @@ class OutboundProbes:
 
     def _end(self, end: CopyEnd) -> None:
         metrics.LINK_PROBES.labels(direction="out", outcome=end.outcome).inc()
-        self._ended[end.transfer_id] = end
-        if len(self._ended) > MAX_ENDED:
-            self._ended.popitem(last=False)
-        self._report(end)
+        self._outcomes.add(end)
 
 
 @dataclass

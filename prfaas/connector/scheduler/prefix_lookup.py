@@ -28,7 +28,6 @@ class PrefixLookup:
         reply_deadline: Monotonic seconds.
         promised_tokens: Cached tokens that the router's decision counted on.
         lengths: Lengths of this prompt that the pool can serve; None until the agent has replied.
-        held_tokens: Tokens by kind of KV group if they fall short of the promise.
     """
 
     request_id: str
@@ -37,7 +36,6 @@ class PrefixLookup:
     reply_deadline: float
     promised_tokens: int
     lengths: list[int] | None = None
-    held_tokens: list[list[Any]] | None = None
 
 
 class PrefixLookups(TransferTable[PrefixLookup]):
@@ -52,7 +50,7 @@ class PrefixLookups(TransferTable[PrefixLookup]):
         lookup = PrefixLookup(request_id, TransferId(os.urandom(16)), chain, reply_deadline, promised_tokens)
         self._add(lookup)
         units = b"".join(chain.units)
-        self._post(Lookup(lookup.transfer_id, chain.root, units, chain.num_tokens - 1, promised_tokens))
+        self._post(Lookup(lookup.transfer_id, chain.root, units, chain.num_tokens - 1))
 
     def on_message(self, message: LookedUp) -> None:
         """Keep the lengths at which the pool's block belongs to this prompt, not to a similar one."""
@@ -60,7 +58,6 @@ class PrefixLookups(TransferTable[PrefixLookup]):
         if lookup is not None:
             chain = lookup.chain
             lookup.lengths = [length for length, block_hash in message.lengths if _matches(chain, length, block_hash)]
-            lookup.held_tokens = message.held_tokens
 
     def offered_tokens(self, request_id: str) -> int | None:
         """Return the length that the pool can serve, or None if unknown."""
@@ -76,9 +73,7 @@ class PrefixLookups(TransferTable[PrefixLookup]):
             return True
         best = max(lookup.lengths or [0])
         if lookup.promised_tokens:
-            found = max(best, local_tokens)
-            held_tokens = lookup.held_tokens if found < lookup.promised_tokens else None
-            self._post(Promised(lookup.promised_tokens, found, held_tokens))
+            self._post(Promised(lookup.promised_tokens, max(best, local_tokens)))
         if best > local_tokens:
             self._remove(lookup)
             self._inbound.hold(request_id, lookup.transfer_id, lookup.chain, num_tokens=best, now=now)

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from prfaas import logs, metrics, tracing
 from prfaas.errors import IndexRefusal
 from prfaas.index.query import MatchResult, Query
-from prfaas.kv.kinds import KINDS
 from prfaas.manager.routing.outcomes import OutcomeLog
 from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import World, node_state
@@ -85,9 +84,6 @@ class Service:
             missing = promise.predicted_tokens - found
             metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="missing").inc(missing)
             metrics.MANAGER_PROMISES.labels(cluster=cluster, outcome="broken" if missing else "kept").inc()
-            for kind in KINDS.keys() & promise.held_tokens.keys():
-                lacking = max(0, promise.predicted_tokens - promise.held_tokens[kind])
-                metrics.MANAGER_MISSING_TOKENS.labels(cluster=cluster, group=kind).inc(lacking)
 
     def state(self, *, index_stale: bool) -> pb.StateSnapshot:
         """Return the state from which routers decide short prompts."""

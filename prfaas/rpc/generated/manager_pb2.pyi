@@ -433,21 +433,12 @@ class RouteResponse(_message.Message):
 class ReportTransferRequest(_message.Message):
     __slots__ = ("node", "epoch", "promises", "timings")
     class Promise(_message.Message):
-        __slots__ = ("predicted_tokens", "found_tokens", "held_tokens")
-        class HeldTokensEntry(_message.Message):
-            __slots__ = ("key", "value")
-            KEY_FIELD_NUMBER: _ClassVar[int]
-            VALUE_FIELD_NUMBER: _ClassVar[int]
-            key: str
-            value: int
-            def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+        __slots__ = ("predicted_tokens", "found_tokens")
         PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
         FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
-        HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
         predicted_tokens: int
         found_tokens: int
-        held_tokens: _containers.ScalarMap[str, int]
-        def __init__(self, predicted_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ..., held_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+        def __init__(self, predicted_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ...) -> None: ...
     class Timing(_message.Message):
         __slots__ = ("transfer_id", "queue_seconds", "prefill_seconds", "wire_seconds", "load_seconds")
         TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]

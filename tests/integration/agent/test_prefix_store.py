@@ -34,20 +34,6 @@ def test_stored_prompt_is_found_at_its_exact_length(agents: Agents) -> None:
     engine.scheduler.post(Release(ready.transfer_id))
 
 
-def test_broken_promise_is_explained_by_kv_kind(agents: Agents) -> None:
-    west = agents.start("west")
-    engine = agents.engine(west, "w")
-    engine.store(chain_of())
-    wait_until(lambda: west.pool()["transfer"] == 0)
-    full = NUM_TOKENS // 32 * 32
-    assert engine.look_up(chain_of(length=NUM_TOKENS + 100), promised_tokens=NUM_TOKENS).held_tokens is None
-    longer = engine.look_up(chain_of(length=NUM_TOKENS + 100), promised_tokens=NUM_TOKENS + 50)
-    assert longer.held_tokens == [["full_attention", full], ["linear_state", NUM_TOKENS]]
-    before_the_state = engine.look_up(chain_of(length=full + 1), promised_tokens=full)
-    assert before_the_state.lengths == []
-    assert before_the_state.held_tokens == [["full_attention", full], ["linear_state", 0]]
-
-
 def test_other_prompt_with_the_same_start_does_not_match(agents: Agents) -> None:
     west = agents.start("west")
     engine = agents.engine(west, "w")

@@ -59,7 +59,7 @@ HONEST = [ATTACH] + [
         Receive(key, b"", BlockHash(bytes(16)), GROUPS),
         Store(key, 32, GROUPS),
         Hold(key, 32, GROUPS),
-        Promised(100, 50, [["full_attention", 3], ["x"], [7, 7]]),
+        Promised(100, 50),
         Release(key),
         Cancel(key),
     )

@@ -1,11 +1,9 @@
-"""Requests that wait: claims before workers attach, and OPENs before the loop reads them."""
+"""Claims that wait until the workers of their engine are attached."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 
-from prfaas.agent.daemon import take_one_per_iteration
 from prfaas.agent.engine.protocol import LENGTH_BYTES, PROTOCOL_VERSION, Attach, Receive, TransferFailed, decode
 from prfaas.agent.engine.server import MAX_PENDING_CLAIMS, EngineConnection, PendingClaims
 from prfaas.hashing import NO_HASH
@@ -27,16 +25,3 @@ def test_pending_claims_beyond_the_limit_fail_at_once() -> None:
     assert [claim for _, claim in pending.take("w/0")] == claims[:-1] and len(pending) == 0
     agent_end.close()
     engine_end.close()
-
-
-async def test_event_loop_iterates_between_two_queued_items() -> None:
-    seen: list[object] = []
-    queue: asyncio.Queue[int] = asyncio.Queue()
-    for number in range(3):
-        queue.put_nowait(number)
-    task = asyncio.create_task(take_one_per_iteration(queue, seen.append))
-    for _ in range(4):
-        await asyncio.sleep(0)
-        seen.append("iteration")
-    task.cancel()
-    assert seen == [0, "iteration", 1, "iteration", 2, "iteration", "iteration"]

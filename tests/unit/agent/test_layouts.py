@@ -1,4 +1,4 @@
-"""Layouts: what peers have accepted, foreign layouts of this node, and layout probes."""
+"""Layouts that peers have accepted, and foreign layouts of this node."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.agent.engine.protocol import (
-    LENGTH_BYTES,
     MAX_MESSAGE_BYTES,
     Attach,
     Attached,
@@ -80,29 +79,15 @@ def test_random_bytes_raise_only_remote_protocol_errors(noise: bytes) -> None:
         ["Unknown", ID],
         ["TransferFailed", ID, "no such reason", ""],
         ["Attach", "1", "x", "worker", 0, None],
-        ["Send", ID, b"g", [[0, 0, b"short", HASH]]],
-        ["Send", ID, b"g", [[-1, 0, HASH, HASH]]],
-        ["Send", ID, b"g", [[0, 0, HASH]]],
-        ["Send", ID, b"g", [], 5],
+        ["Send", ID, b"g", [[0, 0, b"short", HASH]], "", 0],
+        ["Send", ID, b"g", [[-1, 0, HASH, HASH]], "", 0],
+        ["Send", ID, b"g", [[0, 0, HASH]], "", 0],
         ["Send", ID, b"g", [], "", "high"],
     ],
 )
 def test_message_with_a_wrong_field_is_refused(fields: list[object]) -> None:
     with pytest.raises(RemoteProtocolError, match="not a message"):
         decode(msgpack.packb(fields))
-
-
-@pytest.mark.parametrize(
-    ("plain", "told", "num_values"),
-    [
-        (Send(ID, b"g", GROUPS), Send(ID, b"g", GROUPS, "00-trace"), 4),
-        (Send(ID, b"g", GROUPS, "00-trace"), Send(ID, b"g", GROUPS, priority=-2), 5),
-        (Receive(ID, b"g", HASH, GROUPS), Receive(ID, b"g", HASH, GROUPS, "00-trace"), 5),
-    ],
-)
-def test_trailing_default_fields_are_left_out_for_older_agents(plain: Message, told: Message, num_values: int) -> None:
-    assert len(msgpack.unpackb(encode(plain)[LENGTH_BYTES:])) == num_values
-    assert decode(encode(told)[LENGTH_BYTES:]) == told
 
 
 def test_message_beyond_the_length_limit_is_refused() -> None:

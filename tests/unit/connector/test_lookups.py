@@ -18,7 +18,6 @@ from prfaas.types import TransferId
 
 CHAIN = HashChain(root_hash("m"), range(500))
 GROUPS = BlockMap((KVGroup("full_attention", 16), KVGroup("linear_state", 1 << 20)))
-HELD = [["full_attention", 480], ["linear_state", 160]]
 
 
 def _incoming(posted: list[Message]) -> InboundTransfers:
@@ -35,9 +34,9 @@ def _incoming(posted: list[Message]) -> InboundTransfers:
     ("lengths", "local_tokens", "says"),
     [
         ([480], 0, Promised(480, 480)),
-        ([160], 0, Promised(480, 160, HELD)),
+        ([160], 0, Promised(480, 160)),
         ([160], 480, Promised(480, 480)),
-        ([], 16, Promised(480, 16, HELD)),
+        ([], 16, Promised(480, 16)),
     ],
 )
 def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], local_tokens: int, says: Promised) -> None:
@@ -46,9 +45,9 @@ def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], loc
     lookups = PrefixLookups(incoming, post=posted.append, counts=Counts())
     lookups.begin("r", CHAIN, promised_tokens=480, reply_deadline=1.0)
     (asked,) = posted
-    assert isinstance(asked, Lookup) and asked.promised_tokens == 480
+    assert isinstance(asked, Lookup)
     found = [[length, CHAIN.at(length)] for length in lengths]
-    lookups.on_message(LookedUp(asked.transfer_id, found, None if 480 in lengths else HELD))
+    lookups.on_message(LookedUp(asked.transfer_id, found))
     assert not lookups.is_undecided("r", local_tokens, now=0.1)
     assert posted[1] == says
     assert any(isinstance(message, Hold) for message in posted) == (max(lengths, default=0) > local_tokens)
