@@ -11,7 +11,8 @@
 `pool_bytes` above is the YAML key `pool_bytes`, the variable PRFAAS_AGENT_POOL_BYTES and the flag --pool-bytes.
 A key of a nested record (`wire: {port: 1}`) is PRFAAS_AGENT_WIRE_PORT and --wire-port.
 
-A renamed setting lists the former names in `formerly`. A removed one stands in the class variable `REMOVED_SETTINGS`.
+A renamed setting lists the former names in `formerly`; `tls_*` stands for one former name of each key of a record.
+A removed setting stands in the class variable `REMOVED_SETTINGS`.
 Both are accepted for one version with a FutureWarning."""
 
 from __future__ import annotations
@@ -134,11 +135,15 @@ def paths(cls: type[Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
             yield (*prefix, name), spec
 
 
-def _former_paths(cls: type[Any]) -> dict[tuple[str, ...], tuple[str, ...] | None]:
+def _former_names(cls: type[Any]) -> dict[str, tuple[str, ...] | None]:
     """Return former names of top-level settings, each with the present path; None for a removed setting."""
-    former: dict[tuple[str, ...], tuple[str, ...] | None] = {(name,): None for name in _removed_settings(cls)}
+    former: dict[str, tuple[str, ...] | None] = dict.fromkeys(_removed_settings(cls))
     for name, spec in settings(cls):
-        former |= {(old,): (name,) for old in spec.formerly}
+        for old in spec.formerly:
+            if isinstance(spec.kind, RecordKind) and old.endswith("*"):
+                former |= {old[:-1] + key: (name, key) for key, _ in settings(spec.kind.cls)}
+            else:
+                former[old] = (name,)
     return former
 
 
@@ -202,8 +207,8 @@ def load(
     environment = os.environ if environment is None else environment
     given = _read_file(file) if file else _Given("", {})
     by_path = dict(paths(cls))
-    former = _former_paths(cls)
-    known = {variable(component, path): path for path in (*by_path, *former)}
+    former = ((name,) for name in _former_names(cls))
+    known = {variable(component, path): path for path in (*former, *by_path)}  # A path may share a former variable.
     for name in sorted(environment):
         if name.startswith(variable(component, ("",))):
             where = f"environment variable {name}"
@@ -226,8 +231,12 @@ def load(
 
 def _written(given: _Given, message: str) -> _Given:
     """Return the first setting of a record that a message names, or the record itself."""
-    content = given.content if isinstance(given.content, dict) else {}
-    return next((content[word] for word in re.findall(r"\w+", message) if word in content), given)
+    for word in re.findall(r"\w+", message):
+        if isinstance(given.content, dict) and word in given.content:
+            given = given.content[word]
+            if not isinstance(given.content, dict):
+                break
+    return given
 
 
 def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix: tuple[str, ...] = ()) -> None:
@@ -332,13 +341,13 @@ def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tupl
         raise ConfigError(f"{given.before}{_dotted(prefix)}expected a record with keys out of {', '.join(known)}")
     values: dict[str, Any] = {}
     faults = _Faults()
-    present = _without_former_names(cls, given.content)
-    for name, value in present.items():
+    _replace_former_names(cls, given)
+    for name, value in given.content.items():
         with faults.collect():
             if name not in known:
                 raise ConfigError(f"{value.where}: {'.'.join((*prefix, name))}: unknown key{_suggestion(name, known)}")
             values[name] = _convert(cls, known[name], value, component=component, path=(*prefix, name))
-    for name in [name for name in known if name not in present]:
+    for name in [name for name in known if name not in given.content]:
         with faults.collect():
             values |= _absent(cls, known[name], given, component=component, path=(*prefix, name))
     faults.raise_collected()
@@ -348,22 +357,27 @@ def _build(cls: type[Any], given: _Given, *, component: str | None, prefix: tupl
         raise ConfigError(f"{_written(given, str(error)).before}{_dotted(prefix)}{error}") from error
 
 
-def _without_former_names(cls: type[Any], content: dict[str, _Given]) -> dict[str, _Given]:
-    """Return the settings under their present names, with a warning for each renamed or removed one."""
-    former, removed = _former_paths(cls), _removed_settings(cls)
-    present: dict[str, _Given] = {}
-    for name, value in content.items():
-        if (name,) not in former:
-            present[name] = value
-            continue
-        path = former[(name,)]
+def _replace_former_names(cls: type[Any], given: _Given) -> None:
+    """Rename settings of a record in place and drop removed ones, with a warning for each."""
+    assert isinstance(given.content, dict)
+    former, removed = _former_names(cls), _removed_settings(cls)
+    for name in [name for name in given.content if name in former]:
+        path, value = former[name], given.content.pop(name)
         if path is None:
             _warn(f"{value.before}{name}: this setting was removed and has no effect; {removed[name]}")
             continue
-        _warn(f"{value.before}{name}: this setting is now called {path[0]}; the old name works until version 0.2")
-        if path[0] not in content:
-            present[path[0]] = value
-    return present
+        _warn(
+            f"{value.before}{name}: this setting is now called {'.'.join(path)}; the old name works until version 0.2"
+        )
+        if not _has(given, path):
+            _put(given, path, value)
+
+
+def _has(given: _Given | None, path: tuple[str, ...]) -> bool:
+    """Return whether a setting of the tree is given."""
+    for name in path:
+        given = given.content.get(name) if given is not None and isinstance(given.content, dict) else None
+    return given is not None
 
 
 class _Faults:
@@ -470,10 +484,10 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], *, reads_files: b
         help_text = f"{spec.doc} Write {spec.accepted}.".replace("%", "%%")
         dest = "setting " + ".".join(path)
         parser.add_argument(flag(path), dest=dest, metavar=path[-1].upper(), help=help_text, **on)  # type: ignore[arg-type]
-    for path in _former_paths(cls):
-        parser.add_argument(
-            flag(path), dest="setting " + ".".join(path), nargs="?", const="true", help=argparse.SUPPRESS
-        )
+    present = {flag(path) for path, _ in paths(cls)}
+    for name in _former_names(cls):
+        if flag((name,)) not in present:
+            parser.add_argument(flag((name,)), dest=f"setting {name}", nargs="?", const="true", help=argparse.SUPPRESS)
 
 
 def given_flags(namespace: argparse.Namespace) -> dict[str, str]:

@@ -58,6 +58,12 @@ def check_together(config: Any, *names: str) -> None:
         raise ValueError(f"{missing[0]}: missing; {', '.join(names)} go together")
 
 
+def check_tls(config: Any) -> None:
+    """Raise ValueError when `tls` names no authority for a certificate. Components always check the other side."""
+    if config.tls.certificate is not None and config.tls.authority is None:
+        raise ValueError("tls: authority: missing; authority, certificate and key go together")
+
+
 def check_node_name(name: str, text: str) -> None:
     """Raise ValueError unless a node can have this name. Names stand in lists (name=host:port), URLs and certificates."""
     if not _NODE_NAME.fullmatch(text):
@@ -106,8 +112,8 @@ def _overlap(host: str, second_host: str) -> bool:
 
 def check_engine_tls(config: Any) -> None:
     """Raise ValueError when `engine_tls` asks for the deployment's certificates and none are given."""
-    if config.engine_tls == "deployment" and config.tls_authority is None:
-        raise ValueError("engine_tls: deployment needs tls_authority, tls_certificate and tls_key")
+    if config.engine_tls == "deployment" and config.tls.authority is None:
+        raise ValueError("engine_tls: deployment needs tls with authority, certificate and key")
 
 
 def check_consent(config: Any, *names: str) -> None:
@@ -123,7 +129,7 @@ def check_consent_of_wire(config: Any, name: str) -> None:
 
 def _check_consent(config: Any, name: str, beyond: str, is_beyond: Callable[[str], bool]) -> None:
     address = getattr(config, name)
-    if config.tls_authority or config.insecure_plaintext or not address:
+    if config.tls.authority or config.insecure_plaintext or not address:
         return
     if is_beyond(split_address(address)[0]):
-        raise ValueError(f"{name}: {address} is {beyond}; set tls_* or insecure_plaintext: true")
+        raise ValueError(f"{name}: {address} is {beyond}; set tls or insecure_plaintext: true")

@@ -10,9 +10,8 @@ from typing import ClassVar
 from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.ssd import SsdSettings
-from prfaas.config import records, setting
+from prfaas.config import record, records, setting
 from prfaas.config_checks import (
-    GIVEN,
     check_addresses,
     check_apart,
     check_consent,
@@ -20,12 +19,12 @@ from prfaas.config_checks import (
     check_engine_tls,
     check_node_name,
     check_socket_path,
-    check_together,
+    check_tls,
     check_url,
 )
 from prfaas.index.engine.events import check_endpoint
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.net.tls import Certificates, EngineTls
+from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
 from prfaas.units import choice, split_address
 
 
@@ -166,21 +165,11 @@ class AgentConfig:
     )
     managers: tuple[str, ...] = setting("text_list", default=(), doc="Managers (host:port) to report to; empty: none.")
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
-    tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: authority of the deployment's certificates."
-    )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
-    tls_revocations: Path | None = setting(
-        "path",
-        default=None,
-        only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list.",
-    )
+    tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),
         default="system",
-        doc="Authority of https engines: the system's, or `tls_authority` (`deployment`), with `tls_certificate` shown.",
+        doc="Authority of https engines: the system's, or `tls.authority` (`deployment`), with `tls.certificate` shown.",
     )
     cluster: str = setting("text", default="", doc="Name of this node's cluster; required with `managers`.")
     cluster_kind: str = setting(
@@ -211,7 +200,7 @@ class AgentConfig:
             raise ValueError("tenants: a tenant is named twice")
         if self.ssd_directory is not None and not self.ssd_bytes:
             raise ValueError("ssd_bytes: 0; write a size such as 64GiB, or no ssd_directory")
-        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_tls(self)
         check_engine_tls(self)
         check_consent(self, "status_listen")
         check_consent_of_wire(self, "listen")
@@ -265,7 +254,7 @@ class AgentConfig:
         Raises:
             ConfigError: The files cannot be used.
         """
-        return None if self.insecure_plaintext else Certificates.of(self, alpn_protocols=alpn_protocols)
+        return None if self.insecure_plaintext else Certificates.of(self.tls, alpn_protocols=alpn_protocols)
 
     def engine_certificates(self) -> Certificates | None:
         """Return the certificates for engines with https URLs; None to trust the system's authorities.
@@ -273,4 +262,4 @@ class AgentConfig:
         Raises:
             ConfigError: The files cannot be used.
         """
-        return Certificates.of(self) if self.engine_tls == "deployment" else None
+        return Certificates.of(self.tls) if self.engine_tls == "deployment" else None

@@ -23,7 +23,7 @@ from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, No
 from prfaas.kv.layout import Layout
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.congestion.rate_estimator import LOSS_SEGMENTS
-from prfaas.transport.net.tls import CertificateFiles, Certificates
+from prfaas.transport.net.tls import Certificates
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import (
     AgentName,
@@ -167,7 +167,7 @@ class NodeReporter:
             on_copy=on_copy,
             on_pool=on_pool,
             on_probe=on_probe,
-            tls=CertificateFiles.of(config),
+            tls=config.tls.files(),
         )
         self._feeds = [
             EngineCacheFeed(

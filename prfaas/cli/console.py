@@ -25,7 +25,7 @@ from prfaas.console.waiting import report_wait
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
 from prfaas.router.http.admission import read_key
-from prfaas.transport.net.tls import CertificateFiles, describe_certificate
+from prfaas.transport.net.tls import describe_certificate
 
 CONFIGURED: dict[str, type[Any]] = {**COMPONENTS, "console": ConsoleConfig}
 DIRECTORY = Path("/etc/prfaas")
@@ -42,7 +42,7 @@ class Call:
     def page(self, path: str) -> Any:
         """Return a page of the managers. Raises PageUnreachable."""
         settings = self.settings
-        return first_json(settings.pages, path, timeout_seconds=settings.timeout, tls=tls_of(settings))
+        return first_json(settings.pages, path, timeout_seconds=settings.timeout, tls=tls_of(settings.tls))
 
 
 def _status(call: Call) -> CommandOutput:
@@ -55,7 +55,7 @@ def _status(call: Call) -> CommandOutput:
 def _ready(call: Call) -> CommandOutput:
     """Return each manager's reply at /readyz."""
     settings = call.settings
-    tls = tls_of(settings)
+    tls = tls_of(settings.tls)
     found = {page: readiness(page, timeout_seconds=settings.timeout, tls=tls) for page in settings.pages}
     moods = tuple[tables.Mood, ...]("good" if reply == "ready" else "bad" for reply in found.values())
     table = tables.Table("Managers", ("pages", "readiness"), tuple(found.items()), moods)
@@ -73,7 +73,7 @@ def _links(call: Call) -> CommandOutput:
 def _connections(call: Call) -> CommandOutput:
     """Return the connections on an agent's own page. Managers only know links."""
     settings, page = call.settings, f"{call.arguments.agent.rstrip('/')}/status"
-    status = read_json(page, timeout_seconds=settings.timeout, tls=tls_of(settings))
+    status = read_json(page, timeout_seconds=settings.timeout, tls=tls_of(settings.tls))
     if not isinstance(status, dict) or "links" not in status:
         raise PageUnreachable(f"{page}: not an agent; an agent's pages are at status_listen")
     links = [{key: link.get(key, []) for key in ("peer", "address", "connections")} for link in status["links"]]
@@ -96,7 +96,7 @@ def _whole(call: Call) -> CommandOutput:
 
 def _explain(call: Call) -> CommandOutput:
     request, settings = call.arguments.request, call.settings
-    manager_tls, router_tls = tls_of(settings), tls_of(settings)
+    manager_tls, router_tls = tls_of(settings.tls), tls_of(settings.tls)
     if router_tls is not None:
         router_tls.load_default_certs()  # A router may show its clients a publicly trusted certificate.
     router_key = read_key(settings.router_key_file, setting="router_key_file")
@@ -408,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _own_certificate(error: Exception, settings: ConsoleConfig | None) -> str:
     """Return a description of the operator's own certificate if a page rejected the connection."""
-    files = CertificateFiles.of(settings) if settings else None
+    files = settings.tls.files() if settings else None
     return (
         f"; {describe_certificate(files)}" if files and isinstance(error, PageUnreachable) and error.is_refusal else ""
     )

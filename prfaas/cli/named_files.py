@@ -22,7 +22,7 @@ from prfaas.router.http.admission import read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList
 from prfaas.transport.codec import fp8
-from prfaas.transport.net.tls import Certificates
+from prfaas.transport.net.tls import Certificates, TlsConfig
 
 
 def check(settings: Any) -> None:
@@ -30,14 +30,14 @@ def check(settings: Any) -> None:
     _CHECKS[type(settings)](settings)
 
 
-def _check_certificates(settings: Any, load: Callable[[], object], *, prefix: str = "tls") -> None:
-    """Load the certificates. On failure, name the setting of the file at fault."""
+def _check_certificates(tls: TlsConfig, load: Callable[[], object], *, setting: str = "tls") -> None:
+    """Load the certificates of a setting. On failure, name the file at fault."""
     try:
         load()
     except (ConfigError, OSError) as error:  # SSLError is a subclass of OSError.
         for name, read in _READ.items():
-            _check_file(f"{prefix}_{name}", getattr(settings, f"{prefix}_{name}", None), read)
-        raise ConfigError(f"{prefix}_certificate: {error}") from error
+            _check_file(f"{setting}.{name}", getattr(tls, name), read)
+        raise ConfigError(f"{setting}.certificate: {error}") from error
 
 
 def _check_file(setting: str, path: Path | None, read: Callable[[Path], object]) -> None:
@@ -65,12 +65,12 @@ def _check_agent(settings: AgentConfig) -> None:
     grants.read_secret(settings.secret_file)
     if settings.lossy_fp8:
         fp8.check()
-    _check_certificates(settings, lambda: Certificates.of(settings))  # Managers always ask for them.
+    _check_certificates(settings.tls, lambda: Certificates.of(settings.tls))  # Managers always ask for them.
 
 
 def _check_manager(settings: ManagerConfig) -> None:
     grants.read_secret(settings.secret_file)
-    _check_certificates(settings, lambda: settings.certificates(alpn_protocols=()))
+    _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
     read_policy(settings)
     if settings.redis_url:
         with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
@@ -91,8 +91,8 @@ def _check_deployment(file: Path) -> None:
 
 def _check_router(settings: RouterConfig) -> None:
     grants.read_secret(Path(settings.secret_file))
-    _check_certificates(settings, lambda: settings.certificates(alpn_protocols=()))
-    _check_certificates(settings, settings.client_certificates, prefix="client_tls")
+    _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
+    _check_certificates(settings.client_tls, settings.client_certificates, setting="client_tls")
     settings.client_tenants().check(read_clients(settings.api_keys_file, setting="api_keys_file").values())
     read_clients(settings.operator_keys_file, setting="operator_keys_file")
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
@@ -104,18 +104,18 @@ def _check_router(settings: RouterConfig) -> None:
 
 def _check_sidecar(settings: SidecarConfig) -> None:
     AllowList(settings.prefill_hosts)
-    _check_certificates(settings, lambda: settings.certificates(alpn_protocols=()))
+    _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
 
 
 def _check_colocate(settings: ColocateConfig) -> None:
-    _check_certificates(settings, settings.certificates)
+    _check_certificates(settings.tls, settings.certificates)
     with contextlib.suppress(MissingExtraError):
         startup.load_extra("prfaas.colocate.server", extra="colocate").executor_settings(settings)
 
 
 def _check_console(settings: ConsoleConfig) -> None:
     read_key(settings.router_key_file, setting="router_key_file")
-    _check_certificates(settings, lambda: tls_of(settings))
+    _check_certificates(settings.tls, lambda: tls_of(settings.tls))
 
 
 _CHECKS: Mapping[type[Any], Callable[[Any], None]] = {

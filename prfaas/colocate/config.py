@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from prfaas.colocate.model.shape import SHAPES
-from prfaas.config import setting
-from prfaas.config_checks import GIVEN, check_consent, check_socket_path, check_together
+from prfaas.config import record, setting
+from prfaas.config_checks import GIVEN, check_consent, check_socket_path, check_tls
 from prfaas.hashing import HASH_UNIT_TOKENS
-from prfaas.transport.net.tls import Certificates
+from prfaas.transport.net.tls import TLS_DOC, Certificates, TlsConfig
 from prfaas.units import choice
 
 DTYPE_NAMES = ("float64", "float32", "bfloat16")
@@ -89,20 +89,10 @@ class ColocateConfig:
     dwell_steps: int = setting(
         "count", default=16, minimum=1, only_where={"profile": GIVEN}, doc="Steps before decode's share shrinks."
     )
-    tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: authority of the deployment's certificates."
-    )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
-    tls_revocations: Path | None = setting(
-        "path",
-        default=None,
-        only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list.",
-    )
+    tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
 
     def __post_init__(self) -> None:
-        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_tls(self)
         check_consent(self, "listen")
         if self.profile is not None and self.partition == "none":
             raise ValueError("profile: needs partition: affinity")
@@ -116,4 +106,4 @@ class ColocateConfig:
 
     def certificates(self) -> Certificates | None:
         """Return the certificates for clients, or None for plain text. Raise ConfigError for unusable ones."""
-        return Certificates.of(self, alpn_protocols=("http/1.1",))
+        return Certificates.of(self.tls, alpn_protocols=("http/1.1",))

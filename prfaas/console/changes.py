@@ -10,12 +10,11 @@ from google.protobuf.json_format import MessageToDict
 from prfaas.console.config import ConsoleConfig
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.transport.net.tls import CertificateFiles
 
 
 def client_of(config: ConsoleConfig, secret: bytes) -> ManagerClient:
     """Return a client for the managers under the operator's name. The caller closes it."""
-    tls, deadline = CertificateFiles.of(config), config.timeout
+    tls, deadline = config.tls.files(), config.timeout
     return ManagerClient(config.managers, name=config.name, secret=secret, deadline_seconds=deadline, tls=tls)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.config import setting
-from prfaas.config_checks import GIVEN, check_addresses, check_together, check_url
+from prfaas.config import record, setting
+from prfaas.config_checks import check_addresses, check_tls, check_url
+from prfaas.transport.net.tls import TLS_DOC, TlsConfig
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class ConsoleConfig:
     routers: tuple[str, ...] = setting(
         "text_list",
         default=("http://127.0.0.1:8000",),
-        doc="Routers for recent decisions; https:// with `client_tls_certificate`.",
+        doc="Routers for recent decisions; https:// with `client_tls`.",
     )
     router_key_file: Path | None = setting("path", default=None, doc="File with an operator key of the routers.")
     managers: tuple[str, ...] = setting(
@@ -34,20 +35,10 @@ class ConsoleConfig:
         "path", default=Path("/etc/prfaas/secret"), doc="File with the deployment's secret, for changes only."
     )
     timeout: float = setting("seconds", default=5.0, minimum=0.1, doc="Time limit for an answer.")
-    tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: authority of the deployment's certificates."
-    )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
-    tls_revocations: Path | None = setting(
-        "path",
-        default=None,
-        only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list.",
-    )
+    tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
 
     def __post_init__(self) -> None:
-        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_tls(self)
         check_addresses("managers", self.managers)
         for name in ("pages", "routers"):
             for url in getattr(self, name):

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from prfaas.errors import PageUnreachable
-from prfaas.transport.net.tls import CertificateFiles, TlsSettings
+from prfaas.transport.net.tls import TlsConfig
 
 MAX_PAGE_BYTES = 64 << 20  # The state of thousands of nodes has a few MB.
 # OpenSSL's reasons for an answer that is not TLS.
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 
 
-def tls_of(settings: TlsSettings) -> ssl.SSLContext | None:
+def tls_of(config: TlsConfig) -> ssl.SSLContext | None:
     """Return the TLS context for https pages, or None without certificates.
 
     Raises:
         OSError: a file cannot be read or used.
     """
-    files = CertificateFiles.of(settings)
+    files = config.files()
     if files is None:
         return None
     for path in files.paths:
@@ -66,9 +66,9 @@ def _why(error: Exception, url: str) -> str:
     if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN:
         return f"{cause}; the server answers in plain text: write http://"
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"{cause}; the server's certificate is not trusted: tls_authority must have signed it for this host"
+        return f"{cause}; the server's certificate is not trusted: tls.authority must have signed it for this host"
     if url.startswith("http:") and _has_hung_up(cause):
-        return f"{cause}; the server may require TLS: write https:// and set tls_authority, tls_certificate and tls_key"
+        return f"{cause}; the server may require TLS: write https:// and set tls with authority, certificate and key"
     if isinstance(cause, http.client.BadStatusLine) and not _has_hung_up(cause):
         return "the answer is not HTTP: pages are at http_listen or status_listen, not at listen"
     if _is_refusal(error, url):

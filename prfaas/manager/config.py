@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
-from prfaas.config import setting
+from prfaas.config import record, setting
 from prfaas.config_checks import (
     ABSENT,
     GIVEN,
@@ -14,12 +14,12 @@ from prfaas.config_checks import (
     check_apart,
     check_consent,
     check_socket_path,
-    check_together,
+    check_tls,
     check_url,
 )
 from prfaas.scheduler.snapshot import LocalPolicy, OwnPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.net.tls import Certificates
+from prfaas.transport.net.tls import TLS_DOC, Certificates, TlsConfig
 from prfaas.units import choice, show_seconds
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
@@ -176,17 +176,7 @@ class ManagerConfig:
         doc="Egress budget of each cluster for copies of hot prefixes; 0Gbps: no copies.",
     )
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
-    tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: authority of the deployment's certificates."
-    )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
-    tls_revocations: Path | None = setting(
-        "path",
-        default=None,
-        only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list.",
-    )
+    tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
     insecure_plaintext: bool = setting(
         "flag",
         default=False,
@@ -211,7 +201,7 @@ class ManagerConfig:
             raise ValueError("endpoint_picker: missing; local_policy: endpoint_picker needs it")
         if self.bandwidth == "measured" and self.deployment is None:
             raise ValueError("deployment: missing; bandwidth: measured needs a plan")
-        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_tls(self)
         check_consent(self, "listen", "http_listen")
         check_apart(self, "listen", "http_listen")
 
@@ -221,4 +211,4 @@ class ManagerConfig:
         Raises:
             ConfigError: they cannot be used.
         """
-        return Certificates.of(self, alpn_protocols=alpn_protocols)
+        return Certificates.of(self.tls, alpn_protocols=alpn_protocols)

@@ -15,13 +15,13 @@ from prfaas.config_checks import (
     check_apart,
     check_consent,
     check_engine_tls,
-    check_together,
+    check_tls,
     check_url,
 )
 from prfaas.router.http.admission import Quota, Tenants, check_salt
 from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.net.tls import CertificateFiles, Certificates, EngineTls
+from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
 from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice, is_loopback, split_address
 
@@ -129,23 +129,11 @@ class RouterConfig:
         default="",
         doc="gRPC address of the endpoint picker for gateways; empty: off. Extra `gateway`.",
     )
-    client_tls_certificate: Path | None = setting(
-        "path", default=None, doc="PEM file: certificate for clients, which encrypts `listen`."
-    )
-    client_tls_key: Path | None = setting(
-        "path", default=None, doc="PEM file: private key of `client_tls_certificate`."
-    )
-    client_tls_authority: Path | None = setting(
-        "path",
-        default=None,
-        only_where={"client_tls_certificate": GIVEN},
-        doc="PEM file: authority of required client certificates; empty: none required.",
-    )
-    client_tls_revocations: Path | None = setting(
-        "path",
-        default=None,
-        only_where={"client_tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list.",
+    tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
+    client_tls: TlsConfig = setting(
+        record(TlsConfig),
+        formerly=("client_tls_*",),
+        doc="Encryption of `listen`, with the keys of `tls`. With an authority, clients must show a certificate.",
     )
     insecure_plaintext: bool = setting(
         "flag",
@@ -223,21 +211,10 @@ class RouterConfig:
     request_timeout: float = setting("seconds", default=600.0, doc="Time after which an unfinished answer has failed.")
     probe_interval: float = setting("seconds", default=2.0, doc="Time between two health checks of an engine.")
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
-    tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: authority of the deployment's certificates."
-    )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
-    tls_revocations: Path | None = setting(
-        "path",
-        default=None,
-        only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list.",
-    )
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),
         default="system",
-        doc="Authority of https engines: the system's, or `tls_authority` (`deployment`), with `tls_certificate` shown.",
+        doc="Authority of https engines: the system's, or `tls.authority` (`deployment`), with `tls.certificate` shown.",
     )
     tenant: str = setting(
         "text",
@@ -246,9 +223,8 @@ class RouterConfig:
     )
 
     def __post_init__(self) -> None:
-        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_tls(self)
         check_engine_tls(self)
-        check_together(self, "client_tls_certificate", "client_tls_key")
         check_consent(self, "ext_proc_listen")
         check_apart(self, "listen", "ext_proc_listen")
         check_addresses("managers", self.managers)
@@ -291,7 +267,7 @@ class RouterConfig:
             check_salt(self.tenant)
         except ValueError as error:
             raise ValueError(f"tenant: {error}") from error
-        is_closed = self.api_keys_file or self.client_tls_authority
+        is_closed = self.api_keys_file or self.client_tls.authority
         if not (is_closed or self.insecure_plaintext or is_loopback(split_address(self.listen)[0])):
             raise ValueError(f"api_keys_file: missing; {self.listen} is beyond loopback, so anybody could connect")
 
@@ -309,13 +285,8 @@ class RouterConfig:
 
     def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
         """Return the certificates for gateways and managers; None for plain text. Raise ConfigError if they are unusable."""
-        return Certificates.of(self, alpn_protocols=alpn_protocols)
+        return Certificates.of(self.tls, alpn_protocols=alpn_protocols)
 
     def client_certificates(self) -> Certificates | None:
         """Return the certificates for clients; None for plain text. Raise ConfigError if they are unusable."""
-        if not (self.client_tls_certificate and self.client_tls_key):
-            return None
-        files = CertificateFiles(
-            self.client_tls_authority, self.client_tls_certificate, self.client_tls_key, self.client_tls_revocations
-        )
-        return Certificates(files, alpn_protocols=("http/1.1",))
+        return Certificates.of(self.client_tls, alpn_protocols=("http/1.1",))

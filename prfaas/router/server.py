@@ -131,7 +131,7 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
     """Run the background tasks of a router, and yield it together with its endpoint picker."""
     keys = read_clients(config.api_keys_file, setting="api_keys_file")
     operator_keys = read_clients(config.operator_keys_file, setting="operator_keys_file")
-    operators = OperatorKeys(operator_keys, clients_are_known=bool(keys) or config.client_tls_authority is not None)
+    operators = OperatorKeys(operator_keys, clients_are_known=bool(keys) or config.client_tls.authority is not None)
     quotas = Quotas(config.quotas_by_client(), config.default_quota(), time.monotonic)
     admission = RequestAdmission(keys, max_requests=config.max_requests, quotas=quotas, tenants=config.client_tenants())
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")

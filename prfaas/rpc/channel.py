@@ -34,12 +34,12 @@ def connection_hint(details: str, *, address: str, tls: CertificateFiles | None)
         if tls is None:
             return (
                 "; the manager closed the connection: if it requires certificates, "
-                "set tls_authority, tls_certificate and tls_key"
+                "set tls with authority, certificate and key"
             )
         check = _cached_check(tls, int(time.time() / _CHECK_PERIOD_SECONDS))
         return f"; the manager closed the connection, because it stops or refuses the certificate; {check}"
     if tls is not None and _PLAIN_TEXT in details:
-        return "; the manager answers in plain text: give it certificates, or remove tls_* from these settings"
+        return "; the manager answers in plain text: give it certificates, or remove tls from these settings"
     if tls is not None and any(word in details for word in _REFUSED_HERE):
         wanted = f"it must be valid, for {address.rpartition(':')[0]} and signed by {tls.authority}"
         command = f"openssl s_client -connect {address} -CAfile {tls.authority} -verify_return_error"

@@ -308,3 +308,44 @@ def test_the_command_line_takes_former_names_but_does_not_list_them(capsys: pyte
         config.parse(Renamed, component="example", argv=["--help"])
     shown = capsys.readouterr().out
     assert "--socket-path" in shown and "--linger" not in shown
+
+
+@dataclass(frozen=True)
+class Files:
+    certificate: str = setting("text", default="", doc="Certificate.")
+    key: str = setting("text", default="", doc="Key.")
+
+
+@dataclass(frozen=True)
+class Folded:
+    tls: Files = setting(config.record(Files), formerly=("tls_*",), doc="Files.")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("tls_certificate: /c\ntls_key: /k", {}, Files(certificate="/c", key="/k")),
+        ("tls_key: /old\ntls: {key: /k}", {}, Files(key="/k")),
+        ("tls_certificate: /c\ntls: {key: /k}", {}, Files(certificate="/c", key="/k")),
+        ("tls_certificate: /c", {"PRFAAS_EXAMPLE_TLS_KEY": "/k"}, Files(certificate="/c", key="/k")),
+        ("tls_key: /c\ntls:", {}, Files(key="/c")),
+    ],
+)
+def test_former_flat_names_set_keys_of_a_record(
+    tmp_path: Path, text: str, environment: dict[str, str], expected: Files
+) -> None:
+    file = tmp_path / "folded.yaml"
+    file.write_text(text)
+    assert config.load(Folded, component="example", file=file, environment=environment).tls == expected
+
+
+def test_a_former_flat_name_warns_but_the_same_variable_and_flag_do_not(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    config.load(Folded, component="example", environment={"PRFAAS_EXAMPLE_TLS_KEY": "/k"})
+    config.parse(Folded, component="example", argv=["--tls-key", "/k"])
+    assert not recwarn.list
+    (tmp_path / "folded.yaml").write_text("tls_key: /k")
+    with pytest.warns(FutureWarning, match=r"tls\.key"):
+        config.load(Folded, component="example", file=tmp_path / "folded.yaml", environment={})

@@ -16,7 +16,7 @@ SOON_SECONDS = 14 * 86400.0
 _REMEDIES: dict[int, tuple[Subject, str]] = {  # X509_V_ERR_* codes, as in CERTIFICATE_FAULTS.
     9: ("certificate_time", "set this machine's clock, or renew it"),
     10: ("certificate_time", "renew it; agents load new files without a restart"),
-    12: ("certificate_time", "publish a new list as tls_revocations"),
+    12: ("certificate_time", "publish a new list as tls.revocations"),
     23: ("certificate_revoked", "issue another, with a new key"),
 }
 
@@ -52,10 +52,10 @@ def clients_finding(authority: Path, revocations: Path | None, *, where: str) ->
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(authority)
     except OSError as error:
-        remedy = "set client_tls_authority to the PEM file of the authority of your clients' certificates"
+        remedy = "set client_tls.authority to the PEM file of the authority of your clients' certificates"
         return bad("certificate_authority", where, f"{authority} cannot be used: {_why(error)}", remedy=remedy)
     if revocations is not None:
-        remedy = "publish a new list as client_tls_revocations; until then every client is rejected"
+        remedy = "publish a new list as client_tls.revocations; until then every client is rejected"
         try:
             ends_at = importlib.import_module("prfaas.console.authority").list_ends_at(revocations)
         except ModuleNotFoundError:
@@ -103,7 +103,7 @@ def _rejected(files: CertificateFiles, error: ssl.SSLCertVerificationError, wher
         subject, remedy = _REMEDIES[error.verify_code]
         return bad(subject, where, f"{files.certificate}: {CERTIFICATE_FAULTS[error.verify_code]}", remedy=remedy)
     message = f"{files.certificate}: {files.authority} has not signed it ({error.verify_message})"
-    remedy = "name the authority that signed it as tls_authority, the same on every machine"
+    remedy = "name the authority that signed it as tls.authority, the same on every machine"
     return bad("certificate_authority", where, message, remedy=remedy)
 
 

@@ -26,7 +26,6 @@ from prfaas.errors import ConfigError, PageUnreachable
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
-from prfaas.transport.net.tls import CertificateFiles
 from prfaas.transport.sender.link import LinkConfig
 
 AskManagers = Callable[..., list[Finding]]
@@ -115,7 +114,7 @@ def _misconfigured(path: Path, error: ConfigError) -> Finding:
 def _client_tls(settings: Any) -> ssl.SSLContext | None:
     """Return a TLS context for pages from some settings, or None without usable certificates."""
     with contextlib.suppress(OSError):
-        context = tls_of(settings)
+        context = tls_of(settings.tls)
         if context is not None:
             context.check_hostname = False  # The page is on this machine, at any address.
         return context
@@ -123,8 +122,8 @@ def _client_tls(settings: Any) -> ssl.SSLContext | None:
 
 
 def _runs(router: RouterConfig, *, seconds: float) -> bool:
-    if router.client_tls_certificate is not None:
-        return network.shows(router.listen, router.client_tls_certificate, timeout_seconds=seconds)
+    if router.client_tls.certificate is not None:
+        return network.shows(router.listen, router.client_tls.certificate, timeout_seconds=seconds)
     return network.answers(router.listen, "/health", timeout_seconds=seconds)
 
 
@@ -187,11 +186,11 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
     if router.ext_proc_listen:
         yield network.port_finding(router.ext_proc_listen, key="ext_proc_listen", where=where, is_running=running)
         yield network.calls_finding(router.ext_proc_listen, router, where=where)
-    if router.client_tls_certificate and router.client_tls_key:
-        files = CertificateFiles(None, router.client_tls_certificate, router.client_tls_key)
-        yield from certificate_findings(files, name=None, where=f"{where}, clients")
-    if router.client_tls_authority:
-        yield clients_finding(router.client_tls_authority, router.client_tls_revocations, where=f"{where}, clients")
+    clients = router.client_tls
+    if (files := clients.files()) is not None:
+        yield from certificate_findings(replace(files, authority=None), name=None, where=f"{where}, clients")
+    if clients.authority:
+        yield clients_finding(clients.authority, clients.revocations, where=f"{where}, clients")
     yield from _key_files(router)
     yield from network.wires_findings(router, timeout_seconds=patient.console.timeout)
     if router.managers and (nodes := patient.nodes()) is not None:
@@ -231,7 +230,7 @@ def _colocate_findings(executor: ColocateConfig, patient: Patient) -> Iterator[F
 
 
 def _certificates(settings: Any, *, name: str | None, where: str) -> Iterator[Finding]:
-    files = CertificateFiles.of(settings)
+    files = settings.tls.files()
     if files is not None:
         yield from certificate_findings(files, name=name, where=where)
 
@@ -246,7 +245,7 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
         return
     yield good("secret", where, f"{path} is long enough and private")
     managers: tuple[str, ...] = getattr(settings, "managers", ())
-    tls = CertificateFiles.of(settings)
+    tls = settings.tls.files()
     if managers and (tls is None or all(path.is_file() for path in tls.paths)):
         seconds = patient.console.timeout
         yield from patient.ask_managers(
@@ -255,7 +254,7 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
 
 
 # Subjects of findings by the settings that they concern.
-_SUBJECTS = {"secret_file": "secret", "redis_url": "record", "tls_": "certificate_"}
+_SUBJECTS = {"secret_file": "secret", "redis_url": "record", "tls.": "certificate_"}
 COMPONENTS: Mapping[str, type[Any]] = {
     "agent": AgentConfig,
     "manager": ManagerConfig,

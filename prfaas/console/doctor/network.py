@@ -59,19 +59,19 @@ def _not_bound(address: str, error: OSError, *, key: str, where: str) -> Finding
 
 def pages_finding(address: str, settings: Any, *, where: str) -> Finding:
     """Check the encryption of status pages. They are plain on loopback and with `insecure_plaintext` (`tls_proxy_for`)."""
-    is_plain = settings.tls_certificate is None or settings.insecure_plaintext or is_loopback(split_address(address)[0])
+    is_plain = settings.tls.certificate is None or settings.insecure_plaintext or is_loopback(split_address(address)[0])
     return _plaintext(address, settings, is_encrypted=not is_plain, where=where)
 
 
 def calls_finding(address: str, settings: Any, *, where: str) -> Finding:
     """Check the encryption of gRPC, which needs certificates."""
-    return _plaintext(address, settings, is_encrypted=settings.tls_certificate is not None, where=where)
+    return _plaintext(address, settings, is_encrypted=settings.tls.certificate is not None, where=where)
 
 
 def wire_finding(address: str, agent: AgentConfig, *, where: str) -> Finding:
     """Check the encryption of KV transfers. Private networks may use plain text."""
     host, _ = split_address(address)
-    is_encrypted = agent.tls_certificate is not None and not agent.insecure_plaintext
+    is_encrypted = agent.tls.certificate is not None and not agent.insecure_plaintext
     with contextlib.suppress(OSError):
         if not (is_encrypted or agent.insecure_plaintext or is_loopback(host) or public_address(host)):
             return good(
@@ -84,9 +84,9 @@ def router_address_finding(router: RouterConfig, *, where: str) -> Finding:
     """Check which clients a router accepts, and whether the port is encrypted."""
     if is_loopback(split_address(router.listen)[0]):
         return good("keys", where, f"{router.listen}: loopback only")
-    how = "encrypted" if router.client_tls_certificate else "unencrypted: set client_tls_*, or terminate TLS before it"
+    how = "encrypted" if router.client_tls.certificate else "unencrypted: set client_tls, or terminate TLS before it"
     checks = [
-        name for name, file in (("keys", router.api_keys_file), ("certificates", router.client_tls_authority)) if file
+        name for name, file in (("keys", router.api_keys_file), ("certificates", router.client_tls.authority)) if file
     ]
     if not checks:
         message = f"{router.listen} accepts all requests, as insecure_plaintext allows; it is {how}"
@@ -99,9 +99,9 @@ def _plaintext(address: str, settings: Any, *, is_encrypted: bool, where: str) -
     if is_encrypted or is_loopback(split_address(address)[0]):
         return good("plaintext", where, f"{address}: {'encrypted' if is_encrypted else 'loopback only'}")
     if settings.insecure_plaintext:
-        remedy = "set tls_authority, tls_certificate and tls_key, and leave insecure_plaintext out"
+        remedy = "set tls with authority, certificate and key, and leave insecure_plaintext out"
         return warning("plaintext", where, f"{address} is unencrypted, as insecure_plaintext allows", remedy=remedy)
-    remedy = "set tls_authority, tls_certificate and tls_key"
+    remedy = "set tls with authority, certificate and key"
     return bad(
         "plaintext",
         where,

@@ -19,7 +19,6 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
 from prfaas.scheduler.snapshot import RequestFacts
-from prfaas.transport.net.tls import CertificateFiles
 from prfaas.types import InstanceId, TransferId
 
 REQUEST_ID_BYTES = 8
@@ -72,7 +71,7 @@ class DecisionClient:
             name="router",
             secret=secret,
             deadline_seconds=config.manager_timeout,
-            tls=CertificateFiles.of(config),
+            tls=config.tls.files(),
         )
         self._states_in_flight = False
         self._reports: deque[pb.ReportRequestsRequest.Answered] = deque(maxlen=MAX_REPORTS)

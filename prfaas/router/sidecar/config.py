@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal
 
-from prfaas.config import setting
-from prfaas.config_checks import GIVEN, check_apart, check_consent, check_engine_tls, check_together, check_url
-from prfaas.transport.net.tls import Certificates, EngineTls
+from prfaas.config import record, setting
+from prfaas.config_checks import check_apart, check_consent, check_engine_tls, check_tls, check_url
+from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
 from prfaas.units import choice
 
 Protocol = Literal["nixl", "prfaas"]
@@ -63,25 +62,15 @@ class SidecarConfig:
         default="local",
         doc="After a failed prefill: decode computes the prompt (local), or the client gets the error (fail).",
     )
-    tls_authority: Path | None = setting(
-        "path", default=None, doc="PEM file: authority of the deployment's certificates."
-    )
-    tls_certificate: Path | None = setting("path", default=None, doc="PEM file: certificate of this component.")
-    tls_key: Path | None = setting("path", default=None, doc="PEM file: private key of `tls_certificate`.")
-    tls_revocations: Path | None = setting(
-        "path",
-        default=None,
-        only_where={"tls_authority": GIVEN},
-        doc="PEM file: the authority's revocation list.",
-    )
+    tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),
         default="system",
-        doc="Authority of https engines: the system's, or `tls_authority` (`deployment`), with `tls_certificate` shown.",
+        doc="Authority of https engines: the system's, or `tls.authority` (`deployment`), with `tls.certificate` shown.",
     )
 
     def __post_init__(self) -> None:
-        check_together(self, "tls_authority", "tls_certificate", "tls_key")
+        check_tls(self)
         check_consent(self, "listen", "status_listen")
         check_engine_tls(self)
         check_apart(self, "listen", "status_listen")
@@ -89,4 +78,4 @@ class SidecarConfig:
 
     def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
         """Return the certificates for peers; None for plain text. Raise ConfigError if they are unusable."""
-        return Certificates.of(self, alpn_protocols=alpn_protocols)
+        return Certificates.of(self.tls, alpn_protocols=alpn_protocols)

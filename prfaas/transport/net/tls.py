@@ -11,9 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from prfaas import logs
+from prfaas.config import setting
+from prfaas.config_checks import GIVEN, check_together
 from prfaas.errors import ConfigError
 
 _log = logs.get("transport")
@@ -22,6 +24,7 @@ BATCH_BYTES = 256 << 10  # Encrypted or decrypted per system call. A connection 
 MAX_BYTES, MAX_SECONDS = 320 << 30, 3600.0
 RETIRES_RATIO = 0.8  # The sender retires a connection at this part of either limit, before the receiver must end it.
 EngineTls = Literal["system", "deployment"]  # Authority of engines at https.
+TLS_DOC = "Encryption between components: certificates of the deployment's authority."
 TlsRefusal = Literal["tls_none", "tls_expired", "tls_revoked", "tls_untrusted", "tls_failed"]
 _FAULTS: Mapping[TlsRefusal, str] = {
     "tls_none": "the peer does not use TLS",
@@ -50,30 +53,36 @@ class CertificateFiles:
     key: Path
     revocations: Path | None = None
 
-    @classmethod
-    def of(cls, settings: TlsSettings) -> CertificateFiles | None:
-        """Return the files that a component's settings name, or None unless they name all that are required."""
-        if not (settings.tls_authority and settings.tls_certificate and settings.tls_key):
-            return None
-        return cls(settings.tls_authority, settings.tls_certificate, settings.tls_key, settings.tls_revocations)
-
     @property
     def paths(self) -> tuple[Path, ...]:
         paths = (self.authority, self.certificate, self.key, self.revocations)
         return tuple(path for path in paths if path is not None)
 
 
-class TlsSettings(Protocol):
-    """Settings by which every component names its files."""
+@dataclass(frozen=True)
+class TlsConfig:
+    """Setting by which a component names its PEM files."""
 
-    @property
-    def tls_authority(self) -> Path | None: ...
-    @property
-    def tls_certificate(self) -> Path | None: ...
-    @property
-    def tls_key(self) -> Path | None: ...
-    @property
-    def tls_revocations(self) -> Path | None: ...
+    authority: Path | None = setting(
+        "path",
+        default=None,
+        only_where={"certificate": GIVEN},
+        doc="PEM file: authority that must have signed the other side's certificate.",
+    )
+    certificate: Path | None = setting("path", default=None, doc="PEM file: own certificate.")
+    key: Path | None = setting("path", default=None, doc="PEM file: private key of `certificate`.")
+    revocations: Path | None = setting(
+        "path", default=None, only_where={"authority": GIVEN}, doc="PEM file: the authority's revocation list."
+    )
+
+    def __post_init__(self) -> None:
+        check_together(self, "certificate", "key")
+
+    def files(self) -> CertificateFiles | None:
+        """Return the files, or None if none are named."""
+        if self.certificate is None or self.key is None:
+            return None
+        return CertificateFiles(self.authority, self.certificate, self.key, self.revocations)
 
 
 class Certificates:
@@ -97,9 +106,9 @@ class Certificates:
             raise ConfigError(f"tls: {', '.join(map(str, files.paths))} cannot be used: {error}") from error
 
     @classmethod
-    def of(cls, settings: TlsSettings, *, alpn_protocols: Sequence[str] = ()) -> Certificates | None:
+    def of(cls, config: TlsConfig, *, alpn_protocols: Sequence[str] = ()) -> Certificates | None:
         """Return the certificates that a component's settings name, or None for plain text. Raises as the constructor."""
-        files = CertificateFiles.of(settings)
+        files = config.files()
         return None if files is None else cls(files, alpn_protocols=alpn_protocols)
 
     def wrap(self, sock: socket.socket, *, is_listener: bool) -> TlsStream:

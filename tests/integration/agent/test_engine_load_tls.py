@@ -18,6 +18,7 @@ from prfaas.console.authority import Authority
 from prfaas.index.membership import EngineLoad
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import InstanceId
+from tests.support.certificates import tls_config
 from tests.support.waiting import until
 
 PAGE = "vllm:num_requests_running 3.0\nvllm:num_requests_waiting 2.0\nvllm:kv_cache_usage_perc 0.5\n"
@@ -48,13 +49,8 @@ async def _engine(authority: Authority, tries: list[object]) -> AsyncIterator[En
 
 
 def _config(authority: Authority, engine: EngineConfig, **settings: Any) -> AgentConfig:
-    issued = authority.issue("agent")
-    files: dict[str, Any] = {
-        "tls_authority": issued.authority,
-        "tls_certificate": issued.certificate,
-        "tls_key": issued.key,
-    }
-    return AgentConfig(name="agent", secret_file=Path("secret"), engines=(engine,), **files, **settings)
+    tls = tls_config(authority.issue("agent"))
+    return AgentConfig(name="agent", secret_file=Path("secret"), engines=(engine,), tls=tls, **settings)
 
 
 @contextlib.asynccontextmanager
@@ -92,5 +88,5 @@ async def test_engine_with_untrusted_certificate_has_no_load(
 
 
 def test_deployment_tls_needs_certificates() -> None:
-    with pytest.raises(ValueError, match="engine_tls: deployment needs tls_authority"):
+    with pytest.raises(ValueError, match="engine_tls: deployment needs tls"):
         AgentConfig(name="agent", secret_file=Path("secret"), engine_tls="deployment")

@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY
 from prfaas.colocate import server
 from prfaas.colocate.config import ColocateConfig
 from prfaas.console.authority import Authority
+from tests.support.certificates import tls_config
 from tests.support.paused_process import paused
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -46,9 +47,7 @@ async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[aiohtt
     config = replace(
         CONFIG,
         listen="0.0.0.0:0",
-        tls_authority=issued.authority,
-        tls_certificate=issued.certificate,
-        tls_key=issued.key,
+        tls=tls_config(issued),
     )
     bound = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(server.serve(config, bound=bound))

@@ -10,6 +10,7 @@ import yaml
 
 from prfaas.console.authority import DAY, Authority, IssuedCertificate
 from tests.integration.console.terminal import Ran, run_here
+from tests.support.certificates import tls_record
 from tests.support.deployment import SECRET
 from tools.free_ports import free_address
 
@@ -63,8 +64,7 @@ class Patient:
     def certify(self, name: str = "west-0", authority: Authority | None = None, **issue: Any) -> IssuedCertificate:
         """Give the agent a certificate."""
         issued = (authority or Authority(self.directory)).issue(name, **{"valid_for": 90 * DAY} | issue)
-        files = {"authority": issued.authority, "certificate": issued.certificate, "key": issued.key}
-        self.agent |= {f"tls_{kind}": str(path) for kind, path in files.items()}
+        self.agent["tls"] = tls_record(issued)
         return issued
 
     def examine(self, *flags: str, pages: str = "") -> Ran:

@@ -9,6 +9,7 @@ from pathlib import Path
 from prfaas.console.doctor.certificates import certificate_findings
 from prfaas.transport.net.tls import CertificateFiles
 from tests.integration.console.terminal import run_here, run_here_on_terminal
+from tests.support.certificates import tls_config
 from tests.support.deployment import Deployment
 
 
@@ -68,9 +69,7 @@ async def test_a_manager_takes_them_as_they_are(deployment: Deployment, tmp_path
     directory = tmp_path / "tls"
     await asyncio.to_thread(run_here, "certs", "new", str(directory), "manager", "operator", "router")
     served = _files(directory, "manager")
-    manager = await deployment.start_manager(
-        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
-    )
+    manager = await deployment.start_manager(tls=tls_config(served))
     flags = [f"--managers={manager.address}", f"--secret-file={deployment.secret_file}"]
     as_operator = [*flags, *_flags(_files(directory, "operator"))]
     ran = await asyncio.to_thread(run_here, "drain", "nobody", *as_operator)

@@ -16,6 +16,7 @@ from prfaas.types import AgentName
 from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal
 from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.support.agent_deployment import AgentDeployment
+from tests.support.certificates import tls_config, tls_record
 from tests.support.deployment import Deployment, match_request
 from tests.support.paced_engine import PacedEngine
 from tests.support.prefix_engine import chain_of, prefix_of
@@ -59,10 +60,9 @@ async def test_status_shows_every_live_node_to_programs_and_to_people(site: Agen
 async def test_status_ready_ends_as_the_manager_s_readyz_answers(deployment: Deployment, tmp_path: Path) -> None:
     """Over the TLS of its pages, which only whoever has a certificate is answered through."""
     issued = Authority(tmp_path).issue("manager", hosts=("127.0.0.1",))
-    files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
-    manager = await deployment.start_manager(http_listen="0.0.0.0:0", **files)
+    manager = await deployment.start_manager(http_listen="0.0.0.0:0", tls=tls_config(issued))
     page = f"https://127.0.0.1:{manager.http_address.rpartition(':')[2]}"
-    flags = [f"--pages={page}", *(f"--{name.replace('_', '-')}={path}" for name, path in files.items())]
+    flags = [f"--pages={page}", *(f"--tls-{name}={path}" for name, path in tls_record(issued).items())]
     ready = await asyncio.to_thread(run_here, "status", "--ready", *flags)
     assert (ready.status, ready.document) == (0, {page: "ready"}), ready.error
     manager.is_ready = False

@@ -23,6 +23,7 @@ from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.integration.console.patient import Patient
 from tests.integration.console.terminal import Ran, run_here
 from tests.support.agents import Agents
+from tests.support.certificates import tls_record
 from tests.support.deployment import Deployment
 from tests.support.paced_engine import MODEL, PacedEngine
 from tests.support.waiting import POLL_SECONDS, until
@@ -117,7 +118,7 @@ def _key_of_another_certificate(patient: Patient) -> None:
     authority = Authority(patient.directory)
     changed = authority.issue("other")
     patient.certify(authority=authority)
-    patient.agent["tls_key"] = str(changed.key)
+    patient.agent["tls"]["key"] = str(changed.key)
 
 
 def _no_file_of_the_key(patient: Patient) -> None:
@@ -126,7 +127,7 @@ def _no_file_of_the_key(patient: Patient) -> None:
 
 def _another_authority(patient: Patient) -> None:
     patient.certify()
-    patient.agent["tls_authority"] = str(Authority(patient.directory, "stranger").path)
+    patient.agent["tls"]["authority"] = str(Authority(patient.directory, "stranger").path)
 
 
 def _certificate_of_another_name(patient: Patient) -> None:
@@ -137,7 +138,7 @@ def _revoked_certificate(patient: Patient) -> None:
     authority = Authority(patient.directory)
     issued = patient.certify(authority=authority)
     authority.revoke(issued.serial)
-    patient.agent["tls_revocations"] = str(issued.revocations)
+    patient.agent["tls"]["revocations"] = str(issued.revocations)
 
 
 def _key_that_others_may_read(patient: Patient) -> None:
@@ -173,9 +174,8 @@ def _wire_in_plain_text_beside_certificates(patient: Patient) -> None:
 
 def _managers_pages_in_plain_text_beside_certificates(patient: Patient) -> None:
     issued = patient.certify()
-    files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
-    addresses = {"listen": "0.0.0.0:0", "http_listen": "0.0.0.0:0", "secret_file": patient.secret}
-    patient.manager = {key: str(item) for key, item in (addresses | files).items()} | {"insecure_plaintext": True}
+    addresses = {"listen": "0.0.0.0:0", "http_listen": "0.0.0.0:0", "secret_file": str(patient.secret)}
+    patient.manager = {**addresses, "tls": tls_record(issued), "insecure_plaintext": True}
 
 
 def _router(patient: Patient, **settings: Any) -> None:
@@ -324,19 +324,19 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_expired_certificate, "certificate_time", "renew it"),
     (_certificate_about_to_expire, "certificate_time", "before it expires"),
     (_key_of_another_certificate, "certificate_key", "openssl pkey"),
-    (_another_authority, "certificate_authority", "tls_authority"),
+    (_another_authority, "certificate_authority", "tls.authority"),
     (_certificate_of_another_name, "certificate_name", "common name west-0"),
     (_revoked_certificate, "certificate_revoked", "another, with a new key"),
     (_key_that_others_may_read, "key_mode", "chmod 600"),
     (_engine_that_is_not_there, "engine", "curl http://127.0.0.1"),
-    (_manager_beyond_loopback_in_plain_text, "configuration", "set tls_* or insecure_plaintext"),
-    (_pages_beyond_loopback_for_everybody, "configuration", "set tls_* or insecure_plaintext"),
-    (_wire_beyond_private_networks_in_plain_text, "configuration", "set tls_* or insecure_plaintext"),
+    (_manager_beyond_loopback_in_plain_text, "configuration", "set tls or insecure_plaintext"),
+    (_pages_beyond_loopback_for_everybody, "configuration", "set tls or insecure_plaintext"),
+    (_wire_beyond_private_networks_in_plain_text, "configuration", "set tls or insecure_plaintext"),
     (_pages_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_wire_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_managers_pages_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_router_that_asks_for_no_key, "keys", "write api_keys_file"),
-    (_gateways_port_in_plain_text, "configuration", "set tls_* or insecure_plaintext"),
+    (_gateways_port_in_plain_text, "configuration", "set tls or insecure_plaintext"),
     (_sidecar_in_plain_text, "plaintext", "leave insecure_plaintext out"),
     (_file_of_keys_without_one, "configuration", "router.yaml line 1: api_keys_file: "),
     (_no_file_with_the_engines_key, "configuration", "engine_api_key_file: "),
@@ -386,8 +386,7 @@ def test_what_the_start_refuses_stands_once_with_its_place(patient: Patient, pla
 
 def test_what_is_encrypted_is_called_so(patient: Patient) -> None:
     issued = patient.certify()
-    files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
-    _router(patient, ext_proc_listen="0.0.0.0:0", **{key: str(item) for key, item in files.items()})
+    _router(patient, ext_proc_listen="0.0.0.0:0", tls=tls_record(issued))
     patient.agent |= {"status_listen": "0.0.0.0:0", "listen": "0.0.0.0:0"}
     output = [item["message"] for item in patient.examine().document if item["subject"] in ("plaintext", "keys")]
     assert output == [
@@ -402,8 +401,7 @@ def test_the_certificate_that_clients_are_shown_is_looked_at(patient: Patient) -
     authority = Authority(patient.directory)
     for valid_for, found in ((90 * DAY, {}), (-DAY, {"certificate_time": "it has expired"})):
         issued = authority.issue("shown", valid_for=valid_for)
-        files = {"client_tls_certificate": str(issued.certificate), "client_tls_key": str(issued.key)}
-        _router(patient, listen="0.0.0.0:0", client_tls_authority=str(authority.path), **files)
+        _router(patient, listen="0.0.0.0:0", client_tls=tls_record(issued))
         ran = patient.examine()
         assert [subject for subject, item in faults(ran).items() if found.get(subject, "") not in item] == []
         assert faults(ran).keys() == found.keys()
@@ -422,7 +420,7 @@ def _expired_list(authority: Authority) -> bytes:
     ("spoil", "subject", "message", "starts"),
     [
         (lambda files: files.path.unlink(), "certificate_authority", "No such file", False),
-        (lambda files: files.revocations.write_text("no list"), "certificate_files", "client_tls_revocations", False),
+        (lambda files: files.revocations.write_text("no list"), "certificate_files", "client_tls.revocations", False),
         (lambda files: files.revocations.write_bytes(_expired_list(files)), "certificate_time", "has expired", True),
     ],
     ids=["no authority", "no list", "an expired list"],
@@ -432,9 +430,8 @@ def test_what_tells_which_clients_to_let_in_is_looked_at(
 ) -> None:
     authority = Authority(patient.directory)
     issued = authority.issue("shown", valid_for=90 * DAY)
-    files = {"client_tls_certificate": issued.certificate, "client_tls_key": issued.key}
-    asks = {"client_tls_authority": authority.path, "client_tls_revocations": authority.revocations}
-    _router(patient, listen="0.0.0.0:0", **{key: str(item) for key, item in (files | asks).items()})
+    tls = {**tls_record(issued), "revocations": str(authority.revocations)}
+    _router(patient, listen="0.0.0.0:0", client_tls=tls)
     assert faults(patient.examine()) == {}
     spoil(authority)
     found = faults(patient.examine())

@@ -19,7 +19,7 @@ def component_of(command: list[str]) -> str | None:
 def settings_of(component: str, environment: Mapping[str, str]) -> Any:
     """Raises ConfigError for a value that is refused, AssertionError for a variable that no setting reads."""
     own = {name: value for name, value in environment.items() if name.startswith(f"PRFAAS_{component.upper()}_")}
-    known = {config.variable(component, (name,)) for name, _ in config.settings(COMPONENTS[component])}
+    known = {config.variable(component, path) for path, _ in config.paths(COMPONENTS[component])}
     assert set(own) <= known, set(own) - known
     return config.load(COMPONENTS[component], component=component, file=None, environment=own)
 

@@ -95,12 +95,12 @@ def test_with_tls_every_component_listens_beyond_loopback_with_certificates_alon
     plain, over = (yaml.safe_load(rendered(file.read_text(), **told))["services"] for file in (COMPOSE, COMPOSE_TLS))
     found = {name: settings_of(name, plain[name]["environment"] | over[name]["environment"]) for name in OURS}
     for name, settings in found.items():
-        assert not settings.insecure_plaintext and settings.tls_revocations
-        files = (settings.tls_authority, settings.tls_certificate, settings.tls_key)
+        assert not settings.insecure_plaintext and settings.tls.revocations
+        files = (settings.tls.authority, settings.tls.certificate, settings.tls.key)
         own = "west-7" if name == "agent" else name
         assert [file.name for file in files] == ["authority.pem", f"{own}.pem", f"{own}.key"]
         assert over[name]["volumes"] == [f"./tls/{own}:/tls:ro"], "its own key alone"
-    assert found["router"].client_tls_certificate.name == "router.pem"
+    assert found["router"].client_tls.certificate.name == "router.pem"
     assert found["router"].engine_tls == found["agent"].engine_tls == "deployment"
     assert found["agent"].engines[0].url == "https://8.8.8.8:8000"
     *command, certificate, key, authority, asks = over["engine"]["command"]

@@ -58,17 +58,17 @@ def test_every_component_shows_a_certificate_that_its_pod_has_and_none_speaks_pl
                 mounted[component] = {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
     for component, environment in environments("kubernetes-tls").items():
         settings = settings_of(component, environment)
-        files = {settings.tls_authority, settings.tls_certificate, settings.tls_key}
+        files = {settings.tls.authority, settings.tls.certificate, settings.tls.key}
         assert {path.parent for path in files} == {TLS} <= mounted[component], component
         assert not settings.insecure_plaintext
-    assert settings_of("agent", environments("kubernetes-tls")["agent"]).tls_certificate == TLS / "node-1.pem"
+    assert settings_of("agent", environments("kubernetes-tls")["agent"]).tls.certificate == TLS / "node-1.pem"
 
 
 def test_the_probes_of_managers_show_the_manager_s_certificate() -> None:
     environment = environments("kubernetes-tls")["manager"]
     console = config.load(ConsoleConfig, component="console", environment=environment)
     assert console.pages == ("https://127.0.0.1:7411",)
-    assert console.tls_certificate == settings_of("manager", environment).tls_certificate
+    assert console.tls.certificate == settings_of("manager", environment).tls.certificate
     managers = _named("prfaas-manager", "StatefulSet")
     (container,) = managers["spec"]["template"]["spec"]["containers"]
     commands = {"readinessProbe": ["prfaas", "status", "--ready"], "livenessProbe": ["prfaas", "status"]}
@@ -94,9 +94,9 @@ def test_managers_reach_redis_over_mutual_tls_alone() -> None:
     (port,) = service["spec"]["ports"]
     assert (url.scheme, url.hostname, url.port) == ("rediss", service["metadata"]["name"], port["port"])
     files = {
-        "ssl_ca_certs": manager.tls_authority,
-        "ssl_certfile": manager.tls_certificate,
-        "ssl_keyfile": manager.tls_key,
+        "ssl_ca_certs": manager.tls.authority,
+        "ssl_certfile": manager.tls.certificate,
+        "ssl_keyfile": manager.tls.key,
     }
     assert dict(parse_qsl(url.query)) == {name: str(path) for name, path in files.items()}
     pod = redis["spec"]["template"]["spec"]

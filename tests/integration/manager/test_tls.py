@@ -20,8 +20,9 @@ from prfaas.router.server import open_router
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
-from prfaas.transport.net.tls import CertificateFiles
+from prfaas.transport.net.tls import CertificateFiles, TlsConfig
 from prfaas.types import AgentName, ClusterName
+from tests.support.certificates import tls_config
 from tests.support.deployment import SECRET, Deployment
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -34,9 +35,7 @@ def _tls(authority: Authority, name: str) -> CertificateFiles:
 async def test_certificate_must_have_the_callers_name(deployment: Deployment, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     served, trusted = _tls(authority, "manager"), _tls(authority, "n1")
-    manager = await deployment.start_manager(
-        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
-    )
+    manager = await deployment.start_manager(tls=tls_config(served))
     request = pb.MatchRequest(model="unheard-of")
     honest = Channel(manager.address, name="n1", secret=SECRET, tls=trusted)
     with pytest.raises(IndexRefusal, match="unheard-of"):
@@ -56,9 +55,7 @@ async def test_changed_certificates_are_used_on_both_sides(deployment: Deploymen
     (tmp_path / "new").mkdir()
     before, after = Authority(tmp_path), Authority(tmp_path / "new")
     served, trusted = before.issue("manager"), before.issue("n1")
-    manager = await deployment.start_manager(
-        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
-    )
+    manager = await deployment.start_manager(tls=tls_config(served))
     channel = Channel(
         manager.address,
         name="n1",
@@ -85,14 +82,14 @@ async def test_changed_certificates_are_used_on_both_sides(deployment: Deploymen
 async def test_agents_and_routers_use_their_certificates(deployment: Deployment, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     served, node, door = (_tls(authority, name) for name in ("manager", "n1", "router"))
-    manager = await deployment.start_manager(**_settings(served))
+    manager = await deployment.start_manager(tls=tls_config(served))
     agent = AgentConfig(
         name="n1",
         secret_file=deployment.secret_file,
         managers=(manager.address,),
         cluster="west",
         engines=(EngineConfig(instance="n1/0", url="http://127.0.0.1:9", role="both", model="tiny"),),
-        **_settings(node),
+        tls=tls_config(node),
     )
     reporting = NodeReporter(
         agent,
@@ -107,16 +104,12 @@ async def test_agents_and_routers_use_their_certificates(deployment: Deployment,
     )
     running = deployment.run(reporting.reporter)
     await until(lambda: reporting.reporter.status.manager == manager.address, what="the agent at the manager")
-    config = RouterConfig(listen="127.0.0.1:0", secret_file="-", managers=(manager.address,), **_settings(door))
+    config = RouterConfig(listen="127.0.0.1:0", secret_file="-", managers=(manager.address,), tls=tls_config(door))
     async with open_router(config, SECRET) as address, aiohttp.ClientSession() as session:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while "n1/0" not in await _instances(session, address):  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.02)
     await deployment.end(running)
-
-
-def _settings(tls: CertificateFiles) -> dict[str, Any]:
-    return {"tls_authority": tls.authority, "tls_certificate": tls.certificate, "tls_key": tls.key}
 
 
 def _no_copy(command: object) -> None:
@@ -129,10 +122,10 @@ async def _instances(session: aiohttp.ClientSession, address: str) -> dict[str, 
         return states
 
 
-@pytest.mark.parametrize("given", [{"tls_key": Path("k")}, {"tls_authority": Path("a"), "tls_certificate": Path("c")}])
+@pytest.mark.parametrize("given", [{"key": Path("k")}, {"certificate": Path("c"), "key": Path("k")}])
 def test_incomplete_certificate_settings_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="go together"):
-        AgentConfig(name="n1", secret_file=Path("s"), **given)
+        AgentConfig(name="n1", secret_file=Path("s"), tls=TlsConfig(**given))
 
 
 async def test_connections_with_old_certificates_end_with_their_last_call(
@@ -140,9 +133,7 @@ async def test_connections_with_old_certificates_end_with_their_last_call(
 ) -> None:
     authority = Authority(tmp_path)
     served, trusted = authority.issue("manager"), _tls(authority, "n1")
-    manager = await deployment.start_manager(
-        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
-    )
+    manager = await deployment.start_manager(tls=tls_config(served))
     channel = Channel(manager.address, name="n1", secret=SECRET, tls=trusted)
     watching = channel.stream("WatchState", pb.WatchStateRequest())
     await anext(aiter(watching))
@@ -169,9 +160,7 @@ async def test_missing_certificate_file_makes_the_manager_unreachable(
 ) -> None:
     authority = Authority(tmp_path)
     served, trusted = _tls(authority, "manager"), _tls(authority, "n1")
-    manager = await deployment.start_manager(
-        tls_authority=served.authority, tls_certificate=served.certificate, tls_key=served.key
-    )
+    manager = await deployment.start_manager(tls=tls_config(served))
     aside = trusted.certificate.rename(tmp_path / "aside")
     node = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1, ())
     reporter = Reporter([manager.address], node=node, secret=SECRET, tls=trusted)

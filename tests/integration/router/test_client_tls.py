@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from prfaas.console.authority import Authority, IssuedCertificate
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import open_router
-from prfaas.transport.net.tls import CertificateFiles, Certificates
+from prfaas.transport.net.tls import CertificateFiles, Certificates, TlsConfig
 from tests.integration.console.terminal import run_here
 from tests.support.paced_engine import PacedEngine
 from tests.support.router import SECRET, STREAMED, RunningRouter, operators_beside, router_config
@@ -38,8 +38,8 @@ async def engine() -> AsyncIterator[PacedEngine]:
     await engine.stop()
 
 
-def _files(issued: IssuedCertificate, *names: str) -> dict[str, Path]:
-    return {f"client_tls_{name}": getattr(issued, name) for name in names}
+def _files(issued: IssuedCertificate, *names: str) -> dict[str, TlsConfig]:
+    return {"client_tls": TlsConfig(**{name: getattr(issued, name) for name in names})}
 
 
 def _client(authority: Authority, issued: IssuedCertificate | None = None) -> ssl.SSLContext:
@@ -173,8 +173,8 @@ async def test_doctor_recognises_a_running_router(
     engine: PacedEngine, authority: Authority, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     """Also where it asks for a certificate that the doctor has not got."""
-    files = _files(authority.issue("router"), *names)
-    async with _router(engine, _client(authority), **files) as router:
+    issued = authority.issue("router")
+    async with _router(engine, _client(authority), **_files(issued, *names)) as router:
         secret, path = tmp_path / "secret", tmp_path / "router.yaml"
         secret.touch(mode=0o600)
         secret.write_bytes(SECRET)
@@ -182,8 +182,9 @@ async def test_doctor_recognises_a_running_router(
             "listen": router.url.removeprefix("https://"),
             "secret_file": str(secret),
             "discovery": {"names": ["a:1"]},
+            "client_tls": {name: str(getattr(issued, name)) for name in names},
         }
-        path.write_text(yaml.safe_dump(settings | {key: str(file) for key, file in files.items()}))
+        path.write_text(yaml.safe_dump(settings))
         ran = await asyncio.to_thread(run_here, "doctor", f"--router={path}", "--pages=")
     (port,) = [finding["message"] for finding in ran.document if finding["subject"] == "port"]
     assert "in use by this component" in port
@@ -194,7 +195,7 @@ def test_listening_beyond_loopback_needs_client_certificates_or_keys(authority: 
     router_config(listen="0.0.0.0:0", **_files(issued, "certificate", "key", "authority"))
     with pytest.raises(ValueError, match="api_keys_file: missing"):
         router_config(listen="0.0.0.0:0", **_files(issued, "certificate", "key"))
-    with pytest.raises(ValueError, match="client_tls_key: missing"):
+    with pytest.raises(ValueError, match="key: missing"):
         router_config(**_files(issued, "certificate"))
 
 

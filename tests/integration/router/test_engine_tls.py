@@ -18,6 +18,7 @@ from prfaas.router.server import open_router
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.transport.net.tls import CertificateFiles, Certificates
+from tests.support.certificates import tls_config
 from tests.support.paced_engine import MODEL, PacedEngine
 from tests.support.router import SECRET, RunningRouter, router_config
 from tests.support.waiting import PATIENCE_SECONDS
@@ -33,9 +34,7 @@ async def _router(engine: PacedEngine, issued: IssuedCertificate, *, engine_tls:
     config = router_config(
         clusters=(ClusterConfig(name="west", kind="pd", instances=(instance,)),),
         engine_tls=engine_tls,
-        tls_authority=issued.authority,
-        tls_certificate=issued.certificate,
-        tls_key=issued.key,
+        tls=tls_config(issued),
     )
     async with aiohttp.ClientSession() as session, open_router(config, SECRET) as address:
         yield RunningRouter(f"http://{address}", [], [engine], session)
@@ -72,9 +71,7 @@ async def test_sidecar_hands_over_between_engines_with_mutual_tls(engine: PacedE
         engine_tls="deployment",
         prefill_scheme="https",
         prefill_failure="fail",
-        tls_authority=issued.authority,
-        tls_certificate=issued.certificate,
-        tls_key=issued.key,
+        tls=tls_config(issued),
     )
     asked = {PREFILL_HEADER: engine.url.removeprefix("https://")}
     async with open_sidecar(config) as address, aiohttp.ClientSession() as session:
@@ -114,5 +111,5 @@ async def test_engine_of_an_unknown_authority_gets_no_request(
 
 
 def test_engine_tls_deployment_needs_certificates() -> None:
-    with pytest.raises((ConfigError, ValueError), match="engine_tls: deployment needs tls_authority"):
+    with pytest.raises((ConfigError, ValueError), match="engine_tls: deployment needs tls"):
         router_config(engine_tls="deployment")

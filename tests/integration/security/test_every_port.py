@@ -19,6 +19,7 @@ import pytest
 from prfaas.console.authority import DAY, Authority, IssuedCertificate
 from tests.integration.security import noise
 from tests.integration.security.listening import is_taken, listening_of
+from tests.support.certificates import tls_record
 from tests.support.router import OPERATOR_KEY
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
@@ -86,19 +87,16 @@ class Fortress:
         for address in (f"127.0.0.1:{port}" for port in self.ports.values()):
             wait_until(partial(is_taken, address), seconds=120, what=address)
 
-    def _settings(self, name: str) -> dict[str, str]:
+    def _tls(self, name: str) -> dict[str, str]:
         issued = self._authority.issue(name)
-        files = {"tls_authority": issued.authority, "tls_certificate": issued.certificate, "tls_key": issued.key}
-        return {key: str(path) for key, path in files.items()} | {"tls_revocations": str(issued.revocations)}
+        return {**tls_record(issued), "revocations": str(issued.revocations)}
 
     def _start(self, stack: Stack) -> list[Child]:
         at = {name: f"0.0.0.0:{port}" for name, port in self.ports.items()}
         manager, _, _ = stack.start_manager(
-            listen=at["manager"], http_listen=at["manager pages"], **self._settings("manager")
+            listen=at["manager"], http_listen=at["manager pages"], tls=self._tls("manager")
         )
-        agent = stack.start_agent(
-            "west-0", listen=at["wire"], status_listen=at["agent pages"], **self._settings("west-0")
-        )
+        agent = stack.start_agent("west-0", listen=at["wire"], status_listen=at["agent pages"], tls=self._tls("west-0"))
         managers = [f"127.0.0.1:{self.ports['manager']}"]
         router, _ = stack.start_router(
             {
@@ -106,14 +104,14 @@ class Fortress:
                 "ext_proc_listen": at["gateway"],
                 "managers": managers,
                 "operator_keys_file": str(self.operator_keys),
-                **self._settings("router"),
-                **{f"client_{key}": path for key, path in self._settings("router-clients").items()},
+                "tls": self._tls("router"),
+                "client_tls": self._tls("router-clients"),
             }
         )
         sidecar, *_ = stack.start_sidecar(
-            listen=at["sidecar"], status_listen=at["sidecar pages"], **self._settings("sidecar")
+            listen=at["sidecar"], status_listen=at["sidecar pages"], tls=self._tls("sidecar")
         )
-        executor, _ = stack.start_colocate(listen=at["executor"], **self._settings("executor"))
+        executor, _ = stack.start_colocate(listen=at["executor"], tls=self._tls("executor"))
         return [manager, agent.child, router, sidecar, executor]
 
     def talk(self, name: str, kind: str) -> bytes:

@@ -12,55 +12,61 @@ from prfaas.cli import named_files
 from prfaas.console.authority import Authority
 from tools.reference_tables import COMPONENTS, ROOT
 
-MANAGERS = ("managers: []", "managers: [m:1]")
-TLS = tuple((f"tls_{name}:", f"tls_{name}: {{0}}/its.{end}") for name, end in (("certificate", "pem"), ("key", "key")))
-MUTUAL_TLS = (("tls_authority:", "tls_authority: {0}/authority.pem"), *TLS)
-CLIENT_TLS = tuple((f"client_{old}", f"client_{new}") for old, new in TLS)
-FILLED_IN = [
-    ("agent", MUTUAL_TLS),
-    ("manager", MUTUAL_TLS),
-    ("manager", (("deployment:", f"deployment: {ROOT}/examples/solver/deployment.yaml"),)),
-    (
-        "manager",
-        (
-            ("redis_url:", "redis_url: redis://127.0.0.1"),
-            ("redis_directory: /var/lib/prfaas/redis", "redis_directory:"),
-        ),
-    ),
-    ("manager", (("bandwidth: scarce", "bandwidth: abundant"),)),
-    ("manager", (("local_policy: decode", "local_policy: suffix"),)),
-    ("manager", (("local_policy: decode", "local_policy: static"),)),
-    ("router", (MANAGERS,)),
-    ("router", (MANAGERS, *MUTUAL_TLS)),
+MANAGERS = {"managers": "[m:1]"}
+TLS = {"tls.authority": "{0}/authority.pem", "tls.certificate": "{0}/own.pem", "tls.key": "{0}/own.key"}
+CLIENT_TLS = {"client_tls.certificate": "{0}/own.pem", "client_tls.key": "{0}/own.key"}
+FILLED_IN: list[tuple[str, dict[str, str]]] = [
+    ("agent", TLS),
+    ("manager", TLS),
+    ("manager", {"deployment": f"{ROOT}/examples/solver/deployment.yaml"}),
+    ("manager", {"redis_url": "redis://127.0.0.1", "redis_directory": ""}),
+    ("manager", {"bandwidth": "abundant"}),
+    ("manager", {"local_policy": "suffix"}),
+    ("manager", {"local_policy": "static"}),
+    ("router", MANAGERS),
+    ("router", MANAGERS | TLS),
     ("router", CLIENT_TLS),
-    ("sidecar", (("protocol: nixl", "protocol: prfaas"),)),
-    ("sidecar", MUTUAL_TLS),
-    ("colocate", (("agent_socket:", "agent_socket: /run/prfaas/agent.sock"),)),
-    ("colocate", MUTUAL_TLS),
-    ("console", MUTUAL_TLS),
-    *((component, ()) for component in COMPONENTS),
+    ("sidecar", {"protocol": "prfaas"}),
+    ("sidecar", TLS),
+    ("colocate", {"agent_socket": "/run/prfaas/agent.sock"}),
+    ("colocate", TLS),
+    ("console", TLS),
+    *((component, {}) for component in COMPONENTS),
 ]
 
 
+def _uncommented(text: str, path: tuple[str, ...], value: str | None = None) -> str:
+    """Return the file with the line of one setting uncommented, and filled in unless `value` is None."""
+    *outer, key = path
+    record = "".join(rf"^{name}:\n(?:(?:  .*)?\n)*?" for name in outer) or "^"
+    pattern = rf"({record}{'  ' * len(outer)})(?:# )?({key}:)(.*)$"
+    text, num_lines = re.subn(
+        pattern,
+        lambda line: line[1] + line[2] + (line[3] if value is None else f" {value}"),
+        text,
+        flags=re.MULTILINE,
+    )
+    assert num_lines == 1, path
+    return text
+
+
 @pytest.mark.parametrize("uncommented", [False, True])
-@pytest.mark.parametrize(("component", "lines"), FILLED_IN)
+@pytest.mark.parametrize(("component", "values"), FILLED_IN)
 def test_an_annotated_file_starts_with_its_lines_uncommented_and_filled_in(
-    component: str, lines: tuple[tuple[str, str], ...], uncommented: bool, tmp_path: Path
+    component: str, values: dict[str, str], uncommented: bool, tmp_path: Path
 ) -> None:
-    Authority(tmp_path).issue("its")
+    Authority(tmp_path).issue("own")
     (tmp_path / "secret").write_bytes(bytes(32))
     (tmp_path / "secret").chmod(0o600)
     text = (ROOT / f"deploy/{component}.yaml").read_text().replace("/etc/prfaas/secret", f"{tmp_path}/secret")
-    if MANAGERS in lines:  # Managers announce the clusters.
+    if "managers" in values:  # Managers announce the clusters.
         text, num_blocks = re.subn(r"^clusters:\n(?:  .*\n)+", "clusters: []\n", text, flags=re.MULTILINE)
         assert num_blocks == 1
-    for old, new in lines:
-        assert len(re.findall(rf"^{re.escape(old)}$", text, re.MULTILINE)) == 1, old
-        text = re.sub(rf"^{re.escape(old)}$", new.format(tmp_path), text, flags=re.MULTILINE)
+    for dotted, value in values.items():
+        text = _uncommented(text, tuple(dotted.split(".")), value.format(tmp_path))
     for path, item in config.paths(COMPONENTS[component]) if uncommented else ():
         if item.only_where:
-            text, num_lines = re.subn(rf"^( *)(?:# )?({path[-1]}:)( |$)", r"\1\2\3", text, flags=re.MULTILINE)
-            assert num_lines == 1, path
+            text = _uncommented(text, path)
     (tmp_path / "settings.yaml").write_text(text)
     config.load(
         COMPONENTS[component],

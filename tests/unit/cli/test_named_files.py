@@ -20,7 +20,7 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
 
 KEYS = ("authority", "certificate", "key", "revocations")
-CERTIFICATES = "tls_authority: {0}/authority.pem\ntls_certificate: {0}/its.pem\ntls_key: {0}/its.key\n"
+CERTIFICATES = "tls:\n  authority: {0}/authority.pem\n  certificate: {0}/own.pem\n  key: {0}/own.key\n"
 OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
 
 
@@ -60,7 +60,7 @@ OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
         ("colocate", ColocateConfig, "partition: affinity\nprofile: {0}/none\n", "line 2: profile: .*none: cannot"),
         ("colocate", ColocateConfig, "partition: affinity\n", "line 1: partition: shares of affinity follow a profile"),
         ("colocate", ColocateConfig, "max_rows: 1\nnum_blocks: 99999999999\n", "line 2: num_blocks, max_requests: "),
-        ("console", ConsoleConfig, CERTIFICATES, "line 2: tls_certificate: .*its.pem"),
+        ("console", ConsoleConfig, CERTIFICATES, "line 3: tls.certificate: .*own.pem"),
         ("console", ConsoleConfig, "router_key_file: {0}/none\n", "line 1: router_key_file:"),
     ],
 )
@@ -116,12 +116,12 @@ def test_of_certificates_the_file_that_cannot_be_used_is_named(
     (tmp_path / "secret").write_bytes(bytes(32))
     (tmp_path / "secret").chmod(0o600)
     (tmp_path / "text").write_text("some text")
-    issued = Authority(tmp_path).issue("its")
-    paths = {f"{prefix}_{name}": getattr(issued, name) for name in KEYS} | {f"{prefix}_{key}": tmp_path / spoilt}
-    text = others.format(tmp_path) + "".join(f"{name}: {path}\n" for name, path in paths.items())
-    line = text[: text.index(f"{prefix}_{key}:")].count("\n") + 1
+    issued = Authority(tmp_path).issue("own")
+    paths = {name: getattr(issued, name) for name in KEYS} | {key: tmp_path / spoilt}
+    text = others.format(tmp_path) + f"{prefix}:\n" + "".join(f"  {name}: {path}\n" for name, path in paths.items())
+    line = text[: text.index(f"  {key}:")].count("\n") + 1
     (tmp_path / "settings.yaml").write_text(text)
-    refusal = f"settings.yaml line {line}: {prefix}_{named}"
+    refusal = f"settings.yaml line {line}: {prefix}.{named}"
     with pytest.raises(ConfigError, match=refusal):
         config.load(cls, component=component, file=tmp_path / "settings.yaml", environment={}, check=named_files.check)
     start = ["--config", str(tmp_path / "settings.yaml")]

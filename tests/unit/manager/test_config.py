@@ -41,7 +41,6 @@ def test_impossible_value_is_refused(name: str, value: str, message: str) -> Non
         ("endpoint_picker", "picker.yaml", "local_policy: endpoint_picker"),
         ("non_cached_tokens", "17", "local_policy: suffix"),
         ("ppd_table", "table.json", "local_policy: ppd"),
-        ("tls_revocations", "ca.crl", "tls_authority"),
     ],
 )
 def test_setting_without_effect_is_refused(name: str, value: str, needs: str) -> None:
@@ -72,3 +71,9 @@ def test_redis_url_of_unknown_form_is_refused(url: str, message: str) -> None:
         ConfigError, match=rf"redis_url: {message}; write redis://.*redis\+sentinel://.*redis\+cluster://"
     ):
         RedisStore(url)
+
+
+def test_revocations_without_an_authority_are_refused() -> None:
+    given = {"secret_file": "secret", "tls": {"revocations": "ca.crl"}}
+    with pytest.raises(ConfigError, match=r"tls.revocations: needs authority$"):
+        load_mapping(ManagerConfig, given, where="test")
