@@ -58,7 +58,7 @@ def test_two_addresses_may_both_use_port_zero() -> None:
 @pytest.mark.parametrize("address", ["8.8.8.8:1", "[2001:4860:4860::8888]:1", "0.0.0.0:7400"])
 def test_public_address_needs_certificates_or_insecure_plaintext(address: str) -> None:
     agent = {"name": "n", "secret_file": "s", "listen": address}
-    with pytest.raises(ConfigError, match="not a private address; set tls_"):
+    with pytest.raises(ConfigError, match="not a private address; set tls"):
         load_mapping(AgentConfig, agent, where="test")
     assert load_mapping(AgentConfig, agent | {"insecure_plaintext": "true"}, where="test").listen == address
 
