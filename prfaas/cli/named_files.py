@@ -96,10 +96,6 @@ def _check_router(settings: RouterConfig) -> None:
     settings.client_tenants().check(read_clients(settings.api_keys_file, setting="api_keys_file").values())
     read_clients(settings.operator_keys_file, setting="operator_keys_file")
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
-    if settings.discovery.kubernetes_selector:
-        with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
-            discovery = startup.load_extra("prfaas.router.engines.discovery", extra="router")
-            discovery.ServiceAccount.read()
 
 
 def _check_sidecar(settings: SidecarConfig) -> None:

@@ -16,9 +16,10 @@ import prfaas
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.ppd.table import PpdRun, build_table
 from prfaas.ppd.table_text import draw
 from prfaas.ppd.workloads import FIRST_TURNS, REQUEST_RATES, SECOND_TURNS, TableCell
-from prfaas.scheduler.ppd import PpdRun, PpdTable, build_table, read_measured, to_measured
+from prfaas.scheduler.ppd import PpdTable, read_measured, to_measured
 
 T = TypeVar("T")
 

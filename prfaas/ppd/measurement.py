@@ -14,8 +14,8 @@ from statistics import fmean
 
 import aiohttp
 
+from prfaas.ppd.table import MIN_SUCCESS_RATIO, PpdRun
 from prfaas.ppd.workloads import NUM_TURNS, TableCell
-from prfaas.scheduler.ppd import MIN_SUCCESS_RATIO, PpdRun
 from prfaas.scheduler.route import Route
 
 # Headers of a router of prfaas: the session's name, the route, and its reason.

@@ -19,7 +19,7 @@ from prfaas.config_checks import (
     check_url,
 )
 from prfaas.router.http.admission import Quota, Tenants, check_salt
-from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
+from prfaas.scheduler.snapshot import LocalPolicy
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
 from prfaas.types import ClusterKind, InstanceRole
@@ -60,37 +60,6 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True)
-class DiscoveryConfig:
-    """Discovery of agents without a manager. The agents' pages name the engines beside them."""
-
-    REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
-        "kubernetes_port": "the pods' agent pages are at port 7401",
-        "kubernetes_api": "the router asks the API server of the cluster in which it runs",
-        "kubernetes_account": "the router uses the service account of its pod",
-        "interval": "the router looks for agents every 10 s",
-        "expiry": "an agent that has not answered for 30 s is gone",
-    }
-    names: tuple[str, ...] = setting(
-        "text_list",
-        default=(),
-        doc="Addresses (host:port) of agents' pages (status_listen). The router asks every address that a name has.",
-    )
-    kubernetes_selector: str = setting(
-        "text",
-        default="",
-        doc="Labels of the agents' pods in the router's namespace, such as app.kubernetes.io/name=prfaas-agent.",
-    )
-
-    def __post_init__(self) -> None:
-        check_addresses("names", self.names)
-
-    @property
-    def is_enabled(self) -> bool:
-        """Return whether agents are to be discovered."""
-        return bool(self.names or self.kubernetes_selector)
-
-
-@dataclass(frozen=True)
 class QuotaConfig:
     """Quota of one client."""
 
@@ -117,6 +86,8 @@ class RouterConfig:
     """Settings of one router."""
 
     REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
+        "discovery": "managers name the instances, or `clusters` does",
+        "without_prefill": "without a prefill instance the decode instance prefills; managers may refuse",
         "max_transfer_bytes": "a transfer may bring 64 GiB",
         "max_body_bytes": "a request body may have 32 MiB",
         "fetch_timeout": "a request waits at most 10 s for a prefix",
@@ -144,7 +115,6 @@ class RouterConfig:
     clusters: tuple[ClusterConfig, ...] = setting(
         records(ClusterConfig), default=(), only_where=_ALONE, doc="Clusters of a deployment without a manager."
     )
-    discovery: DiscoveryConfig = setting(record(DiscoveryConfig), doc="Discovery of agents without a manager.")
     managers: tuple[str, ...] = setting(
         "text_list", default=(), doc="Managers (host:port), which know instances and caches, and decide."
     )
@@ -170,12 +140,6 @@ class RouterConfig:
         choice("prfaas", "nixl"),
         default="prfaas",
         doc="Hand-over within a PD cluster: both legs at once through agents (prfaas), or prefill first (nixl).",
-    )
-    without_prefill: WithoutPrefill = setting(
-        choice("local", "refuse"),
-        default="local",
-        only_where=_ALONE,
-        doc="Without a healthy prefill instance: prefill at decode (local), or status 503 (refuse).",
     )
     max_requests: int = setting("count", default=4096, minimum=1, doc="Most concurrent requests; beyond: status 429.")
     api_keys_file: Path | None = setting(
@@ -249,13 +213,9 @@ class RouterConfig:
             repeated = sorted({name for name in given if given.count(name) > 1})
             if repeated:
                 raise ValueError(f"clusters: {kind} {repeated[0]} is named twice")
-        if self.discovery.is_enabled and (self.managers or self.clusters):
-            raise ValueError("discovery: managers and clusters name the instances; leave one of them out")
         has_pd = any(cluster.kind == "pd" and cluster.instances for cluster in self.clusters)
-        if not self.managers and not self.discovery.is_enabled and not has_pd:
-            raise ValueError(
-                "clusters: no pd cluster with an instance, no managers and no discovery; no instance can decode"
-            )
+        if not self.managers and not has_pd:
+            raise ValueError("clusters: no pd cluster with an instance and no managers; no instance can decode")
 
     def _check_clients(self) -> None:
         if len({quota.client for quota in self.quotas}) < len(self.quotas):

@@ -14,7 +14,6 @@ from aiohttp import web
 from prfaas import logs, metrics
 from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
-from prfaas.router.engines.discovery import Discovery, KubernetesPods, ServiceAccount
 from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegClient
 from prfaas.router.ext_proc.endpoint_choice import EndpointChooser
@@ -140,9 +139,6 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
         fleet = Fleet(config, session)
         manager = DecisionClient(config, secret, fleet) if config.managers else None
         tasks = [_restarting_task(fleet.probe_forever, name="fleet probe")]
-        if config.discovery.is_enabled:
-            discovery = _make_discovery(config, session, fleet)
-            tasks.append(_restarting_task(discovery.watch_forever, name="discovery watch"))
         if manager is not None:
             tasks.append(_restarting_task(manager.watch_forever, name="manager watch"))
             tasks.append(_restarting_task(manager.report_forever, name="manager report"))
@@ -170,20 +166,6 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
             await cancel_tasks(tasks)
             if manager is not None:
                 await manager.close()
-
-
-def _make_discovery(config: RouterConfig, session: aiohttp.ClientSession, fleet: Fleet) -> Discovery:
-    """Return the discovery of agents, whose pages are encrypted if the deployment has certificates."""
-    certificates = config.certificates(alpn_protocols=())
-    selector = config.discovery.kubernetes_selector
-    return Discovery(
-        config.discovery.names,
-        KubernetesPods(selector, ServiceAccount.read(), session) if selector else None,
-        session=session,
-        tls=certificates.client_context if certificates is not None else None,
-        found=fleet.update,
-        clock=time.monotonic,
-    )
 
 
 @contextlib.asynccontextmanager

@@ -129,6 +129,5 @@ def _ppd(snapshot: Snapshot, request: RequestFacts, decode: InstanceState) -> Pd
         return reason
     if snapshot.ppd_table is None:
         return "ppd_first_turn"
-    qps, mode = snapshot.requests_per_second, snapshot.ppd_mode
-    local = prefills_locally(snapshot.ppd_table, later_turn(request, decode), qps=qps, mode=mode)
+    local = prefills_locally(snapshot.ppd_table, later_turn(request, decode), qps=snapshot.requests_per_second)
     return "ppd_table_local" if local else "ppd_table_pd"

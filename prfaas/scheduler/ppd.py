@@ -1,14 +1,13 @@
 """PPD's decision table: the decode node that holds a later turn's KV prefills the turn, or a PD-P instance does.
 
-Mode `paper` is Algorithm 1 of the PPD paper (arXiv 2603.13358): turn 1 goes P→D, later turns follow the table.
-Mode `authors` is the public engine of its authors. It also prefills on the decode node if the turn has few new tokens, if
-the measurement of P→D failed, or if the table lacks the cell. Both modes discretise turns alike.
+This is Algorithm 1 of the PPD paper (arXiv 2603.13358): turn 1 goes P→D, later turns follow the table. As in the public
+engine of its authors, the decode node also prefills if the measurement of P→D failed, or if the table lacks the cell.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -26,12 +25,9 @@ WorkloadType = Literal[
     "big_paste",
     "huge_paste",
 ]
-PpdMode = Literal["paper", "authors"]
 TableCellKey = tuple[ContextClass, WorkloadType, float]  # The number is the rate in requests per second.
-BYPASS_TOKENS = 512  # Mode `authors`: the decode node prefills turns with fewer new tokens.
 DEFAULT_OUTPUT_TOKENS = 128  # Output length of a request that names no limit.
 SMALL_CONTEXT_TOKENS = 512
-MIN_SUCCESS_RATIO = 0.95  # Below it a run has failed, and its averages say nothing.
 MIN_TURNS = 20  # Turns that one side of a cell needs before a refresh uses them.
 MAX_TURNS = 200  # Latest turns of one side of a cell that a refresh averages.
 FAILED_SECONDS = 60.0
@@ -156,10 +152,8 @@ class LaterTurn:
     num_output_tokens: int = 0
 
 
-def prefills_locally(table: PpdTable, turn: LaterTurn, *, qps: float, mode: PpdMode) -> bool:
+def prefills_locally(table: PpdTable, turn: LaterTurn, *, qps: float) -> bool:
     """Return whether the decode node that holds the KV prefills a later turn itself (x* = 1)."""
-    if mode == "authors" and turn.num_input_tokens < BYPASS_TOKENS:
-        return True
     entry = table.find(turn, qps)
     return entry is None or entry.pd_failed or table.score(entry) > 0
 
@@ -215,46 +209,7 @@ def _entry_fields(table: PpdTable, entry: PpdEntry) -> dict[str, Any]:
     }
 
 
-# --- Tables from measurements: before operation, and during it ---
-
-
-@dataclass(frozen=True)
-class PpdRun:
-    """Turn-2 averages of one workload at one rate, with all turns prefilled in the same way."""
-
-    context_class: ContextClass
-    workload_type: WorkloadType
-    qps: float
-    ttft_seconds: float
-    tpot_seconds: float
-    success_ratio: float
-
-    @property
-    def key(self) -> TableCellKey:
-        return self.context_class, self.workload_type, self.qps
-
-    @property
-    def has_failed(self) -> bool:
-        return self.success_ratio < MIN_SUCCESS_RATIO
-
-
-def build_table(pd: Iterable[PpdRun], ppd: Iterable[PpdRun], *, ttft_weight: float, tpot_weight: float) -> PpdTable:
-    """Return the table from runs with x = 0 (`pd`) and x = 1 (`ppd`): phase 1 of Algorithm 1. A cell needs both.
-
-    A cell with a failed P→D run is local. A cell is left out if only its local run failed.
-
-    Raises:
-        ValueError: no cell was measured both ways.
-    """
-    local_runs = {run.key: run for run in ppd}
-    entries = []
-    for run in pd:
-        local = local_runs.get(run.key)
-        if local is None or (local.has_failed and not run.has_failed):
-            continue
-        ttft, tpot = (0.0, 0.0) if run.has_failed else (run.ttft_seconds, run.tpot_seconds)
-        entries.append(PpdEntry(*run.key, ttft, local.ttft_seconds, tpot, local.tpot_seconds))
-    return PpdTable(tuple(entries), ttft_weight, tpot_weight)
+# --- Tables that follow the turns served ---
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from prfaas.scheduler.ppd import PpdMode, PpdTable
+from prfaas.scheduler.ppd import PpdTable
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
@@ -93,7 +93,6 @@ class Snapshot:
     local_policy: LocalPolicy = "decode"
     non_cached_tokens: int = 0
     ppd_table: PpdTable | None = None
-    ppd_mode: PpdMode = "paper"
     requests_per_second: float = 0.0
     endpoint_picker: str = ""
     without_prefill: WithoutPrefill = "local"

@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks.studies.ppd.deployments import LaterTurns, twin
 from benchmarks.studies.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
+from prfaas.ppd.table import PpdRun, build_table
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
-from prfaas.scheduler.ppd import ContextClass, PpdRun, PpdTable, WorkloadType, build_table
+from prfaas.scheduler.ppd import ContextClass, PpdTable, WorkloadType
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.workload.conversations import Conversations, Turn

@@ -1,1 +1,1 @@
-"""Engines of the router: discovery, health, and the legs that they serve."""
+"""Engines of the router: health, and the legs that they serve."""

@@ -73,7 +73,7 @@ class InstanceAddress:
 
 
 def addresses_of(node: Any) -> Iterator[InstanceAddress]:
-    """Yield the instances of a node, from an agent's page or a manager's state.
+    """Yield the instances of a node in a manager's state.
 
     An unknown role counts as `both`, an unknown kind of cluster as `pd`.
     """
@@ -159,7 +159,7 @@ class StandalonePolicy:
     """Policy of a router that decides alone: its own settings, or the last ones of a manager."""
 
     local_policy: LocalPolicy
-    without_prefill: WithoutPrefill
+    without_prefill: WithoutPrefill = "local"
 
 
 class Fleet:
@@ -168,7 +168,7 @@ class Fleet:
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
         self.threshold_tokens = config.threshold_tokens
         self.counts_all = config.local_policy != "decode"
-        self.standalone_policy = StandalonePolicy(config.local_policy, config.without_prefill)
+        self.standalone_policy = StandalonePolicy(config.local_policy)
         self.resting: frozenset[InstanceId] = frozenset()
         self._config = config
         self._session = session
@@ -217,7 +217,7 @@ class Fleet:
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes and state.instance not in excluded for state in states):
             states = [instance.state(respects_breaker=False) for instance in serving]
-        policy = self.standalone_policy if is_alone else self._config
+        policy = self.standalone_policy if is_alone else StandalonePolicy(self._config.local_policy)
         return Snapshot(
             self.threshold_tokens,
             tuple(states),

@@ -12,8 +12,6 @@ from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
 from prfaas.units import choice
 
 Protocol = Literal["nixl", "prfaas"]
-PrefillFailure = Literal["local", "fail"]
-PrefillScheme = Literal["http", "https"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,10 @@ class SidecarConfig:
         "prefill_timeout": "a prefill that has not ended after 120 s has failed",
         "request_timeout": "an answer that has not ended after 600 s has failed",
         "max_body_bytes": "a request body may have 32 MiB",
+        "prefill_scheme": "prefill engines have the scheme of `engine_url`",
+        "prefill_sampling": "the first host of the header prefills",
+        "prefill_retries": "after a failed prefill the decode engine computes the prompt",
+        "prefill_failure": "after a failed prefill the decode engine computes the prompt",
     }
     listen: str = setting("address", default="127.0.0.1:8000", doc="Address for the gateway.")
     status_listen: str = setting(
@@ -34,7 +36,11 @@ class SidecarConfig:
     insecure_plaintext: bool = setting(
         "flag", default=False, doc="Unencrypted listeners beyond loopback, open to everybody."
     )
-    engine_url: str = setting("text", default="http://127.0.0.1:8200", doc="Base URL of the decode engine.")
+    engine_url: str = setting(
+        "text",
+        default="http://127.0.0.1:8200",
+        doc="Base URL of the decode engine. Prefill engines have the same scheme.",
+    )
     protocol: Protocol = setting(
         choice("nixl", "prfaas"),
         default="nixl",
@@ -44,23 +50,6 @@ class SidecarConfig:
         "text_list",
         default=(),
         doc="Hosts or networks allowed in x-prefiller-host-port; empty: this machine, private networks, not link-local.",
-    )
-    prefill_scheme: PrefillScheme = setting(
-        choice("http", "https"), default="http", doc="URL scheme of prefill engines."
-    )
-    prefill_sampling: bool = setting(
-        "flag", default=False, doc="Take one of several hosts in the header at random instead of the first."
-    )
-    prefill_retries: int = setting(
-        "count",
-        default=0,
-        only_where={"protocol": "nixl"},
-        doc="Retries of a prefill after status 502, 503 or 504.",
-    )
-    prefill_failure: PrefillFailure = setting(
-        choice("local", "fail"),
-        default="local",
-        doc="After a failed prefill: decode computes the prompt (local), or the client gets the error (fail).",
     )
     tls: TlsConfig = setting(record(TlsConfig), formerly=("tls_*",), doc=TLS_DOC)
     engine_tls: EngineTls = setting(

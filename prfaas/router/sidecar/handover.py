@@ -14,7 +14,6 @@ from prfaas.router.openai.request import ENDPOINTS, ParsedRequest, nixl_prefill_
 from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.sidecar.config import SidecarConfig
 
-_RETRIED = (502, 503, 504)
 _log = logs.get("sidecar")
 
 
@@ -42,13 +41,13 @@ class Handover:
         """Return the decode engine's response after its first bytes.
 
         Raises:
-            LegFailed: an engine failed, and no fallback is left.
+            LegFailed: the decode engine failed.
         """
         send = self._send_both if self.config.protocol == "prfaas" else self._send_nixl
         try:
             response = await send(request, prefill)
         except LegFailed as failure:
-            if self.config.prefill_failure == "fail" or failure.reason == "decode_unreachable":
+            if failure.reason == "decode_unreachable":
                 metrics.SIDECAR_REQUESTS.labels(outcome="failed").inc()
                 raise
             _log.warning("prefill.failed", prefill=prefill.address.name, reason=failure.reason, message=str(failure))
@@ -58,17 +57,9 @@ class Handover:
         return response
 
     async def _send_nixl(self, request: SidecarRequest, prefill: Instance) -> EngineResponse:
-        """Send the prefill leg, with retries, and then the decode leg."""
+        """Send the prefill leg, and then the decode leg."""
         body = nixl_prefill_body(request.path, request.body)
-        tries = 1 + self.config.prefill_retries
-        while True:
-            tries -= 1
-            try:
-                params = await self.legs.prefill_nixl(prefill, body, request.headers, path=request.path)
-                break
-            except LegFailed as failure:
-                if not tries or failure.answer is None or failure.answer.status not in _RETRIED:
-                    raise
+        params = await self.legs.prefill_nixl(prefill, body, request.headers, path=request.path)
         decode_body = with_transfer_params(request.raw, params)
         return await self.legs.decode(self.engine, request.path, decode_body, request.headers)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -16,17 +15,13 @@ class PrefillHostRefused(Exception):
     """Host that the sidecar may not ask, or no host:port. The text is for the client."""
 
 
-def named_host(values: Sequence[str], *, sample: bool) -> str | None:
-    """Return a host:port from the values of `x-prefiller-host-port`, each a list separated by commas.
-
-    Take the first host, or with `sample` a random one, as llm-d's sidecar does.
+def named_host(values: Sequence[str]) -> str | None:
+    """Return the first host:port of the values of `x-prefiller-host-port`, each a list separated by commas.
 
     Without a host the decode engine prefills, and the result is None.
     """
-    hosts = [host for value in values for host in map(str.strip, value.split(",")) if host]
-    if not hosts:
-        return None
-    return random.choice(hosts) if sample else hosts[0]
+    hosts = (host for value in values for host in map(str.strip, value.split(",")) if host)
+    return next(hosts, None)
 
 
 class AllowList:

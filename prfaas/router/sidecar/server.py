@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Literal
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -46,14 +47,14 @@ class Sidecar:
         """
         engine = _instance("engine", config.engine_url, role="decode")
         legs = LegClient(session, prefill_seconds=PREFILL_SECONDS)
-        self._prefill_scheme, self._prefill_sampling = config.prefill_scheme, config.prefill_sampling
+        self._scheme = urlsplit(config.engine_url).scheme
         self._handover = Handover(config, engine, legs, Tokenizer(session))
         self._proxy = Proxy(lambda model: engine, session, _FORWARDED_HEADERS, REFUSED_FIELDS)
         self._allowed = AllowList(config.prefill_hosts)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a completion: the engine in the header prefills it, or without a header the sidecar's own engine."""
-        host = named_host(request.headers.getall(PREFILL_HEADER, []), sample=self._prefill_sampling)
+        host = named_host(request.headers.getall(PREFILL_HEADER, []))
         if host is None:
             metrics.SIDECAR_REQUESTS.labels(outcome="local").inc()
             return await self.forward(request)
@@ -76,7 +77,7 @@ class Sidecar:
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]
         body = parse_object(raw, refused=REFUSED_FIELDS)
-        prefill = _instance(host, f"{self._prefill_scheme}://{host}", role="prefill")
+        prefill = _instance(host, f"{self._scheme}://{host}", role="prefill")
         grant = request.headers.get(GRANT_HEADER, "")
         response = await self._handover.open(SidecarRequest(request.path, raw, body, headers, grant), prefill)
         try:

@@ -1,4 +1,4 @@
-"""Loader of llm-d's `EndpointPickerConfig` files, of the old apiVersion and of the current one."""
+"""Loader of llm-d's `EndpointPickerConfig` files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import yaml
 
 from prfaas.errors import ConfigError
 from prfaas.scheduler.endpoint_picker.parameters import (
@@ -17,20 +19,16 @@ from prfaas.scheduler.endpoint_picker.parameters import (
     PrefixDecider,
     read,
 )
-from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, Rules, SchedulingProfile
+from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, SchedulingProfile
 from prfaas.scheduler.endpoint_picker.plugins import FILTERS, SCORERS
-from prfaas.scheduler.endpoint_picker.yaml_lines import YamlError, line_of, on_line, read_yaml
 
-_RULES: dict[str, Rules] = {
-    "inference.networking.x-k8s.io/v1alpha1": "seed",
-    "llm-d.ai/v1alpha1": "current",
-    "llm-d.ai/v1": "current",
-}
+_API_VERSIONS = ("llm-d.ai/v1alpha1", "llm-d.ai/v1", "inference.networking.x-k8s.io/v1alpha1")
 _GATES = {
     "flowControl": "requests queue, and are refused, at the router (admission, quotas)",
     "haPopulateNonLeaderDatastore": "every manager knows all instances",
+    "prepareDataPlugins": "llm-d has removed it",
+    "dataLayer": "llm-d has removed it",
 }
-_REMOVED_GATES = ("prepareDataPlugins", "dataLayer")  # The old rules need them. The current rules accept them.
 _PICKERS = {"max-score-picker": MaxScore}
 _DECIDERS = {"prefix-based-pd-decider": PrefixDecider, "always-disagg-pd-decider": NoParameters}
 _HANDLERS = {
@@ -54,10 +52,10 @@ _BUILT_IN = (
 _PARAMETERS: dict[str, type[Any]] = {name: cls for name, (cls, _) in (FILTERS | SCORERS).items()}
 _PARAMETERS |= _PICKERS | _DECIDERS | _HANDLERS
 # Valid parameters that change nothing, besides those that are not even read (`parameters.IGNORED`).
-_NO_EFFECT: dict[str, Mapping[str, str]] = {
-    "max-score-picker": {"maxNumOfEndpoints": "only the best endpoint is used"},
-    "pd-profile-handler": {"primaryPort": "each instance has its own address"},
-    "disagg-profile-handler": {"primaryPort": "each instance has its own address"},
+_NO_EFFECT: dict[str, tuple[str, ...]] = {
+    "max-score-picker": ("maxNumOfEndpoints",),
+    "pd-profile-handler": ("primaryPort",),
+    "disagg-profile-handler": ("primaryPort",),
 }
 
 
@@ -66,7 +64,6 @@ class _Plugin:
     name: str
     kind: str
     parameters: Any
-    line: int = 0
 
 
 @lru_cache(maxsize=8)  # A snapshot carries the text, so that it can be replayed alone.
@@ -74,80 +71,63 @@ def load(text: str, *, name: str) -> EndpointPicker:
     """Return the picker that a YAML text describes. Messages use `name` for the file.
 
     Raises:
-        ConfigError: the text is not a valid EndpointPickerConfig; the message names the line and the key.
+        ConfigError: the text is not a valid EndpointPickerConfig; the message names the key.
     """
     try:
-        with on_line(0):
-            return _read_picker(read_yaml(text))
-    except YamlError as error:
-        where = f"{name} line {error.line}" if error.line else name
-        raise ConfigError(f"{where}: {error}") from error
+        return _read_picker(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    except (TypeError, AttributeError) as error:  # A list or number in place of a record, or the reverse.
+        raise ConfigError(f"{name}: a field has another shape than in an EndpointPickerConfig: {error}") from error
 
 
 def _read_picker(fields: Any) -> EndpointPicker:
     if not isinstance(fields, Mapping) or fields.get("kind") != "EndpointPickerConfig":
-        raise YamlError(line_of(fields, "kind"), "kind: EndpointPickerConfig is expected")
+        raise ValueError("kind: EndpointPickerConfig is expected")
     unknown = set(fields) - {"apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles", "dataLayer"}
     if unknown:
-        key = sorted(map(str, unknown))[0]
-        raise YamlError(line_of(fields, key), f"{key}: unknown key")
-    if fields.get("apiVersion") not in _RULES:
-        raise YamlError(line_of(fields, "apiVersion"), f"apiVersion: one of {', '.join(_RULES)}")
-    rules = _RULES[fields["apiVersion"]]
-    with on_line(line_of(fields, "featureGates")):
-        gates, warnings = _read_gates(fields.get("featureGates") or [], rules)
-    with on_line(line_of(fields, "plugins")):
-        plugins = _read_plugins(fields.get("plugins") or [])
-        warnings += _plugin_warnings(fields.get("plugins") or [])
-    with on_line(line_of(fields, "dataLayer")):
-        warnings += _data_layer_warnings(fields.get("dataLayer"), plugins)
-    with on_line(line_of(fields, "schedulingProfiles")):
-        profiles = _read_profiles(fields.get("schedulingProfiles"), plugins)
+        raise ValueError(f"{sorted(map(str, unknown))[0]}: unknown key")
+    if fields.get("apiVersion") not in _API_VERSIONS:
+        raise ValueError(f"apiVersion: one of {', '.join(_API_VERSIONS)}")
+    warnings = _gate_warnings(fields.get("featureGates") or [])
+    plugins = _read_plugins(fields.get("plugins") or [])
+    warnings += _plugin_warnings(fields.get("plugins") or [])
+    warnings += _data_layer_warnings(fields.get("dataLayer"), plugins)
+    profiles = _read_profiles(fields.get("schedulingProfiles"), plugins)
     handler = _find_handler(plugins, profiles)
     if isinstance(handler.parameters, NoParameters):
         return EndpointPicker(profiles, next(iter(profiles)), None, None, warnings)
-    with on_line(handler.line):
-        decode, prefill, decider_name = _stages(handler.parameters, profiles)
-        decider = _decider_of_handler(handler.parameters, rules) or _find_decider(decider_name, plugins, rules)
-        needs_gate = rules == "seed" and handler.kind == "pd-profile-handler" and bool(decider_name)
-        if needs_gate and decider.prefix is not None and "prepareDataPlugins" not in gates:
-            raise ValueError(
-                "featureGates: prefix-based-pd-decider needs prepareDataPlugins together with pd-profile-handler"
-            )
+    decode, prefill, decider_name = _stages(handler.parameters, profiles)
+    decider = _find_decider(decider_name, plugins)
     return EndpointPicker(profiles, decode, prefill, decider, warnings)
 
 
-def _read_gates(given: Sequence[Any], rules: Rules) -> tuple[set[str], tuple[str, ...]]:
-    """Return the enabled gates, and warnings for gates without an effect."""
-    enabled, warnings = set(), []
+def _gate_warnings(given: Sequence[Any]) -> tuple[str, ...]:
+    """Return warnings for the enabled gates, none of which has an effect."""
+    warnings = []
     for gate in given:
         name, _, value = str(gate).partition("=")
-        if name not in (*_GATES, *_REMOVED_GATES):
+        if name not in _GATES:
             raise ValueError(f"featureGates: {name} is unknown")
-        if name in _REMOVED_GATES and rules == "current":
-            warnings.append(f"featureGates: {name} was removed; it changes nothing")
-        if name in _GATES and value != "false":
-            warnings.append(f"featureGates: {name} changes nothing: {_GATES[name]}")
         if value != "false":
-            enabled.add(name)
-    return enabled, tuple(warnings)
+            warnings.append(f"featureGates: {name} changes nothing: {_GATES[name]}")
+    return tuple(warnings)
 
 
 def _read_plugins(given: Sequence[Any]) -> dict[str, _Plugin]:
     plugins: dict[str, _Plugin] = {}
     for item in given:
         if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
-            raise YamlError(line_of(item), "plugins: each has a type")
+            raise ValueError("plugins: each has a type")
         kind, name = item["type"], item.get("name") or item["type"]
-        line = line_of(item, "type")
         if name in plugins:
-            raise YamlError(line, f"plugins: {name} appears twice")
+            raise ValueError(f"plugins: {name} appears twice")
         try:
-            plugins[name] = _Plugin(name, kind, _read_parameters(kind, item.get("parameters")), line)
+            plugins[name] = _Plugin(name, kind, _read_parameters(kind, item.get("parameters")))
         except ValueError as error:
-            text = str(error)
-            lines = getattr(item.get("parameters"), "lines", {})
-            raise YamlError(lines.get(text.partition(":")[0], line), f"plugins: {name}: {text}") from error
+            raise ValueError(f"plugins: {name}: {error}") from error
     return plugins
 
 
@@ -169,12 +149,8 @@ def _plugin_warnings(given: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
             warnings.append(f"{where}: loaded adapters are not known, so all endpoints score alike")
         if kind in _BUILT_IN and parameters:
             warnings.append(f"{where}: its parameters change nothing: prfaas does its work itself")
-        reasons = {**IGNORED.get(kind, {}), **_NO_EFFECT.get(kind, {})}
-        warnings += [f"{where}: {name} changes nothing: {reasons[name]}" for name in parameters if name in reasons]
-        if kind == "pd-profile-handler" and parameters.get("threshold"):
-            warnings.append(
-                f"{where}: threshold counts uncached tokens, as nonCachedTokens does; in llm-d it counted characters"
-            )
+        idle = IGNORED.get(kind, ()) + _NO_EFFECT.get(kind, ())
+        warnings += [f"{where}: {name} changes nothing in prfaas" for name in parameters if name in idle]
         if parameters.get("ttftSource") == "latencyPredictor":
             warnings.append(f"{where}: ttftSource: there is no latency predictor, so no endpoint counts as slow")
     return tuple(warnings)
@@ -186,12 +162,11 @@ def _data_layer_warnings(given: Any, plugins: Mapping[str, _Plugin]) -> tuple[st
         return ()
     unknown = set(given) - {"injectDefaults", "sources"}
     if unknown:
-        key = sorted(map(str, unknown))[0]
-        raise YamlError(line_of(given, key), f"dataLayer: {key} is not offered")
+        raise ValueError(f"dataLayer: {sorted(map(str, unknown))[0]} is not offered")
     for source in given.get("sources") or []:
         for item in (source, *(source.get("extractors") or [])):
             if item.get("pluginRef") not in plugins:
-                raise YamlError(line_of(item), f"dataLayer: pluginRef {item.get('pluginRef')!r} names no plugin")
+                raise ValueError(f"dataLayer: pluginRef {item.get('pluginRef')!r} names no plugin")
     return ("dataLayer changes nothing: agents report the load and the caches of their engines",)
 
 
@@ -202,23 +177,21 @@ def _read_profiles(given: Any, plugins: Mapping[str, _Plugin]) -> dict[str, Sche
         return {"default": _make_profile("default", used)}
     profiles: dict[str, SchedulingProfile] = {}
     for item in given:
-        with on_line(line_of(item, "name")):
-            name = item.get("name")
-            if not name:
-                raise ValueError("schedulingProfiles: each has a name")
-            if name in profiles:
-                raise ValueError(f"schedulingProfiles: {name} appears twice")
-            used = [_referenced_plugin(reference, plugins, name) for reference in item.get("plugins") or []]
-            profiles[name] = _make_profile(name, used)
+        name = item.get("name")
+        if not name:
+            raise ValueError("schedulingProfiles: each has a name")
+        if name in profiles:
+            raise ValueError(f"schedulingProfiles: {name} appears twice")
+        used = [_referenced_plugin(reference, plugins, name) for reference in item.get("plugins") or []]
+        profiles[name] = _make_profile(name, used)
     return profiles
 
 
 def _referenced_plugin(item: Mapping[str, Any], plugins: Mapping[str, _Plugin], profile: str) -> tuple[_Plugin, float]:
-    with on_line(line_of(item)):
-        reference = item.get("pluginRef")
-        if not reference or reference not in plugins:
-            raise ValueError(f"schedulingProfiles: {profile}: pluginRef {reference!r} names no plugin")
-        return plugins[reference], float(item.get("weight", 1.0))
+    reference = item.get("pluginRef")
+    if not reference or reference not in plugins:
+        raise ValueError(f"schedulingProfiles: {profile}: pluginRef {reference!r} names no plugin")
+    return plugins[reference], float(item.get("weight", 1.0))
 
 
 def _make_profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> SchedulingProfile:
@@ -239,11 +212,11 @@ def _find_handler(plugins: Mapping[str, _Plugin], profiles: Mapping[str, Schedul
     """Return the only profile handler. A single profile needs none."""
     handlers = [plugin for plugin in plugins.values() if plugin.kind in _HANDLERS]
     if len(handlers) > 1:
-        raise YamlError(handlers[1].line, "plugins: two profile handlers")
+        raise ValueError("plugins: two profile handlers")
     if not handlers and len(profiles) > 1:
         raise ValueError("plugins: several profiles need a profile handler")
     if handlers and isinstance(handlers[0].parameters, NoParameters) and len(profiles) > 1:
-        raise YamlError(handlers[0].line, "plugins: single-profile-handler takes one profile")
+        raise ValueError("plugins: single-profile-handler takes one profile")
     return handlers[0] if handlers else _Plugin("single-profile-handler", "single-profile-handler", NoParameters())
 
 
@@ -260,20 +233,11 @@ def _stages(
     return decode, prefill if prefill in profiles else None, decider_name
 
 
-def _decider_of_handler(handler: PdHandler | DisaggHandler, rules: Rules) -> Decider | None:
-    """Return the decider of a handler with its own limit, as early files of the old apiVersion have; None without one."""
-    if isinstance(handler, DisaggHandler) or handler.threshold is None:
-        return None
-    if rules != "seed" or handler.deciderPluginName:
-        raise ValueError("threshold: under the old apiVersion and without a decider; write a prefix-based-pd-decider")
-    return Decider(rules, PrefixDecider(handler.threshold))
-
-
-def _find_decider(name: str, plugins: Mapping[str, _Plugin], rules: Rules) -> Decider:
-    """Return the decider of that name. llm-d's default is always-disagg under the old apiVersion, else prefix-based."""
+def _find_decider(name: str, plugins: Mapping[str, _Plugin]) -> Decider:
+    """Return the decider of that name. llm-d's default is prefix-based."""
     if not name:
-        return Decider(rules, None if rules == "seed" else PrefixDecider())
+        return Decider(PrefixDecider())
     plugin = plugins.get(name)
     if plugin is None or plugin.kind not in _DECIDERS:
         raise ValueError(f"deciderPluginName: {name!r} names no decider")
-    return Decider(rules, plugin.parameters if isinstance(plugin.parameters, PrefixDecider) else None)
+    return Decider(plugin.parameters if isinstance(plugin.parameters, PrefixDecider) else None)

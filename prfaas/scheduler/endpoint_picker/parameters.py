@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 P = TypeVar("P")
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
-_EXACT = "cached prefixes are known, not estimated"
-_PRODUCER = dict.fromkeys(
-    ("prefixMatchInfoProducerName", "prefixPluginName", "prefixPluginType"), "all plugins share one prefix index"
-)
-_LOAD_PRODUCER = {"inFlightLoadProducerName": "all plugins share the same load figures"}
+_PRODUCER = ("prefixMatchInfoProducerName", "prefixPluginName", "prefixPluginType")
+_LOAD_PRODUCER = ("inFlightLoadProducerName",)
 
-# Parameters without an effect, and the reason. They are accepted, because llm-d's files name them, and reported as warnings.
-IGNORED: dict[str, Mapping[str, str]] = {
-    "prefix-cache-scorer": _PRODUCER
-    | dict.fromkeys(
-        ("blockSize", "blockSizeTokens", "hashBlockSize", "maxPrefixBlocksToMatch", "lruCapacityPerServer", "autoTune"),
-        _EXACT,
+# Parameters without an effect, because prfaas does their work itself: exact prefixes in one index, and one set of load
+# figures. They are accepted, because llm-d's files name them, and reported as warnings.
+IGNORED: dict[str, tuple[str, ...]] = {
+    "prefix-cache-scorer": (
+        *_PRODUCER,
+        "blockSize",
+        "blockSizeTokens",
+        "hashBlockSize",
+        "maxPrefixBlocksToMatch",
+        "lruCapacityPerServer",
+        "autoTune",
     ),
-    "precise-prefix-cache-scorer": dict.fromkeys(
-        ("tokenProcessorConfig", "indexerConfig", "kvEventsConfig", "speculativeIndexing", "speculativeTTL"),
-        "agents report what is cached where",
+    "precise-prefix-cache-scorer": (
+        "tokenProcessorConfig",
+        "indexerConfig",
+        "kvEventsConfig",
+        "speculativeIndexing",
+        "speculativeTTL",
     ),
-    "prefix-cache-affinity-filter": _PRODUCER
-    | _LOAD_PRODUCER
-    | {"latencyPredictionInfoProducerName": "prfaas has no latency predictor"},
-    "no-hit-lru-scorer": _PRODUCER | {"lruSize": "every instance is remembered"},
-    "active-request-scorer": _LOAD_PRODUCER | {"requestTimeout": "a request counts until it ends"},
+    "prefix-cache-affinity-filter": (*_PRODUCER, *_LOAD_PRODUCER, "latencyPredictionInfoProducerName"),
+    "no-hit-lru-scorer": (*_PRODUCER, "lruSize"),
+    "active-request-scorer": (*_LOAD_PRODUCER, "requestTimeout"),
     "token-load-scorer": _LOAD_PRODUCER,
-    "pd-profile-handler": _PRODUCER | {"hashBlockSize": _EXACT},
+    "pd-profile-handler": (*_PRODUCER, "hashBlockSize"),
 }
 
 
@@ -154,17 +156,15 @@ class PrefixDecider:
 
 @dataclass(frozen=True)
 class PdHandler:
-    """`pd-profile-handler`. Releases before the deciders had the limit in `threshold`."""
+    """`pd-profile-handler`."""
 
     decodeProfile: str = "decode"
     prefillProfile: str = "prefill"
     primaryPort: int = 0
     deciderPluginName: str = ""
-    threshold: int | None = None
 
     def __post_init__(self) -> None:
         _require(0 <= self.primaryPort <= 65_535, "primaryPort: from 0 to 65535")
-        _require(self.threshold is None or self.threshold >= 0, "threshold: at least 0")
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def read(kind: str, cls: type[P], given: Mapping[str, Any] | None) -> P:
     """
     if given is not None and not isinstance(given, Mapping):
         raise ValueError("parameters: a mapping")
-    hints, ignored = get_type_hints(cls), IGNORED.get(kind, {})
+    hints, ignored = get_type_hints(cls), IGNORED.get(kind, ())
     values = {}
     for name, value in (given or {}).items():
         if name in hints:
@@ -206,8 +206,6 @@ def read(kind: str, cls: type[P], given: Mapping[str, Any] | None) -> P:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    if get_origin(kind) is UnionType:
-        kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
     if origin is tuple and isinstance(value, list):
         return tuple(value)

@@ -9,8 +9,6 @@ from typing import Any, Literal
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider
 from prfaas.scheduler.endpoint_picker.plugins import Endpoint, Filter, PickRequest, Scorer
 
-# Decider rules of inference.networking.x-k8s.io/v1alpha1, and those of llm-d.ai.
-Rules = Literal["seed", "current"]
 PickReason = Literal[
     "disaggregated",
     "always",
@@ -59,14 +57,12 @@ def max_score(endpoints: Sequence[Endpoint], scores: Sequence[float], num: int) 
 class Decider:
     """Rule for separate prefill. Without `prefix` every request is prefilled separately."""
 
-    rules: Rules
     prefix: PrefixDecider | None = None
 
     def disaggregates(self, decode: Endpoint | None, request: PickRequest) -> tuple[bool, PickReason]:
         """Return whether the request is prefilled separately, and the reason.
 
-        Seed rules: suffix > nonCachedTokens, and 0 means always. Current rules: suffix ≥ nonCachedTokens, and 0 means
-        never. Under the current rules an endpoint with an unknown cache keeps the request.
+        It is if suffix ≥ nonCachedTokens, where 0 means never. An endpoint with an unknown cache keeps the request.
         """
         if decode is None:
             return False, "no_decode_endpoint"
@@ -74,14 +70,13 @@ class Decider:
             return True, "always"
         limit = self.prefix.nonCachedTokens
         if limit == 0:
-            return (True, "always") if self.rules == "seed" else (False, "disabled")
+            return False, "disabled"
         if request.num_tokens < self.prefix.promptTokens:
             return False, "prompt_short"
-        if self.rules == "current" and decode.num_matched_blocks is None:
+        if decode.num_matched_blocks is None:
             return False, "no_cache_information"
         suffix = request.num_tokens - request.cached_tokens(decode)
-        splits = suffix > limit if self.rules == "seed" else suffix >= limit
-        return (True, "disaggregated") if splits else (False, "suffix_cached")
+        return (True, "disaggregated") if suffix >= limit else (False, "suffix_cached")
 
 
 @dataclass(frozen=True)

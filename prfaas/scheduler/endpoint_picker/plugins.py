@@ -33,7 +33,6 @@ class Endpoint:
 
     `name` is namespace/name, as in session tokens. `num_matched_blocks` refers to the prompt of the present request.
     `num_in_flight` counts the picker's own unfinished requests. Only the order of `last_cold_use` counts.
-    prfaas measures none of the fields from `predicted_ttft_seconds` on; llm-d's own test cases set them.
     """
 
     name: str
@@ -45,10 +44,6 @@ class Endpoint:
     num_in_flight: int | None = None
     num_in_flight_tokens: int | None = None
     last_cold_use: float | None = None
-    predicted_ttft_seconds: float | None = None
-    active_adapters: frozenset[str] = frozenset()
-    waiting_adapters: frozenset[str] = frozenset()
-    max_adapters: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,6 @@ class PickRequest:
 
     num_tokens: int = 0
     block_tokens: int = 1
-    adapter: str = ""
     session_token: str | None = None
 
     @property
@@ -134,13 +128,12 @@ def prefix_cache_affinity(
         return list(endpoints)
     penalty = min(_ttft_seconds(endpoint, parameters) for endpoint in warm)
     penalty -= min(_ttft_seconds(endpoint, parameters) for endpoint in cold)
-    is_too_slow = parameters.maxTTFTPenaltyMs > 0 and penalty * 1000 > parameters.maxTTFTPenaltyMs
+    is_known = parameters.maxTTFTPenaltyMs > 0 and parameters.ttftSource == "prefillThroughput"
+    is_too_slow = is_known and penalty * 1000 > parameters.maxTTFTPenaltyMs
     return list(endpoints) if is_too_slow else warm
 
 
 def _ttft_seconds(endpoint: Endpoint, parameters: PrefixCacheAffinity) -> float:
-    if parameters.ttftSource == "latencyPredictor":
-        return endpoint.predicted_ttft_seconds or 0.0
     throughput = parameters.peakPrefillThroughput
     return (endpoint.num_in_flight_tokens or 0) / throughput if throughput else 0.0
 
@@ -254,16 +247,8 @@ def session_affinity(endpoints: Sequence[Endpoint], request: PickRequest, parame
 
 
 def lora_affinity(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
-    """Return 1 for an active adapter, 0.8 for a free place, 0.6 for an adapter that waits to be loaded, else 0."""
-    return [_lora_score(endpoint, request.adapter) for endpoint in endpoints]
-
-
-def _lora_score(endpoint: Endpoint, adapter: str) -> float:
-    if adapter in endpoint.active_adapters:
-        return 1.0
-    if len(endpoint.active_adapters) + len(endpoint.waiting_adapters) < endpoint.max_adapters:
-        return 0.8
-    return 0.6 if adapter in endpoint.waiting_adapters else 0.0
+    """Return equal scores, because the loaded adapters are not known."""
+    return [0.0] * len(endpoints)
 
 
 SCORERS: dict[str, tuple[type[Any], Scorer]] = {

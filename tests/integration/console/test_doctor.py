@@ -294,10 +294,6 @@ def _one_port_under_two_names(patient: Patient) -> None:
     patient.agent["listen"] = patient.agent["status_listen"].replace("127.0.0.1", "localhost")
 
 
-def _kubernetes_selector_outside_of_a_pod(patient: Patient) -> None:
-    _router(patient, clusters=[], discovery={"kubernetes_selector": "app=agent"})
-
-
 def _executor_without_its_profile(patient: Patient) -> None:
     profile = {"partition": "affinity", "profile": str(patient.directory / "none.yaml")}
     patient.colocate = {"listen": free_address(), **profile}
@@ -346,7 +342,6 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_url_of_no_redis, "record", "redis+sentinel://"),
     (_redis_directory_too_long_for_a_socket, "configuration", "at most 107"),
     (_one_port_under_two_names, "configuration", "write another port"),
-    (_kubernetes_selector_outside_of_a_pod, "configuration", "works only in a pod"),
     (_executor_without_its_profile, "configuration", "colocate.yaml line 3: profile: "),
     (_executor_without_an_agent, "agent_socket", "start prfaas-agent"),
     (_one_address_twice, "configuration", "write another port"),

@@ -79,7 +79,7 @@ async def test_table_is_measured_and_can_be_read(doors: tuple[PacedEngine, Paced
         entry.pd_ttft_seconds >= SLOW_SECONDS and 0 < entry.ppd_ttft_seconds < entry.pd_ttft_seconds
         for entry in table.entries
     )
-    assert prefills_locally(table, LaterTurn(256, 256, 64), qps=50.0, mode="paper")
+    assert prefills_locally(table, LaterTurn(256, 256, 64), qps=50.0)
     assert "small context" in shown and "mid_paste" in shown
     asked = doors[1].bodies
     assert {len(body["prompt"]) for body in asked} == {128, 128 + 3 + 16, 128 + 3 + 256}, "3 tokens were answered"

@@ -181,7 +181,7 @@ async def test_doctor_recognises_a_running_router(
         settings = {
             "listen": router.url.removeprefix("https://"),
             "secret_file": str(secret),
-            "discovery": {"names": ["a:1"]},
+            "managers": ["a:1"],
             "client_tls": {name: str(getattr(issued, name)) for name in names},
         }
         path.write_text(yaml.safe_dump(settings))

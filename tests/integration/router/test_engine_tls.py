@@ -69,8 +69,6 @@ async def test_sidecar_hands_over_between_engines_with_mutual_tls(engine: PacedE
         listen="127.0.0.1:0",
         engine_url=engine.url,
         engine_tls="deployment",
-        prefill_scheme="https",
-        prefill_failure="fail",
         tls=tls_config(issued),
     )
     asked = {PREFILL_HEADER: engine.url.removeprefix("https://")}
@@ -82,7 +80,7 @@ async def test_sidecar_hands_over_between_engines_with_mutual_tls(engine: PacedE
 
 
 async def test_sidecar_rejects_an_engine_unknown_to_the_systems_authorities(engine: PacedEngine) -> None:
-    config = SidecarConfig(listen="127.0.0.1:0", engine_url=engine.url, prefill_scheme="https", prefill_failure="fail")
+    config = SidecarConfig(listen="127.0.0.1:0", engine_url=engine.url)
     asked = {PREFILL_HEADER: engine.url.removeprefix("https://")}
     async with open_sidecar(config) as address, aiohttp.ClientSession(f"http://{address}") as session:
         response = await session.post("/v1/completions", json={"prompt": "x"}, headers=asked)

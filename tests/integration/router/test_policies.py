@@ -161,7 +161,7 @@ def _picker(directory: Path, limit: int) -> Path:
     return written
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(40, ("local", "suffix_cached")), (39, ("remote", "suffix_uncached"))])
+@pytest.mark.parametrize(("limit", "expected"), [(41, ("local", "suffix_cached")), (40, ("remote", "suffix_uncached"))])
 async def test_configuration_of_llm_d_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
     settings: dict[str, Any] = {"local_policy": "endpoint_picker", "endpoint_picker": _picker(tmp_path, limit)}
     async with _pair(tmp_path, **settings) as pair:
@@ -241,7 +241,7 @@ def test_policy_ppd_needs_its_table(tmp_path: Path) -> None:
         deployment.config(local_policy="endpoint_picker")
     (tmp_path / "broken.yaml").write_text("kind: EndpointPickerConfig\nfeatureGates: [nonsense]")
     picking = {"local_policy": "endpoint_picker", "endpoint_picker": tmp_path / "broken.yaml"}
-    with pytest.raises(ConfigError, match=r"broken\.yaml line 1: apiVersion"):
+    with pytest.raises(ConfigError, match=r"broken\.yaml: apiVersion"):
         Manager(deployment.config(**picking, redis_url="redis://127.0.0.1:1"), SECRET)
     (tmp_path / "broken.json").write_text("{}")
     config = deployment.config(local_policy="ppd", ppd_table=tmp_path / "broken.json", redis_url="redis://127.0.0.1:1")

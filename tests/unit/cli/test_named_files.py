@@ -51,12 +51,6 @@ OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
             "prefill_hosts: [10.0.0.0/99]\n",
             "line 1: prefill_hosts: 10.0.0.0/99 is no network",
         ),
-        (
-            "router",
-            RouterConfig,
-            "discovery: {{kubernetes_selector: app=agent}}\n",
-            "line 1: discovery.kubernetes_selector: works only in a pod",
-        ),
         ("colocate", ColocateConfig, "partition: affinity\nprofile: {0}/none\n", "line 2: profile: .*none: cannot"),
         ("colocate", ColocateConfig, "partition: affinity\n", "line 1: partition: shares of affinity follow a profile"),
         ("colocate", ColocateConfig, "max_rows: 1\nnum_blocks: 99999999999\n", "line 2: num_blocks, max_requests: "),

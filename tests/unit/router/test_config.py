@@ -9,7 +9,6 @@ import pytest
 from prfaas import config
 from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
-from prfaas.router.sidecar.config import SidecarConfig
 
 GOOD = """\
 secret_file: /etc/prfaas/secret
@@ -68,11 +67,6 @@ def test_documented_configuration_loads(tmp_path: Path) -> None:
         ("secret_file:", "max_requests: 0\nsecret_file:", r"line 1: max_requests: .*at least 1"),
         (
             "secret_file:",
-            "discovery: {names: [a:1]}\nsecret_file:",
-            r"discovery: managers and clusters name the instances",
-        ),
-        (
-            "secret_file:",
             "traces_endpoint: nonsense\nsecret_file:",
             r"line 1: traces_endpoint: 'nonsense'; write http://h",
         ),
@@ -82,13 +76,12 @@ def test_documented_configuration_loads(tmp_path: Path) -> None:
             r"line 1: ext_proc_listen: .*also used by listen",
         ),
         ("secret_file:", "managers: [a]\nsecret_file:", r"line 1: managers: 'a': not host:port; write host:port"),
-        ("secret_file:", "discovery: {names: [a]}\nsecret_file:", r"names: .*a.*host:port"),
         (
             "secret_file:",
             "quotas: [{client: a}, {client: a}]\nsecret_file:",
             r"quotas: a client is named twice",
         ),
-        ("kind: pd", "kind: prfaas", r"no pd cluster with an instance, no managers and no discovery"),
+        ("kind: pd", "kind: prfaas", r"no pd cluster with an instance and no managers"),
     ],
 )
 def test_error_names_the_line_and_the_setting(old: str, new: str, named: str, tmp_path: Path) -> None:
@@ -96,11 +89,9 @@ def test_error_names_the_line_and_the_setting(old: str, new: str, named: str, tm
         _load(GOOD.replace(old, new, 1), tmp_path)
 
 
-@pytest.mark.parametrize("setting", ["local_policy: pd", "without_prefill: refuse"])
-def test_policy_settings_need_a_router_without_managers(setting: str, tmp_path: Path) -> None:
-    named = rf"line 1: {setting.partition(':')[0]}: needs no managers$"
-    with pytest.raises(ConfigError, match=named):
-        _load(f"{setting}\nmanagers: [a:1]\nsecret_file: s\n", tmp_path)
+def test_local_policy_needs_a_router_without_managers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 1: local_policy: needs no managers$"):
+        _load("local_policy: pd\nmanagers: [a:1]\nsecret_file: s\n", tmp_path)
 
 
 def test_policy_pd_needs_a_prefill_instance_in_each_decoding_cluster(tmp_path: Path) -> None:
@@ -114,14 +105,8 @@ def test_policy_pd_needs_a_prefill_instance_in_each_decoding_cluster(tmp_path: P
     assert _load(f"cluster: west\n{others}", tmp_path).cluster == "west"
 
 
-def test_sidecar_with_concurrent_legs_takes_no_retries() -> None:
-    settings = {"protocol": "prfaas", "prefill_retries": 2}
-    with pytest.raises(ConfigError, match=r"prefill_retries: needs protocol: nixl$"):
-        config.load_mapping(SidecarConfig, settings, where="test")
-
-
 @pytest.mark.parametrize(
-    "removed", ["max_body_bytes: 1MiB", "breaker_failures: 3", "discovery: {kubernetes_port: 1}", "fetch_timeout: 1s"]
+    "removed", ["max_body_bytes: 1MiB", "breaker_failures: 3", "discovery: {names: [a:1]}", "fetch_timeout: 1s"]
 )
 def test_removed_settings_are_accepted_with_a_warning(removed: str, tmp_path: Path) -> None:
     with pytest.warns(FutureWarning, match="this setting was removed"):

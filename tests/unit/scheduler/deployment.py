@@ -78,7 +78,6 @@ snapshots = st.builds(
     st.sampled_from(["decode", "pd", "ppd", "static", "suffix", "endpoint_picker"]),
     st.integers(0, T),
     st.none() | st.just(TABLE),
-    st.sampled_from(["paper", "authors"]),
     st.floats(0, 50),
     st.sampled_from([0, T]).map(lambda limit: prefix_decider(limit)),
     st.sampled_from(["local", "refuse"]),

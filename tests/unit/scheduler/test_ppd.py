@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prfaas.ppd.table import PpdRun, build_table
 from prfaas.ppd.workloads import SECOND_TURNS
 from prfaas.scheduler.ppd import (
-    BYPASS_TOKENS,
     LaterTurn,
     PpdEntry,
-    PpdRun,
     PpdTable,
-    build_table,
     context_class,
     prefills_locally,
     read_measured,
@@ -65,11 +63,8 @@ def test_table_built_from_the_measured_grid_equals_the_authors() -> None:
 def test_every_workload_of_the_grid_is_decided_like_the_authors_engine(entry: dict[str, Any]) -> None:
     num_input, num_output = SECOND_TURNS[entry["workload_type"]]
     turn = LaterTurn(num_input, {"small": 256, "large": 2048}[entry["context_class"]], num_output)
-    paper = prefills_locally(TABLE, turn, qps=entry["qps"], mode="paper")
-    authors = prefills_locally(TABLE, turn, qps=entry["qps"], mode="authors")
     if entry["workload_type"] != "tiny":  # By the authors' own rule the ratio of 0.5 makes it small and balanced.
-        assert paper == entry["use_ppd"]
-    assert authors == (num_input < BYPASS_TOKENS or entry["use_ppd"])
+        assert prefills_locally(TABLE, turn, qps=entry["qps"]) == entry["use_ppd"]
 
 
 @pytest.mark.parametrize(
@@ -101,18 +96,14 @@ def test_context_and_rate_map_to_the_nearest_measured_cell() -> None:
     assert [TABLE.nearest_qps(qps) for qps in asked] == [0.5, 0.5, 1, 1, 2, 4, 10, 16, 20, 20]
 
 
-def test_missing_or_failed_cells_and_short_turns_in_authors_mode_are_local() -> None:
+def test_missing_and_failed_cells_are_local() -> None:
     turn = LaterTurn(1024, 2048, 32)
     against = replace(TABLE, ttft_weight=0.0, tpot_weight=1000.0)
-    assert not prefills_locally(against, turn, qps=20, mode="paper")
+    assert not prefills_locally(against, turn, qps=20)
     failed = tuple(replace(entry, pd_ttft_seconds=0.0) for entry in TABLE.entries)
-    assert prefills_locally(replace(against, entries=failed), turn, qps=20, mode="paper")
+    assert prefills_locally(replace(against, entries=failed), turn, qps=20)
     only_small = tuple(entry for entry in TABLE.entries if entry.context_class == "small")
-    assert prefills_locally(replace(against, entries=only_small), turn, qps=20, mode="paper")
-    few = replace(turn, num_input_tokens=BYPASS_TOKENS - 1)
-    assert prefills_locally(against, few, qps=20, mode="authors")
-    assert not prefills_locally(against, few, qps=20, mode="paper")
-    assert not prefills_locally(against, turn, qps=20, mode="authors")
+    assert prefills_locally(replace(against, entries=only_small), turn, qps=20)
 
 
 def test_cell_that_failed_one_way_is_not_averaged() -> None:

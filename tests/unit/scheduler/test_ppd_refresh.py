@@ -28,8 +28,8 @@ def test_enough_turns_replace_one_side_of_a_cell() -> None:
 
 
 def test_slow_decode_node_loses_its_turns() -> None:
-    assert prefills_locally(TABLE, TURN, qps=2.0, mode="paper")
-    assert not prefills_locally(refreshed(MIN_TURNS).table(2.0), TURN, qps=2.0, mode="paper")
+    assert prefills_locally(TABLE, TURN, qps=2.0)
+    assert not prefills_locally(refreshed(MIN_TURNS).table(2.0), TURN, qps=2.0)
 
 
 def test_too_few_turns_change_nothing() -> None:

@@ -151,16 +151,15 @@ def test_decode_profile_of_an_endpoint_picker_chooses_the_instance() -> None:
     holder = RequestFacts(T, cached_tokens={WEST.agent: T - 1})
     waiting = Snapshot(T, (replace(WEST, num_waiting=3), second), **_picked(1))
     assert route(waiting, holder).decode == second.instance  # The queue scorer decides, not the prefix.
-    seed_page = (DATA / "llmd-minimal.yaml").read_text()
     by_prefix = Snapshot(
         T,
         (replace(second, role="decode"), replace(WEST, role="decode", num_waiting=3), PD_P),
         local_policy="endpoint_picker",
-        endpoint_picker=seed_page,
+        endpoint_picker=(DATA / "llmd-minimal.yaml").read_text(),
     )
     assert route(by_prefix, holder) == Decision("local", "suffix_cached", WEST.instance)
-    assert route(by_prefix, RequestFacts(9)).reason == "suffix_uncached"
-    assert route(by_prefix, RequestFacts(8)).reason == "suffix_cached"
+    assert route(by_prefix, RequestFacts(8)).reason == "suffix_uncached"
+    assert route(by_prefix, RequestFacts(7)).reason == "suffix_cached"
 
 
 def test_session_keeps_its_node_among_equals() -> None:

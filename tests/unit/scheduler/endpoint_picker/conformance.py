@@ -19,8 +19,21 @@ NOT_OFFERED = {
     "context-length-aware.range": "the plugin is not offered: a configuration that names it is refused",
     "sidecar.other-connectors": "the sidecar hands over by NIXL's two steps or our own grants",
     "sidecar.encode": "no encode stage is offered",
+    "scorer.lora-affinity-scorer": "loaded adapters are not known",
 }
-NOT_OFFERED_CASES = {("routing-headers", "two encoders"): "no encode stage is offered"}
+_NO_RETRIES = "after a failed prefill the decode engine computes the prompt, without a retry"
+NOT_OFFERED_CASES = {
+    ("routing-headers", "two encoders"): "no encode stage is offered",
+    ("sidecar.prefill-header", "sampling, comma"): "the first host of the header prefills",
+} | {
+    ("sidecar.nixlv2", f"prefill answers {case}"): _NO_RETRIES
+    for case in (
+        "502 once, 2 retries allowed",
+        "503 once, 2 retries allowed",
+        "502, 2 retries allowed, 100 failures",
+        "502, 0 retries allowed, 1 failures",
+    )
+}
 
 
 def cases(*groups: str) -> pytest.MarkDecorator:

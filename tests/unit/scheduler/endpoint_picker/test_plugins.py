@@ -57,7 +57,6 @@ def test_prefix_cache_affinity_filter(case: dict[str, Any]) -> None:
         Endpoint(
             fields["name"],
             num_matched_blocks=fields["match_of_100"],
-            predicted_ttft_seconds=fields["predicted_ttft_ms"] / 1000,
             num_in_flight_tokens=fields["in_flight_tokens"],
         )
         for fields in case["given"]["endpoints"]
@@ -143,21 +142,6 @@ def test_session_scorer(case: dict[str, Any]) -> None:
     assert _score("session-affinity-scorer", endpoints, PickRequest(session_token="cG9kMg==")) == [0.0, 1.0]
 
 
-@cases("scorer.lora-affinity-scorer")
-def test_lora_scorer(case: dict[str, Any]) -> None:
-    endpoints = [
-        Endpoint(
-            "",
-            active_adapters=frozenset(pod["active"]),
-            waiting_adapters=frozenset(pod["waiting"]),
-            max_adapters=pod["max"],
-        )
-        for pod in case["given"]["pods"]
-    ]
-    request = PickRequest(adapter=case["given"]["target"])
-    assert _score("lora-affinity-scorer", endpoints, request) == case["expect"]["scores"]
-
-
 @cases("profile")
 def test_profile(case: dict[str, Any]) -> None:
     if "raw_scores" in case["given"]:
@@ -181,7 +165,6 @@ endpoints = st.builds(
     st.none() | st.integers(0, 100),
     st.none() | st.integers(0, 100),
     st.none() | st.integers(0, 10**7),
-    st.none() | st.floats(0, 100),
     st.none() | st.floats(0, 100),
 )
 
