@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.index import holders, in_process, over_grpc, peers, recovery, visibility
+from benchmarks.index import churn, holders, in_process, over_grpc, peers, recovery, visibility
 from tools.free_ports import free_address
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "index.json"
@@ -46,6 +46,11 @@ def _in_process(millions: float) -> list[dict[str, Any]]:
 
 def _further_holders() -> list[dict[str, Any]]:
     return [_apart(holders.measure, num_blocks=HELD_BLOCKS, hybrid=hybrid) for hybrid in (False, True)]
+
+
+def _churn() -> list[dict[str, Any]]:
+    rate: dict[str, Any] = {"num_blocks": 1_000_000, "blocks_per_second": 100_000, "seconds": 60.0}
+    return [_apart(churn.measure, **rate, shares_cell=shares_cell) for shares_cell in (False, True)]
 
 
 def _dynamo_radix_tree() -> dict[str, Any]:
@@ -98,6 +103,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "over_grpc": _over_grpc,
     "event_to_visible": _event_to_visible,
     "further_holders": _further_holders,
+    "churn": _churn,
     "recovery": recovery.measure,
 }
 

@@ -155,11 +155,14 @@ class Index:
     def __init__(self) -> None:
         self._nodes: dict[AgentName, _IndexedNode] = {}
         self._holders: list[Holder | None] = []  # By number; None once it is void.
+        self._void: list[int] = []  # Numbers of void holders that a sweep has yet to find.
+        self._free: list[int] = []  # Numbers that no table has any more.
         self._runs: dict[tuple[str, int], RunTable] = {}  # By model and block size.
         self._answering: dict[frozenset[Tier], _Answering] = {}  # Cache of `_answering_holders`.
         self._exact: dict[str, ExactTable] = {}  # By model.
         self._shapes = EngineShapes()
         self._sweep: Iterator[int] | None = None
+        self._is_sweep_due = False
 
     # Nodes
 
@@ -199,6 +202,8 @@ class Index:
     def _void_holders(self, node: _IndexedNode) -> None:
         for holder in node.holders.values():
             self._holders[holder.number] = None
+            self._void.append(holder.number)
+        self._is_sweep_due = True
         node.holders = {}
         self._answering.clear()
 
@@ -260,9 +265,12 @@ class Index:
         engine = node.engines[holding.layout]
         place = engine.shape.place(holding.group, layout.shard.rank)
         exact = self._exact[layout.model]
-        holder = Holder(len(self._holders), holding, engine, place, group.is_state, size, runs, exact)
-        node.holders[holding] = holder
-        self._holders.append(holder)
+        if not self._free:
+            self._free.append(len(self._holders))
+            self._holders.append(None)
+        number = self._free.pop()
+        holder = Holder(number, holding, engine, place, group.is_state, size, runs, exact)
+        node.holders[holding] = self._holders[number] = holder
         self._answering.clear()
         return holder
 
@@ -361,9 +369,9 @@ class Index:
     def announcements(self, is_wanted: Callable[[AgentName], bool]) -> Iterator[tuple[AgentName, Announcement]]:
         """Yield the holdings of wanted nodes, cell by cell; changes made meanwhile may or may not be seen."""
         for table in list(self._runs.values()):
-            for head in table.heads():
-                for path, holders in table.cell(head):
-                    yield from self._segments(head, path, holders, is_wanted)
+            for head, key in table.runs():
+                path, holders = table.path(head, key)
+                yield from self._segments(BlockHash(head), path, holders, is_wanted)
         for exact in list(self._exact.values()):
             for entry in exact:
                 for number in list(entry.holders):
@@ -392,29 +400,33 @@ class Index:
         for name, bitmaps_of_states in states.items():
             yield name, _segment(head, path, bitmaps_of_states)
 
-    def sweep(self, num_cells: int) -> int:
-        """Reclaim memory of void holdings in the next `num_cells` cells, or as many times 64 checkpoints.
+    def sweep(self, num_steps: int) -> int:
+        """Reclaim memory of void holdings in the next `num_steps` runs, or as many times 64 checkpoints.
 
         Return how many runs and checkpoints went.
         """
         dropped = 0
-        for _ in range(num_cells):
+        for _ in range(num_steps):
             if self._sweep is None:
-                self._sweep = self._sweep_all()
+                if not self._is_sweep_due:
+                    break
+                self._is_sweep_due, void, self._void = False, self._void, []
+                self._sweep = self._sweep_all(void)
             step = next(self._sweep, None)
             if step is None:
                 self._sweep = None
-                break
-            dropped += step
+            else:
+                dropped += step
         return dropped
 
-    def _sweep_all(self) -> Iterator[int]:
+    def _sweep_all(self, void: list[int]) -> Iterator[int]:
         for table in list(self._runs.values()):
-            for head in table.heads():
-                yield table.sweep(head, self._is_alive)
+            for head, key in table.runs():
+                yield table.sweep(head, key, self._is_alive)
         for exact in list(self._exact.values()):
             yield from exact.sweep(self._is_alive)
         self._forget_unused()
+        self._free += void
 
     def _forget_unused(self) -> None:
         """Forget the tables and shapes that no node uses any more."""
