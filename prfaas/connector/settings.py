@@ -58,6 +58,11 @@ class ConnectorSettings:
         default=10.0,
         doc="Longest wait of a request for a prefix in the agent's pool; longer than the 5 s that an agent reads from its SSD.",
     )
+    accept_untested_vllm: bool = setting(
+        "flag",
+        default=False,
+        doc="Start with a release of vLLM, or with options of it, that this connector does not know.",
+    )
 
     def __post_init__(self) -> None:
         check_socket_path("agent_socket", self.agent_socket)

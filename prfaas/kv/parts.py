@@ -8,6 +8,7 @@ from prfaas.errors import LayoutError
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1}
 _ATTENTION_AXES = ("head", "token", "content")
+SHARED_HEADS = "head_slot"  # Axis of blocks in which the bytes of a head do not lie together, such as those of NVFP4.
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ def _attention_axes(block_tokens: int, layer: LayerSlice) -> tuple[dict[str, int
     order, _, shape = layer.axis_order.partition(" ")
     names = tuple(name for name in order.split(",") if name != "kernel_block")
     item, sizes = item_bytes(layer, layer.dtype), shape_of(layer, shape)
+    if SHARED_HEADS in names:
+        raise LayoutError(
+            f"layer {layer.name}: the bytes of a head are spread over its block, as in NVFP4; such blocks are exchanged "
+            "between equal tensor-parallel sizes and block sizes only"
+        )
     if sorted(names) != sorted(_ATTENTION_AXES) or len(sizes) < len(names):
         raise LayoutError(f"layer {layer.name}: axes {layer.axis_order!r} are not those of attention")
     if "kernel_block" in order and not order.startswith("kernel_block,"):

@@ -55,7 +55,7 @@ from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.scheduler.store import BlockPins
 from prfaas.connector.transfer_params import SENT_KEY, without_direction
 from prfaas.connector.vllm import stats
-from prfaas.connector.vllm.checks import check_supported
+from prfaas.connector.vllm.checks import check_cache, check_engine
 from prfaas.connector.vllm.hooks import on_layer_end
 from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, packing
 from prfaas.connector.vllm.request import computed_chain, engine_request
@@ -80,14 +80,15 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         """Read the settings. The scheduler's instance attaches to the agent.
 
         Raises:
-            ConfigError: A setting is wrong, or vLLM has a setting that the connector does not support.
+            ConfigError: A setting is wrong, or vLLM has a release or a setting that the connector does not support.
             LayoutError: A KV group is of an unknown kind.
             AgentUnreachable: Nobody answers at `agent_socket`.
         """
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         logs.setup("connector", logger="prfaas")
-        check_supported(vllm_config)
         self._settings = settings.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        check_engine(vllm_config, accepts_untested=self._settings.accept_untested_vllm)
+        check_cache(kv_cache_config, accepts_untested=self._settings.accept_untested_vllm)
         self._model = self._settings.model or str(vllm_config.model_config.served_model_name)
         self._instance = str(self._kv_transfer_config.engine_id)
         has_priorities = vllm_config.scheduler_config.policy == "priority"

@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
@@ -28,7 +29,7 @@ from prfaas.hashing import HASH_UNIT_TOKENS
 from prfaas.kv.group import KVGroup
 from prfaas.kv.kinds import KINDS
 from prfaas.kv.layout import Layout
-from prfaas.kv.parts import LayerSlice
+from prfaas.kv.parts import SHARED_HEADS, LayerSlice
 from prfaas.types import Shard
 
 # Matched by exact type: an unknown subclass may keep different blocks.
@@ -38,8 +39,7 @@ _KINDS: dict[type[KVCacheSpec], str] = {
     SlidingWindowSpec: "sliding_window",
     MambaSpec: "linear_state",
 }
-_ATTENTION_AXES = ("head", "token", "content")
-_SPLIT_AXES = ("kernel_block", *_ATTENTION_AXES)
+_PLAIN_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _engine_group(index: int, group: KVCacheGroupSpec) -> KVGroup:
         return KVGroup(kind, spec.block_size, kept_states=spec.mamba_cache_mode != "none")
     if spec.block_size % HASH_UNIT_TOKENS:
         raise LayoutError(f"KV group {index}: blocks of {spec.block_size} tokens, not a multiple of {HASH_UNIT_TOKENS}")
-    return KVGroup(kind, spec.block_size, window_tokens=getattr(spec, "sliding_window", None))
+    return KVGroup(kind, spec.block_size, window_tokens=spec.sliding_window if KINDS[kind].has_window else None)
 
 
 def has_one_attention(config: KVCacheConfig) -> bool:
@@ -103,12 +103,6 @@ def _check_known(index: int, spec: Any) -> None:
     if type(spec) not in _KINDS:
         known = ", ".join(sorted(kind.__name__ for kind in _KINDS))
         raise LayoutError(f"KV group {index} is of kind {name}, which this connector does not know (it knows {known})")
-    if getattr(spec, "tokens_per_state", 1) not in (1, -1):
-        raise LayoutError(f"KV group {index}: {name} with {spec.tokens_per_state} tokens per state is not supported")
-    if isinstance(spec, FullAttentionSpec) and spec.attention_chunk_size is not None:
-        raise LayoutError(f"KV group {index}: chunked local attention is not supported")
-    if isinstance(spec, MambaSpec) and spec.num_speculative_blocks:
-        raise LayoutError(f"KV group {index}: speculative decoding with recurrent states is not supported")
 
 
 def describe(
@@ -161,12 +155,20 @@ def _slice(name: str, cache: torch.Tensor, spec: Any, rank: Rank, *, offset: int
         shapes = " ".join("x".join(map(str, shape)) for shape in spec.shapes)
         dtype = " ".join(_dtype_name(dtype) for dtype in spec.dtypes)
         return LayerSlice(name, offset, size, dtype, f"{spec.mamba_type.name.lower()} {shapes}")
-    axes = _ATTENTION_AXES if cache.dim() == 1 + len(_ATTENTION_AXES) else _SPLIT_AXES
+    attention = (SHARED_HEADS, "token", "content") if _shares_heads(spec) else ("head", "token", "content")
+    axes = attention if cache.dim() == 1 + len(attention) else ("kernel_block", *attention)
     if cache.dim() != 1 + len(axes):
         raise LayoutError(f"layer {name}: a KV cache with {cache.dim()} axes is not known")
     order = f"{physical_axes(cache, axes)} {'x'.join(map(str, cache.shape[1:]))}"
     first, count = _heads(spec, rank)
     return LayerSlice(name, offset, size, _dtype_name(cache.dtype), order, first, count)
+
+
+def _shares_heads(spec: Any) -> bool:
+    """Return whether the bytes of a head are spread over its block, so that ranks cannot divide the block by heads."""
+    if isinstance(spec, MLAAttentionSpec):
+        return False
+    return spec.num_head_slots not in (None, spec.num_kv_heads) or spec.kv_quant_mode not in _PLAIN_MODES
 
 
 def _heads(spec: Any, rank: Rank) -> tuple[int, int]:

@@ -30,13 +30,12 @@ from vllm.v1.kv_cache_interface import (
 
 from prfaas.connector.metadata import Counts, Load, Step
 from prfaas.connector.vllm import plugin
-from prfaas.connector.vllm.checks import check_supported
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
 from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention
 from prfaas.connector.vllm.request import token_chain
 from prfaas.connector.vllm.stats import PrfaasStats, from_counts
-from prfaas.errors import ConfigError, LayoutError
+from prfaas.errors import LayoutError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.router.http.admission import check_salt
@@ -129,8 +128,6 @@ def test_a_layout_names_the_heads_of_its_rank(
             ),
             "ChunkedLocalAttentionSpec",
         ),
-        (attention(attention_chunk_size=64), "chunked local attention"),
-        (state(MambaAttentionBackendEnum.MAMBA2, (3, 96), (4, 32), num_speculative_blocks=2), "speculative decoding"),
         (attention(block_size=24), "blocks of 24 tokens"),
     ],
 )
@@ -166,30 +163,6 @@ def test_every_method_has_the_parameters_of_vllms_interface() -> None:
             if parameter.kind is not parameter.VAR_KEYWORD
         ]
         assert got == wanted, name
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pipeline_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-        "nnodes",
-        "enable_dbo",
-        "ubatch_size",
-        "speculative_config",
-    ],
-)
-def test_unsupported_settings_are_refused_by_name(name: str) -> None:
-    contexts = ("decode_context_parallel_size", "prefill_context_parallel_size")
-    sizes = {
-        context: 2 if context == name else 1
-        for context in ("pipeline_parallel_size", *contexts, "nnodes", "ubatch_size")
-    }
-    parallel = SimpleNamespace(**sizes, enable_dbo=name == "enable_dbo")
-    speculative = object() if name == "speculative_config" else None
-    with pytest.raises(ConfigError, match=f"does not support {name}"):
-        check_supported(SimpleNamespace(parallel_config=parallel, speculative_config=speculative))
 
 
 def test_the_class_is_concrete_and_supports_the_hybrid_allocator() -> None:
