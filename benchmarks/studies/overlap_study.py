@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.studies.sustained import sustained
 from prfaas.model.planning.planner import best_plan, homogeneous
-from prfaas.sim.builder import InstanceSettings, deploy, threshold_tokens
+from prfaas.sim.builder import deploy, threshold_tokens
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.model.sharing import modelled_speeds
 from prfaas.sim.run import prepare
@@ -53,8 +53,8 @@ def outcome(case: Case) -> Outcome:
     deployment = replace(deployment, pd=(pd,), objectives=objectives)
     plan = best_plan(deployment, setup.workload, method="exact")
     threshold = round(case.threshold_ratio * threshold_tokens(plan))
-    settings = InstanceSettings(local_policy="decode" if case.shared else "pd", speeds=speeds)
-    twin = deploy(deployment, setup.workload, replace(plan, threshold_tokens=threshold), settings)
+    scenario = Scenario(fidelity="instances", shared=case.shared)
+    twin = deploy(deployment, setup.workload, replace(plan, threshold_tokens=threshold), scenario)
     rate = _OVERLOAD * plan.system_throughput
     twin.run(draw_requests(setup.workload, "poisson", count=_REQUESTS, rate=rate, seed=_SEED))
     summary = summarise(twin.requests, CountingRules(), gaps=twin.gaps.arrays())

@@ -32,7 +32,7 @@ class Point:
 def _point(scenario: Scenario) -> Point:
     setup = prepare(scenario)
     requests = traffic(scenario, setup, _OVERLOAD * setup.capacity)
-    StationTwin(setup.deployment, setup.workload, setup.plan).run(requests)
+    StationTwin(setup.deployment, setup.workload, setup.plan, scenario).run(requests)
     assert scenario.threshold is not None
     assert scenario.prefill_instances is not None
     return Point(scenario.prefill_instances, scenario.threshold, setup.capacity, sustained(requests))

@@ -15,11 +15,10 @@ from prfaas.sim.stations import Station
 
 @dataclass(frozen=True)
 class Served:
-    """Means over all requests in seconds, the time integral of how many were there, the servers' busy time, the end."""
+    """Means over all requests in seconds, the servers' busy time, the end."""
 
     mean_wait: float
     mean_stay: float
-    area: float
     busy_seconds: float
     end: float
 
@@ -50,7 +49,7 @@ def serve(service: FloatArray, *, rate: float, num_servers: int, generator: np.r
 
     await_next()
     timeline.run()
-    return Served(float(np.mean(waits)), float(np.mean(stays)), pool.area, pool.busy_seconds, timeline.now)
+    return Served(float(np.mean(waits)), float(np.mean(stays)), pool.busy.total, timeline.now)
 
 
 def _with_mean(values: FloatArray, mean: float) -> FloatArray:

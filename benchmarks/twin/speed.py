@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 import time
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.twin.figure import Figure
 from benchmarks.twin.peer import dynamo_requests_per_second
-from prfaas.sim.replay_log import Recorder, replay
 from prfaas.sim.report import to_json
 from prfaas.sim.run import simulate
 from prfaas.sim.scenario import Scenario
@@ -60,13 +58,8 @@ def _times_real_time() -> float:
 
 
 def reproducible() -> Iterator[Figure]:
-    """Two runs of one seed, and decisions made again from their records."""
+    """Two runs of one seed."""
     for fidelity in ("stations", "instances"):
         scenario = Scenario(fidelity=fidelity, requests=5_000, seed=11)
         first, again = (json.dumps(to_json("run", simulate(scenario))) for _ in range(2))
         yield Figure(f"{fidelity}: same seed, same bytes", first == again, "true", first == again)
-    lines = io.StringIO()
-    simulate(Scenario(fidelity="instances", requests=2_000), watch=Recorder(lines))
-    records = [json.loads(line) for line in lines.getvalue().splitlines()]
-    differing = len(list(replay(records)))
-    yield Figure("recorded decisions that are made otherwise", f"{differing} of {len(records)}", "0", not differing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -14,13 +14,6 @@ from prfaas import config
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError
-
-# Flags, besides the scenario, that each kind of run accepts. `config` includes the scenario's settings.
-_TAKES = {
-    "replay": frozenset[str](),
-    "compare": frozenset(("json", "plot", "config")),
-    "sweep": frozenset(("json", "plot", "config")),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,39 +35,17 @@ def _parser(scenario: type[object]) -> argparse.ArgumentParser:
         "--compare", metavar="SETTING=A,B", help="one run per value, all with the same arrivals: variant=a,b"
     )
     several.add_argument("--sweep", metavar="SETTING=A,B", help="one run per value, on all cores: load=50%%,80%%")
-    several.add_argument(
-        "--replay", type=Path, metavar="FILE", help="repeat recorded decisions of a manager or of --record"
-    )
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write each decision with its inputs")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs as SVG")
     config.add_flags(parser, scenario, reads_files=False)
     return parser
-
-
-def _refuse_unused(flags: argparse.Namespace, given: Mapping[str, object]) -> None:
-    """Raise ConfigError for a flag that has no effect in this kind of run."""
-    kind = next((name for name in _TAKES if getattr(flags, name)), None)
-    if kind is None:
-        return
-    unused = [
-        name for name in ("json", "record", "plot", "config") if getattr(flags, name) and name not in _TAKES[kind]
-    ]
-    if "config" not in _TAKES[kind]:
-        unused += given
-    if unused:
-        raise ConfigError(f"--{unused[0].replace('_', '-')}: has no effect with --{kind}; leave one of them out")
 
 
 def _run(flags: argparse.Namespace) -> int:
     command = startup.load_extra("prfaas.sim.command", extra="solve")
     report = startup.load_extra("prfaas.sim.report", extra="solve")
     given = config.given_flags(flags)
-    _refuse_unused(flags, given)
     if flags.check_config:
         print(config.show(command.read(flags.config, given)), end="")
-        return 0
-    if flags.replay:
-        print(command.replay_file(flags.replay))
         return 0
     plots = _plots("prfaas.sim.plots", flags.plot)
     if flags.compare:
@@ -82,7 +53,7 @@ def _run(flags: argparse.Namespace) -> int:
     elif flags.sweep:
         runs = command.sweep(flags.config, given, flags.sweep, _progress)
     else:
-        runs = command.run_one(flags.config, given, flags.record)
+        runs = command.run_one(flags.config, given)
     if flags.json:
         listed = [report.to_json(name, run) for name, run in runs]
         print(json.dumps(listed, indent=2, ensure_ascii=False, allow_nan=False))

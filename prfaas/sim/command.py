@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from prfaas import config
 from prfaas.errors import ConfigError
-from prfaas.sim.replay_log import Recorder, read_records, replay
 from prfaas.sim.run import SimulationRun, arrival_rate, prepare, simulate
 from prfaas.sim.scenario import Scenario
 
@@ -42,36 +41,10 @@ def read(file: Path | None, flags: Mapping[str, str], *, varied: str = "") -> Sc
     return config.load(Scenario, component="sim", file=file, flags=flags, varied=varied)
 
 
-def run_one(file: Path | None, flags: Mapping[str, str], record: Path | None = None) -> list[tuple[str, SimulationRun]]:
-    """Run the scenario, and write its decisions to `record`, one per line."""
+def run_one(file: Path | None, flags: Mapping[str, str]) -> list[tuple[str, SimulationRun]]:
+    """Run the scenario."""
     scenario = read(file, flags)
-    if record is None:
-        return [(scenario.variant, simulate(scenario))]
-    if scenario.fidelity != "instances":
-        raise ConfigError("--record: stations take no decisions; write fidelity: instances")
-    try:
-        lines = record.open("w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--record {record}: {error.strerror}; name a file in a folder that exists") from error
-    with lines:
-        return [(scenario.variant, simulate(scenario, watch=Recorder(lines)))]
-
-
-def replay_file(path: Path) -> str:
-    """Repeat recorded decisions with `scheduler.route` and return a summary.
-
-    Raises:
-        ConfigError: the file cannot be read, or a decision differs; the message names the first difference.
-    """
-    records = read_records(path)
-    differences = list(replay(records))
-    if not differences:
-        return f"{len(records)} decisions, each made again as recorded"
-    first = differences[0]
-    raise ConfigError(
-        f"{path}: {len(differences)} of {len(records)} decisions differ; number {first.position} was {first.recorded}, "
-        f"is {first.made}"
-    )
+    return [(scenario.variant, simulate(scenario))]
 
 
 def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tuple[str, SimulationRun]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -57,7 +58,7 @@ def _write(path: Path, draw: Callable[[Axes], None]) -> Path:
 
 def _cdf(runs: Sequence[Named], latency: str) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
-        for colour, (name, run) in zip(_colours(runs), runs, strict=True):
+        for colour, (name, run) in zip(cycle(_COLOURS), runs, strict=False):
             percentiles = _LATENCIES[latency](run).percentiles
             axes.plot(percentiles, [n / 100 for n in range(len(percentiles))], color=colour, label=name)
         axes.set(xlabel=f"{latency.replace('_', ' ')} (s)", ylabel="share of requests", xscale="log")
@@ -83,7 +84,7 @@ def _file_name(name: str) -> str:
 
 def _draw_frontier(axes: Axes, runs: Sequence[Named]) -> None:
     """Draw throughput against P90 TTFT; the line joins the points that no point beats in both."""
-    for colour, (name, run) in zip(_colours(runs), runs, strict=True):
+    for colour, (name, run) in zip(cycle(_COLOURS), runs, strict=False):
         axes.plot(run.summary.throughput, run.summary.ttft.quantile(0.9), "o", color=colour, label=name)
     best = frontier([(run.summary.throughput, run.summary.ttft.quantile(0.9)) for _, run in runs])
     axes.plot(*zip(*best, strict=True), "-", color="grey", linewidth=0.8, zorder=0)
@@ -107,7 +108,3 @@ def _draw_load(axes: Axes, runs: Sequence[Named]) -> None:
     axes.plot(rates, [run.summary.ttft.quantile(0.9) for run in ordered], "o-", color=_COLOURS[1], label="P90")
     axes.set(xlabel="arrivals (req/s)", ylabel="TTFT (s)", yscale="log")
     axes.legend()
-
-
-def _colours(runs: Sequence[Named]) -> list[str]:
-    return [_COLOURS[index % len(_COLOURS)] for index in range(len(runs))]

@@ -115,7 +115,6 @@ def to_json(name: str, run: SimulationRun) -> dict[str, Any]:
         "cached_ratio": summary.cached_ratio,
         "stale_ratio": summary.stale_ratio,
         "preempted_ratio": summary.preempted_ratio,
-        "num_preemptions": summary.num_preemptions,
         "egress_bytes_per_second": summary.egress_bytes_per_second,
         "price_per_thousand": price_per_thousand(run),
         "utilisation": dict(summary.utilisation),

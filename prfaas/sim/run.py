@@ -13,21 +13,12 @@ from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
-from prfaas.sim.builder import (
-    deploy,
-    instance_settings,
-    lossy_path,
-    refuse_longer_than_memory,
-    sharing_speeds,
-    threshold_tokens,
-    with_bursts,
-)
+from prfaas.sim.builder import deploy, refuse_longer_than_memory, sharing_speeds, threshold_tokens
 from prfaas.sim.kernel.meter import LoadSeries
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.scenario import Scenario
-from prfaas.sim.stations import StationSettings, StationTwin
+from prfaas.sim.stations import StationTwin
 from prfaas.sim.summary import CountingRules, Slo, Summary, summarise
-from prfaas.sim.twin import Watch
 from prfaas.sim.workload.conversations import read_conversations
 from prfaas.sim.workload.traffic import draw_requests, longest_tokens, recorded_requests
 from prfaas.solve.files import catalog
@@ -72,9 +63,9 @@ def prepare(scenario: Scenario) -> ResolvedScenario:
         raise ConfigError(f"{file}: the twin takes one PD cluster")
     if deployment.pd[0].shared_instances and not scenario.shared:
         raise ConfigError(f"{file}: shared_instances: here all or none share; write fidelity: instances, shared: true")
-    if scenario.shared:
+    if speeds := sharing_speeds(scenario):
         (pd,) = deployment.pd
-        pd = replace(pd, shared_instances=pd.num_instances, overlap=sharing_speeds(scenario).overlap)
+        pd = replace(pd, shared_instances=pd.num_instances, overlap=speeds.overlap)
         deployment = replace(deployment, pd=(pd,))
     plan, capacity = _plan(scenario, deployment, workload)
     return ResolvedScenario(deployment, workload, plan, capacity)
@@ -139,39 +130,35 @@ def traffic(scenario: Scenario, setup: ResolvedScenario, rate: float) -> list[Si
 def counting(scenario: Scenario) -> CountingRules:
     """Return the scenario's rules of measurement."""
     goodput = scenario.goodput
-    slo = Slo(goodput.ttft, goodput.ttft_per_thousand, goodput.tpot, goodput.itl, goodput.attained)
+    slo = Slo(goodput.ttft, goodput.tpot, goodput.itl)
     return CountingRules(slo, scenario.warmup, float("inf") if scenario.timeout is None else scenario.timeout)
 
 
-def simulate(scenario: Scenario, *, rate: float | None = None, watch: Watch | None = None) -> SimulationRun:
+def simulate(scenario: Scenario, *, rate: float | None = None) -> SimulationRun:
     """Run a scenario at `rate` requests per second (with `turns`: conversations), by default at its own load.
 
     Raises:
-        ConfigError: as in `prepare`, or stations, which make no decisions, are watched.
+        ConfigError: as in `prepare`.
     """
     setup = prepare(scenario)
     rate = arrival_rate(scenario, setup) if rate is None else rate
     if scenario.fidelity == "instances":
-        return SimulationRun(scenario, setup, rate, _run_instances(scenario, setup, rate, watch))
-    if watch:
-        raise ConfigError("recorded decisions need fidelity: instances")
+        return SimulationRun(scenario, setup, rate, _run_instances(scenario, setup, rate))
     return SimulationRun(scenario, setup, rate, _run_stations(scenario, setup, rate))
 
 
 def _run_stations(scenario: Scenario, setup: ResolvedScenario, rate: float) -> Summary:
-    settings = StationSettings(scenario.layers, lossy_path(scenario), scenario.first_token_steps)
-    twin = StationTwin(setup.deployment, setup.workload, setup.plan, settings=settings)
+    twin = StationTwin(setup.deployment, setup.workload, setup.plan, scenario)
     requests = traffic(scenario, setup, rate)
     twin.run(requests)
     return summarise(requests, counting(scenario), busy=twin.busy(), loads=twin.loads())
 
 
-def _run_instances(scenario: Scenario, setup: ResolvedScenario, rate: float, watch: Watch | None) -> Summary:
+def _run_instances(scenario: Scenario, setup: ResolvedScenario, rate: float) -> Summary:
     conversations = read_conversations(scenario)
     follow_up = conversations.following if conversations else None
     opening = traffic(scenario, setup, rate)
-    settings = with_bursts(instance_settings(scenario, rate), setup.deployment, end=opening[-1].arrival)
-    twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up, watch=watch)
+    twin = deploy(setup.deployment, setup.workload, setup.plan, scenario, rate=rate, follow_up=follow_up)
     if conversations:
         opening = [conversations.first(request.index, request.arrival) for request in opening]
     refuse_longer_than_memory(twin, conversations.longest_tokens if conversations else longest_tokens(opening))

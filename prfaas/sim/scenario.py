@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from prfaas.cachepool.eviction import POLICIES
 from prfaas.config import record, setting
-from prfaas.config_checks import GIVEN
 from prfaas.solve.files.catalog import CASE_STUDY
 from prfaas.units import choice
 
@@ -16,7 +17,6 @@ DEFAULT_LOAD = "80%"
 MAX_BLOCK_TOKENS = 1 << 14
 LOCAL_POLICIES = ("decode", "pd", "ppd", "suffix")
 _STATIONS = {"fidelity": "stations"}
-_LOSSY = {"link_loss": GIVEN}
 _INSTANCES = {"fidelity": "instances"}
 _SHARED = _INSTANCES | {"shared": True}
 _APART = _INSTANCES | {"shared": False}
@@ -30,17 +30,21 @@ class GoodputSection:
     """Objectives that a request must meet to count as good; an empty one is no bound."""
 
     ttft: float | None = setting("seconds", default=None, minimum=1e-6, doc="Longest time to first token.")
-    ttft_per_thousand: float | None = setting(
-        "seconds", default=None, minimum=1e-6, doc="Longest time to first token per started 1,000 prompt tokens."
-    )
     tpot: float | None = setting("seconds", default=None, minimum=1e-6, doc="Longest mean time per further token.")
     itl: float | None = setting("seconds", default=None, minimum=1e-6, doc="Largest P95 of a request's gaps.")
-    attained: float = setting("ratio", default=0.0, doc="Least share of requests that meet all; below it goodput is 0.")
 
 
 @dataclass(frozen=True)
 class Scenario:
     """Deployment, plan, traffic and measurement of one run."""
+
+    REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
+        "link_loss": "give as bandwidth what the link carries",
+        "connections": "give as bandwidth what the link carries",
+        "congestion_control": "give as bandwidth what the link carries",
+        "cross_traffic": "write the times of reduced egress in link_changes",
+        "preemption": "engines preempt where memory is full, as vLLM does",
+    }
 
     deployment: str = setting("text", default=CASE_STUDY, doc="A catalogued deployment or a file as for prfaas-solve.")
     variant: str = setting(
@@ -55,7 +59,7 @@ class Scenario:
     arrivals: str = setting(
         "text",
         default="poisson",
-        doc='"poisson", "gamma:cv=3", "onoff:on=10s,off=30s", "diurnal:period=1h,depth=0.5", "trace" for its timestamps.',
+        doc='"poisson", "gamma:cv=3", "diurnal:period=1h,depth=0.5", "trace" for its timestamps.',
     )
     load: str = setting(
         "text",
@@ -66,21 +70,11 @@ class Scenario:
     seed: int = setting("count", default=0, doc="Seed of all random numbers.")
     layers: int = setting("count", default=1, minimum=1, doc="Layers whose KV leaves during prefill; 1: after prefill.")
     rtt: float = setting("seconds", default=0.0, doc="Round trip between the clusters.")
-    link_loss: float | None = setting(
-        "ratio", default=None, maximum=0.5, doc="Share of packets that links between clusters lose independently."
-    )
-    connections: int = setting("count", default=8, minimum=1, only_where=_LOSSY, doc="TCP connections of a link.")
-    congestion_control: str = setting(
-        choice("bbr", "cubic"), default="bbr", only_where=_LOSSY, doc="Congestion control of these connections."
-    )
     link_changes: str = setting(
         "text",
         default="",
         only_where=_INSTANCES,
         doc='Reduced egress by cluster: "h200@5m=30%+2m"; 0%: links are down.',
-    )
-    cross_traffic: str = setting(
-        "text", default="", only_where=_INSTANCES, doc='Other traffic over the same egress: "on=5s,off=20s,share=50%".'
     )
     congestion: bool = setting(
         "flag", default=False, only_where=_INSTANCES, doc="Raise t while egress is congested, as managers do."
@@ -111,9 +105,6 @@ class Scenario:
     )
     kv_tokens: int | None = setting(
         "tokens", default=None, minimum=1, only_where=_INSTANCES, doc="KV memory of a PD engine; empty: the profile's."
-    )
-    preemption: bool = setting(
-        "flag", default=True, only_where=_INSTANCES, doc="Preempt if memory is full; false: reserve memory to the end."
     )
     cache_tokens: int | None = setting(
         "tokens", default=None, minimum=1, only_where=_INSTANCES, doc="Cache of a node; empty: 65,536 blocks."

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.decoding import decode_capacity
@@ -20,8 +19,9 @@ from prfaas.scheduler.threshold import prefill_site
 from prfaas.sim.builder import threshold_tokens
 from prfaas.sim.kernel.meter import LoadSeries, Meter
 from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.network import Egress, LossyPath, Transfers
+from prfaas.sim.model.network import Egress, Transfers
 from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.scenario import Scenario
 
 Started = Callable[[SimulatedRequest, float], None]
 Ended = Callable[[SimulatedRequest], None]
@@ -30,29 +30,19 @@ Ended = Callable[[SimulatedRequest], None]
 class Station:
     """Station of k equal servers with one queue, first come first served.
 
-    It calls `on_start(request, seconds)` and `on_end(request)`. `busy` counts the servers' seconds, `area` is the time
-    integral of the number of requests in the station.
+    It calls `on_start(request, seconds)` and `on_end(request)`. `busy` counts the servers' seconds.
     """
 
     def __init__(self, timeline: Timeline, num_servers: int, *, on_start: Started, on_end: Ended | None = None) -> None:
         self.num_servers = num_servers
         self.busy = Meter()
-        self.num_served = 0
-        self.area = 0.0
         self._timeline = timeline
         self._idle = num_servers
         self._waiting: deque[tuple[SimulatedRequest, float]] = deque()
-        self._present = 0
-        self._changed_at = 0.0
         self._on_start, self._on_end = on_start, on_end
-
-    @property
-    def busy_seconds(self) -> float:
-        return self.busy.total
 
     def enter(self, request: SimulatedRequest, seconds: float) -> None:
         """Serve `request` for `seconds` as soon as a server is free."""
-        self._count(1)
         if self._idle:
             self._idle -= 1
             self._serve(request, seconds)
@@ -66,8 +56,6 @@ class Station:
         self._on_start(request, seconds)
 
     def _leave(self, request: SimulatedRequest) -> None:
-        self._count(-1)
-        self.num_served += 1
         if self._waiting:
             self._serve(*self._waiting.popleft())
         else:
@@ -75,35 +63,17 @@ class Station:
         if self._on_end is not None:
             self._on_end(request)
 
-    def _count(self, change: int) -> None:
-        now = self._timeline.now
-        self.area += self._present * (now - self._changed_at)
-        self._present += change
-        self._changed_at = now
-
-
-@dataclass(frozen=True)
-class StationSettings:
-    """Settings of a twin of stations.
-
-    With `num_layers` above 1, prefill and transfer overlap. The first token comes `first_token_steps` decode steps after
-    a slot became free; 0 is the paper's model, in which prefill makes the first token.
-    """
-
-    num_layers: int = 1
-    path: LossyPath = field(default_factory=LossyPath)
-    first_token_steps: int = 1
-
 
 class StationTwin:
-    """Twin of one deployment under one plan. Stations without servers are None."""
+    """Twin of one deployment under one plan. Stations without servers are None.
 
-    def __init__(
-        self, deployment: Deployment, workload: Workload, plan: Plan, *, settings: StationSettings | None = None
-    ) -> None:
+    The first token comes `first_token_steps` decode steps after a slot became free; 0 is the paper's model, in which
+    prefill makes the first token.
+    """
+
+    def __init__(self, deployment: Deployment, workload: Workload, plan: Plan, scenario: Scenario) -> None:
         if len(deployment.pd) != 1 or len(deployment.prfaas) > 1:
             raise ConfigError("fidelity stations: one PD cluster and at most one PrfaaS cluster")
-        self.settings = settings or StationSettings()
         self.timeline = Timeline()
         self._kv = deployment.model.curve()
         self._threshold = threshold_tokens(plan)
@@ -114,17 +84,18 @@ class StationTwin:
         for cluster in deployment.prfaas:
             self._remote_seconds = cluster.profile.prefill.seconds
             self.remote = self._prefill_station(cluster.num_instances, self._remote_started)
-            self.egress = Egress(self.timeline, self.settings.path.payload_rate(deployment.egress(cluster)))
-        link = self.egress.link(math.inf, rtt_seconds=self.settings.path.rtt_seconds)
-        self._transfers = Transfers(self.timeline, self.egress, link, num_layers=self.settings.num_layers)
+            self.egress = Egress(self.timeline, deployment.egress(cluster))
+        link = self.egress.link(math.inf, rtt_seconds=scenario.rtt)
+        self._transfers = Transfers(self.timeline, self.egress, link, num_layers=scenario.layers)
         capacity = decode_capacity(pd, deployment, workload)
-        slots = _whole(split.num_decode) * capacity.max_batch
+        slots = round(split.num_decode) * capacity.max_batch
         self._step_seconds = capacity.step_seconds
+        self._first_token_seconds = scenario.first_token_steps * capacity.step_seconds
         self.decode = Station(self.timeline, slots, on_start=self._decode_started)
         self._arriving: Iterator[SimulatedRequest] = iter(())
 
     def _prefill_station(self, num_servers: float, on_start: Started, on_end: Ended | None = None) -> Station | None:
-        servers = _whole(num_servers)
+        servers = round(num_servers)
         return Station(self.timeline, servers, on_start=on_start, on_end=on_end) if servers else None
 
     def run(self, requests: Iterable[SimulatedRequest]) -> None:
@@ -184,10 +155,5 @@ class StationTwin:
     def _decode_started(self, request: SimulatedRequest, seconds: float) -> None:
         now = self.timeline.now
         request.decode_start = now
-        request.first_token = now + self.settings.first_token_steps * self._step_seconds
+        request.first_token = now + self._first_token_seconds
         request.decode_end = now + seconds
-
-
-def _whole(number: float) -> int:
-    assert number == round(number), "deployments with shared instances are refused before"
-    return round(number)

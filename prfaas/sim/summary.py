@@ -68,22 +68,16 @@ class Distribution:
 class Slo:
     """Service-level objectives of goodput; None is no bound.
 
-    `ttft_seconds_per_thousand` applies per started 1,000 prompt tokens, `itl_seconds` to the P95 of a request's own
-    gaps. Goodput is 0 if less than `attained_ratio` of the requests meet all.
+    `itl_seconds` applies to the P95 of a request's own gaps.
     """
 
     ttft_seconds: float | None = None
-    ttft_seconds_per_thousand: float | None = None
     tpot_seconds: float | None = None
     itl_seconds: float | None = None
-    attained_ratio: float = 0.0
 
     def met(self, request: SimulatedRequest) -> bool:
         """Return whether a request that ended meets all of them."""
-        bounds = [] if self.ttft_seconds is None else [self.ttft_seconds]
-        if self.ttft_seconds_per_thousand is not None:
-            bounds.append(self.ttft_seconds_per_thousand * -(-request.num_prompt_tokens // 1000))
-        if any(request.ttft > bound for bound in bounds):
+        if self.ttft_seconds is not None and request.ttft > self.ttft_seconds:
             return False
         if self.tpot_seconds is not None and request.tpot > self.tpot_seconds:
             return False
@@ -120,7 +114,6 @@ class Summary:
     stale_ratio: float = 0.0
     memory: Mapping[str, float] = field(default_factory=dict)
     preempted_ratio: float = 0.0
-    num_preemptions: int = 0
     over_time: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -172,7 +165,7 @@ def summarise(
         num_requests=len(counted),
         arrivals=(len(counted) - 1) / span,
         throughput=ended / span,
-        goodput=attainment * ended / span if attainment >= counting.slo.attained_ratio else 0.0,
+        goodput=attainment * ended / span,
         attainment=attainment,
         success_ratio=len(in_time) / len(counted),
         ttft=_distribution_of(in_time, lambda request: request.ttft),
@@ -189,7 +182,6 @@ def summarise(
         stale_ratio=_share(counted, lambda request: request.num_found_tokens < request.num_known_tokens),
         retried_ratio=_share(counted, lambda request: request.num_retries > 0),
         preempted_ratio=_share(counted, lambda request: request.num_preemptions > 0),
-        num_preemptions=sum(request.num_preemptions for request in counted),
     )
 
 

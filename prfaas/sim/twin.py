@@ -27,8 +27,6 @@ from prfaas.types import AgentName, ClusterName, InstanceId
 FollowUp = Callable[[SimulatedRequest, float], SimulatedRequest | None]
 # Receives each decision with its inputs.
 Watch = Callable[[Snapshot, RequestFacts, Decision], None]
-# Returns a request's own snapshot and the decode instances that it may not use.
-Assign = Callable[[SimulatedRequest], tuple[Snapshot, frozenset[InstanceId]]]
 DEFAULT_CACHE_BLOCKS = 1 << 16
 
 
@@ -44,47 +42,30 @@ class SimulatedNode:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """Network of a twin: S_kv(l), the egress of each cluster, and each node's rate within its cluster.
-
-    Each transfer starts `setup_seconds` late. With `sends_all`, blocks that the receiver holds are sent, too.
-    `loss_ratio` is what TCP reports; the rates already account for it.
-    """
+    """Network of a twin: S_kv(l), the egress of each cluster, and each node's rate within its cluster."""
 
     kv: Curve
     egress_bytes_per_second: Mapping[ClusterName, float]
     intra_bytes_per_second: float = math.inf
     rtt_seconds: float = 0.0
-    setup_seconds: float = 0.0
     num_layers: int = 1
-    sends_all: bool = False
-    loss_ratio: float = 0.0
 
 
 @dataclass(frozen=True)
 class RoutingRules:
-    """Fixed part of the snapshot, and rules before and around the engines.
+    """Fixed part of the snapshot, and rules around the engines.
 
-    A request reaches its engine after `overhead_seconds` and `overhead_per_token_seconds` for each prompt token. At
-    most `max_sessions` conversations are active; further ones wait before they are routed. `assign` gives requests
-    their own rules. With `follows_congestion` t rises while the egress of a cluster is congested.
+    With `follows_congestion` t rises while the egress of a cluster is congested.
     """
 
     snapshot: Snapshot
     caches: CacheRules = field(default_factory=CacheRules)
-    overhead_seconds: float = 0.0
-    overhead_per_token_seconds: float = 0.0
-    max_sessions: float = math.inf
-    assign: Assign | None = None
     events: PlannedEvents = field(default_factory=PlannedEvents)
     follows_congestion: bool = False
 
 
 class Twin:
-    """Deployment under traffic.
-
-    `requests` are all requests in order of arrival, `gaps` the gaps between their tokens. `area` is the time integral
-    of the number of requests in the system.
-    """
+    """Deployment under traffic. `requests` are all requests in order of arrival, `gaps` the gaps between their tokens."""
 
     def __init__(
         self,
@@ -123,14 +104,9 @@ class Twin:
             list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
             active=self._decisions,
             threshold_tokens=rules.snapshot.threshold_tokens,
-            loss_ratio=network.loss_ratio,
         )
         self._transfers: dict[tuple[InstanceId, ClusterName], Transfers] = {}
         self._arriving: Iterator[SimulatedRequest] = iter(())
-        self._waiting: deque[SimulatedRequest] = deque()
-        self._num_sessions = 0
-        self.area = 0.0
-        self._num_present, self._present_since = 0, 0.0
         self._dead: set[InstanceId | None] = set()
         self._known_dead: set[InstanceId] = set()
         # The current role change of an instance, and later ones that wait for its end.
@@ -172,29 +148,19 @@ class Twin:
 
     def _take_next(self, request: SimulatedRequest) -> None:
         self._await_next()
-        if self._num_sessions < self.rules.max_sessions:
-            self._num_sessions += 1
-            self._arrive(request)
-        else:
-            self._waiting.append(request)
+        self._arrive(request)
 
     def _arrive(self, request: SimulatedRequest) -> None:
-        self._count_present(1)
-        request.admitted = self.timeline.now
         self.requests.append(request)
         self._route(request)
 
     def _route(self, request: SimulatedRequest) -> None:
-        base, excluded = self.rules.assign(request) if self.rules.assign else (self.rules.snapshot, frozenset())
-        snapshot = replace(base, instances=tuple(self._states), **self.path_monitor.fields)
-        facts = self._facts(request, excluded)
+        snapshot, facts = self._inputs(request)
         decision = route(snapshot, facts)
         if self._watch is not None:
             self._watch(snapshot, facts, decision)
         request.reason = decision.reason
         if decision.decode is None:
-            self._count_present(-1)
-            self._end_session()
             return
         agent = self._nodes[decision.prefill or decision.decode].state.agent
         request.num_known_tokens = min(facts.cached_at(agent), request.num_prompt_tokens - 1)
@@ -204,24 +170,21 @@ class Twin:
         for name in {decision.decode, decision.prefill or decision.decode}:
             self._count(name, 1)
         self._session_agent[request.session] = self._nodes[decision.decode].state.agent
-        overhead = self.rules.overhead_seconds + self.rules.overhead_per_token_seconds * request.num_prompt_tokens
-        self.timeline.at(self.timeline.now + overhead, self._start, request)
+        self._start(request, decision)
 
-    def _facts(self, request: SimulatedRequest, excluded: frozenset[InstanceId]) -> RequestFacts:
-        return RequestFacts(
+    def _inputs(self, request: SimulatedRequest) -> tuple[Snapshot, RequestFacts]:
+        """Return the inputs of `route`."""
+        snapshot = replace(self.rules.snapshot, instances=tuple(self._states), **self.path_monitor.fields)
+        facts = RequestFacts(
             request.num_prompt_tokens,
             num_cached_tokens=0 if request.blocks else request.num_cached_tokens,
             cached_tokens=self._caches.known(request),
             session_agent=self._session_agent.get(request.session) if request.turn > 1 else None,
             turn=request.turn,
             max_output_tokens=request.num_output_tokens,
-            excluded=excluded,
             seed=request.index + 1,
         )
-
-    def _count_present(self, change: int) -> None:
-        self.area += self._num_present * (self.timeline.now - self._present_since)
-        self._num_present, self._present_since = self._num_present + change, self.timeline.now
+        return snapshot, facts
 
     def _count(self, name: InstanceId, change: int) -> None:
         num_requests = self._states[self._position[name]].num_requests + change
@@ -229,11 +192,7 @@ class Twin:
         if name in self._draining and not num_requests:
             self._drained(name)
 
-    def _start(self, request: SimulatedRequest) -> None:
-        decision = self._decisions.get(request)
-        # Without a decision the request was sent again meanwhile.
-        if decision is None:
-            return
+    def _start(self, request: SimulatedRequest, decision: Decision) -> None:
         assert decision.decode is not None
         name = decision.prefill or decision.decode
         cached = self._caches.usable(request, self._nodes[name].state.agent)
@@ -256,7 +215,7 @@ class Twin:
 
     def _missing_bytes(self, request: SimulatedRequest, agent: AgentName) -> float:
         kv = self.network.kv
-        held = 0 if self.network.sends_all else self._caches.usable(request, agent)
+        held = self._caches.usable(request, agent)
         return kv(request.num_prompt_tokens) - (kv(held) - kv(0.0))
 
     def _transfers_between(self, source: InstanceState, target: ClusterName) -> Transfers:
@@ -283,12 +242,6 @@ class Twin:
             self._count(decision.prefill, -1)
 
     def _arrived(self, request: SimulatedRequest) -> None:
-        if self.network.setup_seconds:
-            self.timeline.at(self.timeline.now + self.network.setup_seconds, self._hand_over, request)
-        else:
-            self._hand_over(request)
-
-    def _hand_over(self, request: SimulatedRequest) -> None:
         decision = self._decisions.get(request)
         if decision is None or decision.prefill in self._dead:
             return
@@ -300,20 +253,11 @@ class Twin:
     def _answered(self, request: SimulatedRequest) -> None:
         decision = self._decisions.pop(request)
         assert decision.decode is not None
-        self._count_present(-1)
         self._count(decision.decode, -1)
         self._caches.keep(self._nodes[decision.decode].state.agent, request.blocks_after)
         following = self._follow_up(request, self.timeline.now) if self._follow_up else None
-        if following is None:
-            self._end_session()
-        else:
+        if following is not None:
             self.timeline.at(following.arrival, self._arrive, following)
-
-    def _end_session(self) -> None:
-        self._num_sessions -= 1
-        if self._waiting:
-            self._num_sessions += 1
-            self._arrive(self._waiting.popleft())
 
     # Planned events
 

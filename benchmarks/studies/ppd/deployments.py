@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.studies.ppd.model import GRID_HARNESS, KV_BYTES_PER_TOKEN, MODEL, Harness, PpdModel
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import polynomial
 from prfaas.scheduler.ppd import PpdTable
-from prfaas.scheduler.snapshot import InstanceState, Snapshot
+from prfaas.scheduler.route import Decision
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.twin import NetworkSpec, RoutingRules, SimulatedNode, Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
@@ -78,7 +80,8 @@ class LaterTurns:
 class Proxy:
     """As the authors' proxy assigns: conversations to the nodes that decode in turn, later turns to the same node.
 
-    An `Assign`. `strayed_ratio` of the later turns go P→D whatever their node does. `later` overrules the names D and pD.
+    Called with a request, it returns the request's own rules and the decode nodes that must not take it.
+    `strayed_ratio` of the later turns go P→D whatever their node does. `later` overrules the names D and pD.
     """
 
     def __init__(
@@ -113,6 +116,78 @@ def _falls_below(ratio: float, request: SimulatedRequest) -> bool:
     return request.turn > 1 and mixed < ratio * _SPREAD
 
 
+class PpdTwin(Twin):
+    """Twin with the authors' proxy and client: delays before engines and after transfers, and a limit of conversations.
+
+    A conversation beyond the limit is sent when an earlier one has ended. All blocks are sent, also those that the
+    receiver holds.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[tuple[NodeKind, InstanceId]],
+        model: PpdModel,
+        proxy: Proxy,
+        chats: Conversations,
+    ) -> None:
+        wires = NetworkSpec(polynomial(0.0, KV_BYTES_PER_TOKEN), {}, intra_bytes_per_second=model.kv_bytes_per_second)
+        super().__init__(
+            [_node(*node, model) for node in nodes], wires, RoutingRules(_ALWAYS_P), follow_up=self._next_turn
+        )
+        self._model, self._proxy, self._chats = model, proxy, chats
+        has_proxy = any(kind == "P" for kind, _ in nodes)
+        self._overhead_seconds = model.overhead_seconds + (model.proxy_seconds if has_proxy else 0.0)
+        self._unsent: deque[SimulatedRequest] = deque()
+        self._num_chats = 0
+
+    def _take_next(self, request: SimulatedRequest) -> None:
+        self._await_next()
+        if self._num_chats < self._model.max_sessions:
+            self._num_chats += 1
+            self._arrive(request)
+        else:
+            self._unsent.append(request)
+
+    def _next_turn(self, request: SimulatedRequest, now: float) -> SimulatedRequest | None:
+        following = self._chats.following(request, now)
+        if following is None and self._unsent:
+            following = self._unsent.popleft()
+            following.arrival = now
+        elif following is None:
+            self._num_chats -= 1
+        return following
+
+    def _inputs(self, request: SimulatedRequest) -> tuple[Snapshot, RequestFacts]:
+        snapshot, facts = super()._inputs(request)
+        rules, excluded = self._proxy(request)
+        return replace(rules, instances=snapshot.instances), replace(facts, excluded=excluded)
+
+    def _start(self, request: SimulatedRequest, decision: Decision) -> None:
+        delay = self._overhead_seconds + self._model.overhead_per_token_seconds * request.num_prompt_tokens
+        start = super()._start
+        self.timeline.at(self.timeline.now + delay, lambda _: start(request, decision), None)
+
+    def _missing_bytes(self, request: SimulatedRequest, agent: AgentName) -> float:
+        return self.network.kv(request.num_prompt_tokens)
+
+    def _arrived(self, request: SimulatedRequest) -> None:
+        self.timeline.at(self.timeline.now + self._model.handover_seconds, super()._arrived, request)
+
+
+class ForgetfulConversations(Conversations):
+    """Conversations whose later turns find only prompts in caches, since answers are tokenized differently again."""
+
+    def _request(self, *turn: Any) -> SimulatedRequest:
+        request = super()._request(*turn)
+        request.blocks_after = request.blocks
+        return request
+
+
+def conversations(scripts: Sequence[Sequence[Turn]], harness: Harness) -> Conversations:
+    """Return conversations whose answers are found in caches as the harness says."""
+    return Conversations(scripts) if harness.finds_answers else ForgetfulConversations(scripts)
+
+
 def twin(
     configuration: str,
     scripts: Sequence[Sequence[Turn]],
@@ -127,23 +202,8 @@ def twin(
         ConfigError: as `kinds`.
     """
     nodes = [(kind, InstanceId(f"{kind}-{index}")) for index, kind in enumerate(kinds(configuration))]
-    has_proxy = any(kind == "P" for kind, _ in nodes)
-    rules = RoutingRules(
-        _ALWAYS_P,
-        assign=Proxy(nodes, harness.strayed_ratio, later),
-        overhead_seconds=model.overhead_seconds + (model.proxy_seconds if has_proxy else 0.0),
-        overhead_per_token_seconds=model.overhead_per_token_seconds,
-        max_sessions=model.max_sessions,
-    )
-    wires = NetworkSpec(
-        polynomial(0.0, KV_BYTES_PER_TOKEN),
-        {},
-        intra_bytes_per_second=model.kv_bytes_per_second,
-        setup_seconds=model.handover_seconds,
-        sends_all=True,
-    )
-    conversations = Conversations(scripts, finds_answers=harness.finds_answers)
-    return Twin([_node(*node, model) for node in nodes], wires, rules, follow_up=conversations.following)
+    proxy = Proxy(nodes, harness.strayed_ratio, later)
+    return PpdTwin(nodes, model, proxy, conversations(scripts, harness))
 
 
 def _node(kind: NodeKind, name: InstanceId, model: PpdModel) -> SimulatedNode:

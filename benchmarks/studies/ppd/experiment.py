@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.studies.ppd.deployments import LaterTurns, twin
+from benchmarks.studies.ppd.deployments import LaterTurns, conversations, twin
 from benchmarks.studies.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
 from prfaas.ppd.table import PpdRun, build_table
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, PpdTable, WorkloadType
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.workload.conversations import Conversations, Turn
+from prfaas.sim.workload.conversations import Turn
 
 ARRIVAL_SECONDS = 10.0
 # Longest turn from the moment when the client sends it; some measured runs without failures waited longer.
@@ -49,7 +49,7 @@ def converse(
     generator = np.random.default_rng(seed)
     count = count or max(MIN_CONVERSATIONS, round(qps * ARRIVAL_SECONDS))
     times = np.sort(generator.uniform(0.0, count / qps, count)).tolist()
-    opening = Conversations(scripts, finds_answers=effort.harness.finds_answers)
+    opening = conversations(scripts, effort.harness)
     run = twin(configuration, scripts, effort.model, harness=effort.harness, later=later)
     run.run(opening.first(session, time) for session, time in enumerate(times))
     return run.requests
@@ -76,7 +76,7 @@ def measure(
 
 def _figures(requests: Sequence[SimulatedRequest]) -> TurnFigures:
     count = len(requests)
-    in_time = sum(request.served_seconds <= TIMEOUT_SECONDS for request in requests)
+    in_time = sum(request.end_to_end <= TIMEOUT_SECONDS for request in requests)
     ttft, tpot = (math.fsum(request.ttft for request in requests), math.fsum(request.tpot for request in requests))
     return TurnFigures(ttft / count, tpot / count, in_time / count)
 

@@ -84,7 +84,7 @@ def outcome(case: Case) -> Outcome:
         float(np.quantile([request.ttft for request in requests], 0.99)),
         tokens / max(request.decode_end for request in requests),
         distribution(np.array([request.end_to_end for request in requests])),
-        sum(request.served_seconds > TIMEOUT_SECONDS for request in requests),
+        sum(request.end_to_end > TIMEOUT_SECONDS for request in requests),
         sum(request.num_preemptions for request in requests),
         _mean([request.ttft for request in later]),
         _mean([request.tpot for request in later]),

@@ -56,7 +56,6 @@ class PpdModel:
             PrefillProfile(prefill, 1, _MAX_TOKENS),
             decode,
             kv_tokens=self.kv_tokens,
-            preempts=True,
             chunk_tokens=self.chunk_tokens,
             load_seconds=self.load_seconds,
         )

@@ -14,7 +14,6 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.num_events = 0
         self._due: list[tuple[float, int, Action, Any]] = []
         self._added = 0
 
@@ -28,5 +27,4 @@ class Timeline:
         due, pop = self._due, heapq.heappop
         while due:
             self.now, _, action, argument = pop(due)
-            self.num_events += 1
             action(argument)

@@ -22,14 +22,12 @@ _ENDLESS = 1 << 62  # tokens
 class DecodeBatch:
     """Requests that decode together; each step gives one token to each request.
 
-    `steps` counts the steps so far. `context` is the sum of the requests' contexts in tokens, `reserved` the sum of
-    their contexts at their ends.
+    `steps` counts the steps so far. `context` is the sum of the requests' contexts in tokens.
     """
 
     def __init__(self, profile: DecodeProfile | None) -> None:
         self.num = 0
         self.context = 0
-        self.reserved = 0
         self.steps = 0
         self._base, self._each, self._token = (
             (0.0, 0.0, 0.0)
@@ -50,7 +48,6 @@ class DecodeBatch:
         self._joined += 1
         self.num += 1
         self.context += context
-        self.reserved += context + num_tokens
         self._num_fresh += not has_token
         end = self.steps + num_tokens
         self._members[self._joined] = request, end, context + num_tokens, self.steps + (not has_token)
@@ -75,7 +72,6 @@ class DecodeBatch:
         left = end - self.steps
         self.num -= 1
         self.context -= final - left
-        self.reserved -= final
         return request, left
 
     def num_gaps(self, num_steps: int) -> int:
@@ -123,7 +119,6 @@ class DecodeBatch:
                 request.decoded.append((self._log, start, self.steps))
                 self.num -= 1
                 self.context -= context
-                self.reserved -= context
                 ended.append(request)
         return ended
 
@@ -132,9 +127,9 @@ class DecodeBatch:
 class InstanceSpec:
     """Properties of an engine.
 
-    At most `max_batch` requests decode at once, and `kv_tokens` bounds the tokens they hold. Without `preempts` a
-    request reserves room to its end when it starts. With `preempts`, if a step does not fit, the request that joined
-    last gives up its KV and is computed again, prompt and output, before other queued prompts (vLLM's recomputation).
+    At most `max_batch` requests decode at once, and `kv_tokens` bounds the tokens they hold. If a step does not fit, the
+    request that joined last gives up its KV and is computed again, prompt and output, before other queued prompts
+    (vLLM's recomputation).
 
     `chunk_tokens` bounds prompt and decode tokens of one iteration; None computes one whole prompt per iteration.
     KV that arrives from another node delays the iteration that admits it by `load_seconds`.
@@ -146,7 +141,6 @@ class InstanceSpec:
     kv_tokens: float = float("inf")
     chunk_tokens: int | None = None
     load_seconds: float = 0.0
-    preempts: bool = False
 
 
 class Prefill:
@@ -237,19 +231,13 @@ class SimulatedEngine:
 
     def _has_room(self, prefill: Prefill, staying: Collection[Prefill]) -> bool:
         """Return whether a request may start in addition to the batch and the prompts that will join it."""
-        if self._spec.preempts:
-            held = self._batch.context + sum(prompt.num_tokens for prompt in staying)
-            asked = self._batch.num + prefill.num_tokens + 1
-        else:
-            held = self._batch.reserved + sum(_final_tokens(prompt.request) for prompt in staying)
-            asked = _final_tokens(prefill.request)
+        held = self._batch.context + sum(prompt.num_tokens for prompt in staying)
+        asked = self._batch.num + prefill.num_tokens + 1
         fits = held + asked <= self._spec.kv_tokens or not held
         return fits and self._batch.num + len(staying) < self._spec.max_batch
 
     def _make_room(self, prompt_tokens: int) -> None:
         """Preempt the requests that joined last until the next step fits together with the prompts."""
-        if not self._spec.preempts:
-            return
         batch, now = self._batch, self._timeline.now
         while batch.num > 1 and batch.context + batch.num + prompt_tokens > self._spec.kv_tokens:
             request, owed = batch.give_up_latest()
@@ -266,10 +254,6 @@ class SimulatedEngine:
     def _ended(self, request: SimulatedRequest) -> None:
         request.decode_end = self._timeline.now
         self._callbacks.on_ended(request)
-
-
-def _final_tokens(request: SimulatedRequest) -> int:
-    return request.num_prompt_tokens + request.num_output_tokens
 
 
 class SimulatedInstance(SimulatedEngine):
@@ -349,7 +333,7 @@ class SimulatedInstance(SimulatedEngine):
     def _num_equal_steps(self) -> int:
         """Return the steps until a request ends or the memory is full."""
         steps = self._batch.steps_to_next_end
-        if self._spec.preempts and self._batch.num > 1:
+        if self._batch.num > 1:
             steps = min(steps, self._batch.steps_within(self._spec.kv_tokens))
         return steps
 

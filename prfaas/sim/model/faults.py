@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-import numpy as np
-
-from prfaas import config
-from prfaas.config import setting
 from prfaas.errors import ConfigError
 from prfaas.types import ClusterName, InstanceId, InstanceRole
 from prfaas.units import parse_seconds
@@ -62,15 +58,6 @@ class PlannedEvents:
     role_changes: Sequence[PlannedRoleChange] = ()
     egress_changes: Sequence[EgressChange] = ()
     notice_seconds: float = 5.0
-
-
-@dataclass(frozen=True)
-class CrossTraffic:
-    """Other traffic over the same egress: bursts and pauses of exponential length."""
-
-    on: float = setting("seconds", default=5.0, minimum=1e-3, doc="Mean length of a burst.")
-    off: float = setting("seconds", default=20.0, minimum=1e-3, doc="Mean pause between two bursts.")
-    share: float = setting("ratio", default=0.5, maximum=0.99, doc="Share of the egress that a burst takes.")
 
 
 def read_outages(text: str) -> list[Outage]:
@@ -137,29 +124,3 @@ def _read(text: str, build: Callable[[str, float, str | None, float], Event], ac
         except ValueError:
             raise ConfigError(f"{accepted}; got {text!r}") from None
     return events
-
-
-def read_cross_traffic(text: str) -> CrossTraffic | None:
-    """Parse text such as "on=5s,off=20s,share=50%"; None if it is empty.
-
-    Raises:
-        ConfigError: a key is unknown or a value malformed.
-    """
-    if not text.strip():
-        return None
-    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
-    values = {key.strip(): value.strip() for key, _, value in pairs}
-    return config.load_mapping(CrossTraffic, values, where=f"cross_traffic {text!r}")
-
-
-def draw_bursts(traffic: CrossTraffic, clusters: Sequence[ClusterName], *, end: float, seed: int) -> list[EgressChange]:
-    """Draw the bursts of other traffic over each cluster's egress that begin before `end`."""
-    generator = np.random.default_rng([seed, 1])
-    found = []
-    for cluster in clusters:
-        moment = float(generator.exponential(traffic.off))
-        while moment < end:
-            seconds = float(generator.exponential(traffic.on))
-            found.append(EgressChange(cluster, moment, 1.0 - traffic.share, seconds))
-            moment += seconds + float(generator.exponential(traffic.off))
-    return found

@@ -1,44 +1,15 @@
-"""Simulated network: lossy paths, the egress of a cluster and its links, and transfers of KV over them."""
+"""Simulated network: the egress of a cluster and its links, and transfers of KV over them."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from prfaas.sim.kernel.meter import Meter
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.request import SimulatedRequest
-
-CongestionControl = Literal["bbr", "cubic"]
-_SEGMENT_BYTES = 1448
-# Mean window in segments, times the root of the loss, of AIMD that falls to 0.7 at each loss: sqrt((1 + 0.7) / (2 · 0.3)).
-# Cubic of Linux over emulated paths reaches 0.89 to 1.30 times as much.
-_WINDOW = 1.683
-
-
-@dataclass(frozen=True)
-class LossyPath:
-    """Path with independent packet losses."""
-
-    rtt_seconds: float = 0.0
-    loss_ratio: float = 0.0
-    num_connections: int = 8
-    congestion_control: CongestionControl = "bbr"
-
-    def payload_rate(self, bytes_per_second: float) -> float:
-        """Return the payload per second over a link of this rate.
-
-        Lost packets are sent again. Cubic also shrinks its window at each loss.
-        """
-        rate = bytes_per_second * (1.0 - self.loss_ratio)
-        if self.congestion_control == "bbr" or not self.loss_ratio or not self.rtt_seconds:
-            return rate
-        window = _WINDOW / math.sqrt(self.loss_ratio) * _SEGMENT_BYTES
-        return min(rate, self.num_connections * window / self.rtt_seconds)
-
 
 Arrived = Callable[[Any], None]
 # Relative error of a moment in seconds as a float, with a margin.
@@ -49,33 +20,29 @@ class SimulatedLink:
     """Flows that share one link equally.
 
     `served` counts the bytes that a flow present from the start would have sent: a flow of S bytes that joins at
-    `served` = v ends at v + S. `bytes_in` have entered. `bytes_out` have left, each flow counted at its end.
+    `served` = v ends at v + S.
     """
 
     def __init__(self, rate: float, rtt_seconds: float) -> None:
         self.rate = rate
         self.rtt_seconds = rtt_seconds
-        self.bytes_in = 0.0
-        self.bytes_out = 0.0
         self.served = 0.0
         self.flow_rate = 0.0
-        # Heap of (value of `served` at its end, order, bytes, callback, argument).
-        self.flows: list[tuple[float, int, float, Arrived, Any]] = []
+        # Heap of (value of `served` at its end, order, callback, argument).
+        self.flows: list[tuple[float, int, Arrived, Any]] = []
 
 
 class Egress:
     """Links that leave one cluster and together carry at most `bytes_per_second`.
 
     The capacity is shared max-min fairly between links by their number of flows, and equally between flows of a link.
-    `busy` counts seconds in which anything flowed, `sent` bytes including flows that have not ended, `bytes_dropped`
-    the unsent bytes of abandoned flows.
+    `busy` counts seconds in which anything flowed, `sent` bytes including flows that have not ended.
     """
 
     def __init__(self, timeline: Timeline, bytes_per_second: float) -> None:
         self.bytes_per_second = bytes_per_second
         self.busy = Meter()
         self.sent = Meter()
-        self.bytes_dropped = 0.0
         self.links: list[SimulatedLink] = []
         self._timeline = timeline
         self._full_rate = bytes_per_second
@@ -92,15 +59,13 @@ class Egress:
 
     def send(self, link: SimulatedLink, num_bytes: float, arrived: Arrived, argument: Any) -> None:
         """Send a flow over a link and call `arrived(argument)` half a round trip after its last byte has left."""
-        link.bytes_in += num_bytes
         if math.isinf(min(link.rate, self.bytes_per_second)):
-            link.bytes_out += num_bytes
             self.sent.add(self._timeline.now, self._timeline.now, num_bytes)
             self._timeline.at(self._timeline.now + 0.5 * link.rtt_seconds, arrived, argument)
             return
         self._move()
         self._num_flows += 1
-        heapq.heappush(link.flows, (link.served + num_bytes, self._num_flows, num_bytes, arrived, argument))
+        heapq.heappush(link.flows, (link.served + num_bytes, self._num_flows, arrived, argument))
         self._share()
 
     @property
@@ -132,12 +97,7 @@ class Egress:
         """Abandon the flows whose argument is unwanted."""
         self._move()
         for link in self.links:
-            for done_at, _, num_bytes, _, argument in link.flows:
-                if is_unwanted(argument):
-                    left = done_at - link.served
-                    link.bytes_out += num_bytes - left
-                    self.bytes_dropped += left
-            link.flows = [flow for flow in link.flows if not is_unwanted(flow[4])]
+            link.flows = [flow for flow in link.flows if not is_unwanted(flow[3])]
             heapq.heapify(link.flows)
         self._share()
 
@@ -181,16 +141,10 @@ class Egress:
     def _release(self, link: SimulatedLink) -> None:
         slack = link.flow_rate * _ROUNDING * (1.0 + self._timeline.now)
         while link.flows and link.flows[0][0] <= link.served + slack:
-            _, _, num_bytes, arrived, argument = heapq.heappop(link.flows)
-            link.bytes_out += num_bytes
+            _, _, arrived, argument = heapq.heappop(link.flows)
             self._timeline.at(self._timeline.now + 0.5 * link.rtt_seconds, arrived, argument)
         if not link.flows:
             link.served = 0.0
-
-    @property
-    def bytes_out(self) -> float:
-        """Return the bytes that have left over all links."""
-        return math.fsum(link.bytes_out for link in self.links)
 
 
 # A link as fast as the prefill falls behind by at most one piece of this many.

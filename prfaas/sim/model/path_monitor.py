@@ -35,12 +35,10 @@ class EgressMonitor:
         *,
         active: Sized,
         threshold_tokens: int,
-        loss_ratio: float = 0.0,
     ) -> None:
         self.fields: dict[str, Any] = {}
-        self.max_multiplier = 1.0
         self._timeline, self._egress, self._targets, self._active = timeline, egress, targets, active
-        self._threshold_tokens, self._loss_ratio = threshold_tokens, loss_ratio
+        self._threshold_tokens = threshold_tokens
         self._states = {name: Congestion() for name in egress}
         self._sent = {name: deque([0.0], maxlen=_MEAN_OVER + 1) for name in egress}
         self._estimates = dict.fromkeys(egress, RateEstimate())
@@ -67,9 +65,8 @@ class EgressMonitor:
             queued, sent = egress.queued_bytes(), self._sent[name]
             sent.append(egress.sent.total)
             rate = (sent[-1] - sent[0]) / (len(sent) - 1) / _EVERY_SECONDS
-            sample = PathSample(rate, self._known_capacity(name, queued), int(queued), self._loss_ratio, 0.0, 0.0)
+            sample = PathSample(rate, self._known_capacity(name, queued), int(queued), 0.0, 0.0, 0.0)
             self._states[name] = step(self._states[name], sample, now=self._timeline.now, limits=_LIMITS)
-            self.max_multiplier = max(self.max_multiplier, self._states[name].multiplier)
         self._update_fields()
         is_busy = any(egress.queued_bytes() for egress in self._egress.values())
         is_raised = any(state.multiplier > 1.0 for state in self._states.values())

@@ -22,7 +22,7 @@ class SimulatedRequest:
     prompt's blocks and `blocks_after` those cached after its answer. `session` groups the turns of a conversation,
     `turn` counts from 1. `num_known_tokens` is the prefix that the index reported for the prefill node,
     `num_found_tokens` the prefix found there. `decoded` has the steps of each batch that gave it tokens after another
-    token, `stalls` the gaps after preemptions. `admitted` is the moment at which a waiting conversation was admitted.
+    token, `stalls` the gaps after preemptions.
     """
 
     index: int
@@ -42,7 +42,6 @@ class SimulatedRequest:
     reason: str = field(default="", init=False)
     decoded: list[tuple[StepLog, int, int]] = field(default_factory=list, init=False)
     stalls: list[float] = field(default_factory=list, init=False)
-    admitted: float = field(init=False)
     prefill_start: float = field(default=NEVER, init=False)
     prefill_end: float = field(default=NEVER, init=False)
     transfer_end: float = field(default=NEVER, init=False)
@@ -51,15 +50,12 @@ class SimulatedRequest:
     decode_end: float = field(default=NEVER, init=False)
 
     def __post_init__(self) -> None:
-        self.admitted = self.arrival
         self.blocks_after = self.blocks_after or self.blocks
         self.num_known_tokens = self.num_found_tokens = self.num_cached_tokens
 
     def again(self) -> SimulatedRequest:
         """Return the same request to be sent again, with no stage reached."""
-        fresh = replace(self, num_retries=self.num_retries + 1)
-        fresh.admitted = self.admitted
-        return fresh
+        return replace(self, num_retries=self.num_retries + 1)
 
     @property
     def num_uncached_tokens(self) -> int:
@@ -87,11 +83,6 @@ class SimulatedRequest:
         order = np.argsort(seconds, kind="stable")
         reached = np.cumsum(weights[order])
         return float(seconds[order][np.searchsorted(reached, ratio * reached[-1])])
-
-    @property
-    def served_seconds(self) -> float:
-        """Return seconds from its admission to the last token."""
-        return self.decode_end - self.admitted
 
     @property
     def end_to_end(self) -> float:

@@ -154,15 +154,13 @@ class SharedInstance(SimulatedEngine):
     """Engine that computes one whole prompt after the other while the batch decodes.
 
     `scheduler.colocation.next_sharing` chooses the partition before each decode step, or when a prompt starts while no
-    request decodes. Each decode step is an event, since the next may have another partition. `reasons` counts the steps
-    by the reason of their partition.
+    request decodes. Each decode step is an event, since the next may have another partition.
     """
 
     def __init__(
         self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: TokenGaps, *, sharing: SharingSpec
     ) -> None:
         super().__init__(timeline, spec, callbacks, gaps)
-        self.reasons: dict[str, int] = {}
         self._speeds, self._policy = sharing.speeds, sharing.policy
         self._table = share_table(spec, sharing.speeds, context_tokens=sharing.context_tokens)
         # Requests with KV that join the batch at the next step.
@@ -250,7 +248,6 @@ class SharedInstance(SimulatedEngine):
         self._move()
         load = StepLoad(self._batch.num, self._current is not None)
         self._sharing = next_sharing(self._sharing, load, self._table, policy=self._policy)
-        self.reasons[self._sharing.reason] = self.reasons.get(self._sharing.reason, 0) + 1
         self._prefill_speed = self._speeds.prefill_speed(self._sharing.partition)
         self._await_prompt()
 

@@ -1,4 +1,4 @@
-"""Arrival processes: Poisson, gamma, on/off and daily waves, from a seeded generator."""
+"""Arrival processes: Poisson, gamma and daily waves, from a seeded generator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prfaas.solve.files.quantities import NUMBER
 
 Generator = np.random.Generator
 Process = Callable[["ArrivalSpec", int, float, Generator], FloatArray]
-_GAMMA, _ONOFF, _DIURNAL = ({"process": name} for name in ("gamma", "onoff", "diurnal"))
+_GAMMA, _DIURNAL = ({"process": name} for name in ("gamma", "diurnal"))
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,6 @@ class ArrivalSpec:
     cv: float = setting(
         NUMBER, default=2.0, minimum=0.05, only_where=_GAMMA, doc="Standard deviation of the gaps over their mean."
     )
-    on: float = setting("seconds", default=10.0, minimum=1e-3, only_where=_ONOFF, doc="Mean length of a burst.")
-    off: float = setting("seconds", default=10.0, only_where=_ONOFF, doc="Mean pause between two bursts.")
     period: float = setting(
         "seconds", default=86_400.0, minimum=1.0, only_where=_DIURNAL, doc="Time from one peak to the next."
     )
@@ -49,18 +47,6 @@ def gamma(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> F
     return np.cumsum(generator.gamma(shape, 1.0 / (rate * shape), count))
 
 
-def onoff(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
-    """Return Poisson arrivals in bursts with pauses, both of exponential length; `rate` is the mean over both."""
-    busy = poisson(spec, count, rate * (spec.on + spec.off) / spec.on, generator)
-    num_bursts = 2 + int(busy[-1] / spec.on * 2 + 20)
-    ends = np.cumsum(generator.exponential(spec.on, num_bursts))
-    while ends[-1] < busy[-1]:
-        ends = np.append(ends, ends[-1] + generator.exponential(spec.on))
-    silences = np.concatenate(([0.0], np.cumsum(generator.exponential(max(spec.off, 1e-12), len(ends)))))
-    passed: FloatArray = busy + silences[np.searchsorted(ends, busy)]
-    return passed
-
-
 def diurnal(spec: ArrivalSpec, count: int, rate: float, generator: Generator) -> FloatArray:
     """Return a Poisson process whose rate is rate · (1 + depth · sin(2π t / period))."""
     expected = np.cumsum(generator.exponential(1.0, count))
@@ -77,7 +63,6 @@ def diurnal(spec: ArrivalSpec, count: int, rate: float, generator: Generator) ->
 PROCESSES: Mapping[str, Process] = MappingProxyType({
     "poisson": poisson,
     "gamma": gamma,
-    "onoff": onoff,
     "diurnal": diurnal,
 })  # fmt: skip
 

@@ -26,11 +26,7 @@ class Turn:
 
 
 class Conversations:
-    """Conversations that follow `scripts` in turn, with a pause of `think_seconds` after each answer.
-
-    Without `finds_answers`, later turns find only prompts in caches, since the text of an answer may be tokenized
-    differently from the generated tokens.
-    """
+    """Conversations that follow `scripts` in turn, with a pause of `think_seconds` after each answer."""
 
     def __init__(
         self,
@@ -38,9 +34,7 @@ class Conversations:
         *,
         block_tokens: int = 16,
         think_seconds: float = 0.0,
-        finds_answers: bool = True,
     ) -> None:
-        self._finds_answers = finds_answers
         self._scripts = scripts
         self._longest = max(map(len, scripts))
         self._block_tokens = block_tokens
@@ -76,7 +70,7 @@ class Conversations:
             session=session,
             turn=index + 1,
             blocks=self._blocks(session, prompt),
-            blocks_after=self._blocks(session, prompt + turn.num_output_tokens * self._finds_answers),
+            blocks_after=self._blocks(session, prompt + turn.num_output_tokens),
         )
 
     def _blocks(self, session: int, num_tokens: int) -> list[BlockHash]:

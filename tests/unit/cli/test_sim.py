@@ -81,13 +81,6 @@ def test_recorded_conversations_are_simulated(capsys: pytest.CaptureFixture[str]
     assert run["num_requests"] == 250 * 3 + 250
 
 
-def test_recorded_run_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = str(tmp_path / "decisions.jsonl")
-    output(capsys, "--fidelity", "instances", "--record", file)
-    assert main(["--replay", file]) == 0
-    assert capsys.readouterr().out == "500 decisions, each made again as recorded\n"
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -96,8 +89,6 @@ def test_recorded_run_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--arrivals", "gamma:cw=3"], "cw"),
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
         (["--fidelity", "instances", "--turns", "8>8", "--conversations", "a.json"], "one of the two"),
-        (["--compare", "seed=1,2", "--record", "d.jsonl"], "--record: has no effect with --compare"),
-        (["--replay", "nowhere.jsonl", "--json"], "--json: has no effect with --replay"),
         (["--shared", "true"], "shared: needs fidelity: instances"),
         (["--outages", "h20-003@1m+1s"], "outages: needs fidelity: instances"),
         (["--kv-tokens", "200000"], "kv_tokens: needs fidelity: instances"),
@@ -115,9 +106,7 @@ def test_recorded_run_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--fidelity", "instances", "--local-policy", "ppd"], "local_policy: ppd needs ppd_table"),
         (["--fidelity", "instances", "--role-changes", "h200-000@1s=decode+1s"], "h200-000 is of a PrfaaS cluster"),
         (["--fidelity", "instances", "--first-token-steps", "2"], "first_token_steps: needs fidelity: stations"),
-        (["--arrivals", "gamma:on=3s"], "on: needs process: onoff"),
-        (["--congestion-control", "cubic"], "congestion_control: needs link_loss"),
-        (["--connections", "9"], "connections: needs link_loss"),
+        (["--arrivals", "gamma:depth=30%"], "depth: needs process: diurnal"),
         (["--prefill-instances", "8"], "prefill_instances: 8 of 8 leave none that decodes"),
         (["--variant", "homogeneous-pd", "--threshold", "9K"], "threshold: needs variant: prfaas-pd"),
         (["--arrivals", "trace"], "arrivals: trace needs trace"),
@@ -130,11 +119,6 @@ def test_recorded_run_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: 
         (["--fidelity", "instances", "--outages", "h20-001@1m+1m,h20-001@90s+1m"], "h20-001 is dead from 60s to 120s"),
         (["--fidelity", "instances", "--role-changes", "h20-999@5m=decode+1m"], "role_changes: no instance h20-999"),
         (["--fidelity", "instances", "--link-changes", "mars@2m=0%+30s"], "link_changes: no cluster with egress mars"),
-        (
-            ["--fidelity", "instances", "--record", "/nonexistent/x.jsonl"],
-            "--record /nonexistent/x.jsonl: No such file",
-        ),
-        (["--record", "/nonexistent/x.jsonl"], "--record: stations take no decisions; write fidelity: instances"),
         (["--timeout", "0s"], "timeout: '0s': too small"),
         (["--goodput-ttft", "0s"], "goodput.ttft: '0s': too small"),
         (["--plot", "/proc/none"], "--plot /proc/none: No such file or directory; name a folder"),
@@ -147,17 +131,6 @@ def test_unusable_input_is_refused_in_one_line(
     written = capsys.readouterr().err
     assert message in written
     assert written.count("\n") == written.count("prfaas-sim:") == 1
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
-    ],
-)
-def test_a_missing_replay_file_is_named(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
-    assert main(argv) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_plot_folder_that_is_a_file_is_refused_before_the_simulation(
@@ -187,17 +160,6 @@ def test_unusable_ppd_table_is_named_with_the_accepted_form(
     written = capsys.readouterr().err
     assert written.startswith(f"prfaas-sim: ppd_table: {table}: ")
     assert message in written and "as prfaas-ppd writes it" in written
-
-
-@pytest.mark.parametrize("text", ["", '{"decision": {', "[]", '{"decision": {}}'])
-def test_replay_of_another_file_names_the_accepted_form(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
-) -> None:
-    (file := tmp_path / "decisions.jsonl").write_text(text)
-    assert main(["--replay", str(file)]) == 2
-    written = capsys.readouterr().err
-    assert written.startswith(f"prfaas-sim: --replay {file}: ")
-    assert "that --record wrote" in written
 
 
 def test_short_trace_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

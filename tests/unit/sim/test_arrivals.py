@@ -14,7 +14,7 @@ def drawn(text: str, count: int = 100_000) -> FloatArray:
     return arrivals(text, count, 4.0, np.random.default_rng(5))
 
 
-@pytest.mark.parametrize("text", ["poisson", "gamma:cv=3", "onoff:on=5s,off=15s", "diurnal:period=10m,depth=0.9"])
+@pytest.mark.parametrize("text", ["poisson", "gamma:cv=3", "diurnal:period=10m,depth=0.9"])
 def test_every_process_ascends_at_the_rate_asked_for(text: str) -> None:
     times = drawn(text)
     assert (np.diff(times) >= 0).all()
@@ -27,12 +27,6 @@ def test_gaps_vary_as_asked_for(text: str, cv: float) -> None:
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
 
 
-def test_onoff_has_arrivals_only_in_bursts() -> None:
-    gaps = np.diff(drawn("onoff:on=10s,off=30s"))
-    assert np.median(gaps) == pytest.approx(np.log(2) / 16.0, rel=0.05)
-    assert (gaps > 10).sum() > 0.5 * (gaps > 2).sum()
-
-
 def test_a_daily_wave_has_its_peak_a_quarter_into_the_period() -> None:
     phase = drawn("diurnal:period=10m,depth=0.8") % 600
     peak, trough = ((phase > 100) & (phase < 200)).sum(), ((phase > 400) & (phase < 500)).sum()
@@ -40,5 +34,5 @@ def test_a_daily_wave_has_its_peak_a_quarter_into_the_period() -> None:
 
 
 def test_unknown_arrival_process_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="poisson, gamma, onoff, diurnal"):
+    with pytest.raises(ConfigError, match="poisson, gamma, diurnal"):
         drawn("weibull")

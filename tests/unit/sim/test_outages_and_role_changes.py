@@ -9,10 +9,9 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.sim.builder import InstanceSettings, deploy
-from prfaas.sim.model.faults import Outage, PlannedEvents, PlannedRoleChange, read_outages, read_role_changes
+from prfaas.sim.builder import deploy
+from prfaas.sim.model.faults import Outage, PlannedRoleChange, read_outages, read_role_changes
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.model.sharing import modelled_speeds
 from prfaas.sim.run import prepare, simulate, traffic
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import Twin
@@ -25,13 +24,11 @@ PREFILLS, DECODES, REMOTE = InstanceId("h20-000"), InstanceId("h20-005"), Instan
 class Watched:
     """A run of the case study at 2 requests per second, and when who was chosen."""
 
-    def __init__(self, operations: PlannedEvents, *, requests: int = 300, shared: bool = False) -> None:
+    def __init__(self, outages: str = "", role_changes: str = "", *, requests: int = 300, shared: bool = False) -> None:
         setup = prepare(Scenario())
-        settings = InstanceSettings(
-            "decode" if shared else "pd", events=operations, speeds=modelled_speeds() if shared else None
-        )
+        scenario = Scenario(outages=outages, role_changes=role_changes, shared=shared)
         self.chosen: list[tuple[float, Decision]] = []
-        self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, settings, watch=self._watch)
+        self.twin: Twin = deploy(setup.deployment, setup.workload, setup.plan, scenario, watch=self._watch)
         self.twin.run(traffic(Scenario(requests=requests), setup, 2.0))
 
     def _watch(self, snapshot: Snapshot, facts: RequestFacts, decision: Decision) -> None:
@@ -52,7 +49,7 @@ def all_answered(requests: list[SimulatedRequest]) -> bool:
 
 @pytest.mark.parametrize("name", [PREFILLS, DECODES, REMOTE])
 def test_requests_of_a_dead_instance_are_sent_again(name: InstanceId) -> None:
-    run = Watched(PlannedEvents([Outage(name, 30.0, 60.0)], notice_seconds=5.0))
+    run = Watched(f"{name}@30s+60s")
     assert len(run.twin.requests) == 300
     assert all_answered(run.twin.requests)
     assert any(request.num_retries for request in run.twin.requests)
@@ -60,14 +57,14 @@ def test_requests_of_a_dead_instance_are_sent_again(name: InstanceId) -> None:
 
 
 def test_dead_instance_gets_no_requests_until_it_returns() -> None:
-    run = Watched(PlannedEvents([Outage(DECODES, 30.0, 60.0)], notice_seconds=5.0))
+    run = Watched(f"{DECODES}@30s+60s")
     assert run.uses(DECODES, 30.0, 35.0) > 0
     assert run.uses(DECODES, 35.0, 90.0) == 0
     assert run.uses(DECODES, 90.0, 1e9) > 0
 
 
 def test_requests_of_a_dead_shared_instance_are_sent_again() -> None:
-    run = Watched(PlannedEvents([Outage(PREFILLS, 30.0, 60.0)]), requests=150, shared=True)
+    run = Watched(f"{PREFILLS}@30s+60s", requests=150, shared=True)
     assert all_answered(run.twin.requests)
     assert any(request.num_retries for request in run.twin.requests)
 
@@ -75,22 +72,21 @@ def test_requests_of_a_dead_shared_instance_are_sent_again() -> None:
 def test_death_of_an_instance_clears_its_cache() -> None:
     setup = prepare(Scenario())
     conversations = Conversations([[Turn(4096, 64), Turn(256, 64)]], block_tokens=512, think_seconds=100.0)
-    dead = [Outage(InstanceId(f"h20-{index:03d}"), 60.0, 10.0) for index in range(8)]
+    dead = ",".join(f"h20-{index:03d}@60s+10s" for index in range(8))
 
-    def later_reason(outages: list[Outage]) -> str:
-        settings = InstanceSettings("suffix", non_cached_tokens=1024, events=PlannedEvents(outages))
+    def later_reason(outages: str) -> str:
+        scenario = Scenario(local_policy="suffix", non_cached_tokens=1024, outages=outages)
         follow_up = conversations.following
-        twin = deploy(setup.deployment, setup.workload, setup.plan, settings, follow_up=follow_up)
+        twin = deploy(setup.deployment, setup.workload, setup.plan, scenario, follow_up=follow_up)
         twin.run([conversations.first(0, 0.0)])
         return twin.requests[1].reason
 
-    assert later_reason([]) == "suffix_cached"
+    assert later_reason("") == "suffix_cached"
     assert later_reason(dead) == "suffix_uncached"
 
 
 def test_an_instance_takes_its_new_role_after_its_last_request() -> None:
-    change = PlannedRoleChange(PREFILLS, 30.0, "decode", 20.0)
-    run = Watched(PlannedEvents(role_changes=[change]))
+    run = Watched(role_changes=f"{PREFILLS}@30s=decode+20s")
     assert all_answered(run.twin.requests)
     assert run.uses(PREFILLS, 30.0, 50.0) == 0
     later = [
@@ -102,8 +98,7 @@ def test_an_instance_takes_its_new_role_after_its_last_request() -> None:
 
 @pytest.mark.parametrize("dies_at", [29.0, 35.0, 55.0])
 def test_death_during_a_role_change_delays_the_instance_until_both_end(dies_at: float) -> None:
-    operations = PlannedEvents([Outage(PREFILLS, dies_at, 20.0)], [PlannedRoleChange(PREFILLS, 30.0, "decode", 30.0)])
-    run = Watched(operations)
+    run = Watched(f"{PREFILLS}@{dies_at}s+20s", f"{PREFILLS}@30s=decode+30s")
     assert all_answered(run.twin.requests)
     both_over = max(60.0, dies_at + 20.0)
     assert run.uses(PREFILLS, max(30.0, dies_at + 5.0), both_over) == 0
@@ -115,19 +110,8 @@ def test_death_during_a_role_change_delays_the_instance_until_both_end(dies_at: 
     assert later and all(decision.decode == PREFILLS for decision in later)
 
 
-def test_a_role_change_waits_for_the_end_of_the_one_before() -> None:
-    changes = [PlannedRoleChange(PREFILLS, 30.0, "decode", 30.0), PlannedRoleChange(PREFILLS, 31.0, "prefill", 10.0)]
-    run = Watched(PlannedEvents(role_changes=changes))
-    assert all_answered(run.twin.requests)
-    assert run.uses(PREFILLS, 31.0, 70.0) == 0
-    later = [
-        decision for moment, decision in run.chosen if moment > 70.0 and PREFILLS in (decision.prefill, decision.decode)
-    ]
-    assert later and all(decision.prefill == PREFILLS for decision in later)
-
-
 def test_decode_instance_changes_to_prefill() -> None:
-    run = Watched(PlannedEvents(role_changes=[PlannedRoleChange(DECODES, 10.0, "prefill", 5.0)]))
+    run = Watched(role_changes=f"{DECODES}@10s=prefill+5s")
     assert all_answered(run.twin.requests)
     assert any(decision.prefill == DECODES for _, decision in run.chosen)
 

@@ -36,12 +36,6 @@ def test_the_mean_wait_is_within_three_percent_of_theory_in_the_long_run(
     assert relative_wait(num_servers, squared_cv, load, count=NUM_SOAKED) == pytest.approx(1.0, abs=0.03)
 
 
-def test_littles_law_holds_for_what_a_station_counts() -> None:
-    generator = np.random.default_rng(2)
-    served = serve(service_times(0.64, 5_000, generator), rate=2.5, num_servers=3, generator=generator)
-    assert served.area == pytest.approx(5_000 * served.mean_stay, rel=1e-9)
-
-
 def test_servers_are_busy_for_exactly_the_work_they_were_given() -> None:
     generator = np.random.default_rng(3)
     service = service_times(0.5, 2_000, generator)

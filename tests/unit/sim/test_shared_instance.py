@@ -60,7 +60,6 @@ def test_loose_objective_over_allocates() -> None:
     bench.ask(0.0, 100, 200)
     long = bench.ask(1.0, 10_000, 1)
     bench.timeline.run()
-    assert bench.instance.reasons["overallocated"] > 0
     assert bench.longest_gap() == pytest.approx(0.0201 / 0.5)
     assert long.prefill_end - long.prefill_start == pytest.approx(1.01 / 0.8, rel=0.03)
 
@@ -70,7 +69,6 @@ def test_tight_objective_gives_decode_only_what_it_needs() -> None:
     bench.ask(0.0, 100, 400)
     long = bench.ask(1.0, 10_000, 1)
     bench.timeline.run()
-    assert bench.instance.reasons["least_share"] > 0
     assert bench.longest_gap() <= 0.025
     assert long.prefill_end - long.prefill_start == pytest.approx(1.01 / (0.55 * 0.98), rel=0.03)
 
@@ -102,7 +100,7 @@ asked = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 20_000), st.integers
 
 
 def test_preempted_request_of_a_shared_instance_is_prefilled_again() -> None:
-    bench = Bench(0.1, replace(SPEC, kv_tokens=2100, preempts=True))
+    bench = Bench(0.1, replace(SPEC, kv_tokens=2100))
     first, second = bench.ask(0.0, 1000, 101), bench.ask(0.0, 1000, 101)
     bench.timeline.run()
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
@@ -110,14 +108,14 @@ def test_preempted_request_of_a_shared_instance_is_prefilled_again() -> None:
     assert bench.gaps.arrays()[1].sum() == 200
 
 
-rooms = st.sampled_from([(float("inf"), False), (21_000, False), (21_000, True)])
+rooms = st.sampled_from([float("inf"), 21_000])
 
 
 @given(asked, st.sampled_from([0.01, 0.025, 0.1]), st.sampled_from([1, 3, 64]), rooms)
 def test_prompts_are_prefilled_in_order_and_all_tokens_made(
-    asks: list[tuple[float, int, int]], itl_slo_seconds: float, max_batch: int, room: tuple[float, bool]
+    asks: list[tuple[float, int, int]], itl_slo_seconds: float, max_batch: int, room: float
 ) -> None:
-    spec = replace(SPEC, max_batch=max_batch, kv_tokens=room[0], preempts=room[1])
+    spec = replace(SPEC, max_batch=max_batch, kv_tokens=room)
     bench = Bench(itl_slo_seconds, spec)
     requests = [bench.ask(*ask) for ask in sorted(asks)]
     bench.timeline.run()
