@@ -145,11 +145,6 @@ LINK_CONGESTED = _gauge(
     "1 while the link is congested for this reason: queue, loss or rtt.",
     ("peer", "reason"),
 )
-LINK_LIMITED = _gauge(
-    "prfaas_agent_link_limited",
-    "1 for the main bottleneck: application (nothing to send), receiver_window, send_buffer or network.",
-    ("peer", "reason"),
-)
 LINK_QUEUE_SECONDS = _gauge(
     "prfaas_agent_link_queue_seconds", "Queued bytes divided by the achievable rate.", ("peer",)
 )

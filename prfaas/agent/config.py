@@ -69,7 +69,7 @@ class PeerRateConfig:
     max_rate: float = setting(
         "rate",
         default=0.0,
-        doc="Rate of all matching peers together. 0 (egress only): learned from losses.",
+        doc="Rate of all matching peers together; 0: no limit.",
     )
     each: bool = setting("flag", default=False, doc="Separate limit for each peer.")
 
@@ -88,6 +88,7 @@ class AgentConfig:
         "congestion_control": "the agent uses BBR where the kernel has it",
         "max_link_rate": 'write `egress: [{peers: "*", max_rate: RATE, each: true}]`',
         "peers": "the first transfer of an engine with another layout fails with `layout_mismatch`",
+        "lossy_fp8": "blocks travel unchanged; an engine with `--kv-cache-dtype fp8` halves them at their source",
     }
 
     name: str = setting("text", required=True, doc="Unique name of this node: letters, digits, '.', '_' and '-'.")
@@ -139,11 +140,6 @@ class AgentConfig:
         "text",
         default="auto",
         doc="auto: lossless compression while the link is full and a sample shows a gain; off.",
-    )
-    lossy_fp8: bool = setting(
-        "flag",
-        default=False,
-        doc="LOSSY, answers may differ: bfloat16 attention blocks as 8-bit floats, if both agents set this.",
     )
     reconnect_seconds: float = setting(
         "seconds", default=3.0, doc="Time that a transfer survives without a connection to its peer."
@@ -216,8 +212,6 @@ class AgentConfig:
         self.fetch_addresses()
         if self.compression not in ("auto", "off"):
             raise ValueError(f"compression: {self.compression!r}; write auto or off")
-        if any(not entry.max_rate for entry in self.ingress):
-            raise ValueError("ingress: max_rate: missing; only egress can learn its rate")
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
 

@@ -49,7 +49,6 @@ from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes, OutboundProbes
 from prfaas.agent.transfer.log import TransferLog
-from prfaas.agent.transfer.plan import check_castable
 from prfaas.agent.transfer.receive import InboundTransfers
 from prfaas.agent.transfer.send import OutboundTransfers
 from prfaas.cachepool import eviction
@@ -59,7 +58,6 @@ from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolChange
-from prfaas.transport.codec import fp8
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendEvent
@@ -88,8 +86,6 @@ class Agent:
         self._epoch = time.time_ns() // 1_000_000
         self._wire_address = ""
         self._certificates = config.certificates()
-        if config.lossy_fp8:
-            fp8.check()
         wire_key = grants.derive_key(secret, "wire")
         grant_check = GrantCheck(self._name, grants.derive_key(secret, "grant"))
         handles = itertools.count(1)
@@ -158,7 +154,6 @@ class Agent:
                 insecure_plaintext=config.insecure_plaintext,
                 reconnect_seconds=config.reconnect_seconds,
                 fetch_from=config.fetch_addresses(),
-                lossy_fp8=config.lossy_fp8,
                 ingress_of=RateLimits(config.ingress).budgets_of,
             ),
             local_name=config.name,
@@ -283,8 +278,6 @@ class Agent:
         """
         if layout is None:
             return Attached(self._name, 0, 0, 0, self._epoch), None
-        if self._config.lossy_fp8:
-            check_castable(layout)
         self._engines.check_conflicts(attach, layout)
         try:
             arena = self._pool.arena(layout)

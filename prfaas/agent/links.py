@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any
 
 from prfaas.agent.config import AgentConfig, PeerRateConfig
@@ -32,7 +31,7 @@ class RateLimits:
     """Rate budgets of peers, made from `egress` or `ingress` entries."""
 
     def __init__(self, entries: Iterable[PeerRateConfig]) -> None:
-        self._entries = [(entry, RateBudget(entry.max_rate)) for entry in entries]
+        self._entries = [(entry, RateBudget(entry.max_rate)) for entry in entries if entry.max_rate]
 
     def budgets_of(self, peer: str) -> tuple[RateBudget, ...]:
         """Return the budget of every entry that matches the peer: a shared one, or a new one for this peer."""
@@ -86,7 +85,6 @@ class Links:
             insecure_plaintext=config.insecure_plaintext,
             budgets=self._limits.budgets_of(peer),
             packs=config.compression == "auto",
-            lossy_fp8=config.lossy_fp8,
             awaits_peer=peer in config.dialled_by,
         )
 
@@ -99,11 +97,8 @@ class Links:
         return [link.snapshot() for link in list(self._links.values())]
 
     def page(self) -> list[dict[str, Any]]:
-        """Return the figures of each link and of its connections; callable from any thread."""
-        return [
-            link.snapshot().to_dict() | {"connections": [asdict(connection) for connection in link.connections()]}
-            for link in list(self._links.values())
-        ]
+        """Return the figures of each link as JSON; callable from any thread."""
+        return [stats.to_dict() for stats in self.stats()]
 
     def take_idle(self, now: float) -> list[Link]:
         """Remove and return links that were idle for long, for the caller to close; peers may have left or moved."""

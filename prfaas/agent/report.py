@@ -240,7 +240,6 @@ class NodeReporter:
             is_down=link.is_down,
             queue_seconds=link.queue_seconds,
             congestion=link.congestion or "",
-            limit=link.limit or "",
             is_probed=link.rate_source == "probe",
             least_bytes_per_second=link.least_bytes_per_second,
         )

@@ -18,7 +18,7 @@ from prfaas import metrics
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import ConfigError
-from prfaas.transport.congestion.rate_estimator import CongestionReason, LinkLimit
+from prfaas.transport.congestion.rate_estimator import CongestionReason
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.units import join_address, split_address
 
@@ -28,7 +28,6 @@ REQUEST_TIMEOUT_SECONDS = 5.0
 _SHUTDOWN_POLL_SECONDS = 0.05
 _REASON_GAUGES: dict[Gauge, tuple[str, ...]] = {
     metrics.LINK_CONGESTED: typing.get_args(CongestionReason),
-    metrics.LINK_LIMITED: typing.get_args(LinkLimit),
 }
 _NUMBER_GAUGES: dict[Gauge, Callable[[LinkStats], float]] = {
     metrics.LINK_QUEUE_SECONDS: lambda link: link.queue_seconds,
@@ -97,7 +96,7 @@ def _set(peer: str, link: LinkStats) -> None:
         gauge.labels(peer=peer).set(number(link))
     for gauge, reasons in _REASON_GAUGES.items():
         for reason in reasons:
-            gauge.labels(peer=peer, reason=reason).set(reason in (link.congestion, link.limit))
+            gauge.labels(peer=peer, reason=reason).set(reason == link.congestion)
 
 
 def _remove(peer: str) -> None:

@@ -18,6 +18,7 @@ from prfaas.bench.report import Host, Measurement, render, to_json
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser
 from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
+from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net import tls
 from prfaas.transport.net.tls import CertificateFiles, Certificates, common_name
 from prfaas.transport.receiver.server import ReceiverConfig
@@ -178,7 +179,7 @@ def _measure(flags: argparse.Namespace) -> int:
     sizes, prefill_seconds = _layers(flags)
     config = LinkConfig(
         num_connections=flags.connections,
-        max_bytes_per_second=flags.max_rate,
+        budgets=(RateBudget(flags.max_rate),) if flags.max_rate else (),
         congestion_control=flags.congestion_control,
         certificates=_certificates(flags),
         insecure_plaintext=flags.insecure_plaintext,

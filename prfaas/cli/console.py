@@ -29,7 +29,6 @@ from prfaas.transport.net.tls import describe_certificate
 
 CONFIGURED: dict[str, type[Any]] = {**COMPONENTS, "console": ConsoleConfig}
 DIRECTORY = Path("/etc/prfaas")
-AGENT_PAGE = "http://127.0.0.1:7401"
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,6 @@ def _links(call: Call) -> CommandOutput:
         {"node": node["node"]["name"], **link} for node in tables.nodes_of(state) for link in node.get("links", [])
     ]
     return CommandOutput(links, [tables.link_table(state)])
-
-
-def _connections(call: Call) -> CommandOutput:
-    """Return the connections on an agent's own page. Managers only know links."""
-    settings, page = call.settings, f"{call.arguments.agent.rstrip('/')}/status"
-    status = read_json(page, timeout_seconds=settings.timeout, tls=tls_of(settings.tls))
-    if not isinstance(status, dict) or "links" not in status:
-        raise PageUnreachable(f"{page}: not an agent; an agent's pages are at status_listen")
-    links = [{key: link.get(key, []) for key in ("peer", "address", "connections")} for link in status["links"]]
-    return CommandOutput(links, tables.connection_tables(links))
 
 
 def _top(call: Call) -> CommandOutput:
@@ -289,14 +278,6 @@ def _parser() -> argparse.ArgumentParser:
         "--ready", action="store_true", help="only the readiness of the managers; exit status 1 if one is not ready"
     )
     _add(commands, "links", _links, "all links between nodes: goodput, capacity, round trip, retransmissions")
-    connections = _add(commands, "connections", _connections, "all connections of an agent's links, to find a bad path")
-    connections.add_argument(
-        "agent",
-        nargs="?",
-        default=AGENT_PAGE,
-        metavar="AGENT",
-        help=f"URL of the agent's pages (status_listen); default {AGENT_PAGE}",
-    )
     _add_top(commands)
     explain = _add(commands, "explain", _explain, "the decision about a recent request")
     explain.add_argument("request", metavar="REQUEST", help="x-request-id of the request, or a manager's decision id")

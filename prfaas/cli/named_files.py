@@ -21,7 +21,6 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.http.admission import read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList
-from prfaas.transport.codec import fp8
 from prfaas.transport.net.tls import Certificates, TlsConfig
 
 
@@ -63,8 +62,6 @@ _READ: Mapping[str, Callable[[Path], object]] = {
 
 def _check_agent(settings: AgentConfig) -> None:
     grants.read_secret(settings.secret_file)
-    if settings.lossy_fp8:
-        fp8.check()
     _check_certificates(settings.tls, lambda: Certificates.of(settings.tls))  # Managers always ask for them.
 
 

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, Literal
 
 from prfaas.transport.congestion.rate_estimator import RETRANSMIT_RATIO
-from prfaas.transport.congestion.stall_detector import STALL_SECONDS
 
 Mood = Literal["plain", "good", "warning", "bad"]
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -124,43 +123,6 @@ def link_mood(link: Mapping[str, Any]) -> Mood:
         return "bad"
     is_congested = link.get("congestion") or link.get("retransmit_ratio", 0.0) > RETRANSMIT_RATIO
     return "warning" if is_congested else "plain"
-
-
-def connection_tables(links: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return one table per link with all connections, oldest first."""
-    columns = ("from", "to", "age", "rtt", "least", "delivers", "resent", "unsent", "unacked", "waits for", "still")
-    return [
-        Table(
-            f"To {link['peer']} at {link['address']}",
-            columns,
-            tuple(map(_connection_row, link["connections"])),
-            tuple(map(connection_mood, link["connections"])),
-        )
-        for link in links
-    ]
-
-
-def _connection_row(connection: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        connection["local_address"],
-        connection["remote_address"],
-        f"{connection['age_seconds']:.0f} s",
-        f"{connection['rtt_seconds'] * 1000:.1f} ms",
-        f"{connection['min_rtt_seconds'] * 1000:.1f} ms",
-        bit_rate(connection["delivery_bytes_per_second"]),
-        percent(connection["resent_ratio"]),
-        size(connection["unsent_bytes"]),
-        size(connection["unacknowledged_bytes"]),
-        connection["limit"] or "",
-        f"{connection['still_seconds']:.1f} s",
-    )
-
-
-def connection_mood(connection: Mapping[str, Any]) -> Mood:
-    """Return the state of a connection: stalled, with many retransmissions, or fine."""
-    if connection["still_seconds"] >= STALL_SECONDS:
-        return "bad"
-    return "warning" if connection["resent_ratio"] > RETRANSMIT_RATIO else "plain"
 
 
 def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:

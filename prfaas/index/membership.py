@@ -52,7 +52,6 @@ class LinkFigures:
     is_down: bool = False  # Dialled without an answer. A link that has not been dialled yet is not down.
     queue_seconds: float = 0.0  # Time that the queued bytes take at the achievable rate.
     congestion: str = ""  # Cause as the agent sees it: queue, loss or rtt; empty without congestion.
-    limit: str = ""  # Main wait of the connections: application, receiver_window, send_buffer or network.
     is_probed: bool = False  # A probe found the capacity.
     least_bytes_per_second: float = 0.0  # Lower bound from a probe while the capacity is not known.
 

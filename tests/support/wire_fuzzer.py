@@ -24,7 +24,6 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.kv.group import KVGroup
     from prfaas.kv.layout import Layout
     from prfaas.kv.parts import LayerSlice
-    from prfaas.transport.codec import fp8
     from prfaas.transport.codec.packing import CODECS, Packer, pack_formats
     from prfaas.transport.net import handshake
     from prfaas.transport.net.connection import Connection
@@ -66,9 +65,7 @@ def read_connection(data: bytes) -> None:
     """Read frames of an authenticated sender."""
     dispatcher = InboundDispatcher(accept=accept, on_event=lambda event: None, reconnect_seconds=60.0)
     with connected_to(data, state=ConnectionState.RECEIVING) as connection:
-        Reader(
-            dispatcher, connection, peer="peer", quota=FrameQuota(), limits=ReceiveLimits(), accepts_lossy=True
-        ).run()
+        Reader(dispatcher, connection, peer="peer", quota=FrameQuota(), limits=ReceiveLimits()).run()
 
 
 def read_stranger(data: bytes) -> None:
@@ -107,12 +104,6 @@ def read_packed(data: bytes) -> None:
     assert len(PACKER.unpack(data)) == struct.unpack_from("<I", data)[0]
 
 
-def read_lossy(data: bytes) -> int:
-    num_bytes = fp8.raw_bytes(data)
-    assert len(fp8.restore(data)) == num_bytes
-    return num_bytes
-
-
 def read_body(data: bytes) -> None:
     """Read the agents' own part of an OPEN."""
     for decode in (open_body.read_grant, open_body.OpenBody.decode, open_body.decode_link_probe):
@@ -120,7 +111,7 @@ def read_body(data: bytes) -> None:
             decode(data)
 
 
-READERS = (read_connection, read_stranger, read_answers, read_handshake, read_packed, read_lossy, read_body)
+READERS = (read_connection, read_stranger, read_answers, read_handshake, read_packed, read_body)
 
 
 def read(data: bytes) -> None:
@@ -137,8 +128,6 @@ def good_inputs() -> list[bytes]:
     opened = messages.Open(SIZES, 1, 5.0, b"body")
     have = messages.Have(Ranges([(1, 3)]), (Slab(0, 1, 0, 10),))
     packed = [packed for way in pack_formats(CODECS) if (packed := PACKER.pack(bytes(1000), way))]
-    lossy = fp8.cast(bytes(1000))
-    assert lossy is not None
     checksum = chunk_checksum(transfer_id, slab, [piece])
     frames = [
         chunk_header(transfer_id, slab, checksum) + piece,
@@ -146,7 +135,6 @@ def good_inputs() -> list[bytes]:
         Header(FrameType.END, 0, transfer_id, offset=5).encode(),
         messages.encode_ending(FrameType.CANCEL, transfer_id, messages.EndReason("cancelled", "why")),
         *(packed_header(transfer_id, slab, checksum, packed_bytes=len(content)) + content for content in packed),
-        packed_header(transfer_id, slab, checksum, packed_bytes=len(lossy), kind=FrameType.LOSSY) + lossy,
     ]
     challenge = messages.Challenge("far", bytes(32), 1, ("lz4",), bytes(16), bytes(32))
     handshake_frames = [
@@ -163,7 +151,7 @@ def good_inputs() -> list[bytes]:
     bodies = [body, open_body.encode_link_probe(b"grant")]
     hello, _, proof = handshake_frames
     bare = [frame[HEADER_BYTES:] for frame in handshake_frames]
-    kinds = ([*frames, b"".join(frames)], [hello, hello + proof], answers, bare, packed, [lossy], bodies)
+    kinds = ([*frames, b"".join(frames)], [hello, hello + proof], answers, bare, packed, bodies)
     return [bytes([number]) + content for number, inputs in enumerate(kinds) for content in inputs]
 
 

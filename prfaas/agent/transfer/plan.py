@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.errors import LayoutError, RemoteProtocolError
+from prfaas.errors import RemoteProtocolError
 from prfaas.hashing import NO_HASH
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
-from prfaas.kv.parts import LayerSlice
-from prfaas.transport.codec.fp8 import DTYPE
-from prfaas.transport.ranges import Ranges
 from prfaas.types import BlockHash, GroupBlocks
 
 
@@ -75,15 +72,6 @@ class TransferPlan:
             objects.group.block_bytes * objects.blocks.num_blocks
             for objects in self.ranges
             if not objects.group.is_state
-        )
-
-    @cached_property
-    def castable(self) -> Ranges:
-        """Objects that a lossy link may cast: attention blocks whose layers all have the dtype of the cast."""
-        return Ranges(
-            (objects.objects.start, objects.objects.stop)
-            for objects in self.ranges
-            if not objects.group.is_state and not _layers_of_other_dtype(objects.group)
         )
 
     @property
@@ -151,18 +139,6 @@ def make_plan(layouts: tuple[Layout, ...], groups: tuple[GroupBlocks, ...], num_
                 "plan", f"group {blocks.group}: {blocks.num_blocks} blocks do not fit {num_tokens} tokens"
             )
     return TransferPlan(layouts, groups, num_tokens)
-
-
-def check_castable(layout: Layout) -> None:
-    """Raise LayoutError if a lossy link cannot cast some attention layer."""
-    for group in layout.groups:
-        if not group.is_state and (layers := _layers_of_other_dtype(group)):
-            name, dtype = layers[0].name, layers[0].dtype
-            raise LayoutError(f"layer {name} dtype: {dtype}; lossy_fp8 is set, which supports only {DTYPE}")
-
-
-def _layers_of_other_dtype(group: KVGroup) -> list[LayerSlice]:
-    return [layer for layer in group.layers if layer.dtype != DTYPE]
 
 
 def is_prefix_block(block_hash: BlockHash) -> bool:

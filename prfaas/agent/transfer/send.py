@@ -167,7 +167,6 @@ class OutboundTransfers:
             source=transfer.placement.memory,
             priority=wire_priority(request.priority),
             deadline_seconds=max(MIN_DEADLINE_SECONDS, seconds_left(grant)),
-            castable=plan.castable,
             full_body=body.encode if is_known else None,
         )
 

@@ -32,7 +32,6 @@ CONFIRMED_RATIO = 0.8  # A lower bound of this share of the estimate confirms it
 STEADY_RATIO = 1.25  # BBR regards a link as full when its rate grows by less.
 RateSource = Literal["transfers", "probe"]
 CongestionReason = Literal["queue", "loss", "rtt"]
-LinkLimit = Literal["application", "receiver_window", "send_buffer", "network"]
 K = TypeVar("K", bound=Hashable)
 
 
@@ -175,23 +174,18 @@ class LinkSample(NamedTuple):
     min_rtt_seconds: float  # Minimum on the same connection.
     least_bytes_per_second: float = 0.0  # Lower bound of the rate.
     most_bytes_per_second: float = math.inf  # Upper bound of the rate.
-    connection_seconds: float = 0.0
-    busy_seconds: float = 0.0  # Part of the connection seconds with something to send.
-    receiver_limited_seconds: float = 0.0  # Part of the busy seconds that waited for the receive window.
-    buffer_limited_seconds: float = 0.0  # Part of the busy seconds that waited for the send buffer.
     segment_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class LinkHealth:
-    """Findings about a link. Ratios and the limit refer to the last third of a second."""
+    """Findings about a link. Ratios refer to the last third of a second."""
 
     achievable_bytes_per_second: float = 0.0  # Rate estimate; 0 if unknown.
     queue_seconds: float = 0.0  # Time that all waiting bytes take at this rate.
     congestion: CongestionReason | None = None
     utilization_ratio: float = 0.0  # Used share of the rate estimate; 0 if unknown.
     resent_ratio: float = 0.0  # Retransmitted share of the bytes.
-    limit: LinkLimit | None = None  # Cause that the connections mostly waited for; None without connections.
     rate_source: RateSource | None = None
     least_bytes_per_second: float = 0.0  # Lower bound found by a probe while the rate is unknown; 0 for none.
 
@@ -249,12 +243,6 @@ class RateEstimator:
             _congestion(sample, queue_seconds, loss_ratio),
             utilization_ratio=min(1.0, carried / rate) if rate else 0.0,
             resent_ratio=resent_ratio,
-            limit=limit_of(
-                sample.connection_seconds - oldest.connection_seconds,
-                busy_seconds=sample.busy_seconds - oldest.busy_seconds,
-                receiver_limited_seconds=sample.receiver_limited_seconds - oldest.receiver_limited_seconds,
-                buffer_limited_seconds=sample.buffer_limited_seconds - oldest.buffer_limited_seconds,
-            ),
             rate_source=self._estimate.source if rate else None,
             least_bytes_per_second=0.0 if rate else self._least.at(sample.at),
         )
@@ -298,18 +286,3 @@ def _congestion(sample: LinkSample, queue_seconds: float, loss_ratio: float) -> 
     if queue_seconds > QUEUE_SECONDS:
         return "queue"
     return "rtt" if RoundTrip(sample.rtt_seconds, sample.min_rtt_seconds).is_long else None
-
-
-def limit_of(
-    seconds: float, *, busy_seconds: float, receiver_limited_seconds: float, buffer_limited_seconds: float
-) -> LinkLimit | None:
-    """Return what connections spent most of their time on: having nothing to send, or waiting for a resource."""
-    if seconds <= 0:
-        return None
-    shares: dict[LinkLimit, float] = {
-        "application": seconds - busy_seconds,
-        "receiver_window": receiver_limited_seconds,
-        "send_buffer": buffer_limited_seconds,
-        "network": busy_seconds - receiver_limited_seconds - buffer_limited_seconds,
-    }
-    return max(shares, key=shares.__getitem__)

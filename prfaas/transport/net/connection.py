@@ -1,4 +1,4 @@
-"""Connection of a link: frames over one socket, and the figures that distinguish bad paths from good ones."""
+"""Connection of a link: frames over one socket."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
-from prfaas.transport.congestion.rate_estimator import LinkLimit, limit_of
-from prfaas.transport.congestion.stall_detector import ConnectionLiveness
-from prfaas.transport.net.sockets import SEND_SECONDS, Growth, PlainStream, TcpInfo, make_socket, read_tcp_info
+from prfaas.transport.net.sockets import SEND_SECONDS, PlainStream, TcpInfo, make_socket, read_tcp_info
 from prfaas.transport.net.tls import Certificates, TlsStream
 from prfaas.transport.protocol.wire import (
     HEADER_BYTES,
@@ -26,7 +22,6 @@ from prfaas.transport.protocol.wire import (
     Header,
     state_after,
 )
-from prfaas.units import join_address
 
 HANDSHAKE_SECONDS = 5.0  # For each of the four reads of a handshake.
 SILENCE_SECONDS = 15.0  # A peer that is silent for longer counts as lost. PING is sent after a third of it.
@@ -36,83 +31,8 @@ LEAVE_STEP_BYTES = 64 << 10
 # Room for frames that are written at once. The kernel takes twice as many beyond as many unsent ones, with TLS too.
 AT_ONCE_BYTES = NOT_SENT_LOW_WATER_BYTES // 4
 AT_ONCE_SECONDS = 0.01  # Far longer than a frame takes that the kernel has room for.
-RECENT_SECONDS, RECENT_STEP_SECONDS = 10.0, 1.0
 _SO_MAX_PACING_RATE, _UNPACED = 47, (1 << 64) - 1
 _DATA_STATES = (ConnectionState.SENDING, ConnectionState.RECEIVING)
-
-
-class TcpHistory:
-    """Kernel figures of a connection over its last ten seconds, since an average since its start would hide recent changes."""
-
-    def __init__(self, began_at: float) -> None:
-        """Times are monotonic seconds."""
-        self._samples: deque[tuple[float, TcpInfo | None]] = deque([(began_at, None)])
-
-    def add(self, info: TcpInfo, now: float) -> None:
-        """Take a sample, if the last one is old enough."""
-        if now - self._samples[-1][0] < RECENT_STEP_SECONDS:
-            return
-        self._samples.append((now, info))
-        while now - self._samples[1][0] >= RECENT_SECONDS:
-            self._samples.popleft()
-
-    def until(self, info: TcpInfo, now: float) -> tuple[float, Growth]:
-        """Return the seconds since the oldest sample, and the growth over them."""
-        sampled_at, before = self._samples[0]
-        return now - sampled_at, info.grown_since(before)
-
-
-@dataclass(frozen=True)
-class ConnectionStats:
-    """Figures of a connection. `resent_ratio` and `limit` cover the last ten seconds, byte counts the time since its start."""
-
-    local_address: str
-    remote_address: str
-    age_seconds: float
-    rtt_seconds: float  # The kernel's mean, which stays where the last burst left it.
-    min_rtt_seconds: float
-    delivery_bytes_per_second: int
-    sent_bytes: int
-    retransmitted_bytes: int
-    resent_ratio: float
-    limit: LinkLimit | None  # None: too new to tell.
-    unsent_bytes: int
-    unacknowledged_bytes: int
-    still_seconds: float  # Time without progress while chunks wait; 0 if none wait.
-
-    @classmethod
-    def of(
-        cls,
-        addresses: tuple[str, str],
-        info: TcpInfo,
-        *,
-        recent: TcpHistory,
-        liveness: ConnectionLiveness,
-        unacknowledged_bytes: int,
-        now: float,
-    ) -> ConnectionStats:
-        """Return the present figures of a connection with these local and remote addresses."""
-        seconds, grown = recent.until(info, now)
-        waits_since = liveness.waits_since
-        return cls(
-            *addresses,
-            age_seconds=now - liveness.began_at,
-            rtt_seconds=info.rtt_seconds,
-            min_rtt_seconds=info.min_rtt_seconds,
-            delivery_bytes_per_second=info.delivery_bytes_per_second,
-            sent_bytes=info.bytes_sent,
-            retransmitted_bytes=info.bytes_retransmitted,
-            resent_ratio=grown.retransmitted_bytes / grown.sent_bytes if grown.sent_bytes else 0.0,
-            limit=limit_of(
-                seconds,
-                busy_seconds=grown.busy_seconds,
-                receiver_limited_seconds=grown.receiver_limited_seconds,
-                buffer_limited_seconds=grown.buffer_limited_seconds,
-            ),
-            unsent_bytes=info.unsent_bytes,
-            unacknowledged_bytes=unacknowledged_bytes,
-            still_seconds=0.0 if waits_since is None else now - waits_since,
-        )
 
 
 class Connection:
@@ -284,13 +204,6 @@ class Connection:
     def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's figures of this connection."""
         return read_tcp_info(self._socket)
-
-    def addresses(self) -> tuple[str, str] | None:
-        """Return the local and remote address, or None when the socket is closed."""
-        with contextlib.suppress(OSError):
-            own, peer = self._socket.getsockname(), self._socket.getpeername()
-            return join_address(*own[:2]), join_address(*peer[:2])
-        return None
 
     def congestion_control(self) -> str:
         """Return the congestion control in use, which may differ from the configured one."""

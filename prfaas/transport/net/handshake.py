@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import msgpack
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.codec.fp8 import LOSSY_FP8
 from prfaas.transport.codec.packing import CODECS
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.protocol import messages
@@ -28,9 +27,9 @@ CAPABILITIES = (*CODECS, RATE)  # Peers ignore capabilities that they do not kno
 _NO_PROOF = bytes(PROOF_BYTES)
 
 
-def capabilities_of(*, packs: bool = True, lossy_fp8: bool = False) -> tuple[str, ...]:
+def capabilities_of(*, packs: bool) -> tuple[str, ...]:
     """Return the capabilities of an end with these settings."""
-    return (CODECS if packs else ()) + (RATE,) + ((LOSSY_FP8,) if lossy_fp8 else ())
+    return CAPABILITIES if packs else (RATE,)
 
 
 @dataclass(frozen=True)

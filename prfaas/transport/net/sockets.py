@@ -174,9 +174,8 @@ _MAX_PACING_RATE = struct.Struct("=Q")
 _MAX_PACING_RATE_AT = 112
 _HEARD_UNSENT_AND_MIN_RTT = struct.Struct("=III")
 _HEARD_AT = 140
-# Delivery rate; busy time, limited by the receive window, by the send buffer; segments delivered, with ECN; bytes.
-_PROGRESS = struct.Struct("=QQQQIIQQ")
-_PROGRESS_AT = 160
+_PROGRESS = struct.Struct("=IIQQ")  # Segments delivered, those with ECN; bytes sent, bytes retransmitted.
+_PROGRESS_AT = 192
 _MICROSECOND = 1e-6
 
 
@@ -186,9 +185,6 @@ class Growth(NamedTuple):
     delivered_bytes: int = 0
     sent_bytes: int = 0
     retransmitted_bytes: int = 0
-    busy_seconds: float = 0.0  # Time with unacknowledged bytes.
-    receiver_limited_seconds: float = 0.0  # Part of it limited by the peer's receive window.
-    buffer_limited_seconds: float = 0.0  # Part of it limited by the send buffer.
 
 
 @dataclass(frozen=True)
@@ -205,10 +201,6 @@ class TcpInfo:
     bytes_retransmitted: int
     max_pacing_bytes_per_second: int
     unsent_bytes: int
-    delivery_bytes_per_second: int  # Over about a round trip; swings by half.
-    busy_seconds: float
-    receiver_limited_seconds: float
-    buffer_limited_seconds: float
 
     def received_since(self, before: TcpInfo | None) -> int:
         """Return the number of segments received since an earlier moment, or the start."""
@@ -221,13 +213,10 @@ class TcpInfo:
             (self.delivered_segments - before.delivered_segments) % (1 << 32) * self.segment_bytes,
             self.bytes_sent - before.bytes_sent,
             self.bytes_retransmitted - before.bytes_retransmitted,
-            self.busy_seconds - before.busy_seconds,
-            self.receiver_limited_seconds - before.receiver_limited_seconds,
-            self.buffer_limited_seconds - before.buffer_limited_seconds,
         )
 
 
-_START = TcpInfo(0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+_START = TcpInfo(0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
@@ -239,7 +228,7 @@ def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
     if len(raw) < _PROGRESS_AT + _PROGRESS.size:
         return None
     heard, unsent, min_rtt = _HEARD_UNSENT_AND_MIN_RTT.unpack_from(raw, _HEARD_AT)
-    rate, busy, by_receiver, by_buffer, delivered, _, sent, resent = _PROGRESS.unpack_from(raw, _PROGRESS_AT)
+    delivered, _, sent, resent = _PROGRESS.unpack_from(raw, _PROGRESS_AT)
     segment_bytes = _NUMBER.unpack_from(raw, _MSS_AT)[0]
     return TcpInfo(
         rtt_seconds=_NUMBER.unpack_from(raw, _RTT_AT)[0] * _MICROSECOND,
@@ -252,8 +241,4 @@ def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
         bytes_retransmitted=resent,
         max_pacing_bytes_per_second=_MAX_PACING_RATE.unpack_from(raw, _MAX_PACING_RATE_AT)[0],
         unsent_bytes=unsent,
-        delivery_bytes_per_second=rate,
-        busy_seconds=busy * _MICROSECOND,
-        receiver_limited_seconds=by_receiver * _MICROSECOND,
-        buffer_limited_seconds=by_buffer * _MICROSECOND,
     )

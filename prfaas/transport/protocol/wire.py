@@ -10,7 +10,7 @@ sides prove over fresh nonces that they know the secret. Then frames of any tran
                                ◀──  WELCOME
     OPEN (object sizes, body)  ──▶                    once per transfer, and again after lost connections
                                ◀──  HAVE (held objects, slabs received) | ERROR
-    CHUNK, or PACKED or LOSSY  ──▶                    on any connection
+    CHUNK or PACKED            ──▶                    on any connection
                                ◀──  ACK (number of chunks of this connection) | AGAIN (number of a corrupt chunk)
     END (total)                ──▶                    every byte has been handed to a connection
                                ◀──  DONE              every byte has arrived
@@ -71,7 +71,6 @@ class FrameType(IntEnum):
     END = 15
     REOPEN = 16
     PACKED = 17
-    LOSSY = 18
     RATE = 19
 
 
@@ -90,7 +89,6 @@ MAX_PAYLOAD_BYTES: dict[FrameType, int] = dict.fromkeys(FrameType, 0) | {
     FrameType.CANCEL: _SMALL,
     FrameType.ERROR: _SMALL,
     FrameType.PACKED: MAX_CHUNK_BYTES,
-    FrameType.LOSSY: MAX_CHUNK_BYTES // 2 + 1,
 }
 _TYPES = {int(kind): kind for kind in FrameType}
 
@@ -117,7 +115,7 @@ class ConnectionStep(Enum):
     CLOSE = "close the socket"
 
 
-_FROM_SENDER = [FrameType[name] for name in ["OPEN", "CHUNK", "PACKED", "LOSSY", "END", "CANCEL", "ERROR", "PING"]]
+_FROM_SENDER = [FrameType[name] for name in ["OPEN", "CHUNK", "PACKED", "END", "CANCEL", "ERROR", "PING"]]
 _FROM_RECEIVER = [
     FrameType[name] for name in ["HAVE", "ACK", "AGAIN", "DONE", "CANCEL", "ERROR", "REOPEN", "PONG", "RATE"]
 ]
@@ -207,7 +205,7 @@ class Header:
         return Slab(self.object, self.count, self.offset, self.length // self.count)
 
     def unpacked(self, raw_bytes: int) -> Header:
-        """Return the header of the CHUNK that a PACKED or LOSSY frame replaces.
+        """Return the header of the CHUNK that a PACKED frame replaces.
 
         Raises:
             RemoteProtocolError: the raw bytes do not divide evenly over the objects.
@@ -218,7 +216,7 @@ class Header:
 
 
 def _count_fits(kind: FrameType, count: int, length: int) -> bool:
-    if kind in (FrameType.PACKED, FrameType.LOSSY):
+    if kind is FrameType.PACKED:
         return 0 < count <= MAX_OBJECTS_PER_CHUNK and length > 0
     if kind is not FrameType.CHUNK:
         return count == 0
@@ -243,11 +241,9 @@ def chunk_header(transfer_id: bytes, slab: Slab, checksum: int) -> bytes:
     return head.encode()
 
 
-def packed_header(
-    transfer_id: bytes, slab: Slab, checksum: int, *, packed_bytes: int, kind: FrameType = FrameType.PACKED
-) -> bytes:
-    """Return the header of a PACKED or LOSSY frame, with the checksum of the unpacked chunk."""
-    head = Header(kind, packed_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
+def packed_header(transfer_id: bytes, slab: Slab, checksum: int, *, packed_bytes: int) -> bytes:
+    """Return the header of a PACKED frame, with the checksum of the unpacked chunk."""
+    head = Header(FrameType.PACKED, packed_bytes, transfer_id, slab.first, slab.offset, checksum, slab.num_objects)
     return head.encode()
 
 

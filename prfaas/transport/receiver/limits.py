@@ -29,7 +29,7 @@ class _LimitedPeer:
         if self.num_bytes > self._seen_bytes:
             self._seen_bytes, self._seen_at = self.num_bytes, now
         is_busy = now - self._seen_at < BUSY_SECONDS
-        return LinkUsage(is_busy, is_busy, self.num_bytes, 0)
+        return LinkUsage(is_busy, is_busy, self.num_bytes)
 
 
 class ReceiveLimits:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.codec import fp8
 from prfaas.transport.codec.packing import Packer, read_head
 from prfaas.transport.net.connection import FRAME_SECONDS, Connection
 from prfaas.transport.protocol import messages
@@ -70,14 +68,12 @@ class Reader:
         peer: str,
         quota: FrameQuota,
         limits: ReceiveLimits,
-        accepts_lossy: bool = False,
     ) -> None:
         self._dispatcher = dispatcher
         self._connection = connection
         self._peer = peer
         self._quota = quota
         self._limits = limits
-        self._accepts_lossy = accepts_lossy
         self._packer = Packer()
         self._num_chunks = 0  # Of this connection.
         self._num_acknowledged = 0
@@ -108,9 +104,7 @@ class Reader:
     def _handle(self, header: Header) -> None:
         if header.type is FrameType.CHUNK:
             self._chunk(header)
-        elif header.type in (FrameType.PACKED, FrameType.LOSSY):
-            if header.type is FrameType.LOSSY and not self._accepts_lossy:
-                raise RemoteProtocolError("lossy", "this receiver does not accept lossy chunks")
+        elif header.type is FrameType.PACKED:
             with self._quota.reserve(self._quota.packed, self._peer):
                 self._packed_chunk(header)
         elif header.length <= LARGE_FRAME_BYTES:
@@ -166,18 +160,13 @@ class Reader:
         self._count(header)
 
     def _packed_chunk(self, header: Header) -> None:
-        """Read a PACKED or LOSSY frame, and unpack it into the memory of its chunk."""
+        """Read a PACKED frame, and unpack it into the memory of its chunk."""
         payload = self._connection.read_payload(header)
-        unpack: Callable[[], bytes | bytearray]
-        if header.type is FrameType.PACKED:
-            raw_bytes, unpack = read_head(payload).raw_bytes, functools.partial(self._packer.unpack, payload)
-        else:
-            raw_bytes, unpack = fp8.raw_bytes(payload), functools.partial(fp8.restore, payload)
-        chunk = header.unpacked(raw_bytes)
+        chunk = header.unpacked(read_head(payload).raw_bytes)
         views = self._dispatcher.begin_write(self._connection, self._peer, chunk, wire_bytes=header.length)
         if views is None:
             self._answer_unwanted(header.transfer_id)
-        elif self._unpack_into(chunk, views, unpack):
+        elif self._unpack_into(chunk, views, payload):
             self._request_retransmission(header)
         self._count(header)
 
@@ -204,11 +193,11 @@ class Reader:
             is_retransmitted = self._dispatcher.end_write(self._connection, header, outcome)
         return is_retransmitted
 
-    def _unpack_into(self, chunk: Header, views: list[memoryview], unpack: Callable[[], bytes | bytearray]) -> bool:
+    def _unpack_into(self, chunk: Header, views: list[memoryview], payload: bytearray) -> bool:
         """Unpack a chunk into its memory if its checksum matches. Return whether to retransmit it."""
         outcome: ChunkOutcome = "corrupt"
         try:
-            raw = memoryview(unpack())
+            raw = memoryview(self._packer.unpack(payload))
             if chunk_checksum(chunk.transfer_id, chunk.slab, [raw]) == chunk.checksum:
                 outcome = "complete"
                 for view in views:

@@ -23,7 +23,7 @@ from prfaas.transport.events import check_repeatedly
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.dialler import ReverseDialer, ReverseDialState
-from prfaas.transport.net.handshake import Identity, capabilities_of
+from prfaas.transport.net.handshake import Identity
 from prfaas.transport.net.sockets import listen, tune
 from prfaas.transport.net.tls import Certificates, refusal_reason
 from prfaas.transport.protocol import messages
@@ -58,7 +58,6 @@ class ReceiverConfig:
     max_connections: int = MAX_CONNECTIONS
     num_connections: int = 0  # Per peer of `fetch_from`. 0: as many as the round-trip time asks for.
     ingress_of: Callable[[str], tuple[RateBudget, ...]] = lambda peer: ()  # Limits that hold for a peer.
-    lossy_fp8: bool = False
     fetch_from: Mapping[str, str] = field(default_factory=dict)  # Addresses of senders to dial, by name.
 
 
@@ -84,8 +83,7 @@ class Receiver:
         """
         self._config = config
         self._allows_public = config.insecure_plaintext or config.certificates is not None
-        capabilities = capabilities_of(lossy_fp8=config.lossy_fp8)
-        self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)), capabilities)
+        self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)))
         self._dispatcher = InboundDispatcher(
             accept=accept,
             on_event=on_event,
@@ -303,7 +301,6 @@ class Receiver:
                 peer=peer,
                 quota=self._frame_quota,
                 limits=self._limits,
-                accepts_lossy=self._config.lossy_fp8,
             ).run()
         except RemoteProtocolError as error:
             _log.warning("connection.refused", peer=peer, reason=error.reason, message=str(error))

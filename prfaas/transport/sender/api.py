@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.api import TransferStats
@@ -20,9 +20,6 @@ class SendRequest:
     source: Callable[[int], memoryview]  # Memory of an object, which must stay unchanged until SendMemoryFree.
     priority: int  # Lower is more urgent. Each step divides the transfer's share of the link by 16.
     deadline_seconds: float
-    castable: Ranges = field(
-        default_factory=Ranges
-    )  # Objects of bfloat16 values only, which may travel as 8-bit floats.
     # Makes an OPEN payload for a process of the peer that does not know what the present one knows.
     full_body: Callable[[], bytes] | None = None
 

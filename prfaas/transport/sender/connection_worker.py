@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
-from prfaas.transport.codec import fp8
 from prfaas.transport.codec.packing import CODECS, TRIAL_BYTES, Packer, PackFormat, PackingCost, pack_formats
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness, StallDetector
-from prfaas.transport.net.connection import SILENCE_SECONDS, Connection, ConnectionStats, TcpHistory
+from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.net.sockets import TcpInfo
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Done, EndReason
@@ -73,10 +72,8 @@ class ConnectionWorker:
         self.in_flight_bytes = 0
         self.seen: TcpInfo | None = None  # Kernel figures at the last sample.
         self.liveness = ConnectionLiveness(began_at=time.monotonic())
-        self.recent = TcpHistory(self.liveness.began_at)
         self.reading: bytes | None = None  # Transfer whose memory the worker reads.
         self.last_control: bytes | None = None  # Transfer of the latest control frame, unless a chunk followed.
-        self.casts = fp8.LOSSY_FP8 in capabilities
         self._pack_formats = pack_formats([name for name in CODECS if name in capabilities])
         self._link = link
         self.connection = connection
@@ -115,20 +112,6 @@ class ConnectionWorker:
         """Return the chunks that were sent and may not have arrived."""
         with self._lock:
             return [chunk for _, chunk in self._in_flight]
-
-    def state(self, now: float) -> ConnectionStats | None:
-        """Return the figures of the connection, or None if it is closed."""
-        addresses, info = self.connection.addresses(), self.connection.tcp_info()
-        if addresses is None or info is None:
-            return None
-        return ConnectionStats.of(
-            addresses,
-            info,
-            recent=self.recent,
-            liveness=self.liveness,
-            unacknowledged_bytes=self.in_flight_bytes,
-            now=now,
-        )
 
     def update_liveness(self, now: float) -> ConnectionLiveness:
         """Return the signs of life, updated with the latest kernel figures."""
@@ -204,9 +187,7 @@ class ConnectionWorker:
             views = [source(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
             if sum(map(len, views)) != slab.num_bytes:
                 raise LocalProtocolError(f"the memory of {slab} is too short")
-            is_castable = self.casts and task.request.castable.covers(slab.first, slab.last)
-            if not is_castable or not self._write_cast(chunk, views):
-                self._write(task, views, costs)
+            self._write(task, views, costs)
             for view in views:
                 view.release()
         finally:
@@ -227,18 +208,6 @@ class ConnectionWorker:
             self.connection.write(chunk_header(transfer_id, slab, checksum), *views)
         else:
             self.connection.write(packed_header(transfer_id, slab, checksum, packed_bytes=len(packed)), packed)
-
-    def _write_cast(self, chunk: Chunk, views: list[memoryview]) -> bool:
-        """Write a chunk as lossy 8-bit floats. Returns False if its bytes cannot be cast."""
-        payload = fp8.cast(b"".join(views)) if chunk.slab.offset % fp8.VALUE_BYTES == 0 else None
-        if payload is None:
-            return False
-        # The checksum covers the values that the receiver will restore.
-        restored = memoryview(fp8.restore(payload))
-        checksum = chunk_checksum(chunk.transfer_id, chunk.slab, [restored])
-        head = packed_header(chunk.transfer_id, chunk.slab, checksum, packed_bytes=len(payload), kind=FrameType.LOSSY)
-        self.connection.write(head, payload)
-        return True
 
     def _pack(self, views: list[memoryview], pack_format: PackFormat, costs: list[PackingCost]) -> bytes | None:
         """Return the packed bytes, or None if they are not shorter. Appends the cost to `costs`."""

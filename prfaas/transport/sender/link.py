@@ -17,7 +17,7 @@ from prfaas.transport.congestion.rate_estimator import LinkHealth
 from prfaas.transport.congestion.stall_detector import PeerLiveness
 from prfaas.transport.events import EventQueue, check_repeatedly
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import Connection, ConnectionStats, open_connection
+from prfaas.transport.net.connection import Connection, open_connection
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.net.tls import Certificates
@@ -48,14 +48,12 @@ class LinkConfig:
     """Settings of a link."""
 
     num_connections: int = 0  # Number of connections; 0 lets the round-trip time decide.
-    max_bytes_per_second: float = 0.0  # Limit for payload and frames over all connections; 0 for none.
     congestion_control: str = "bbr"
     reconnect_seconds: float = 3.0
     certificates: Certificates | None = None  # TLS is off without certificates.
     insecure_plaintext: bool = False  # Allows unencrypted links to public addresses.
     budgets: tuple[RateBudget, ...] = ()  # Rate budgets that the link shares with others.
     packs: bool = True  # Pack chunks while that makes the link faster.
-    lossy_fp8: bool = False  # Cast castable objects to 8-bit floats if the peer agrees.
     awaits_peer: bool = False  # The peer dials in order to receive; this side never dials.
 
 
@@ -79,8 +77,7 @@ class Link:
         """Create a link without threads or connections."""
         self.address = address
         self._config = config
-        capabilities = capabilities_of(packs=config.packs, lossy_fp8=config.lossy_fp8)
-        self._identity = Identity(local_name, key, capabilities=capabilities)
+        self._identity = Identity(local_name, key, capabilities=capabilities_of(packs=config.packs))
         self._peer_name = peer_name
         self._events: EventQueue[SendEvent] = EventQueue(on_event)
         self._changed = threading.Condition(threading.Lock())
@@ -97,10 +94,9 @@ class Link:
         self._workers = ConnectionWorkers()
         self._monitor = LinkMonitor()
         self._peer_liveness = PeerLiveness(now=time.monotonic())
-        # Bytes per second over all connections: 0 before the first limit, infinity after the last.
-        self._pace = config.max_bytes_per_second
+        self._pace = 0.0  # Bytes per second over all connections: 0 before the first limit, infinity after the last.
         self._peer_limit = 0.0  # Bytes per second that the peer accepts; 0 if it does not say.
-        self._budget_shares: list[float] = []  # Bytes per second; 0 for a budget without a limit.
+        self._budget_shares: list[float] = []  # Bytes per second.
         # Created at once, so that the counter exists before the first stall.
         self._num_stalls = metrics.LINK_STALLS.labels(peer=peer_name)
         self._watcher = threading.Thread(target=self._watch_forever, name=f"watch-{peer_name}", daemon=True)
@@ -181,6 +177,7 @@ class Link:
                 return False
             # Nobody watched the time before.
             self._peer_liveness.progressed(now=time.monotonic())
+            self._take_budget_shares()
             self._dial()
         return True
 
@@ -208,13 +205,6 @@ class Link:
             return self._monitor.stats(
                 self._workers, self._outbox, peer=self._peer_name, address=self.address, is_down=is_down
             )
-
-    def connections(self) -> list[ConnectionStats]:
-        """Return the figures of each connection, oldest first."""
-        with self._changed:
-            now = time.monotonic()
-            states = [state for worker in self._workers if (state := worker.state(now)) is not None]
-        return sorted(states, key=lambda state: -state.age_seconds)
 
     def begin_probe(self) -> None:
         """Begin a probe: the transfers opened next measure what the link carries."""
@@ -397,11 +387,7 @@ class Link:
                 self._outbox.set_num_connections(self._dialler.num_wanted)
             # Connections are missing if no thread could be started for them.
             self._dial()
-            usage = self._monitor.usage(is_busy=self._outbox.num_transfers > 0)
-            now = time.monotonic()
-            self._budget_shares = [budget.share(self, usage, now=now) for budget in self._config.budgets]
-            self._choose_pace()
-            self._fit_chunks()
+            self._take_budget_shares()
 
     def _end_stalled(self, now: float) -> None:
         """End stalled connections, so that their chunks leave over the others."""
@@ -416,6 +402,14 @@ class Link:
 
     # Rate
 
+    def _take_budget_shares(self) -> None:
+        """Take this link's share of each of its budgets."""
+        usage = self._monitor.usage(is_busy=self._outbox.num_transfers > 0)
+        now = time.monotonic()
+        self._budget_shares = [budget.share(self, usage, now=now) for budget in self._config.budgets]
+        self._choose_pace()
+        self._fit_chunks()
+
     def _apply_rate_limit(self, bytes_per_second: float) -> None:
         """Send no faster than the peer accepts; 0 if it does not say."""
         self._peer_limit = bytes_per_second
@@ -423,10 +417,9 @@ class Link:
         self._fit_chunks()
 
     def _choose_pace(self) -> None:
-        """Take the lowest of the configured limit, the peer's limit, and the shares of the budgets."""
+        """Take the lowest of the peer's limit and the shares of the budgets."""
         unlimited = math.inf if self._pace else 0.0
-        limits = filter(None, (self._config.max_bytes_per_second, self._peer_limit, *self._budget_shares))
-        pace = min(limits, default=unlimited)
+        pace = min(filter(None, (self._peer_limit, *self._budget_shares)), default=unlimited)
         if not math.isclose(pace, self._pace, rel_tol=PACE_STEP_RATIO):
             self._pace = pace
             self._divide_pace()

@@ -48,8 +48,6 @@ class LinkStats(LinkHealth):
     segment_bytes: int  # Largest segment of any connection.
     packing: str  # Present pack format such as "zstd/2" (codec, bytes per element), or "".
     saved_bytes: int  # Saved by packing.
-    lossy_fp8: bool  # Castable objects travel as 8-bit floats.
-    delivery_bytes_per_second: int  # Sum of the kernel's measurements, each over about a round trip.
     pacing_bytes_per_second: int  # Sum of the kernel's rate limits, including headers.
 
     @property
@@ -72,12 +70,10 @@ class LinkMonitor:
         self.has_found = False  # The probe has found what the link carries.
         self._probed_least = 0.0  # Lower bound of the rate, from the running probe.
         self._growth = Growth()  # Totals over all connections.
-        self._connection_seconds, self._measured_at = 0.0, 0.0
         self._round_trips: RoundTripTracker[ConnectionWorker] = RoundTripTracker()
         self._estimator = RateEstimator()
-        self._rate_search = RateSearch()
         self._throughput = ThroughputMeter()
-        self._num_searches = 0
+        self._rate_search, self._num_searches = RateSearch(), 0
 
     @property
     def health(self) -> LinkHealth:
@@ -108,15 +104,12 @@ class LinkMonitor:
 
     def usage(self, *, is_busy: bool) -> LinkUsage:
         """Return what the link uses of its rate budgets."""
-        growth = self._growth
-        return LinkUsage(is_busy, self._estimator.is_saturated, growth.delivered_bytes, growth.retransmitted_bytes)
+        return LinkUsage(is_busy, self._estimator.is_saturated, self._growth.delivered_bytes)
 
     def measure(self, now: float, workers: Collection[ConnectionWorker], outbox: Outbox) -> LinkThroughput | None:
         """Sample every connection. Returns the link's throughput when a new measurement of it is complete."""
         infos = [(worker, info) for worker in workers if (info := worker.connection.tcp_info()) is not None]
-        self._count(infos, now)
-        self._connection_seconds += len(infos) * (now - self._measured_at)
-        self._measured_at = now
+        self._count(infos)
         sample = self._sample(now, infos, outbox)
         self._estimator.add(sample)
         if self.is_probing:
@@ -133,13 +126,12 @@ class LinkMonitor:
             self.packing.observe(LinkLoad(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
         return throughput
 
-    def _count(self, infos: list[tuple[ConnectionWorker, TcpInfo]], now: float) -> None:
+    def _count(self, infos: list[tuple[ConnectionWorker, TcpInfo]]) -> None:
         heard: dict[ConnectionWorker, int] = {}
         for worker, info in infos:
             self._growth = Growth(*map(operator.add, self._growth, info.grown_since(worker.seen)))
             heard[worker] = info.received_since(worker.seen)
             worker.seen = info
-            worker.recent.add(info, now)
         self._round_trips.observe(heard, in_flight=[worker for worker, _ in infos if worker.in_flight_bytes])
 
     def _round_trip(self, infos: list[tuple[ConnectionWorker, TcpInfo]]) -> RoundTrip:
@@ -168,10 +160,6 @@ class LinkMonitor:
             min_rtt_seconds=round_trip.min_seconds,
             least_bytes_per_second=ratio * self.bounds.take_lower_bound(),
             most_bytes_per_second=ratio * most,
-            connection_seconds=self._connection_seconds,
-            busy_seconds=self._growth.busy_seconds,
-            receiver_limited_seconds=self._growth.receiver_limited_seconds,
-            buffer_limited_seconds=self._growth.buffer_limited_seconds,
             segment_bytes=max((info.segment_bytes for _, info in infos), default=0),
         )
 
@@ -200,7 +188,5 @@ class LinkMonitor:
             is_probing=self.is_probing,
             packing=f"{pack_format.codec}/{pack_format.width}" if (pack_format := self.packing.format) else "",
             saved_bytes=self.packing.saved_bytes,
-            lossy_fp8=any(worker.casts for worker in workers),
-            delivery_bytes_per_second=sum(info.delivery_bytes_per_second for info in infos),
             pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),
         )

@@ -24,6 +24,7 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.link_probes import LinkProbes
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.state.world import World
+from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
 from prfaas.types import AgentName, ClusterName, CopyEnd, ProbeCommand, TransferId
 from tests.support.agents import Agents, RunningAgent, blocks, chain_of, layout
@@ -202,7 +203,7 @@ def test_no_probe_starts_during_a_transfer(agents: Agents) -> None:
 
 def test_probe_ends_when_a_transfer_begins(agents: Agents) -> None:
     """Here a link is so slow that the probe would take minutes."""
-    with _sender(agents, max_bytes=64 * MIB, max_bytes_per_second=4e6) as sender:
+    with _sender(agents, max_bytes=64 * MIB, budgets=(RateBudget(4e6),)) as sender:
         agents.engine(sender.west, "e")
         chain, its_layout = chain_of(), layout()
         transfer_id, token = agents.grant("east", sender.west, chain)

@@ -326,13 +326,6 @@ def test_layout_that_differs_from_a_local_engine_cannot_attach(agents: Agents) -
     first.close()
 
 
-def test_lossy_agent_refuses_uncastable_engine(agents: Agents) -> None:
-    west = agents.start("west", **{"lossy-fp8": "true"})
-    with pytest.raises(LayoutError, match="layer a0 dtype: float32; lossy_fp8 is set"):
-        agents.engine(west, "a")
-    agents.engine(west, "b", layout(dtype="bfloat16")).close()
-
-
 def test_missing_agent_is_named_by_socket_path(tmp_path: Path) -> None:
     with pytest.raises(AgentUnreachable, match=r"no agent listens at .*nowhere\.sock"):
         AgentClient(str(tmp_path / "nowhere.sock"), instance="x", role="scheduler")

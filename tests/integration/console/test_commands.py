@@ -89,23 +89,6 @@ async def test_links_shows_what_agents_report_of_their_links(site: AgentDeployme
     assert "rtt" in (await prfaas(site, "links", terminal=True)).output
 
 
-async def test_connections_shows_each_of_an_agents_links(site: AgentDeployment) -> None:
-    source, _ = await site.node("a"), await site.node("b")
-    prefix = prefix_of(chain_of(160), 160)
-    await asyncio.to_thread(source.leave, prefix)
-    assert (await site.copy(prefix, "a", "b")).outcome == "completed"
-    page = f"http://{site.agents['a'].status}"
-    ran = await prfaas(site, "connections", page)
-    assert ran.status == 0, ran.error
-    (link,) = ran.document
-    assert (link["peer"], link["address"]) == ("b", site.agents["b"].wire)
-    assert {item["remote_address"] for item in link["connections"]} == {site.agents["b"].wire}
-    assert sum(item["sent_bytes"] for item in link["connections"]) > 0
-    assert site.agents["b"].wire in (await prfaas(site, "connections", page, terminal=True)).output
-    elsewhere = await prfaas(site, "connections", f"http://{site.manager.http_address}")
-    assert elsewhere.status == 2 and "status_listen" in elsewhere.error
-
-
 async def test_pool_ls_shows_what_the_index_knows(site: AgentDeployment) -> None:
     hand = await site.node("a")
     await asyncio.to_thread(hand.leave, prefix_of(chain_of(160), 160))

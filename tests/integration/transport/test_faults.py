@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.transport.congestion import stall_detector
-from prfaas.transport.congestion.rate_budget import LinkUsage, RateBudget
+from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_have
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
@@ -436,14 +436,14 @@ def test_missing_connections_are_made_once_threads_can_start(far: Far, near_to: 
 
 
 def test_kernel_paces_each_connection_at_an_equal_part_of_the_limit(far: Far, near_to: Callable[..., Near]) -> None:
-    near = near_to(far.address, num_connections=4, max_bytes_per_second=8e6)
+    near = near_to(far.address, num_connections=4, budgets=(RateBudget(8e6),))
     near.assert_completed(send(near, objects_of(10)))
     wait_until(lambda: near.link.snapshot().num_connections == 4)
     wait_until(lambda: near.link.snapshot().pacing_bytes_per_second == 8_000_000)
 
 
 def test_slow_link_sends_chunks_small_enough_to_be_acknowledged_in_time(far: Far, near_to: Callable[..., Near]) -> None:
-    near = near_to(far.address, num_connections=1, max_bytes_per_second=20_000, packs=False)
+    near = near_to(far.address, num_connections=1, budgets=(RateBudget(20_000),), packs=False)
     transfer_id = send(near, [bytes(MIB)] * 64, deadline=2 * PATIENCE_SECONDS)
     wait_until(lambda: any(near.acknowledged()), what="the first chunk, in a connection that lasts")
     near.link.cancel(transfer_id, "cancelled", "seen enough")
@@ -482,27 +482,6 @@ def test_links_divide_a_shared_budget_while_both_send(far: Far, near_to: Callabl
     wait_until(lambda: _has_pace(first, 4e6) and _has_pace(second, 4e6))
     second.link.cancel(bulk, "cancelled", "seen enough")
     wait_until(lambda: _has_pace(first, 8e6))
-
-
-def test_learned_limit_reaches_the_kernel_and_is_lifted(far: Far, near_to: Callable[..., Near]) -> None:
-    budget = RateBudget(0.0)
-    near = _sharing(far, near_to, budget, "a")
-    held = send(near, objects_of(10), ready=False)
-    # The samples of the link itself are older, and are dropped.
-    delivered, resent, at = 0, 0, time.monotonic() + 60
-
-    def neighbour(*, lost: int) -> None:
-        """Report a minute of another link's usage to the budget."""
-        nonlocal delivered, resent, at
-        for _ in range(1200):
-            delivered, resent, at = delivered + 400_000, resent + lost // 20, at + 1 / 20
-            budget.share("neighbour", LinkUsage(True, True, delivered, resent), now=at)
-
-    neighbour(lost=2_000_000)
-    wait_until(lambda: 3_900_000 < _pace(near) < 4_100_000)
-    neighbour(lost=0)
-    wait_until(lambda: _pace(near) > 1 << 60)
-    near.link.cancel(held, "cancelled", "seen enough")
 
 
 @pytest.mark.root

@@ -23,7 +23,7 @@ from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, Recei
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.support.raw_peers import RawReceiver
-from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, make_ready, objects_of, send
+from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import flip_byte_in_first_chunk
 from tools.link import LinkShape, Relay
@@ -42,41 +42,6 @@ def test_objects_arrive_whole_and_every_byte_is_acknowledged(far: Far, near_to: 
     assert isinstance(accepted, SendAccepted) and accepted.missing_bytes == sum(map(len, objects))
     wait_until(lambda: near.link.snapshot().unacknowledged_bytes == 0)
     assert near.link.snapshot().acknowledged_bytes == sum(map(len, objects))
-
-
-def test_each_connection_reports_figures(far: Far, near_to: Callable[..., Near]) -> None:
-    near, objects = near_to(far.address), objects_of(*[1 << 20] * 8)
-    transfer_id = send(near, objects, ready=False)
-    wait_until(lambda: len(near.link.connections()) == 4)
-    make_ready(near, transfer_id, objects, range(8))
-    near.assert_completed(transfer_id)
-    shown = near.link.connections()
-    assert len({stats.local_address for stats in shown}) == 4
-    assert {stats.remote_address for stats in shown} == {far.address}
-    assert sum(stats.sent_bytes for stats in shown) > 8 << 20
-    assert all(stats.age_seconds > 0 and stats.rtt_seconds > 0 and stats.limit for stats in shown)
-    wait_until(lambda: not any(stats.unacknowledged_bytes for stats in near.link.connections()))
-    assert not any(stats.still_seconds for stats in near.link.connections())
-
-
-def test_connection_reports_how_long_it_has_stood_still(near_to: Callable[..., Near]) -> None:
-    def serve(connection: Connection) -> None:
-        header = connection.read_header()
-        connection.read_payload(header)
-        connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
-        # Chunks are read and never acknowledged.
-        while True:
-            connection.read_payload(connection.read_header())
-
-    with RawReceiver(serve) as receiver:
-        near = near_to(receiver.address, num_connections=1)
-        send(near, objects_of(1 << 20))
-        wait_until(
-            lambda: any(
-                connection.still_seconds > 0.5 and connection.unacknowledged_bytes == 1 << 20
-                for connection in near.link.connections()
-            )
-        )
 
 
 def test_layers_leave_while_others_are_not_ready_yet(far: Far, near_to: Callable[..., Near]) -> None:
@@ -244,29 +209,6 @@ def test_connection_stays_open_while_a_thread_writes() -> None:
         connection.close()
         writer.join()
     assert slow.was_open and slow.fileno() == -1
-
-
-def test_link_reports_what_limits_it(
-    near_to: Callable[..., Near],
-) -> None:
-    gate = threading.Event()
-
-    def read_no_chunk(connection: Connection) -> None:
-        header = connection.read_header()
-        connection.read_payload(header)
-        connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
-        gate.wait(2 * PATIENCE_SECONDS)
-
-    with RawReceiver(read_no_chunk) as receiver:
-        near = near_to(receiver.address, num_connections=1)
-        transfer_id = send(near, [bytes(1 << 20)] * 64, ready=False, deadline=2 * PATIENCE_SECONDS)
-        wait_until(lambda: bool(near.of(SendAccepted)))
-        wait_until(lambda: near.link.snapshot().limit == "application")
-        near.link.ready(transfer_id, first_object=0, num_objects=64, offset_bytes=0, length_bytes=1 << 20)
-        wait_until(lambda: near.link.snapshot().limit == "receiver_window")
-        assert near.link.snapshot().unsent_bytes > 0
-        near.link.cancel(transfer_id, "cancelled", "seen enough")
-        gate.set()
 
 
 def _logged(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:

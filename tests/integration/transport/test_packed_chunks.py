@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from prfaas.transport.codec.packing import CODECS, Packer, PackFormat
+from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, chunk_checksum, packed_header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.receiver.api import ReceiveCompleted
@@ -84,7 +85,7 @@ def _saves(near: Near, content: bytes) -> bool:
 
 
 def test_full_link_packs_compressible_bytes(far: Far, near_to: Callable[..., Near]) -> None:
-    near = near_to(far.address, num_connections=2, max_bytes_per_second=6e6)
+    near = near_to(far.address, num_connections=2, budgets=(RateBudget(6e6),))
     wait_until(lambda: _saves(near, FLOATS * 4))
     transfer_id, content = list(far.memory.items())[-1]
     wait_until(lambda: len(far.of(ReceiveCompleted)) == len(far.memory))
@@ -93,7 +94,7 @@ def test_full_link_packs_compressible_bytes(far: Far, near_to: Callable[..., Nea
 
 @pytest.mark.parametrize("config", [{"packs": False}, {}], ids=["not allowed", "noise"])
 def test_full_link_sends_bytes_unpacked(far: Far, near_to: Callable[..., Near], config: dict[str, object]) -> None:
-    near = near_to(far.address, num_connections=2, max_bytes_per_second=6e6, **config)
+    near = near_to(far.address, num_connections=2, budgets=(RateBudget(6e6),), **config)
     content = FLOATS * 4 if config else objects_of(1 << 20)[0]
     assert not _saves(near, content)
     end = near.of(SendCompleted)[0]

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.transport.congestion import stall_detector
+from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, STALL_SECONDS
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.protocol.messages import Done, Have, ObjectSizes, Open, encode_done, encode_have, encode_open
@@ -113,7 +114,7 @@ def test_suspended_receiver_loses_no_connection(near_to: Callable[..., Near]) ->
 @pytest.mark.soak
 def test_open_that_takes_longer_than_the_silence_limit_arrives(far: Far, near_to: Callable[..., Near]) -> None:
     bytes_per_second, transfer_id = 200_000, os.urandom(16)
-    near = near_to(far.address, num_connections=1, max_bytes_per_second=bytes_per_second, reconnect_seconds=3.0)
+    near = near_to(far.address, num_connections=1, budgets=(RateBudget(bytes_per_second),), reconnect_seconds=3.0)
     body = bytes(int((SILENCE_SECONDS + 8) * bytes_per_second))
     near.link.open(SendRequest(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
     near.assert_completed(transfer_id)
@@ -141,7 +142,7 @@ def test_long_open_on_a_slow_link_is_not_sent_twice_at_once(near_to: Callable[..
                 connection.write(encode_done(transfer_id, Done(0, 0)))
 
     with RawReceiver(serve) as receiver:
-        near = near_to(receiver.address, num_connections=2, max_bytes_per_second=600_000)
+        near = near_to(receiver.address, num_connections=2, budgets=(RateBudget(600_000),))
         # On one of the connections the body takes longer than the time until it is repeated.
         body = bytes(int(4 * SLOW_BYTES_PER_SECOND))
         near.link.open(SendRequest(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))

@@ -28,7 +28,7 @@ from prfaas.transport.sender.outbox import Outbox
 
 ConnectionEvent = FrameType | ConnectionStep
 CONNECTION_EVENTS: list[ConnectionEvent] = [*FrameType, *ConnectionStep]
-CHUNK_TYPES = (FrameType.CHUNK, FrameType.PACKED, FrameType.LOSSY)
+CHUNK_TYPES = (FrameType.CHUNK, FrameType.PACKED)
 
 
 class ConnectionRun:

@@ -15,7 +15,7 @@ from prfaas.agent.transfer.open_body import (
     decode_link_probe,
     read_grant,
 )
-from prfaas.agent.transfer.plan import check_castable, make_plan
+from prfaas.agent.transfer.plan import make_plan
 from prfaas.errors import LayoutError, RemoteProtocolError
 from prfaas.hashing import NO_HASH, HashChain, root_hash
 from prfaas.kv.group import KVGroup
@@ -189,20 +189,6 @@ def test_open_body_with_a_malformed_layout_is_refused() -> None:
     broken = OpenBody(b"g", (b"f",), (), GROUPS).encode().replace(b"\x90", b"\x91\x80", 1)
     with pytest.raises((LayoutError, RemoteProtocolError)):
         OpenBody.decode(broken)
-
-
-def test_only_bfloat16_attention_blocks_are_castable() -> None:
-    every, some, bf16 = ("bfloat16",) * 3, ("bfloat16", "float8_e4m3fn", "bfloat16"), "bfloat16"
-    assert make_plan((_layout(0, 2, dtypes=every), _layout(1, 2, dtypes=every)), GROUPS, 100).castable.to_list() == [
-        (0, 7),
-        (8, 15),
-    ]
-    assert make_plan((_layout(dtypes=some),), GROUPS, NUM_TOKENS).castable.to_list() == [(4, 7)]
-    check_castable(_layout(dtypes=every))
-    with pytest.raises(
-        LayoutError, match=f"layer b dtype: float8_e4m3fn; lossy_fp8 is set, which supports only {bf16}"
-    ):
-        check_castable(_layout(dtypes=some))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,6 @@ async def test_figures_contain_congestion_and_limit_of_a_link() -> None:
             num_connections=8,
             queue_seconds=0.7,
             congestion="queue",
-            limit="network",
         ),
     )
 

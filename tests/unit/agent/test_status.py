@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 from prfaas.agent.status import LINK_REFRESH_SECONDS, LinkMetrics
 from prfaas.transport.sender.stats import LinkStats
 
-BLANK = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0) | {"congestion": None, "limit": None})  # type: ignore[arg-type]
+BLANK = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0) | {"congestion": None})  # type: ignore[arg-type]
 CONGESTED = replace(
     BLANK,
     peer="tokyo-1",
@@ -24,7 +24,6 @@ CONGESTED = replace(
     congestion="queue",
     utilization_ratio=0.9,
     resent_ratio=0.01,
-    limit="network",
 )
 
 
@@ -32,7 +31,7 @@ def _sample(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"prfaas_agent_{name}", labels)
 
 
-def test_link_gauges_show_congestion_limits_and_queues() -> None:
+def test_link_gauges_show_congestion_and_queues() -> None:
     LinkMetrics(lambda: [CONGESTED]).refresh(0.0)
     at = {"peer": "tokyo-1"}
     assert {reason: _sample("link_congested", reason=reason, **at) for reason in ("queue", "loss", "rtt")} == {
@@ -40,8 +39,6 @@ def test_link_gauges_show_congestion_limits_and_queues() -> None:
         "loss": 0,
         "rtt": 0,
     }
-    limits = ("application", "receiver_window", "send_buffer", "network")
-    assert [_sample("link_limited", reason=limit, **at) for limit in limits] == [0, 0, 0, 1]
     assert _sample("link_queue_seconds", **at) == 0.7
     assert _sample("link_queued_bytes", **at) == 70_000_000
     assert _sample("link_unsent_bytes", **at) == 100_000

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from prfaas.console.doctor.finding import bad, findings_table
-from prfaas.console.tables import bit_rate, connection_tables, link_mood, link_table, percent, size, status_tables
+from prfaas.console.tables import bit_rate, link_mood, link_table, percent, size, status_tables
 from prfaas.console.terminal import plain_text, show_table
 
 LINK = {"peer": "west-0", "bytes_per_second": 6.25e8, "capacity_bytes_per_second": 1.25e9, "queued_bytes": "2048"}
@@ -46,30 +46,6 @@ def test_links_that_are_down_come_first_and_stand_out() -> None:
     assert table.rows[1][3:6] == ("10.0 Gbit/s", "50.0%", "2.0 KiB")
     assert link_mood({"retransmit_ratio": 0.05}) == "warning"
     assert link_mood({"congestion": "queue"}) == "warning"
-
-
-def test_connections_that_stand_still_or_send_much_again_stand_out() -> None:
-    well = {
-        "local_address": "10.0.0.1:50000",
-        "remote_address": "10.0.1.1:7400",
-        "age_seconds": 61.4,
-        "rtt_seconds": 0.0312,
-        "min_rtt_seconds": 0.03,
-        "delivery_bytes_per_second": 78_000_000,
-        "resent_ratio": 0.001,
-        "limit": "network",
-        "unsent_bytes": 131_072,
-        "unacknowledged_bytes": 2 << 20,
-        "still_seconds": 0.02,
-    }
-    lossy, still = well | {"resent_ratio": 0.05}, well | {"still_seconds": 2.1, "limit": None}
-    links = [{"peer": "west-0", "address": "10.0.1.1:7400", "connections": [well, lossy, still]}]
-    (table,) = connection_tables(links)
-    assert "west-0" in table.title and table.moods == ("plain", "warning", "bad")
-    assert table.rows[0] == (
-        *("10.0.0.1:50000", "10.0.1.1:7400", "61 s", "31.2 ms", "30.0 ms", "624.0 Mbit/s", "0.1%"),
-        *("128.0 KiB", "2.0 MiB", "network", "0.0 s"),
-    )
 
 
 def test_links_stand_in_a_line_each_at_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -22,7 +22,7 @@ from tests.support.links import FIRST_PROCESS, TRANSFER_ID, IdleLink, two_worker
 from tests.support.waiting import PATIENCE_SECONDS
 
 SECOND_PROCESS = b"s" * 16
-IDLE = TcpInfo(0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+IDLE = TcpInfo(0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0)
 UNSENT_ACK = Header(FrameType.ACK, 0, offset=5).encode()
 Workers = tuple[ConnectionWorker, ConnectionWorker]
 

@@ -148,31 +148,6 @@ def test_microseconds_on_a_short_link_are_no_congestion(rtt: float, reason: str 
     assert _healths(RateEstimator(), samples)[-1].congestion == reason
 
 
-@pytest.mark.parametrize(
-    ("busy", "by_receiver", "by_buffer", "limit"),
-    [
-        (0.1, 0.0, 0.0, "application"),
-        (0.9, 0.6, 0.1, "receiver_window"),
-        (0.9, 0.1, 0.6, "send_buffer"),
-        (0.9, 0.1, 0.1, "network"),
-    ],
-)
-def test_link_is_limited_by_what_takes_most_of_its_connections_time(
-    busy: float, by_receiver: float, by_buffer: float, limit: str
-) -> None:
-    samples = [
-        IDLE._replace(
-            at=at,
-            connection_seconds=8 * at,
-            busy_seconds=8 * busy * at,
-            receiver_limited_seconds=8 * by_receiver * at,
-            buffer_limited_seconds=8 * by_buffer * at,
-        )
-        for at in (0.0, 0.1, 0.2)
-    ]
-    assert [health.limit for health in _healths(RateEstimator(), samples)] == [None, limit, limit]
-
-
 # Probes
 
 

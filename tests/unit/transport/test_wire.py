@@ -22,7 +22,7 @@ from prfaas.transport.ranges import Slab
 
 ids = st.binary(min_size=16, max_size=16)
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-CHUNKS = (FrameType.CHUNK, FrameType.PACKED, FrameType.LOSSY)
+CHUNKS = (FrameType.CHUNK, FrameType.PACKED)
 control_types = st.sampled_from([kind for kind in FrameType if kind not in CHUNKS])
 
 
