@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.solver.grid import grid_search
 from benchmarks.solver.large import write_deployment, write_trace
-from benchmarks.solver.paper import TABLE_3_TOKENS, sizing_claims
+from benchmarks.solver.paper import TABLE_3_TOKENS, TABLE_6, sizing_claims
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.planning.planner import best_plan, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
@@ -23,7 +23,6 @@ from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
 from prfaas.solve.files.traces import parse_spec
 from prfaas.solve.report.export import to_json
-from prfaas.solve.report.screen import TABLE_6
 from prfaas.solve.study import study
 
 RESULT = Path(__file__).parents[1] / "results" / "solver.json"

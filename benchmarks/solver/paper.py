@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from prfaas.model.capacity import throughput
 from prfaas.model.kv.geometry import Geometry
 from prfaas.solve.files import catalog
 
@@ -27,6 +26,42 @@ TABLE_3_PROFILES: Mapping[str, str] = MappingProxyType({
     "Ring-2.5-1T": "h200-ring-2.5-1t",
     "MiniMax-M2.5": "h200-minimax-m2.5",
     "Qwen3-235B-A22B": "h200-qwen3-235b",
+})  # fmt: skip
+
+# Table 6 by the fields of the JSON output of prfaas-solve. Section 4.3.1 states 13 Gbps and 49.6 %.
+TABLE_6: Mapping[str, Mapping[str, float]] = MappingProxyType({
+    "prfaas-pd": {
+        "threshold_tokens": 19_400,
+        "num_prfaas": 4,
+        "num_prefill": 3,
+        "num_decode": 5,
+        "offload_ratio": 0.496,
+        "prfaas_throughput": 1.61,
+        "pd_prefill_throughput": 1.64,
+        "pd_decode_throughput": 3.91,
+        "system_throughput": 3.24,
+        "egress_gbps": 13.0,
+        "ttft_mean_seconds": 2.22,
+        "ttft_p90_seconds": 3.51,
+    },
+    "homogeneous-pd": {
+        "num_prefill": 9,
+        "num_decode": 3,
+        "pd_prefill_throughput": 2.11,
+        "pd_decode_throughput": 2.35,
+        "system_throughput": 2.11,
+        "ttft_mean_seconds": 4.44,
+        "ttft_p90_seconds": 9.73,
+    },
+    "naive-heterogeneous-pd": {
+        "num_prfaas": 4,
+        "num_decode": 8,
+        "prfaas_throughput": 2.45,
+        "pd_decode_throughput": 6.25,
+        "system_throughput": 2.45,
+        "ttft_mean_seconds": 1.74,
+        "ttft_p90_seconds": 3.51,
+    },
 })  # fmt: skip
 
 # Table 5: the case study's model on 8 H200, its lengths as Table 3's.
@@ -75,19 +110,30 @@ def sizing_claims() -> list[Claim]:
     ]
 
 
+def kv_throughput(kv_bytes: float, prefill_seconds: float) -> float:
+    """Return equation (1), Φ_kv(l) = S_kv(l) / T_prefill(l): bytes of KV per second of one prefilling instance."""
+    return kv_bytes / prefill_seconds
+
+
+def required_egress(num_gpus: float, gpus_per_instance: float, *, kv_bytes: float, prefill_seconds: float) -> float:
+    """Return equation (2), B_out = N/P · E[S_kv] / E[T_prefill]: bytes per second of N busy GPUs of parallelism P.
+
+    S_kv and T_prefill at the mean length give the paper's approximation N/P · Φ_kv(L_avg).
+    """
+    return num_gpus / gpus_per_instance * kv_throughput(kv_bytes, prefill_seconds)
+
+
 def phi(model: str, tokens: float) -> float:
     """Return Φ_kv in bytes per second from the catalog's geometry and profile."""
     geometry = catalog.find_model(model)
     profile = catalog.find_profile(TABLE_3_PROFILES[model])
-    return throughput.kv_throughput(geometry.kv_bytes(tokens), profile.prefill.seconds(tokens))
+    return kv_throughput(geometry.kv_bytes(tokens), profile.prefill.seconds(tokens))
 
 
 def _fleet_gbps(model: str, num_gpus: int, tokens: int) -> float:
     geometry, profile = catalog.find_model(model), catalog.find_profile(TABLE_3_PROFILES[model])
     seconds = profile.prefill.seconds(tokens)
-    egress = throughput.required_egress(
-        num_gpus, _GPUS_PER_INSTANCE, kv_bytes=geometry.kv_bytes(tokens), prefill_seconds=seconds
-    )
+    egress = required_egress(num_gpus, _GPUS_PER_INSTANCE, kv_bytes=geometry.kv_bytes(tokens), prefill_seconds=seconds)
     return egress / _GBIT
 
 

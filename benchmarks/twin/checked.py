@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from benchmarks.solver.paper import TABLE_6
 from benchmarks.studies.studies import Table
 from benchmarks.studies.theory import relative_wait
 from benchmarks.twin import measured_ppd
@@ -12,7 +13,6 @@ from benchmarks.twin.figure import Figure
 from prfaas.sim.run import SimulationRun, prepare, simulate, traffic
 from prfaas.sim.scenario import VARIANTS, Scenario
 from prfaas.sim.stations import StationTwin
-from prfaas.solve.report.screen import TABLE_6
 
 THEORY = {
     "M/M/1 at 0.7": (1, 1.0, 0.7),

@@ -66,7 +66,7 @@ def _run(flags: argparse.Namespace) -> int:
         print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         report = startup.load_extra("prfaas.solve.report.screen", extra="solve")
-        print(report.render(study, compare_with_paper=command.is_case_study(flags)), end="")
+        print(report.render(study), end="")
     if flags.emit is not None:
         _write(flags.emit, startup.load_extra("prfaas.solve.report.export", extra="solve").manager_settings(study))
     if flags.plot is not None:

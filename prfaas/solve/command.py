@@ -15,7 +15,7 @@ from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasClu
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import SloSection, read_deployment
 from prfaas.solve.files.quantities import LOAD, NUMBER
-from prfaas.solve.files.traces import DEFAULT_TRACE, find_trace
+from prfaas.solve.files.traces import find_trace
 from prfaas.solve.study import Study, study
 from prfaas.units import ValueKind, parse_rate, parse_ratio
 
@@ -40,12 +40,6 @@ def plan_for(flags: Namespace) -> Study:
         load=_parse("--load", flags.load, LOAD),
         inferred=written.inferred,
     )
-
-
-def is_case_study(flags: Namespace) -> bool:
-    """Return whether the flags leave the paper's case study as it is."""
-    given = (flags.deployment, flags.model, flags.bandwidth, flags.slo, flags.prices, flags.local_turns)
-    return all(value is None for value in given) and flags.trace in (None, DEFAULT_TRACE)
 
 
 def _method(flags: Namespace) -> Method:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prfaas.errors import ConfigError
-from prfaas.model.capacity import throughput, ttft
+from prfaas.model.capacity import ttft
 from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
 from prfaas.model.capacity.decoding import DecodeCapacity
-from prfaas.model.capacity.loads import LoadModel, Loads, Method
+from prfaas.model.capacity.loads import LoadModel, Method
 from prfaas.model.capacity.ttft import Ttft
 from prfaas.model.cost.curve import ONE, OfNewTokens
 from prfaas.model.cost.lengths import expectation
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
-from prfaas.model.planning.advantage import Advantage, judge
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
 from prfaas.model.planning.sensitivity import Sensitivity, sensitivity
@@ -40,41 +39,11 @@ class Option:
 
 
 @dataclass(frozen=True)
-class OtherForm:
-    """Plans by both forms of the equations: as in the paper, and with exact expectations.
-
-    `paper_plan_exactly` is the exact throughput of the paper form's plan.
-    """
-
-    paper: Plan
-    exact: Plan
-    paper_plan_exactly: float
-
-    @property
-    def overstatement(self) -> float:
-        """Return the paper form's throughput over the exact throughput of the same plan, minus 1."""
-        return self.paper.system_throughput / self.paper_plan_exactly - 1
-
-
-@dataclass(frozen=True)
-class Balance:
-    """Main plan in the equations that size and balance it; requests and bytes per second.
-
-    `egress_exact` and `egress_at_mean` are equation (2) for PrfaaS clusters that are busy with the offloaded requests.
-    `prefill` and `producers` are the residuals of equations (7) and (8).
-    """
-
-    egress_exact: float
-    egress_at_mean: float
-    prefill: float
-    producers: float
-
-
-@dataclass(frozen=True)
 class Study:
     """Results of the planner.
 
-    `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD.
+    `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD. `exact` is the best plan
+    with exact expectations, which is the plan itself unless `method` is the paper's.
     """
 
     method: Method
@@ -82,13 +51,11 @@ class Study:
     arrivals_per_second: float
     options: tuple[Option, ...]
     at_equal_cost: Option | None
-    forms: OtherForm
-    balance: Balance | None
+    exact: Plan
     fractional: Bound
     integer: Bound
     duals: dict[str, float]
     integer_duals: dict[str, float]
-    advantage: Advantage
     equally_good: tuple[int, int] | None
     decode: tuple[DecodeCapacity, ...]
     sensitivity: Sensitivity | None
@@ -104,7 +71,7 @@ class Study:
     @property
     def gap(self) -> float:
         """Return the exact plan's distance from the bound for whole splits, as a ratio."""
-        return _gap(self.forms.exact, self.integer)
+        return 1 - self.exact.system_throughput / self.integer.system_throughput
 
 
 def study(
@@ -128,9 +95,9 @@ def study(
     main = _option(deployment, workload, plan, arrivals)
     _check_ttft(plan, deployment, workload)
     exact = LoadModel(deployment, workload, "exact")
-    forms = _forms(deployment, workload, plan, method)
+    exact_plan = plan if method == "exact" else best_plan(deployment, workload, method="exact")
     fractional = lp_bound(exact)
-    integer = _integer_bound(exact, fractional, forms.exact)
+    integer = _integer_bound(exact, fractional, exact_plan)
     others = [homogeneous(deployment)] + ([naive(deployment)] if deployment.prfaas else [])
     same_cost = equal_cost(deployment)
     return Study(
@@ -139,13 +106,11 @@ def study(
         arrivals_per_second=arrivals,
         options=(main, *(_solved(compared, workload, method, arrivals) for compared in others)),
         at_equal_cost=None if same_cost is None else _solved(same_cost, workload, method, arrivals),
-        forms=forms,
-        balance=_balance(deployment, workload, plan),
+        exact=exact_plan,
         fractional=fractional,
         integer=integer,
         duals=fractional.duals(exact),
         integer_duals=integer.duals(exact),
-        advantage=judge(exact, fractional, gap=_gap(forms.exact, integer)),
         equally_good=_equally_good(deployment, workload, plan, method),
         decode=exact.decode,
         sensitivity=sensitivity(deployment, workload, plan, method=method) if with_sensitivity else None,
@@ -159,10 +124,6 @@ def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: fl
     free = ttft.queue_free(plan, deployment, workload)
     queued = ttft.with_queueing(plan, deployment, workload, arrivals_per_second=arrivals)
     return Option(deployment, plan, free, queued, deployment.price_per_hour)
-
-
-def _gap(plan: Plan, bound: Bound) -> float:
-    return 1 - plan.system_throughput / bound.system_throughput
 
 
 def _solved(deployment: Deployment, workload: Workload, method: Method, arrivals: float) -> Option:
@@ -179,49 +140,6 @@ def _check_ttft(plan: Plan, deployment: Deployment, workload: Workload) -> None:
             f"slo ttft={objectives.ttft_seconds:g}s cannot be met: P{objectives.ttft_quantile * 100:g} of the best plan"
             f" is {reached:.2f} s even without any queue"
         )
-
-
-def _forms(deployment: Deployment, workload: Workload, plan: Plan, method: Method) -> OtherForm:
-    second = best_plan(deployment, workload, method="exact" if method == "paper" else "paper")
-    paper, exact = (plan, second) if method == "paper" else (second, plan)
-    if len(deployment.pd) > 1:
-        return OtherForm(paper, exact, exact.system_throughput)
-    solver = SinglePd(LoadModel(deployment, workload, "exact"))
-    threshold = solver_threshold(paper, workload)
-    return OtherForm(paper, exact, solver.sustained(threshold, paper.num_prefill))
-
-
-def _balance(deployment: Deployment, workload: Workload, plan: Plan) -> Balance | None:
-    """Return the balance of the stages; None where a stage is missing."""
-    if plan.threshold_tokens is None or not plan.prfaas_throughput or not plan.pd_prefill_throughput:
-        return None
-    return Balance(
-        egress_exact=_required_egress(LoadModel(deployment, workload, "exact").at(plan.threshold_tokens), deployment),
-        egress_at_mean=_required_egress(LoadModel(deployment, workload, "paper").at(plan.threshold_tokens), deployment),
-        prefill=throughput.prefill_imbalance(
-            plan.prfaas_throughput,
-            plan.pd_prefill_throughput,
-            offload_ratio=plan.offload_ratio,
-            local_ratio=plan.local_ratio,
-        ),
-        producers=throughput.producer_imbalance(
-            plan.prfaas_throughput, plan.pd_prefill_throughput, plan.pd_decode_throughput
-        ),
-    )
-
-
-def _required_egress(loads: Loads, deployment: Deployment) -> float:
-    return sum(
-        throughput.required_egress(cluster.num_instances, 1, kv_bytes=loads.remote_bytes, prefill_seconds=seconds)
-        for cluster, seconds in zip(deployment.prfaas, loads.remote_seconds, strict=True)
-    )
-
-
-def solver_threshold(plan: Plan, workload: Workload) -> float:
-    """Return the plan's threshold, or the threshold that offloads everything or nothing, as the plan does."""
-    if plan.threshold_tokens is not None:
-        return plan.threshold_tokens
-    return 0.0 if plan.offload_ratio else workload.prefilled.support[1]
 
 
 def _integer_bound(exact: LoadModel, fractional: Bound, plan: Plan) -> Bound:

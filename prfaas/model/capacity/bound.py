@@ -10,7 +10,7 @@ import numpy as np
 
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.capacity.program import Demand, Solution, solve
-from prfaas.model.cost.curve import ONE, Cost, Curve, FloatArray, OfNewTokens, WeightedCost
+from prfaas.model.cost.curve import ONE, Cost, FloatArray, OfNewTokens, WeightedCost
 from prfaas.model.cost.lengths import Lengths
 
 _NUM_BINS = 160
@@ -110,9 +110,3 @@ def option_costs(loads: LoadModel, solution: Solution) -> list[Cost]:
         price = solution.egress[route.source] + (0.0 if route.path is None else solution.paths[route.path])
         costs.append(WeightedCost(((decode[route.target], ONE), seconds, (price, kv))))
     return costs
-
-
-def gain_of_offloading(loads: LoadModel, solution: Solution) -> tuple[Curve, Curve]:
-    """Return the costs of local and remote prefill as curves of the length, for one cluster of each kind."""
-    local, remote = option_costs(loads, solution)
-    return local.along(0.0), remote.along(0.0)

@@ -1,9 +1,8 @@
-"""Plots of a plan: throughput over splits, over thresholds, and over the price of other deployments."""
+"""Plots of a plan: throughput over splits and over thresholds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,12 +15,10 @@ from matplotlib.figure import Figure
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.curve import FloatArray
-from prfaas.model.deployment import Deployment
-from prfaas.model.planning.planner import best_plan, homogeneous
 from prfaas.model.planning.single_pd import SinglePd
 from prfaas.solve.study import Study
 
-Corner = Literal["best", "upper right", "lower right"]
+Corner = Literal["best", "upper right"]
 _PNG_DPI = 120
 # These colours of Okabe and Ito differ in greyscale and for colour-blind readers.
 _REMOTE, _LOCAL, _DECODE, _SYSTEM = "#0072B2", "#E69F00", "#009E73", "#000000"
@@ -29,7 +26,6 @@ _SIZE = (6.4, 4.0)
 _NUM_THRESHOLDS = 240
 # Larger clusters are drawn at so many evenly spaced splits.
 _NUM_SPLITS = 64
-_NUM_SIZES = 9
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -50,8 +46,6 @@ def write_all(study: Study, folder: Path) -> list[Path]:
     if len(deployment.pd) != 1 or not deployment.prfaas:
         raise ConfigError("--plot: the plots show one PD cluster and at least one PrfaaS cluster")
     drawings: dict[str, Callable[[Axes, Study], None]] = {"split": _draw_splits, "threshold": _draw_thresholds}
-    if deployment.price_per_hour is not None:
-        drawings["cost"] = _draw_prices
     files = []
     for name, draw in drawings.items():
         figure = Figure(figsize=_SIZE, layout="constrained")
@@ -121,45 +115,3 @@ def _draw_thresholds(axes: Axes, study: Study) -> None:
 def _finite(rates: FloatArray) -> FloatArray:
     """Return `rates` with NaN, which is not drawn, where a stage is no limit."""
     return np.where(np.isinf(rates), np.nan, rates)
-
-
-def _draw_prices(axes: Axes, study: Study) -> None:
-    """Draw deployments with up to twice as many instances over their price, each with its best plan."""
-    deployment = study.main.deployment
-    (pd,) = deployment.pd
-    sizes = [(r, p) for r in np.linspace(0.0, 2.0, _NUM_SIZES) for p in np.linspace(0.25, 2.0, _NUM_SIZES)]
-    resized = [_resize(deployment, remote, local) for remote, local in sizes]
-    points = sorted(_price_and_throughput(candidate, study) for candidate in resized if candidate is not None)
-    best: list[tuple[float, float]] = []
-    for price, sustained in points:
-        if not best or sustained > best[-1][1]:
-            best.append((price, sustained))
-    alone = replace(deployment, prfaas=(), paths=())
-    added = [round(share * pd.num_instances) for share in np.linspace(-0.75, 2.0, 12)]
-    plain = sorted(_price_and_throughput(homogeneous(alone, num_added=count), study) for count in added)
-    axes.plot(*zip(*points, strict=True), ".", color="#BBBBBB", label="other numbers of instances")
-    axes.plot(*zip(*best, strict=True), color=_REMOTE, drawstyle="steps-post", label="best for the price")
-    axes.plot(*zip(*plain, strict=True), color=_LOCAL, marker="s", markersize=3, label="homogeneous PD")
-    planned = study.main.plan.system_throughput
-    axes.plot([deployment.price_per_hour or 0.0], [planned], "o", color=_SYSTEM, label="this deployment")
-    axes.set_ylim(bottom=0)
-    unit = "price per hour (inferred prices)" if "prices" in study.inferred else "price per hour"
-    _finish(axes, title="Throughput over price", x=unit, y="Λ_max, requests per second", legend="lower right")
-
-
-def _resize(deployment: Deployment, remote: float, local: float) -> Deployment | None:
-    """Return the deployment with its clusters scaled; None if no instance would be left to decode or to prefill."""
-    counts = [round(cluster.num_instances * remote) for cluster in deployment.prfaas]
-    pairs = zip(deployment.prfaas, counts, strict=True)
-    prfaas = tuple(replace(cluster, num_instances=count) for cluster, count in pairs if count)
-    (pd,) = deployment.pd
-    size = round(pd.num_instances * local)
-    if size < 1 or (not prfaas and size < 2):
-        return None
-    grown = replace(pd, num_instances=size, num_prefill=None, shared_instances=min(pd.shared_instances, size))
-    return replace(deployment, prfaas=prfaas, pd=(grown,))
-
-
-def _price_and_throughput(deployment: Deployment, study: Study) -> tuple[float, float]:
-    plan = best_plan(deployment, study.workload, method=study.method)
-    return deployment.price_per_hour or 0.0, plan.system_throughput

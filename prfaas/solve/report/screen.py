@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from prfaas.model.cost.lengths import mean_tokens
 from prfaas.model.planning.plan import Plan
 from prfaas.solve.files.quantities import show_gbps, show_seconds, show_tokens
 from prfaas.solve.study import Option, Study
 
-# Table 6 of the paper (arXiv 2604.15039) by the fields of the JSON output. Section 4.3.1 states 13 Gbps and 49.6 %.
-TABLE_6: Mapping[str, Mapping[str, float]] = MappingProxyType({
-    "prfaas-pd": {
-        "threshold_tokens": 19_400,
-        "num_prfaas": 4,
-        "num_prefill": 3,
-        "num_decode": 5,
-        "offload_ratio": 0.496,
-        "prfaas_throughput": 1.61,
-        "pd_prefill_throughput": 1.64,
-        "pd_decode_throughput": 3.91,
-        "system_throughput": 3.24,
-        "egress_gbps": 13.0,
-        "ttft_mean_seconds": 2.22,
-        "ttft_p90_seconds": 3.51,
-    },
-    "homogeneous-pd": {
-        "num_prefill": 9,
-        "num_decode": 3,
-        "pd_prefill_throughput": 2.11,
-        "pd_decode_throughput": 2.35,
-        "system_throughput": 2.11,
-        "ttft_mean_seconds": 4.44,
-        "ttft_p90_seconds": 9.73,
-    },
-    "naive-heterogeneous-pd": {
-        "num_prfaas": 4,
-        "num_decode": 8,
-        "prfaas_throughput": 2.45,
-        "pd_decode_throughput": 6.25,
-        "system_throughput": 2.45,
-        "ttft_mean_seconds": 1.74,
-        "ttft_p90_seconds": 3.51,
-    },
-})  # fmt: skip
-
 _NONE = "-"
 
 
-def render(study: Study, *, compare_with_paper: bool) -> str:
+def render(study: Study) -> str:
     """Return the complete report."""
     sections = [
         _inputs(study),
-        _against_paper(study) if compare_with_paper else _options(study),
+        _options(study),
         _cost(study),
-        _forms(study),
         _bound(study),
         _threshold(study),
         _queueing(study),
@@ -153,23 +115,6 @@ def _options(study: Study) -> str:
     return _table(rows)
 
 
-def _against_paper(study: Study) -> str:
-    columns = [_rows(option) for option in study.options]
-    rows = [["", *(cell for option in study.options for cell in (option.deployment.name, "paper", "error"))]]
-    for name, (label, _, _) in columns[0].items():
-        row = [label]
-        for option, column in zip(study.options, columns, strict=True):
-            _, value, form = column[name]
-            printed = TABLE_6[option.deployment.name].get(name)
-            row += [_cell(value, form), _cell(printed, form), _error(value, printed)]
-        rows.append(row)
-    return "against Table 6 of the paper (the egress of 13 Gbps is the text's, section 4.3.1)\n" + _table(rows)
-
-
-def _error(value: float | None, printed: float | None) -> str:
-    return _NONE if value is None or printed is None else f"{value / printed - 1:+.1%}"
-
-
 def _cost(study: Study) -> str:
     if study.main.price_per_hour is None:
         return ""
@@ -185,26 +130,6 @@ def _cost(study: Study) -> str:
         prices = [_cell(option.price_per_hour, "{:.2f}"), _cell(option.price_per_million, "{:.0f}")]
         rows.append([name, *prices, f"{ratio - 1:+.1%}"])
     return _table(rows)
-
-
-def _forms(study: Study) -> str:
-    rows = [["form of the equations", "t", "N_p/N_d", "Λ_max, req/s"]]
-    forms = (("at the representative length (paper)", study.forms.paper), ("exact expectations", study.forms.exact))
-    for name, plan in forms:
-        threshold = _NONE if plan.threshold_tokens is None else str(plan.threshold_tokens)
-        rows.append([name, threshold, f"{_split(plan)}", f"{plan.system_throughput:.3f}"])
-    over = study.forms.overstatement
-    word = "overstates" if over >= 0 else "understates"
-    lines = [_table(rows), f"  the paper's form {word} what its own plan sustains by {abs(over):.1%}"]
-    balance = study.balance
-    if balance is not None:
-        lines += [
-            f"  equation (2): busy PrfaaS clusters send {show_gbps(balance.egress_exact)}"
-            f" (at the mean length {show_gbps(balance.egress_at_mean)})",
-            f"  equation (7) is off by {balance.prefill:+.3f} req/s, equation (8) by {balance.producers:+.3f} req/s"
-            " (whole tokens and instances)",
-        ]
-    return "\n".join(lines)
 
 
 def _bound(study: Study) -> str:
@@ -225,21 +150,10 @@ def _bound(study: Study) -> str:
 
 
 def _threshold(study: Study) -> str:
-    words = {
-        "optimal": "a threshold is the best policy",
-        "any": "no threshold is better than another",
-        "reversed": "a threshold is not the best policy",
-        "not-monotone": "a threshold is not the best policy",
-        "equal-lengths": "a threshold is not the best policy",
-        "cached-prefixes": "a threshold on uncached tokens is not the best policy",
-        "several-clusters": "one threshold is not the best policy",
-        "nothing-to-route": "nothing to route",
-    }
-    lines = [f"{words[study.advantage.verdict]}: {study.advantage.reason}"]
-    if study.equally_good is not None:
-        low, high = study.equally_good
-        lines.append(f"  every t from {low} to {high} sustains at least 99 % of Λ_max")
-    return "\n".join(lines)
+    if study.equally_good is None:
+        return ""
+    low, high = study.equally_good
+    return f"every t from {low} to {high} sustains at least 99 % of Λ_max"
 
 
 def _queueing(study: Study) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.solver.paper import TABLE_6
 from prfaas import config
 from prfaas.cli.solve import main
 from prfaas.manager.config import ManagerConfig
-from prfaas.solve.report.screen import TABLE_6
 
 FIELDS = [
     "name", "threshold_tokens", "num_prfaas", "num_prefill", "num_decode", "offload_ratio", "mean_offloaded_tokens",
@@ -82,13 +82,7 @@ def test_report_marks_inferred_inputs_and_shows_the_bound(capsys: pytest.Capture
     text = answer(capsys, "--trace", "lognormal")
     for line in ("internal-1t-hybrid", "h20-internal-1t", "cost"):
         assert any(line in row and "inferred" in row for row in text.splitlines()), line
-    for words in (
-        "against Table 6",
-        "overstates",
-        "below it",
-        "a threshold is the best policy",
-        "+20 %",
-    ):
+    for words in ("below it", "+20 %"):
         assert words in text
     assert max(len(row) for row in text.splitlines() if row.startswith("  ")) <= 132
 
@@ -104,7 +98,6 @@ def test_plan_for_several_clusters_shows_the_cost_of_one_threshold(
     assert best["num_prefill"] + best["num_decode"] == 13
     assert best["system_throughput"] <= found["bound"]["integer_split_system_throughput"]
     assert "gbps:east->a" in found["bound"]["duals"]
-    assert "one threshold is not the best policy" in answer(capsys, "--deployment", str(file))
 
 
 def test_a_trace_file_is_planned_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -152,7 +145,7 @@ def test_manager_loads_the_emitted_file(capsys: pytest.CaptureFixture[str], tmp_
 def test_plots_are_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     answer(capsys, "--plot", str(tmp_path / "one"))
     answer(capsys, "--plot", str(tmp_path / "two"))
-    names = {f"{name}.{suffix}" for name in ("split", "threshold", "cost") for suffix in ("svg", "png")}
+    names = {f"{name}.{suffix}" for name in ("split", "threshold") for suffix in ("svg", "png")}
     assert {file.name for file in (tmp_path / "one").iterdir()} == names
     for name in names:
         drawn = (tmp_path / "one" / name).read_bytes()

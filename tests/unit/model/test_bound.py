@@ -10,10 +10,8 @@ from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import ClusterPath, Deployment, PdCluster, PrfaasCluster
-from prfaas.model.planning.advantage import judge
 from prfaas.model.planning.planner import best_plan
-from prfaas.solve.files.traces import parse_spec
-from tests.support.planner_inputs import case_study, profile, small_deployment, with_links_as_wide
+from tests.support.planner_inputs import case_study, profile, with_links_as_wide
 
 
 def bounds(deployment: Deployment, traffic: Workload) -> tuple[LoadModel, Bound, Bound]:
@@ -100,33 +98,4 @@ def test_clusters_without_a_path_exchange_nothing() -> None:
     assert (
         lp_bound(LoadModel(cut, traffic, "exact")).system_throughput
         < lp_bound(LoadModel(deployment, traffic, "exact")).system_throughput
-    )
-
-
-def verdict(deployment: Deployment, traffic: Workload) -> str:
-    loads, fractional, whole = bounds(deployment, traffic)
-    plan = best_plan(deployment, traffic, method="exact")
-    return judge(loads, fractional, gap=1 - plan.system_throughput / whole.system_throughput).verdict
-
-
-def test_verdict_names_the_reason() -> None:
-    deployment, traffic = case_study()
-    slow = profile(0.4, 1.3e-4, 3e-10)
-    assert verdict(deployment, traffic) == "optimal"
-    assert verdict(small_deployment(slow, slow), traffic) == "any"
-    assert verdict(small_deployment(profile(0.1, 1.3e-4), profile(1.5, 1e-4)), traffic) == "reversed"
-    assert verdict(deployment, parse_spec("lognormal:later=60%,later_new=512")) == "equal-lengths"
-    alone = replace(deployment, prfaas=())
-    loads = LoadModel(alone, traffic, "exact")
-    assert judge(loads, lp_bound(loads), gap=0.0).verdict == "nothing-to-route"
-    many = LoadModel(two_by_two(link=1e9), traffic, "exact")
-    assert judge(many, lp_bound(many), gap=0.0).verdict == "several-clusters"
-
-
-def test_constant_ratio_makes_every_balanced_threshold_equal() -> None:
-    slow = profile(0.4, 1.3e-4, 3e-10)
-    deployment, traffic = small_deployment(slow, slow), case_study()[1]
-    _, _, whole = bounds(deployment, traffic)
-    assert best_plan(deployment, traffic, method="exact").system_throughput == pytest.approx(
-        whole.system_throughput, rel=1e-4
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from benchmarks.solver import paper
@@ -17,7 +15,7 @@ def test_equation_1_gives_table_5() -> None:
     for mebibytes, seconds, printed in zip(
         paper.TABLE_5_KV_MIB, paper.TABLE_5_SECONDS, paper.TABLE_5_GBPS, strict=True
     ):
-        assert throughput.kv_throughput(mebibytes * 2**20, seconds) / GBIT == pytest.approx(printed, abs=0.03)
+        assert paper.kv_throughput(mebibytes * 2**20, seconds) / GBIT == pytest.approx(printed, abs=0.03)
 
 
 @pytest.mark.parametrize("model", paper.TABLE_3)
@@ -43,8 +41,8 @@ def test_equation_2_has_two_forms_that_differ_by_the_variance_of_lengths() -> No
         0.5 * (model.kv_bytes(1000) + model.kv_bytes(63_000)),
         0.5 * (profile.seconds(1000) + profile.seconds(63_000)),
     )
-    exact = throughput.required_egress(512, 8, kv_bytes=kv_bytes, prefill_seconds=seconds)
-    approximate = throughput.required_egress(
+    exact = paper.required_egress(512, 8, kv_bytes=kv_bytes, prefill_seconds=seconds)
+    approximate = paper.required_egress(
         512, 8, kv_bytes=model.kv_bytes(32_000), prefill_seconds=profile.seconds(32_000)
     )
     assert exact < approximate
@@ -54,35 +52,3 @@ def test_equation_2_has_two_forms_that_differ_by_the_variance_of_lengths() -> No
 def test_equation_3_takes_the_lesser_of_computing_and_sending() -> None:
     assert throughput.prfaas_throughput(4, 2.0, egress_bytes_per_second=100, kv_bytes=10) == 2.0
     assert throughput.prfaas_throughput(4, 2.0, egress_bytes_per_second=5, kv_bytes=10) == 0.5
-
-
-def test_equations_3_to_6_give_table_6_at_its_own_operating_point() -> None:
-    h200 = catalog.find_profile("h200-internal-1t").prefill
-    h20 = catalog.find_profile("h20-internal-1t").prefill
-    kv_bytes = catalog.find_model("internal-1t-hybrid").kv_bytes(45_046)
-    remote = throughput.prfaas_throughput(4, h200.seconds(45_046), egress_bytes_per_second=12.5e9, kv_bytes=kv_bytes)
-    local = throughput.pd_prefill_throughput(3, h20.seconds(10_224))
-    decode = throughput.pd_decode_throughput(5, max_batch=20, step_seconds=0.025, output_tokens=1024)
-    assert (remote, local, decode) == pytest.approx((1.61, 1.64, 3.91), rel=5e-3)
-    system = throughput.system_throughput(remote, local, decode, offload_ratio=0.4957, local_ratio=0.5043)
-    assert system == pytest.approx(3.24, rel=5e-3)
-
-
-def test_equation_5_charges_appended_turns_to_decode() -> None:
-    plain = throughput.pd_decode_throughput(1, max_batch=20, step_seconds=0.025, output_tokens=1024)
-    charged = throughput.pd_decode_throughput(
-        1, max_batch=20, step_seconds=0.025, output_tokens=1024, append_seconds=1 / plain
-    )
-    assert charged == pytest.approx(plain / 2)
-
-
-def test_a_stage_without_requests_is_no_limit() -> None:
-    assert throughput.system_throughput(1, 2, 9, offload_ratio=0, local_ratio=1) == 2
-    assert throughput.system_throughput(1, 0, 9, offload_ratio=1, local_ratio=0) == 1
-    assert throughput.pd_prefill_throughput(3, 0.0) == math.inf
-
-
-def test_equations_7_and_8_are_zero_in_balance() -> None:
-    assert throughput.prefill_imbalance(1.5, 4.5, offload_ratio=0.25, local_ratio=0.75) == 0
-    assert throughput.producer_imbalance(1.5, 4.5, 6.0) == 0
-    assert throughput.producer_imbalance(2.0, 4.5, 6.0) > 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.solver.paper import TABLE_6
 from prfaas.model.capacity.ttft import queue_free
 from prfaas.model.planning.plan import Plan
 from prfaas.sim.run import SimulationRun, prepare, simulate, traffic
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import StationTwin
-from prfaas.solve.report.screen import TABLE_6
 
 VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
 # Requests do not overlap at this load.

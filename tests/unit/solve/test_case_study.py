@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.solver import paper
-from prfaas.model.capacity import throughput
 from prfaas.solve.files import catalog
 
 GBIT = 1e9 / 8
@@ -27,7 +26,5 @@ def test_aiconfigurator_s_tables_agree_with_table_3_at_long_lengths_alone() -> N
 def test_the_independent_profile_gives_the_fleet_size_of_section_2_within_its_error() -> None:
     profile = catalog.find_profile("h200-qwen3-235b-aiconfigurator").prefill
     model = catalog.find_model("Qwen3-235B-A22B")
-    egress = throughput.required_egress(
-        512, 8, kv_bytes=model.kv_bytes(32_768), prefill_seconds=profile.seconds(32_768)
-    )
+    egress = paper.required_egress(512, 8, kv_bytes=model.kv_bytes(32_768), prefill_seconds=profile.seconds(32_768))
     assert egress / GBIT / 1e3 == pytest.approx(2.1, rel=0.16)
