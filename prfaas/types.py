@@ -63,8 +63,8 @@ class GroupBlocks:
         return len(self.hashes)
 
 
-# Outcome of a prefix copy or a pool command. `pinned`: the prefix is pinned already, so a soft pin changes nothing.
-CopyOutcome = Literal["completed", "pinned"] | FailureReason
+# Outcome of a prefix copy or a pool command.
+CopyOutcome = Literal["completed"] | FailureReason
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,6 @@ class CopyCommand:
 
 PoolOrder = Literal[
     "pin",  # Keep until unpinned.
-    "soft_pin",  # Evict only when nothing else can be evicted.
     "unpin",
     "remove",  # Evict now, except blocks in use.
 ]

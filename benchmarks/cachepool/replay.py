@@ -11,13 +11,10 @@ from typing import Any
 from benchmarks.cachepool import trace
 from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, STATE, dense, hybrid
 from benchmarks.cachepool.trace import BLOCK_TOKENS, MAX_INPUT_TOKENS, Request
-from prfaas.agent.config import AgentConfig
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.capacity import NO_LIMITS, TenantShares
-from prfaas.cachepool.eviction import EvictionPolicy
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
-from prfaas.config import default
 from prfaas.model.cost.profile import PrefillProfile
 from prfaas.solve.files import catalog
 from prfaas.types import BlockHash
@@ -67,12 +64,7 @@ CASES = {
     "dense": Case(False, catalog.find_profile("h200-qwen3-235b").prefill),
     "hybrid": Case(True, catalog.find_profile("h200-internal-1t").prefill),
 }
-POLICIES: dict[str, tuple[EvictionPolicy, TenantShares]] = {
-    CHOSEN: (default(AgentConfig, "eviction"), TenantShares(learns=True)),
-    "lru": ("lru", NO_LIMITS),
-    "lfu": ("lfu", NO_LIMITS),
-    "cost": ("cost", NO_LIMITS),
-}
+POLICIES = {CHOSEN: TenantShares(learns=True), "lru": NO_LIMITS}
 
 
 def measure(file: Path | None) -> dict[str, Any]:
@@ -103,9 +95,8 @@ def _compare(requests: Sequence[Request], capacity: int, case: Case) -> dict[str
 
 def replay(requests: Iterable[Request], capacity: int, case: Case, policy: str) -> Savings:
     """Return all requests through a pool of `capacity` prefix slots; with states a hit needs a state at its very end."""
-    eviction, shares = POLICIES[policy]
     ratio = _ROOM / (capacity + _ROOM)
-    pool = Pool((capacity + _ROOM) * SLOT_BYTES, transfer_ratio=ratio, eviction=eviction, shares=shares)
+    pool = Pool((capacity + _ROOM) * SLOT_BYTES, transfer_ratio=ratio, shares=POLICIES[policy])
     node = _Node(pool, states=case.states)
     savings = Savings(case.profile)
     for request in requests:

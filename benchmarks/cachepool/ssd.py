@@ -63,7 +63,7 @@ def _tier_rates(directory: Path) -> dict[str, float]:
     memory = Pool(4 * NUM_BLOCKS * SLOT_BYTES, on_change=changes.append)
     arena = memory.arena(dense(BLOCK_TOKENS, slot_bytes=SLOT_BYTES))
     ssd = SsdTier(
-        SsdSettings(directory, 2 * NUM_BLOCKS * SLOT_BYTES, num_threads=NUM_THREADS),
+        SsdSettings(directory, 2 * NUM_BLOCKS * SLOT_BYTES),
         memory,
         post=lambda function, *arguments: calls.put((function, arguments)),
         on_change=lambda change: None,

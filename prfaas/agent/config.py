@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from prfaas.cachepool.capacity import TenantShares
-from prfaas.cachepool.eviction import policy_of
 from prfaas.cachepool.ssd import SsdSettings
 from prfaas.config import record, records, setting
 from prfaas.config_checks import (
@@ -79,6 +78,7 @@ class AgentConfig:
     """One machine's agent."""
 
     REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
+        "eviction": "the least recently used blocks leave first",
         "newcomer_ratio": "the agent learns the share of probation blocks",
         "learn_newcomer_ratio": "the agent learns the share of probation blocks",
         "ssd_threads": "the agent reads and writes 8 blocks at a time",
@@ -105,7 +105,6 @@ class AgentConfig:
     )
     pool_bytes: int = setting("bytes", default=4 << 30, minimum=1 << 12, doc="Host memory for KV, over all layouts.")
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool for transfers in flight.")
-    eviction: str = setting("text", default="lru", doc="Order in which prefix blocks leave: lru, lfu or cost.")
     tenant_ratio: float = setting(
         "ratio",
         default=1.0,
@@ -191,7 +190,6 @@ class AgentConfig:
     def __post_init__(self) -> None:
         check_node_name("name", self.name)
         check_socket_path("socket", self.socket)
-        policy_of(self.eviction)
         if len({tenant.tenant for tenant in self.tenants}) < len(self.tenants):
             raise ValueError("tenants: a tenant is named twice")
         if self.ssd_directory is not None and not self.ssd_bytes:

@@ -51,7 +51,6 @@ from prfaas.agent.transfer.link_probe import InboundProbes, OutboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.receive import InboundTransfers
 from prfaas.agent.transfer.send import OutboundTransfers
-from prfaas.cachepool import eviction
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdTier
@@ -95,7 +94,6 @@ class Agent:
         self._pool = Pool(
             config.pool_bytes,
             transfer_ratio=config.transfer_ratio,
-            eviction=eviction.policy_of(config.eviction),
             shares=config.shares(),
             on_change=self._on_pool_change,
         )

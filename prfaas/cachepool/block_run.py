@@ -46,7 +46,6 @@ class BlockRun:
     num_read: int = 0  # Leading blocks that somebody has read since they were stored.
     children: dict[int, int] = field(default_factory=dict)  # Blocks of other runs that depend on a position.
     _readers: dict[int, int] = field(default_factory=dict)  # Leases that read up to an end.
-    _num_uses: dict[int, int] = field(default_factory=dict)  # Reads up to an end since the run began.
     _last_used: list[tuple[int, int]] = field(default_factory=list)  # (end, time), with falling ends and rising times.
 
     def __len__(self) -> int:
@@ -91,10 +90,9 @@ class BlockRun:
         self._touch(len(self.slots), now)
 
     def begin_read(self, end: int, now: int | None) -> None:
-        """Count a lease that reads up to `end`. Without `now` the read does not make the blocks more valuable."""
+        """Count a lease that reads up to `end`. Without `now` the read is not a use that delays eviction."""
         self._readers[end] = self._readers.get(end, 0) + 1
         if now is not None:
-            self._num_uses[end] = self._num_uses.get(end, 0) + 1
             self.num_read = max(self.num_read, end)
             self._touch(end, now)
 
@@ -132,13 +130,13 @@ class BlockRun:
 
     # The tail
 
-    def tail_uses(self) -> tuple[int, int]:
-        """Return the time of the last block's last use, and its number of uses."""
-        return self._last_used[0][1], 1 + self._num_uses.get(len(self.slots), 0)
+    def tail_last_used(self) -> int:
+        """Return the time of the last block's last use."""
+        return self._last_used[0][1]
 
     def even_tail(self) -> int:
-        """Return the position from which on all blocks were used at the same times."""
-        ends = (end for end in (*(end for end, _ in self._last_used), *self._num_uses) if end < len(self.slots))
+        """Return the position from which on all blocks were last used together, and all or none have been read."""
+        ends = (end for end in (self.num_read, *(end for end, _ in self._last_used)) if end < len(self.slots))
         return max(ends, default=0)
 
     def cut(self, num_blocks: int) -> tuple[list[int], list[BlockHash]]:
@@ -150,7 +148,4 @@ class BlockRun:
         while len(self._last_used) > 1 and self._last_used[1][0] >= left:
             del self._last_used[0]
         self._last_used[0] = (left, self._last_used[0][1])
-        beyond = sum(self._num_uses.pop(end) for end in [end for end in self._num_uses if end >= left])
-        if beyond:
-            self._num_uses[left] = beyond
         return gone, hashes

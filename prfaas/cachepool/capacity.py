@@ -114,8 +114,8 @@ class Capacity:
             return Shortage(min(lacking, excess), PROBATION)
         return Shortage(lacking, ALL)
 
-    def victim(self, view: str) -> tuple[BlockRun, float] | None:
-        """Return the run whose tail leaves, with its key.
+    def victim(self, view: str) -> BlockRun | None:
+        """Return the run whose tail leaves.
 
         If all blocks on probation are in use, any run may leave: a prompt that is being stored is worth more whole.
         """

@@ -10,7 +10,6 @@ from typing import Generic, TypeVar
 from prfaas.cachepool.arena import Arena, SlotMemory, stride_of
 from prfaas.cachepool.block_run import BlockIdentity, BlockRun
 from prfaas.cachepool.capacity import NO_LIMITS, Capacity, TenantAccount, TenantShares
-from prfaas.cachepool.eviction import ALL, POLICIES, EvictionPolicy
 from prfaas.cachepool.removal import RunCut
 from prfaas.cachepool.slots import Lease, LeaseId, SlotTable
 from prfaas.hashing import NO_HASH
@@ -43,7 +42,6 @@ class SlotPool(Generic[Memory]):
         budget_bytes: int,
         *,
         transfer_ratio: float = 0.5,
-        eviction: EvictionPolicy = "lru",
         shares: TenantShares = NO_LIMITS,
         on_change: Callable[[PoolChange], None] | None = None,
         tier: Tier = "memory",
@@ -52,7 +50,6 @@ class SlotPool(Generic[Memory]):
         self._transfer_budget = int(budget_bytes * transfer_ratio)
         self._capacity = Capacity(budget_bytes - self._transfer_budget, shares)
         self.budget_bytes = budget_bytes
-        self._sort_key = POLICIES[eviction]
         self._on_change = on_change
         self._tier: Tier = tier
         self._make_arena = make_arena
@@ -62,7 +59,6 @@ class SlotPool(Generic[Memory]):
         self._arena_numbers = itertools.count()
         self._leases: dict[LeaseId, Lease] = {}
         self._lease_ids = map(LeaseId, itertools.count(1))
-        self._floor = 0.0  # Sort key of the last evicted block, from which the ageing policies count.
         self._now = 0  # Number of uses so far, which serves as the clock.
         self._transfer_bytes = 0
         self._num_evicted = 0
@@ -186,7 +182,7 @@ class SlotPool(Generic[Memory]):
         return self._slots_of(arena).chain(end_hash)
 
     def pin(self, arena: SlotMemory, pinned: Iterable[int], lease: LeaseId, *, is_use: bool = True) -> None:
-        """Read prefix blocks under `lease`, which keeps them. Without `is_use` they become no more valuable."""
+        """Read prefix blocks under `lease`, which keeps them. Without `is_use` they leave no later for it."""
         slots, used, read = self._slots_of(arena), list(pinned), self._leases[lease].read
         self._now += 1
         for run, position, start, end in slots.stretches(used):
@@ -196,19 +192,6 @@ class SlotPool(Generic[Memory]):
             self._capacity.probation.used_bytes -= (run.num_read - num_read) * slots.arena.stride_bytes
             read.append((run, last))
             self._keep(run)
-
-    def soft_pin(self, arena: SlotMemory, pinned: Iterable[int], *, keep: bool) -> None:
-        """Have prefix blocks leave only when no other block can; with keep=False, undo that."""
-        slots = self._slots_of(arena)
-        for slot in pinned:
-            run = slots.run_of[slot]
-            if keep and run is not None:
-                slots.soft_pinned.add(slot)
-            else:
-                slots.soft_pinned.discard(slot)
-            if run is not None:
-                self._capacity.candidates.discard(run)
-                self._settle(run)
 
     def publish(self, arena: SlotMemory, slot: int, block: BlockIdentity) -> bool:
         """Make a complete transfer block a prefix block, and return whether it became one.
@@ -290,9 +273,8 @@ class SlotPool(Generic[Memory]):
         if slots.is_forgotten(run):
             self._cut(run, len(run) - run.num_kept())
             return
-        key = self._sort_key(slots.tail_facts(run), self._floor)
         views = self._capacity.views(self.account_of(run), run)
-        self._capacity.candidates.add(run, key, is_soft=run.slots[-1] in slots.soft_pinned, views=views)
+        self._capacity.candidates.add(run, run.tail_last_used(), views=views)
 
     def account_of(self, run: BlockRun) -> TenantAccount:
         """Return the account that a run's bytes count on."""
@@ -301,15 +283,13 @@ class SlotPool(Generic[Memory]):
     def _make_room(self, account: TenantAccount, num_bytes: int) -> bool:
         """Evict until that many bytes of a tenant fit, and return whether they do."""
         while (shortage := self._capacity.shortage(account, num_bytes)) is not None:
-            victim = self._capacity.victim(shortage.view)
-            if victim is None:
+            run = self._capacity.victim(shortage.view)
+            if run is None:
                 return False
-            run, key = victim
-            self._floor = key if shortage.view == ALL else self._floor
-            slots = self._by_number[run.arena_number]
-            # Only blocks that were used alike leave together.
-            first = max(run.num_kept(), run.even_tail(), slots.evenly_pinned(run))
-            self._cut(run, min(len(run) - first, -(-shortage.num_bytes // slots.arena.stride_bytes)))
+            stride_bytes = self._by_number[run.arena_number].arena.stride_bytes
+            # Only blocks that were last used together leave together.
+            first = max(run.num_kept(), run.even_tail())
+            self._cut(run, min(len(run) - first, -(-shortage.num_bytes // stride_bytes)))
         return True
 
     def _cut(self, run: BlockRun, num_blocks: int) -> None:

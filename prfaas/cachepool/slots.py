@@ -8,7 +8,6 @@ from typing import NewType
 
 from prfaas.cachepool.arena import SlotMemory
 from prfaas.cachepool.block_run import MAX_RUN_BLOCKS, BlockIdentity, BlockRun
-from prfaas.cachepool.eviction import BlockFacts
 from prfaas.kv.kinds.kind import ChainKey
 from prfaas.types import BlockHash
 
@@ -42,7 +41,6 @@ class SlotTable:
         self.run_of: list[BlockRun | None] = []  # The run whose block a slot holds.
         self.by_hash: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)
         self.states: tuple[dict[BlockHash, dict[BlockHash, int]], ...] = tuple({} for _ in groups)
-        self.soft_pinned: set[int] = set()
         self.barred: set[int] = set()  # Slots in use whose contents nobody finds or gets until they are free.
         self.awaited: tuple[dict[BlockHash, int], ...] = tuple({} for _ in groups)  # Children of absent blocks.
         self._is_state = tuple(group.is_state for group in groups)
@@ -226,8 +224,6 @@ class SlotTable:
             return gone, hashes
         for block_hash in hashes:
             del by_hash[block_hash]
-        if self.soft_pinned:
-            self.soft_pinned.difference_update(gone)
         states = self.states[run.group].get(run.parent)
         if states is not None:
             states.pop(hashes[0], None)
@@ -249,28 +245,11 @@ class SlotTable:
             hashes.clear()
             states.clear()
             awaited.clear()
-        self.soft_pinned.clear()
         self.barred = set(range(self.never_used)).difference(self.free, self.given_back)
         return found
 
     def is_forgotten(self, run: BlockRun) -> bool:
         return bool(self.barred and run.slots) and run.slots[0] in self.barred
-
-    def evenly_pinned(self, run: BlockRun) -> int:
-        """Return the position from which on all blocks of a run are soft-pinned, or none is."""
-        pinned = self.soft_pinned
-        if not pinned:
-            return 0
-        is_soft = run.slots[-1] in pinned
-        others = (at for at in range(len(run) - 1, -1, -1) if (run.slots[at] in pinned) != is_soft)
-        return next(others, -1) + 1
-
-    def tail_facts(self, run: BlockRun) -> BlockFacts:
-        """Return the facts about a run's last block for an eviction policy."""
-        group, num_tokens = self.arena.layout.groups[run.group], run.tokens_at(len(run) - 1)
-        last_used, num_uses = run.tail_uses()
-        saved_tokens = group.rules.saved_tokens(group, num_tokens)
-        return BlockFacts(saved_tokens, num_tokens, self.arena.stride_bytes, last_used, num_uses)
 
     def runs(self) -> list[BlockRun]:
         """Return every run once. O(slots)."""

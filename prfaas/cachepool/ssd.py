@@ -27,6 +27,7 @@ from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange
 from prfaas.types import BlockHash
 
 BURST_SECONDS = 0.25
+NUM_THREADS = 8  # Blocks that are read, and blocks that are written, at a time.
 MAX_WAITING = 1 << 20  # Blocks that wait to be written. The oldest are dropped first: they are evicted next.
 _IN_FLIGHT_RATIO = 0.05  # Share of the budget for slots that are being written.
 _log = logs.get("cachepool.ssd")
@@ -37,13 +38,11 @@ BlockKey = tuple[bytes, int, BlockHash]  # Layout fingerprint, group and hash.
 
 @dataclass(frozen=True)
 class SsdSettings:
-    """Settings of the tier. Rates are in bytes per second; 0 means no limit."""
+    """Settings of the tier. A rate of 0 means no limit."""
 
     directory: Path
     budget_bytes: int
-    num_threads: int = 8
     write_bytes_per_second: float = 0.0
-    read_bytes_per_second: float = 0.0
 
 
 class DiskBudget:
@@ -108,10 +107,9 @@ class SsdTier:
             tier="ssd",
             make_arena=lambda layout, num_slots: FileArena(layout, num_slots, directory=settings.directory),
         )
-        self._threads = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="prfaas-ssd")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prfaas-ssd")
         self._buffers = threading.local()
         self._write_budget = DiskBudget(settings.write_bytes_per_second)
-        self._read_budget = DiskBudget(settings.read_bytes_per_second)
         self._to_write: deque[BlockKey] = deque(maxlen=MAX_WAITING)
         self._to_read: deque[_ReadJob] = deque()
         self._too_wide: set[bytes] = set()  # Layouts whose blocks do not fit the budget.
@@ -233,11 +231,11 @@ class SsdTier:
         return None if arena is None or slot is None else (arena, slot)
 
     def pump(self) -> None:
-        """Begin as many reads, then writes, as the budgets and the threads allow."""
-        now = time.monotonic()
-        while self._to_read and len(self._reading) < self._settings.num_threads and self._read_budget.has_room(now):
+        """Begin as many reads, then writes, as the threads and the write budget allow."""
+        while self._to_read and len(self._reading) < NUM_THREADS:
             self._begin_read(self._to_read.popleft())
-        while self._to_write and len(self._writing) < self._settings.num_threads and self._write_budget.has_room(now):
+        now = time.monotonic()
+        while self._to_write and len(self._writing) < NUM_THREADS and self._write_budget.has_room(now):
             if not self._begin_write(self._to_write[0]):
                 return
             self._to_write.popleft()
@@ -342,7 +340,6 @@ class SsdTier:
             job.done(False)
 
     def _begin_read(self, job: _ReadJob) -> None:
-        self._read_budget.spend(_num_bytes(job.arena, job.block))
         self._reading.add(job)
         self._threads.submit(self._read, job)
 

@@ -15,13 +15,11 @@ import prfaas
 from prfaas import config, grants, units
 from prfaas.cli import named_files, startup
 from prfaas.console import tables
-from prfaas.console.completion import completion
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
 from prfaas.console.doctor.finding import findings_table
 from prfaas.console.pages import first_json, read_json, readiness, tls_of
 from prfaas.console.terminal import CommandOutput, show
-from prfaas.console.waiting import report_wait
 from prfaas.console.watching import watch
 from prfaas.errors import ConfigError, PageUnreachable, PrfaasError
 from prfaas.router.http.admission import read_key
@@ -126,8 +124,8 @@ def _drain(call: Call) -> CommandOutput:
     changes = startup.load_extra("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
     seconds = units.parse_seconds(call.arguments.within)
-    with report_wait(call.arguments.node, lambda: call.page("/state"), seconds=seconds):
-        moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
+    _report_wait(call.arguments)
+    moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
     left = (moved["num_requests_left"], moved["num_engines_unknown"])
     counts = (str(moved["num_prefixes"]), tables.size(moved["moved_bytes"]), *map(str, left))
     columns = ("node", "prefixes moved", "bytes moved", "requests still running", "engines without a report")
@@ -135,6 +133,10 @@ def _drain(call: Call) -> CommandOutput:
     return CommandOutput(
         moved, [tables.Table(title, columns, ((moved["node"], *counts),))], status=1 if any(left) else 0
     )
+
+
+def _report_wait(arguments: argparse.Namespace) -> None:
+    sys.stderr.write(f"prfaas: {arguments.node}: waiting for running requests, {arguments.within} at most\n")
 
 
 def _undrain(call: Call) -> CommandOutput:
@@ -149,8 +151,8 @@ def _flip(call: Call) -> CommandOutput:
     secret = grants.read_secret(call.settings.secret_file)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
     seconds = units.parse_seconds(call.arguments.within)
-    with report_wait(asked["node"], lambda: call.page("/state"), seconds=seconds):
-        changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
+    _report_wait(call.arguments)
+    changed = asyncio.run(changes.flip(call.settings, secret, seconds=seconds, **asked))
     rows = tuple(
         (
             change["instance"],
@@ -190,7 +192,7 @@ def _pool_order(call: Call) -> CommandOutput:
     """Pin, unpin or remove a prefix on nodes, by default on all."""
     changes = startup.load_extra("prfaas.console.changes", extra="manager")
     secret = grants.read_secret(call.settings.secret_file)
-    order = "soft_pin" if call.arguments.order == "pin" and call.arguments.soft else call.arguments.order
+    order = call.arguments.order
     nodes = call.arguments.node or [node["node"]["name"] for node in tables.nodes_of(call.page("/state"))]
     end_hash = _hash(call.arguments.hash)
     found = asyncio.run(changes.order_pool(call.settings, secret, nodes=nodes, end_hash=end_hash, order=order))
@@ -261,11 +263,6 @@ def _checked(path: Path, *, component: str | None) -> tuple[str, str, str]:
     return str(path), name, "good"
 
 
-def _completion(call: Call) -> CommandOutput:
-    sys.stdout.write(completion(call.arguments.shell, _parser()))
-    sys.exit(0)
-
-
 Command = Callable[[Call], CommandOutput]
 
 
@@ -296,8 +293,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_pool(commands)
     _add_doctor(commands)
     _add_config(commands)
-    shell = _add(commands, "completion", _completion, "shell completion script")
-    shell.add_argument("shell", choices=("bash", "zsh"), help='for example: eval "$(prfaas completion bash)"')
     return parser
 
 
@@ -320,7 +315,6 @@ def _add_pool(commands: Any) -> None:
     _add(pool, "ls", _pool_ls, "blocks and bytes by cluster, node, model, KV group and tier")
     _add(pool, "hot", _pool_hot, "the most requested prefixes of late")
     pin = _add(pool, "pin", _pool_order, "keep a prefix in memory until it is unpinned")
-    pin.add_argument("--soft", action="store_true", help="evict only when nothing else can be evicted")
     unpin = _add(pool, "unpin", _pool_order, "allow a pinned prefix to be evicted")
     remove = _add(pool, "rm", _pool_order, "remove a prefix and the blocks that only it needs, unless in use")
     for parser, order in ((pin, "pin"), (unpin, "unpin"), (remove, "remove")):

@@ -5,28 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from prfaas import config, grants, logs
-from prfaas.cli import named_files, startup
-from prfaas.errors import ConfigError, MissingExtraError
+from prfaas import grants
+from prfaas.cli import component, startup
 from prfaas.manager.config import ManagerConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT. Return 2 when the configuration is wrong."""
-    arguments = sys.argv[1:] if argv is None else argv
-    settings = config.parse(
-        ManagerConfig, component="manager", argv=arguments, doc=__doc__ or "", check=named_files.check
-    )
-    logs.setup("manager")
-    try:
-        daemon = startup.load_extra("prfaas.manager.daemon", extra="manager")
-        secret = grants.read_secret(settings.secret_file)
-        startup.send_spans("manager", settings.traces_endpoint, instance=settings.name)
-        startup.serve(lambda: daemon.Manager(settings, secret).run())
-    except (ConfigError, MissingExtraError) as error:
-        sys.stderr.write(f"prfaas-manager: {error}\n")
-        return 2
-    return 0
+    """Serve until SIGTERM or SIGINT. Return 2 when the configuration is wrong or an extra is missing."""
+    return component.run("manager", ManagerConfig, argv, doc=__doc__, start=_serve)
+
+
+def _serve(settings: ManagerConfig) -> None:
+    daemon = startup.load_extra("prfaas.manager.daemon", extra="manager")
+    secret = grants.read_secret(settings.secret_file)
+    startup.send_spans("manager", settings.traces_endpoint, instance=settings.name)
+    startup.serve(lambda: daemon.Manager(settings, secret).run())
 
 
 if __name__ == "__main__":

@@ -6,32 +6,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prfaas import config, grants, logs
-from prfaas.cli import named_files, startup
-from prfaas.errors import ConfigError, MissingExtraError
+from prfaas import grants
+from prfaas.cli import component, startup
 from prfaas.router.config import RouterConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong or the extra is missing."""
-    arguments = sys.argv[1:] if argv is None else argv
-    settings = config.parse(
-        RouterConfig, component="router", argv=arguments, doc=__doc__ or "", check=named_files.check
+    """Serve until SIGTERM or SIGINT. Return 2 when the configuration is wrong or an extra is missing."""
+    return component.run("router", RouterConfig, argv, doc=__doc__, start=_serve)
+
+
+def _serve(settings: RouterConfig) -> None:
+    server = startup.load_extra("prfaas.router.server", extra="router")
+    secret = grants.read_secret(Path(settings.secret_file))
+    gateways = (
+        startup.load_extra("prfaas.router.ext_proc.server", extra="gateway") if settings.ext_proc_listen else None
     )
-    logs.setup("router")
-    try:
-        server = startup.load_extra("prfaas.router.server", extra="router")
-        secret = grants.read_secret(Path(settings.secret_file))
-        gateways = (
-            startup.load_extra("prfaas.router.ext_proc.server", extra="gateway") if settings.ext_proc_listen else None
-        )
-        picker = gateways.open_picker if gateways else None
-        startup.send_spans("router", settings.traces_endpoint, instance=settings.listen)
-        startup.serve(lambda: server.serve(settings, secret, picker=picker))
-    except (ConfigError, MissingExtraError) as error:
-        sys.stderr.write(f"prfaas-router: {error}\n")
-        return 2
-    return 0
+    picker = gateways.open_picker if gateways else None
+    startup.send_spans("router", settings.traces_endpoint, instance=settings.listen)
+    startup.serve(lambda: server.serve(settings, secret, picker=picker))
 
 
 if __name__ == "__main__":

@@ -5,26 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from prfaas import config, logs
-from prfaas.cli import named_files, startup
-from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.cli import component, startup
 from prfaas.router.sidecar.config import SidecarConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 2 when the configuration is wrong or the extra is missing."""
-    arguments = sys.argv[1:] if argv is None else argv
-    settings = config.parse(
-        SidecarConfig, component="sidecar", argv=arguments, doc=__doc__ or "", check=named_files.check
-    )
-    logs.setup("sidecar")
-    try:
-        server = startup.load_extra("prfaas.router.sidecar.server", extra="router")
-        startup.serve(lambda: server.serve(settings))
-    except (ConfigError, MissingExtraError) as error:
-        sys.stderr.write(f"prfaas-sidecar: {error}\n")
-        return 2
-    return 0
+    """Serve until SIGTERM or SIGINT. Return 2 when the configuration is wrong or an extra is missing."""
+    return component.run("sidecar", SidecarConfig, argv, doc=__doc__, start=_serve)
+
+
+def _serve(settings: SidecarConfig) -> None:
+    server = startup.load_extra("prfaas.router.sidecar.server", extra="router")
+    startup.serve(lambda: server.serve(settings))
 
 
 if __name__ == "__main__":

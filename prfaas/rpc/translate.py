@@ -323,7 +323,6 @@ def copy_end_message(end: CopyEnd) -> pb.ReportCommandsRequest.End:
 
 _OUTCOMES: dict[str, CopyOutcome] = {
     "completed": "completed",
-    "pinned": "pinned",
     **{reason: reason for reason in get_args(FailureReason)},
 }
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from prfaas.cachepool.eviction import policy_of
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.workload import Workload
@@ -80,7 +79,7 @@ def deploy(
             ppd_table=None if scenario.ppd_table is None else _read_ppd_table(scenario.ppd_table),
             requests_per_second=rate,
         ),
-        CacheRules(scenario.block_tokens, policy_of(scenario.eviction), scenario.announce),
+        CacheRules(scenario.block_tokens, scenario.announce),
         events=PlannedEvents(
             faults.read_outages(scenario.outages),
             faults.read_role_changes(scenario.role_changes),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from prfaas.cachepool.eviction import POLICIES
 from prfaas.config import record, setting
 from prfaas.solve.files.catalog import CASE_STUDY
 from prfaas.units import choice
@@ -117,7 +116,6 @@ class Scenario:
         only_where=_INSTANCES,
         doc="Tokens of a cache block.",
     )
-    eviction: str = setting(choice(*POLICIES), default="lru", only_where=_INSTANCES, doc="Eviction policy of caches.")
     announce: float = setting(
         "seconds", default=0.0, only_where=_INSTANCES, doc="Delay until the router learns of a cache's change."
     )

@@ -1,8 +1,7 @@
 """Prefixes that operators keep in this node's pool or remove from it, by commands of a manager.
 
-A pin is a lease of the operators: its blocks never leave. A soft pin lets them leave last. Both name a prefix by the hash
-of its last token, and cover the blocks in memory at that moment, in all groups and ranks. They end with an unpin, a removal
-or the agent.
+A pin is a lease of the operators: its blocks never leave. It names a prefix by the hash of its last token, and covers the
+blocks in memory at that moment, in all groups and ranks. It ends with an unpin, a removal or the agent.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ class Pins:
         self._pool = pool
         self._ssd = ssd
         self._report = report
-        # Lease and bytes of each pin, and bytes of each soft pin, by the prefix's last hash.
+        # Lease and bytes of each pin, by the prefix's last hash.
         self._pinned: dict[BlockHash, tuple[LeaseId, int]] = {}
-        self._soft: dict[BlockHash, int] = {}
 
     def take(self, command: PoolCommand) -> None:
         """Carry out a command and report it. A removal waits until the SSD writes none of its blocks."""
@@ -46,19 +44,12 @@ class Pins:
         self._carry_out(command)
 
     def _carry_out(self, command: PoolCommand) -> None:
-        if command.order == "soft_pin" and command.end_hash in self._pinned:
-            _, held_bytes = self._pinned[command.end_hash]
-            self._end(command, "pinned", held_bytes=held_bytes)
-            return
         chains = self._chains(command.end_hash)
         held_bytes = sum(arena.stride_bytes * len(slots) for arena, slots in chains)
         removed_bytes = 0
         self._unpin(command.end_hash)
         if command.order == "pin" and chains:
             self._pin(command.end_hash, chains, held_bytes)
-        elif command.order == "soft_pin" and chains:
-            self._soft[command.end_hash] = held_bytes
-            self._set_soft(command.end_hash, keep=True)
         elif command.order == "remove":
             cuts = self._cuts(command.end_hash)
             removed_bytes = self._pool.cut(cuts) + (0 if self._ssd is None else self._ssd.cut(cuts))
@@ -72,7 +63,7 @@ class Pins:
 
     def drop_absent(self) -> None:
         """End the pins of prefixes that the pool no longer holds."""
-        for end_hash in [pin for pin in (*self._pinned, *self._soft) if not self._chains(pin)]:
+        for end_hash in [pin for pin in self._pinned if not self._chains(pin)]:
             self._unpin(end_hash)
         self._measure()
 
@@ -81,9 +72,8 @@ class Pins:
 
     def status(self) -> list[dict[str, Any]]:
         """Return all pins for the status page; callable from any thread."""
-        pins = [(end_hash, "pin", num_bytes) for end_hash, (_, num_bytes) in list(self._pinned.items())]
-        pins += [(end_hash, "soft_pin", num_bytes) for end_hash, num_bytes in list(self._soft.items())]
-        return [{"end_hash": name.hex(), "order": order, "num_bytes": num_bytes} for name, order, num_bytes in pins]
+        pins = list(self._pinned.items())
+        return [{"end_hash": end_hash.hex(), "num_bytes": num_bytes} for end_hash, (_, num_bytes) in pins]
 
     def _chains(self, end_hash: BlockHash) -> list[tuple[Arena, list[int]]]:
         found = [(arena, self._pool.chain(arena, end_hash)) for arena in self._pool.arenas]
@@ -99,15 +89,6 @@ class Pins:
         lease, _ = self._pinned.pop(end_hash, (None, 0))
         if lease is not None:
             self._pool.end_lease(lease)
-        if self._soft.pop(end_hash, None) is not None:
-            self._set_soft(end_hash, keep=False)
-            # Remaining soft pins may share blocks with this prefix.
-            for remaining in self._soft:
-                self._set_soft(remaining, keep=True)
-
-    def _set_soft(self, end_hash: BlockHash, *, keep: bool) -> None:
-        for arena, slots in self._chains(end_hash):
-            self._pool.soft_pin(arena, slots, keep=keep)
 
     def _cuts(self, end_hash: BlockHash) -> list[RunCut]:
         return removal([*self._pool.tables, *(() if self._ssd is None else self._ssd.tables)], end_hash)

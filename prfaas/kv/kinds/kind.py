@@ -80,10 +80,6 @@ class KVKind(ABC):
         """
         return (group, before) if before != block_hash else None
 
-    def saved_tokens(self, group: KVGroup, num_tokens: int) -> int:
-        """Return how many tokens need no prefill because of a block that ends at `num_tokens`."""
-        return group.block_tokens
-
     # Layout
 
     def check(self, group: KVGroup, where: str) -> None:

@@ -46,9 +46,6 @@ class LinearState(KVKind):
         """Return the attention block that ends where the state does, which is of no use without that block."""
         return None if attention_group is None else (attention_group, block_hash)
 
-    def saved_tokens(self, group: KVGroup, num_tokens: int) -> int:
-        return num_tokens
-
     def check(self, group: KVGroup, where: str) -> None:
         if group.window_tokens is not None:
             raise LayoutError(f"{where} window_tokens: {group.window_tokens}; {self.name} takes none")

@@ -22,7 +22,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import ordered_role_from, pool_order_from, prefix_from
 from prfaas.types import AgentName, BlockHash
 
-Action = Literal["drain", "undrain", "set_role", "pin", "soft_pin", "unpin", "remove"]
+Action = Literal["drain", "undrain", "set_role", "pin", "unpin", "remove"]
 _audit = logs.get("manager.audit")
 
 

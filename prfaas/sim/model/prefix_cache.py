@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from prfaas.cachepool.eviction import EvictionPolicy
 from prfaas.cachepool.pool import Pool
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, NO_HASH
 from prfaas.kv.group import KVGroup
@@ -34,12 +33,11 @@ class PrefixCache:
         block_tokens: int,
         max_blocks: int,
         *,
-        eviction: EvictionPolicy = "lru",
         on_change: Callable[[PoolChange], None] | None = None,
     ) -> None:
         self.block_tokens = block_tokens
         self._max_blocks = max_blocks
-        self._pool = Pool(2 * max_blocks * _SLOT_BYTES, eviction=eviction, on_change=on_change)
+        self._pool = Pool(2 * max_blocks * _SLOT_BYTES, on_change=on_change)
         self._arena = self._pool.arena(_layout(block_tokens))
 
     @property
@@ -133,10 +131,9 @@ class CacheView:
 
 @dataclass(frozen=True)
 class CacheRules:
-    """Tokens per block, eviction policy, and seconds until the scheduler learns of a change."""
+    """Tokens per block, and seconds until the scheduler learns of a change."""
 
     block_tokens: int = 16
-    eviction: EvictionPolicy = "lru"
     announce_seconds: float = 0.0
 
 
@@ -152,7 +149,7 @@ class NodeCaches:
     def _empty(self, agent: AgentName) -> PrefixCache:
         rules, room = self._rules, self._max_blocks[agent]
         changed = partial(self._changed, agent)
-        return PrefixCache(rules.block_tokens, room, eviction=rules.eviction, on_change=changed)
+        return PrefixCache(rules.block_tokens, room, on_change=changed)
 
     def _changed(self, agent: AgentName, change: PoolChange) -> None:
         if self._rules.announce_seconds:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from prfaas.cachepool import ssd
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.errors import ConfigError
 from prfaas.pool_events import BlockRemoved, BlockStored
@@ -216,8 +217,10 @@ def test_an_ssd_too_small_for_one_block_logs_that_and_stays_empty(
 
 def test_forgetting_a_model_waits_for_reads_and_fails_pending_ones(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tier, answers, ends = Tier(tmp_path / "ssd", ssd_slots=40, num_threads=2), list[bool](), list[str]()
+    monkeypatch.setattr(ssd, "NUM_THREADS", 2)
+    tier, answers, ends = Tier(tmp_path / "ssd", ssd_slots=40), list[bool](), list[str]()
     tier.keep(_names(0, 8))
     tier.settle()
     for block_hash in _names(0, 8):

@@ -150,11 +150,11 @@ async def test_what_is_hot_can_be_pinned_and_removed_by_the_hash_that_is_shown(
     assert pinned.status == 0, pinned.error
     assert [(item["node"], item["outcome"]) for item in pinned.document] == [("a", "completed"), ("b", "evicted")]
     status = get_json(f"http://{site.agents['a'].status}/status")["pins"]
-    assert [(item["end_hash"], item["order"]) for item in status] == [(prefix.end_hash.hex(), "pin")]
+    assert [item["end_hash"] for item in status] == [prefix.end_hash.hex()]
     removed = await prfaas(site, "pool", "rm", hot[0]["hash"], "--node=a", secret=deployment.secret_file, terminal=True)
     assert removed.status == 0 and "completed" in removed.output
     assert not await asyncio.to_thread(hands[0].holds, prefix)
-    nowhere = await prfaas(site, "pool", "pin", "--soft", hot[0]["hash"], secret=deployment.secret_file)
+    nowhere = await prfaas(site, "pool", "pin", hot[0]["hash"], secret=deployment.secret_file)
     assert nowhere.status == 1
     malformed = await prfaas(site, "pool", "rm", "no hash", secret=deployment.secret_file)
     assert malformed.status == 2 and "HASH: 'no hash'; write hexadecimal digits" in malformed.error

@@ -32,7 +32,7 @@ CALLS: dict[str, tuple[Call, str]] = {
         lambda client: client.set_role(pb.SetRoleRequest(node="n1", role="prefill")),
         "role=prefill num_requests_left=0",
     ),
-    **{order: (_ordered(order), "node_outcome=deadline") for order in ("pin", "soft_pin", "unpin", "remove")},
+    **{order: (_ordered(order), "node_outcome=deadline") for order in ("pin", "unpin", "remove")},
 }
 
 

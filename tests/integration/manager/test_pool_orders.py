@@ -13,7 +13,6 @@ from tests.support.agent_deployment import AgentDeployment
 from tests.support.deployment import Deployment
 from tests.support.prefix_engine import Hand, chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
-from tools.demo.client import get_json
 
 LENGTH = 64  # Two attention blocks, two window blocks and a state: a third of the memory.
 NUM_OTHERS = 6
@@ -47,15 +46,14 @@ async def _holds(hand: Hand, prefix: Prefix) -> bool:
     return await asyncio.to_thread(hand.holds, prefix)
 
 
-@pytest.mark.parametrize("order", ["pin", "soft_pin"])
-async def test_pinned_prefix_stays_until_unpinned(site: AgentDeployment, order: str) -> None:
+async def test_pinned_prefix_stays_until_unpinned(site: AgentDeployment) -> None:
     hand = await site.node("a", **SMALL)
     await asyncio.to_thread(hand.leave, _prefix(1))
-    pinned = await _order(site, order, _prefix(1))
+    pinned = await _order(site, "pin", _prefix(1))
     assert pinned.outcome == "completed" and pinned.held_bytes > 0
     await _fill(hand)
     assert await _holds(hand, _prefix(1))
-    again = await _order(site, order, _prefix(1))
+    again = await _order(site, "pin", _prefix(1))
     assert (again.outcome, again.held_bytes) == ("completed", pinned.held_bytes)
     assert (await _order(site, "unpin", _prefix(1))).outcome == "completed"
     await _fill(hand)
@@ -91,17 +89,6 @@ async def test_removal_includes_longer_prefixes_only(
     assert removed.outcome == "completed"
     await until(lambda: site.manager.world.index.num_blocks() == (2 + 2 + 1) * 2, what="the short one in both tiers")
     assert [await _holds(hand, prefix) for prefix in (short, middle, long)] == [True, False, False]
-
-
-async def test_soft_pin_of_a_pinned_prefix_is_refused(site: AgentDeployment) -> None:
-    hand = await site.node("a")
-    await asyncio.to_thread(hand.leave, _prefix(1))
-    pinned = await _order(site, "pin", _prefix(1))
-    softer = await _order(site, "soft_pin", _prefix(1))
-    assert (softer.outcome, softer.held_bytes) == ("pinned", pinned.held_bytes)
-    page = await asyncio.to_thread(get_json, f"http://{site.agents['a'].status}/status")
-    pin = {"end_hash": _prefix(1).end_hash.hex(), "order": "pin", "num_bytes": pinned.held_bytes}
-    assert page["pins"] == [pin]
 
 
 async def test_orders_without_holder_or_answer_fail_with_a_reason(

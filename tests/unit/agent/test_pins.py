@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
 from prfaas.agent.prefix.pins import Pins
-from prfaas.types import CopyEnd, PoolCommand, PoolOrder, TransferId
+from prfaas.types import CopyEnd, PoolCommand, TransferId
 from tests.support.pool_integrity import check_integrity
 from tests.support.pool_layouts import name
 from tests.unit.cachepool.test_pool import Node
 
 
-@pytest.mark.parametrize("order", ["pin", "soft_pin"])
-def test_pin_ends_when_its_prefix_is_forgotten(order: PoolOrder) -> None:
+def test_pin_ends_when_its_prefix_is_forgotten() -> None:
     node, ends = Node(), list[CopyEnd]()
     node.keep(1, 2)
     pins = Pins(node.pool, None, report=ends.append)
-    pins.take(PoolCommand(TransferId(b"c" * 16), name(2), order))
+    pins.take(PoolCommand(TransferId(b"c" * 16), name(2), "pin"))
     pins.drop_absent()
     assert [pin["end_hash"] for pin in pins.status()] == [name(2).hex()]
     node.pool.forget("hybrid")

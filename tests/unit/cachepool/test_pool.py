@@ -9,7 +9,6 @@ import pytest
 
 from prfaas.cachepool.arena import PAGE_BYTES, Arena
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.cachepool.eviction import EvictionPolicy
 from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.removal import removal
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
@@ -22,13 +21,12 @@ ATTENTION, STATE, WINDOW = 0, 1, 2
 class Node:
     """A pool of 8 transfer and `num_prefix` prefix slots, and what it announced."""
 
-    def __init__(self, num_prefix: int = 8, *, num_transfer: int = 8, eviction: EvictionPolicy = "lru") -> None:
+    def __init__(self, num_prefix: int = 8, *, num_transfer: int = 8) -> None:
         num_slots = num_prefix + num_transfer
         self.events: list[PoolEvent] = []
         self.pool = Pool(
             num_slots * SLOT_BYTES,
             transfer_ratio=num_transfer / num_slots,
-            eviction=eviction,
             on_change=lambda change: self.events.extend(change.each()),
         )
         self.arena: Arena = self.pool.arena(hybrid())
@@ -148,33 +146,16 @@ def test_a_block_is_not_evicted_for_its_own_child() -> None:
     assert node.holds(1, 3) == [3]
 
 
-def test_pinned_blocks_stay_and_soft_pinned_blocks_leave_last() -> None:
-    node = Node(num_prefix=3)
-    for number in (1, 2, 3):
+def test_pinned_blocks_stay() -> None:
+    node = Node(num_prefix=2)
+    for number in (1, 2):
         node.keep(number)
     lease = node.pool.open_lease("reader")
     node.pool.pin(node.arena, [node.slot(1)], lease)
-    node.pool.soft_pin(node.arena, [node.slot(2)], keep=True)
-    node.keep(4)
-    assert node.holds(1, 2, 3, 4) == [1, 2, 4]
-    node.keep(5)
-    assert node.holds(1, 2, 4, 5) == [1, 2, 5]
-    node.pool.soft_pin(node.arena, [node.slot(2)], keep=False)
-    node.keep(6)
-    assert node.holds(1, 2, 5, 6) == [1, 5, 6]
+    for number in (3, 4):
+        node.keep(number)
+    assert node.holds(1, 2, 3, 4) == [1, 4]
     node.pool.end_lease(lease)
-    check_integrity(node.pool)
-
-
-def test_a_soft_pin_ends_with_its_block() -> None:
-    node = Node(num_prefix=1)
-    node.keep(1)
-    slot = node.slot(1)
-    node.pool.soft_pin(node.arena, [slot], keep=True)
-    node.keep(2)
-    node.keep(3)
-    assert node.holds(1, 2, 3) == [3]
-    assert node.pool.arena(hybrid()) is node.arena
     check_integrity(node.pool)
 
 
@@ -228,28 +209,6 @@ def test_a_partial_tail_keeps_its_previous_block() -> None:
     assert node.events[-1] == BlockStored(node.arena.layout.fingerprint, ATTENTION, name(2), unit, 50)
     node.keep(3)
     assert node.holds(1, 2, 3) == [1, 3]
-
-
-def test_lfu_evicts_the_least_frequently_used_block() -> None:
-    node = Node(num_prefix=2, eviction="lfu")
-    node.keep(1)
-    node.use(1)
-    node.use(1)
-    node.keep(2)
-    node.keep(3)
-    assert node.holds(1, 2, 3) == [1, 3]
-
-
-def test_cost_keeps_a_state_that_saves_a_long_prefill() -> None:
-    node = Node(num_prefix=3, eviction="cost")
-    lease = node.pool.open_lease("state")
-    slots = node.pool.allocate(node.arena, 1, lease)
-    assert slots is not None
-    node.pool.publish(node.arena, slots[0], BlockIdentity(STATE, name(9), name(9), 32_000, name(9)))
-    node.pool.end_lease(lease)
-    for number in range(10, 20):
-        node.keep(number)
-    assert node.holds(9, group=STATE) == [9]
 
 
 def test_memory_of_free_slots_moves_to_another_arena() -> None:

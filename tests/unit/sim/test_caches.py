@@ -50,17 +50,6 @@ def test_reused_blocks_are_evicted_later() -> None:
         assert cache.match(chain(3, 4)) == 0
 
 
-def test_lfu_keeps_frequent_blocks() -> None:
-    def kept_after(eviction: str) -> int:
-        with closing(PrefixCache(16, 4, eviction="lfu" if eviction == "lfu" else "lru")) as cache:
-            for blocks in (chain(1, 2), chain(1, 2), chain(1, 2), chain(3, 4), chain(5, 6)):
-                cache.keep(blocks)
-            return cache.match(chain(1, 2))
-
-    assert kept_after("lfu") == 32
-    assert kept_after("lru") == 0
-
-
 def test_a_prompt_longer_than_the_cache_fills_it() -> None:
     with closing(PrefixCache(16, 3)) as cache:
         cache.keep(chain(1, 2, 3, 4, 5))
