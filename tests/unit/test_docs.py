@@ -60,6 +60,8 @@ def test_every_metric_is_documented_once() -> None:
 def test_every_metric_named_in_a_page_exists() -> None:
     known = {item.name for item in metrics.CATALOGUE}
     for page in PAGES:
+        if page.name == "CHANGELOG.md":
+            continue  # It also names removed metrics.
         named = set(re.findall(r"\bprfaas_(?:agent|router|manager|connector|colocate|sidecar)_\w+", page.read_text()))
         assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known, page
 
