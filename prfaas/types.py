@@ -33,6 +33,28 @@ FailureReason = Literal[
     "protocol",  # The other agent broke the protocol.
     "shutdown",  # An agent stopped.
 ]
+# Outcome of a transfer at an engine, and the reason why the engine computed the prompt after all.
+TransferOutcome = (
+    FailureReason
+    | Literal[
+        "completed",  # Sent: the agent has every layer. Received: loaded into the engine's blocks.
+        "no_grant",  # The parameters carry no grant, or an unreadable one.
+        "wrong_role",  # The engine's kv_role does not send, or does not receive.
+        "wrong_length",  # The grant is for a prompt of another length.
+        "unhashable",  # The request has extras that no hash covers.
+        "rejected",  # The engine's API refused the request, or its client left early.
+        "whole_prompt",  # The engine computes the whole prompt, for its log-probabilities.
+        "in_use",  # Another request of this engine has the transfer.
+        "agent_slow",  # No reply within `open_wait_seconds`, or none to an earlier question either.
+        "agent_lost",  # The connection to the agent was lost.
+        "timeout",  # Nothing came within `receive_timeout_seconds`, or `hold_wait_seconds` for this node's pool.
+        "held",  # The engine's own prefix cache covers the whole transfer.
+        "overwritten",  # A slot was given to another block while a worker read it.
+        "no_prefix",  # This node's pool holds no more of the prompt than the engine's own cache.
+        "aborted",  # The request ended before its transfer.
+        "reset",  # The engine was ordered to forget the KV of earlier weights.
+    ]
+)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from prfaas.agent.engine.client import AgentClient
 from prfaas.colocate import kv_layout
 from prfaas.colocate.front import Blocks
 from prfaas.colocate.model.cache import Cache
-from prfaas.connector.metadata import Counts, Outcome, ScheduledRequest, Step
+from prfaas.connector.metadata import Counts, ScheduledRequest, Step
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, tenant_of
@@ -53,7 +53,7 @@ class Visit:
     """One request at the pool.
 
     `num_cached`: tokens that can be loaded. `blocks`: those that copies are to be made of, until that is answered.
-    `sent`: how a prefill leg's transfer stands, once the request has ended; None for any other request.
+    `params`: the report on the request's transfer once the request has ended; None without a transfer.
     """
 
     key: str
@@ -62,7 +62,9 @@ class Visit:
     num_cached: int = 0
     blocks: Blocks | None = None
     ended: bool = False
-    sent: asyncio.Future[Outcome | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    params: asyncio.Future[dict[str, Any] | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class Pool:
             return None if tokens is None else self._chain(tokens, visit.tenant)
 
         finished = self._scheduler.on_finished(visit.key, leaves, partial(self._tables, visit.blocks))
-        visit.sent.set_result(finished.sent)
+        visit.params.set_result(finished.params)
         return finished.keeps_blocks
 
     def _forget(self, number: int) -> None:

@@ -25,10 +25,10 @@ from prfaas.colocate.model.shape import SHAPES
 from prfaas.colocate.pool import PoolSettings
 from prfaas.colocate.processes.messages import NO_STOP_TOKEN
 from prfaas.colocate.processes.supervisor import ExecutorFailed, ExecutorSettings, Generation, Supervisor
-from prfaas.connector.transfer_params import SENT_KEY
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.solve.files.profile_file import read_colocation
+from prfaas.transfer_report import to_comment
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
 from prfaas.units import split_address
 
@@ -204,8 +204,8 @@ class Application:
         except ExecutorFailed as error:
             return _error(503, str(error)), "failed"
         answer = self._chunk(_id(), Text().add(tokens), tokens, completion)
-        if generation.sent is not None:
-            answer["kv_transfer_params"] = {SENT_KEY: generation.sent}
+        if generation.params is not None:
+            answer["kv_transfer_params"] = generation.params
         return web.json_response(answer | _usage(completion, tokens, generation)), "complete"
 
     async def _stream(self, request: web.Request, completion: Completion) -> tuple[web.StreamResponse, Outcome]:
@@ -226,7 +226,7 @@ class Application:
         except ExecutorFailed as error:
             outcome = "failed"
             await response.write(_event({"error": {"message": str(error), "type": "server_error"}}))
-        await response.write(b"data: [DONE]\n\n")
+        await response.write(to_comment(generation.params or {}).encode() + b"data: [DONE]\n\n")
         return response, outcome
 
     def _chunk(

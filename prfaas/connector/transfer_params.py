@@ -15,8 +15,6 @@ from prfaas.hashing import HashChain
 from prfaas.tracing import is_traceparent
 
 GRANT_KEY = "prfaas_grant"
-# State of the transfer in the answer to a prefill leg: "completed" if all of the KV is on its way.
-SENT_KEY = "prfaas_sent"
 PROMISED_KEY = "prfaas_promised_tokens"  # Cached tokens that the router's decision counted on.
 TRACE_KEY = "prfaas_trace"  # Traceparent of the leg if the router records spans.
 _DIRECTIONS: dict[str, Direction] = {"do_remote_decode": "send", "do_remote_prefill": "receive"}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from prfaas import grants
+from prfaas.transfer_report import ReceivedReport, received_report, take_comment
 from prfaas.types import AgentName
 from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
 from tests.support.engine_pair import ADMISSIONS, LOAD_FAILURE_POLICIES, EnginePair, num_outcomes, parameters
@@ -114,3 +117,28 @@ def test_a_parked_request_does_not_delay_others(pair: EnginePair) -> None:
         assert pair.alone(prompt) and not waiting.done()
         pair.prefill_leg(parked, grant)
         assert waiting.result() == pair.alone(parked)
+
+
+@with_states
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_response_of_a_decode_leg_reports_the_outcome(pair: EnginePair, stream: bool) -> None:
+    prompt = random_prompt(LENGTH, seed=47 + stream)
+    wrong = pair.grant(prompt, tenant="another")
+    for grant, outcome, num_tokens in ((wrong, "prompt_mismatch", 0), (pair.grant(prompt), "completed", LENGTH - 1)):
+        with ThreadPoolExecutor(1) as pool:
+            decoding = pool.submit(_report, pair, prompt, grant, stream=stream)
+            if outcome == "completed":
+                pair.prefill_leg(prompt, grant)
+            transfer_id = grants.unverified(grants.from_text(grant)).transfer_id.hex()
+            assert decoding.result() == ReceivedReport(transfer_id, outcome, num_tokens)
+
+
+def _report(pair: EnginePair, prompt: list[int], grant: str, *, stream: bool) -> ReceivedReport | None:
+    """Return the report in the response to a decode leg."""
+    body = {"model": pair.family, "prompt": prompt, "max_tokens": 2, "stream": stream}
+    body |= {"kv_transfer_params": parameters("do_remote_prefill", grant)}
+    request = urllib.request.Request(f"{pair.decode.url}/v1/completions", json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=60) as response:
+        raw = response.read()
+    return take_comment(raw)[1] if stream else received_report(json.loads(raw)["kv_transfer_params"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Literal
 
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import (
@@ -23,12 +22,11 @@ from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.errors import PrfaasError
 from prfaas.hashing import HashChain
 from prfaas.kv.layout import Layout
-from prfaas.types import GroupBlocks, TransferId
+from prfaas.types import GroupBlocks, TransferId, TransferOutcome
 from tools.paced_engine.kv import NUM_LAYERS, block_content, groups_of
 
 POLL_SECONDS = 0.005
 RECEIVE_SECONDS = 30.0  # After this time the engine computes the prompt.
-ReceiveResult = Literal["right", "wrong", "nothing"]
 
 
 class PoolClient:
@@ -119,8 +117,10 @@ class PoolClient:
 
     # -- receiving
 
-    async def receive(self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str) -> ReceiveResult:
-        """Receive a transfer and compare its KV."""
+    async def receive(
+        self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str
+    ) -> tuple[TransferOutcome, bool]:
+        """Receive a transfer and compare its KV; return its outcome, and whether the KV is right."""
         groups = groups_of(chain)
         ready = None
         try:
@@ -129,12 +129,11 @@ class PoolClient:
             if ready is None:
                 self._scheduler.post(Cancel(transfer_id))
         if not isinstance(ready, ReceiveReady):
-            return "nothing"
-        result: ReceiveResult = "nothing"
-        if self.has_arena:
-            result = "right" if self._is_kv_correct(ready, groups) else "wrong"
+            return (ready.reason if isinstance(ready, TransferFailed) else "agent_lost"), True
+        has_arena = self.has_arena
+        is_correct = not has_arena or self._is_kv_correct(ready, groups)
         self._scheduler.post(Release(transfer_id))
-        return result
+        return ("completed" if has_arena else "agent_lost"), is_correct
 
     def _is_kv_correct(self, ready: ReceiveReady, groups: tuple[GroupBlocks, ...]) -> bool:
         return all(

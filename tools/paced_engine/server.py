@@ -13,13 +13,13 @@ from aiohttp import web
 
 from prfaas import grants
 from prfaas.errors import GrantError
+from prfaas.transfer_report import SENT_KEY, ReceivedReport, to_comment
 from prfaas.types import TransferId
 from tools.paced_engine.kv import answer_tokens, chain_of
-from tools.paced_engine.pool import PoolClient, ReceiveResult
+from tools.paced_engine.pool import PoolClient
 
 GRANT_KEY = "prfaas_grant"
 TRACE_KEY = "prfaas_trace"
-SENT_KEY = "prfaas_sent"
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,29 @@ class Server:
             if parameters.get("do_remote_decode"):
                 sent = await self._send(prompt, parameters)
                 return web.json_response(self._event([0]) | {"kv_transfer_params": {SENT_KEY: sent}})
-            is_correct = await self._load_prompt(prompt, parameters)
+            is_correct, report = await self._load_prompt(prompt, parameters)
             token_ids = answer_tokens(prompt, int(body.get("max_tokens", 16)), is_kv_correct=is_correct)
             async with self._turn(self._decoding):
-                return await (self._stream(request, token_ids) if body.get("stream") else self._whole(token_ids))
+                if body.get("stream"):
+                    return await self._stream(request, token_ids, report)
+                return await self._whole(token_ids, report)
         finally:
             self._num_running -= 1
 
-    async def _load_prompt(self, prompt: list[int], parameters: dict[str, Any]) -> bool:
-        """Receive or compute the prompt's KV. Return False if the received KV is wrong."""
-        received: ReceiveResult = "nothing"
-        if parameters.get("do_remote_prefill"):
-            transfer_id, grant = _grant(parameters)
-            chain, trace = chain_of(self._model, prompt[:-1]), parameters.get(TRACE_KEY, "")
-            received = await self._pool.receive(transfer_id, grant, chain, trace)
-            self._transfers[received] += 1
-        if received == "nothing":
+    async def _load_prompt(self, prompt: list[int], parameters: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+        """Receive or compute the prompt's KV; return whether it is right, and the report on its transfer."""
+        if not parameters.get("do_remote_prefill"):
             await self._prefill(len(prompt))
-        return received != "wrong"
+            return True, {}
+        transfer_id, grant = _grant(parameters)
+        chain, trace = chain_of(self._model, prompt[:-1]), parameters.get(TRACE_KEY, "")
+        outcome, is_correct = await self._pool.receive(transfer_id, grant, chain, trace)
+        if outcome != "completed":
+            self._transfers["nothing"] += 1
+            await self._prefill(len(prompt))
+            return True, ReceivedReport(transfer_id.hex(), outcome).to_params()
+        self._transfers["right" if is_correct else "wrong"] += 1
+        return is_correct, ReceivedReport(transfer_id.hex(), outcome, chain.num_tokens).to_params()
 
     async def _prefill(self, num_tokens: int) -> None:
         async with self._turn(self._prefilling):
@@ -113,7 +118,7 @@ class Server:
         transfer = await self._pool.open(transfer_id, grant, chain, trace)
         if transfer is None:
             await self._prefill(len(prompt))
-            return "agent_gone"
+            return "agent_lost"
         try:
             async with self._turn(self._prefilling):
                 await transfer.compute(self._pace.prefill(len(prompt)))
@@ -135,11 +140,11 @@ class Server:
         finally:
             stage.release()
 
-    async def _whole(self, token_ids: list[int]) -> web.Response:
+    async def _whole(self, token_ids: list[int], report: dict[str, Any]) -> web.Response:
         await asyncio.sleep(self._pace.token_seconds * len(token_ids))
-        return web.json_response(self._event(token_ids))
+        return web.json_response(self._event(token_ids) | {"kv_transfer_params": report or None})
 
-    async def _stream(self, request: web.Request, token_ids: list[int]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, token_ids: list[int], report: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         clock = asyncio.get_running_loop().time
@@ -147,7 +152,7 @@ class Server:
         for number, token_id in enumerate(token_ids, 1):
             await response.write(f"data: {json.dumps(self._event([token_id]))}\n\n".encode())
             await asyncio.sleep(started + number * self._pace.token_seconds - clock())
-        await response.write(b"data: [DONE]\n\n")
+        await response.write(to_comment(report).encode() + b"data: [DONE]\n\n")
         return response
 
     def _event(self, token_ids: list[int]) -> dict[str, Any]:

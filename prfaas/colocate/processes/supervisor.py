@@ -24,7 +24,6 @@ from prfaas.colocate.processes.forkserver import ForkServer, StartedSide
 from prfaas.colocate.processes.ring import clear_wakeups
 from prfaas.colocate.processes.setup import SideFds, SideSetup, send_peer_rings, send_setup
 from prfaas.colocate.processes.shared_memory import SIDES, Board, Side, Word
-from prfaas.connector.metadata import Outcome
 from prfaas.connector.transfer_params import direction_of
 from prfaas.errors import PrfaasError
 from prfaas.model.cost.colocation import ShareTable
@@ -57,10 +56,10 @@ class ExecutorSettings:
 
 @dataclass
 class Generation:
-    """Facts about one request beside the tokens. `sent` is the outcome of a prefill leg's transfer."""
+    """Facts about one request beside the tokens. `params` is the report on its transfer, for the response."""
 
     num_cached: int = 0
-    sent: Outcome | None = None
+    params: dict[str, Any] | None = None
 
 
 class ExecutorFailed(PrfaasError):
@@ -160,8 +159,8 @@ class Supervisor:
                 token, finished = await tokens.get()
                 if token < 0:
                     raise ExecutorFailed
-                if finished and visit is not None and _is_prefill_leg(parameters):
-                    generation.sent = await visit.sent
+                if finished and visit is not None and direction_of(parameters or {}):
+                    generation.params = await visit.params
                 yield token
         finally:
             self._leave(request)
@@ -307,10 +306,6 @@ class Supervisor:
 
     def _memfds(self) -> list[int]:
         return [tensor.fd for tensor in self._tensors]
-
-
-def _is_prefill_leg(parameters: Mapping[str, Any] | None) -> bool:
-    return direction_of(parameters or {}) == "send"
 
 
 def _await_end(side: StartedSide) -> None:

@@ -22,6 +22,7 @@ from prfaas.connector.scheduler.transfer_table import TransferTable
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import NO_HASH, HashChain
+from prfaas.transfer_report import ReceivedReport
 from prfaas.types import TransferId
 
 PLENTY_RATIO = 0.5  # With `admission: auto` requests get blocks early while this share of blocks is free.
@@ -75,6 +76,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         self._free_block_ratio = free_block_ratio
         self._loads: list[Load] = []
         self._failed_loads: list[str] = []
+        self._reports: dict[str, ReceivedReport] = {}  # Ended transfers of requests that have not ended.
 
     @property
     def has_work(self) -> bool:
@@ -203,13 +205,21 @@ class InboundTransfers(TransferTable[InboundTransfer]):
             outcome: Outcome = "overwritten" if has_failed else "completed"
             self._release(transfer, "aborted" if transfer.is_abandoned else outcome)
 
-    def end(self, request_id: str) -> None:
-        """End the request. Slots that a worker may be reading are released after the load."""
+    def end(self, request_id: str) -> ReceivedReport | None:
+        """End the request, and return the outcome of its transfer from another agent.
+
+        Slots that a worker may be reading are released after the load.
+        """
         transfer = self.of_request(request_id)
         if transfer is not None and transfer.is_loading:
             transfer.is_abandoned = True
         elif transfer is not None:
             self._release(transfer, "aborted")
+        return self._reports.pop(request_id, None)
+
+    def refuse(self, request_id: str, transfer_id: str, reason: Outcome) -> None:
+        """Keep the report on a transfer that the engine does not claim."""
+        self._reports[request_id] = ReceivedReport(transfer_id, reason)
 
     def fail_all(self, reason: Outcome) -> None:
         """Give up all transfers. Planned loads fail; a running load ends by itself, since its slots stay mapped."""
@@ -227,5 +237,9 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         if transfer.awaits_data:
             self._failed_loads.append(transfer.request_id)
         self._counts.transfers[transfer.source, outcome] += 1
+        if transfer.source == "receive" and not transfer.is_abandoned:
+            num_tokens = transfer.num_tokens if outcome == "completed" else 0
+            report = ReceivedReport(transfer.transfer_id.hex(), outcome, num_tokens)
+            self._reports[transfer.request_id] = report
         fields = {"transfer_id": transfer.transfer_id, "num_tokens": transfer.num_tokens, "message": message}
         _log.info("request.received", request_id=transfer.request_id, source=transfer.source, outcome=outcome, **fields)

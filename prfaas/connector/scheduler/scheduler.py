@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
@@ -40,6 +41,7 @@ from prfaas.connector.transfer_params import (
     uses_other_connector,
 )
 from prfaas.hashing import HashChain
+from prfaas.transfer_report import SENT_KEY
 from prfaas.types import TransferId
 
 # An idle engine sleeps between two looks at the agent, each time twice as long. It notices no new request meanwhile.
@@ -57,11 +59,11 @@ class RequestEnd:
 
     Attributes:
         keeps_blocks: The engine must keep the request's blocks until `on_stored`.
-        sent: Outcome of a prefill leg's transfer. After anything but "completed", the decode side waits in vain.
+        params: Report on the request's transfer for its response, if it had one.
     """
 
     keeps_blocks: bool
-    sent: Outcome | None
+    params: dict[str, Any] | None
 
 
 class SchedulerSide:
@@ -119,6 +121,10 @@ class SchedulerSide:
         if direction and refusal:
             if direction == "send":
                 self._refused[request.request_id] = refusal
+            else:
+                transfer = read_parameters(request, direction)
+                transfer_id = transfer.grant.transfer_id.hex() if transfer else ""
+                self._inbound.refuse(request.request_id, transfer_id, refusal)
             self.counts.transfers[direction, refusal] += 1
             _log.info("request.transfer_refused", request_id=request.request_id, direction=direction, reason=refusal)
         if direction != "receive" or refusal:
@@ -351,12 +357,13 @@ class SchedulerSide:
         sent = self._outbound.end(request_id) or self._refused.pop(request_id, None)
         self._lookups.end(request_id)
         self._stores.end_prompt(request_id)
-        self._inbound.end(request_id)
+        received = self._inbound.end(request_id)
+        params = {SENT_KEY: sent} if sent else received.to_params() if received else None
         chain = leaves() if self._settings.reuse and self._client.connected else None
         if chain is None or chain.num_tokens < self._settings.reuse_min_tokens:
-            return RequestEnd(keeps_blocks=False, sent=sent)
+            return RequestEnd(keeps_blocks=False, params=params)
         self._stores.add_finished(request_id, chain, tables(), reply_deadline=self._reply_deadline())
-        return RequestEnd(keeps_blocks=True, sent=sent)
+        return RequestEnd(keeps_blocks=True, params=params)
 
     @property
     def will_free_blocks(self) -> bool:

@@ -53,7 +53,7 @@ from prfaas.connector.scheduler.divergent import DivergentHits
 from prfaas.connector.scheduler.parked import ParkedRequests
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.scheduler.store import BlockPins
-from prfaas.connector.transfer_params import SENT_KEY, without_direction
+from prfaas.connector.transfer_params import without_direction
 from prfaas.connector.vllm import stats
 from prfaas.connector.vllm.checks import check_cache, check_engine
 from prfaas.connector.vllm.hooks import on_layer_end
@@ -254,7 +254,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._divergent.forget(request.request_id)
         leaves = partial(computed_chain, request, self._model, default_tenant=self._settings.tenant)
         end = self._scheduler.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
-        return end.keeps_blocks, {SENT_KEY: end.sent} if end.sent else None
+        return end.keeps_blocks, end.params
 
     def reset_cache(self) -> bool | None:
         """Return whether this machine's agent has forgotten all KV of the model, since its weights may be new."""

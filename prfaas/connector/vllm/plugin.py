@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+from prfaas.connector.vllm.stream_report import report_in_streams
+
 NAME = "PrfaasConnector"
 
 
 def register() -> None:
-    """Register the connector. vLLM calls this in each of its processes, sometimes more than once."""
+    """Register the connector, and its reports in streams. vLLM calls this in each of its processes."""
     if NAME not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(NAME, "prfaas.connector.vllm.connector", NAME)
+    report_in_streams()

@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from prfaas.router.engines.fleet import Instance
+from prfaas.transfer_report import SENT_KEY
 
 Leg = Literal["prefill", "decode"]
 # `prefill_without_transfer`: the engine computed the prompt, but its connector gave the transfer up.
@@ -35,7 +36,6 @@ NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode": "decode_unreachable"}
 _BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
 COMPLETIONS_PATH = "/v1/completions"
-SENT_KEY = "prfaas_sent"  # Outcome of the transfer in the response to a prefill leg.
 AGENT_LOST = "agent_lost"  # Outcome that blames the prefill instance's own agent.
 MAX_WRITE_BYTES = 1 << 20
 MAX_HELD_BYTES = 64 << 10  # An error is shorter. A first event with the log probabilities of a prompt has megabytes.

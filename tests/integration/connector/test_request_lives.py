@@ -374,7 +374,7 @@ def test_transfers_of_other_connectors_are_ignored(nodes: Nodes, flag: str) -> N
     assert engine.await_answer(running) == 0
     assert ("reuse no_prefix" in engine.outcomes()) == (flag == "do_remote_decode")
     finished = engine.scheduler.on_finished("r", lambda: None, list)
-    assert finished.sent is None
+    assert finished.params is None
 
 
 def test_a_request_without_parameters_does_not_touch_the_agent(nodes: Nodes) -> None:

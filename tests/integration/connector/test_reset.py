@@ -6,6 +6,7 @@ import pytest
 
 from prfaas.connector.scheduler import scheduler
 from prfaas.hashing import HashChain, root_hash
+from prfaas.transfer_report import SENT_KEY
 from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
 from tests.support.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
 from tests.support.paused_process import paused
@@ -65,7 +66,7 @@ def test_what_is_under_way_at_each_stage_goes_without_and_leaves_nothing(nodes: 
         "reuse reset": 2,
     }
     finished = prefiller.scheduler.on_finished(half.request_id, lambda: None, list)
-    assert finished.sent == "reset", "the router learns that nothing comes"
+    assert finished.params == {SENT_KEY: "reset"}, "the router learns that nothing comes"
     prefiller.step([])
     nodes.assert_nothing_is_left()
 

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from prfaas.router.engines import fleet
-from prfaas.router.engines.legs import SENT_KEY
 from prfaas.router.openai.request import error_body
+from prfaas.transfer_report import SENT_KEY
 from tests.support.paced_engine import PacedEngine
 from tests.support.router import LONG, SHORT, STREAMED, STREAMED_CHAT, RunningRouter, running_router
 from tests.support.waiting import PATIENCE_SECONDS, until
