@@ -45,8 +45,11 @@ class WorkerSide:
         layout: Layout,
         *,
         make_copier: Callable[[AgentClient], Copier],
+        is_writer: bool = True,
     ) -> None:
         """Map the agent's arena. `make_copier` is called again for each later agent.
+
+        A worker that is no writer has the same KV as another one, which saves the blocks for both.
 
         Raises:
             LayoutError: The copier needs pinned memory, and none can be pinned.
@@ -55,6 +58,7 @@ class WorkerSide:
         self._make_copier = make_copier
         self._layers = layers
         self._rank = layout.shard.rank
+        self._is_writer = is_writer
         self._names_by_group: dict[int, list[str]] = {}
         for name, layer in layers.items():
             self._names_by_group.setdefault(layer.group, []).append(name)
@@ -95,7 +99,7 @@ class WorkerSide:
         for request_id in self._step.failed_loads:
             self._finish_load(request_id, has_failed=True)
         self._pending = {}
-        for save in self._step.saves:
+        for save in self._step.saves if self._is_writer else ():
             for copy in (copy for span in save.spans for copy in span.copies(self._rank)):
                 for name in self._names_by_group[copy.span.group]:
                     self._pending.setdefault(name, []).append((save, copy))
@@ -156,7 +160,7 @@ class WorkerSide:
         if is_new_session:
             self._session = step.session
             entries.append(RingEntry(EntryKind.SCHEDULER_REATTACHED, self._session))
-        if entries:
+        if entries and self._is_writer:
             self._copier.then_saved(partial(self._push, entries))
         released = [save.release for save in step.saves if save.release is not None]
         if released:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ from prfaas.connector.metadata import Counts, Load, Step
 from prfaas.connector.vllm import plugin
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
-from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention
+from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, num_replicas
 from prfaas.connector.vllm.request import token_chain
 from prfaas.connector.vllm.stats import PrfaasStats, from_counts
 from prfaas.errors import LayoutError
@@ -44,6 +45,7 @@ from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, conf
 
 pytestmark = pytest.mark.vllm
 WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, sliding_window=100)
+WINDOW_OF_ONE = replace(WINDOW, num_kv_heads=1)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,27 @@ def test_a_group_with_different_page_sizes_is_described_layer_by_layer() -> None
     layout, _ = describe(config, caches_of(config), Rank("m", Shard(), 4), packing="p")
     narrow, wide = layout.groups[0].layers
     assert wide.payload_bytes == 4 * narrow.payload_bytes and wide.offset_bytes == narrow.payload_bytes
+
+
+@pytest.mark.parametrize(
+    ("specs", "num_ranks", "num_kv_heads", "replicas"),
+    [
+        ([latent()], 8, 1, 8),
+        ([latent(), latent(64)], 8, 128, 8),  # With the keys of an indexer.
+        ([attention(num_kv_heads=1)], 8, 2, 4),
+        ([attention(num_kv_heads=2)], 4, 8, 1),
+        ([attention(num_kv_heads=1), WINDOW_OF_ONE], 8, 2, 4),
+        ([attention(num_kv_heads=1), attention(num_kv_heads=1, head_size=32)], 8, 2, 1),  # The second may have more.
+        ([KDA, latent()], 8, 1, 1),  # Each rank has its own part of the states.
+        ([replace(KDA, tp_replicated=True), latent()], 8, 1, 8),
+        ([attention()], 1, 2, 1),
+    ],
+)
+def test_ranks_with_equal_kv_are_replicas(
+    specs: list[KVCacheSpec], num_ranks: int, num_kv_heads: int, replicas: int
+) -> None:
+    config = config_of(*(([str(name)], spec) for name, spec in enumerate(specs)))
+    assert num_replicas(config, num_ranks=num_ranks, num_kv_heads=num_kv_heads) == replicas
 
 
 @pytest.mark.parametrize(
