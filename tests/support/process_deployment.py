@@ -77,7 +77,7 @@ class ProcessDeployment:
         return self.router_urls["west"]
 
     def start_manager(self, **settings: Any) -> None:
-        settings = {"heartbeat_seconds": "1s", "expiry_seconds": "5s", **settings}
+        settings = {"expiry_seconds": "5s", **settings}
         settings["redis_directory"] = str(self._directory / "redis")
         self.manager, self.manager_grpc, self.manager_url = self._stack.start_manager(**settings)
         self._stack.await_server(self.manager, self.manager_url, path="/healthz")
