@@ -10,18 +10,14 @@ from pathlib import Path
 
 import prfaas
 from prfaas.cli import startup
-from prfaas.cli.arguments import OneLineParser
-from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.cli.arguments import OneLineParser, run
+from prfaas.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan and report. Return 2 if an input cannot be used or an extra is missing."""
     flags = _parser().parse_args(argv)
-    try:
-        return _run(flags)
-    except (ConfigError, MissingExtraError) as error:
-        sys.stderr.write(f"prfaas-solve: {' '.join(str(error).split())}\n")
-        return 2
+    return run("prfaas-solve", lambda: _run(flags))
 
 
 def _parser() -> argparse.ArgumentParser:
