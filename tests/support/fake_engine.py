@@ -114,6 +114,7 @@ class FakeEngine:
         *,
         directions: Sequence[Direction] = ("send", "receive"),
         num_replicas: int = 1,
+        is_layerwise: bool = True,
         **settings: Any,
     ) -> None:
         self.groups = memory.groups
@@ -140,8 +141,13 @@ class FakeEngine:
                 num_replicas=num_replicas,
             )
             make_copier = partial(copier_for, device=torch.device("cpu"))
-            self._workers.append(WorkerSide(client, layers, layout, make_copier=make_copier, is_writer=replica == 0))
+            self._workers.append(
+                WorkerSide(
+                    client, layers, layout, make_copier=make_copier, is_writer=replica == 0, is_layerwise=is_layerwise
+                )
+            )
         self.worker = self._workers[0]
+        self.num_streamed_steps = 0  # Steps in which a layer is copied when it ends.
         self.client = AgentClient(str(agent_socket), instance=self._instance, role="scheduler")
         self.scheduler = SchedulerSide(
             self.client,
@@ -297,6 +303,7 @@ class FakeEngine:
     def _run_model(self, step: Step, work: Sequence[tuple[Running, int]]) -> None:
         for worker in self._workers:
             worker.begin_step(step)
+        self.num_streamed_steps += self.worker.awaits_layers
         for g, n in self.caches:
             for running, num_tokens in work:
                 self._fill(running, running.computed, running.computed + num_tokens, only=(g, n))

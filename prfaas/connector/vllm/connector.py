@@ -291,15 +291,18 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             num_replicas=copies,
         )
         make_copier = partial(copier_for, device=device)
-        self._worker = WorkerSide(client, layers, layout, make_copier=make_copier, is_writer=replica == 0)
+        is_layerwise = self._settings.layerwise != "off"
+        self._worker = WorkerSide(
+            client, layers, layout, make_copier=make_copier, is_writer=replica == 0, is_layerwise=is_layerwise
+        )
         is_compiled = not self._vllm_config.model_config.enforce_eager
-        for name in self._worker.linear_layers:
+        for name in self._worker.linear_layers if is_layerwise else ():
             save = partial(self._worker.on_layer_end, name)
             self._undo_hooks.append(on_layer_end(modules[name], save, is_compiled=is_compiled))
         _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Begin the step. The base class gets metadata only if a layer is to be copied: then vLLM reports layers."""
+        """Begin the step. The base class gets metadata only if a layer is copied at its end: then vLLM reports layers."""
         assert isinstance(connector_metadata, StepMetadata)
         if self._worker is not None:
             self._worker.begin_step(connector_metadata.step)
@@ -348,8 +351,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Return True: full CUDA graphs would replay without `save_kv_layer`."""
-        return True
+        """Return whether vLLM must leave out full CUDA graphs, which replay without `save_kv_layer`.
+
+        A step that reports no layers is copied at its end, so only an operator who insists on layers needs this.
+        """
+        return extra_config.get("layerwise") == "on"
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:

@@ -6,11 +6,20 @@ import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.config import (
+    CompilationConfig,
+    CompilationMode,
+    CUDAGraphMode,
+    KVTransferConfig,
+    ModelConfig,
+    VllmConfig,
+)
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
@@ -20,6 +29,7 @@ from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import qwen_gdn_a
 from vllm.model_executor.layers.mamba.linear.minimax_linear_attn import linear_attention
 from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_mixer2
 from vllm.model_executor.layers.mamba.short_conv import short_conv
+from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -42,6 +52,7 @@ from prfaas.kv.group import KVGroup
 from prfaas.router.http.admission import check_salt
 from prfaas.types import Shard
 from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
+from tools.tiny_models import make_model
 
 pytestmark = pytest.mark.vllm
 WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, sliding_window=100)
@@ -191,7 +202,31 @@ def test_every_method_has_the_parameters_of_vllms_interface() -> None:
 def test_the_class_is_concrete_and_supports_the_hybrid_allocator() -> None:
     assert not PrfaasConnector.__abstractmethods__
     assert supports_hma(PrfaasConnector)
-    assert PrfaasConnector.requires_piecewise_for_cudagraph({})
+
+
+@pytest.mark.parametrize(
+    ("layerwise", "mode"),
+    [("auto", CUDAGraphMode.FULL_AND_PIECEWISE), ("off", CUDAGraphMode.FULL), ("on", CUDAGraphMode.PIECEWISE)],
+)
+def test_full_cuda_graphs_stay_unless_the_operator_insists_on_layers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layerwise: str, mode: CUDAGraphMode
+) -> None:
+    monkeypatch.setattr(type(current_platform), "support_static_graph_mode", lambda self: True)
+    monkeypatch.setattr(type(current_platform), "check_and_update_config", lambda self, config: None)
+    transfer = KVTransferConfig(
+        kv_connector="PrfaasConnector",
+        kv_connector_module_path="prfaas.connector.vllm.connector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"agent_socket": "a.sock", "layerwise": layerwise},
+    )
+    wanted = CUDAGraphMode.FULL_AND_PIECEWISE if layerwise == "on" else mode
+    model = ModelConfig(str(make_model("llama", tmp_path)), skip_tokenizer_init=True, dtype="float32")
+    config = VllmConfig(
+        model_config=model,
+        kv_transfer_config=transfer,
+        compilation_config=CompilationConfig(mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=wanted),
+    )
+    assert config.compilation_config.cudagraph_mode == mode
 
 
 def recurrent(kind: MambaAttentionBackendEnum, method: str) -> Any:
