@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -20,7 +21,7 @@ import redis
 from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, writer_address
 from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.manager.record.embedded_redis import find_server
-from prfaas.types import ClusterName
+from prfaas.types import ClusterName, InstanceRole
 from tests.integration.control.redundant_deployment import NODES, T
 from tests.support.process_deployment import CLUSTERS, UNSHAPED, Outcome, ProcessDeployment, ask, client, fresh_prompt
 from tests.support.waiting import until, wait_until
@@ -58,7 +59,7 @@ class ReplicatedDeployment(ProcessDeployment):
         for name, cluster in NODES.items():
             wire = free_address()
             relay = relays.enter_context(Relay(wire, UNSHAPED))
-            role = "prefill" if CLUSTERS[cluster] == "prfaas" else "both"
+            role: InstanceRole = "prefill" if CLUSTERS[cluster] == "prfaas" else "both"
             self.start_node(name, relay, cluster=cluster, role=role, wire=wire, managers=addresses)
         for instance, url in self.engine_urls.items():
             stack.await_server(self.engines[instance], url)
@@ -70,7 +71,7 @@ class ReplicatedDeployment(ProcessDeployment):
 
     def writers(self) -> dict[str, str]:
         """Return the address of the manager that writes each cluster."""
-        client = redis.Redis.from_url(self.redis_url)
+        client: Any = redis.Redis.from_url(self.redis_url)
         keys = {cluster: Keys().lease(ClusterName(cluster)) for cluster in CLUSTERS}
         owners = {cluster: client.hget(key, "owner") for cluster, key in keys.items()}
         client.close()
