@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.profile import Profile
+from prfaas.model.cost.roofline import Gpu
 from prfaas.model.kv import huggingface
 from prfaas.model.kv.geometry import Geometry, GroupBytes
 from prfaas.solve.files.profile_file import read_profile
@@ -94,6 +95,35 @@ def _catalogued(name: str, entry: dict[str, Any], kv_dtype: str) -> Geometry:
     return huggingface.geometry(
         entry["config"], name=name, source=entry["source"], kv_dtype=kv_dtype, inferred=inferred
     )
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return the peaks of a GPU.
+
+    Raises:
+        ConfigError: the GPU is not in the table.
+    """
+    gpus = json.loads((FOLDER / "gpus.json").read_text(encoding="utf-8"))["gpus"]
+    known = {entry.lower(): entry for entry in gpus}
+    if name.lower() not in known:
+        raise ConfigError(f"hardware {name!r}: none of {', '.join(gpus)}; name a measured profile")
+    entry = known[name.lower()]
+    return Gpu(entry, **gpus[entry])
+
+
+def check_model(profile: Profile, model: Geometry, *, cluster: str) -> None:
+    """Raise ConfigError if a profile was measured with another model of the catalog."""
+    if not profile.model or profile.model == model.name:
+        return
+    try:
+        measured = _model_named(profile.model)
+    except ConfigError:
+        return
+    if measured != model.name:
+        raise ConfigError(
+            f"cluster {cluster!r}: profile {profile.name!r} is of {measured}, but the deployment serves {model.name}; "
+            f"write hardware: {profile.hardware} in place of the profile for an inferred one"
+        )
 
 
 def find_profile(name: str, *, beside: Path | None = None) -> Profile:
