@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import prfaas
@@ -44,10 +43,8 @@ class Call:
 
 
 def _status(call: Call) -> CommandOutput:
-    return _ready(call) if call.arguments.ready else _summary(call)
-
-
-def _summary(call: Call) -> CommandOutput:
+    if call.arguments.ready:
+        return _ready(call)
     state, plan = call.page("/state"), call.page("/plan")
     return CommandOutput({"state": state, **plan}, tables.status_tables(state, plan))
 
@@ -73,11 +70,15 @@ def _links(call: Call) -> CommandOutput:
 def _top(call: Call) -> CommandOutput:
     """Return the deployment, or the error if no manager answers, so that the next refresh can try again."""
     try:
-        status = _summary(call)
+        return _whole(call)
     except PageUnreachable as error:
         table = tables.Table("Managers", ("error",), ((str(error),),), ("bad",))
         return CommandOutput({"error": str(error)}, [table])
-    return CommandOutput(status.document, [*status.tables, tables.link_table(status.document["state"])])
+
+
+def _whole(call: Call) -> CommandOutput:
+    state, plan = call.page("/state"), call.page("/plan")
+    return CommandOutput({"state": state, **plan}, [*tables.status_tables(state, plan), tables.link_table(state)])
 
 
 def _explain(call: Call) -> CommandOutput:
@@ -119,13 +120,9 @@ def _records_at(
     return records, failures
 
 
-def _changes(call: Call) -> tuple[ModuleType, bytes]:
-    """Return the module that changes a deployment, and the deployment's secret."""
-    return startup.load_extra("prfaas.console.changes", extra="manager"), grants.read_secret(call.settings.secret_file)
-
-
 def _drain(call: Call) -> CommandOutput:
-    changes, secret = _changes(call)
+    changes = startup.load_extra("prfaas.console.changes", extra="manager")
+    secret = grants.read_secret(call.settings.secret_file)
     seconds = units.parse_seconds(call.arguments.within)
     _report_wait(call.arguments)
     moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
@@ -143,13 +140,15 @@ def _report_wait(arguments: argparse.Namespace) -> None:
 
 
 def _undrain(call: Call) -> CommandOutput:
-    changes, secret = _changes(call)
+    changes = startup.load_extra("prfaas.console.changes", extra="manager")
+    secret = grants.read_secret(call.settings.secret_file)
     done = asyncio.run(changes.undrain(call.settings, secret, node=call.arguments.node))
     return CommandOutput(done, [tables.Table("Placement resumed", ("node",), ((done["node"],),))])
 
 
 def _flip(call: Call) -> CommandOutput:
-    changes, secret = _changes(call)
+    changes = startup.load_extra("prfaas.console.changes", extra="manager")
+    secret = grants.read_secret(call.settings.secret_file)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
     seconds = units.parse_seconds(call.arguments.within)
     _report_wait(call.arguments)
@@ -191,7 +190,8 @@ def _pool_hot(call: Call) -> CommandOutput:
 
 def _pool_order(call: Call) -> CommandOutput:
     """Pin, unpin or remove a prefix on nodes, by default on all."""
-    changes, secret = _changes(call)
+    changes = startup.load_extra("prfaas.console.changes", extra="manager")
+    secret = grants.read_secret(call.settings.secret_file)
     order = call.arguments.order
     nodes = call.arguments.node or [node["node"]["name"] for node in tables.nodes_of(call.page("/state"))]
     end_hash = _hash(call.arguments.hash)

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import prfaas
 from prfaas.cli import startup
-from prfaas.cli.arguments import OneLineParser, run
-from prfaas.errors import ConfigError
+from prfaas.cli.arguments import OneLineParser
+from prfaas.errors import ConfigError, MissingExtraError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan and report. Return 2 if an input cannot be used or an extra is missing."""
     flags = _parser().parse_args(argv)
-    return run("prfaas-solve", lambda: _run(flags))
+    try:
+        return _run(flags)
+    except (ConfigError, MissingExtraError) as error:
+        sys.stderr.write(f"prfaas-solve: {' '.join(str(error).split())}\n")
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,11 +36,6 @@ def _parser() -> argparse.ArgumentParser:
         help='"lognormal:mu=9.9,sigma=1,output=1024", or a CSV, JSONL or ShareGPT-like JSON file',
     )
     parser.add_argument("--model", metavar="NAME|CONFIG", help="a catalogued model or a Hugging Face config.json")
-    parser.add_argument(
-        "--pd", metavar="GPUS", help='PD clusters in place of a file: "64xH20", or "64xH20:4" for instances of 4 GPUs'
-    )
-    parser.add_argument("--prfaas", metavar="GPUS", help='with --pd: PrfaaS clusters, such as "16xH100"')
-    parser.add_argument("--explain", action="store_true", help="print everything behind the plan")
     parser.add_argument("--bandwidth", metavar="RATE", help='egress of every PrfaaS cluster, such as "100Gbps"')
     parser.add_argument("--slo", metavar="SLO", help='"decode=40tok/s,ttft=5s,quantile=90%%"')
     parser.add_argument(
@@ -67,7 +66,7 @@ def _run(flags: argparse.Namespace) -> int:
         print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         report = startup.load_extra("prfaas.solve.report.screen", extra="solve")
-        print(report.render(study, explain=flags.explain), end="")
+        print(report.render(study), end="")
     if flags.emit is not None:
         _write(flags.emit, startup.load_extra("prfaas.solve.report.export", extra="solve").manager_settings(study))
     if flags.plot is not None:

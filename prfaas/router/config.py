@@ -82,6 +82,23 @@ class ClientTenantConfig:
 
 
 @dataclass(frozen=True)
+class LimitsConfig:
+    """Limits of all clients together, and of each."""
+
+    connections: int = setting(
+        "count", default=0, doc="Most connections of clients; 0: as many as the limit on open files allows."
+    )
+    body_bytes: int = setting("bytes", default=1 << 30, minimum=32 << 20, doc="Most request bodies in memory at once.")
+    client_ratio: float = setting(
+        "ratio",
+        default=0.5,
+        doc="Share of these limits for one address or key, and of `max_requests` for one of several clients.",
+    )
+    header_time: float = setting("seconds", default=20.0, doc="Longest wait for the headers of a request.")
+    body_time: float = setting("seconds", default=60.0, doc="Longest wait for the body of a request.")
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """Settings of one router."""
 
@@ -142,6 +159,7 @@ class RouterConfig:
         doc="Hand-over within a PD cluster: both legs at once through agents (prfaas), or prefill first (nixl).",
     )
     max_requests: int = setting("count", default=4096, minimum=1, doc="Most concurrent requests; beyond: status 429.")
+    limits: LimitsConfig = setting(record(LimitsConfig), doc="Limits on connections and bodies, also for each client.")
     api_keys_file: Path | None = setting(
         "path",
         default=None,

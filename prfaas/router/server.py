@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -18,7 +19,15 @@ from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegClient
 from prfaas.router.ext_proc.endpoint_choice import EndpointChooser
 from prfaas.router.http.admission import OperatorKeys, Quotas, RequestAdmission, read_clients, read_key
-from prfaas.router.http.app import Router, make_app
+from prfaas.router.http.app import Router, UnhandledRequests, make_app
+from prfaas.router.http.limits import (
+    BodyBudget,
+    ClientConnections,
+    ConnectionBudget,
+    max_connections,
+    raise_descriptor_limit,
+    share,
+)
 from prfaas.router.http.proxy import Proxy
 from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.routing.decide import DecisionMaker
@@ -35,6 +44,12 @@ IDLE_SECONDS = 4.0  # Shorter than vLLM's 5 s, so that no request meets a connec
 CERTIFICATE_CHECK_SECONDS = 5.0
 DRAIN_SECONDS = 10.0  # Time that running answers have after a stop.
 MAX_CLIENT_HANDSHAKES = 1024
+CLIENT_IDLE_SECONDS = 75.0  # Longer than the 60 s of common load balancers.
+BACKLOG = 64  # Connections that are accepted at once, before any is refused.
+# Descriptors of a client's connection with two legs; with TLS two more lead from the proxy to the server.
+PLAIN_DESCRIPTORS, TLS_DESCRIPTORS = 3, 5
+LARGE_BLOCK_BYTES = 1 << 20
+_M_MMAP_THRESHOLD = -3  # Of glibc's malloc.h.
 OpenPicker = Callable[[RouterConfig, EndpointChooser], contextlib.AbstractAsyncContextManager[str]]
 _log = logs.get("router")
 _restarting_task = partial(restarting_task, ended=metrics.ROUTER_TASKS_ENDED)
@@ -46,12 +61,21 @@ async def serve(config: RouterConfig, secret: bytes, *, picker: OpenPicker | Non
     Raises:
         ConfigError: the address cannot be bound.
     """
+    _return_large_blocks()
+    raise_descriptor_limit()
     async with open_router(config, secret, picker=picker) as address:
         _log.info("router.started", listen=address, threshold_tokens=config.threshold_tokens)
         try:
             await asyncio.Event().wait()
         finally:
             _log.info("router.stopping")
+
+
+def _return_large_blocks() -> None:
+    """Make glibc return the memory of large bodies at once. Its threshold would otherwise grow to the largest body."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # Absent in other C libraries.
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 @contextlib.asynccontextmanager
@@ -61,46 +85,63 @@ async def open_router(config: RouterConfig, secret: bytes, *, picker: OpenPicker
     Raises:
         ConfigError: the address cannot be bound.
     """
-    async with _running_router(config, secret) as (router, chooser), contextlib.AsyncExitStack() as stack:
+    certificates = config.client_certificates()
+    most = max_connections(
+        config.limits, descriptors_each=PLAIN_DESCRIPTORS if certificates is None else TLS_DESCRIPTORS
+    )
+    budget = ConnectionBudget(most, share(most, config.limits.client_ratio))
+    proxy = _client_proxy(config, certificates, budget) if certificates is not None else None
+    connections = ClientConnections(
+        budget, header_seconds=config.limits.header_time, proxied=proxy.peer_host if proxy is not None else None
+    )
+    async with (
+        _running_router(config, secret, connections) as (router, chooser),
+        contextlib.AsyncExitStack() as stack,
+    ):
         if picker is not None:
             _log.info("picker.started", listen=await stack.enter_async_context(picker(config, chooser)))
-        yield await stack.enter_async_context(serve_app(make_app(router), config.listen, proxy=_client_proxy(config)))
+        if proxy is not None:
+            proxy.bind()
+        app = make_app(router, connections)
+        yield await stack.enter_async_context(serve_app(app, config.listen, proxy=proxy, connections=connections))
 
 
-def _client_proxy(config: RouterConfig) -> TlsProxy | None:
-    """Return the TLS proxy in front of the clients' port, if there is a certificate for it."""
-    certificates = config.client_certificates()
-    if certificates is None:
-        return None
+def _client_proxy(config: RouterConfig, certificates: Certificates, budget: ConnectionBudget) -> TlsProxy:
+    """Return the TLS proxy in front of the clients' port."""
     refusals = metrics.CLIENT_TLS_REFUSALS
-    proxy = TlsProxy(
+    return TlsProxy(
         config.listen,
         certificates,
         setting="listen",
         refused=lambda reason: refusals.labels(reason=reason).inc(),
         max_handshakes=MAX_CLIENT_HANDSHAKES,
+        budget=budget,
     )
-    proxy.bind()
-    return proxy
 
 
 @contextlib.asynccontextmanager
 async def serve_app(
-    app: web.Application, listen: str, *, setting: str = "listen", proxy: TlsProxy | None = None
+    app: web.Application,
+    listen: str,
+    *,
+    setting: str = "listen",
+    proxy: TlsProxy | None = None,
+    connections: ClientConnections | None = None,
 ) -> AsyncIterator[str]:
     """Serve an app while the block runs, and yield its address. A client that disconnects ends its request.
 
     `setting` names the address in error messages. A `proxy` is bound already, and is closed at the end.
+    `connections` limits those of clients; None for no limits.
 
     Raises:
         ConfigError: the address cannot be bound.
     """
     if proxy is None:
-        async with _bound(app, listen, setting) as address:
+        async with _bound(app, listen, setting, connections) as address:
             yield address
         return
     try:
-        async with _bound(app, INNER, setting) as inner:
+        async with _bound(app, INNER, setting, connections) as inner:
             proxy.start(inner)
             try:
                 yield proxy.address
@@ -111,28 +152,51 @@ async def serve_app(
 
 
 @contextlib.asynccontextmanager
-async def _bound(app: web.Application, listen: str, setting: str) -> AsyncIterator[str]:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_SECONDS, handler_cancellation=True)
+async def _bound(
+    app: web.Application, listen: str, setting: str, connections: ClientConnections | None
+) -> AsyncIterator[str]:
+    counted = {"access_log_class": UnhandledRequests} if connections is not None else {"access_log": None}
+    runner = web.AppRunner(
+        app,
+        shutdown_timeout=DRAIN_SECONDS,
+        handler_cancellation=True,
+        keepalive_timeout=CLIENT_IDLE_SECONDS,
+        **counted,
+    )
     await runner.setup()
+    assert runner.server is not None, "`setup` makes the server"
+    protocols = connections.wrap(runner.server) if connections is not None else runner.server
     host, port = split_address(listen)
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            server = await asyncio.get_running_loop().create_server(protocols, host, port, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(f"{setting}: {listen} cannot be bound ({error.strerror})") from error
-        yield join_address(host, int(runner.addresses[0][1]))
+        try:
+            yield join_address(host, int(server.sockets[0].getsockname()[1]))
+        finally:
+            server.close()
     finally:
         await runner.cleanup()
 
 
 @contextlib.asynccontextmanager
-async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[tuple[Router, EndpointChooser]]:
+async def _running_router(
+    config: RouterConfig, secret: bytes, connections: ClientConnections
+) -> AsyncIterator[tuple[Router, EndpointChooser]]:
     """Run the background tasks of a router, and yield it together with its endpoint picker."""
     keys = read_clients(config.api_keys_file, setting="api_keys_file")
     operator_keys = read_clients(config.operator_keys_file, setting="operator_keys_file")
     operators = OperatorKeys(operator_keys, clients_are_known=bool(keys) or config.client_tls.authority is not None)
     quotas = Quotas(config.quotas_by_client(), config.default_quota(), time.monotonic)
-    admission = RequestAdmission(keys, max_requests=config.max_requests, quotas=quotas, tenants=config.client_tenants())
+    limits = config.limits
+    admission = RequestAdmission(
+        keys,
+        max_requests=config.max_requests,
+        quotas=quotas,
+        tenants=config.client_tenants(),
+        client_ratio=limits.client_ratio,
+    )
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")
     certificates = config.certificates(alpn_protocols=()) if config.engine_tls == "deployment" else None
     async with engine_session(engine_key, certificates) as session, follow_certificates(certificates):
@@ -160,6 +224,8 @@ async def _running_router(config: RouterConfig, secret: bytes) -> AsyncIterator[
                 records=records,
                 manager=manager,
                 request_timeout=config.request_timeout,
+                connections=connections,
+                bodies=BodyBudget(limits.body_bytes, share(limits.body_bytes, limits.client_ratio), limits.body_time),
             )
             yield router, EndpointChooser(fleet, handler, admission, records)
         finally:

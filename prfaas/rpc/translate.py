@@ -216,13 +216,7 @@ def _link(message: pb.LinkFigures) -> LinkFigures:
 
 
 def _load(message: pb.EngineLoad) -> EngineLoad:
-    return EngineLoad(
-        InstanceId(message.instance),
-        message.num_running,
-        message.num_waiting,
-        message.kv_usage_ratio,
-        message.is_silent,
-    )
+    return EngineLoad(InstanceId(message.instance), message.num_running, message.num_waiting, message.kv_usage_ratio)
 
 
 def query_from(message: pb.MatchRequest) -> Query:

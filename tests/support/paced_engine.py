@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
+from prfaas import grants
+from prfaas.transfer_report import to_comment
 from tests.support.waiting import until
 
 MODEL = "m"
@@ -32,6 +34,7 @@ class PacedEngine:
         hangs: Requests are accepted and never answered.
         holds_transfers: Requests with a transfer are accepted and never answered.
         keeps: `kv_transfer_params` of the answer to a prefill leg.
+        reports: Returns the `kv_transfer_params` of the answer to a decode leg, by its transfer id.
         garbles: Half of each plain answer is missing.
         renders: The engine renders chats, like vLLM with --enable-scale-out.
         models: Content of /v1/models in place of the engine's models.
@@ -51,6 +54,7 @@ class PacedEngine:
     holds_transfers: bool = False
     num_failures: int | None = None
     keeps: dict[str, Any] | None = None
+    reports: Callable[[str], dict[str, Any]] | None = None
     garbles: bool = False
     renders: bool = False
     models: Any = None
@@ -152,7 +156,9 @@ class PacedEngine:
             chat = request.path.startswith("/v1/chat")
             if self.fails_loads and "kv_transfer_params" in body:
                 return await self._stream_error(request, chat=chat)
-            return await (self._stream(request, chat=chat) if body.get("stream") else self._whole(body, chat=chat))
+            if body.get("stream"):
+                return await self._stream(request, self._report(body), chat=chat)
+            return await self._whole(body, chat=chat)
         except asyncio.CancelledError:
             self.num_broken_off += 1
             raise
@@ -184,7 +190,7 @@ class PacedEngine:
                 "model": MODEL,
                 "choices": [{"index": 0, "finish_reason": "stop", **text}],
                 "usage": {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6},
-                "kv_transfer_params": self.keeps,
+                "kv_transfer_params": self._report(body) or self.keeps,
             }
         )
         if self.garbles:
@@ -201,7 +207,13 @@ class PacedEngine:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def _stream(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+    def _report(self, body: dict[str, Any]) -> dict[str, Any]:
+        params = body.get("kv_transfer_params") or {}
+        if self.reports is None or "do_remote_prefill" not in params:
+            return {}
+        return self.reports(grants.unverified(grants.from_text(params["prfaas_grant"])).transfer_id.hex())
+
+    async def _stream(self, request: web.Request, report: dict[str, Any], *, chat: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={**STREAM_HEADERS, **self.says})
         await response.prepare(request)
         for number, text in enumerate("abc"):
@@ -211,7 +223,7 @@ class PacedEngine:
                 return response
             await response.write(streamed(text, chat=chat))
             await asyncio.sleep(self.token_seconds)
-        await response.write(b"data: [DONE]\n\n")
+        await response.write(to_comment(report).encode() + b"data: [DONE]\n\n")
         return response
 
 

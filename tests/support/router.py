@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from prometheus_client import REGISTRY
 
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import OpenPicker, open_router
@@ -23,6 +24,12 @@ T = 200
 SHORT, LONG = "x" * 20, "y" * (T + 1)
 STREAMED = b"".join(map(streamed, "abc")) + b"data: [DONE]\n\n"
 STREAMED_CHAT = b"".join(streamed(text, chat=True) for text in "abc") + b"data: [DONE]\n\n"
+
+
+def counted_requests(status: int, route: str, outcome: str) -> float:
+    """Return the requests that this process's routers have counted with these labels."""
+    labels = {"status": str(status), "route": route, "outcome": outcome}
+    return REGISTRY.get_sample_value("prfaas_router_requests_total", labels) or 0.0
 
 
 @dataclass

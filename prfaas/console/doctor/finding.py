@@ -37,6 +37,7 @@ Subject = Literal[
     "manager_secret",
     "engine",
     "engine_model",
+    "heartbeat",
     "record",
     "cluster",
     "cluster_kind",

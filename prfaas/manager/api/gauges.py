@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from prfaas import metrics
@@ -23,7 +24,8 @@ class Gauges:
         self._members()
         self._links()
         self._holdings()
-        metrics.MANAGER_SESSIONS.set(self._routing.num_sessions())
+        self._routing.sessions.expire(time.monotonic())
+        metrics.MANAGER_SESSIONS.set(len(self._routing.sessions))
         metrics.THRESHOLD_TOKENS.set(self._routing.threshold_tokens)
         metrics.MANAGER_BLOCKS.set(self._world.index.num_blocks())
         metrics.MANAGER_RUNS.set(self._world.index.num_runs())

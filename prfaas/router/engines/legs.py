@@ -71,6 +71,11 @@ class LegFailed(Exception):
         self.reason = reason
         self.answer = answer
 
+    def without_traceback(self) -> LegFailed:
+        """Return the error without the frames and causes that keep the request's body and tokens in memory."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
+
 
 async def read_first_event(response: aiohttp.ClientResponse) -> bytes:
     """Return the first bytes of a response. Those of a stream reach the end of its first event with content or an error."""
@@ -232,9 +237,9 @@ class LegClient:
                 prefill.result()
             response = await decode
         except BaseException:
-            decode.cancel()
-            with contextlib.suppress(asyncio.CancelledError, LegFailed):
-                await (await decode).close()
+            await _cancel(decode)
+            if not decode.cancelled() and decode.exception() is None:
+                await decode.result().close()
             await _cancel(prefill)
             raise
         response.prefill, response.abandoned = prefill, self._abandoned
@@ -292,7 +297,8 @@ def _translate(leg: Leg, instance: Instance, error: BaseException) -> BaseExcept
 
 
 async def _cancel(leg: asyncio.Task[Any]) -> None:
-    """Cancel a leg that nobody waits for."""
+    """Cancel a leg that nobody waits for. Its error is not raised here, since it would refer to this frame."""
     leg.cancel()
-    with contextlib.suppress(asyncio.CancelledError, LegFailed):
-        await leg
+    await asyncio.wait((leg,))
+    if not leg.cancelled():
+        leg.exception()

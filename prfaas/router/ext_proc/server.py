@@ -117,7 +117,7 @@ class Exchange:
         request = GatewayRequest(self._headers.get(":path", ""), self._headers, bytes(self._body), self._subset)
         try:
             client = self._chooser.admit(self._headers, self._record)
-            self._running.enter_context(self._chooser.admission.place())
+            self._running.enter_context(self._chooser.admission.place(client))
             choice = await self._chooser.choose(request, client, self._record)
         except REFUSALS as error:
             return [self._refusal(error)]

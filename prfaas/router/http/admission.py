@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ _BEARER = "bearer "
 
 
 class AdmissionRefused(Exception):
-    """Request that is not admitted. `status` is 401, or 429 with the time after which to retry."""
+    """Request that is not admitted. `status` is 401, 408, or 429 with the time after which to retry."""
 
     def __init__(self, status: int, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
@@ -180,8 +181,16 @@ class OperatorKeys:
 class RequestAdmission:
     """Keys, quotas and concurrent requests of the clients. Without keys anybody is admitted."""
 
-    def __init__(self, keys: Mapping[str, str], *, max_requests: int, quotas: Quotas, tenants: Tenants) -> None:
-        """Prepare the clients. `keys` maps each key to its client.
+    def __init__(
+        self,
+        keys: Mapping[str, str],
+        *,
+        max_requests: int,
+        quotas: Quotas,
+        tenants: Tenants,
+        client_ratio: float = 1.0,
+    ) -> None:
+        """Prepare the clients. `keys` maps each key to its client. One of several has a share of the requests.
 
         Raises:
             ConfigError: a client's tenant is not valid.
@@ -190,8 +199,9 @@ class RequestAdmission:
         self._clients = {_digest(key): Client(name, tenants.of(name)) for key, name in keys.items()}
         self._anybody = Client(DEFAULT_CLIENT, tenants.of(DEFAULT_CLIENT))
         self._max_requests = max_requests
+        self._max_of_client = max(1, int(max_requests * client_ratio)) if len({*keys.values()}) > 1 else max_requests
         self._quotas = quotas
-        self._num_requests = 0
+        self._running: Counter[str] = Counter()  # Requests, by client.
 
     def admit(self, authorization: str | None) -> Client:
         """Return the client whose key the Authorization header has, and charge one request to its quota.
@@ -226,19 +236,23 @@ class RequestAdmission:
         return client
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        """Count one concurrent request while the block runs.
+    def place(self, client: Client) -> Iterator[None]:
+        """Count one concurrent request of a client while the block runs.
 
         Raises:
-            AdmissionRefused: the maximum number of requests is running.
+            AdmissionRefused: the maximum number of requests is running, in total or for the client.
         """
-        if self._num_requests >= self._max_requests:
-            raise AdmissionRefused(429, f"{self._num_requests} requests are running; retry later")
-        self._num_requests += 1
+        if self._running.total() >= self._max_requests:
+            metrics.CLIENT_REFUSALS.labels(reason="requests").inc()
+            raise AdmissionRefused(429, f"{self._max_requests} requests are running; retry later")
+        if self._running[client.name] >= self._max_of_client:
+            metrics.CLIENT_REFUSALS.labels(reason="requests_of_client").inc()
+            raise AdmissionRefused(429, f"{self._max_of_client} requests of {client.name} are running; retry later")
+        self._running[client.name] += 1
         try:
             yield
         finally:
-            self._num_requests -= 1
+            self._running[client.name] -= 1
 
 
 def _key_of(authorization: str) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Literal
 
 from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
 from prometheus_client import generate_latest
 
 from prfaas import metrics, tracing
 from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegFailed
 from prfaas.router.http.admission import AdmissionRefused, Client, OperatorKeys, RequestAdmission
+from prfaas.router.http.limits import HANDLED, BodyBudget, ClientConnections
 from prfaas.router.http.proxy import PathRefused, Proxy, check_path
 from prfaas.router.openai.headers import SESSION_HEADER, request_id_of, session_of
 from prfaas.router.openai.request import (
@@ -26,7 +28,7 @@ from prfaas.router.openai.request import (
     parse,
 )
 from prfaas.router.routing.manager_client import DecisionClient
-from prfaas.router.routing.record import RequestRecord, RequestRecords
+from prfaas.router.routing.record import CLIENT_GONE, RequestRecord, RequestRecords, outcome_of_status
 from prfaas.router.routing.serve import NoEngineReady, RequestHandler
 
 REFUSALS = (
@@ -38,7 +40,6 @@ REFUSALS = (
     AdmissionRefused,
     LegFailed,
 )
-CLIENT_GONE = 499  # Status of a request whose client has disconnected, as nginx logs it.
 
 
 def error_response(status: int, message: str, *, kind: str) -> web.Response:
@@ -67,6 +68,8 @@ def refusal_response(error: Exception) -> web.Response:
             response = error_response(429, str(error), kind="rate_limit_error")
             response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
             return response
+        case AdmissionRefused(status=408):
+            return error_response(408, str(error), kind="timeout")
         case AdmissionRefused():
             return error_response(error.status, str(error), kind="authentication_error")
         case LegFailed(answer=None):
@@ -76,6 +79,15 @@ def refusal_response(error: Exception) -> web.Response:
             return web.Response(status=answer.status, body=answer.body, headers=headers)
         case _:
             return error_response(503, str(error), kind="service_unavailable")
+
+
+class UnhandledRequests(AbstractAccessLogger):
+    """Counter of the requests that reach none of the handlers: malformed HTTP, and unknown paths and methods."""
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        if not request.get(HANDLED):
+            outcome = outcome_of_status(response.status)
+            metrics.REQUESTS.labels(status=str(response.status), route="none", outcome=outcome).inc()
 
 
 class Router:
@@ -92,6 +104,8 @@ class Router:
         records: RequestRecords,
         manager: DecisionClient | None,
         request_timeout: float,
+        connections: ClientConnections,
+        bodies: BodyBudget,
     ) -> None:
         self._fleet = fleet
         self._handler = handler
@@ -101,6 +115,8 @@ class Router:
         self._records = records
         self._manager = manager
         self._request_timeout = request_timeout
+        self._connections = connections
+        self._bodies = bodies
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         return await self._complete(request, "completions")
@@ -123,12 +139,15 @@ class Router:
             async with asyncio.timeout(self._request_timeout):
                 return await answer
         except TimeoutError:
-            record.status = 504
+            record.status, record.is_broken = 504, record.ttft_seconds is not None
             late = timeout_response(self._request_timeout)
             late.headers.update(record.headers())
             return late
         except asyncio.CancelledError:
             record.status = CLIENT_GONE
+            raise
+        except Exception:
+            record.status = 500
             raise
         finally:
             record.end()
@@ -145,8 +164,8 @@ class Router:
             client = self._admission.admit(request.headers.get("Authorization"))
             record.client = client.name
             self._records.add(record)
-            with self._admission.place():
-                parsed = parse(endpoint, await request.read(), tenant=client.tenant)
+            async with self._body_of(request, client) as raw:
+                parsed = parse(endpoint, raw, tenant=client.tenant)
                 session = session_of(request.headers.get(SESSION_HEADER))
                 with self._charged(client, parsed.estimated_prompt_tokens, record):
                     return await self._handler.handle(request, parsed, record, session=session)
@@ -155,6 +174,18 @@ class Router:
         record.status = response.status
         response.headers.update(record.headers())
         return response
+
+    @contextlib.asynccontextmanager
+    async def _body_of(self, request: web.Request, client: Client) -> AsyncIterator[bytes]:
+        """Yield the body of a client's request, which counts among its bodies and requests while the block runs.
+
+        Raises:
+            AdmissionRefused: the body is late, or the client has too many bodies or requests.
+        """
+        with self._bodies.hold(self._connections.address(request), f"key {client.name}") as body:
+            raw = await body.read(request)
+            with self._admission.place(client):
+                yield raw
 
     @contextlib.contextmanager
     def _charged(self, client: Client, estimated_tokens: int, record: RequestRecord) -> Iterator[None]:
@@ -184,10 +215,10 @@ class Router:
         try:
             client = self._admission.admit(request.headers.get("Authorization"))
             check_path(request.path)
-            with self._admission.place():
-                num_tokens = len(await request.read()) // BYTES_PER_TOKEN
-                with self._charged(client, num_tokens, record):
-                    response = await self._proxy.forward(request, tenant=client.tenant, headers=record.headers())
+            async with self._body_of(request, client) as raw:
+                with self._charged(client, len(raw) // BYTES_PER_TOKEN, record):
+                    headers = record.headers()
+                    response = await self._proxy.forward(request, raw, tenant=client.tenant, headers=headers)
         except REFUSALS as error:
             response = refusal_response(error)
             response.headers.update(record.headers())
@@ -229,9 +260,9 @@ def metrics_response() -> web.Response:
     return web.Response(body=generate_latest(), content_type="text/plain", charset="utf-8")
 
 
-def make_app(router: Router) -> web.Application:
+def make_app(router: Router, connections: ClientConnections) -> web.Application:
     """Return the routes of one router."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[connections.middleware()])
     app.router.add_post("/v1/completions", router.completions)
     app.router.add_post("/v1/chat/completions", router.chat)
     app.router.add_get("/health", router.health)

@@ -14,7 +14,7 @@ from aiohttp import web
 from prfaas.router.engines.fleet import Instance
 from prfaas.router.engines.legs import NOT_CONNECTED, LegFailed, request_payload
 from prfaas.router.openai.request import REFUSED_FIELDS, prepare_forwarded
-from prfaas.router.routing.serve import NoEngineReady, abort_connection
+from prfaas.router.routing.serve import NoEngineReady, abort_connection, write_chunk
 
 # vLLM's paths under /v1 that change an engine for everybody.
 _OPERATOR_PATHS: Final = frozenset(("v1/load_lora_adapter", "v1/unload_lora_adapter"))
@@ -52,16 +52,18 @@ class Proxy:
     refused: Sequence[str] = REFUSED_FIELDS
 
     async def forward(
-        self, request: web.Request, *, tenant: str = "", headers: Mapping[str, str] = MappingProxyType({})
+        self, request: web.Request, raw: bytes, *, tenant: str = "", headers: Mapping[str, str] = MappingProxyType({})
     ) -> web.StreamResponse:
-        """Return the response, already sent. A JSON body gets the tenant's salt. `headers` go with request and response.
+        """Return the response to a request with the body `raw`, already sent.
+
+        A JSON body gets the tenant's salt. `headers` go with request and response.
 
         Raises:
             BadRequest: the JSON body contains a field that is refused.
             NoEngineReady: there is no healthy decode instance.
             LegFailed: the engine failed before its first byte.
         """
-        body = prepare_forwarded(await request.read(), tenant=tenant, refused=self.refused)
+        body = prepare_forwarded(raw, tenant=tenant, refused=self.refused)
         tried: set[Instance] = set()
         while True:
             instance = self.choose(body.model)
@@ -90,9 +92,9 @@ class Proxy:
                 response = web.StreamResponse(status=upstream.status, headers={"Content-Type": content_type, **both})
                 await response.prepare(request)
                 try:
-                    await response.write(first)
+                    await write_chunk(response, first)
                     async for chunk in upstream.content.iter_any():
-                        await response.write(chunk)
+                        await write_chunk(response, chunk)
                     await response.write_eof()
                 except BaseException:
                     abort_connection(request)

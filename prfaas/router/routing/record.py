@@ -6,15 +6,21 @@ import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from prfaas import logs, metrics
-from prfaas.router.engines.legs import LegFailed
+from prfaas.router.engines.legs import LegFailed, LegReason
 from prfaas.router.routing.decide import RoutePlan
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import explain
+from prfaas.transfer_report import ReceivedReport
 
 MAX_RECORDS = 1024
+SUCCESSES = ("completed", "held")  # Outcomes of a transfer after which the decode engine computed nothing twice.
+CLIENT_GONE = 499  # Status of a request whose client has disconnected, as nginx logs it.
+# `fell_back`: the decode instance computed a prompt of the remote route. `refused`: status 4xx. `failed`: status 5xx.
+# `broken`: the answer ended early. `cancelled`: the client left.
+Outcome = Literal["completed", "fell_back", "refused", "failed", "broken", "cancelled"]
 _COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # Only the usage has this form: texts escape quotes.
 _COUNT_BYTES = 64  # End of a chunk in which a count may have begun.
 _EVENT = b"data: {"  # Start of each event of a stream but the last.
@@ -31,15 +37,31 @@ _SPAN_FIELDS = (
 _log = logs.get("router")
 
 
+class FailedLeg(NamedTuple):
+    """Leg that failed before a first byte. Unlike the exception, it keeps neither bodies nor tokens alive."""
+
+    reason: LegReason
+    message: str
+
+
+def outcome_of_status(status: int) -> Outcome:
+    """Return the outcome of a request that no instance had to repeat."""
+    if status >= 500:
+        return "failed"
+    return "refused" if status >= 400 else "completed"
+
+
 @dataclass
 class RequestRecord:
-    """One request, from its arrival to the end of its answer.
+    """One request, from its arrival to the end of its answer. It holds words and numbers, never a body or tokens.
 
     Attributes:
         path: Path of a forwarded request, which needs no decision.
         client: Client of the request, once admitted.
         plan: Last plan made for the request.
         failures: Legs that failed before a first byte.
+        is_broken: The answer broke off after its first byte.
+        transfer: The decode engine's report on the transfer.
         decide_seconds: Time until the legs were sent.
         prefill_seconds: Time from then until the prefill leg was answered.
         at: Arrival in seconds since 1970.
@@ -50,8 +72,10 @@ class RequestRecord:
     path: str = ""
     client: str = ""
     plan: RoutePlan | None = None
-    failures: list[LegFailed] = field(default_factory=list)
+    failures: list[FailedLeg] = field(default_factory=list)
     status: int = 0
+    is_broken: bool = False
+    transfer: ReceivedReport | None = None
     ttft_seconds: float | None = None
     decide_seconds: float | None = None
     prefill_seconds: float | None = None
@@ -66,8 +90,12 @@ class RequestRecord:
 
     @property
     def fallback(self) -> str | None:
-        """Return the failure that made the decode instance prefill a remote request; None without a fallback."""
-        return self.failures[-1].reason if self.failures and self.plan and self.plan.fell_back else None
+        """Return why the decode instance prefilled a remote request: a failed leg or transfer. None without a fallback."""
+        if self.plan is None or self.plan.decision.route != "remote":
+            return None
+        if self.plan.fell_back:
+            return self.failures[-1].reason if self.failures else None
+        return self.transfer.outcome if self.transfer and self.transfer.outcome not in SUCCESSES else None
 
     def note_plan(self, plan: RoutePlan) -> None:
         """Record the route, for the first time or after a failure."""
@@ -81,8 +109,13 @@ class RequestRecord:
             self.prefill_seconds = time.monotonic() - self.started - self.decide_seconds
 
     def note_failure(self, failure: LegFailed) -> None:
-        self.failures.append(failure)
+        self.failures.append(FailedLeg(failure.reason, str(failure)))
         metrics.LEG_FAILURES.labels(reason=failure.reason).inc()
+
+    def note_transfer(self, report: ReceivedReport) -> None:
+        """Record the decode engine's report. One on the transfer of an earlier leg says nothing of this answer."""
+        if self.plan and self.plan.transfer_id and report.transfer_id == self.plan.transfer_id.hex():
+            self.transfer = report
 
     def note_answer(self, status: int) -> None:
         """Record the first bytes of an answer."""
@@ -101,6 +134,22 @@ class RequestRecord:
     def end(self) -> None:
         """Record the end of the answer."""
         self.seconds = time.monotonic() - self.started
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return the outcome of the request. One without any status was left by its client."""
+        if self.status in (0, CLIENT_GONE):
+            return "cancelled"
+        if self.is_broken:
+            return "broken"
+        outcome = outcome_of_status(self.status)
+        return "fell_back" if outcome == "completed" and self.fallback else outcome
+
+    @property
+    def _route(self) -> str:
+        if self.path:
+            return "forwarded"
+        return self.plan.decision.route if self.plan else "none"
 
     @property
     def is_streamed(self) -> bool:
@@ -142,13 +191,16 @@ class RequestRecord:
         """Return the fields of the log line."""
         fields: dict[str, Any] = {"request_id": self.request_id}
         if self.path:
-            return fields | {"path": self.path, "status": self.status}
+            return fields | {"path": self.path, "status": self.status, "outcome": self.outcome}
         if self.plan is not None:
             fields |= self.plan.summary()
         return fields | {
             "fallback": self.fallback,
             "failures": [failure.reason for failure in self.failures],
+            "transfer": self.transfer.outcome if self.transfer else None,
+            "transferred_tokens": self.transfer.num_tokens if self.transfer else 0,
             "status": self.status,
+            "outcome": self.outcome,
             "ttft_seconds": self.ttft_seconds,
             "tpot_seconds": self.tpot_seconds,
         }
@@ -160,11 +212,11 @@ class RequestRecord:
 
     def publish(self) -> None:
         """Count the request, and write its log line."""
-        if self.path:
-            metrics.PASSED_ON.labels(status=str(self.status)).inc()
+        status = str(self.status or CLIENT_GONE)
+        metrics.REQUESTS.labels(status=status, route=self._route, outcome=self.outcome).inc()
         if self.plan is not None:
             decision = self.plan.decision
-            metrics.REQUESTS.labels(route=decision.route, reason=decision.reason).inc()
+            metrics.DECISIONS.labels(route=decision.route, reason=decision.reason).inc()
             if self.ttft_seconds is not None:
                 metrics.TTFT_SECONDS.labels(route=decision.route).observe(self.ttft_seconds)
             if self.fallback is not None:
@@ -198,7 +250,7 @@ class RequestRecord:
             return fields | {"explanation": words}
         return fields | {
             "explanation": self._words(self.plan),
-            "failures": [f"{failure.reason}: {failure}" for failure in self.failures],
+            "failures": [f"{failure.reason}: {failure.message}" for failure in self.failures],
             "snapshot": self.plan.snapshot.to_dict() if self.plan.decided_by == "router" else None,
             "facts": self.plan.facts.to_dict(),
         }

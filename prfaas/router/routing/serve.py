@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from prfaas import logs, tracing
@@ -22,9 +24,17 @@ from prfaas.router.routing.manager_client import RoutingRequest
 from prfaas.router.routing.record import RequestRecord
 from prfaas.scheduler.route import EXPLANATIONS, Decision
 from prfaas.scheduler.snapshot import RequestFacts
+from prfaas.transfer_report import RECEIVED_KEY, received_report, take_comment
 from prfaas.types import InstanceId
 
 MAX_TRIES = 4  # Decode legs of one request.
+
+
+class _Answer(msgspec.Struct):
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
 _log = logs.get("router")
 
 
@@ -99,8 +109,8 @@ class RequestHandler:
             except LegFailed as failure:
                 record.note_failure(failure)
                 if len(record.failures) >= MAX_TRIES:
-                    raise
-                routing, plan = await self._replan(failure, routing, plan)
+                    raise failure.without_traceback() from None
+                routing, plan = await self._replan(failure.without_traceback(), routing, plan)
 
     async def _replan(
         self, failure: LegFailed, routing: RoutingRequest, plan: RoutePlan
@@ -185,28 +195,53 @@ async def stream_response(request: web.Request, response: EngineResponse, record
 
     A failure after the first byte aborts the connection, so that the client does not mistake half an answer for all of it.
     """
-    status = response.response.status
+    status, is_remote = response.response.status, record.plan is not None and record.plan.is_remote
     record.note_answer(status)
     headers = record.headers() | {"Content-Type": response.response.headers.get("Content-Type", "application/json")}
-    if response.is_complete:
-        record.note_chunk(response.first)
-        return web.Response(status=status, headers=headers, body=response.first)
+    if response.is_complete or (is_remote and response.response.content_type == "application/json"):
+        whole = b"".join([response.first, *[chunk async for chunk in response.rest()]])
+        record.note_chunk(whole)
+        if is_remote:
+            whole = _take_report(whole, record)
+        return web.Response(status=status, headers=headers, body=whole)
     stream = web.StreamResponse(status=status, headers=headers)
     await stream.prepare(request)
     try:
-        await stream.write(response.first)
+        await write_chunk(stream, response.first)
         record.note_chunk(response.first)
         async for chunk in response.rest():
-            await stream.write(chunk)
+            await write_chunk(stream, _take_report(chunk, record) if is_remote else chunk)
             record.note_chunk(chunk)
         await stream.write_eof()
     except LegFailed as failure:
+        record.is_broken = True
         _log.warning("request.stream_aborted", request_id=record.request_id, message=str(failure))
         abort_connection(request)
     except BaseException:
         abort_connection(request)
         raise
     return stream
+
+
+def _take_report(chunk: bytes, record: RequestRecord) -> bytes:
+    """Record the decode engine's report on its transfer, and return the answer without the comment that has it."""
+    if RECEIVED_KEY.encode() not in chunk:
+        return chunk
+    rest, report = take_comment(chunk)
+    if report is None:
+        with contextlib.suppress(msgspec.DecodeError):
+            report = received_report(_ANSWER.decode(chunk).kv_transfer_params)
+    if report is not None:
+        record.note_transfer(report)
+    return rest
+
+
+async def write_chunk(stream: web.StreamResponse, chunk: bytes) -> None:
+    """Write to the client. A client that has left cancels its request, as the loss of its connection does."""
+    try:
+        await stream.write(chunk)
+    except ConnectionResetError as error:
+        raise asyncio.CancelledError from error
 
 
 def abort_connection(request: web.Request) -> None:

@@ -51,6 +51,7 @@ class Handover:
                 metrics.SIDECAR_REQUESTS.labels(outcome="failed").inc()
                 raise
             _log.warning("prefill.failed", prefill=prefill.address.name, reason=failure.reason, message=str(failure))
+            failure.without_traceback()
             metrics.SIDECAR_REQUESTS.labels(outcome="fell_back").inc()
             return await self.legs.decode(self.engine, request.path, request.raw, request.headers)
         metrics.SIDECAR_REQUESTS.labels(outcome="disaggregated").inc()

@@ -89,7 +89,7 @@ class Sidecar:
         """Forward any other request to the engine."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                return await self._proxy.forward(request)
+                return await self._proxy.forward(request, await request.read())
         except REFUSALS as error:
             return refusal_response(error)
         except TimeoutError:

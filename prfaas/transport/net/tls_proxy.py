@@ -12,6 +12,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from prfaas.errors import ConfigError
 from prfaas.transport.net.tls import Certificates, TlsRefusal, common_name, refusal_reason
@@ -26,6 +27,14 @@ _BACKLOG = 256
 _NO_DESCRIPTORS_SECONDS = 0.05
 
 
+class PeerBudget(Protocol):
+    """Limit on the connections of peers. `open` returns False beyond it, otherwise `close` follows."""
+
+    def open(self, host: str) -> bool: ...
+
+    def close(self, host: str) -> None: ...
+
+
 class TlsProxy:
     """Proxy of one port. Call `bind`, `start`, optionally `stop_listening`, then `close`; all but `bind` on the loop."""
 
@@ -37,12 +46,15 @@ class TlsProxy:
         setting: str,
         refused: Callable[[TlsRefusal], None],
         max_handshakes: int = MAX_HANDSHAKES,
+        budget: PeerBudget | None = None,
     ) -> None:
-        """`refused` is called with the reason when a connection is refused."""
+        """`refused` is called with the reason when a certificate is refused. `budget` limits connections; None for no limit."""
         self._listen, self._setting = listen, setting
         self._certificates = certificates
         self._refused = refused
         self._names: dict[int, str] = {}  # Peers, by the source port of their connection on loopback.
+        self._hosts: dict[int, str] = {}  # Their addresses.
+        self._budget = budget
         self._max_handshakes = max_handshakes
         self._num_handshakes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +83,10 @@ class TlsProxy:
         """Return the name in the certificate of the peer whose connection has this source port on loopback."""
         return self._names.get(port)
 
+    def peer_host(self, port: int) -> str | None:
+        """Return the address of the peer whose connection has this source port on loopback."""
+        return self._hosts.get(port)
+
     def stop_listening(self) -> None:
         """Close the port; open connections go on."""
         if self._socket is not None:
@@ -96,26 +112,31 @@ class TlsProxy:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         try:
-            peer, _ = self._socket.accept()
+            peer, (host, *_) = self._socket.accept()
         except (BlockingIOError, ConnectionAbortedError):  # The peer has left already.
             return
         except OSError:  # Out of descriptors.
             loop.remove_reader(self._socket)
             loop.call_later(_NO_DESCRIPTORS_SECONDS, self._resume_accepting)
             return
+        if self._budget is not None and not self._budget.open(host):
+            peer.close()
+            return
         peer.setblocking(False)
         self._num_handshakes += 1
         if self._num_handshakes == self._max_handshakes:
             loop.remove_reader(self._socket)
-        task = asyncio.create_task(self._serve(peer), name="tls connection")
+        task = asyncio.create_task(self._serve(peer, host), name="tls connection")
         self._tasks.add(task)
-        task.add_done_callback(lambda _: self._end_task(task, peer))
+        task.add_done_callback(lambda _: self._end_task(task, peer, host))
 
-    def _end_task(self, task: asyncio.Task[None], peer: socket.socket) -> None:
+    def _end_task(self, task: asyncio.Task[None], peer: socket.socket, host: str) -> None:
         self._tasks.discard(task)
         peer.close()  # The task may have been cancelled before it began.
+        if self._budget is not None:
+            self._budget.close(host)
 
-    async def _serve(self, peer: socket.socket) -> None:
+    async def _serve(self, peer: socket.socket, host: str) -> None:
         outer = await self._shake_hands(peer)
         if outer is None:
             return
@@ -128,10 +149,11 @@ class TlsProxy:
             with _abort_after(inner_writer):
                 port = inner_writer.get_extra_info("sockname")[1]
                 self._names[port] = common_name(writer.get_extra_info("peercert"))
+                self._hosts[port] = host
                 try:
                     await _join((reader, inner_writer), (inner_reader, writer))
                 finally:
-                    del self._names[port]
+                    del self._names[port], self._hosts[port]
                     await asyncio.gather(_end(inner_writer), _end(writer))
 
     async def _shake_hands(self, peer: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:

@@ -32,8 +32,9 @@ from prfaas.router.routing.decide import DecisionMaker
 from prfaas.router.routing.record import RequestRecords
 from prfaas.router.routing.serve import RequestHandler
 from prfaas.router.server import open_router
+from prfaas.transport.net.tls import TlsConfig
 from prfaas.types import ClusterKind, InstanceRole
-from tests.support.router import LONG, SECRET, SHORT, RunningRouter, T, router_config, running_router
+from tests.support.router import LONG, SECRET, SHORT, RunningRouter, T, counted_requests, router_config, running_router
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.scheduler.endpoint_picker.conformance import cases
 from tools.free_ports import free_address
@@ -221,7 +222,7 @@ async def test_refused_request_has_an_id_a_log_line_and_a_count(
         quotas=(QuotaConfig(client="poor", requests_per_minute=1),),
     )
     nobody = {"route": "refused", "reason": "no_decode_instance"}
-    before = _counted("prfaas_router_requests_total", **nobody), _counted("prfaas_router_passed_on_total", status="503")
+    before = _counted("prfaas_router_decisions_total", **nobody), counted_requests(503, "forwarded", "failed")
     caplog.set_level(logging.INFO, logger="prfaas.router")
     async with making as router, grpc.aio.insecure_channel(picker) as channel:
         router.west.healthy = False
@@ -251,8 +252,8 @@ async def test_refused_request_has_an_id_a_log_line_and_a_count(
             if status in (400, 503):
                 _, record = await router.get(f"/debug/decision/{name}")
                 assert record["status"] == status
-        assert (_counted("prfaas_router_requests_total", **nobody) - before[0]) == 2
-        assert (_counted("prfaas_router_passed_on_total", status="503") - before[1]) == 1
+        assert (_counted("prfaas_router_decisions_total", **nobody) - before[0]) == 2
+        assert (counted_requests(503, "forwarded", "failed") - before[1]) == 1
 
 
 async def test_chosen_request_has_a_log_line_with_the_engines_status(
@@ -375,8 +376,8 @@ def test_listening_beyond_loopback_needs_certificates_or_consent() -> None:
 
 
 async def test_missing_certificate_file_stops_the_start(tmp_path: Path) -> None:
-    files = {f"tls_{name}": tmp_path / name for name in ("authority", "certificate", "key")}
-    config = router_config(ext_proc_listen="127.0.0.1:0", **files)
+    files = {name: tmp_path / name for name in ("authority", "certificate", "key")}
+    config = router_config(ext_proc_listen="127.0.0.1:0", tls=TlsConfig(**files))
     with pytest.raises(ConfigError, match=str(tmp_path / "certificate")):
         async with open_router(config, SECRET, picker=open_picker):
             raise AssertionError("it listens")

@@ -15,13 +15,23 @@ from prometheus_client import REGISTRY
 from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import QuotaConfig
-from prfaas.router.http import app
+from prfaas.router.http import app, limits
 from prfaas.scheduler.route import route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.console.terminal import run_here, run_here_on_terminal
 from tests.integration.router.openai_client import assert_serves_an_openai_client
 from tests.support.paced_engine import MODEL
-from tests.support.router import LONG, SECRET, SHORT, STREAMED, STREAMED_CHAT, RunningRouter, T, running_router
+from tests.support.router import (
+    LONG,
+    SECRET,
+    SHORT,
+    STREAMED,
+    STREAMED_CHAT,
+    RunningRouter,
+    T,
+    counted_requests,
+    running_router,
+)
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 
@@ -132,7 +142,8 @@ async def test_bad_request_is_refused_with_its_field(
 
 @pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
 async def test_body_above_the_limit_is_refused(path: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_BODY_BYTES", 4096)
+    for module in (app, limits):
+        monkeypatch.setattr(module, "MAX_BODY_BYTES", 4096)
     async with running_router() as router:
         status, text, _ = await router.post({field: "z" * 5000}, path=path)
         assert status == 413 and "exceeds 4096 bytes" in json.loads(text)["error"]["message"]
@@ -157,7 +168,7 @@ async def test_forwarded_request_has_an_id_a_log_line_and_a_count(
     router: RunningRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
     def count(status: int) -> float:
-        return REGISTRY.get_sample_value("prfaas_router_passed_on_total", {"status": str(status)}) or 0.0
+        return counted_requests(status, "forwarded", "refused" if status >= 400 else "completed")
 
     before = {status: count(status) for status in (200, 403, 404)}
     with caplog.at_level(logging.INFO, logger="prfaas.router"):
@@ -200,7 +211,7 @@ async def test_decision_is_explained_and_can_be_replayed(router: RunningRouter) 
     assert (again.route, again.reason, again.decode) == (record["route"], record["reason"], record["decode"])
     assert (await router.get("/debug/decision/none"))[0] == 404
     async with router.session.get(f"{router.url}/metrics") as response:
-        assert b'prfaas_router_requests_total{reason="long",route="remote"}' in await response.read()
+        assert b'prfaas_router_decisions_total{reason="long",route="remote"}' in await response.read()
 
 
 async def test_turns_of_a_session_go_to_one_node() -> None:

@@ -1,0 +1,127 @@
+"""Limits of single clients: connections, late headers and bodies, bytes in memory and requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from prfaas.router.config import LimitsConfig
+from prfaas.router.http.limits import network_of
+from tests.support.paced_engine import MODEL
+from tests.support.router import SHORT, running_router
+from tests.support.router_process import RouterProcess, running_processes
+from tests.support.waiting import until
+
+HALF_HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: r\r\n"
+HALF_BODY = HALF_HEADERS + b'Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"prompt":'
+REFUSAL = re.compile(r'prfaas_router_client_refusals_total\{reason="(\w+)"\} (\S+)')
+
+
+@contextlib.contextmanager
+def _connections(router: RouterProcess, count: int, sent: bytes) -> Iterator[list[socket.socket]]:
+    """Open connections from 127.0.0.2 that send the same bytes and then nothing more."""
+    host, port = router.url.removeprefix("http://").split(":")
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            connection = socket.create_connection((host, int(port)), timeout=10, source_address=("127.0.0.2", 0))
+            opened.append(connection)
+            with contextlib.suppress(OSError):  # The router may have refused it already.
+                connection.sendall(sent)
+        yield opened
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+async def _refusals(session: aiohttp.ClientSession, router: RouterProcess) -> dict[str, float]:
+    async with session.get(f"{router.url}/metrics") as response:
+        return {reason: float(count) for reason, count in REFUSAL.findall(await response.text())}
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_HEADERS, HALF_BODY], ids=["idle", "half headers", "half bodies"])
+@pytest.mark.parametrize("count", [600, pytest.param(5000, marks=pytest.mark.soak)])
+async def test_other_clients_are_served_beside_thousands_of_slow_connections(
+    tmp_path: Path, sent: bytes, count: int
+) -> None:
+    limits = {"header_time": "120s", "body_time": "120s"}
+    with running_processes(tmp_path, max_descriptors=1024, limits=limits) as router, _connections(router, count, sent):
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+            for _ in range(20):
+                body = {"model": MODEL, "prompt": SHORT}
+                async with session.post(f"{router.url}/v1/completions", json=body) as response:
+                    assert response.status == 200
+            per_address = (1024 - 192) // 3 // 2
+            assert (await _refusals(session, router))["connections_of_address"] == count - per_address
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"), [(b"", "slow_headers"), (HALF_HEADERS, "slow_headers"), (HALF_BODY, "slow_body")]
+)
+async def test_late_headers_and_bodies_end_their_connections(tmp_path: Path, sent: bytes, reason: str) -> None:
+    limits = {"header_time": "500ms", "body_time": "500ms"}
+    with running_processes(tmp_path, limits=limits) as router, _connections(router, 3, sent) as opened:
+        async with aiohttp.ClientSession() as session:
+            counted: dict[str, float] = {}
+            async with asyncio.timeout(20):
+                while counted.get(reason) != 3:
+                    await asyncio.sleep(0.05)
+                    counted = await _refusals(session, router)
+        for connection in opened:
+            answer = connection.recv(4096)
+            assert answer == b"" if reason == "slow_headers" else answer.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_key_cannot_take_all_requests(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a first\nb second\n")
+    async with running_router(api_keys_file=keys, max_requests=4) as router:
+        router.west.hangs = True
+        asking = [asyncio.create_task(router.post({"prompt": SHORT}, Authorization="Bearer a")) for _ in range(3)]
+        done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result()[0] for task in done] == [429]
+        await until(lambda: len(router.west.bodies) == 2)
+        router.west.hangs = False
+        assert (await router.post({"prompt": SHORT}, Authorization="Bearer b"))[0] == 200
+        for task in asking:
+            task.cancel()
+
+
+async def test_bodies_beyond_the_memory_limit_are_refused() -> None:
+    limits = LimitsConfig(body_bytes=40 << 20)
+    async with running_router(limits=limits) as router:
+        router.west.hangs = True
+        raw = json.dumps({"model": MODEL, "prompt": "x", "metadata": "y" * (30 << 20)}).encode()
+
+        async def post() -> int:
+            async with router.session.post(f"{router.url}/v1/completions", data=io.BytesIO(raw)) as response:
+                return response.status
+
+        first = asyncio.create_task(post())
+        await until(lambda: router.west.bodies)
+        assert await post() == 429
+        router.west.hangs = False
+        assert (await router.post({"prompt": SHORT}))[0] == 200
+        first.cancel()
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1:2", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_ipv6_clients_count_by_their_network(host: str, client: str) -> None:
+    assert network_of(host) == client
