@@ -16,6 +16,7 @@ from prfaas.manager.operations.commands import Copies, CopyOrder, PoolOrders
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.operations.roles import RoleOrders
 from prfaas.manager.record.replication import Replication
+from prfaas.manager.state.instances import decoded_models
 from prfaas.manager.state.quiescence import requests_by_instance, unreported_instances, until_idle
 from prfaas.manager.state.world import World, leaving_record, staying_record
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -114,6 +115,7 @@ class Operations:
             return await self._drain(request)
         with self._operators.act(who, "drain", target=request.node) as found:
             ends = _now() + request.timeout_seconds
+            self._check_is_replaceable(AgentName(request.node))
             response = await self._drain(request)
             after = await until_idle(self._world, AgentName(request.node), seconds=max(0.0, ends - _now()), clock=_now)
             response.num_requests_left = sum(requests_by_instance(after).values())
@@ -123,6 +125,21 @@ class Operations:
                 "num_engines_unknown": response.num_engines_unknown,
             }
         return response
+
+    def _check_is_replaceable(self, name: AgentName) -> None:
+        """Refuse to drain the only node that decodes a model, since its requests would go on.
+
+        Raises:
+            IndexRefusal: no other node decodes one of its models.
+        """
+        decoded = {member.node.name: decoded_models(member) for member in self._world.heard()}
+        own, leaving = decoded.pop(name, frozenset()), self._world.leaving
+        rest = own.difference(*(models for node, models in decoded.items() if node not in leaving))
+        if rest:
+            raise IndexRefusal(
+                "malformed",
+                f"no other node decodes {sorted(rest)[0]}, so that requests would go on: start another, or stop the agent",
+            )
 
     async def _drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
         node = self._world.live_node(AgentName(request.node))

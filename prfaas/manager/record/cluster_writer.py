@@ -230,7 +230,7 @@ class ClusterWriter:
         except (RecordUnreachable, FencedError):
             metrics.MANAGER_SNAPSHOTS.labels(outcome="failed").inc()
             raise
-        metrics.MANAGER_SNAPSHOTS.labels(outcome="complete").inc()
+        metrics.MANAGER_SNAPSHOTS.labels(outcome="completed").inc()
 
     async def _chunks(self, *, is_record_complete: bool) -> AsyncIterator[bytes]:
         """Yield memory's records.

@@ -167,6 +167,13 @@ def _decodes(place: InstancePlace) -> bool:
     return place.member.node.cluster_kind == "pd" and place.engine.role != "prefill"
 
 
+def decoded_models(member: Member) -> frozenset[str]:
+    """Return the models that a node decodes."""
+    if member.node.cluster_kind != "pd":
+        return frozenset()
+    return frozenset(engine.model for engine in member.node.engines if engine.role != "prefill")
+
+
 def _instance_state(place: InstancePlace, variable: _RequestDependentState) -> InstanceState:
     engine, node, load = place.engine, place.member.node, place.load
     return InstanceState(

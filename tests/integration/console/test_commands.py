@@ -206,6 +206,9 @@ async def test_drain_of_a_node_that_is_not_known_to_be_empty_ends_with_status_1(
     site: AgentDeployment, deployment: Deployment
 ) -> None:
     await _reported(site, deployment, "silent")
+    alone = await prfaas(site, "drain", "silent", "--within=0s", secret=deployment.secret_file)
+    assert alone.status == 2 and "no other node decodes" in alone.error
+    await _reported(site, deployment, "staying")
     ran = await prfaas(site, "drain", "silent", "--within=0s", secret=deployment.secret_file)
     assert (ran.status, ran.document["num_engines_unknown"]) == (1, 1), ran.error
     assert "both, drains" in (await prfaas(site, "status", terminal=True)).output
