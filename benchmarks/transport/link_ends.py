@@ -101,6 +101,16 @@ class Ends:
         reports = self._reports(ids)
         return _figures(near["alone"], reports, urgent_bytes), _figures(near["beside"], reports, urgent_bytes)
 
+    def crowd(self, num_transfers: int, *, crowd_bytes: int, own_bytes: int, after_seconds: float) -> dict[str, float]:
+        """Measure one tenant's transfer alone, and beside many of another tenant, which do not end."""
+        return self._ask(
+            "crowd",
+            num_transfers=num_transfers,
+            crowd_bytes=crowd_bytes,
+            own_bytes=own_bytes,
+            after_seconds=after_seconds,
+        )
+
     def health(self, *, seconds: float, idle_seconds: float) -> dict[str, Any]:
         """Sample the link's health, idle and busy. The transfers do not end."""
         return self._ask("health", seconds=seconds, idle_seconds=idle_seconds)

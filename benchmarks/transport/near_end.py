@@ -57,7 +57,7 @@ class NearEnd:
         self._transfers: dict[bytes, _Transfer] = {}
         self._probe_events: queue.SimpleQueue[SendEvent] = queue.SimpleQueue()
 
-    def open(self, sizes: list[int], *, priority: int = 0) -> bytes:
+    def open(self, sizes: list[int], *, priority: int = 0, tenant: str = "") -> bytes:
         """Open a transfer and wait until the far end has accepted it."""
         transfer_id = os.urandom(16)
         ends = list(itertools.accumulate(sizes))
@@ -66,7 +66,7 @@ class NearEnd:
         for item in objects:
             item[:16] = os.urandom(16)
         transfer = self._transfers[transfer_id] = _Transfer(objects)
-        self._link.open(SendRequest(transfer_id, b"", sizes, objects.__getitem__, priority, 300.0))
+        self._link.open(SendRequest(transfer_id, b"", sizes, objects.__getitem__, priority, 300.0, tenant=tenant))
         assert transfer.accepted.wait(30), "the far end does not answer"
         assert not transfer.failure, transfer.failure
         return transfer_id
@@ -161,6 +161,27 @@ class NearEnd:
             self.wait(bulk)
         ended = [self.result(bulk) for bulk in bulks]
         return {"alone": alone, "beside": beside, "bulk_was_under_way": has_bulk, "bulk": ended}
+
+    def crowd(self, num_transfers: int, crowd_bytes: int, own_bytes: int, after_seconds: float) -> dict[str, object]:
+        """Measure a tenant's transfer on an idle link, and another beside many transfers of another tenant."""
+        self._seconds(own_bytes)
+        alone_seconds = self._seconds(own_bytes)
+        crowd = [self.open([1 << 20] * (crowd_bytes >> 20), tenant="crowd") for _ in range(num_transfers)]
+        for transfer_id in crowd:
+            self.layers(transfer_id, 1)
+        time.sleep(after_seconds)
+        beside_seconds = self._seconds(own_bytes)
+        num_left = sum(not self._transfers[transfer_id].ended.is_set() for transfer_id in crowd)
+        return {"alone_seconds": alone_seconds, "beside_seconds": beside_seconds, "num_left": num_left}
+
+    def _seconds(self, num_bytes: int) -> float:
+        """Return the time from opening a transfer to the far end's confirmation."""
+        began = time.monotonic()
+        transfer_id = self.open([1 << 20] * (num_bytes >> 20), tenant="own")
+        self.layers(transfer_id, 1)
+        self.wait(transfer_id)
+        assert not self._transfers[transfer_id].failure, self._transfers[transfer_id].failure
+        return time.monotonic() - began
 
     def health(self, seconds: float, idle_seconds: float) -> dict[str, object]:
         """Sample the link's health while it is idle, and then while it is full."""

@@ -26,6 +26,8 @@ from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
 from prfaas.units import choice, split_address
 
+MIN_TENANT_WEIGHT = 0.001  # A tenant without room in the pool is slow on links, but not stuck.
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -57,7 +59,7 @@ class TenantShareConfig:
     """One tenant with its own share of the pool."""
 
     tenant: str = setting("text", required=True, doc="Salt of the tenant, as in the routers' setting `tenants`.")
-    ratio: float = setting("ratio", required=True, doc="Largest share of the prefix blocks.")
+    ratio: float = setting("ratio", required=True, doc="Largest share of the prefix blocks, and weight on links.")
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,11 @@ class AgentConfig:
         """Return the shares of tenants and of probation blocks."""
         tenants = {tenant.tenant: tenant.ratio for tenant in self.tenants}
         return TenantShares(learns=True, each_tenant=self.tenant_ratio, of_tenants=tenants)
+
+    def tenant_weight(self, tenant: str) -> float:
+        """Return the weight of a tenant on links: its share of the pool."""
+        shares = {entry.tenant: entry.ratio for entry in self.tenants}
+        return max(MIN_TENANT_WEIGHT, shares.get(tenant, self.tenant_ratio))
 
     def ssd(self) -> SsdSettings | None:
         """Return the settings of the SSD tier, if there is one."""

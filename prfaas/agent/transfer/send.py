@@ -167,6 +167,7 @@ class OutboundTransfers:
             source=transfer.placement.memory,
             priority=wire_priority(request.priority),
             deadline_seconds=max(MIN_DEADLINE_SECONDS, seconds_left(grant)),
+            tenant=grant.tenant,
             full_body=body.encode if is_known else None,
         )
 

@@ -18,8 +18,9 @@ class SendRequest:
     open_body: bytes  # Payload of the OPEN frame.
     object_bytes: Sequence[int]
     source: Callable[[int], memoryview]  # Memory of an object, which must stay unchanged until SendMemoryFree.
-    priority: int  # Lower is more urgent. Each step divides the transfer's share of the link by 16.
+    priority: int  # Lower is more urgent. Each step divides the share of the link by 16.
     deadline_seconds: float
+    tenant: str = ""  # Tenants share the link by weight.
     # Makes an OPEN payload for a process of the peer that does not know what the present one knows.
     full_body: Callable[[], bytes] | None = None
 

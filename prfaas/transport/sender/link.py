@@ -53,6 +53,7 @@ class LinkConfig:
     certificates: Certificates | None = None  # TLS is off without certificates.
     insecure_plaintext: bool = False  # Allows unencrypted links to public addresses.
     budgets: tuple[RateBudget, ...] = ()  # Rate budgets that the link shares with others.
+    weight_of_tenant: Callable[[str], float] = lambda tenant: 1.0
     packs: bool = True  # Pack chunks while that makes the link faster.
     awaits_peer: bool = False  # The peer dials in order to receive; this side never dials.
 
@@ -90,7 +91,9 @@ class Link:
             num_connections=config.num_connections,
         )
         self._dialler.last_error = NOT_DIALLED if config.awaits_peer else ""
-        self._outbox = Outbox(self._put_event, num_connections=self._dialler.num_wanted)
+        self._outbox = Outbox(
+            self._put_event, num_connections=self._dialler.num_wanted, weight_of=config.weight_of_tenant
+        )
         self._workers = ConnectionWorkers()
         self._monitor = LinkMonitor()
         self._peer_liveness = PeerLiveness(now=time.monotonic())

@@ -95,10 +95,19 @@ def _put_bounded(cancels: dict[bytes, _PendingCancel], transfer_id: bytes, cance
 class Outbox:
     """Outbound transfers of a link, and everything that its connections may send next."""
 
-    def __init__(self, on_event: Callable[[SendEvent], None], *, num_connections: int) -> None:
-        """Create an empty outbox. Its methods call `on_event` before they return."""
+    def __init__(
+        self,
+        on_event: Callable[[SendEvent], None],
+        *,
+        num_connections: int,
+        weight_of: Callable[[str], float] = lambda tenant: 1.0,
+    ) -> None:
+        """Create an empty outbox. Its methods call `on_event` before they return.
+
+        `weight_of` returns the weight of a tenant.
+        """
         self._on_event = on_event
-        self._chunker = Chunker(num_connections)
+        self._chunker = Chunker(num_connections, weight_of=weight_of)
         self._transfers: dict[bytes, OutboundTransfer] = {}
         self._to_open: dict[bytes, OutboundTransfer] = {}
         self._cancels = PendingCancels()
@@ -145,7 +154,7 @@ class Outbox:
         sizes, objection = wire_sizes(request)
         transfer = OutboundTransfer(request, sizes, now)
         self._transfers[transfer.id] = self._to_open[transfer.id] = transfer
-        self._chunker.add(transfer.id, priority=request.priority)
+        self._chunker.add(transfer.id, priority=request.priority, tenant=request.tenant)
         if objection:
             self._end(transfer, SendFailed(transfer.id, "protocol", objection), now)
 

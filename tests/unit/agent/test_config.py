@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from prfaas.agent.config import AgentConfig, EngineConfig
+from prfaas.agent.config import AgentConfig, EngineConfig, TenantShareConfig
 from prfaas.config import load_mapping
 from prfaas.errors import ConfigError
 
@@ -68,3 +70,9 @@ def test_private_address_needs_no_certificates(address: str) -> None:
     assert (
         load_mapping(AgentConfig, {"name": "n", "secret_file": "s", "listen": address}, where="test").listen == address
     )
+
+
+def test_tenants_weigh_on_links_as_much_as_in_the_pool() -> None:
+    named = TenantShareConfig(tenant="acme", ratio=0.6)
+    config = AgentConfig(name="a", secret_file=Path("secret"), tenants=(named,), tenant_ratio=0.2)
+    assert (config.tenant_weight("acme"), config.tenant_weight("other")) == (0.6, 0.2)

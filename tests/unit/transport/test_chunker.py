@@ -18,6 +18,11 @@ def _chunker(**priorities: int) -> Chunker:
     return chunker
 
 
+def _served(chunker: Chunker, count: int) -> Counter[bytes]:
+    """Return the number of chunks that each transfer gets of the next ones."""
+    return Counter(_take(chunker).transfer_id for _ in range(count))
+
+
 def _take(chunker: Chunker) -> Chunk:
     chunk = chunker.take()
     assert chunk is not None
@@ -61,6 +66,46 @@ def test_urgent_transfer_takes_nearly_the_whole_link() -> None:
     chunker.ready(B, Slab(0, 1, 0, 1000 * MIB))
     served = Counter(_take(chunker).transfer_id for _ in range(170))
     assert 155 <= served[B] <= 165
+
+
+def _with_tenants(**tenants: tuple[int, float]) -> Chunker:
+    """Return a chunker with so many busy transfers of each tenant, and the tenants' weights."""
+    chunker = Chunker(num_connections=2, weight_of=lambda tenant: tenants[tenant][1])
+    for tenant, (num_transfers, _) in tenants.items():
+        for number in range(num_transfers):
+            transfer_id = tenant.encode() * 15 + bytes([number])
+            chunker.add(transfer_id, priority=3, tenant=tenant)
+            chunker.ready(transfer_id, Slab(0, 1, 0, 1000 * MIB))
+    return chunker
+
+
+def test_tenants_share_the_link_whatever_their_number_of_transfers() -> None:
+    served = _served(_with_tenants(a=(50, 1.0), b=(1, 1.0)), 200)
+    assert 99 <= served[b"b" * 15 + b"\0"] <= 101
+    assert {count for transfer_id, count in served.items() if transfer_id[0] == ord("a")} == {2}
+
+
+def test_tenants_share_the_link_by_weight() -> None:
+    served = _served(_with_tenants(a=(3, 0.75), b=(1, 0.25)), 200)
+    assert 49 <= served[b"b" * 15 + b"\0"] <= 51
+
+
+def test_urgent_transfer_overtakes_other_tenants_and_its_own() -> None:
+    chunker = _with_tenants(a=(5, 1.0), b=(5, 1.0))
+    urgent = b"a" * 15 + b"\0"
+    chunker.prioritise(urgent, 2)
+    assert _served(chunker, 180)[urgent] >= 155
+
+
+def test_tenant_that_comes_back_gets_no_credit_for_its_absence() -> None:
+    chunker = _with_tenants(a=(1, 1.0), b=(1, 1.0))
+    first, second = b"a" * 15 + b"\0", b"b" * 15 + b"\0"
+    _served(chunker, 100)
+    chunker.remove(second)
+    _served(chunker, 100)
+    chunker.add(second, priority=3, tenant="b")
+    chunker.ready(second, Slab(0, 1, 0, 1000 * MIB))
+    assert 48 <= _served(chunker, 100)[first] <= 52
 
 
 def test_chunks_shrink_towards_the_end_so_that_connections_finish_together() -> None:
