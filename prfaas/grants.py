@@ -9,6 +9,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,16 +35,23 @@ def read_secret(path: Path) -> bytes:
     """
     try:
         secret = path.read_bytes()
-        mode = path.stat().st_mode
+        check_private(path, setting="secret_file")
     except OSError as error:
         raise ConfigError(f"secret_file: {path} cannot be read ({error.strerror})") from error
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
             f"secret_file: {path} has {len(secret)} bytes; at least {MIN_SECRET_BYTES} random ones are needed"
         )
-    if mode & 0o007:
-        raise ConfigError(f"secret_file: {path} is open to everybody; run chmod 600 {path}")
     return secret
+
+
+def check_private(path: Path, *, setting: str) -> None:
+    """Raise ConfigError when users outside the owner's group may access a file of secrets. Raise OSError if there is none."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o007:
+        raise ConfigError(
+            f"{setting}: {path} has mode {mode:o}, open to everybody; set mode 600 or 640: chmod 600 {path}"
+        )
 
 
 def derive_key(secret: bytes, purpose: str) -> bytes:

@@ -48,7 +48,7 @@ def _histogram(name: str, meaning: str, buckets: tuple[float, ...], labels: tupl
 
 TRANSFERS = _counter(
     "prfaas_agent_transfers",
-    "Transfers that ended. direction is in or out. outcome is complete or the failure reason.",
+    "Transfers that ended. direction is in or out. outcome is completed or the failure reason.",
     ("direction", "outcome"),
 )
 WIRE_BYTES = _counter(

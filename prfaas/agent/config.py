@@ -24,7 +24,7 @@ from prfaas.config_checks import (
 from prfaas.index.engine.events import check_endpoint
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
-from prfaas.units import choice, split_address
+from prfaas.units import choice, is_loopback, split_address
 
 MIN_TENANT_WEIGHT = 0.001  # A tenant without room in the pool is slow on links, but not stuck.
 
@@ -37,7 +37,7 @@ class EngineConfig:
     url: str = setting("text", required=True, doc="Base URL of the OpenAI server, such as http://10.0.0.5:8000.")
     role: str = setting("text", required=True, doc="prefill, decode or both.")
     model: str = setting("text", required=True, doc="Served model name, as hashed by the connector.")
-    kv_events: str = setting("text", default="", doc="Endpoint of vLLM's KV events, such as tcp://127.0.0.1:5557.")
+    kv_events: str = setting("text", default="", doc="Endpoint of vLLM's KV events, such as ipc:///run/prfaas/events.")
     kv_events_replay: str = setting("text", default="", doc="Endpoint that repeats lost KV events.")
 
     def __post_init__(self) -> None:
@@ -204,6 +204,7 @@ class AgentConfig:
         check_addresses("managers", self.managers)
         if self.traces_endpoint:
             check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
+        self._check_events()
         instances = [engine.instance for engine in self.engines]
         if twice := sorted({name for name in instances if instances.count(name) > 1}):
             raise ValueError(f"engines: instance {twice[0]} is named twice")
@@ -214,6 +215,17 @@ class AgentConfig:
             raise ValueError(f"compression: {self.compression!r}; write auto or off")
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
+
+    def _check_events(self) -> None:
+        """Raise ValueError for KV events from another machine without consent: they carry prompts, unencrypted."""
+        for engine in () if self.insecure_plaintext else self.engines:
+            for name in ("kv_events", "kv_events_replay"):
+                scheme, _, place = getattr(engine, name).partition("://")
+                if scheme == "tcp" and not is_loopback(split_address(place)[0]):
+                    raise ValueError(
+                        f"engines: {name} of {engine.instance} carries prompts unencrypted from {place}; "
+                        "write ipc://PATH, or insecure_plaintext: true"
+                    )
 
     def shares(self) -> TenantShares:
         """Return the shares of tenants and of probation blocks."""

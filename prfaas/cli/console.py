@@ -18,6 +18,7 @@ from prfaas.console import tables
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
 from prfaas.console.doctor.finding import findings_table
+from prfaas.console.own_machine import beside_components
 from prfaas.console.pages import first_json, read_json, readiness, tls_of
 from prfaas.console.terminal import CommandOutput, show
 from prfaas.console.watching import watch
@@ -370,6 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             flags=config.given_flags(arguments),
             check=named_files.check if arguments.check_config else None,
         )
+        settings = beside_components(settings, DIRECTORY)
         if arguments.check_config:
             sys.stdout.write(config.show(settings))
             return 0

@@ -68,26 +68,35 @@ def _clusters(state: Mapping[str, Any]) -> Table:
 def _instances(state: Mapping[str, Any]) -> Table:
     loads = {load["instance"]: load for node in nodes_of(state) for load in node.get("engines", [])}
     resting = frozenset(state.get("resting_instances", ()))
-    rows = tuple(
-        _instance_row(node["node"], engine, loads.get(engine["instance"], {}), rests=engine["instance"] in resting)
-        for node in nodes_of(state)
-        for engine in node["node"].get("engines", [])
-    )
-    moods = tuple[Mood, ...]("warning" if row[0] in resting else "plain" for row in rows)
+    rows, moods = [], list[Mood]()
+    for node in nodes_of(state):
+        for engine in node["node"].get("engines", []):
+            load = loads.get(engine["instance"], {})
+            condition = _condition(node, load, rests=engine["instance"] in resting)
+            rows.append(_instance_row(node["node"], engine, load, condition))
+            moods.append("bad" if condition.startswith("silent") else "warning" if condition else "plain")
     columns = ("instance", "node", "cluster", "role", "model", "running", "waiting", "KV in use")
-    return Table("Instances", columns, rows, moods)
+    return Table("Instances", columns, tuple(rows), tuple(moods))
+
+
+def _condition(node: Mapping[str, Any], load: Mapping[str, Any], *, rests: bool) -> str:
+    """Return why an instance gets no new work; empty if it does."""
+    if node.get("is_silent"):
+        return f"silent for {node.get('silent_seconds', 0.0):.0f} s"
+    if load.get("is_silent"):
+        return "silent"
+    return "drains" if rests else ""
 
 
 def _instance_row(
-    node: Mapping[str, Any], engine: Mapping[str, Any], load: Mapping[str, Any], *, rests: bool
+    node: Mapping[str, Any], engine: Mapping[str, Any], load: Mapping[str, Any], condition: str
 ) -> tuple[str, ...]:
-    """Return one row. `rests` is true for an instance that gets no new work: it changes its role or drains."""
     counts = (
         str(load.get("num_running", 0)),
         str(load.get("num_waiting", 0)),
         percent(load.get("kv_usage_ratio", 0.0)),
     )
-    role = engine["role"] + (", drains" if rests else "")
+    role = f"{engine['role']}, {condition}" if condition else engine["role"]
     return (engine["instance"], node["name"], node["cluster"], role, engine["model"], *counts)
 
 
@@ -163,8 +172,23 @@ def explanation_table(document: Mapping[str, Any]) -> Table:
     if "at" in plain:
         plain["at"] = datetime.fromtimestamp(plain["at"]).astimezone().isoformat(sep=" ", timespec="seconds")
     plain |= {f"facts: {key}": value for key, value in _plain(document.get("facts") or {}).items()}
-    rows = tuple((key.replace("_", " "), str(value)) for key, value in plain.items() if value is not None)
+    rows = tuple((_words(key), _cell(key, value)) for key, value in plain.items() if value is not None)
     return Table("Request", ("what", "value"), rows)
+
+
+def _words(key: str) -> str:
+    return key.removesuffix("_seconds").replace("_", " ")
+
+
+def _cell(key: str, value: Any) -> str:
+    """Return a field of a record as people read it, with its unit."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float) and key.endswith("_seconds"):
+        return f"{value * 1000:,.0f} ms" if value < 1 else f"{value:,.2f} s"
+    if isinstance(value, int | float) and key.endswith("_bytes"):
+        return size(int(value))
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def unanswered_tables(failures: Sequence[str]) -> list[Table]:

@@ -17,6 +17,7 @@ from prfaas.router.server import open_router
 from prfaas.types import ClusterKind, InstanceRole
 from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
 from tests.support.engine_pair import MAX_MODEL_LEN, EnginePair, post
+from tests.support.secret_files import write_secret
 from tests.support.waiting import until, wait_until
 from tools.demo.client import prefilled_tokens, transfers
 
@@ -109,7 +110,7 @@ async def test_a_long_chat_is_transferred_and_answered_as_by_one_engine(
 
 
 async def test_a_client_reuses_kv_of_its_own_tenant_only(pair: EnginePair, tmp_path: Path) -> None:
-    (tmp_path / "clients").write_text("key-a alice\nkey-b bob\n")
+    write_secret(tmp_path / "clients", "key-a alice\nkey-b bob\n")
     async with _router(pair, api_keys_file=tmp_path / "clients", threshold_tokens=2 * T) as url:
 
         async def ask(key: str, prompt: str) -> tuple[int, Any]:

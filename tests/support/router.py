@@ -16,6 +16,7 @@ from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import OpenPicker, open_router
 from prfaas.types import ClusterKind, InstanceRole
 from tests.support.paced_engine import MODEL, PacedEngine, streamed
+from tests.support.secret_files import write_secret
 from tests.support.waiting import PATIENCE_SECONDS
 
 SECRET = b"s" * 32
@@ -113,8 +114,7 @@ def operators_beside(clients: Path | None) -> tuple[dict[str, str], dict[str, An
     """Return the headers of operators where clients have keys, and the router's setting for it."""
     if clients is None:
         return {}, {}
-    file = clients.with_name("operators")
-    file.write_text(OPERATOR_KEY)
+    file = write_secret(clients.with_name("operators"), OPERATOR_KEY)
     return {"Authorization": f"Bearer {OPERATOR_KEY}"}, {"operator_keys_file": file}
 
 

@@ -72,7 +72,10 @@ def examine(patient: Patient) -> list[Finding]:
     findings += _certificates(patient.console, name=patient.console.name, where="console")
     seconds, tls = patient.console.timeout, _client_tls(patient.console)
     pages = patient.console.pages
-    is_named = bool(patient.files) or pages != default(ConsoleConfig, "pages")
+    expects_manager = any(
+        component == "manager" or getattr(settings, "managers", ()) for component, settings in loaded.items()
+    )
+    is_named = expects_manager or pages != default(ConsoleConfig, "pages")
     findings += [network.clock_finding(page, is_named=is_named, timeout_seconds=seconds, tls=tls) for page in pages]
     return findings
 
@@ -141,6 +144,9 @@ def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
     yield from _certificates(agent, name=agent.name, where=where)
     yield from _secret_and_managers(agent, name=agent.name, where=where, patient=patient)
     tls = _client_tls(agent) if agent.engine_tls == "deployment" else None
+    if agent.cluster_kind == "prfaas":
+        legs = {engine.instance: engine.url for engine in agent.engines}
+        yield from network.leg_findings(legs, agent, where=where)
     for engine in agent.engines:
         yield from network.engine_findings(engine, where=where, timeout_seconds=seconds, tls=tls)
         yield from network.events_findings(engine, where=where, timeout_seconds=seconds)
@@ -192,6 +198,7 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
     if clients.authority:
         yield clients_finding(clients.authority, clients.revocations, where=f"{where}, clients")
     yield from _key_files(router)
+    yield from network.legs_findings(router, where=where)
     yield from network.wires_findings(router, timeout_seconds=patient.console.timeout)
     if router.managers and (nodes := patient.nodes()) is not None:
         yield deployment.router_finding(router, nodes)
@@ -200,11 +207,8 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
 
 
 def _key_files(router: RouterConfig) -> Iterator[Finding]:
-    """Check that key files are private, and that operator keys differ from client keys."""
-    clients, operators, engines = router.api_keys_file, router.operator_keys_file, router.engine_api_key_file
-    for file in dict.fromkeys(path for path in (clients, operators, engines) if path is not None and path.exists()):
-        if file.stat().st_mode & 0o007:
-            yield bad("key_mode", "router", f"all users can read the keys in {file}", remedy=f"chmod 600 {file}")
+    """Check that operator keys differ from client keys."""
+    clients, operators = router.api_keys_file, router.operator_keys_file
     if clients is not None and operators is not None and clients.resolve() == operators.resolve():
         message = "api_keys_file and operator_keys_file are one file: every client can read operator pages"
         yield bad("keys", "router", message, remedy="write operator_keys_file: FILE with operator keys only")

@@ -12,10 +12,11 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
@@ -26,7 +27,7 @@ from prfaas.transport.net.sockets import public_address
 from prfaas.units import is_loopback, join_address, split_address
 
 _ADVERTISED: Subject = "advertised_address"
-_EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:PORT"}'
+_EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///run/prfaas/events"}'
 MAX_PARALLEL_CHECKS = 32
 MAX_CLOCK_SECONDS = 5.0  # Grants live for minutes. Certificates and logs are compared by the second.
 
@@ -92,6 +93,28 @@ def router_address_finding(router: RouterConfig, *, where: str) -> Finding:
         message = f"{router.listen} accepts all requests, as insecure_plaintext allows; it is {how}"
         return warning("keys", where, message, remedy="write api_keys_file: FILE with a key and a name in each line")
     return good("keys", where, f"{router.listen} requires {' and '.join(checks)}; it is {how}")
+
+
+def legs_findings(router: RouterConfig, *, where: str) -> Iterator[Finding]:
+    """Check the encryption of prefill legs to other clusters."""
+    for cluster in router.clusters:
+        if cluster.name != router.cluster and (cluster.kind == "prfaas" or router.cluster):
+            legs = {instance.name: instance.url for instance in cluster.instances}
+            yield from leg_findings(legs, router, where=where)
+
+
+def leg_findings(urls: Mapping[str, str], settings: Any, *, where: str) -> Iterator[Finding]:
+    """Check that requests to engines of another cluster are encrypted where KV is. `urls` are by instance."""
+    for instance, url in urls.items():
+        if settings.tls.certificate is None or url.startswith("https:") or is_loopback(urlsplit(url).hostname or ""):
+            continue
+        message = f"prompts for {instance} cross to another cluster unencrypted ({url}), although tls is set"
+        yield bad(
+            "plaintext",
+            where,
+            message,
+            remedy="serve the engine over TLS: https:// in its url, and engine_tls: deployment",
+        )
 
 
 def _plaintext(address: str, settings: Any, *, is_encrypted: bool, where: str) -> Finding:
@@ -224,7 +247,7 @@ def events_findings(engine: EngineConfig, *, where: str, timeout_seconds: float)
             why = why_unreached(place, timeout_seconds=timeout_seconds)
         if why:
             message = f"{key} of {engine.instance}: no connection to {endpoint} ({why})"
-            remedy = f"start the engine with --kv-events-config '{_EVENTS}' and the same port"
+            remedy = f"start the engine with --kv-events-config '{_EVENTS}' and the same endpoint"
             yield bad("kv_events", where, message, remedy=remedy)
         else:
             yield good("kv_events", where, f"{key} of {engine.instance}: {endpoint} accepts connections")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prfaas import metrics
+from prfaas import grants, metrics
 from prfaas.errors import ConfigError
 from prfaas.router.openai.headers import header_bytes
 
@@ -269,7 +269,7 @@ def read_clients(file: Path | None, *, setting: str) -> dict[str, str]:
     """Return the client of each key in a file. Each line has a key, and the client's name unless it is `default`.
 
     Raises:
-        ConfigError: the file is unreadable or has no key, or a line has more than a key and a name.
+        ConfigError: the file is unreadable, open to everybody or has no key, or a line has more than a key and a name.
     """
     clients: dict[str, str] = {}
     for line in _read_lines(file, setting):
@@ -284,7 +284,7 @@ def read_key(file: Path | None, *, setting: str) -> str:
     """Return the only key in a file; empty without a file.
 
     Raises:
-        ConfigError: the file is unreadable, or has no key or several.
+        ConfigError: the file is unreadable or open to everybody, or has no key or several.
     """
     keys = _read_lines(file, setting)
     if len(keys) > 1:
@@ -297,6 +297,7 @@ def _read_lines(file: Path | None, setting: str) -> list[str]:
     if file is None:
         return []
     try:
+        grants.check_private(file, setting=setting)
         stripped = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: {file} cannot be read ({error})") from error

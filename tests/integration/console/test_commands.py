@@ -20,6 +20,7 @@ from tests.support.certificates import tls_config, tls_record
 from tests.support.deployment import Deployment, match_request
 from tests.support.paced_engine import PacedEngine
 from tests.support.prefix_engine import chain_of, prefix_of
+from tests.support.secret_files import write_secret
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
 from tools.reference_tables import COMPONENTS
@@ -327,7 +328,7 @@ def test_config_check_reads_the_annotated_file_of_every_component(tmp_path: Path
 
 
 def test_a_command_that_checks_its_settings_reads_the_files_that_they_name(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("one\n")
+    write_secret(tmp_path / "key", "one\n")
     checked = run_here("status", "--check-config", f"--router-key-file={tmp_path / 'key'}")
     assert (checked.status, f"router_key_file: {tmp_path / 'key'}" in checked.output) == (0, True)
     refused = run_here("status", "--check-config", f"--router-key-file={tmp_path / 'none'}")

@@ -26,6 +26,7 @@ from tests.support.agents import Agents
 from tests.support.certificates import tls_record
 from tests.support.deployment import Deployment
 from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.secret_files import write_secret
 from tests.support.waiting import POLL_SECONDS, until
 from tools.free_ports import free_address
 
@@ -197,7 +198,7 @@ def _sidecar_in_plain_text(patient: Patient) -> None:
 
 
 def _file_of_keys_without_one(patient: Patient) -> None:
-    (patient.directory / "keys").write_text("")
+    write_secret(patient.directory / "keys", "")
     _router(patient, api_keys_file=str(patient.directory / "keys"))
 
 
@@ -271,6 +272,19 @@ def _keys(patient: Patient, name: str, mode: int) -> str:
     file.write_text("a-key a-client\n")
     file.chmod(mode)
     return str(file)
+
+
+def _prefill_leg_in_plain_text_beside_certificates(patient: Patient) -> None:
+    _router(patient, tls=tls_record(patient.certify("router")))
+    far = {"name": "e", "url": "http://192.0.2.1:8000", "role": "prefill", "agent": "e", "wire": patient.wire}
+    patient.router["clusters"].append({"name": "east", "kind": "prfaas", "instances": [far]})
+    patient.agent.pop("tls")
+
+
+def _prefill_engine_in_plain_text_beside_certificates(patient: Patient) -> None:
+    patient.certify()
+    engine = {"instance": "w", "url": "http://192.0.2.1:8000", "role": "prefill", "model": "tiny"}
+    patient.agent |= {"cluster": "east", "cluster_kind": "prfaas", "engines": [engine]}
 
 
 def _clients_keys_that_others_may_read(patient: Patient) -> None:
@@ -353,8 +367,10 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_events_at_no_socket, "kv_events", "--kv-events-config"),
     (_ssd_beyond_the_disk, "disk", "ssd_bytes: "),
     (_wire_that_is_not_there, "wire", "nc -vz 127.0.0.1"),
-    (_clients_keys_that_others_may_read, "key_mode", "chmod 600"),
-    (_operators_keys_that_others_may_read, "key_mode", "chmod 600"),
+    (_clients_keys_that_others_may_read, "configuration", "clients has mode 644"),
+    (_operators_keys_that_others_may_read, "configuration", "operators has mode 604"),
+    (_prefill_leg_in_plain_text_beside_certificates, "plaintext", "https:// in its url"),
+    (_prefill_engine_in_plain_text_beside_certificates, "plaintext", "https:// in its url"),
     (_keys_of_clients_that_are_operators, "keys", "operator keys only"),
 ]
 
@@ -493,6 +509,15 @@ def test_a_machine_without_settings_and_managers_is_well_and_told_how_clocks_are
     assert len(output) == 1 and ("no manager is named" in output[0] or "within" in output[0])
     named = run_here("doctor", f"--proc={patient.directory / 'proc'}", f"--pages=http://{free_address()}")
     assert (list(faults(named)), named.status) == (["manager"], 1)
+
+
+@pytest.mark.skipif(DIRECTORY.exists(), reason=f"this machine has settings in {DIRECTORY}")
+def test_a_deployment_without_managers_is_well(patient: Patient) -> None:
+    _router(patient)
+    patient.examine()  # Writes the files.
+    files = (f"--{name}={patient.directory / name}.yaml" for name in ("agent", "router"))
+    ran = run_here("doctor", f"--proc={patient.directory / 'proc'}", *files)
+    assert (faults(ran), ran.status) == ({}, 0)
 
 
 async def test_a_manager_that_takes_the_secret_is_well(deployment: Deployment, patient: Patient) -> None:

@@ -35,6 +35,7 @@ from prfaas.router.server import open_router
 from prfaas.transport.net.tls import TlsConfig
 from prfaas.types import ClusterKind, InstanceRole
 from tests.support.router import LONG, SECRET, SHORT, RunningRouter, T, counted_requests, router_config, running_router
+from tests.support.secret_files import write_secret
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.scheduler.endpoint_picker.conformance import cases
 from tools.free_ports import free_address
@@ -129,7 +130,7 @@ async def test_buffered_body_gets_its_destination_at_its_end(gateway: Gateway, h
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
 @pytest.mark.parametrize("modes", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
 async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str, modes: Any) -> None:
-    (tmp_path / "clients").write_text("key-a acme\n")
+    write_secret(tmp_path / "clients", "key-a acme\n")
     picker = free_address()
     making = running_router(ext_proc_listen=picker, picker=open_picker, api_keys_file=tmp_path / "clients")
     async with making as router, grpc.aio.insecure_channel(picker) as channel:
@@ -145,7 +146,7 @@ async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str, mod
 
 
 async def test_requests_without_a_decision_count_against_the_token_quota(tmp_path: Path) -> None:
-    (tmp_path / "clients").write_text("key-a acme\n")
+    write_secret(tmp_path / "clients", "key-a acme\n")
     picker = free_address()
     making = running_router(
         ext_proc_listen=picker,
@@ -213,7 +214,7 @@ async def _until_told(caplog: pytest.LogCaptureFixture, name: str) -> None:
 async def test_refused_request_has_an_id_a_log_line_and_a_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "clients").write_text("key-a acme\nkey-b poor\n")
+    write_secret(tmp_path / "clients", "key-a acme\nkey-b poor\n")
     picker = free_address()
     making = running_router(
         ext_proc_listen=picker,

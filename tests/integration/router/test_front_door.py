@@ -32,6 +32,7 @@ from tests.support.router import (
     counted_requests,
     running_router,
 )
+from tests.support.secret_files import write_secret
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 
@@ -227,8 +228,8 @@ async def test_unchanged_openai_client_is_served_on_every_route(router: RunningR
 
 
 async def test_only_clients_with_a_key_are_served_and_engines_get_their_own_key(tmp_path: Path) -> None:
-    (tmp_path / "clients").write_text("# ours\nsecret-one\n\nsecret-two\n")
-    (tmp_path / "engine").write_text("engine-key\n")
+    write_secret(tmp_path / "clients", "# ours\nsecret-one\n\nsecret-two\n")
+    write_secret(tmp_path / "engine", "engine-key\n")
     async with running_router(api_keys_file=tmp_path / "clients", engine_api_key_file=tmp_path / "engine") as router:
         for path in ("/v1/completions", "/v1/embeddings"):
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret-one"}):
@@ -243,7 +244,7 @@ async def test_only_clients_with_a_key_are_served_and_engines_get_their_own_key(
 async def test_client_over_its_quota_is_told_when_to_retry(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "clients").write_text("key-a acme\nkey-b acme\nkey-c\n")
+    write_secret(tmp_path / "clients", "key-a acme\nkey-b acme\nkey-c\n")
     quotas = (QuotaConfig(client="acme", requests_per_minute=1), QuotaConfig(client="default", tokens_per_minute=1))
     async with running_router(api_keys_file=tmp_path / "clients", quotas=quotas) as router:
         assert (await router.post({"prompt": SHORT}, Authorization="Bearer key-a"))[0] == 200
@@ -260,7 +261,7 @@ async def test_client_over_its_quota_is_told_when_to_retry(
 
 
 async def test_forwarded_requests_count_against_the_token_quota(tmp_path: Path) -> None:
-    (tmp_path / "clients").write_text("key-a acme\n")
+    write_secret(tmp_path / "clients", "key-a acme\n")
     quotas = (QuotaConfig(client="acme", tokens_per_minute=1),)
     async with running_router(api_keys_file=tmp_path / "clients", quotas=quotas) as router:
         body, key = {"input": "x" * 4000}, {"Authorization": "Bearer key-a"}
@@ -274,7 +275,7 @@ async def test_forwarded_requests_count_against_the_token_quota(tmp_path: Path) 
 
 
 async def test_client_key_cannot_change_the_deployment(tmp_path: Path) -> None:
-    (tmp_path / "clients").write_text("key-a acme\n")
+    write_secret(tmp_path / "clients", "key-a acme\n")
     async with running_router(api_keys_file=tmp_path / "clients") as router:
         for path in ("/drain", "/undrain", "/pool", "/role", "/plan", "/debug/decision/x"):
             assert (await router.post({"prompt": SHORT}, path=path, Authorization="Bearer key-a"))[0] in (404, 405)
@@ -294,7 +295,7 @@ async def test_client_path_cannot_reach_other_pages(router: RunningRouter, path:
 
 
 async def test_pages_of_the_router_are_for_operators_if_clients_need_keys(tmp_path: Path) -> None:
-    (tmp_path / "clients").write_text("key-a acme\n")
+    write_secret(tmp_path / "clients", "key-a acme\n")
     client = {"Authorization": "Bearer key-a"}
     async with running_router(api_keys_file=tmp_path / "clients") as router:
         assert (await router.post({"prompt": SHORT}, **client, **{"x-request-id": "r1"}))[0] == 200
@@ -308,7 +309,7 @@ async def test_pages_of_the_router_are_for_operators_if_clients_need_keys(tmp_pa
 
 
 async def test_unknown_client_leaves_no_record_and_takes_no_place(tmp_path: Path) -> None:
-    (tmp_path / "clients").write_text("key-a acme\n")
+    write_secret(tmp_path / "clients", "key-a acme\n")
     async with running_router(api_keys_file=tmp_path / "clients") as router:
         client = {"Authorization": "Bearer key-a", "x-request-id": "r1"}
         assert (await router.post({"prompt": SHORT}, **client))[0] == 200
@@ -320,7 +321,7 @@ async def test_unknown_client_leaves_no_record_and_takes_no_place(tmp_path: Path
 
 
 async def test_request_ids_of_different_clients_do_not_collide(tmp_path: Path) -> None:
-    (tmp_path / "clients").write_text("key-a acme\nkey-b beta\n")
+    write_secret(tmp_path / "clients", "key-a acme\nkey-b beta\n")
     async with running_router(api_keys_file=tmp_path / "clients") as router:
 
         async def ask(key: str, prompt: str) -> None:

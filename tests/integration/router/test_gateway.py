@@ -15,6 +15,7 @@ from tests.integration.router.gateway import Gateway, make_gateway
 from tests.integration.router.openai_client import assert_serves_an_openai_client
 from tests.support.paced_engine import MODEL
 from tests.support.router import LONG, SHORT, STREAMED
+from tests.support.secret_files import write_secret
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 
@@ -103,7 +104,7 @@ async def test_disconnected_client_ends_its_legs_and_frees_its_place(tmp_path: P
 
 
 async def test_gateway_clients_need_a_key(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("ours\n")
+    write_secret(tmp_path / "keys", "ours\n")
     async with make_gateway(tmp_path, api_keys_file=tmp_path / "keys") as gateway:
         assert (await gateway.post({"prompt": SHORT}))[0] == 401
         assert (await gateway.post({"prompt": SHORT}, Authorization="Bearer ours"))[0] == 200

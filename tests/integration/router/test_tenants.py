@@ -16,6 +16,7 @@ from tests.integration.router.managed import PROMPT, Managed, make_managed
 from tests.support.deployment import hybrid_layout, stored
 from tests.support.paced_engine import MODEL
 from tests.support.router import LONG, SHORT, RunningRouter, running_router
+from tests.support.secret_files import write_secret
 from tests.support.waiting import until
 
 KEYS = "key-alice alice\nkey-bob bob\nkey-ann ann\nkey-none\n"
@@ -23,7 +24,7 @@ TENANTS = (ClientTenantConfig(tenant="acme", clients=("bob", "ann")),)
 
 
 def _keys(directory: Path) -> dict[str, Any]:
-    (directory / "clients").write_text(KEYS)
+    write_secret(directory / "clients", KEYS)
     return {"api_keys_file": directory / "clients", "tenants": TENANTS}
 
 

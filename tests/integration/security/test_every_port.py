@@ -21,6 +21,7 @@ from tests.integration.security import noise
 from tests.integration.security.listening import is_taken, listening_of
 from tests.support.certificates import tls_record
 from tests.support.router import OPERATOR_KEY
+from tests.support.secret_files import write_secret
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
 from tools.processes import Child, Children
@@ -80,7 +81,7 @@ class Fortress:
         authority.revoke(self.issued["revoked"].serial)
         self._authority = authority
         self.operator_keys = directory / "operators"
-        self.operator_keys.write_text(OPERATOR_KEY)
+        write_secret(self.operator_keys, OPERATOR_KEY)
         self.ports = {name: free_address().rpartition(":")[2] for name in PORTS}
         stack = Stack(children, directory)
         self.children = self._start(stack)

@@ -18,6 +18,7 @@ from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
+from tests.support.secret_files import write_secret
 
 KEYS = ("authority", "certificate", "key", "revocations")
 CERTIFICATES = "tls:\n  authority: {0}/authority.pem\n  certificate: {0}/own.pem\n  key: {0}/own.key\n"
@@ -63,7 +64,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
 ) -> None:
     Authority(tmp_path)
     (tmp_path / "text").write_text("some text")
-    (tmp_path / "empty").write_text("")
+    write_secret(tmp_path / "empty", "")
     (tmp_path / "secret").write_bytes(bytes(32))
     (tmp_path / "secret").chmod(0o600)
     file = tmp_path / "settings.yaml"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from prfaas.console.doctor.finding import bad, findings_table
-from prfaas.console.tables import bit_rate, link_mood, link_table, percent, size, status_tables
+from prfaas.console.tables import bit_rate, explanation_table, link_mood, link_table, percent, size, status_tables
 from prfaas.console.terminal import plain_text, show_table
 
 LINK = {"peer": "west-0", "bytes_per_second": 6.25e8, "capacity_bytes_per_second": 1.25e9, "queued_bytes": "2048"}
@@ -83,3 +83,33 @@ def test_what_to_do_stands_in_lines_that_a_narrow_terminal_does_not_break(
 def test_an_instance_that_gets_nothing_new_says_so_in_the_status() -> None:
     *_, instances = status_tables(STATE | {"resting_instances": ["east-0/0"]}, {})
     assert [row[3] for row in instances.rows] == ["prefill, drains"] and instances.moods == ("warning",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "role"),
+    [
+        ({"is_silent": True, "silent_seconds": 12.3}, "prefill, silent for 12 s"),
+        ({"engines": [{"instance": "east-0/0", "is_silent": True}]}, "prefill, silent"),
+    ],
+)
+def test_silent_nodes_and_engines_stand_out_in_the_status(changes: dict[str, Any], role: str) -> None:
+    node = STATE["nodes"][0] | changes  # type: ignore[index]
+    *_, instances = status_tables(STATE | {"nodes": [node], "resting_instances": ["east-0/0"]}, {})
+    assert [row[3] for row in instances.rows] == [role] and instances.moods == ("bad",)
+
+
+def test_an_explanation_has_numbers_with_units() -> None:
+    record = {
+        "ttft_seconds": 0.20833333,
+        "seconds": 12.3456789,
+        "decision": {"num_prompt_tokens": 24577, "usable_ratio": 0.333333},
+        "facts": {"counted": True, "cached_bytes": 1536},
+    }
+    assert explanation_table(record).rows == (
+        ("ttft", "208 ms"),
+        ("seconds", "12.3"),
+        ("num prompt tokens", "24,577"),
+        ("usable ratio", "0.333"),
+        ("facts: counted", "yes"),
+        ("facts: cached bytes", "1.5 KiB"),
+    )

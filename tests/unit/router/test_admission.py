@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from prfaas.router.http.admission import (
     read_key,
 )
 from tests.support.router import router_config
+from tests.support.secret_files import write_secret
 
 AUTHORIZATIONS = (None, "", "o", "Bearer ", "Bearer o", "bearer o", "Bearer p", "Bearer wrong")
 
@@ -88,22 +90,22 @@ def test_settings_define_the_tenants_of_clients() -> None:
 
 
 def test_key_file_without_keys_is_rejected_with_its_setting(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("# nobody\n\n")
+    write_secret(tmp_path / "keys", "# nobody\n\n")
     for file in ("keys", "absent"):
         with pytest.raises(ConfigError, match=r"^api_keys_file: "):
             read_clients(tmp_path / file, setting="api_keys_file")
 
 
 def test_key_belongs_to_the_client_named_after_it(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("one\n  two acme\n# not me\nthree   acme\n")
+    write_secret(tmp_path / "keys", "one\n  two acme\n# not me\nthree   acme\n")
     assert read_clients(tmp_path / "keys", setting="s") == {"one": "default", "two": "acme", "three": "acme"}
-    (tmp_path / "keys").write_text("one acme corp\n")
+    write_secret(tmp_path / "keys", "one acme corp\n")
     with pytest.raises(ConfigError, match=r"^s: "):
         read_clients(tmp_path / "keys", setting="s")
 
 
 def test_engine_key_file_has_exactly_one_key(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("one\ntwo\n")
+    write_secret(tmp_path / "key", "one\ntwo\n")
     with pytest.raises(ConfigError, match=r"^s: .*2 keys"):
         read_key(tmp_path / "key", setting="s")
     assert read_key(None, setting="s") == ""
@@ -188,3 +190,17 @@ def test_client_without_a_limit_never_waits(clock: Clock) -> None:
     quotas = make_quotas(clock)
     quotas.charge("acme", 10**9)
     assert all(quotas.admit("acme") is None for _ in range(1000))
+
+
+@pytest.mark.parametrize("read", [read_clients, read_key])
+def test_a_key_file_that_everybody_may_read_is_refused_with_the_accepted_mode(
+    read: Callable[..., object], tmp_path: Path
+) -> None:
+    file = write_secret(tmp_path / "keys", "one")
+    for mode in (0o600, 0o640, 0o440):
+        file.chmod(mode)
+        assert read(file, setting="api_keys_file")
+    for mode in (0o644, 0o604, 0o602):
+        file.chmod(mode)
+        with pytest.raises(ConfigError, match=f"^api_keys_file: {file} has mode {mode:o}, .*mode 600 or 640"):
+            read(file, setting="api_keys_file")

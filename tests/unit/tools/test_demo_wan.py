@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tools.demo_wan.__main__ import KNOBS, apply_knob, main
+from tools.demo_wan.command import KNOBS, apply_knob, main
 from tools.wan import WanShape, obstacle
 
 SHAPE = WanShape(1e9, 0.08)

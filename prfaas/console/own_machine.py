@@ -1,0 +1,60 @@
+"""Addresses and keys of the components that are configured on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prfaas import config
+from prfaas.agent.config import AgentConfig
+from prfaas.config import default
+from prfaas.console.config import ConsoleConfig
+from prfaas.errors import ConfigError
+from prfaas.manager.config import ManagerConfig
+from prfaas.router.config import RouterConfig
+from prfaas.units import is_loopback, join_address, split_address
+
+T = TypeVar("T")
+
+
+def beside_components(settings: ConsoleConfig, directory: Path) -> ConsoleConfig:
+    """Replace defaults by what the settings files of a directory say about its router, manager and agent."""
+    manager = _read(ManagerConfig, "manager", directory)
+    router = _read(RouterConfig, "router", directory)
+    agent = _read(AgentConfig, "agent", directory)
+    found: dict[str, Any] = {}
+    if router is not None:
+        found["routers"] = (_url(router.listen, is_encrypted=router.client_tls.certificate is not None),)
+        found["router_key_file"] = router.operator_keys_file
+    if manager is not None:
+        found["pages"] = (_url(manager.http_listen, is_encrypted=_has_encrypted_pages(manager)),)
+        found["managers"] = (_reachable(manager.listen),)
+    else:
+        found["managers"] = (router.managers if router else ()) or (agent.managers if agent else ())
+    unset = {name for name in found if getattr(settings, name) == default(ConsoleConfig, name)}
+    return replace(settings, **{name: value for name, value in found.items() if value and name in unset})
+
+
+def _read(cls: type[T], component: str, directory: Path) -> T | None:
+    """Return a component's settings, or None without a usable file."""
+    with contextlib.suppress(ConfigError):
+        file = directory / f"{component}.yaml"
+        return config.load(cls, component=component, file=file, environment={}) if file.exists() else None
+    return None
+
+
+def _has_encrypted_pages(manager: ManagerConfig) -> bool:
+    is_plain = manager.insecure_plaintext or is_loopback(split_address(manager.http_listen)[0])
+    return manager.tls.certificate is not None and not is_plain
+
+
+def _url(address: str, *, is_encrypted: bool) -> str:
+    return f"{'https' if is_encrypted else 'http'}://{_reachable(address)}"
+
+
+def _reachable(address: str) -> str:
+    """Return an address that a client on this machine can dial."""
+    host, port = split_address(address)
+    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

@@ -1,0 +1,12 @@
+"""Files of keys that only their owner may read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_secret(path: Path, text: str) -> Path:
+    """Write a file with mode 600, as a component requires of a file of keys."""
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
