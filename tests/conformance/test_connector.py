@@ -314,7 +314,7 @@ def test_a_parked_request_skips_prefix_lookups_and_keeps_its_local_prefix(engine
     assert decoder.told.resumed_at == {"first": 0, decoding: LENGTH - 1}
     assert decoder.told.wrong_blocks == []
     block_bytes = sum(cache[0].nbytes for cache in caches_of(config_of(*SHAPES["dense"], num_blocks=1)).values())
-    assert decoder.loaded_bytes == 4 * block_bytes, "the engine holds six of ten blocks"
+    assert decoder.told.loaded_bytes == 4 * block_bytes, "the engine holds six of ten blocks"
     engines.assert_nothing_is_left()
 
 
@@ -496,7 +496,7 @@ def test_only_the_missing_state_is_loaded_beside_local_attention(engines: Schedu
     engines.run_until_finished(["second"])
     assert engine.told.resumed_at["second"] == LENGTH
     states, block = _bytes_of("checkpointed")
-    assert engine.loaded_bytes == states + block
+    assert engine.told.loaded_bytes == states + block
     assert engine.told.wrong_blocks == []
     engines.assert_nothing_is_left()
 

@@ -1,7 +1,7 @@
-"""Engine with vLLM's own scheduler and block manager, but without a model.
+"""Engine with vLLM's own scheduler, block manager and connector path of Model Runner V2, but without a model.
 
-The scheduler's half of the order is vLLM's code. The worker's half is written down in `ScheduledEngine.step` as the base
-class documents it. Blocks hold bytes that say what they are, as in the fake engine of the integration tests.
+All calls of the connector are vLLM's code, except those at the end of layers. Blocks hold bytes that say what they are, as
+in the fake engine of the integration tests.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import pytest
 import torch
 from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
@@ -36,6 +38,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
 from prfaas.connector.block_map import NULL_BLOCK
 from prfaas.connector.vllm.connector import PrfaasConnector
@@ -71,6 +74,7 @@ class Observations:
         resumed_again_at: The same after a preemption.
         wrong_blocks: Blocks that were read with wrong bytes.
         outcomes: Transfers in vLLM's statistics.
+        loaded_bytes: Bytes copied to blocks in vLLM's statistics.
     """
 
     finished: dict[str, str] = field(default_factory=dict)
@@ -78,6 +82,7 @@ class Observations:
     resumed_again_at: dict[str, int] = field(default_factory=dict)
     wrong_blocks: list[tuple[str, int, str, int]] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
+    loaded_bytes: int = 0
 
 
 class ScheduledEngine:
@@ -158,7 +163,15 @@ class ScheduledEngine:
             config, kv, StructuredOutputManager(config), block_size=align, hash_block_size=hashed, log_stats=True
         )
         self.worker = PrfaasConnector(config, KVConnectorRole.WORKER, kv)
-        self.worker.register_kv_caches(caches)
+        with self._as_transfer_group():
+            self._runner = ActiveKVConnector(config, caches)
+
+    @contextlib.contextmanager
+    def _as_transfer_group(self) -> Iterator[None]:
+        """Make this engine's worker the connector of the process, of which vLLM has one."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", self.worker)
+            yield
 
     def close(self) -> None:
         self.scheduler.connector.shutdown()
@@ -270,24 +283,16 @@ class ScheduledEngine:
         """Return whether vLLM looks up the request's prefix next time."""
         return not self._requests[request_id].skip_reading_prefix_cache
 
-    @property
-    def loaded_bytes(self) -> int:
-        return int(self.worker._worker.counts.copied_bytes["receive"])  # type: ignore[union-attr]
-
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> int:
         """One engine step; how many tokens it has computed."""
         output = self.scheduler.schedule()
-        metadata = output.kv_connector_metadata
-        assert metadata is not None
-        self.worker.bind_connector_metadata(metadata)
-        self._run_model(output)
-        self.worker.start_load_kv(None)  # Asynchronous loads start after the forward pass.
-        self.worker.wait_for_save()
-        transferred = self._results(output)
-        self.worker.clear_connector_metadata()
+        assert not output.has_sync_kv_loads
+        with self._as_transfer_group():
+            transferred = self._execute(output)
+        assert transferred is not None and not transferred.invalid_block_ids
         assert not self.worker.has_connector_metadata()
         done: tuple[SchedulerOutput, ModelRunnerOutput] | None = (output, self._sampled(output, transferred))
         if self._asynchronous:
@@ -297,6 +302,15 @@ class ScheduledEngine:
                 self._take(core)
         return int(output.total_num_scheduled_tokens)
 
+    def _execute(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+        """Call the connector as vLLM's Model Runner V2 does."""
+        if not output.total_num_scheduled_tokens:
+            return self._runner.no_forward(output).kv_connector_output or KVConnectorOutput()
+        self._runner.pre_forward(output)
+        self._run_model(output)
+        self._runner.finish_forward()
+        return self._runner.post_forward(output.finished_req_ids)
+
     def _take(self, core: EngineCoreOutputs) -> None:
         for output in core.outputs:
             if output.finish_reason is not None:
@@ -305,16 +319,7 @@ class ScheduledEngine:
         for name, count in counts.items():
             if name.startswith("transfers "):
                 self.told.outcomes[name.removeprefix("transfers ")] += count
-
-    def _results(self, output: SchedulerOutput) -> KVConnectorOutput:
-        results = self.worker.get_transfer_results(output.finished_req_ids)
-        assert (results.failed_recving or set()) <= (results.finished_recving or set())
-        assert self.worker.get_block_ids_with_load_errors() == set(), "block ids say nothing where groups share them"
-        return KVConnectorOutput(
-            finished_sending=results.finished_sending,
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
-        )
+        self.told.loaded_bytes += counts.get("bytes receive", 0)
 
     def _run_model(self, output: SchedulerOutput) -> None:
         """Each layer in turn: read what came before, write this step's tokens, say so as vLLM does."""
