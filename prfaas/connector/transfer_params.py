@@ -63,11 +63,10 @@ def uses_other_connector(parameters: Mapping[str, Any]) -> bool:
     return parameters.get("do_remote_prefill") is True and GRANT_KEY not in parameters
 
 
-def without_direction(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def without_direction(parameters: Mapping[str, Any], direction: Direction) -> dict[str, Any]:
     """Return the parameters as other connectors may see them: a transfer with a grant is none of theirs."""
-    if GRANT_KEY not in parameters:
-        return dict(parameters)
-    return {key: value for key, value in parameters.items() if key not in _DIRECTIONS}
+    is_hidden = GRANT_KEY in parameters
+    return {key: value for key, value in parameters.items() if not is_hidden or _DIRECTIONS.get(key) != direction}
 
 
 def read_parameters(request: EngineRequest, direction: Direction) -> RequestedTransfer | None:

@@ -98,6 +98,29 @@ def test_only_the_last_token_of_a_transferred_prompt_is_computed(
     engines.assert_nothing_is_left()
 
 
+def test_vllms_own_counters_stay_true(engines: ScheduledEngines) -> None:
+    """Requests that await KV, the source of loaded tokens, and what the prefill engine had cached."""
+    prefiller, decoder = engines.prefiller("dense", caches_prefixes=True), engines.decoder("dense", reuse=True)
+    prefiller.submit("before", prompt_of(39, 200), {}, answer_tokens=1)
+    engines.run_until_finished(["before"])
+    prompt = prompt_of(39, LENGTH)
+    grant = engines.grant(prompt)
+    decoding = _decode(decoder, prompt, grant)
+    assert decoder.num_awaiting_kv("waiting_to_start") == 1
+    prefilling = _prefill(prefiller, prompt, grant)
+    engines.run_until_finished([decoding, prefilling])
+    engines.assert_nothing_is_left()
+    assert prefiller.told.answers[prefilling] == {
+        "prfaas_sent": "completed",
+        "do_remote_prefill": True,
+        "remote_prefill_cached_tokens": 192,
+    }
+    decoder.submit("next turn", [*prompt, *prompt_of(40, 40)], {}, answer_tokens=1)
+    engines.run_until_finished(["next turn"])
+    assert decoder.told.loaded_tokens == {"p2p": LENGTH - 1, "host": 288}
+    assert decoder.num_awaiting_kv("waiting_to_start") == decoder.num_awaiting_kv("in_progress") == 0
+
+
 def test_changed_bytes_are_noticed(engines: ScheduledEngines) -> None:
     """Negative control: the west's pool is overwritten between arrival and load."""
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
@@ -278,6 +301,8 @@ def test_other_connectors_see_no_direction_of_a_request_with_a_grant(engines: Sc
     foreign = {direction: True, "remote_engine_id": "e"}
     engine.submit("ours", prompt, {direction: True, "prfaas_grant": "no grant", "more": 1}, answer_tokens=1)
     engine.submit("theirs", prompt, foreign, answer_tokens=1)
+    assert "do_remote_decode" not in engine.parameters("ours"), "NixlConnector would shorten the prompt at once"
+    engine.step()
     assert engine.parameters("ours") == {"prfaas_grant": "no grant", "more": 1}
     assert engine.parameters("theirs") == foreign
     engines.run_until_finished(["ours", "theirs"])

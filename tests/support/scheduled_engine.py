@@ -75,6 +75,8 @@ class Observations:
         wrong_blocks: Blocks that were read with wrong bytes.
         outcomes: Transfers in vLLM's statistics.
         loaded_bytes: Bytes copied to blocks in vLLM's statistics.
+        loaded_tokens: Tokens that vLLM counts as loaded, by source.
+        answers: `kv_transfer_params` of ended requests.
     """
 
     finished: dict[str, str] = field(default_factory=dict)
@@ -83,6 +85,8 @@ class Observations:
     wrong_blocks: list[tuple[str, int, str, int]] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     loaded_bytes: int = 0
+    loaded_tokens: Counter[str] = field(default_factory=Counter)
+    answers: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
 
 class ScheduledEngine:
@@ -259,6 +263,12 @@ class ScheduledEngine:
     def num_preemptions(self, request_id: str) -> int:
         return int(self._requests[request_id].num_preemptions)
 
+    def num_awaiting_kv(self, stage: str) -> int:
+        """Return how many requests vLLM counts in a stage of waiting for KV."""
+        stats = self.scheduler.make_stats()
+        assert stats is not None
+        return int(stats.num_kv_fetch_reqs_by_stage[stage])
+
     def preempt_all(self) -> None:
         """Have vLLM take the blocks of all running requests. It complains afterwards where others wait that have blocks."""
         with contextlib.suppress(RuntimeError):
@@ -315,6 +325,10 @@ class ScheduledEngine:
         for output in core.outputs:
             if output.finish_reason is not None:
                 self.told.finished[output.request_id] = str(output.finish_reason)
+                self.told.answers[output.request_id] = output.kv_transfer_params
+        stats = core.scheduler_stats and core.scheduler_stats.connector_prefix_cache_stats
+        if stats:
+            self.told.loaded_tokens.update({source.value: n for source, n in stats.hits_by_source.items()})
         counts = (core.scheduler_stats and core.scheduler_stats.kv_connector_stats) or {}
         for name, count in counts.items():
             if name.startswith("transfers "):

@@ -25,7 +25,7 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Counts, Direction, Outcome, ScheduledRequest, Step, Tables
+from prfaas.connector.metadata import Counts, Direction, LoadSource, Outcome, ScheduledRequest, Step, Tables
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.connector.scheduler.send import OutboundTransfers
@@ -225,6 +225,11 @@ class SchedulerSide:
             self._pause_seconds = FIRST_PAUSE_SECONDS
         else:
             self._pause_seconds = min(2 * self._pause_seconds, self._max_pause_seconds)
+
+    def load_source(self, request_id: str) -> LoadSource | None:
+        """Return where the blocks of a request's claim come from."""
+        transfer = self._inbound.of_request(request_id)
+        return None if transfer is None else transfer.source
 
     def waits(self, request_id: str) -> bool:
         """Return whether the KV of a request is still pending, by the messages read so far."""

@@ -44,6 +44,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
@@ -61,6 +62,7 @@ from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_a
 from prfaas.connector.vllm.request import computed_chain, engine_request
 from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.worker import WorkerSide
+from prfaas.transfer_report import SENT_KEY
 from prfaas.types import Shard
 
 _log = logs.get("connector")
@@ -151,12 +153,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         if not isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params = None  # A client's `vllm_xargs` can put anything there.
         self._scheduler.on_new_request(self._engine_request(request, request.num_prompt_tokens))
-        if request.kv_transfer_params is not None:
-            # Requests with n > 1 may share the dictionary, so it is replaced.
-            request.kv_transfer_params = without_direction(request.kv_transfer_params)
+        _hide(request, "send")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
+        _hide(request, "receive")  # Not before: vLLM counts requests that await KV once they are added.
         if self._parked.wake(request):
             self._divergent.forget(request.request_id)
             self._scheduler.sleep_if_idle()
@@ -185,6 +186,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._num_preemptions[request.request_id] = request.num_preemptions
         if not request.skip_reading_prefix_cache:
             self._scheduler.on_preempted(self._engine_request(request, request.num_tokens))
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[CacheHitSource, int]:
+        """Return where the loaded tokens come from: another machine's engine, or this machine's pool."""
+        assert self._scheduler is not None
+        is_received = self._scheduler.load_source(request.request_id) == "receive"
+        source = CacheHitSource.P2P if is_received else CacheHitSource.HOST
+        return {source: num_external_tokens} if num_external_tokens else {}
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         group_ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
@@ -249,11 +257,15 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
+        _hide(request, "receive")
         self._parked.forget(request.request_id)
         self._num_preemptions.pop(request.request_id, None)
         self._divergent.forget(request.request_id)
         leaves = partial(computed_chain, request, self._model, default_tenant=self._settings.tenant)
         end = self._scheduler.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
+        if end.params and end.params.get(SENT_KEY) == "completed":
+            # vLLM adds the number of tokens that the prefill engine had cached to such an answer.
+            return end.keeps_blocks, end.params | {"do_remote_prefill": True}
         return end.keeps_blocks, end.params
 
     def reset_cache(self) -> bool | None:
@@ -354,3 +366,10 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def build_prom_metrics(cls, *arguments: Any, **named: Any) -> Any:
         return stats.PrfaasPromMetrics(*arguments, **named)
+
+
+def _hide(request: Any, direction: Direction) -> None:
+    """Keep the direction of a transfer from other connectors, which would take the transfer for theirs."""
+    if request.kv_transfer_params is not None:
+        # Requests with n > 1 may share the dictionary, so it is replaced.
+        request.kv_transfer_params = without_direction(request.kv_transfer_params, direction)
