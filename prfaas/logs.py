@@ -3,8 +3,6 @@
 logs.setup("agent")                                   # once, in the command
 log = logs.get("agent.send")                       # per module
 log.info("transfer.complete", transfer_id=..., bytes=...)
-with log.bind(peer="west").work("request") as line:   # one canonical line when the block ends
-    line.add(route="remote", reason="long")
 """
 
 from __future__ import annotations
@@ -12,10 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -47,27 +42,11 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-@dataclass
-class Line:
-    """Fields of one unit of work, collected until the log line is written."""
-
-    fields: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, **fields: Any) -> None:
-        """Add or replace fields of the line."""
-        self.fields.update(fields)
-
-
 class Log:
-    """Named logger with bound fields on every line."""
+    """Named logger for events with fields."""
 
-    def __init__(self, name: str, fields: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
-        self._fields = dict(fields or {})
-
-    def bind(self, **fields: Any) -> Log:
-        """Return the same log with further fields on every line."""
-        return Log(self._logger.name, self._fields | fields)
 
     def debug(self, event: str, **fields: Any) -> None:
         self._write(logging.DEBUG, event, fields)
@@ -85,23 +64,9 @@ class Log:
         """Write an error line with the traceback of the current exception."""
         self._write(logging.ERROR, event, fields, trace=True)
 
-    @contextmanager
-    def work(self, name: str, **fields: Any) -> Iterator[Line]:
-        """Write one line when the block ends: `name.complete`, or `name.failed` before the exception propagates."""
-        line = Line(dict(fields))
-        start = time.monotonic()
-        try:
-            yield line
-        except BaseException as error:
-            line.add(seconds=round(time.monotonic() - start, 6), error=f"{type(error).__name__}: {error}")
-            self._write(logging.ERROR, f"{name}.failed", line.fields)
-            raise
-        line.add(seconds=round(time.monotonic() - start, 6))
-        self._write(logging.INFO, f"{name}.complete", line.fields)
-
     def _write(self, level: int, event: str, fields: dict[str, Any], *, trace: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, _Event(event, self._fields | fields), exc_info=trace)
+            self._logger.log(level, _Event(event, fields), exc_info=trace)
 
 
 def get(name: str) -> Log:

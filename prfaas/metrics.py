@@ -1,4 +1,4 @@
-"""Catalogue of all Prometheus metrics, and an HTTP server for them.
+"""Catalogue of all Prometheus metrics.
 
 A name begins with `prfaas_` and the process. Units are bytes and seconds. Reasons are words of a closed set.
 `docs/metrics.md` is generated from this module.
@@ -6,13 +6,9 @@ A name begins with `prfaas_` and the process. Units are bytes and seconds. Reaso
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
-
-from prfaas.units import join_address, split_address
+from prometheus_client import Counter, Gauge, Histogram
 
 # Cached short prompts are at the lower end, long prompts over a slow link in the tens of seconds.
 TTFT_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
@@ -52,9 +48,7 @@ TRANSFERS = _counter(
     ("direction", "outcome"),
 )
 WIRE_BYTES = _counter(
-    "prfaas_agent_wire_bytes",
-    "Bytes of chunks sent or received, with headers and retransmissions.",
-    ("direction",),
+    "prfaas_agent_wire_bytes", "Bytes of chunks sent or received, with headers and retransmissions.", ("direction",)
 )
 ACKNOWLEDGED_BYTES = _counter(
     "prfaas_agent_acknowledged_bytes", "Payload bytes sent that the peer has verified and acknowledged."
@@ -107,14 +101,10 @@ SIDECAR_TLS_REFUSALS = _counter(
     ("port", "reason"),
 )
 COLOCATE_TLS_REFUSALS = _counter(
-    "prfaas_colocate_tls_refusals",
-    "Connections rejected for their certificate.",
-    ("reason",),
+    "prfaas_colocate_tls_refusals", "Connections rejected for their certificate.", ("reason",)
 )
 GATEWAY_REFUSALS = _counter(
-    "prfaas_router_gateway_refusals",
-    "Gateway connections rejected for their certificate.",
-    ("reason",),
+    "prfaas_router_gateway_refusals", "Gateway connections rejected for their certificate.", ("reason",)
 )
 CLIENT_TLS_REFUSALS = _counter(
     "prfaas_router_client_tls_refusals",
@@ -122,17 +112,13 @@ CLIENT_TLS_REFUSALS = _counter(
     ("reason",),
 )
 PAGES_REFUSALS = _counter(
-    "prfaas_agent_pages_refusals",
-    "Connections to status pages rejected for their certificate.",
-    ("reason",),
+    "prfaas_agent_pages_refusals", "Connections to status pages rejected for their certificate.", ("reason",)
 )
 GRANTS_REFUSED = _counter(
     "prfaas_agent_grants_refused", "Transfers rejected because their grant was missing or invalid.", ("reason",)
 )
 WIRE_REFUSALS = _counter(
-    "prfaas_agent_wire_refusals",
-    "Agent connections rejected or closed by either side.",
-    ("reason",),
+    "prfaas_agent_wire_refusals", "Agent connections rejected or closed by either side.", ("reason",)
 )
 CONNECTIONS = _gauge("prfaas_agent_connections", "Open data connections to other agents.", ("direction",))
 LINK_STALLS = _counter(
@@ -153,9 +139,7 @@ LINK_QUEUED_BYTES = _gauge(
 )
 LINK_UNSENT_BYTES = _gauge("prfaas_agent_link_unsent_bytes", "Unsent bytes in the send buffers.", ("peer",))
 LINK_UNACKNOWLEDGED_BYTES = _gauge(
-    "prfaas_agent_link_unacknowledged_bytes",
-    "Payload bytes taken by connections and not acknowledged.",
-    ("peer",),
+    "prfaas_agent_link_unacknowledged_bytes", "Payload bytes taken by connections and not acknowledged.", ("peer",)
 )
 LINK_RTT_SECONDS = _gauge(
     "prfaas_agent_link_rtt_seconds",
@@ -166,9 +150,7 @@ LINK_RTT_INFLATION = _gauge(
     "prfaas_agent_link_rtt_inflation_ratio", "That round-trip time divided by the connection's minimum.", ("peer",)
 )
 LINK_RETRANSMITS = _gauge(
-    "prfaas_agent_link_retransmit_ratio",
-    "Share of bytes retransmitted in the last third of a second.",
-    ("peer",),
+    "prfaas_agent_link_retransmit_ratio", "Share of bytes retransmitted in the last third of a second.", ("peer",)
 )
 LINK_UTILIZATION = _gauge(
     "prfaas_agent_link_utilization_ratio",
@@ -176,9 +158,7 @@ LINK_UTILIZATION = _gauge(
     ("peer",),
 )
 LINK_ACHIEVABLE = _gauge(
-    "prfaas_agent_link_achievable_bytes_per_second",
-    "Payload rate that the link can carry; 0: unknown.",
-    ("peer",),
+    "prfaas_agent_link_achievable_bytes_per_second", "Payload rate that the link can carry; 0: unknown.", ("peer",)
 )
 CONNECTOR_TRANSFERS = _counter(
     "prfaas_connector_transfers",
@@ -192,12 +172,10 @@ CONNECTOR_COPIED_BYTES = _counter(
     ("direction",),
 )
 CONNECTOR_STATE_TAIL_BYTES = _counter(
-    "prfaas_connector_state_tail_bytes",
-    "Bytes of linear states sent after the forward pass instead of layer by layer.",
+    "prfaas_connector_state_tail_bytes", "Bytes of linear states sent after the forward pass instead of layer by layer."
 )
 CONNECTOR_RING_OVERFLOWS = _counter(
-    "prfaas_connector_ring_overflows",
-    "Times that the ring to the agent became full: the agent hangs or is too slow.",
+    "prfaas_connector_ring_overflows", "Times that the ring to the agent became full: the agent hangs or is too slow."
 )
 
 REQUESTS = _counter(
@@ -210,10 +188,7 @@ DECISIONS = _counter(
     "prfaas_router_decisions", "Requests with a decision. route is local, remote or refused.", ("route", "reason")
 )
 TTFT_SECONDS = _histogram(
-    "prfaas_router_ttft_seconds",
-    "Time from a request's arrival to the first token.",
-    TTFT_BUCKETS_SECONDS,
-    ("route",),
+    "prfaas_router_ttft_seconds", "Time from a request's arrival to the first token.", TTFT_BUCKETS_SECONDS, ("route",)
 )
 TOKENISED_CHATS = _counter(
     "prfaas_router_tokenised_chats",
@@ -231,9 +206,7 @@ CLIENT_REFUSALS = _counter(
     ("reason",),
 )
 PAGE_REFUSALS = _counter(
-    "prfaas_router_page_refusals",
-    "Requests for an operator page without an operator key.",
-    ("page",),
+    "prfaas_router_page_refusals", "Requests for an operator page without an operator key.", ("page",)
 )
 CLIENT_TOKENS = _counter(
     "prfaas_router_client_tokens",
@@ -241,9 +214,7 @@ CLIENT_TOKENS = _counter(
     ("client",),
 )
 ROUTER_TASKS_ENDED = _counter(
-    "prfaas_router_tasks_ended",
-    "Background tasks that failed unexpectedly; they restart after one second.",
-    ("task",),
+    "prfaas_router_tasks_ended", "Background tasks that failed unexpectedly; they restart after one second.", ("task",)
 )
 FALLBACKS = _counter(
     "prfaas_router_fallbacks", "Remote requests that were recomputed locally before the first token.", ("reason",)
@@ -260,9 +231,7 @@ FETCHES = _counter(
     ("outcome",),
 )
 LEG_FAILURES = _counter(
-    "prfaas_router_leg_failures",
-    "Request legs that failed before the first byte of an answer.",
-    ("reason",),
+    "prfaas_router_leg_failures", "Request legs that failed before the first byte of an answer.", ("reason",)
 )
 
 BREAKERS_OPENED = _counter(
@@ -283,11 +252,7 @@ STAGE_UTILIZATION = _gauge(
     "Requests in progress divided by the capacity of the role's instances, smoothed.",
     ("cluster", "stage"),
 )
-STAGE_WAITING = _gauge(
-    "prfaas_manager_stage_waiting_requests",
-    "Requests beyond that capacity.",
-    ("cluster", "stage"),
-)
+STAGE_WAITING = _gauge("prfaas_manager_stage_waiting_requests", "Requests beyond that capacity.", ("cluster", "stage"))
 ROLE_CHANGES = _counter(
     "prfaas_manager_role_changes",
     "Role changes of instances. outcome is recommended, begun or done.",
@@ -320,9 +285,7 @@ PATH_CAPACITY = _gauge(
     ("source", "destination"),
 )
 PATH_UP = _gauge(
-    "prfaas_manager_path_up",
-    "1 while at least one link of a path is up, else 0.",
-    ("source", "destination"),
+    "prfaas_manager_path_up", "1 while at least one link of a path is up, else 0.", ("source", "destination")
 )
 MANAGER_INSTANCES = _gauge("prfaas_manager_instances", "Live instances by current role.", ("cluster", "role"))
 MANAGER_RUNNING = _gauge("prfaas_manager_running_requests", "Requests that engines report as running.", ("cluster",))
@@ -343,9 +306,7 @@ MANAGER_RUNS = _gauge("prfaas_manager_index_runs", "Block runs (up to 64 blocks 
 MANAGER_EVENTS = _counter("prfaas_manager_announcements", "Block runs and checkpoints announced by nodes.")
 MANAGER_RESYNCS = _counter("prfaas_manager_full_announcements", "Full announcements requested from nodes.", ("reason",))
 MANAGER_REFUSALS = _counter(
-    "prfaas_manager_refusals",
-    "Calls and announcements rejected, by reason.",
-    ("call", "reason"),
+    "prfaas_manager_refusals", "Calls and announcements rejected, by reason.", ("call", "reason")
 )
 MANAGER_CALL_SECONDS = _histogram(
     "prfaas_manager_call_seconds",
@@ -358,9 +319,7 @@ MANAGER_WRITES = _gauge("prfaas_manager_clusters_written", "Clusters whose recor
 MANAGER_SNAPSHOTS = _counter("prfaas_manager_snapshots", "Cluster snapshots written.", ("outcome",))
 MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read again from the record.")
 MANAGER_TASKS_ENDED = _counter(
-    "prfaas_manager_tasks_ended",
-    "Background tasks that failed unexpectedly; they restart after one second.",
-    ("task",),
+    "prfaas_manager_tasks_ended", "Background tasks that failed unexpectedly; they restart after one second.", ("task",)
 )
 MANAGER_DECISIONS = _counter("prfaas_manager_decisions", "Requests routed.", ("route", "reason"))
 MANAGER_WITHOUT_LAYOUT = _counter(
@@ -389,9 +348,7 @@ MANAGER_COPIES = _counter(
     ("purpose", "outcome"),
 )
 MANAGER_LINK_PROBES = _counter(
-    "prfaas_manager_link_probes",
-    "Link probes that ended. outcome is completed or the failure reason.",
-    ("outcome",),
+    "prfaas_manager_link_probes", "Link probes that ended. outcome is completed or the failure reason.", ("outcome",)
 )
 MANAGER_COPIED_BYTES = _counter(
     "prfaas_manager_copied_bytes", "Payload bytes that prefix copies moved between nodes.", ("purpose",)
@@ -424,29 +381,3 @@ COLOCATE_REQUESTS = _counter(
 COLOCATE_RESTARTS = _counter(
     "prfaas_colocate_restarts", "Times a prefill or decode process died and was restarted.", ("side",)
 )
-
-
-@dataclass(frozen=True)
-class MetricsServer:
-    """Running /metrics server. `address` is host:port."""
-
-    address: str
-    _server: WSGIServer
-    _thread: threading.Thread
-
-    def close(self) -> None:
-        """Stop listening and wait for the server thread."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def serve(address: str) -> MetricsServer:
-    """Serve GET /metrics on host:port from a thread. Port 0 takes a free port.
-
-    Raises:
-        OSError: the address is in use.
-    """
-    host, port = split_address(address)
-    server, thread = start_http_server(port, host)
-    return MetricsServer(join_address(host, server.server_port), server, thread)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 KindName = Literal[
-    "text", "path", "bytes", "seconds", "count", "ratio", "weight", "flag", "address", "rate", "tokens", "text_list"
+    "text", "path", "bytes", "seconds", "count", "ratio", "flag", "address", "rate", "tokens", "text_list"
 ]
 
 
@@ -100,11 +100,6 @@ def parse_ratio(text: str) -> float:
     if value > 1:
         raise ValueError("above 1")
     return float(value)
-
-
-def parse_weight(text: str) -> float:
-    """Return a number from 0 on."""
-    return float(_quantity(text, {"": 1}))
 
 
 def parse_flag(text: str) -> bool:
@@ -216,7 +211,6 @@ KINDS: dict[KindName, ValueKind] = {
     "seconds": ValueKind('a time such as "10s", "500ms", "2m" or "0.5"', parse_seconds, show_seconds),
     "count": ValueKind('a whole number such as "8"', parse_count, str),
     "ratio": ValueKind('a number from 0 to 1 such as "0.5" or "50%"', parse_ratio, repr),
-    "weight": ValueKind('a number from 0 on such as "0.5" or "3"', parse_weight, repr),
     "flag": ValueKind('"true" or "false"', parse_flag, lambda value: str(value).lower()),
     "address": ValueKind('host:port such as "10.0.0.5:9000" or "[::1]:9000"', _parse_address, str),
     "rate": ValueKind('a rate such as "10Gbps", "800Mbps" or "1GB/s"', parse_rate, show_rate),

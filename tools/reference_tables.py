@@ -69,7 +69,6 @@ FORMS: dict[KindName, str] = {
     "seconds": "time",
     "count": "number",
     "ratio": "0 to 1",
-    "weight": "weight",
     "flag": "yes/no",
     "address": "address",
     "rate": "rate",

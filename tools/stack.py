@@ -120,11 +120,12 @@ class Stack:
         )
         return EngineProcess(child, f"http://{address}")
 
-    def start_manager(self, **settings: Any) -> tuple[Child, str, str]:
-        """Start a manager with a Redis of its own; return (process, gRPC address, HTTP URL)."""
+    def start_manager(self, process_name: str = "manager", **settings: Any) -> tuple[Child, str, str]:
+        """Start a manager; return (process, gRPC address, HTTP URL). It embeds Redis unless `redis_url` is set."""
         addresses = {"listen": free_address(), "http_listen": free_address()}
         config: dict[str, Any] = {**addresses, "secret_file": str(self.secret_file), **settings}
-        child = self._children.start("manager", [_script("prfaas-manager"), "--config", self._write("manager", config)])
+        command = [_script("prfaas-manager"), "--config", self._write(process_name, config)]
+        child = self._children.start(process_name, command)
         return child, config["listen"], f"http://{config['http_listen']}"
 
     def start_colocate(self, **settings: Any) -> tuple[Child, str]:

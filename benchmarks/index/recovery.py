@@ -29,7 +29,7 @@ PROMPT_TOKENS = 160
 PUBLISH_SECONDS = 0.05
 BEFORE_SECONDS = 6.0
 COMMITTED_SECONDS = 2.0  # Time before the kill.
-AS_BY_DEFAULT = {"heartbeat_seconds": 10.0, "expiry_seconds": 30.0, "lease_seconds": 5.0}
+AS_BY_DEFAULT = {"digest_seconds": 10.0, "silence_seconds": 2.0, "expiry_seconds": 30.0, "lease_seconds": 5.0}
 LIMITS: dict[str, dict[str, float]] = {
     "redis_killed": {"writes_back_seconds": 5.0, "digests_equal_seconds": 30.0, "committed_prompts_lost": 0},
     "sentinel_failover": {"committed_prompts_lost": 0},

@@ -323,7 +323,8 @@ class Agent:
                 self._outbound.engine_done(message.transfer_id, engine.instance)
 
     def _on_ring_written(self, worker: EngineConnection) -> None:
-        for entry in worker.ring.drain() if worker.ring else ():
+        entries = worker.ring.drain() if worker.ring else []
+        for entry in entries if worker.is_writer else ():
             self._outbound.on_ring(worker, entry)
             self._prefix_store.on_ring(worker, entry)
 
@@ -412,7 +413,7 @@ class Agent:
             "pending_claims": len(self._pending_claims),
             **pool_page(self._pool, self._ssd),
             "pins": self._pins.status(),
-            "engines": [f"{c.instance}/{c.attach.role}/{c.attach.rank}" for c in self._engines.connections],
+            "engines": [connection.name for connection in self._engines.connections],
             "reverse_connections": [asdict(connection) for connection in self._receiver.reverse_dials()],
             "links": self._links.page(),
             "reporting": asdict(self._reporter.reporter.status) if self._reporter else None,

@@ -9,9 +9,10 @@ import http.client
 import re
 import ssl
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prfaas import logs
@@ -39,8 +40,7 @@ from prfaas.types import (
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 LOAD_INTERVAL_SECONDS = 1.0
 LOAD_TIMEOUT_SECONDS = 2.0
-# The load of an engine that has not answered for so long is unknown.
-LOAD_EXPIRY_SECONDS = 5.0
+SILENCE_SECONDS = 2.0  # An engine that has not answered for so long gets no new requests.
 MAX_PAGE_BYTES = 4 << 20
 # Largest number that a report to the manager can carry.
 _MAX_U32 = (1 << 32) - 1
@@ -90,32 +90,47 @@ class EngineLoads:
         self._urls: Mapping[InstanceId, str] = {
             InstanceId(engine.instance): engine.url.rstrip("/") for engine in engines
         }
-        # Load and time of the last answer.
-        self._loads: dict[InstanceId, tuple[EngineLoad, float]] = {}
-        self._silent: set[InstanceId] = set()
+        self._answered_at = dict.fromkeys(self._urls, time.monotonic())
+        self._loads: dict[InstanceId, EngineLoad] = {}
+        self._unknown: set[InstanceId] = set()  # Logged once until the load is known again.
 
     def current(self) -> tuple[EngineLoad, ...]:
-        """Return the loads of the engines that answered recently."""
-        oldest = time.monotonic() - LOAD_EXPIRY_SECONDS
-        return tuple(load for load, answered_at in self._loads.values() if answered_at >= oldest)
+        """Return the last known loads, and which engines are silent."""
+        silent_since, loads = time.monotonic() - SILENCE_SECONDS, []
+        for instance, answered_at in self._answered_at.items():
+            load = self._loads.get(instance)
+            if answered_at <= silent_since:
+                loads.append(replace(load or EngineLoad(instance, 0, 0, 0.0), is_silent=True))
+            elif load is not None:
+                loads.append(load)
+        return tuple(loads)
 
     async def watch_forever(self) -> None:
-        """Ask all engines each second until cancelled."""
-        while self._urls:
-            await asyncio.gather(*(self._ask(instance, url) for instance, url in self._urls.items()))
-            await asyncio.sleep(LOAD_INTERVAL_SECONDS)
+        """Ask every engine each second until cancelled. An engine that does not answer delays no other."""
+        await asyncio.gather(*(self._watch(instance, url) for instance, url in self._urls.items()))
+
+    async def _watch(self, instance: InstanceId, url: str) -> None:
+        while True:
+            started = time.monotonic()
+            await self._ask(instance, url)
+            await asyncio.sleep(max(0.0, started + LOAD_INTERVAL_SECONDS - time.monotonic()))
 
     async def _ask(self, instance: InstanceId, url: str) -> None:
+        asked_at = time.monotonic()
         try:
             tls = self._certificates.client_context() if self._certificates else None
-            load = load_from_page(instance, await asyncio.to_thread(_fetch, f"{url}/metrics", tls))
+            page = await asyncio.to_thread(_fetch, f"{url}/metrics", tls)
+            self._answered_at[instance] = time.monotonic()
+            self._loads[instance] = load_from_page(instance, page)
+            self._unknown.discard(instance)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            if instance not in self._silent:
+            if isinstance(error, urllib.error.HTTPError):
+                self._answered_at[instance] = time.monotonic()
+            if self._answered_at[instance] >= asked_at:
+                self._loads.pop(instance, None)
+            if instance not in self._unknown:
                 _log.info("engine.load_unknown", instance=instance, error=str(error))
-            self._silent.add(instance)
-            return
-        self._silent.discard(instance)
-        self._loads[instance] = load, time.monotonic()
+            self._unknown.add(instance)
 
 
 def _fetch(url: str, tls: ssl.SSLContext | None) -> bytes:

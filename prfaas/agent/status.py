@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import typing
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import Gauge, make_wsgi_app
 
-from prfaas import metrics
+from prfaas import logs, metrics
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import ConfigError
@@ -24,6 +25,7 @@ from prfaas.units import join_address, split_address
 
 LINK_REFRESH_SECONDS = 1.0
 REQUEST_TIMEOUT_SECONDS = 5.0
+_log = logs.get("agent.status")
 # `StatusServer.close` waits so long at most.
 _SHUTDOWN_POLL_SECONDS = 0.05
 _REASON_GAUGES: dict[Gauge, tuple[str, ...]] = {
@@ -109,6 +111,12 @@ def _remove(peer: str) -> None:
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error of a document. A client that leaves within a request is none."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            _log.error("status.answer_failed", client=str(client_address[0]), error=repr(error))
 
 
 class _ServerOverIPv6(_Server):

@@ -7,24 +7,22 @@ import json
 import signal
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import prfaas
 from prfaas import grants
 from prfaas.bench.link import MAX_OBJECTS, RECEIVER_NAME, SENDER_NAME, BenchReceiver, BenchSender, Progress
 from prfaas.bench.report import Host, Measurement, render, to_json
 from prfaas.cli import startup
-from prfaas.cli.arguments import OneLineParser
-from prfaas.errors import ConfigError, MissingExtraError, RemoteProtocolError
+from prfaas.cli.arguments import OneLineParser, run, value_of
+from prfaas.errors import ConfigError, RemoteProtocolError
 from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net import tls
 from prfaas.transport.net.tls import CertificateFiles, Certificates, common_name
 from prfaas.transport.receiver.server import ReceiverConfig
 from prfaas.transport.sender.link import LinkConfig
 from prfaas.transport.sender.stats import LinkStats
-from prfaas.units import KINDS, KindName
 
 TLS_FILES = ("authority", "certificate", "key")
 KERNEL = Path("/proc/sys/net")
@@ -36,10 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, or serve as the receiver; 2 when a flag cannot be used, 1 when the receiver refuses or disconnects."""
     flags = _parser().parse_args(argv)
     try:
-        return _serve(flags) if flags.listen else _measure(flags)
-    except (ConfigError, MissingExtraError, OSError) as error:
-        sys.stderr.write(f"prfaas-bench: {' '.join(str(error).split())}\n")
-        return 2
+        return run("prfaas-bench", lambda: _serve(flags) if flags.listen else _measure(flags))
     except RemoteProtocolError as error:
         sys.stderr.write(f"prfaas-bench: {error}\n")
         return 1
@@ -53,8 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     link = parser.add_subparsers(dest="what", required=True).add_parser("link", help="the wire between two hosts")
     end = link.add_mutually_exclusive_group(required=True)
-    end.add_argument("--listen", metavar="HOST:PORT", type=_kind("address"), help="receive at this address")
-    end.add_argument("--to", metavar="HOST:PORT", type=_kind("address"), help="send to the receiver at this address")
+    end.add_argument("--listen", metavar="HOST:PORT", type=value_of("address"), help="receive at this address")
+    end.add_argument("--to", metavar="HOST:PORT", type=value_of("address"), help="send to the receiver at this address")
     link.add_argument("--secret-file", required=True, type=Path, metavar="FILE", help="the deployment's secret")
     link.add_argument("--insecure-plaintext", action="store_true", help="allow public addresses, unencrypted")
     for what in TLS_FILES:
@@ -64,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     link.add_argument("--congestion-control", default="bbr", metavar="NAME", help="of TCP; bbr by default")
     link.add_argument(
         "--memory",
-        type=_kind("bytes", least=1),
+        type=value_of("bytes", least=1),
         default="1GiB",
         metavar="SIZE",
         help="receiver: memory to receive into",
@@ -72,51 +67,32 @@ def _parser() -> argparse.ArgumentParser:
     link.add_argument("--model", metavar="NAME|CONFIG", help="send its layers; see prfaas-solve")
     link.add_argument(
         "--tokens",
-        type=_kind("tokens", least=1, most=MAX_TOKENS),
+        type=value_of("tokens", least=1, most=MAX_TOKENS),
         default="32K",
         metavar="N",
         help="of the prompt; 32K by default",
     )
     link.add_argument(
         "--layers",
-        type=_kind("count", least=1, most=MAX_OBJECTS),
+        type=value_of("count", least=1, most=MAX_OBJECTS),
         default="64",
         metavar="N",
         help="without --model",
     )
     link.add_argument(
-        "--layer-bytes", type=_kind("bytes", least=1), default="16MiB", metavar="SIZE", help="without --model"
+        "--layer-bytes", type=value_of("bytes", least=1), default="16MiB", metavar="SIZE", help="without --model"
     )
     link.add_argument("--profile", metavar="NAME|FILE", help="pace the layers as this instance's prefill of --tokens")
-    link.add_argument("--link-rate", type=_kind("rate"), default=0.0, metavar="RATE", help="what the link should carry")
-    link.add_argument("--max-rate", type=_kind("rate"), default=0.0, metavar="RATE", help="send no faster")
-    link.add_argument("--connections", type=_kind("count"), default=0, metavar="N", help="0: as the round trip asks")
     link.add_argument(
-        "--repeats", type=_kind("count", least=1), default="5", metavar="N", help="warm transfers; 5 by default"
+        "--link-rate", type=value_of("rate"), default=0.0, metavar="RATE", help="what the link should carry"
+    )
+    link.add_argument("--max-rate", type=value_of("rate"), default=0.0, metavar="RATE", help="send no faster")
+    link.add_argument("--connections", type=value_of("count"), default=0, metavar="N", help="0: as the round trip asks")
+    link.add_argument(
+        "--repeats", type=value_of("count", least=1), default="5", metavar="N", help="warm transfers; 5 by default"
     )
     link.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _kind(name: KindName, *, least: int | None = None, most: int | None = None) -> Callable[[str], Any]:
-    """Return an argparse type for values of this form within bounds."""
-    limits = {"at least": least, "at most": most}
-    accepted = ", ".join(
-        [KINDS[name].accepted, *(f"{word} {limit}" for word, limit in limits.items() if limit is not None)]
-    )
-
-    def read(text: str) -> Any:
-        try:
-            value = KINDS[name].parse(text)
-            if least is not None and value < least:
-                raise ValueError("too small")
-            if most is not None and value > most:
-                raise ValueError("too large")
-            return value
-        except (ValueError, OverflowError) as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}; accepted: {accepted}") from error
-
-    return read
 
 
 def _key(flags: argparse.Namespace) -> bytes:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import prfaas
@@ -44,8 +45,10 @@ class Call:
 
 
 def _status(call: Call) -> CommandOutput:
-    if call.arguments.ready:
-        return _ready(call)
+    return _ready(call) if call.arguments.ready else _summary(call)
+
+
+def _summary(call: Call) -> CommandOutput:
     state, plan = call.page("/state"), call.page("/plan")
     return CommandOutput({"state": state, **plan}, tables.status_tables(state, plan))
 
@@ -71,15 +74,11 @@ def _links(call: Call) -> CommandOutput:
 def _top(call: Call) -> CommandOutput:
     """Return the deployment, or the error if no manager answers, so that the next refresh can try again."""
     try:
-        return _whole(call)
+        status = _summary(call)
     except PageUnreachable as error:
         table = tables.Table("Managers", ("error",), ((str(error),),), ("bad",))
         return CommandOutput({"error": str(error)}, [table])
-
-
-def _whole(call: Call) -> CommandOutput:
-    state, plan = call.page("/state"), call.page("/plan")
-    return CommandOutput({"state": state, **plan}, [*tables.status_tables(state, plan), tables.link_table(state)])
+    return CommandOutput(status.document, [*status.tables, tables.link_table(status.document["state"])])
 
 
 def _explain(call: Call) -> CommandOutput:
@@ -121,9 +120,13 @@ def _records_at(
     return records, failures
 
 
+def _changes(call: Call) -> tuple[ModuleType, bytes]:
+    """Return the module that changes a deployment, and the deployment's secret."""
+    return startup.load_extra("prfaas.console.changes", extra="manager"), grants.read_secret(call.settings.secret_file)
+
+
 def _drain(call: Call) -> CommandOutput:
-    changes = startup.load_extra("prfaas.console.changes", extra="manager")
-    secret = grants.read_secret(call.settings.secret_file)
+    changes, secret = _changes(call)
     seconds = units.parse_seconds(call.arguments.within)
     _report_wait(call.arguments)
     moved = asyncio.run(changes.drain(call.settings, secret, node=call.arguments.node, seconds=seconds))
@@ -141,15 +144,13 @@ def _report_wait(arguments: argparse.Namespace) -> None:
 
 
 def _undrain(call: Call) -> CommandOutput:
-    changes = startup.load_extra("prfaas.console.changes", extra="manager")
-    secret = grants.read_secret(call.settings.secret_file)
+    changes, secret = _changes(call)
     done = asyncio.run(changes.undrain(call.settings, secret, node=call.arguments.node))
     return CommandOutput(done, [tables.Table("Placement resumed", ("node",), ((done["node"],),))])
 
 
 def _flip(call: Call) -> CommandOutput:
-    changes = startup.load_extra("prfaas.console.changes", extra="manager")
-    secret = grants.read_secret(call.settings.secret_file)
+    changes, secret = _changes(call)
     asked = {name: getattr(call.arguments, name) for name in ("node", "role")}
     seconds = units.parse_seconds(call.arguments.within)
     _report_wait(call.arguments)
@@ -191,8 +192,7 @@ def _pool_hot(call: Call) -> CommandOutput:
 
 def _pool_order(call: Call) -> CommandOutput:
     """Pin, unpin or remove a prefix on nodes, by default on all."""
-    changes = startup.load_extra("prfaas.console.changes", extra="manager")
-    secret = grants.read_secret(call.settings.secret_file)
+    changes, secret = _changes(call)
     order = call.arguments.order
     nodes = call.arguments.node or [node["node"]["name"] for node in tables.nodes_of(call.page("/state"))]
     end_hash = _hash(call.arguments.hash)

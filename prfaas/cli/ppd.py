@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import prfaas
 from prfaas.cli import startup
-from prfaas.cli.arguments import OneLineParser
-from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.cli.arguments import OneLineParser, list_of, run
+from prfaas.errors import ConfigError
 from prfaas.ppd.table import PpdRun, build_table
 from prfaas.ppd.table_text import draw
 from prfaas.ppd.workloads import FIRST_TURNS, REQUEST_RATES, SECOND_TURNS, TableCell
@@ -27,11 +27,7 @@ T = TypeVar("T")
 def main(argv: Sequence[str] | None = None) -> int:
     """Build or show a table. Return 2 for a bad flag or file, 1 when nothing could be measured."""
     flags = _parser().parse_args(argv)
-    try:
-        return {"build": _build, "show": _show}[flags.what](flags)
-    except (ConfigError, MissingExtraError, OSError) as error:
-        sys.stderr.write(f"prfaas-ppd: {' '.join(str(error).split())}\n")
-        return 2
+    return run("prfaas-ppd", lambda: {"build": _build, "show": _show}[flags.what](flags))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--model", required=True, help="served model name")
     build.add_argument("--out", required=True, type=Path, metavar="FILE", help="where the table goes")
-    build.add_argument("--contexts", default=tuple(FIRST_TURNS), type=_words(FIRST_TURNS), metavar="LIST")
-    build.add_argument("--workloads", default=tuple(SECOND_TURNS), type=_words(SECOND_TURNS), metavar="LIST")
+    build.add_argument("--contexts", default=tuple(FIRST_TURNS), type=list_of(_word(FIRST_TURNS)), metavar="LIST")
+    build.add_argument("--workloads", default=tuple(SECOND_TURNS), type=list_of(_word(SECOND_TURNS)), metavar="LIST")
     build.add_argument(
         "--seconds", default=10.0, type=_above_zero(float), help="of arrivals for each cell; 10 by default"
     )
@@ -67,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--qps",
         default=REQUEST_RATES,
-        type=_list_of(_above_zero(float)),
+        type=list_of(_above_zero(float)),
         metavar="LIST",
         help="requests per second; a conversation makes two",
     )
@@ -75,14 +71,6 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--w-ttft", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
         command.add_argument("--w-tpot", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
     return parser
-
-
-def _list_of(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    def read(text: str) -> tuple[T, ...]:
-        return tuple(kind(item.strip()) for item in text.split(","))
-
-    read.__name__ = f"list of {kind.__name__}s"
-    return read
 
 
 def _above_zero(kind: Callable[[str], T]) -> Callable[[str], T]:
@@ -104,13 +92,11 @@ def _check_can_be_written(file: Path) -> None:
         file.unlink()
 
 
-def _words(known: dict[Any, Any]) -> Callable[[str], tuple[Any, ...]]:
-    def read(text: str) -> tuple[Any, ...]:
-        words = tuple(item.strip() for item in text.split(","))
-        for word in words:
-            if word not in known:
-                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
-        return words
+def _word(known: dict[Any, Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+        return text
 
     return read
 

@@ -4,52 +4,30 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import prfaas
-from prfaas.cli.arguments import OneLineParser
-from prfaas.errors import ConfigError
+from prfaas.cli.arguments import OneLineParser, list_of, run, value_of
 from prfaas.solve import endpoint_profile
-from prfaas.units import parse_count, parse_tokens
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write. Return 2 if the endpoint or a flag cannot be used."""
     flags = _parser().parse_args(argv)
-    try:
-        profile = _measure(flags)
-        text = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True)
-        if flags.output is None:
-            print(text, end="")
-        else:
-            flags.output.write_text(text, encoding="utf-8")
-    except (ConfigError, OSError) as error:
-        sys.stderr.write(f"prfaas-profile: {' '.join(str(error).split())}\n")
-        return 2
+    return run("prfaas-profile", lambda: _write_profile(flags))
+
+
+def _write_profile(flags: argparse.Namespace) -> int:
+    text = yaml.safe_dump(_measure(flags), sort_keys=False, allow_unicode=True)
+    if flags.output is None:
+        print(text, end="")
+    else:
+        flags.output.write_text(text, encoding="utf-8")
     return 0
-
-
-def _list_of(parse: Callable[[str], int], least: int) -> Callable[[str], list[int]]:
-    def read(text: str) -> list[int]:
-        try:
-            values = [parse(item) for item in text.split(",") if item.strip()]
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
-        if not values or min(values) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: at least one value, none below {least}")
-        return sorted(set(values))
-
-    return read
-
-
-def _at_least_one(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: at least 1")
-    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,14 +38,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", required=True, help="name of the profile")
     parser.add_argument("--hardware", required=True, help="kind of GPU")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this instance")
-    lengths, counts = _list_of(parse_tokens, 1), _list_of(parse_count, 1)
+    lengths, counts = list_of(value_of("tokens", least=1)), list_of(value_of("count", least=1))
     parser.add_argument("--lengths", type=lengths, default="1K,2K,4K,8K,16K,32K", help="prompts to prefill")
     parser.add_argument("--append", type=lengths, default="512,2K", help="new tokens behind a cached prefix")
     parser.add_argument("--cached", type=lengths, help="cached prefixes to append to; default: none")
     parser.add_argument("--batches", type=counts, default="1,2,4,8,16,32", help="decode batches")
     parser.add_argument("--contexts", type=lengths, default="1K,4K", help="tokens that each decoding request holds")
     parser.add_argument("--decode-tokens", type=int, default=64, help="tokens that each request decodes")
-    parser.add_argument("--repeats", type=_at_least_one, default=3, help="prompts per length; the median is written")
+    parser.add_argument(
+        "--repeats", type=value_of("count", least=1), default=3, help="prompts per length; the median is written"
+    )
     parser.add_argument("--vocabulary", type=int, default=10_000, help="token ids are drawn below this")
     parser.add_argument("--fit", choices=("quadratic", "interpolate"), default="quadratic", help="curve for prefill")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write; default: standard output")

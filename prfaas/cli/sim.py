@@ -12,18 +12,18 @@ from types import ModuleType
 import prfaas
 from prfaas import config
 from prfaas.cli import startup
-from prfaas.cli.arguments import OneLineParser
-from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.cli.arguments import OneLineParser, run
+from prfaas.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and report. Return 2 when an input cannot be used or an extra is missing."""
-    try:
-        scenario = startup.load_extra("prfaas.sim.scenario", extra="solve").Scenario
-        return _run(_parser(scenario).parse_args(argv))
-    except (ConfigError, MissingExtraError, OSError) as error:
-        sys.stderr.write(f"prfaas-sim: {' '.join(str(error).split())}\n")
-        return 2
+    return run("prfaas-sim", lambda: _simulate(argv))
+
+
+def _simulate(argv: Sequence[str] | None) -> int:
+    scenario = startup.load_extra("prfaas.sim.scenario", extra="solve").Scenario
+    return _run(_parser(scenario).parse_args(argv))
 
 
 def _parser(scenario: type[object]) -> argparse.ArgumentParser:

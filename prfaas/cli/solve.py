@@ -10,18 +10,14 @@ from pathlib import Path
 
 import prfaas
 from prfaas.cli import startup
-from prfaas.cli.arguments import OneLineParser
-from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.cli.arguments import OneLineParser, run
+from prfaas.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan and report. Return 2 if an input cannot be used or an extra is missing."""
     flags = _parser().parse_args(argv)
-    try:
-        return _run(flags)
-    except (ConfigError, MissingExtraError) as error:
-        sys.stderr.write(f"prfaas-solve: {' '.join(str(error).split())}\n")
-        return 2
+    return run("prfaas-solve", lambda: _run(flags))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,6 +32,11 @@ def _parser() -> argparse.ArgumentParser:
         help='"lognormal:mu=9.9,sigma=1,output=1024", or a CSV, JSONL or ShareGPT-like JSON file',
     )
     parser.add_argument("--model", metavar="NAME|CONFIG", help="a catalogued model or a Hugging Face config.json")
+    parser.add_argument(
+        "--pd", metavar="GPUS", help='PD clusters in place of a file: "64xH20", or "64xH20:4" for instances of 4 GPUs'
+    )
+    parser.add_argument("--prfaas", metavar="GPUS", help='with --pd: PrfaaS clusters, such as "16xH100"')
+    parser.add_argument("--explain", action="store_true", help="print everything behind the plan")
     parser.add_argument("--bandwidth", metavar="RATE", help='egress of every PrfaaS cluster, such as "100Gbps"')
     parser.add_argument("--slo", metavar="SLO", help='"decode=40tok/s,ttft=5s,quantile=90%%"')
     parser.add_argument(
@@ -66,7 +67,7 @@ def _run(flags: argparse.Namespace) -> int:
         print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         report = startup.load_extra("prfaas.solve.report.screen", extra="solve")
-        print(report.render(study), end="")
+        print(report.render(study, explain=flags.explain), end="")
     if flags.emit is not None:
         _write(flags.emit, startup.load_extra("prfaas.solve.report.export", extra="solve").manager_settings(study))
     if flags.plot is not None:

@@ -11,6 +11,7 @@ from prfaas.config import load_mapping, setting
 from prfaas.config_checks import check_socket_path
 
 ADMISSIONS = ("wait", "preallocate", "auto")
+LAYERWISE_MODES = ("auto", "on", "off")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class ConnectorSettings:
         default=10.0,
         doc="Longest wait of a request for a prefix in the agent's pool; longer than the 5 s that an agent reads from its SSD.",
     )
+    layerwise: str = setting(
+        "text",
+        default="auto",
+        doc="Whether the KV of a prefill leaves layer by layer: auto (wherever vLLM reports layers), on (vLLM must report "
+        "them, which rules out full CUDA graphs), or off (after each step).",
+    )
     accept_untested_vllm: bool = setting(
         "flag",
         default=False,
@@ -68,6 +75,8 @@ class ConnectorSettings:
         check_socket_path("agent_socket", self.agent_socket)
         if self.admission not in ADMISSIONS:
             raise ValueError(f"admission: {self.admission!r}; write {', '.join(ADMISSIONS)}")
+        if self.layerwise not in LAYERWISE_MODES:
+            raise ValueError(f"layerwise: {self.layerwise!r}; write {', '.join(LAYERWISE_MODES)}")
 
 
 def read(extra_config: Mapping[str, Any]) -> ConnectorSettings:

@@ -64,6 +64,7 @@ class EngineLoad:
     num_running: int
     num_waiting: int
     kv_usage_ratio: float
+    is_silent: bool = False  # The engine does not answer its agent.
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class NodeState(Enum):
 
     UNKNOWN = auto()
     LIVE = auto()
-    SILENT = auto()  # No report within the expiry.
+    SILENT = auto()  # Heartbeats are missing: the node gets no new requests.
+    EXPIRED = auto()  # No report within the expiry: the node is in no answer.
 
 
 class NodeEvent(Enum):
@@ -87,6 +89,7 @@ class NodeEvent(Enum):
 
     REGISTER = auto()
     REPORT = auto()
+    MISS = auto()
     EXPIRE = auto()
     FORGET = auto()
 
@@ -98,11 +101,18 @@ TRANSITIONS = TransitionTable(
         (NodeState.UNKNOWN, NodeEvent.REGISTER): NodeState.LIVE,
         (NodeState.LIVE, NodeEvent.REGISTER): NodeState.LIVE,
         (NodeState.LIVE, NodeEvent.REPORT): NodeState.LIVE,
-        (NodeState.LIVE, NodeEvent.EXPIRE): NodeState.SILENT,
+        (NodeState.LIVE, NodeEvent.MISS): NodeState.SILENT,
+        (NodeState.LIVE, NodeEvent.EXPIRE): NodeState.EXPIRED,
         (NodeState.LIVE, NodeEvent.FORGET): NodeState.UNKNOWN,
         (NodeState.SILENT, NodeEvent.REGISTER): NodeState.LIVE,
         (NodeState.SILENT, NodeEvent.REPORT): NodeState.LIVE,
+        (NodeState.SILENT, NodeEvent.MISS): NodeState.SILENT,
+        (NodeState.SILENT, NodeEvent.EXPIRE): NodeState.EXPIRED,
         (NodeState.SILENT, NodeEvent.FORGET): NodeState.UNKNOWN,
+        (NodeState.EXPIRED, NodeEvent.REGISTER): NodeState.LIVE,
+        (NodeState.EXPIRED, NodeEvent.REPORT): NodeState.LIVE,
+        (NodeState.EXPIRED, NodeEvent.MISS): NodeState.SILENT,
+        (NodeState.EXPIRED, NodeEvent.FORGET): NodeState.UNKNOWN,
     },
 )
 
@@ -115,13 +125,15 @@ class Member:
     last_report_at: float
     figures: Figures = Figures()
     state: NodeState = NodeState.LIVE
+    sends_heartbeats: bool = False  # To this manager, so that silence means something.
 
 
 class Membership:
     """All registered nodes. Times are seconds on any clock that only goes forward."""
 
-    def __init__(self, expiry_seconds: float) -> None:
+    def __init__(self, expiry_seconds: float, silence_seconds: float) -> None:
         self.expiry_seconds = expiry_seconds
+        self.silence_seconds = silence_seconds
         self.version = 0  # Grows with every report of any node.
         self._members: dict[AgentName, Member] = {}
 
@@ -163,8 +175,17 @@ class Membership:
             if member.node.name != node.name and shared:
                 raise IndexRefusal("malformed", f"{', '.join(shared)} is already registered by {member.node.name}")
 
-    def record_report(self, name: AgentName, *, epoch: int, now: float, figures: Figures | None = None) -> None:
-        """Record a sign of life.
+    def record_report(
+        self,
+        name: AgentName,
+        *,
+        epoch: int,
+        now: float,
+        figures: Figures | None = None,
+        is_heartbeat: bool = False,
+        is_silent: bool = False,
+    ) -> None:
+        """Record a sign of life, or with `is_silent` another manager's word that heartbeats are missing.
 
         Raises:
             IndexRefusal: the node is unknown or has another epoch, and so must register.
@@ -174,20 +195,33 @@ class Membership:
             raise IndexRefusal("unknown_node", f"{name} has not registered")
         if member.node.epoch != epoch:
             raise IndexRefusal("stale_epoch", f"{name} reports epoch {epoch}; {member.node.epoch} is registered")
-        state = TRANSITIONS.next(member.state, NodeEvent.REPORT)
-        self._members[name] = Member(member.node, max(now, member.last_report_at), figures or member.figures, state)
+        self._members[name] = Member(
+            member.node,
+            max(now, member.last_report_at),
+            figures or member.figures,
+            TRANSITIONS.next(member.state, NodeEvent.MISS if is_silent else NodeEvent.REPORT),
+            sends_heartbeats=is_heartbeat or (member.sends_heartbeats and not is_silent),
+        )
         self.version += 1
 
     def live(self, now: float) -> list[Member]:
-        """Return the members that reported within the expiry, by name."""
+        """Return the members that reported within the expiry, by name. Those whose heartbeats are missing are SILENT."""
         found = []
         for name, member in sorted(self._members.items()):
-            if now - member.last_report_at < self.expiry_seconds:
-                found.append(member)
-            elif member.state is NodeState.LIVE:
-                state = TRANSITIONS.next(member.state, NodeEvent.EXPIRE)
-                self._members[name] = replace(member, state=state)
+            age = now - member.last_report_at
+            if age >= self.expiry_seconds:
+                if member.state is not NodeState.EXPIRED:
+                    self._advance(name, NodeEvent.EXPIRE)
+                continue
+            if member.sends_heartbeats and member.state is NodeState.LIVE and age >= self.silence_seconds:
+                self._advance(name, NodeEvent.MISS)
+            found.append(self._members[name])
         return found
+
+    def _advance(self, name: AgentName, event: NodeEvent) -> None:
+        member = self._members[name]
+        self._members[name] = replace(member, state=TRANSITIONS.next(member.state, event))
+        self.version += 1
 
     def silent_for(self, seconds: float, now: float) -> list[AgentName]:
         """Return the nodes without a report for so long."""

@@ -20,11 +20,12 @@ from prfaas.config_checks import (
 from prfaas.scheduler.snapshot import LocalPolicy, OwnPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, TlsConfig
-from prfaas.units import choice, show_seconds
+from prfaas.units import choice
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
 RoleChanging = Literal["recommend", "apply"]
 REDIS_SOCKET = "redis.sock"  # File name in the directory of the embedded Redis.
+SILENCE_SECONDS = 2.0
 GRANT_SECONDS = 300.0  # Validity of a grant for a transfer.
 _PLANNED = {"deployment": GIVEN}
 
@@ -34,6 +35,7 @@ class ManagerConfig:
     """Settings of one manager."""
 
     REMOVED_SETTINGS: ClassVar[dict[str, str]] = {
+        "heartbeat_seconds": "agents send four heartbeats within silence_seconds",
         "engine_indexer": "ask Match over gRPC; give engines an agent, which follows their events",
         "traffic_seconds": "a plan uses the requests of the last plan_seconds, at least 30 seconds",
         "forget_seconds": "blocks of a silent node are forgotten after 30 minutes, or after expiry_seconds if that is longer",
@@ -84,7 +86,12 @@ class ManagerConfig:
         doc="Data directory of the embedded Redis; empty: temporary.",
     )
     redis_namespace: str = setting("text", default="prfaas", doc="Prefix of every Redis key.")
-    heartbeat_seconds: float = setting("seconds", default=10.0, minimum=0.05, doc="Period of the agents' heartbeats.")
+    silence_seconds: float = setting(
+        "seconds",
+        default=SILENCE_SECONDS,
+        minimum=0.1,
+        doc="Silence of an agent or engine after which it gets no new requests until it answers.",
+    )
     expiry_seconds: float = setting(
         "seconds", default=30.0, minimum=0.1, doc="Silence after which a node is left out of all answers."
     )
@@ -188,11 +195,6 @@ class ManagerConfig:
             check_addresses("advertise", [self.advertise])
         if self.redis_directory is not None:
             check_socket_path("redis_directory", self.redis_directory / REDIS_SOCKET)
-        if self.expiry_seconds <= self.heartbeat_seconds:
-            raise ValueError(
-                f"expiry_seconds: {show_seconds(self.expiry_seconds)}; write more than heartbeat_seconds, which is "
-                f"{show_seconds(self.heartbeat_seconds)}: live nodes would expire"
-            )
         if self.traces_endpoint:
             check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
         if self.local_policy == "ppd" and self.ppd_table is None:

@@ -32,6 +32,7 @@ from prfaas.manager.record.cluster_writer import FORGET_SECONDS, LEASE_SECONDS
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
 from prfaas.manager.record.replication import Replication
 from prfaas.manager.routing.router import RequestRouter
+from prfaas.manager.state.running_clock import RunningClock
 from prfaas.manager.state.world import World
 from prfaas.rpc.tasks import cancel_tasks, restarting_task
 from prfaas.transport.net.tls_proxy import INNER, tls_proxy_for
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS = 0.25
 _LOAD_SECONDS = 60.0  # After so long without the record, the manager serves what agents report.
+DIGEST_SECONDS = 10.0  # Period of the agents' digests.
 STOP_SECONDS = 5.0  # Calls and streams in progress may take so long to end.
 _SWEPT_RUNS_PER_TICK = 1000  # They take about 3 ms.
 
@@ -57,12 +59,16 @@ class Manager:
         *,
         lease_seconds: float = LEASE_SECONDS,
         stop_seconds: float = STOP_SECONDS,
+        digest_seconds: float = DIGEST_SECONDS,
     ) -> None:
         self._config = config
         self._redis = None if config.redis_url else EmbeddedRedis(config.redis_directory)
         url = self._redis.url if self._redis else config.redis_url
         self.store = RedisStore(url, keys=Keys(config.redis_namespace))
-        self.world = World(expiry_seconds=config.expiry_seconds, clock=time.monotonic)
+        self._clock = RunningClock(time.monotonic)
+        self.world = World(
+            expiry_seconds=config.expiry_seconds, silence_seconds=config.silence_seconds, clock=self._clock
+        )
         self.replication = Replication(
             self.store,
             self.world,
@@ -70,15 +76,15 @@ class Manager:
             forget_seconds=max(FORGET_SECONDS, config.expiry_seconds),
             takes_plans=config.deployment is not None,
         )
-        self.copies = Copies(secret=secret, clock=time.monotonic, wall_clock=time.time)
+        self.copies = Copies(secret=secret, clock=self._clock, wall_clock=time.time)
         self._rebalancer = Rebalancer(config, world=self.world, copies=self.copies, writes=self.replication.writes)
-        self.paths = Paths(self.world, clock=time.monotonic)
+        self.paths = Paths(self.world, clock=self._clock)
         self.routing = RequestRouter(
             config,
             world=self.world,
             paths=self.paths,
             secret=secret,
-            clock=time.monotonic,
+            clock=self._clock,
             wall_clock=time.time,
             note=self._rebalancer.note,
         )
@@ -86,7 +92,7 @@ class Manager:
             name=config.name,
             world=self.world,
             routing=self.routing,
-            clock=time.monotonic,
+            clock=self._clock,
             note=self._rebalancer.note,
         )
         self._planner = self._make_planner()
@@ -97,7 +103,7 @@ class Manager:
             secret=secret,
             writes=self.replication.writes,
             num_requests=lambda: self.routing.traffic.num_requests,
-            clock=time.monotonic,
+            clock=self._clock,
             wall_clock=time.time,
         )
         pool_orders = PoolOrders()
@@ -112,6 +118,7 @@ class Manager:
             link_probes=self._link_probes,
             operations=self._make_operations(pool_orders),
             stop_seconds=stop_seconds,
+            digest_seconds=digest_seconds,
         )
         self._make_http()
         self._background: list[asyncio.Task[None]] = []
@@ -122,7 +129,7 @@ class Manager:
             self.world,
             replication=self.replication,
             is_automatic=self._planner is not None and self._config.role_changes == "apply",
-            clock=time.monotonic,
+            clock=self._clock,
         )
         return Operations(
             self._config,
@@ -156,7 +163,7 @@ class Manager:
             paths=self.paths,
             writes=self.replication.writes,
             traffic=self.routing.traffic,
-            clock=time.monotonic,
+            clock=self._clock,
             wall_clock=time.time,
         )
         self.routing.path_cost = planner.path_cost
@@ -175,7 +182,7 @@ class Manager:
             outcomes=self.service.outcomes,
             can_plan=self._planner is not None,
             is_stale=lambda: self.replication.is_stale,
-            clock=time.monotonic,
+            clock=self._clock,
             wall_clock=time.time,
         )
         self._feed = Feed(overview)
@@ -279,12 +286,13 @@ class Manager:
 
     async def _tick(self) -> None:
         while True:
+            self._clock()
             self.world.refresh()
             self.paths.step()
             if self._planner is not None:
                 self._link_probes.step()
             self.service.outcomes.expire()
-            self.copies.expire({member.node.name for member in self.world.live()})
+            self.copies.expire({member.node.name for member in self.world.heard()})
             self.world.index.sweep(_SWEPT_RUNS_PER_TICK)
             await asyncio.sleep(_TICK_SECONDS)
 

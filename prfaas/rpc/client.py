@@ -16,7 +16,7 @@ from prfaas.transport.net.tls import CertificateFiles
 _log = logs.get("rpc.client")
 _RETRY_SECONDS = 0.2
 _LEAST_SECONDS = 0.05  # With less time left, a call cannot succeed.
-_SILENCE_SECONDS = 3.0  # A snapshot arrives each second; a manager that hangs still answers pings.
+_SILENCE_SECONDS = 2.0  # A snapshot arrives each second; a manager that hangs still answers pings.
 
 
 class ManagerClient:

@@ -39,6 +39,7 @@ _CALL_SECONDS = 3.0
 _FIGURES_SECONDS = 1.0  # Period of unchanged figures.
 _LOOK_SECONDS = 0.5  # Period of changed figures, so that pages show them within two seconds.
 _OUTCOMES_SECONDS = 1.0
+_HEARTBEATS_PER_SILENCE = 4
 _MAX_PROMISES = 10_000  # Bound while no manager takes them; the oldest are dropped.
 _MAX_COPY_ENDS = 4096  # Bound while no manager takes them; the manager repeats lost commands.
 _GATHER_SECONDS = 0.002  # Shortest time between two batches, so that changes travel together.
@@ -194,12 +195,11 @@ class Reporter:
             response = await self._register(channel)
             log.info("manager.registered", manager=address)
             await _until_one_fails(
-                self._live(channel, response.heartbeat_seconds),
                 *([self._send_figures(channel, self._figures)] if self._figures is not None else []),
                 self._send_outcomes(channel),
                 *([self._watch_commands(channel), self._send_copy_ends(channel)] if response.gives_commands else []),
                 self._follow_changes(channel),
-                self._stream_events(channel, response.heartbeat_seconds),
+                self._stream_events(channel, response.heartbeat_seconds, response.silence_seconds),
             )
         finally:
             self._connected_to = None
@@ -220,12 +220,6 @@ class Reporter:
         while True:
             await self._changed.wait()
             await self._register(channel)
-
-    async def _live(self, channel: Channel, period_seconds: float) -> None:
-        request = pb.HeartbeatRequest(node=self._node.name, epoch=self._node.epoch)
-        while True:
-            await asyncio.sleep(period_seconds)
-            await channel.call("Heartbeat", request, timeout_seconds=_CALL_SECONDS)
 
     async def _send_figures(self, channel: Channel, figures: Callable[[], Figures]) -> None:
         sent, due, loop = Figures(), 0.0, asyncio.get_running_loop()
@@ -291,15 +285,27 @@ class Reporter:
             for _ in taken:
                 self._copy_ends.popleft()
 
-    async def _stream_events(self, channel: Channel, digest_seconds: float) -> None:
-        with channel.translated_errors():
-            call = channel.stream("ReportEvents", self._requests(digest_seconds))
-            async for response in call:
+    async def _stream_events(self, channel: Channel, digest_seconds: float, silence_seconds: float) -> None:
+        """Stream the pool's changes and heartbeats. A manager of version 0.1.0 answers no heartbeats: 0 s of silence."""
+        call = channel.stream("ReportEvents", self._requests(digest_seconds, silence_seconds / _HEARTBEATS_PER_SILENCE))
+        try:
+            responses = aiter(call)
+            while True:
+                async with asyncio.timeout(silence_seconds or None):
+                    with channel.translated_errors():
+                        response = await anext(responses, None)
+                if response is None:
+                    raise ManagerUnreachable(f"manager {channel.address} ended the event stream")
                 self._take_response(response, channel.address)
-        raise ManagerUnreachable(f"manager {channel.address} ended the event stream")
+        except TimeoutError as error:
+            raise ManagerUnreachable(f"manager {channel.address}: silent for {silence_seconds:g} s") from error
+        finally:
+            call.cancel()
 
     def _take_response(self, response: pb.ReportEventsResponse, address: str) -> None:
         kind = response.WhichOneof("message")
+        if kind == "alive":
+            return
         if kind == "acknowledged":
             self._log.acknowledge(response.acknowledged)
             return
@@ -311,23 +317,27 @@ class Reporter:
             self._log.announce_everything()
         self._fresh.set()
 
-    async def _requests(self, digest_seconds: float) -> AsyncIterator[pb.ReportEventsRequest]:
+    async def _requests(self, digest_seconds: float, heartbeat_seconds: float) -> AsyncIterator[pb.ReportEventsRequest]:
         """Yield the messages of this session, and end with it even if gRPC does not end the stream."""
         yield pb.ReportEventsRequest(hello=pb.Hello(node=self._node.name, epoch=self._node.epoch))
         session, loop = self._session_number, asyncio.get_running_loop()
         while self._connected_to is None and session == self._session_number:
             await self._fresh.wait()
             self._fresh.clear()
-        digests_due = loop.time() + digest_seconds
+        digests_due, heartbeat_due = loop.time() + digest_seconds, loop.time()
         while session == self._session_number:
             next_batch_at = loop.time() + _GATHER_SECONDS
             messages = self._log.take() if self._registered.is_set() else []
             if self._registered.is_set() and loop.time() >= digests_due:
                 messages.append(self._log.digests())
                 digests_due = loop.time() + digest_seconds
+            if heartbeat_seconds and loop.time() >= heartbeat_due:
+                messages.insert(0, pb.ReportEventsRequest(alive=pb.Alive()))
+                heartbeat_due = loop.time() + heartbeat_seconds
             for message in messages:
                 yield message
-            await self._wait_fresh(max(_GATHER_SECONDS, digests_due - loop.time()), not_before=next_batch_at)
+            due = min(digests_due, heartbeat_due) if heartbeat_seconds else digests_due
+            await self._wait_fresh(max(_GATHER_SECONDS, due - loop.time()), not_before=next_batch_at)
 
     async def _wait_fresh(self, seconds: float, *, not_before: float) -> None:
         """Wait for something to send, at most `seconds`, but not shorter than until `not_before`."""

@@ -216,7 +216,13 @@ def _link(message: pb.LinkFigures) -> LinkFigures:
 
 
 def _load(message: pb.EngineLoad) -> EngineLoad:
-    return EngineLoad(InstanceId(message.instance), message.num_running, message.num_waiting, message.kv_usage_ratio)
+    return EngineLoad(
+        InstanceId(message.instance),
+        message.num_running,
+        message.num_waiting,
+        message.kv_usage_ratio,
+        message.is_silent,
+    )
 
 
 def query_from(message: pb.MatchRequest) -> Query:

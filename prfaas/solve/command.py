@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +15,14 @@ from prfaas.model.capacity.loads import Method
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.solve.files import catalog
-from prfaas.solve.files.deployment_file import SloSection, read_deployment
+from prfaas.solve.files.deployment_file import (
+    DeploymentFile,
+    PdSection,
+    PrfaasSection,
+    SloSection,
+    deployment_of,
+    read_deployment,
+)
 from prfaas.solve.files.quantities import LOAD, NUMBER
 from prfaas.solve.files.traces import find_trace
 from prfaas.solve.study import Study, study
@@ -29,7 +38,11 @@ def plan_for(flags: Namespace) -> Study:
         ConfigError: a flag, a file or an objective that cannot be used.
     """
     file = catalog.deployment_path(catalog.CASE_STUDY) if flags.deployment is None else Path(flags.deployment)
-    deployment, written = read_deployment(file)
+    if flags.pd is None:
+        deployment, written = read_deployment(file, model=flags.model)
+    else:
+        written = _described(flags)
+        deployment = deployment_of(written, where="--pd", folder=Path())
     workload = find_trace(flags.trace or written.trace, beside=None if flags.trace else file.parent)
     if flags.local_turns is not None:
         workload = _with_local_turns(workload, _value("--local-turns", flags.local_turns))
@@ -42,11 +55,42 @@ def plan_for(flags: Namespace) -> Study:
     )
 
 
+# "16xH100", or "16xH100:4" for instances of 4 GPUs.
+_GPUS = re.compile(r"(\d+)x([A-Za-z0-9]+)(?::(\d+))?")
+
+
+def _described(flags: Namespace) -> DeploymentFile:
+    """Return the deployment that --model, --prfaas and --pd describe; its prices are those of the table of GPUs."""
+    if flags.deployment is not None or flags.model is None:
+        raise ConfigError("--pd: needs --model, and no --deployment")
+    prfaas = tuple(
+        PrfaasSection(name=f"prfaas-{gpu.lower()}", hardware=gpu, gpus_per_instance=each, instances=count)
+        for gpu, each, count in _gpu_groups("--prfaas", flags.prfaas or "")
+    )
+    pd = tuple(
+        PdSection(name=f"pd-{gpu.lower()}", hardware=gpu, gpus_per_instance=each, instances=count)
+        for gpu, each, count in _gpu_groups("--pd", flags.pd)
+    )
+    return DeploymentFile(model=flags.model, prfaas=prfaas, pd=pd, inferred=("prices",), slo=SloSection())
+
+
+def _gpu_groups(flag: str, text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the GPU, the GPUs of one instance and the number of instances of each cluster of a text such as "16xH100"."""
+    for item in filter(None, map(str.strip, text.split(","))):
+        parts = _GPUS.fullmatch(item)
+        if parts is None:
+            raise ConfigError(f'{flag} {text!r}: write "16xH100", or "16xH100:4" for instances of 4 GPUs')
+        count, gpu, each = int(parts[1]), parts[2], int(parts[3] or min(8, int(parts[1])))
+        if not each or count % each or not count:
+            raise ConfigError(f"{flag} {text!r}: {count} GPUs are no whole number of instances of {each}")
+        yield gpu, each, count // each
+
+
 def _method(flags: Namespace) -> Method:
     """Return the requested method; by default the paper's form for its case study, else exact expectations."""
     if flags.method is not None:
         return "paper" if flags.method == "paper" else "exact"
-    return "paper" if flags.deployment is None else "exact"
+    return "paper" if flags.deployment is None and flags.pd is None else "exact"
 
 
 def _with_local_turns(workload: Workload, ratio: float) -> Workload:
@@ -71,8 +115,6 @@ def _parse(flag: str, text: str, kind: ValueKind) -> tuple[str, float]:
 
 
 def _overridden(deployment: Deployment, flags: Namespace) -> Deployment:
-    if flags.model is not None:
-        deployment = replace(deployment, model=catalog.find_model(flags.model))
     if flags.bandwidth is not None:
         deployment = _with_bandwidth(deployment, flags.bandwidth)
     if flags.slo is not None:

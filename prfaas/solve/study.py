@@ -43,13 +43,15 @@ class Study:
     """Results of the planner.
 
     `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD. `exact` is the best plan
-    with exact expectations, which is the plan itself unless `method` is the paper's.
+    with exact expectations, which is the plan itself unless `method` is the paper's. `alone` is the plan of the PD clusters
+    without any PrfaaS cluster.
     """
 
     method: Method
     workload: Workload
     arrivals_per_second: float
     options: tuple[Option, ...]
+    alone: Plan
     at_equal_cost: Option | None
     exact: Plan
     fractional: Bound
@@ -105,6 +107,7 @@ def study(
         workload=workload,
         arrivals_per_second=arrivals,
         options=(main, *(_solved(compared, workload, method, arrivals) for compared in others)),
+        alone=best_plan(homogeneous(deployment, num_added=0), workload, method=method),
         at_equal_cost=None if same_cost is None else _solved(same_cost, workload, method, arrivals),
         exact=exact_plan,
         fractional=fractional,

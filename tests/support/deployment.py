@@ -98,15 +98,15 @@ class Deployment:
             http_listen="127.0.0.1:0",
             secret_file=self.secret_file,
             redis_url=self.redis.url if self.redis else "",
-            heartbeat_seconds=0.2,
-            expiry_seconds=PATIENCE_SECONDS,  # No node may expire because this machine is slow.
+            silence_seconds=PATIENCE_SECONDS / 2,  # No node may be silent because this machine is slow.
+            expiry_seconds=PATIENCE_SECONDS,
         )
         return replace(config, **changes)  # type: ignore[arg-type]
 
     async def start_manager(self, **changes: Any) -> Manager:
-        """Start a manager with these settings. `lease_seconds` and `stop_seconds` are not settings, but times of tests."""
+        """Start a manager with these settings. Lease, stop and digest seconds are not settings, but times of tests."""
         # Streams of clients end only with the clients, so a short stop cuts them off.
-        times = {"lease_seconds": PATIENCE_SECONDS, "stop_seconds": 0.2}
+        times = {"lease_seconds": PATIENCE_SECONDS, "stop_seconds": 0.2, "digest_seconds": 0.2}
         times |= {name: changes.pop(name) for name in times if name in changes}
         manager = Manager(self.config(**changes), SECRET, **times)
         await manager.start()

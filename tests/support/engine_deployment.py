@@ -75,7 +75,6 @@ class Deployment:
             "listen": self.manager_address,
             "http_listen": self._manager_http,
             "redis_directory": str(self._directory / f"redis-{next(self._numbers)}"),
-            "heartbeat_seconds": "1s",
             "expiry_seconds": "60s",
             "rebalance_bytes_per_second": "0Gbps",
             **(manager or {}),

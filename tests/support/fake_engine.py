@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class Running:
 
 
 class FakeEngine:
-    """One engine with one rank. Nothing runs by itself: tests call the steps."""
+    """One engine. Its ranks, of which it has `num_replicas`, hold equal KV. Nothing runs by itself: tests call the steps."""
 
     def __init__(
         self,
@@ -113,6 +113,8 @@ class FakeEngine:
         memory: Memory,
         *,
         directions: Sequence[Direction] = ("send", "receive"),
+        num_replicas: int = 1,
+        is_layerwise: bool = True,
         **settings: Any,
     ) -> None:
         self.groups = memory.groups
@@ -127,10 +129,25 @@ class FakeEngine:
         self.caches = {(layer.group, layer.layer): layer.pages for layer in memory.layers.values()}
         self._names = {(layer.group, layer.layer): name for name, layer in memory.layers.items()}
         layout = memory.layout
-        worker = AgentClient(str(agent_socket), instance=self._instance, role="worker", layout=layout)
-        self.worker = WorkerSide(
-            worker, memory.layers, layout, make_copier=partial(copier_for, device=torch.device("cpu"))
-        )
+        self._replicas = [memory.layers, *(_copy_of(memory.layers) for _ in range(num_replicas - 1))]
+        self._workers = []
+        for replica, layers in enumerate(self._replicas):
+            client = AgentClient(
+                str(agent_socket),
+                instance=self._instance,
+                role="worker",
+                layout=layout,
+                replica=replica,
+                num_replicas=num_replicas,
+            )
+            make_copier = partial(copier_for, device=torch.device("cpu"))
+            self._workers.append(
+                WorkerSide(
+                    client, layers, layout, make_copier=make_copier, is_writer=replica == 0, is_layerwise=is_layerwise
+                )
+            )
+        self.worker = self._workers[0]
+        self.num_streamed_steps = 0  # Steps in which a layer is copied when it ends.
         self.client = AgentClient(str(agent_socket), instance=self._instance, role="scheduler")
         self.scheduler = SchedulerSide(
             self.client,
@@ -142,7 +159,8 @@ class FakeEngine:
         )
 
     def close(self) -> None:
-        self.worker.close()
+        for worker in self._workers:
+            worker.close()
         self.scheduler.close()
 
     @property
@@ -273,7 +291,8 @@ class FakeEngine:
         ]
         step = self.scheduler.plan_step(scheduled)
         self._run_model(step, work)
-        loaded = self.worker.take_results()
+        loaded, *others = [worker.take_results() for worker in self._workers]
+        assert all(results == loaded for results in others), "each rank copies at once"
         self.scheduler.on_loaded(loaded.loaded, failed=loaded.failed)
         self.scheduler.on_stored(loaded.stored)
         self._loading -= loaded.loaded
@@ -282,16 +301,19 @@ class FakeEngine:
         return set(loaded.loaded), set(loaded.failed)
 
     def _run_model(self, step: Step, work: Sequence[tuple[Running, int]]) -> None:
-        self.worker.begin_step(step)
+        for worker in self._workers:
+            worker.begin_step(step)
+        self.num_streamed_steps += self.worker.awaits_layers
         for g, n in self.caches:
             for running, num_tokens in work:
                 self._fill(running, running.computed, running.computed + num_tokens, only=(g, n))
-            if not self.groups[g].is_state:
-                self.worker.on_layer_end(self._names[g, n])
+            for worker in self._workers if not self.groups[g].is_state else ():
+                worker.on_layer_end(self._names[g, n])
         for running, num_tokens in work:
             running.computed += num_tokens
-        self.worker.start_loads()
-        self.worker.on_forward_end()
+        for worker in self._workers:
+            worker.start_loads()
+            worker.on_forward_end()
 
     # Blocks
 
@@ -323,8 +345,9 @@ class FakeEngine:
             for position, num_tokens in self._positions(g, start, end):
                 block = running.tables[g][position]
                 if block != NULL_BLOCK:
-                    size = self.caches[g, n].shape[1]
-                    self.caches[g, n][block] = content(running.prompt[:num_tokens], (g, n), size)
+                    made = content(running.prompt[:num_tokens], (g, n), self.caches[g, n].shape[1])
+                    for layers in self._replicas:
+                        layers[self._names[g, n]].pages[block] = made
 
     def _positions(self, g: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         """(position, tokens up to the block's last one afterwards) of the blocks that tokens [start, end) change."""
@@ -343,10 +366,15 @@ class FakeEngine:
             first = engine.first_block(num_tokens)
             start = num_tokens - 1 if engine.is_state else first * engine.block_tokens
             for position, end in self._positions(g, start, num_tokens):
-                got = self.caches[g, n][running.tables[g][position]]
-                if not torch.equal(got, content(running.prompt[:end], (g, n), len(got))):
+                block = running.tables[g][position]
+                right = content(running.prompt[:end], (g, n), self.caches[g, n].shape[1])
+                if any(not torch.equal(layers[self._names[g, n]].pages[block], right) for layers in self._replicas):
                     wrong.append((g, n, position))
         return wrong
+
+
+def _copy_of(layers: dict[str, LayerBlocks]) -> dict[str, LayerBlocks]:
+    return {name: replace(layer, pages=torch.zeros_like(layer.pages)) for name, layer in layers.items()}
 
 
 def _tables_of(running: Running) -> Sequence[Sequence[int]]:

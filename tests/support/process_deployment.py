@@ -77,7 +77,7 @@ class ProcessDeployment:
         return self.router_urls["west"]
 
     def start_manager(self, **settings: Any) -> None:
-        settings = {"heartbeat_seconds": "1s", "expiry_seconds": "5s", **settings}
+        settings = {"expiry_seconds": "5s", **settings}
         settings["redis_directory"] = str(self._directory / "redis")
         self.manager, self.manager_grpc, self.manager_url = self._stack.start_manager(**settings)
         self._stack.await_server(self.manager, self.manager_url, path="/healthz")
@@ -97,6 +97,7 @@ class ProcessDeployment:
         wire: str,
         num_engines: int = 1,
         flags: Sequence[str] = (),
+        managers: Sequence[str] = (),
     ) -> None:
         """Start one agent of a cluster behind a relay, and its engines."""
         urls = {f"{name}/{number}": f"http://{free_address()}" for number in range(num_engines)}
@@ -105,7 +106,7 @@ class ProcessDeployment:
             name,
             listen=wire,
             advertise=relay.address,
-            managers=[self.manager_grpc],
+            managers=[*managers] or [self.manager_grpc],
             cluster=cluster,
             cluster_kind=self._clusters[cluster],
             engines=engines,

@@ -25,7 +25,7 @@ def attention(**changes: Any) -> FullAttentionSpec:
 
 
 def latent(block_size: int = 32) -> MLAAttentionSpec:
-    return MLAAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+    return MLAAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=576, dtype=torch.bfloat16, max_tp_shards=1)
 
 
 def state(kind: MambaAttentionBackendEnum, *shapes: tuple[int, ...], **changes: Any) -> MambaSpec:

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, bound fields, one canonical line per unit of work."""
+"""Logs: one JSON object a line."""
 
 from __future__ import annotations
 
@@ -46,17 +46,6 @@ def test_a_field_cannot_hide_the_head_of_a_line() -> None:
     assert written(stream)[0]["level"] == "info"
 
 
-def test_bound_fields_stand_on_every_line_and_do_not_leak_back() -> None:
-    stream = io.StringIO()
-    logs.setup("agent", stream=stream, logger="prfaas")
-    log = logs.get("agent")
-    log.bind(peer="west").bind(rank=1).warning("late")
-    log.warning("plain")
-    bound, plain = written(stream)
-    assert (bound["peer"], bound["rank"]) == ("west", 1)
-    assert "peer" not in plain
-
-
 def test_the_level_decides_what_is_written() -> None:
     stream = io.StringIO()
     logs.setup("agent", level="warning", stream=stream, logger="prfaas")
@@ -73,26 +62,6 @@ def test_an_exception_brings_its_trace() -> None:
     except RuntimeError:
         logs.get("agent").exception("step.failed")
     assert "RuntimeError: boom" in written(stream)[0]["trace"]
-
-
-def test_work_writes_one_line_with_what_was_gathered_and_how_long_it_took() -> None:
-    stream = io.StringIO()
-    logs.setup("router", stream=stream, logger="prfaas")
-    with logs.get("router").work("request", path="/v1/completions") as line:
-        line.add(route="remote")
-    (written_line,) = written(stream)
-    assert written_line["event"] == "request.complete"
-    assert (written_line["path"], written_line["route"]) == ("/v1/completions", "remote")
-    assert written_line["seconds"] >= 0
-
-
-def test_failed_work_writes_one_line_and_raises_on() -> None:
-    stream = io.StringIO()
-    logs.setup("router", stream=stream, logger="prfaas")
-    with pytest.raises(ValueError, match="bad"), logs.get("router").work("request"):
-        raise ValueError("bad")
-    (line,) = written(stream)
-    assert (line["event"], line["level"], line["error"]) == ("request.failed", "error", "ValueError: bad")
 
 
 def test_a_terminal_gets_text() -> None:

@@ -139,15 +139,20 @@ class AgentClient:
         rank: int = 0,
         layout: Layout | None = None,
         pins_arena: bool = False,
+        replica: int = 0,
+        num_replicas: int = 1,
     ) -> None:
-        """Connect and attach. A worker passes its layout and gets arena and ring; `pins_arena` is set for a GPU's worker.
+        """Connect and attach. A worker passes its layout and gets arena and ring. The other parameters are as in `Attach`.
 
         Raises:
             AgentUnreachable: No agent answers at `path`.
             LayoutError: The agent refuses this engine; the message names the difference.
         """
         self.path = path
-        self._attach = Attach(PROTOCOL_VERSION, instance, role, rank, layout.to_dict() if layout else None, pins_arena)
+        described = layout.to_dict() if layout else None
+        self._attach = Attach(
+            PROTOCOL_VERSION, instance, role, rank, described, pins_arena, replica=replica, num_replicas=num_replicas
+        )
         self._attempt: _AttachAttempt | None = None
         self._next_attempt_at = 0.0  # monotonic seconds
         self._last_failure = ""

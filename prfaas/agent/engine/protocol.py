@@ -55,7 +55,8 @@ class Attach:
     """First message of every connection.
 
     `layout` is `Layout.to_dict()` from a worker, None from a scheduler. `pins_arena`: a device will access the arena by
-    physical address, so its pages must not move.
+    physical address, so its pages must not move. Tensor-parallel ranks with equal KV attach as replicas of one rank of the
+    layout. All of them read its arena; replica 0 alone writes.
     """
 
     version: int
@@ -64,6 +65,8 @@ class Attach:
     rank: int
     layout: dict[str, Any] | None
     pins_arena: bool = False
+    replica: int = 0
+    num_replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -286,12 +289,13 @@ def decode(body: bytes) -> Message:
         name, *values = msgpack.unpackb(body)
         kind = _BY_NAME[name]
         hints = _HINTS[kind]
-        typed = [_typed(hints[spec.name], value) for spec, value in zip(fields(kind), values, strict=True)]
+        # An older engine leaves out later fields, which have defaults.
+        specs = fields(kind)[: len(values)]
+        message: Message = kind(*(_typed(hints[spec.name], value) for spec, value in zip(specs, values, strict=True)))
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(
             "malformed", f"not a message of protocol version {PROTOCOL_VERSION}: {error!r}"
         ) from error
-    message: Message = kind(*typed)
     return message
 
 

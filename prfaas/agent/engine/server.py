@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,6 +62,17 @@ class EngineConnection:
         """Name of the engine's instance."""
         return self.attach.instance
 
+    @property
+    def name(self) -> str:
+        """Name of the process on status pages."""
+        replica = f".{self.attach.replica}" if self.attach.replica else ""
+        return f"{self.instance}/{self.attach.role}/{self.attach.rank}{replica}"
+
+    @property
+    def is_writer(self) -> bool:
+        """True unless this worker only reads the arena of a rank with equal KV."""
+        return self.attach.replica == 0
+
     def post(self, message: Message) -> None:
         """Queue a message; an engine that does not read its messages loses its connection."""
         if self.is_lost:
@@ -79,8 +90,7 @@ class EngineConnection:
             self.client.shutdown(socket.SHUT_RDWR)
 
     def __repr__(self) -> str:
-        role, rank = self.attach.role, self.attach.rank
-        return f"<EngineConnection {self.instance} {role} rank={rank} is_lost={self.is_lost}>"
+        return f"<EngineConnection {self.name} is_lost={self.is_lost}>"
 
 
 def layouts_of(workers: list[EngineConnection]) -> tuple[Layout, ...]:
@@ -162,11 +172,13 @@ class EngineListener:
         return any(connection.instance == instance for connection in self._connections)
 
     def workers(self, instance: str) -> list[EngineConnection]:
-        """Return the attached ranks of an instance in order; empty unless every rank is attached."""
+        """Return the writers of an instance by rank; empty unless every rank is attached with all its replicas."""
         workers = [c for c in self._connections if (c.instance, c.attach.role) == (instance, "worker")]
-        workers.sort(key=lambda worker: worker.attach.rank)
         size = workers[0].layout.shard.size if workers and workers[0].layout else 0
-        return workers if [worker.attach.rank for worker in workers] == list(range(size)) else []
+        expected = {(rank, replica) for worker in workers[:1] for rank, replica in _places(size, worker.attach)}
+        if {(worker.attach.rank, worker.attach.replica) for worker in workers} != expected:
+            return []
+        return sorted((worker for worker in workers if worker.is_writer), key=lambda worker: worker.attach.rank)
 
     def workers_of_model(self, name: str, model: str) -> list[EngineConnection]:
         """Return the ranks of the engine `name`, or of the only engine here with this model.
@@ -181,7 +193,7 @@ class EngineListener:
         """Check a worker against the attached workers.
 
         Raises:
-            LayoutError: A worker has the same model and rank with another layout, or the same instance and rank.
+            LayoutError: A worker has the same model and rank with another layout, or the same place in this instance.
         """
         for worker in self._connections:
             if worker.layout is None or worker.attach.rank != attach.rank:
@@ -189,7 +201,7 @@ class EngineListener:
             is_same_shard = (worker.layout.model, worker.layout.shard) == (layout.model, layout.shard)
             if is_same_shard and worker.layout != layout:
                 raise LayoutError(f"{worker.instance} runs this model too: {difference(worker.layout, layout)}")
-            if worker.instance == attach.instance:
+            if (worker.instance, worker.attach.replica) == (attach.instance, attach.replica):
                 raise LayoutError(f"instance {attach.instance} rank {attach.rank} is attached already")
 
     async def start(self) -> None:
@@ -325,6 +337,11 @@ class EngineListener:
             self._path.unlink(missing_ok=True)
 
 
+def _places(num_ranks: int, attach: Attach) -> Iterator[tuple[int, int]]:
+    """Yield rank and replica of each worker of an engine of which one worker attached like this."""
+    yield from itertools.product(range(num_ranks), range(attach.num_replicas))
+
+
 def _layout_of(attach: Attach) -> Layout | None:
     """Return a worker's layout, None for a scheduler.
 
@@ -335,6 +352,8 @@ def _layout_of(attach: Attach) -> Layout | None:
         raise LayoutError(f"protocol version {attach.version}: this agent speaks version {PROTOCOL_VERSION}")
     if attach.role == "scheduler":
         return None
+    if not 0 <= attach.replica < attach.num_replicas:
+        raise LayoutError(f"replica: {attach.replica} of {attach.num_replicas}")
     layout = Layout.from_dict(attach.layout)
     if layout.shard.rank != attach.rank:
         raise LayoutError(f"rank: {attach.rank} attaches with the layout of rank {layout.shard.rank}")

@@ -58,7 +58,7 @@ from prfaas.connector.transfer_params import without_direction
 from prfaas.connector.vllm import stats
 from prfaas.connector.vllm.checks import check_cache, check_engine
 from prfaas.connector.vllm.hooks import on_layer_end
-from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, packing
+from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, num_replicas, packing
 from prfaas.connector.vllm.request import computed_chain, engine_request
 from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.worker import WorkerSide
@@ -285,7 +285,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         device = next(iter(kv_caches.values())).device
         cache_dtype = self._vllm_config.cache_config.cache_dtype
         kernels = packing(modules, list(kv_caches), cache_dtype=cache_dtype, device=device)
-        layout, layers = describe(self._kv_cache_config, kv_caches, self._rank(), packing=kernels)
+        size = self._vllm_config.parallel_config.tensor_parallel_size
+        tensor_rank = get_tensor_model_parallel_rank() if size > 1 else 0
+        num_kv_heads = self._vllm_config.model_config.get_total_num_kv_heads()
+        copies = num_replicas(self._kv_cache_config, num_ranks=size, num_kv_heads=num_kv_heads)
+        rank = Rank(self._model, Shard(tensor_rank // copies, size // copies), num_kv_heads)
+        layout, layers = describe(self._kv_cache_config, kv_caches, rank, packing=kernels)
+        replica = tensor_rank % copies
         client = AgentClient(
             str(self._settings.agent_socket),
             instance=self._instance,
@@ -293,21 +299,22 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             rank=layout.shard.rank,
             layout=layout,
             pins_arena=device.type == "cuda",
+            replica=replica,
+            num_replicas=copies,
         )
-        self._worker = WorkerSide(client, layers, layout, make_copier=partial(copier_for, device=device))
+        make_copier = partial(copier_for, device=device)
+        is_layerwise = self._settings.layerwise != "off"
+        self._worker = WorkerSide(
+            client, layers, layout, make_copier=make_copier, is_writer=replica == 0, is_layerwise=is_layerwise
+        )
         is_compiled = not self._vllm_config.model_config.enforce_eager
-        for name in self._worker.linear_layers:
+        for name in self._worker.linear_layers if is_layerwise else ():
             save = partial(self._worker.on_layer_end, name)
             self._undo_hooks.append(on_layer_end(modules[name], save, is_compiled=is_compiled))
         _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
 
-    def _rank(self) -> Rank:
-        size = self._vllm_config.parallel_config.tensor_parallel_size
-        shard = Shard(get_tensor_model_parallel_rank() if size > 1 else 0, size)
-        return Rank(self._model, shard, self._vllm_config.model_config.get_total_num_kv_heads())
-
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Begin the step. The base class gets metadata only if a layer is to be copied: then vLLM reports layers."""
+        """Begin the step. The base class gets metadata only if a layer is copied at its end: then vLLM reports layers."""
         assert isinstance(connector_metadata, StepMetadata)
         if self._worker is not None:
             self._worker.begin_step(connector_metadata.step)
@@ -356,8 +363,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Return True: full CUDA graphs would replay without `save_kv_layer`."""
-        return True
+        """Return whether vLLM must leave out full CUDA graphs, which replay without `save_kv_layer`.
+
+        A step that reports no layers is copied at its end, so only an operator who insists on layers needs this.
+        """
+        return extra_config.get("layerwise") == "on"
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:

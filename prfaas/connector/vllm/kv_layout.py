@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -44,11 +45,34 @@ _PLAIN_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 
 @dataclass(frozen=True)
 class Rank:
-    """Rank of a tensor-parallel engine."""
+    """Share of a tensor-parallel engine's KV. Ranks with equal KV have the same share."""
 
     model: str  # Identity of the weights.
     shard: Shard
     num_kv_heads: int  # Of the whole model.
+
+
+def num_replicas(config: KVCacheConfig, *, num_ranks: int, num_kv_heads: int) -> int:
+    """Return how many consecutive tensor-parallel ranks have equal KV in every layer.
+
+    vLLM repeats the latents of MLA on all ranks, and the heads of a model with fewer heads than ranks.
+    """
+    groups = [config.kv_cache_groups[index] for index in config.transfer_group_ids]
+    specs = [spec for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
+    # Layers of different kinds may have different numbers of heads, and `num_kv_heads` is the number of one kind.
+    kinds = {(spec.num_kv_heads, spec.head_size) for spec in specs if _has_heads(spec)}
+    num_shares = num_kv_heads if len(kinds) == 1 else num_ranks
+    return math.gcd(num_ranks, *(_num_equal_ranks(spec, num_ranks, num_shares) for spec in specs))
+
+
+def _has_heads(spec: Any) -> bool:
+    return not isinstance(spec, MLAAttentionSpec | MambaSpec)
+
+
+def _num_equal_ranks(spec: Any, num_ranks: int, num_shares: int) -> int:
+    if isinstance(spec, MambaSpec):
+        return num_ranks if spec.tp_replicated else 1
+    return max(1, num_ranks // (spec.max_tp_shards or (num_shares if _has_heads(spec) else num_ranks)))
 
 
 def block_map(config: KVCacheConfig) -> BlockMap:

@@ -45,8 +45,13 @@ class WorkerSide:
         layout: Layout,
         *,
         make_copier: Callable[[AgentClient], Copier],
+        is_writer: bool = True,
+        is_layerwise: bool = True,
     ) -> None:
         """Map the agent's arena. `make_copier` is called again for each later agent.
+
+        A worker that is no writer has the same KV as another one, which saves the blocks for both. With `is_layerwise`
+        blocks for other agents are copied at the end of each layer; all others are copied at the end of a step.
 
         Raises:
             LayoutError: The copier needs pinned memory, and none can be pinned.
@@ -55,6 +60,8 @@ class WorkerSide:
         self._make_copier = make_copier
         self._layers = layers
         self._rank = layout.shard.rank
+        self._is_writer = is_writer
+        self._is_layerwise = is_layerwise
         self._names_by_group: dict[int, list[str]] = {}
         for name, layer in layers.items():
             self._names_by_group.setdefault(layer.group, []).append(name)
@@ -63,6 +70,7 @@ class WorkerSide:
         }
         self._step = Step()
         self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # Copies of the step by layer.
+        self._streamed: set[str] = set()  # Layers of the step that are copied when they end.
         self._backlog: deque[RingEntry] = deque()  # Entries for which the ring had no room, in order.
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
@@ -84,8 +92,8 @@ class WorkerSide:
 
     @property
     def awaits_layers(self) -> bool:
-        """True if any layer has something to copy."""
-        return bool(self._pending)
+        """True if any layer has something to copy when it ends."""
+        return bool(self._streamed)
 
     def begin_step(self, step: Step) -> None:
         """Take the copies of the step that is about to run."""
@@ -95,10 +103,14 @@ class WorkerSide:
         for request_id in self._step.failed_loads:
             self._finish_load(request_id, has_failed=True)
         self._pending = {}
-        for save in self._step.saves:
+        self._streamed.clear()
+        for save in self._step.saves if self._is_writer else ():
             for copy in (copy for span in save.spans for copy in span.copies(self._rank)):
-                for name in self._names_by_group[copy.span.group]:
+                names = self._names_by_group[copy.span.group]
+                for name in names:
                     self._pending.setdefault(name, []).append((save, copy))
+                if save.is_sent and self._is_layerwise:
+                    self._streamed.update(names)
 
     def _follow_scheduler(self) -> None:
         """Attach to the next agent if this connection is lost, since the scheduler has attached to another one.
@@ -117,7 +129,11 @@ class WorkerSide:
             self._backlog.clear()
 
     def on_layer_end(self, name: str) -> None:
-        """Copy the blocks that a layer has written in this step, and report them."""
+        """Copy the blocks that a layer has written in this step, and report them, if any of them travels by layer."""
+        if name in self._streamed:
+            self._save_layer(name)
+
+    def _save_layer(self, name: str) -> None:
         copies = self._pending.pop(name, None)
         if copies is None:
             return
@@ -143,7 +159,7 @@ class WorkerSide:
             if name in self.linear_layers:
                 num_sent = sum(save.is_sent for save, _ in self._pending[name])
                 self.counts.state_tail_bytes += num_sent * self._layers[name].slice.payload_bytes
-            self.on_layer_end(name)
+            self._save_layer(name)
         step = self._step
         is_new_session = step.session != self._session and step.epoch == self._epoch
         if step.saves or step.ends or is_new_session:
@@ -156,7 +172,7 @@ class WorkerSide:
         if is_new_session:
             self._session = step.session
             entries.append(RingEntry(EntryKind.SCHEDULER_REATTACHED, self._session))
-        if entries:
+        if entries and self._is_writer:
             self._copier.then_saved(partial(self._push, entries))
         released = [save.release for save in step.saves if save.release is not None]
         if released:

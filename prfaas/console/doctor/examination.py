@@ -170,18 +170,9 @@ def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Find
         yield network.port_finding(getattr(manager, key), key=key, where=where, is_running=running)
     yield network.calls_finding(manager.listen, manager, where=where)
     yield network.pages_finding(manager.http_listen, manager, where=where)
-    yield _heartbeat(manager)
     yield patient.ask_record(manager, timeout_seconds=seconds)
     yield from _certificates(manager, name=None, where=where)
     yield from _secret_and_managers(manager, name="", where=where, patient=patient)
-
-
-def _heartbeat(manager: ManagerConfig) -> Finding:
-    beat, expiry = manager.heartbeat_seconds, manager.expiry_seconds
-    if expiry < 2 * beat:
-        message = f"nodes send a heartbeat every {beat:g} s and expire after {expiry:g} s"
-        return bad("heartbeat", "manager", message, remedy=f"write expiry_seconds: {3 * beat:g}s")
-    return good("heartbeat", "manager", f"{expiry / beat:.1f} heartbeats may be lost")
 
 
 def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding]:

@@ -37,7 +37,6 @@ Subject = Literal[
     "manager_secret",
     "engine",
     "engine_model",
-    "heartbeat",
     "record",
     "cluster",
     "cluster_kind",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 from prfaas import metrics
@@ -24,8 +23,7 @@ class Gauges:
         self._members()
         self._links()
         self._holdings()
-        self._routing.sessions.expire(time.monotonic())
-        metrics.MANAGER_SESSIONS.set(len(self._routing.sessions))
+        metrics.MANAGER_SESSIONS.set(self._routing.num_sessions())
         metrics.THRESHOLD_TOKENS.set(self._routing.threshold_tokens)
         metrics.MANAGER_BLOCKS.set(self._world.index.num_blocks())
         metrics.MANAGER_RUNS.set(self._world.index.num_runs())

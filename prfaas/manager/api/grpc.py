@@ -73,9 +73,11 @@ class GrpcServer:
         link_probes: LinkProbes,
         operations: Operations,
         stop_seconds: float,
+        digest_seconds: float,
     ) -> None:
         self._config = config
         self._stop_seconds = stop_seconds
+        self._digest_seconds = digest_seconds
         self._secret = secret
         self._service = service
         self._world = world
@@ -216,7 +218,10 @@ class GrpcServer:
             _log_registration(node)
         config = self._config
         return pb.RegisterResponse(
-            heartbeat_seconds=config.heartbeat_seconds, expiry_seconds=config.expiry_seconds, gives_commands=True
+            heartbeat_seconds=self._digest_seconds,
+            expiry_seconds=config.expiry_seconds,
+            gives_commands=True,
+            silence_seconds=config.silence_seconds,
         )
 
     async def _writer_of(self, who: str, name: str) -> ClusterWriter:

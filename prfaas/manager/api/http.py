@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas.errors import ConfigError
@@ -16,6 +19,8 @@ from prfaas.units import split_address
 MAX_BODY_BYTES = 1 << 20  # Of a what-if question.
 # Limit for clients that have stopped reading, so that the rest of the stop fits into a container's 30 s.
 _SHUTDOWN_SECONDS = 5.0
+_FIRST_REQUEST_SECONDS = 10.0  # A connection without a whole request header by then is closed.
+_KEEPALIVE_SECONDS = 30.0  # The same after each answer.
 
 
 class HttpServer:
@@ -46,6 +51,8 @@ class HttpServer:
             *dashboard.routes(),
         ]
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._used = weakref.WeakSet[asyncio.BaseTransport]()  # Connections that have brought a request.
         self.address = ""
 
     async def start(self) -> None:
@@ -54,19 +61,41 @@ class HttpServer:
         Raises:
             ConfigError: the address is taken, or does not belong to this machine.
         """
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._note_use])
         app.add_routes(self._routes)
         app.on_shutdown.append(self._dashboard.close)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS, keepalive_timeout=_KEEPALIVE_SECONDS
+        )
         await self._runner.setup()
         host, port = split_address(self._listen)
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            self._server = await asyncio.get_running_loop().create_server(self._connection, host, port)
         except OSError as error:
             raise ConfigError(f"http_listen: {error}") from error
-        self.address = f"{host}:{self._runner.addresses[0][1]}"
+        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    def _connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, which ends if no request comes."""
+        assert self._runner is not None and self._runner.server is not None, "set up before"
+        protocol = self._runner.server()
+        asyncio.get_running_loop().call_later(_FIRST_REQUEST_SECONDS, self._close_unused, protocol)
+        return protocol
+
+    def _close_unused(self, protocol: web.RequestHandler) -> None:
+        transport = protocol.transport
+        if transport is not None and transport not in self._used:
+            transport.abort()
+
+    @web.middleware
+    async def _note_use(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.transport is not None:
+            self._used.add(request.transport)
+        return await handler(request)
 
     async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

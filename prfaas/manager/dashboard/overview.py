@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from prfaas import metrics
-from prfaas.index.membership import Member
+from prfaas.index.membership import Member, NodeState
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.outcomes import OutcomeLog, outcome_counts, ttft_totals
@@ -84,6 +84,7 @@ class Overview:
             "cluster": node.cluster,
             "cluster_kind": node.cluster_kind,
             "silent_seconds": self.clock() - member.last_report_at,
+            "is_silent": member.state is NodeState.SILENT,
             "is_leaving": node.name in self.world.leaving,
             "engines": [
                 {
@@ -124,10 +125,9 @@ class Overview:
 
     def _sessions(self) -> dict[str, Any]:
         sessions = self.routing.sessions
-        sessions.expire(self.clock())
         latest = islice(sessions.latest(self.clock()), MAX_SESSIONS)
         return {
-            "total": len(sessions),
+            "total": self.routing.num_sessions(),
             "by_node": sessions.by_agent(),
             "latest": [
                 {

@@ -25,6 +25,7 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+_READ_SECONDS = 5.0
 _WRITE_SECONDS = 5.0  # Limit for one event to a browser that has stopped reading.
 
 
@@ -90,16 +91,19 @@ class DashboardPages:
             return _refusal(404, "the manager has no `deployment` to solve")
         if request.content_type != "application/json":
             return _refusal(415, "the question is JSON")
-        if self._solving.locked():
-            return _refusal(503, "another question is being solved")
-        async with self._solving:
-            try:
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
                 question = json.loads(await request.read())
-                if not isinstance(question, dict):
-                    raise ValueError("an object is expected")
+            if not isinstance(question, dict):
+                raise ValueError("an object is expected")
+            if self._solving.locked():
+                return _refusal(503, "another question is being solved")
+            async with self._solving:
                 return web.json_response(await asyncio.to_thread(self._solver.prepared(), question))
-            except (ConfigError, ValueError, ArithmeticError, web.RequestPayloadError) as error:
-                return _refusal(400, str(error))
+        except TimeoutError:
+            return _refusal(408, "the question did not arrive in time")
+        except (ConfigError, ValueError, ArithmeticError, web.RequestPayloadError) as error:
+            return _refusal(400, str(error))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if not self._feed.enter():

@@ -89,7 +89,7 @@ class Rebalancer:
         """Run one step."""
         now = self._clock()
         self.popularity.forget_below(self._limits.hits_per_holder_per_second * FORGET_RATIO, now=now)
-        members = {member.node.name: member for member in self._world.live()}
+        members = {member.node.name: member for member in self._world.heard()}
         hottest = self.popularity.hottest(MAX_LOOKED_AT, self._limits.hits_per_holder_per_second, now=now)
         wanted = {_key(prefix): prefix for prefix, _ in hottest}
         hot = await self._examine(hottest, members)
@@ -170,7 +170,7 @@ class Rebalancer:
         """
         node = self._world.live_node(name)
         self._world.drain(name)
-        members = {member.node.name: member for member in self._world.live()}
+        members = {member.node.name: member for member in self._world.heard()}
         hottest = self.popularity.hottest(MAX_DRAINED, 0.0, now=self._clock())
         prefixes = {_key(prefix): prefix for prefix, _ in hottest}
         chosen = drain_order(await self._examine(hottest, members), name)

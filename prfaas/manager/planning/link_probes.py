@@ -76,7 +76,7 @@ class LinkProbes:
                         self._order((source, destination), now)
 
     def _clusters(self, kind: ClusterKind) -> list[ClusterName]:
-        nodes = (member.node for member in self._world.live())
+        nodes = (member.node for member in self._world.heard())
         return sorted({node.cluster for node in nodes if node.cluster_kind == kind and node.takes_probes})
 
     def _is_due(self, pair: Pair, now: float) -> bool:
@@ -120,7 +120,7 @@ class LinkProbes:
 
     def _node(self, cluster: ClusterName, number: int) -> Node:
         """Return a node of a cluster; consecutive numbers rotate over the nodes."""
-        nodes = (member.node for member in self._world.live())
+        nodes = (member.node for member in self._world.heard())
         able = [node for node in nodes if node.cluster == cluster and node.takes_probes]
         return sorted(able, key=lambda node: node.name)[number % len(able)]
 

@@ -30,6 +30,7 @@ _MAX_RENEWAL_SECONDS = 1.0
 PLAN_EXPIRY_SECONDS = 86_400.0
 _FIGURES_EXPIRY_SECONDS = 30.0
 _RETRY_SECONDS = 0.25
+_LOOK_SECONDS = 0.02
 _MAX_ENTRIES_PER_APPEND = 64
 LEASE_SECONDS = 5.0  # Without renewal, another manager may write the record.
 FORGET_SECONDS = 1800.0  # Blocks of a node that is silent for so long are forgotten.
@@ -72,6 +73,20 @@ class ClusterWriter:
     def is_behind(self) -> bool:
         """Return whether the record lacks something that memory has."""
         return self._behind
+
+    @property
+    def has_authority(self) -> bool:
+        """Return whether no other manager can write the cluster by now.
+
+        After this process stood still, the lease may have ended. While Redis does not answer, nobody can take it.
+        """
+        return not self.lost.is_set() and (self._behind or _now() < self._renewed_at + self._lease_seconds)
+
+    async def until_known(self) -> None:
+        """Wait until the lease is renewed, or lost. Redis decides within the timeout of a call."""
+        while not (self.has_authority or self.lost.is_set()):
+            self._wake.set()
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def start(self, lease: WriterLease | None, last_id: str, *, behind: bool) -> None:
         """Begin to write after `last_id`. With `behind`, a snapshot of memory comes first.

@@ -26,6 +26,7 @@ from prfaas.rpc.tasks import cancel_tasks
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+os.umask(0o077)  # The data is for this user alone.
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
@@ -82,7 +83,7 @@ class EmbeddedRedis:
         """
         try:
             check_socket_path("redis_directory", self._socket)
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except ValueError as error:
             raise ConfigError(str(error)) from error

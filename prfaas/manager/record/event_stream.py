@@ -41,6 +41,9 @@ class EventStream:
         writer = await self._replication.writer_for(self._world.cluster_of(self.node))
         if kind == "hello":
             return [pb.ReportEventsResponse(resume_after=self._world.sequence(self.node, self._epoch))]
+        self._world.record_report(self.node, epoch=self._epoch, links=None, is_heartbeat=kind == "alive")
+        if kind == "alive":
+            return [pb.ReportEventsResponse(alive=pb.Alive())]
         if kind == "batch":
             return await self._take_batch(request.batch, writer)
         if kind == "digests" and not self._awaits_reset:

@@ -61,7 +61,7 @@ class Replication:
     def writes(self, cluster: ClusterName) -> bool:
         """Return whether this manager writes a cluster's record, so that the cluster's agents report here."""
         writer = self._writers.get(cluster)
-        return writer is not None and not writer.lost.is_set()
+        return writer is not None and writer.has_authority
 
     @property
     def is_recording(self) -> bool:
@@ -76,8 +76,10 @@ class Replication:
         """
         async with self._lock(cluster):
             writer = self._writers.get(cluster)
-            if writer is not None and not writer.lost.is_set():
-                return writer
+            if writer is not None:
+                await writer.until_known()
+                if writer.has_authority:
+                    return writer
             return await self._become_writer(cluster)
 
     def _lock(self, cluster: ClusterName) -> asyncio.Lock:

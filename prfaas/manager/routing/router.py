@@ -62,6 +62,11 @@ class RequestRouter:
         self._note_match = note
         self.sessions = Sessions(expiry_seconds=SESSION_SECONDS)
 
+    def num_sessions(self) -> int:
+        """Return the number of conversations that are not idle for too long."""
+        self.sessions.expire(self._clock())
+        return len(self.sessions)
+
     @property
     def threshold_tokens(self) -> int:
         """Return the plan's threshold, or the configured one while there is no plan."""

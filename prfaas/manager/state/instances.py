@@ -85,7 +85,7 @@ class Instances:
         self._states: dict[InstancePlace, tuple[_RequestDependentState, InstanceState]] = {}
 
     def serving(self, model: str) -> Places:
-        """Return the live instances that serve a model; draining ones only if no other could decode."""
+        """Return the live instances that serve a model. Resting ones decode only if no other could."""
         live, version, changing_role = self._world.live(), self._world.version, self._world.changing_role
         if live is not self._known_of[0] or (version, changing_role) != self._known_of[1:]:
             self._known_of = (live, version, changing_role)
@@ -105,13 +105,11 @@ class Instances:
             for engine in member.node.engines
             if engine.model == model
         }
-        leaving, draining = self._world.leaving, self._world.draining
-        staying = {
-            name: place
-            for name, place in places.items()
-            if place.member.node.name not in leaving and name not in draining
-        }
-        return staying if any(_decodes(place) for place in staying.values()) else places
+        resting = self._world.resting
+        staying = {name: place for name, place in places.items() if name not in resting}
+        if any(_decodes(place) for place in staying.values()):
+            return staying
+        return {name: place for name, place in places.items() if name in staying or _decodes(place)}
 
     def states(
         self, places: Places, *, cluster: str = "", in_flight: Iterable[pb.InFlight] = ()

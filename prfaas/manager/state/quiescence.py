@@ -84,8 +84,8 @@ class RoleChangeProgress:
 
 
 def requests_by_instance(member: Member) -> dict[InstanceId, int]:
-    """Return the running and waiting requests of each instance that the node's agent reports."""
-    return {engine.instance: engine.num_running + engine.num_waiting for engine in member.figures.engines}
+    """Return the running and waiting requests of each instance that answers the node's agent."""
+    return {load.instance: load.num_running + load.num_waiting for load in member.figures.engines if not load.is_silent}
 
 
 def unreported_instances(member: Member) -> set[InstanceId]:

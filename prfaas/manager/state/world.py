@@ -8,11 +8,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from prfaas import metrics
+from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal
-from prfaas.index.membership import Member, Membership, Node, check_consistent
+from prfaas.index.membership import Member, Membership, Node, NodeState, check_consistent
 from prfaas.index.memory.index import Index
 from prfaas.index.segments import Announcement, Digest, Holding
+from prfaas.manager.config import SILENCE_SECONDS
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import (
     ANNOUNCED,
@@ -33,6 +34,7 @@ Advice = Literal["keep", "other_split", "do_not_disaggregate"]
 OFFLOAD_NOTHING = (1 << 31) - 1  # Threshold of a plan under which every prompt stays local.
 BatchOutcome = Literal["applied", "known", "gap"]
 _ANNOUNCEMENTS_PER_RECORD = 512  # At most 300 KB of full segments.
+_log = logs.get("manager")
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,18 @@ class ThresholdPlan:
 class World:
     """State of all clusters as this manager knows it. Single-threaded and never waits; `clock` is monotonic."""
 
-    def __init__(self, *, expiry_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, expiry_seconds: float, clock: Callable[[], float], silence_seconds: float = SILENCE_SECONDS
+    ) -> None:
         self.index = Index()
-        self.membership = Membership(expiry_seconds)
+        self.membership = Membership(expiry_seconds, silence_seconds)
         self.plan: ThresholdPlan | None = None
         self.version = 0  # Grows with every change that routers should see.
         self._clock = clock
         self._sequences: dict[AgentName, int] = {}  # Last known batch of each node's present epoch.
         self._live: frozenset[AgentName] = frozenset()
+        self._heard: frozenset[AgentName] = frozenset()  # Live nodes that are not silent.
+        self.silent: frozenset[InstanceId] = frozenset()  # Live instances that are silent, or whose agent is.
         self._draining: dict[AgentName, int] = {}  # Draining nodes, with the epoch that the order is for.
         self._ordered_roles: dict[AgentName, InstanceRole] = {}
         self._changing_role: dict[ClusterName, frozenset[InstanceId]] = {}
@@ -149,7 +155,8 @@ class World:
         if self.index.register(node.name, cluster=node.cluster, epoch=node.epoch, layouts=node.layouts):
             self._sequences[node.name] = 0
             self._live -= {node.name}
-        self.index.set_live(node.name, node.name in self._live)
+            self._heard -= {node.name}
+        self.index.set_live(node.name, node.name in self._heard)
         self.refresh()
         self.version += changed
         return changed
@@ -164,7 +171,12 @@ class World:
         return True
 
     def record_report(
-        self, name: AgentName, *, epoch: int, links: tuple[list[pb.LinkFigures], list[pb.EngineLoad]] | None
+        self,
+        name: AgentName,
+        *,
+        epoch: int,
+        links: tuple[list[pb.LinkFigures], list[pb.EngineLoad]] | None,
+        is_heartbeat: bool = False,
     ) -> None:
         """Record a sign of life, with or without figures.
 
@@ -172,8 +184,9 @@ class World:
             IndexRefusal: the node must register first.
         """
         figures = figures_from(*links) if links else None
-        self.membership.record_report(name, epoch=epoch, now=self._clock(), figures=figures)
-        if name not in self._live:
+        now = self._clock()
+        self.membership.record_report(name, epoch=epoch, now=now, figures=figures, is_heartbeat=is_heartbeat)
+        if name not in self._heard:
             self.refresh()
 
     def _member(self, name: AgentName) -> Member:
@@ -235,15 +248,24 @@ class World:
     # -- nodes that are alive
 
     def refresh(self) -> None:
-        """Remove nodes that have expired from the answers, and add those that are back."""
-        live = frozenset(member.node.name for member in self.membership.live(self._clock()))
-        for name in live ^ self._live:
-            self.index.set_live(name, name in live)
-        self.version += live != self._live
-        self._live = live
+        """Remove nodes that are silent or have expired from the answers, and add those that are back."""
+        members = self.membership.live(self._clock())
+        live = frozenset(member.node.name for member in members)
+        heard = frozenset(member.node.name for member in members if member.state is NodeState.LIVE)
+        for name in heard ^ self._heard:
+            self.index.set_live(name, name in heard)
+        silent = frozenset(instance for member in members for instance in silent_instances(member))
+        self.version += (live, heard, silent) != (self._live, self._heard, self.silent)
+        for instance in silent ^ self.silent:
+            _log.info("instance.silent" if instance in silent else "instance.answers", instance=instance)
+        self._live, self._heard, self.silent = live, heard, silent
+
+    def heard(self) -> list[Member]:
+        """Return the live nodes whose agents are not silent, as `live` does."""
+        return [member for member in self.live() if member.state is NodeState.LIVE]
 
     def live(self) -> Sequence[Member]:
-        """Return the live nodes, with the roles that an operator or the plan in force assigns.
+        """Return the nodes that have not expired, with the roles that an operator or the plan in force assigns.
 
         Returns the same object until a node reports or a role changes.
         """
@@ -305,6 +327,7 @@ class World:
         self._ordered_roles.pop(name, None)
         self._draining.pop(name, None)
         self._live -= {name}
+        self._heard -= {name}
         self.version += 1
 
     def holdings(self) -> list[dict[str, Any]]:
@@ -385,7 +408,7 @@ class World:
         instances = (
             engine.instance for member in self.live() if member.node.name in leaving for engine in member.node.engines
         )
-        return self.draining | frozenset(instances)
+        return self.draining | self.silent | frozenset(instances)
 
     # -- from and to the record
 
@@ -470,7 +493,8 @@ class World:
         for name in self._live:
             node = self.live_node(name)
             if node.cluster not in but:
-                self.membership.record_report(name, epoch=node.epoch, now=self._clock())
+                is_silent = self.membership.state(name) is NodeState.SILENT
+                self.membership.record_report(name, epoch=node.epoch, now=self._clock(), is_silent=is_silent)
 
     def figures(self, cluster: ClusterName) -> bytes:
         """Encode signs of life and figures of a cluster's nodes, for the other managers."""
@@ -490,6 +514,7 @@ class World:
                     epoch=state.node.epoch,
                     now=now - state.silent_seconds,
                     figures=figures_from(state.links, state.engines),
+                    is_silent=state.is_silent,
                 )
         self.refresh()
 
@@ -507,7 +532,15 @@ def node_state(member: Member, now: float) -> pb.NodeState:
         silent_seconds=now - member.last_report_at,
         links=map(link_message, member.figures.links),
         engines=map(load_message, member.figures.engines),
+        is_silent=member.state is NodeState.SILENT,
     )
+
+
+def silent_instances(member: Member) -> list[InstanceId]:
+    """Return the node's instances that are silent: all if its agent is."""
+    if member.state is NodeState.SILENT:
+        return [engine.instance for engine in member.node.engines]
+    return [load.instance for load in member.figures.engines if load.is_silent]
 
 
 def is_block_record(record: bytes) -> bool:

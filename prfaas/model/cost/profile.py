@@ -101,7 +101,8 @@ class Profile:
     """Times of one instance of one kind of hardware serving one model.
 
     `kv_memory_bytes` bounds the decode batch; None means no limit. `inferred` names the parts that were not measured.
-    `fit_error` is the greatest relative distance between the prefill curve and its points.
+    `fit_error` is the greatest relative distance between the prefill curve and its points. `model` is the measured
+    model, if it is known.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Profile:
     kv_memory_bytes: float | None = None
     inferred: tuple[str, ...] = ()
     fit_error: float = 0.0
+    model: str = ""
 
 
 def fit_decode(batches: list[float], contexts: list[float], seconds: list[float]) -> DecodeProfile:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from prfaas.kv.kinds import kind_named
 from prfaas.model.cost.curve import Curve, polynomial
+from prfaas.model.kv.parameters import ModelSize
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,15 @@ class GroupBytes:
 class Geometry:
     """KV cache of a model for one sequence with tensor parallelism 1.
 
-    `inferred` names what no public configuration states; it is shown wherever the geometry is used.
+    `inferred` names what no public configuration states; it is shown wherever the geometry is used. `size` is None
+    where the configuration does not tell it.
     """
 
     name: str
     groups: tuple[GroupBytes, ...]
     source: str
     inferred: tuple[str, ...] = ()
+    size: ModelSize | None = None
 
     def kv_bytes(self, num_tokens: float) -> float:
         """Return S_kv(l) in bytes."""

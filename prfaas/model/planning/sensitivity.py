@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import Method
 from prfaas.model.cost.workload import OutputTokens, Workload, half_output_tokens
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
@@ -20,11 +21,11 @@ Change = Callable[[Deployment, Workload, float], Input]
 
 @dataclass(frozen=True)
 class SensitivityPoint:
-    """Best plan if one input is `factor` times its assumed value."""
+    """Best plan if one input is `factor` times its assumed value; None if no plan then meets the objectives."""
 
     input_name: str
     factor: float
-    plan: Plan
+    plan: Plan | None
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,15 @@ def sensitivity(
 
     With several PD clusters the splits of all compared plans need not be whole.
     """
+
+    def varied(change: Change, factor: float) -> Plan | None:
+        try:
+            return relaxed_plan(*change(deployment, workload, factor), method=method, near=plan)
+        except ConfigError:
+            return None
+
     points = (
-        SensitivityPoint(name, factor, relaxed_plan(*change(deployment, workload, factor), method=method, near=plan))
+        SensitivityPoint(name, factor, varied(change, factor))
         for name, change in _changes(deployment).items()
         for factor in (1.0 - step, 1.0 + step)
     )

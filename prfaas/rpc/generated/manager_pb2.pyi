@@ -47,14 +47,16 @@ class RegisterRequest(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("heartbeat_seconds", "expiry_seconds", "gives_commands")
+    __slots__ = ("heartbeat_seconds", "expiry_seconds", "gives_commands", "silence_seconds")
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPIRY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     GIVES_COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     heartbeat_seconds: float
     expiry_seconds: float
     gives_commands: bool
-    def __init__(self, heartbeat_seconds: _Optional[float] = ..., expiry_seconds: _Optional[float] = ..., gives_commands: _Optional[bool] = ...) -> None: ...
+    silence_seconds: float
+    def __init__(self, heartbeat_seconds: _Optional[float] = ..., expiry_seconds: _Optional[float] = ..., gives_commands: _Optional[bool] = ..., silence_seconds: _Optional[float] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("layout", "group", "tier")
@@ -85,6 +87,10 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Alive(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -163,24 +169,28 @@ class Digests(_message.Message):
     def __init__(self, holdings: _Optional[_Iterable[_Union[HoldingDigest, _Mapping]]] = ...) -> None: ...
 
 class ReportEventsRequest(_message.Message):
-    __slots__ = ("hello", "batch", "digests")
+    __slots__ = ("hello", "batch", "digests", "alive")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: Batch
     digests: Digests
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
+    alive: Alive
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
 
 class ReportEventsResponse(_message.Message):
-    __slots__ = ("resume_after", "acknowledged", "announce_everything")
+    __slots__ = ("resume_after", "acknowledged", "alive", "announce_everything")
     RESUME_AFTER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_EVERYTHING_FIELD_NUMBER: _ClassVar[int]
     resume_after: int
     acknowledged: int
+    alive: Alive
     announce_everything: str
-    def __init__(self, resume_after: _Optional[int] = ..., acknowledged: _Optional[int] = ..., announce_everything: _Optional[str] = ...) -> None: ...
+    def __init__(self, resume_after: _Optional[int] = ..., acknowledged: _Optional[int] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., announce_everything: _Optional[str] = ...) -> None: ...
 
 class LinkFigures(_message.Message):
     __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections", "is_down", "queue_seconds", "congestion", "limit", "is_probed", "least_bytes_per_second")
@@ -215,16 +225,18 @@ class LinkFigures(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ..., is_down: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., congestion: _Optional[str] = ..., limit: _Optional[str] = ..., is_probed: _Optional[bool] = ..., least_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("instance", "num_running", "num_waiting", "kv_usage_ratio")
+    __slots__ = ("instance", "num_running", "num_waiting", "kv_usage_ratio", "is_silent")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    IS_SILENT_FIELD_NUMBER: _ClassVar[int]
     instance: str
     num_running: int
     num_waiting: int
     kv_usage_ratio: float
-    def __init__(self, instance: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ...) -> None: ...
+    is_silent: bool
+    def __init__(self, instance: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ..., is_silent: _Optional[bool] = ...) -> None: ...
 
 class ReportLinksRequest(_message.Message):
     __slots__ = ("node", "epoch", "links", "engines")
@@ -506,16 +518,18 @@ class WatchStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeState(_message.Message):
-    __slots__ = ("node", "silent_seconds", "links", "engines")
+    __slots__ = ("node", "silent_seconds", "links", "engines", "is_silent")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
+    IS_SILENT_FIELD_NUMBER: _ClassVar[int]
     node: Node
     silent_seconds: float
     links: _containers.RepeatedCompositeFieldContainer[LinkFigures]
     engines: _containers.RepeatedCompositeFieldContainer[EngineLoad]
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., silent_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkFigures, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ...) -> None: ...
+    is_silent: bool
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., silent_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkFigures, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ..., is_silent: _Optional[bool] = ...) -> None: ...
 
 class StateSnapshot(_message.Message):
     __slots__ = ("version", "manager", "nodes", "threshold_tokens", "index_stale", "settling", "local_policy", "resting_instances", "without_prefill")

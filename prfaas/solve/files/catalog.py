@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.profile import Profile
+from prfaas.model.cost.roofline import Gpu
 from prfaas.model.kv import huggingface
 from prfaas.model.kv.geometry import Geometry, GroupBytes
 from prfaas.solve.files.profile_file import read_profile
 
 FOLDER = Path(__file__).parents[1] / "catalog"
 CASE_STUDY = "prfaas-case-study"
+_VARIANTS = frozenset({
+    "instruct", "thinking", "base", "chat", "it", "fp8", "bf16", "nvfp4", "awq", "gptq", "preview", "hf", "128e", "16e",
+})  # fmt: skip
 
 
 def names(kind: Literal["models", "profiles", "deployments"]) -> list[str]:
@@ -29,17 +34,16 @@ def deployment_path(name: str) -> Path:
 def find_model(name: str, *, beside: Path | None = None, kv_dtype: str = "auto") -> Geometry:
     """Return the geometry of a catalogued model, or of a Hugging Face config.json; paths are relative to `beside`.
 
+    A catalogued model is found by its name on Hugging Face too, or by the start of its name if only one starts so.
     `kv_dtype` is the type of keys and values; "auto" takes the model's own type.
 
     Raises:
         ConfigError: the model is not found, or a kind of attention is unknown.
     """
-    entry = FOLDER / "models" / f"{name}.json"
-    if "/" not in name and entry.is_file():
-        return _catalogued(name, json.loads(entry.read_text(encoding="utf-8")), kv_dtype)
     path = _path(name, beside)
     if not path.is_file():
-        raise ConfigError(f"model {name!r}: no such file, and none of the catalog's: {', '.join(names('models'))}")
+        known = _model_named(name)
+        return _catalogued(known, json.loads(_entry(known).read_text(encoding="utf-8")), kv_dtype)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -48,6 +52,37 @@ def find_model(name: str, *, beside: Path | None = None, kv_dtype: str = "auto")
         raise ConfigError(f"{path}: not a config.json: an object is expected")
     own_name = str(config.get("_name_or_path") or path.stem)
     return huggingface.geometry(config, name=own_name, source=str(path), kv_dtype=kv_dtype)
+
+
+def _entry(name: str) -> Path:
+    return FOLDER / "models" / f"{name}.json"
+
+
+def _model_named(name: str) -> str:
+    """Return the catalogued model that is meant by a name.
+
+    Raises:
+        ConfigError: no model, or several models have such a name.
+    """
+    if _entry(name).is_file():
+        return name
+    asked = _plain_name(name)
+    known = {_plain_name(entry): entry for entry in names("models")}
+    if asked in known:
+        return known[asked]
+    found = sorted(entry for plain, entry in known.items() if plain.startswith(f"{asked}-"))
+    if len(found) == 1:
+        return found[0]
+    similar = found or get_close_matches(name, names("models"), n=3, cutoff=0.5) or names("models")
+    raise ConfigError(f"model {name!r}: no such file and no such model; the catalog has {', '.join(similar)}")
+
+
+def _plain_name(name: str) -> str:
+    """Return a model's name without its organisation and without words for variants of the same shape."""
+    words = name.rpartition("/")[2].lower().split("-")
+    while len(words) > 1 and (words[-1] in _VARIANTS or words[-1].isdigit()):
+        words.pop()
+    return "-".join(words)
 
 
 def _catalogued(name: str, entry: dict[str, Any], kv_dtype: str) -> Geometry:
@@ -60,6 +95,35 @@ def _catalogued(name: str, entry: dict[str, Any], kv_dtype: str) -> Geometry:
     return huggingface.geometry(
         entry["config"], name=name, source=entry["source"], kv_dtype=kv_dtype, inferred=inferred
     )
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return the peaks of a GPU.
+
+    Raises:
+        ConfigError: the GPU is not in the table.
+    """
+    gpus = json.loads((FOLDER / "gpus.json").read_text(encoding="utf-8"))["gpus"]
+    known = {entry.lower(): entry for entry in gpus}
+    if name.lower() not in known:
+        raise ConfigError(f"hardware {name!r}: none of {', '.join(gpus)}; name a measured profile")
+    entry = known[name.lower()]
+    return Gpu(entry, **gpus[entry])
+
+
+def check_model(profile: Profile, model: Geometry, *, cluster: str) -> None:
+    """Raise ConfigError if a profile was measured with another model of the catalog."""
+    if not profile.model or profile.model == model.name:
+        return
+    try:
+        measured = _model_named(profile.model)
+    except ConfigError:
+        return
+    if measured != model.name:
+        raise ConfigError(
+            f"cluster {cluster!r}: profile {profile.name!r} is of {measured}, but the deployment serves {model.name}; "
+            f"write hardware: {profile.hardware} in place of the profile for an inferred one"
+        )
 
 
 def find_profile(name: str, *, beside: Path | None = None) -> Profile:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
+from prfaas.model.cost.profile import Profile
+from prfaas.model.cost.roofline import roofline
 from prfaas.model.deployment import ClusterPath, Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.kv import huggingface
+from prfaas.model.kv.geometry import Geometry
 from prfaas.solve.files import catalog
 from prfaas.solve.files.quantities import NUMBER, TOKENS_PER_SECOND
-from prfaas.units import choice
+from prfaas.units import choice, parse_seconds, parse_tokens
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,12 @@ class PrfaasSection:
     """PrfaaS cluster."""
 
     name: str = setting("text", required=True, doc="Name of the cluster.")
-    profile: str = setting("text", required=True, doc="Profile of its instances: a catalogued name or a YAML file.")
+    profile: str = setting("text", default="", doc="Measured profile: a catalogued name or a YAML file.")
+    hardware: str = setting(
+        "text", default="", doc="In place of a profile: a GPU of the table, whose times are inferred."
+    )
+    gpus_per_instance: int = setting("count", default=8, minimum=1, doc="With `hardware`: GPUs of one instance.")
+    measured: str = setting("text", default="", doc='With `hardware`: one measured prefill, such as "32K=2.1s".')
     instances: int = setting("count", required=True, minimum=1, doc="N_prfaas.")
     bandwidth: float | None = setting("rate", default=None, minimum=1, doc="Egress over all links; empty: no limit.")
     price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
@@ -32,7 +40,12 @@ class PdSection:
     """PD cluster."""
 
     name: str = setting("text", required=True, doc="Name of the cluster.")
-    profile: str = setting("text", required=True, doc="Profile of its instances: a catalogued name or a YAML file.")
+    profile: str = setting("text", default="", doc="Measured profile: a catalogued name or a YAML file.")
+    hardware: str = setting(
+        "text", default="", doc="In place of a profile: a GPU of the table, whose times are inferred."
+    )
+    gpus_per_instance: int = setting("count", default=8, minimum=1, doc="With `hardware`: GPUs of one instance.")
+    measured: str = setting("text", default="", doc='With `hardware`: one measured prefill, such as "32K=2.1s".')
     instances: int = setting("count", required=True, minimum=1, doc="N_p + N_d.")
     prefill_instances: int | None = setting("count", default=None, doc="Fixes N_p; empty: the planner chooses.")
     shared_instances: int = setting("count", default=0, doc="Instances that may prefill and decode at once.")
@@ -79,46 +92,84 @@ class DeploymentFile:
     slo: SloSection = setting(record(SloSection), doc="Service-level objectives.")
 
 
-def read_deployment(file: Path) -> tuple[Deployment, DeploymentFile]:
-    """Return the deployment of a YAML file, and the file as written.
+def read_deployment(file: Path, *, model: str | None = None) -> tuple[Deployment, DeploymentFile]:
+    """Return the deployment of a YAML file, and the file as written; `model` replaces the file's.
 
     Raises:
         ConfigError: the file cannot be read, or names a model or profile that does not exist.
     """
     written = config.load_file(DeploymentFile, file)
-    model = catalog.find_model(written.model, beside=file.parent, kv_dtype=written.kv_dtype)
+    if model is not None:
+        written = replace(written, model=model)
+    return deployment_of(written, where=str(file), folder=file.parent), written
+
+
+def deployment_of(written: DeploymentFile, *, where: str, folder: Path) -> Deployment:
+    """Return the deployment that the settings describe; files are relative to `folder`.
+
+    Raises:
+        ConfigError: a model, profile or GPU does not exist, or the settings contradict each other.
+    """
+    model = catalog.find_model(written.model, beside=folder, kv_dtype=written.kv_dtype)
     deployment = Deployment(
         name="prfaas-pd",
         model=model,
-        prfaas=tuple(_prfaas(section, file.parent) for section in written.prfaas),
-        pd=tuple(_pd(section, file.parent) for section in written.pd),
+        prfaas=tuple(_prfaas(section, model, folder) for section in written.prfaas),
+        pd=tuple(_pd(section, model, folder) for section in written.pd),
         paths=tuple(ClusterPath(link.source, link.target, link.bandwidth) for link in written.links),
         objectives=Objectives(written.slo.decode, written.slo.ttft, written.slo.quantile),
     )
-    _check(deployment, file)
-    return deployment, written
+    _check(deployment, where)
+    return deployment
 
 
-def _prfaas(section: PrfaasSection, folder: Path) -> PrfaasCluster:
+def _profile(section: PrfaasSection | PdSection, model: Geometry, folder: Path) -> tuple[Profile, float | None]:
+    """Return a cluster's profile and the price of one instance: measured, or inferred from its hardware."""
+    if bool(section.profile) == bool(section.hardware):
+        raise ConfigError(f"cluster {section.name!r}: write either a profile or the hardware")
+    if section.profile:
+        if section.measured:
+            raise ConfigError(f"cluster {section.name!r}: measured: needs hardware; a profile is measured already")
+        profile = catalog.find_profile(section.profile, beside=folder)
+        catalog.check_model(profile, model, cluster=section.name)
+        return profile, section.price
+    gpu, count = catalog.find_gpu(section.hardware), section.gpus_per_instance
+    profile = roofline(model, gpu, count, measured=_measured(section), name=f"{section.name} ({count} {gpu.name})")
+    return profile, gpu.price * count if section.price is None else section.price
+
+
+def _measured(section: PrfaasSection | PdSection) -> tuple[float, float] | None:
+    """Return tokens and seconds of the measured prefill."""
+    if not section.measured:
+        return None
+    tokens, _, seconds = section.measured.partition("=")
+    try:
+        return float(parse_tokens(tokens.strip())), parse_seconds(seconds.strip())
+    except ValueError as error:
+        raise ConfigError(f'cluster {section.name!r}: measured: {error}; write "32K=2.1s"') from error
+
+
+def _prfaas(section: PrfaasSection, model: Geometry, folder: Path) -> PrfaasCluster:
     egress = math.inf if section.bandwidth is None else section.bandwidth
-    profile = catalog.find_profile(section.profile, beside=folder)
-    return PrfaasCluster(section.name, profile, section.instances, egress, section.price)
+    profile, price = _profile(section, model, folder)
+    return PrfaasCluster(section.name, profile, section.instances, egress, price)
 
 
-def _pd(section: PdSection, folder: Path) -> PdCluster:
+def _pd(section: PdSection, model: Geometry, folder: Path) -> PdCluster:
+    profile, price = _profile(section, model, folder)
     return PdCluster(
         name=section.name,
-        profile=catalog.find_profile(section.profile, beside=folder),
+        profile=profile,
         num_instances=section.instances,
         num_prefill=section.prefill_instances,
         shared_instances=section.shared_instances,
         overlap=section.overlap,
         intra_bytes_per_second=section.intra_bandwidth,
-        price_per_hour=section.price,
+        price_per_hour=price,
     )
 
 
-def _check(deployment: Deployment, file: Path) -> None:
+def _check(deployment: Deployment, file: str) -> None:
     names = [cluster.name for cluster in deployment.clusters]
     if not deployment.pd:
         raise ConfigError(f"{file}: pd: at least one PD cluster is needed to decode")

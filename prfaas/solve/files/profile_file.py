@@ -160,6 +160,7 @@ def read_profile(file: Path) -> Profile:
             kv_memory_bytes=written.kv_memory,
             inferred=tuple(f"{part} of {written.name}" for part in written.inferred),
             fit_error=error,
+            model=written.model,
         )
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error

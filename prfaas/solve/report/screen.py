@@ -13,19 +13,100 @@ from prfaas.solve.study import Option, Study
 _NONE = "-"
 
 
-def render(study: Study) -> str:
-    """Return the complete report."""
-    sections = [
-        _inputs(study),
-        _options(study),
-        _cost(study),
-        _bound(study),
-        _threshold(study),
-        _queueing(study),
-        _sensitivity(study),
-        _notes(study),
-    ]
+def render(study: Study, *, explain: bool) -> str:
+    """Return the plan in a few lines; with `explain` all that is behind it."""
+    sections = [_answer(study)]
+    if explain:
+        sections += [
+            _inputs(study),
+            _options(study),
+            _cost(study),
+            _bound(study),
+            _threshold(study),
+            _queueing(study),
+            _sensitivity(study),
+            _notes(study),
+        ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _answer(study: Study) -> str:
+    """Return the plan itself: the threshold, the roles, what it sustains, costs, and is limited by."""
+    rows = [
+        ("plan", _routing(study)),
+        ("roles", _roles(study)),
+        ("sustains", _sustained(study)),
+        ("costs", _price(study)),
+        ("limit", _purchase(study)),
+    ]
+    if study.inferred:
+        rows.append(("inferred", "; ".join(study.inferred)))
+    return "\n".join(f"{label:<9} {text}" for label, text in rows if text)
+
+
+def _routing(study: Study) -> str:
+    plan, deployment = study.main.plan, study.main.deployment
+    remote = " and ".join(cluster.name for cluster in deployment.prfaas)
+    if not remote or not plan.offload_ratio:
+        return "every prompt is prefilled in the PD clusters"
+    if plan.threshold_tokens is None:
+        return f"every prompt is prefilled by {remote}"
+    return (
+        f"prompts of more than {plan.threshold_tokens:,} uncached tokens go to {remote}"
+        f" ({plan.offload_ratio:.1%} of the requests, {show_gbps(plan.egress_bytes_per_second or 0.0)})"
+    )
+
+
+def _roles(study: Study) -> str:
+    splits = [
+        f"{split.cluster}: {_count(split.num_prefill).format(split.num_prefill)} prefill,"
+        f" {_count(split.num_decode).format(split.num_decode)} decode"
+        for split in study.main.plan.splits
+    ]
+    remote = [f"{cluster.name}: {cluster.num_instances} prefill" for cluster in study.main.deployment.prfaas]
+    return "; ".join([*splits, *remote]) + " (instances)"
+
+
+def _sustained(study: Study) -> str:
+    rate, alone, ttft = study.main.plan.system_throughput, study.alone.system_throughput, study.main.queued
+    text = f"{rate:.2f} req/s within the objectives; TTFT at {study.arrivals_per_second:.2f} req/s: mean"
+    text += f" {show_seconds(ttft.mean_seconds)}, P90 {show_seconds(ttft.quantile_seconds)}"
+    if not study.main.deployment.prfaas:
+        return text
+    if rate < alone * (1 + 1e-3):
+        return f"{text}; the PD clusters alone sustain as much"
+    return f"{text}; the PD clusters alone sustain {alone:.2f} req/s"
+
+
+def _price(study: Study) -> str:
+    hour, million = study.main.price_per_hour, study.main.price_per_million
+    if hour is None or million is None:
+        return ""
+    text = f"{hour:,.2f} an hour, {million / 1000:,.2f} per thousand requests"
+    same = study.at_equal_cost
+    if same is None or not study.main.deployment.prfaas:
+        return text
+    rate = same.plan.system_throughput
+    return f"{text}; the same money in instances of {same.deployment.pd[0].name} sustains {rate:.2f} req/s"
+
+
+_LIMITS = {"prfaas": "remote prefill", "link": "the links", "pd-prefill": "local prefill", "pd-decode": "decode"}
+
+
+def _purchase(study: Study) -> str:
+    """Return what limits the plan, and the resource that adds most: per price of an instance if all prices are known."""
+    limit = f"{_LIMITS[study.main.plan.limit]}"
+    instances = {name: value for name, value in study.duals.items() if name.startswith("instance:") and value > 0}
+    if not instances:
+        return limit
+    prices = {f"instance:{cluster.name}": cluster.price_per_hour for cluster in study.main.deployment.clusters}
+    best = max(instances, key=lambda name: instances[name] / (prices[name] or 1.0))
+    text = f"{limit}; one more instance of {best.partition(':')[2]} adds {instances[best]:.2f} req/s"
+    links = {name: value for name, value in study.duals.items() if name.startswith("gbps:") and value > 1e-3}
+    if links:
+        link = max(links, key=lambda name: links[name])
+        text += f", one more Gbit/s of {link.partition(':')[2]} {links[link]:.2f}"
+    return text
 
 
 def _table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
@@ -181,6 +262,9 @@ def _sensitivity(study: Study) -> str:
         row = [low.input_name]
         for point in (low, high):
             plan = point.plan
+            if plan is None:
+                row += ["no plan", _NONE]
+                continue
             threshold = _NONE if plan.threshold_tokens is None else show_tokens(plan.threshold_tokens)
             row += [f"{plan.system_throughput / base - 1:+.1%}", f"{threshold}, {_split(plan)}"]
         rows.append(row)

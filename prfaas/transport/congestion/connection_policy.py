@@ -28,7 +28,6 @@ SHORT_NOT_SENT_LOW_WATER_BYTES = 512 << 10  # A short link drains the other amou
 FILLED_BYTES_PER_SECOND = 1.25e9  # The first connections suffice for 10 Gbit/s.
 IN_FLIGHT_BYTES = 4.7e6  # Of a connection with a send buffer of 4 MiB, which the kernel doubles.
 RATE_BASED = frozenset({"bbr", "bbr2", "bbr3"})  # Congestion control that follows the measured rate, not losses.
-SETTLED_SECONDS = 2.0  # Throughput is measured over this much time of a full link.
 ROOM_SECONDS = 0.15  # Samples must show room for this long before a search.
 NO_QUEUE_RATIO, NO_QUEUE_RISE_SECONDS = 1.15, 0.001  # A longer round trip shows a queue.
 TURN_SECONDS = 8.0  # Time from one turn of a connection to its next.
@@ -37,7 +36,7 @@ MIN_SEARCH_CONNECTIONS = 4  # With fewer, none can be spared.
 
 
 class LinkThroughput(NamedTuple):
-    """Throughput of a link's connections while more waited than they took."""
+    """Steady throughput of a link's connections while more waits than they take."""
 
     num_connections: int
     bytes_per_second: float
@@ -93,39 +92,6 @@ def connection_count(
 
 def _needed(in_flight_bytes: float) -> int:
     return math.ceil(in_flight_bytes / IN_FLIGHT_BYTES)
-
-
-class ThroughputMeter:
-    """Measures the throughput of a link's connections while it is full. Takes the monitor's samples."""
-
-    def __init__(self) -> None:
-        self._last: LinkSample | None = None
-        self._begin(0)
-
-    def _begin(self, num_connections: int) -> None:
-        self._num_connections = num_connections
-        self._seconds = 0.0
-        self._delivered_bytes = self._sent_bytes = self._retransmitted_bytes = 0
-
-    def add(self, sample: LinkSample, *, num_connections: int) -> LinkThroughput | None:
-        """Return the throughput after each SETTLED_SECONDS of a full link, else None.
-
-        Time in which nothing waits does not count. Another number of connections restarts the measurement.
-        """
-        last, self._last = self._last, sample
-        if num_connections != self._num_connections:
-            self._begin(num_connections)
-        elif last is not None and last.queued_bytes and sample.queued_bytes:
-            self._seconds += sample.at - last.at
-            self._delivered_bytes += sample.delivered_bytes - last.delivered_bytes
-            self._sent_bytes += sample.sent_bytes - last.sent_bytes
-            self._retransmitted_bytes += sample.retransmitted_bytes - last.retransmitted_bytes
-        if self._seconds < SETTLED_SECONDS:
-            return None
-        resent_ratio = self._retransmitted_bytes / self._sent_bytes if self._sent_bytes else 0.0
-        throughput = LinkThroughput(num_connections, self._delivered_bytes / self._seconds, resent_ratio)
-        self._begin(num_connections)
-        return throughput
 
 
 class RateSearch:

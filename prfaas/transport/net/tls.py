@@ -113,10 +113,8 @@ class Certificates:
 
     def wrap(self, sock: socket.socket, *, is_listener: bool) -> TlsStream:
         """Return a stream over `sock`, whose handshake is still to do."""
-        with self._lock:
-            self._reload()
-            context = self._contexts[is_listener]
-            return TlsStream(sock, context, is_listener=is_listener, serves_seconds=self._serves_seconds)
+        context = self.server_context() if is_listener else self.client_context()
+        return TlsStream(sock, context, is_listener=is_listener, serves_seconds=self._serves_seconds)
 
     def client_context(self) -> ssl.SSLContext:
         """Return a client's context from the current files."""

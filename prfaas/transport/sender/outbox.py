@@ -5,7 +5,6 @@ No threads and no locks: `Link` holds its lock around every call and delivers th
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
@@ -52,44 +51,43 @@ class PendingCancels:
     """
 
     def __init__(self) -> None:
-        self.unsent: dict[bytes, _PendingCancel] = {}
-        self._unanswered: dict[bytes, _PendingCancel] = {}
+        self._cancels: dict[bytes, _PendingCancel] = {}
+        self._unsent: dict[bytes, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.unsent or self._unanswered)
+        return bool(self._cancels)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Return whether a CANCEL waits for a connection."""
+        return bool(self._unsent)
 
     def put(self, transfer_id: bytes, frame: bytes, *, deadline: float) -> None:
         """Queue a CANCEL."""
-        _put_bounded(self.unsent, transfer_id, _PendingCancel(frame, deadline))
+        self._cancels[transfer_id] = _PendingCancel(frame, deadline)
+        self._unsent[transfer_id] = None
+        if len(self._cancels) > MAX_CANCELS:
+            self.answered(next(iter(self._cancels)))
 
     def next_frame(self) -> tuple[bytes, bytes]:
         """Take the oldest unsent CANCEL. Returns its transfer id and frame."""
-        transfer_id = next(iter(self.unsent))
-        cancel = self.unsent.pop(transfer_id)
-        _put_bounded(self._unanswered, transfer_id, cancel)
-        return transfer_id, cancel.frame
+        transfer_id = next(iter(self._unsent))
+        del self._unsent[transfer_id]
+        return transfer_id, self._cancels[transfer_id].frame
 
     def answered(self, transfer_id: bytes) -> None:
         """Forget a CANCEL, since the peer has reported how the transfer ended."""
-        self._unanswered.pop(transfer_id, None)
+        self._cancels.pop(transfer_id, None)
+        self._unsent.pop(transfer_id, None)
 
     def connection_lost(self) -> None:
         """Queue every unanswered CANCEL again."""
-        unheard = self._unanswered | self.unsent
-        self.unsent = dict(itertools.islice(unheard.items(), max(0, len(unheard) - MAX_CANCELS), None))
-        self._unanswered = {}
+        self._unsent = dict.fromkeys(self._cancels)
 
     def expire(self, now: float) -> None:
         """Forget the CANCELs of transfers whose deadline has passed."""
-        for cancels in (self.unsent, self._unanswered):
-            for transfer_id in [name for name, cancel in cancels.items() if now >= cancel.deadline]:
-                del cancels[transfer_id]
-
-
-def _put_bounded(cancels: dict[bytes, _PendingCancel], transfer_id: bytes, cancel: _PendingCancel) -> None:
-    cancels[transfer_id] = cancel
-    if len(cancels) > MAX_CANCELS:
-        del cancels[next(iter(cancels))]
+        for transfer_id in [name for name, cancel in self._cancels.items() if now >= cancel.deadline]:
+            self.answered(transfer_id)
 
 
 class Outbox:
@@ -231,11 +229,11 @@ class Outbox:
 
     def has_work(self) -> bool:
         """Return whether a connection has anything to send."""
-        return bool(self._cancels.unsent or self._ends or self._to_open) or self._chunker.has_work()
+        return bool(self._cancels.has_unsent or self._ends or self._to_open) or self._chunker.has_work()
 
     def next_frame(self, *, now: float) -> tuple[bytes, bytes] | None:
         """Take the next control frame, if any. Returns its transfer id and the frame. Control frames precede chunks."""
-        if self._cancels.unsent:
+        if self._cancels.has_unsent:
             return self._cancels.next_frame()
         if self._ends:
             return self._ends.popleft()

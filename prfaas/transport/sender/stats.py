@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prfaas.transport.codec.packing import LinkLoad, PackingPolicy
-from prfaas.transport.congestion.connection_policy import LinkThroughput, RateSearch, ThroughputMeter
+from prfaas.transport.congestion.connection_policy import LinkThroughput, RateSearch
 from prfaas.transport.congestion.rate_budget import LinkUsage
 from prfaas.transport.congestion.rate_estimator import (
     LinkHealth,
@@ -72,7 +72,6 @@ class LinkMonitor:
         self._growth = Growth()  # Totals over all connections.
         self._round_trips: RoundTripTracker[ConnectionWorker] = RoundTripTracker()
         self._estimator = RateEstimator()
-        self._throughput = ThroughputMeter()
         self._rate_search, self._num_searches = RateSearch(), 0
 
     @property
@@ -107,7 +106,7 @@ class LinkMonitor:
         return LinkUsage(is_busy, self._estimator.is_saturated, self._growth.delivered_bytes)
 
     def measure(self, now: float, workers: Collection[ConnectionWorker], outbox: Outbox) -> LinkThroughput | None:
-        """Sample every connection. Returns the link's throughput when a new measurement of it is complete."""
+        """Sample every connection. Returns the link's throughput while it is full and steady."""
         infos = [(worker, info) for worker in workers if (info := worker.connection.tcp_info()) is not None]
         self._count(infos)
         sample = self._sample(now, infos, outbox)
@@ -119,12 +118,14 @@ class LinkMonitor:
             # The connections take turns.
             self._num_searches += 1
             infos[self._num_searches % len(infos)][0].connection.search_rate()
-        throughput = self._throughput.add(sample, num_connections=len(infos))
         if not self.is_probing:
             rate = self._estimator.health.achievable_bytes_per_second
             is_full = outbox.queued_bytes > 0
             self.packing.observe(LinkLoad(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
-        return throughput
+        if not self._estimator.is_steady:
+            return None
+        health = self._estimator.health
+        return LinkThroughput(len(infos), health.achievable_bytes_per_second, health.resent_ratio)
 
     def _count(self, infos: list[tuple[ConnectionWorker, TcpInfo]]) -> None:
         heard: dict[ConnectionWorker, int] = {}

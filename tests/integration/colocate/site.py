@@ -70,7 +70,7 @@ def running_site(directory: Path) -> Iterator[Site]:
     with Children(directory) as children:
         stack = Stack(children, directory)
         manager, grpc, manager_url = stack.start_manager(
-            threshold_tokens=THRESHOLD_TOKENS, redis_directory=str(directory / "redis"), heartbeat_seconds="1s"
+            threshold_tokens=THRESHOLD_TOKENS, redis_directory=str(directory / "redis")
         )
         urls = {name: f"http://{free_address()}" for name in ("east", "west")}
         clusters = {"east": "prfaas", "west": "pd"}

@@ -92,6 +92,18 @@ def test_states_of_layers_without_a_hook_leave_after_the_pass_and_are_counted(no
     running = _transfer(nodes, prefiller, decoder, prompt_of(31))
     assert decoder.wrong_blocks(running, NUM_TOKENS) == []
     assert prefiller.worker.counts.state_tail_bytes == 5001
+    assert prefiller.num_streamed_steps == 3
+    assert decoder.num_streamed_steps == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kv_leaves_after_each_step_without_layers(nodes: Nodes, shape: str) -> None:
+    prefiller, decoder = nodes.pair(SHAPES[shape], is_layerwise=False)
+    running = _transfer(nodes, prefiller, decoder, prompt_of(32))
+    assert decoder.wrong_blocks(running, NUM_TOKENS) == []
+    assert prefiller.num_streamed_steps == 0
+    decoder.finish(running)
+    nodes.assert_nothing_is_left()
 
 
 def test_blocks_in_both_pools_are_neither_copied_nor_sent_again(nodes: Nodes) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.config import (
+    CompilationConfig,
+    CompilationMode,
+    CUDAGraphMode,
+    KVTransferConfig,
+    ModelConfig,
+    VllmConfig,
+)
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
@@ -19,6 +29,7 @@ from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import qwen_gdn_a
 from vllm.model_executor.layers.mamba.linear.minimax_linear_attn import linear_attention
 from vllm.model_executor.layers.mamba.mamba_mixer2 import mamba_mixer2
 from vllm.model_executor.layers.mamba.short_conv import short_conv
+from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -32,7 +43,7 @@ from prfaas.connector.metadata import Counts, Load, Step
 from prfaas.connector.vllm import plugin
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
-from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention
+from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, num_replicas
 from prfaas.connector.vllm.request import token_chain
 from prfaas.connector.vllm.stats import PrfaasStats, from_counts
 from prfaas.errors import LayoutError
@@ -41,9 +52,11 @@ from prfaas.kv.group import KVGroup
 from prfaas.router.http.admission import check_salt
 from prfaas.types import Shard
 from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
+from tools.tiny_models import make_model
 
 pytestmark = pytest.mark.vllm
 WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.bfloat16, sliding_window=100)
+WINDOW_OF_ONE = replace(WINDOW, num_kv_heads=1)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +121,27 @@ def test_a_group_with_different_page_sizes_is_described_layer_by_layer() -> None
 
 
 @pytest.mark.parametrize(
+    ("specs", "num_ranks", "num_kv_heads", "replicas"),
+    [
+        ([latent()], 8, 1, 8),
+        ([latent(), latent(64)], 8, 128, 8),  # With the keys of an indexer.
+        ([attention(num_kv_heads=1)], 8, 2, 4),
+        ([attention(num_kv_heads=2)], 4, 8, 1),
+        ([attention(num_kv_heads=1), WINDOW_OF_ONE], 8, 2, 4),
+        ([attention(num_kv_heads=1), attention(num_kv_heads=1, head_size=32)], 8, 2, 1),  # The second may have more.
+        ([KDA, latent()], 8, 1, 1),  # Each rank has its own part of the states.
+        ([replace(KDA, tp_replicated=True), latent()], 8, 1, 8),
+        ([attention()], 1, 2, 1),
+    ],
+)
+def test_ranks_with_equal_kv_are_replicas(
+    specs: list[KVCacheSpec], num_ranks: int, num_kv_heads: int, replicas: int
+) -> None:
+    config = config_of(*(([str(name)], spec) for name, spec in enumerate(specs)))
+    assert num_replicas(config, num_ranks=num_ranks, num_kv_heads=num_kv_heads) == replicas
+
+
+@pytest.mark.parametrize(
     ("rank", "size", "total", "local", "heads"),
     [(0, 1, 8, 8, (0, 8)), (1, 2, 8, 4, (4, 4)), (3, 4, 2, 1, (1, 1)), (1, 4, 2, 1, (0, 1)), (7, 8, 1, 1, (0, 1))],
 )
@@ -168,7 +202,31 @@ def test_every_method_has_the_parameters_of_vllms_interface() -> None:
 def test_the_class_is_concrete_and_supports_the_hybrid_allocator() -> None:
     assert not PrfaasConnector.__abstractmethods__
     assert supports_hma(PrfaasConnector)
-    assert PrfaasConnector.requires_piecewise_for_cudagraph({})
+
+
+@pytest.mark.parametrize(
+    ("layerwise", "mode"),
+    [("auto", CUDAGraphMode.FULL_AND_PIECEWISE), ("off", CUDAGraphMode.FULL), ("on", CUDAGraphMode.PIECEWISE)],
+)
+def test_full_cuda_graphs_stay_unless_the_operator_insists_on_layers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layerwise: str, mode: CUDAGraphMode
+) -> None:
+    monkeypatch.setattr(type(current_platform), "support_static_graph_mode", lambda self: True)
+    monkeypatch.setattr(type(current_platform), "check_and_update_config", lambda self, config: None)
+    transfer = KVTransferConfig(
+        kv_connector="PrfaasConnector",
+        kv_connector_module_path="prfaas.connector.vllm.connector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"agent_socket": "a.sock", "layerwise": layerwise},
+    )
+    wanted = CUDAGraphMode.FULL_AND_PIECEWISE if layerwise == "on" else mode
+    model = ModelConfig(str(make_model("llama", tmp_path)), skip_tokenizer_init=True, dtype="float32")
+    config = VllmConfig(
+        model_config=model,
+        kv_transfer_config=transfer,
+        compilation_config=CompilationConfig(mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=wanted),
+    )
+    assert config.compilation_config.cudagraph_mode == mode
 
 
 def recurrent(kind: MambaAttentionBackendEnum, method: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from asyncio.subprocess import DEVNULL, PIPE
+from asyncio.subprocess import DEVNULL
 from pathlib import Path
 from typing import Any
 
@@ -182,17 +182,14 @@ async def test_flip_gives_a_node_another_role_and_the_announced_one_back(
     assert roles() == {"turning-engine": "both", "other-engine": "both"}
 
 
-async def test_what_a_flip_waits_for_is_said_by_engine_and_one_cut_off_changes_nothing(
+async def test_a_flip_that_is_cut_off_changes_nothing(
     site: AgentDeployment, deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _reported(site, deployment, "turning", "other")
     command = [*COMMAND, "flip", "turning", "prefill", f"--within={10 * PATIENCE_SECONDS:g}s", *flags_of(site)]
     command += [f"--secret-file={deployment.secret_file}"]
     with caplog.at_level("INFO"):
-        flipping = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=PIPE)
-        assert flipping.stderr is not None
-        output = await asyncio.wait_for(flipping.stderr.readline(), PATIENCE_SECONDS)
-        assert "turning-engine does not report its load, at http://turning:8000" in output.decode()
+        flipping = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
         await until(
             lambda: "admin.action_started who=operator action=set_role target=turning" in caplog.text, what="its begin"
         )

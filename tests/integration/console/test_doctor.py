@@ -215,14 +215,6 @@ def _no_file_of_the_deployment(patient: Patient) -> None:
     _manager(patient, deployment=str(patient.directory / "none.yaml"))
 
 
-def _expiry_within_a_heartbeat(patient: Patient) -> None:
-    _manager(patient, expiry_seconds="5s")
-
-
-def _expiry_within_two_heartbeats(patient: Patient) -> None:
-    _manager(patient, expiry_seconds="15s")
-
-
 def _url_of_no_redis(patient: Patient) -> None:
     _manager(patient, redis_url="http://x")
 
@@ -351,8 +343,6 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_file_of_keys_without_one, "configuration", "router.yaml line 1: api_keys_file: "),
     (_no_file_with_the_engines_key, "configuration", "engine_api_key_file: "),
     (_no_file_of_the_deployment, "configuration", "manager.yaml line 1: deployment: "),
-    (_expiry_within_a_heartbeat, "configuration", "write more than heartbeat_seconds"),
-    (_expiry_within_two_heartbeats, "heartbeat", "expiry_seconds: 30s"),
     (_url_of_no_redis, "record", "redis+sentinel://"),
     (_redis_directory_too_long_for_a_socket, "configuration", "at most 107"),
     (_one_port_under_two_names, "configuration", "write another port"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,12 +34,19 @@ def node(name: str, *, epoch: int = 1) -> Node:
 class Recorder:
     """Replication of one manager, between its memory and Redis."""
 
-    def __init__(self, redis: EmbeddedRedis, name: str, *, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        redis: EmbeddedRedis,
+        name: str,
+        *,
+        clock: Callable[[], float] | None = None,
+        lease_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
         self.store = RedisStore(redis.url)
         clock = clock or asyncio.get_running_loop().time
         self.world = World(expiry_seconds=PATIENCE_SECONDS, clock=clock)
         self.replication = Replication(
-            self.store, self.world, lease_seconds=PATIENCE_SECONDS, forget_seconds=FORGET_SECONDS, takes_plans=True
+            self.store, self.world, lease_seconds=lease_seconds, forget_seconds=FORGET_SECONDS, takes_plans=True
         )
         self.replication.start(owner=f"{name}:7410 x")
 
@@ -85,6 +93,27 @@ async def test_callers_of_a_fenced_writer_are_sent_to_the_winner(redis: Embedded
     assert [entry.data for entry in await thief.tail(EAST, "0-0")].count(node_record(node("n1"))) == 1
     await thief.close()
     await writing.close()
+
+
+async def test_a_manager_that_stood_still_has_no_authority_until_its_lease_is_renewed(redis: EmbeddedRedis) -> None:
+    stalled = Recorder(redis, "first", lease_seconds=1.0)
+    await stalled.write(node("n1"))
+    assert stalled.replication.writes(EAST)
+
+    async def take_over() -> None:
+        thief = RedisStore(redis.url)
+        while await thief.writer(EAST) is not None:  # noqa: ASYNC110 - Redis ends the lease
+            await asyncio.sleep(POLL_SECONDS)
+        await thief.acquire(EAST, owner="second:7410 y", seconds=PATIENCE_SECONDS)
+        await thief.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(asyncio.run, take_over()).result()  # Blocks this event loop.
+    assert not stalled.replication.writes(EAST), "without a word from Redis"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(FencedError, match="second:7410"):
+            await stalled.replication.writer_for(EAST)
+    await stalled.close()
 
 
 async def test_orders_survive_a_record_that_was_unreadable_at_the_start(redis: EmbeddedRedis) -> None:

@@ -55,6 +55,16 @@ async def _until_it_answers(store: RedisStore) -> None:
                 await asyncio.sleep(POLL_SECONDS)
 
 
+async def test_data_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    for directory in (tmp_path / "open", tmp_path / "new"):
+        redis = EmbeddedRedis(directory)
+        await redis.start()
+        assert not [path for path in directory.rglob("*") if path.stat().st_mode & 0o077]
+        await redis.close()
+    assert not (tmp_path / "new").stat().st_mode & 0o077
+
+
 async def test_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"redis_directory: .*/file/redis cannot be created or used: Not a directory"):

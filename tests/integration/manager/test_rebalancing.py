@@ -137,13 +137,14 @@ async def test_without_a_budget_nothing_is_copied(deployment: Deployment, tmp_pa
 
 async def test_draining_node_copies_hot_prefixes_and_gets_no_requests(site: AgentDeployment) -> None:
     async with TestServer(_idle_engine()) as engine:
-        await site.node("a", engines=_engine("a", url=str(engine.make_url(""))))
+        url = str(engine.make_url(""))
+        for name in ("a", "b"):
+            await site.node(name, engines=_engine(name, url=url))
+        await site.node("c", engines=_engine("c"))
         await _is_drained(site)
 
 
 async def _is_drained(site: AgentDeployment) -> None:
-    for name in ("b", "c"):
-        await site.node(name, engines=_engine(name))
     for chain in (HOT, RARE[0], RARE[1]):
         await asyncio.to_thread(site.hands["a"].leave, prefix_of(chain, LENGTH))
     await asyncio.to_thread(site.hands["b"].leave, prefix_of(RARE[1], LENGTH))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -172,3 +173,27 @@ async def test_stopping_manager_expires_no_nodes(deployment: Deployment) -> None
     await deployment.stop_manager(manager)
     await deployment.end(watching)
     assert len(told) - before > 2 and set(told[before:]) == {1}
+
+
+async def test_a_connection_without_a_whole_request_is_closed(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prfaas.manager.api.http._FIRST_REQUEST_SECONDS", 0.5)
+    manager = await deployment.start_manager()
+    host, _, port = manager.http_address.rpartition(":")
+    sent = (b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+    opened = [await asyncio.open_connection(host, int(port)) for _ in sent]
+    for (_, writer), start in zip(opened, sent, strict=True):
+        writer.write(start)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for unused, _ in opened:
+            with contextlib.suppress(ConnectionResetError):
+                assert await unused.read() == b""
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"ok\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200"), "a connection that was used stays"
+    for _, each in (*opened, (reader, writer)):
+        each.close()

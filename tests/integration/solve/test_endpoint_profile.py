@@ -110,7 +110,7 @@ def _may_be(measured: float, true: float) -> bool:
         (["--endpoint", "http://127.0.0.1:1"], "refused"),
         (["--endpoint", "localhost"], "http://host:port"),
         (["--lengths", "2KB"], "KB"),
-        (["--batches", "0"], "none below 1"),
+        (["--batches", "0"], "at least 1"),
         (["--repeats", "0"], "at least 1"),
         (["--vocabulary", "5"], "vocabulary 5"),
     ],

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -336,20 +335,6 @@ def test_link_is_down_from_a_failed_dial_to_a_successful_one(near_to: Callable[.
     second.receiver.close()
 
 
-def test_short_link_keeps_two_of_its_connections(far: Far, near_to: Callable[..., Near]) -> None:
-    near = near_to(far.address, num_connections=0)
-    near.assert_completed(send(near, objects_of(MIB)))
-    wait_until(lambda: (near.link.snapshot().num_connections, far.receiver.num_connections) == (2, 2))
-    wait_until(lambda: _num_dialling() == 2, what="the end of the threads of the six others")
-    near.assert_completed(send(near, objects_of(MIB, seed=2)))
-    near.link._dialler.num_wanted = 4  # As after two seconds of a full link.
-    wait_until(lambda: near.link.snapshot().num_connections == 4)
-
-
-def _num_dialling() -> int:
-    return sum(thread.name == "send-far" for thread in threading.enumerate())
-
-
 def test_cancel_leaves_at_once_after_connections_were_closed(far: Far, near_to: Callable[..., Near]) -> None:
     near, num_cancelled = near_to(far.address, num_connections=0), 40
     near.assert_completed(send(near, objects_of(MIB)))
@@ -433,13 +418,6 @@ def test_missing_connections_are_made_once_threads_can_start(far: Far, near_to: 
         wait_until(lambda: "new thread" in near.link._dialler.last_error)
         near.assert_failed(send(near, objects_of(10), deadline=0.5, ready=False), "deadline")
     wait_until(lambda: near.link.snapshot().num_connections == 4)
-
-
-def test_kernel_paces_each_connection_at_an_equal_part_of_the_limit(far: Far, near_to: Callable[..., Near]) -> None:
-    near = near_to(far.address, num_connections=4, budgets=(RateBudget(8e6),))
-    near.assert_completed(send(near, objects_of(10)))
-    wait_until(lambda: near.link.snapshot().num_connections == 4)
-    wait_until(lambda: near.link.snapshot().pacing_bytes_per_second == 8_000_000)
 
 
 def test_slow_link_sends_chunks_small_enough_to_be_acknowledged_in_time(far: Far, near_to: Callable[..., Near]) -> None:

@@ -47,13 +47,11 @@ from prfaas.transport.receiver.transfers import HAVE_SECONDS
 from prfaas.transport.sender.api import SendCompleted, SendFailed
 from tests.support.raw_peers import RawReceiver, RawSender
 from tests.support.transport_ends import (
-    GIVES_UP_SECONDS,
     KEY,
     Far,
     Near,
     make_far,
     objects_of,
-    resident_bytes,
     send,
 )
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
@@ -417,30 +415,6 @@ def test_packed_chunks_of_one_peer_leave_room_for_others(far: Far) -> None:
 def test_noise_after_the_handshake_harms_nobody(far: Far, near_to: Callable[..., Near], seed: int) -> None:
     _send_noise(far, random.Random(seed), num_frames=50, noise_ratio=0.1)
     _assert_good_peers_are_served(far, near_to)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(4))
-def test_noise_among_a_quarter_of_a_million_frames_harms_nobody_and_keeps_no_memory(
-    near_to: Callable[..., Near], seed: int
-) -> None:
-    far, source, num_peers = make_far(reconnect_seconds=GIVES_UP_SECONDS), random.Random(seed), 0
-
-    def send_frames(num_frames: int) -> None:
-        nonlocal num_peers
-        while num_frames > 0:
-            num_frames -= _send_noise(far, source, num_frames=200, noise_ratio=0.01)
-            num_peers += 1
-            far.memory.clear()
-            far.events.clear()
-
-    with contextlib.closing(far.receiver):
-        send_frames(25_000)  # Fills what is remembered of ended transfers, and the allocator.
-        before = resident_bytes()
-        send_frames(250_000)
-        assert resident_bytes() - before < 32 << 20
-        assert sum(far.receiver.refused.values()) > 0.9 * num_peers, "every peer ends with ten frames of noise"
-        _assert_good_peers_are_served(far, near_to)
 
 
 def _send_noise(far: Far, source: random.Random, *, num_frames: int, noise_ratio: float) -> int:

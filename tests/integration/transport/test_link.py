@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import struct
 import threading
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from prfaas.errors import ConfigError
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import read_tcp_info
 from prfaas.transport.protocol import messages
@@ -164,13 +162,6 @@ def test_peer_with_another_secret_or_name_is_unreachable(far: Far, near_to: Call
     assert far.events == []
 
 
-def test_receiver_listens_on_public_addresses_only_if_allowed() -> None:
-    with pytest.raises(ConfigError, match=r"0\.0\.0\.0 is not a private address"):
-        make_far(listen="0.0.0.0:0")
-    allowed = make_far(listen="0.0.0.0:0", insecure_plaintext=True)
-    allowed.receiver.close()
-
-
 def test_transfer_with_too_many_objects_fails(far: Far, near_to: Callable[..., Near]) -> None:
     near, transfer_id = near_to(far.address), bytes(16)
     near.link.open(SendRequest(transfer_id, b"", [1] * MAX_OBJECTS + [2], lambda index: memoryview(b"x"), 0, 60.0))
@@ -209,22 +200,6 @@ def test_connection_stays_open_while_a_thread_writes() -> None:
         connection.close()
         writer.join()
     assert slow.was_open and slow.fileno() == -1
-
-
-def _logged(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
-    return [line for record in caplog.records if (line := record.getMessage()).startswith(f"{event} ")]
-
-
-@pytest.mark.parametrize(("num_connections", "why"), [(4, "count=4"), (0, "reason=a round trip of")])
-def test_log_names_the_number_of_connections_once(
-    num_connections: int, why: str, far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger="prfaas.transport"):
-        near = near_to(far.address, num_connections=num_connections)
-        for _ in range(3):
-            near.assert_completed(send(near, objects_of(10)))
-    (line,) = _logged(caplog, "link.connection_count_changed")
-    assert why in line
 
 
 def test_chunk_size_follows_the_rate_limit_of_the_peer(near_to: Callable[..., Near]) -> None:

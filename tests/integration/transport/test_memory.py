@@ -20,8 +20,6 @@ from prfaas.transport.net.sockets import SEND_BUFFER_BYTES
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import (
-    MAX_CANCELS,
-    MAX_MESSAGE_CHARACTERS,
     MAX_OBJECTS,
     MAX_SLABS,
     Done,
@@ -30,7 +28,6 @@ from prfaas.transport.protocol.messages import (
     Open,
 )
 from prfaas.transport.protocol.wire import (
-    HEADER_BYTES,
     MAX_CHUNK_BYTES,
     ConnectionState,
     FrameType,
@@ -264,22 +261,3 @@ def test_a_long_have_is_not_made_while_no_connection_takes_it() -> None:
         dispatcher.tick(time.monotonic())
         header = peer.read_header()
         assert len(messages.decode_have(header, peer.read_payload(header), num_objects=1).arrived) == MAX_SLABS
-
-
-def test_cancels_without_a_connection_are_bounded(near_to: Callable[..., Near], refusing_address: str) -> None:
-    """Every cancel leaves a frame, which cannot be sent. Without a bound there would be three times as many."""
-    near = near_to(refusing_address)
-    _open_and_cancel(near)  # Starts what is started once.
-    wait_until(lambda: near.link.snapshot().is_down)
-    with traced() as grown:
-        for _ in range(3 * MAX_CANCELS):
-            _open_and_cancel(near)
-            near.events.clear()
-        assert near.link.snapshot().num_transfers == 0
-        assert grown() < 2 * MAX_CANCELS * (HEADER_BYTES + MAX_MESSAGE_CHARACTERS)
-
-
-def _open_and_cancel(near: Near) -> None:
-    transfer_id = os.urandom(16)
-    near.link.open(SendRequest(transfer_id, b"", [1], lambda index: memoryview(b"x"), 0, 60.0))
-    near.link.cancel(transfer_id, "cancelled", "x" * MAX_MESSAGE_CHARACTERS)

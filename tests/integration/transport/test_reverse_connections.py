@@ -250,24 +250,6 @@ def _cancelled(near: Near) -> None:
     near.link.cancel(send(near, objects_of(10)), "cancelled", "before there is a connection")
 
 
-def test_cancel_that_a_connection_did_not_take_leaves_on_the_next(near_to: Callable[..., Near]) -> None:
-    near = near_to("127.0.0.1:1", awaits_peer=True)
-    _cancelled(near)
-    near_end, far_end = socket.socketpair()
-    # Writes fail from now on, and reads wait.
-    far_end.shutdown(socket.SHUT_RD)
-    with far_end, _served(near, near_end) as serving:
-        serving.join(PATIENCE_SECONDS)
-    _assert_cancel_leaves(near)
-
-
-def test_cancel_leaves_again_after_its_connection_was_lost(near_to: Callable[..., Near]) -> None:
-    near = near_to("127.0.0.1:1", awaits_peer=True)
-    _cancelled(near)
-    for _ in range(2):
-        _assert_cancel_leaves(near)
-
-
 def test_blocked_connection_does_not_keep_a_cancel(near_to: Callable[..., Near]) -> None:
     near = near_to("127.0.0.1:1", awaits_peer=True)
     _cancelled(near)

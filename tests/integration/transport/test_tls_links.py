@@ -237,14 +237,6 @@ def test_a_new_certificate_is_taken_up_under_traffic(authority: Authority) -> No
         assert isinstance(near.end(transfer), SendCompleted)
 
 
-def test_half_written_files_have_no_effect(authority: Authority) -> None:
-    issued = authority.issue("far")
-    with _far(issued) as far:
-        issued.key.write_text("half a key")
-        with _near(far, authority.issue("near")) as near:
-            assert isinstance(_end(near), SendCompleted)
-
-
 def test_unusable_files_are_logged_once_and_loaded_when_they_are_whole(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -127,6 +127,32 @@ async def test_engine_without_http_answer_is_asked_again(monkeypatch: pytest.Mon
     server.close()
 
 
+async def test_engine_that_stops_answering_is_silent_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "LOAD_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(report, "SILENCE_SECONDS", 0.5)
+    answers = asyncio.Event()
+    answers.set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await answers.wait()
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    loads = EngineLoads([EngineConfig(instance="a", url=f"http://127.0.0.1:{port}", role="both", model="m")])
+    watching = asyncio.create_task(loads.watch_forever())
+    known = EngineLoad(InstanceId("a"), 5, 7, 0.5)
+    await until(lambda: loads.current() == (known,), what="the load")
+    answers.clear()
+    await until(lambda: loads.current() == (replace(known, is_silent=True),), what="silence")
+    answers.set()
+    await until(lambda: loads.current() == (known,), what="an answer")
+    watching.cancel()
+    server.close()
+
+
 @pytest.mark.parametrize("figure", [b"-1.0", b"1e12", b"1e999"])
 @pytest.mark.parametrize("sample", [b" 3.0", b" 7.0", b" 0.25"])
 def test_impossible_load_figures_are_refused(sample: bytes, figure: bytes) -> None:

@@ -1,13 +1,19 @@
-"""Gauges of links."""
+"""Gauges of links, and the server of an agent's pages."""
 
 from __future__ import annotations
 
+import socket
+import struct
+import threading
+import urllib.request
 from dataclasses import replace
 
+import pytest
 from prometheus_client import REGISTRY
 
-from prfaas.agent.status import LINK_REFRESH_SECONDS, LinkMetrics
+from prfaas.agent.status import LINK_REFRESH_SECONDS, LinkMetrics, StatusServer
 from prfaas.transport.sender.stats import LinkStats
+from tests.support.waiting import wait_until
 
 BLANK = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0) | {"congestion": None})  # type: ignore[arg-type]
 CONGESTED = replace(
@@ -67,3 +73,18 @@ def test_gauges_of_a_closed_link_are_removed() -> None:
 def test_link_in_use_wins_for_a_moved_peer() -> None:
     LinkMetrics(lambda: [CONGESTED, replace(BLANK, peer="tokyo-1")]).refresh(0.0)
     assert _sample("link_rtt_seconds", peer="tokyo-1") == 0.09
+
+
+def test_half_a_request_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    server = StatusServer("127.0.0.1:0", {"/status": dict})
+    server.start()
+    host, _, port = server.address.rpartition(":")
+    for _ in range(10):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"GET /status HT")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # Ends with a reset.
+    with urllib.request.urlopen(f"http://{server.address}/status") as response:
+        assert response.read() == b"{}"
+    wait_until(lambda: not any("process_request" in thread.name for thread in threading.enumerate()), what="the ends")
+    server.close()
+    assert "Traceback" not in capfd.readouterr().err

@@ -43,16 +43,6 @@ def test_an_overflowing_queue_asks_for_a_limit_below_what_was_reached() -> None:
     assert len(advice) == 1 and "egress" in advice[0] and "3.80Gbps" in advice[0]
 
 
-def test_sending_that_fills_a_processor_is_named() -> None:
-    busy = replace(RUN, cpu_seconds=3.0)
-    assert "1.5 processors" in recommendations(Measurement(busy, [busy]), GOOD_HOST)[0]
-
-
-def test_prefill_faster_than_the_link_is_named() -> None:
-    assert recommendations(replace(FOUND, paced=[RUN], prefill_seconds=2.5), GOOD_HOST) == []
-    assert "10.00 Gbit/s" in recommendations(replace(FOUND, paced=[RUN], prefill_seconds=0.8), GOOD_HOST)[0]
-
-
 def test_figures_are_medians_with_their_ends() -> None:
     found = to_json(replace(FOUND, link_bytes_per_second=1e9), GOOD_HOST)
     assert found["bytes_per_second"] == {"median": 5e8, "min": 4e8, "max": 1e9}

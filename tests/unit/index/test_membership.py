@@ -17,7 +17,7 @@ def live(membership: Membership, now: float) -> list[str]:
 
 
 def test_a_node_is_live_until_the_expiry() -> None:
-    membership = Membership(30.0)
+    membership = Membership(30.0, 2.0)
     membership.register(NODE, 100.0)
     membership.record_report(NODE.name, epoch=3, now=110.0)
     assert live(membership, 139.9) == ["n1"]
@@ -27,14 +27,14 @@ def test_a_node_is_live_until_the_expiry() -> None:
 
 
 def test_a_late_report_does_not_age_a_node() -> None:
-    membership = Membership(30.0)
+    membership = Membership(30.0, 2.0)
     membership.register(NODE, 100.0)
     membership.record_report(NODE.name, epoch=3, now=50.0)
     assert live(membership, 129.0) == ["n1"]
 
 
 def test_an_older_epoch_and_an_unknown_node_are_refused() -> None:
-    membership = Membership(30.0)
+    membership = Membership(30.0, 2.0)
     membership.register(NODE, 0.0)
     for act in (
         lambda: membership.register(replace(NODE, epoch=2), 1.0),
@@ -46,7 +46,7 @@ def test_an_older_epoch_and_an_unknown_node_are_refused() -> None:
 
 
 def test_figures_last_until_newer_figures_or_a_new_epoch() -> None:
-    membership = Membership(30.0)
+    membership = Membership(30.0, 2.0)
     membership.register(NODE, 0.0)
     membership.record_report(NODE.name, epoch=3, now=1.0, figures=BUSY)
     membership.record_report(NODE.name, epoch=3, now=2.0)
@@ -59,7 +59,7 @@ def test_figures_last_until_newer_figures_or_a_new_epoch() -> None:
 
 def test_an_instance_belongs_to_one_live_node() -> None:
     engine = Engine(InstanceId("e"), "http://e", "both", "m")
-    membership = Membership(30.0)
+    membership = Membership(30.0, 2.0)
     membership.register(replace(NODE, engines=(engine,)), 0.0)
     second = replace(NODE, name=AgentName("n2"), engines=(engine,))
     with pytest.raises(IndexRefusal, match="registered by n1"):

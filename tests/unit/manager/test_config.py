@@ -17,8 +17,6 @@ from prfaas.manager.config import ManagerConfig
         ("traces_endpoint", "nonsense", "traces_endpoint: 'nonsense'; write http://host:4318"),
         ("http_listen", "127.0.0.1:7410", "http_listen: 127.0.0.1:7410 is also used by listen; write another port"),
         ("listen", "127.0.0.1:7411", "http_listen: 127.0.0.1:7411 is also used by listen"),
-        ("expiry_seconds", "10s", "expiry_seconds: 10s; write more than heartbeat_seconds, which is 10s"),
-        ("heartbeat_seconds", "45s", "expiry_seconds: 30s; write more than heartbeat_seconds, which is 45s"),
         (
             "redis_directory",
             "/" + "a" * 96,

@@ -38,6 +38,80 @@ def test_the_groups_are_of_the_right_kinds(name: str) -> None:
     assert sorted(group.kind for group in geometry.groups) == sorted(PUBLIC[name]["groups"])
 
 
+# Layers × elements × bytes, worked out by hand from each published config.json.
+PUBLISHED = {
+    "Qwen3-Next-80B-A3B": (12 * 2 * 2 * 256 * 2, 36 * (32 * 128 * 128 * 2 + 3 * 8192 * 2)),
+    "Jamba-1.5-Mini": (4 * 2 * 8 * 128 * 2, 28 * (8192 * 16 * 2 + 3 * 8192 * 2)),
+    "Granite-4.0-H-Small": (4 * 2 * 8 * 128 * 2, 36 * (128 * 64 * 128 * 2 + 3 * (8192 + 256) * 2)),
+    "Bamba-9B": (3 * 2 * 8 * 128 * 2, 29 * (128 * 64 * 128 * 2 + 3 * (8192 + 256) * 2)),
+    "Falcon-H1-0.5B": (36 * 2 * 2 * 64 * 2, 36 * (24 * 64 * 128 * 2 + 3 * (1536 + 256) * 2)),
+    "LFM2-350M": (6 * 2 * 8 * 64 * 2, 10 * 2 * 1024 * 2),
+    "LFM2-8B-A1B": (6 * 2 * 8 * 64 * 2, 18 * 2 * 2048 * 2),
+    "Nemotron-H-56B": (10 * 2 * 8 * 128 * 2, 54 * (256 * 64 * 256 * 4 + 3 * (16384 + 4096) * 2)),
+    "Gemma-3n-E4B": (4 * 2 * 2 * 256 * 2, 16 * 2 * 2 * 256 * 2 * 512),
+    "Gemma-4-31B": (10 * 2 * 4 * 512 * 2, 50 * 2 * 16 * 256 * 2 * 1024),
+    "Gemma-4-26B-A4B": (20_480, 209_715_200),
+    "Llama-4-Scout-17B-16E": (12 * 2 * 8 * 128 * 2, 36 * 2 * 8 * 128 * 2 * 8192),
+    "GLM-4.7": (92 * 2 * 8 * 128 * 2, 0),
+    "GLM-4.7-Flash": (47 * 576 * 2, 0),
+    "GLM-5": (78 * (576 * 2 + 132), 0),
+    "GLM-5.3": (78 * 576 * 2 + 21 * 132, 0),
+    "Hunyuan-7B": (32 * 2 * 8 * 128 * 2, 0),
+    "MiniMax-M1": (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
+    "Ring-mini-linear-2.0": (4 * 2 * 4 * 128 * 2, 16 * 16 * 128 * 128 * 4),
+    "Kimi-K2.5": (61 * 576 * 2, 0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_each_published_form_is_read(name: str) -> None:
+    found = catalog.find_model(name)
+    assert (found.bytes_per_token, found.constant_bytes) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("Qwen3-Next-80B-A3B", 80, 3.9),
+        ("Qwen3-235B-A22B", 235, 22),
+        ("Qwen3.5-397B-A17B", 397, 17),
+        ("DeepSeek-V3", 671, 37),
+        ("MiniMax-M2.5", 229, 10.5),
+        ("MiMo-V2-Flash", 309, 15.5),
+        ("Nemotron-3-Super-120B-A12B", 120, 12),
+        ("Nemotron-3-Nano-30B-A3B", 31.6, 3.6),
+        ("Jamba-1.5-Mini", 51.6, 12),
+        ("Granite-4.0-H-Small", 32.2, 9),
+        ("Llama-4-Maverick-17B-128E", 400, 17),
+        ("gpt-oss-120b", 117, 5.5),
+        ("Llama-3.1-70B", 70.6, 70.6),
+    ],
+)
+def test_parameters_are_counted_from_the_config(name: str, total: float, active: float) -> None:
+    size = catalog.find_model(name).size
+    assert size is not None
+    assert size.total / 1e9 == pytest.approx(total, rel=0.02)
+    assert size.active / 1e9 == pytest.approx(active, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("Qwen3-Next", "Qwen3-Next-80B-A3B"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen3-Next-80B-A3B"),
+        ("ibm-granite/granite-4.0-h-small", "Granite-4.0-H-Small"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen3-235B-A22B"),
+    ],
+)
+def test_a_model_is_found_by_the_name_that_people_use(asked: str, found: str) -> None:
+    assert catalog.find_model(asked).name == found
+
+
+def test_a_name_of_several_models_is_refused_with_their_names() -> None:
+    with pytest.raises(ConfigError, match=r"Qwen3\.5-122B-A10B, Qwen3\.5-27B"):
+        catalog.find_model("Qwen3.5")
+
+
 def test_the_indexer_of_sparse_attention_counts() -> None:
     assert catalog.find_model("DeepSeek-V3.2").bytes_per_token == 78_324
     assert catalog.find_model("DeepSeek-V3").bytes_per_token == 70_272
@@ -53,8 +127,9 @@ def test_eight_bit_kv_halves_what_attention_keeps_and_leaves_states_alone() -> N
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "gemma4_text"}, "gemma4_text"),
-        ({"model_type": "llama4"}, "llama4"),
+        ({"model_type": "deepseek_v4"}, "deepseek_v4"),
+        ({"model_type": "minimax_m3"}, "minimax_m3"),
+        ({"model_type": "hunyuan_v1_moe", "use_cla": True}, "use_cla"),
         (
             {"model_type": "qwen3_5_moe_text", "layer_types": ["full_attention", "chunked_attention"]},
             "chunked_attention",

@@ -17,7 +17,8 @@ def changes(egress: float = 12.5e9) -> dict[str, tuple[float, float]]:
     plan = best_plan(deployment, traffic, method="exact")
     found = sensitivity(deployment, traffic, plan, method="exact")
     assert found.base.system_throughput == plan.system_throughput
-    ratios = [point.plan.system_throughput / plan.system_throughput - 1 for point in found.points]
+    plans = [point.plan or plan for point in found.points]
+    ratios = [each.system_throughput / plan.system_throughput - 1 for each in plans]
     names = [point.input_name for point in found.points[::2]]
     return dict(zip(names, zip(ratios[::2], ratios[1::2], strict=True), strict=True))
 
@@ -54,3 +55,14 @@ def test_longer_prompts_and_answers_raise_the_decoding_context() -> None:
         assert longer_traffic.later is not None
         stretched = 1.2 if name == "input lengths" else 1.0
         assert mean_tokens(longer_traffic.later.lengths) == pytest.approx(stretched * mean_tokens(later.lengths))
+
+
+def test_an_input_that_allows_no_plan_does_not_end_the_study() -> None:
+    deployment, traffic = case_study()
+    # One request alone meets this objective, but not with steps a fifth slower.
+    tight = replace(deployment, objectives=replace(deployment.objectives, decode_tokens_per_second=60.0))
+    plan = best_plan(tight, traffic, method="exact")
+    points = sensitivity(tight, traffic, plan, method="exact").points
+    found = {(point.input_name, point.factor): point.plan for point in points}
+    assert found["decode step", 1.2] is None
+    assert found["decode step", 0.8] is not None

@@ -37,7 +37,7 @@ def test_deployment_without_prfaas_clusters_has_no_threshold_and_no_plots(tmp_pa
     deployment, workload = case_study()
     alone = quick(replace(deployment, prfaas=()), workload)
     assert [option.deployment.name for option in alone.options] == ["prfaas-pd", "homogeneous-pd"]
-    assert "homogeneous-pd" in render(alone)
+    assert "homogeneous-pd" in render(alone, explain=True)
     with pytest.raises(ConfigError, match="no threshold"):
         manager_settings(alone)
     with pytest.raises(ConfigError, match="at least one PrfaaS cluster"):

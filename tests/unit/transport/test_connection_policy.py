@@ -7,11 +7,9 @@ import pytest
 from prfaas.transport.congestion.connection_policy import (
     LOSS_BASED_CONNECTIONS,
     ROOM_SECONDS,
-    SETTLED_SECONDS,
     TURN_SECONDS,
     LinkThroughput,
     RateSearch,
-    ThroughputMeter,
     connection_count,
 )
 from prfaas.transport.congestion.rate_estimator import LinkSample
@@ -56,48 +54,6 @@ def test_number_grows_while_send_buffers_limit_the_throughput(
     throughput = LinkThroughput(num_before, megabytes_per_second * 1e6, resent_ratio)
     wanted = connection_count(rtt_seconds=rtt_ms / 1e3, congestion_control="bbr", throughput=throughput)
     assert wanted.count == count
-
-
-# Throughput
-
-STEP, RATE = 0.25, 100e6
-
-
-class _SteadyLink:
-    """Link with a steady rate that retransmits a tenth of its bytes."""
-
-    def __init__(self) -> None:
-        self._meter, self._at = ThroughputMeter(), 0.0
-
-    def run(self, seconds: float, *, queued_bytes: int = 1, num_connections: int = 8) -> list[LinkThroughput]:
-        found = []
-        for _ in range(int(seconds / STEP)):
-            self._at += STEP
-            num_bytes = int(self._at * RATE)
-            sample = LinkSample(self._at, num_bytes, num_bytes, num_bytes // 10, queued_bytes, 0, 0.1, 0.1)
-            found.append(self._meter.add(sample, num_connections=num_connections))
-        return [throughput for throughput in found if throughput is not None]
-
-
-def test_throughput_is_measured_again_and_again_while_the_link_is_full() -> None:
-    found = _SteadyLink().run(3 * SETTLED_SECONDS + STEP)
-    assert [throughput.num_connections for throughput in found] == [8, 8, 8]
-    assert found[0].bytes_per_second == pytest.approx(RATE)
-    assert found[0].resent_ratio == pytest.approx(0.1)
-
-
-def test_time_without_waiting_bytes_does_not_count() -> None:
-    link, half = _SteadyLink(), SETTLED_SECONDS / 2 + STEP
-    assert link.run(half) == link.run(10.0, queued_bytes=0) == []
-    (throughput,) = link.run(half)
-    assert throughput.bytes_per_second == pytest.approx(RATE)
-
-
-def test_another_number_of_connections_restarts_the_measurement() -> None:
-    link = _SteadyLink()
-    assert link.run(SETTLED_SECONDS) == link.run(SETTLED_SECONDS, num_connections=9) == []
-    (throughput,) = link.run(STEP, num_connections=9)
-    assert throughput.num_connections == 9
 
 
 # Searches for a higher rate

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import tracemalloc
 from collections import Counter
 
 import pytest
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.protocol.messages import (
-    MAX_CANCELS,
-    MAX_MESSAGE_CHARACTERS,
     MAX_SLABS,
     EndReason,
     ObjectSizes,
@@ -20,7 +17,7 @@ from prfaas.transport.protocol.messages import (
 )
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
-from prfaas.transport.receiver.admission import FAIR_FRAGMENTS, MAX_STRAY_CANCELS, MAX_TRANSFERS
+from prfaas.transport.receiver.admission import FAIR_FRAGMENTS, MAX_TRANSFERS
 from prfaas.transport.receiver.api import (
     Acceptance,
     OpenRequest,
@@ -32,8 +29,6 @@ from prfaas.transport.receiver.api import (
 from prfaas.transport.receiver.assembler import MAX_FRAGMENTS, Assembler
 from prfaas.transport.receiver.transfers import (
     HAVE_SECONDS,
-    MAX_ENDED,
-    MAX_ENDED_MESSAGE_BYTES,
     REOPEN_CONNECTIONS,
     REOPEN_RATIO,
     STUCK_WRITE_SECONDS,
@@ -269,26 +264,6 @@ def test_an_open_without_room_is_refused(receiver: Receiver) -> None:
     assert len(opened) == MAX_TRANSFERS * 3 // 4, "a quarter is left to other peers"
 
 
-def test_a_flood_of_stray_cancels_breaks_the_protocol(receiver: Receiver) -> None:
-    def flood() -> None:
-        for _ in range(MAX_STRAY_CANCELS):
-            receiver.transfers.cancelled("a", "peer", os.urandom(16), GIVEN_UP, now=0.0)
-
-    with pytest.raises(RemoteProtocolError, match="never opened"):
-        flood()
-    assert MAX_CANCELS <= len(receiver.transfers.events) < MAX_STRAY_CANCELS, "any sender may keep so many"
-
-
-def test_outcomes_of_ended_transfers_take_bounded_memory(receiver: Receiver) -> None:
-    tracemalloc.start()
-    for number in range(2 * MAX_ENDED):
-        ending = EndReason("cancelled", "x" * MAX_MESSAGE_CHARACTERS)
-        receiver.transfers.cancelled("a", "peer", os.urandom(16), ending, now=float(number))
-        receiver.transfers.events.clear()
-    assert tracemalloc.get_traced_memory()[0] < MAX_ENDED * (MAX_ENDED_MESSAGE_BYTES + 400)
-    tracemalloc.stop()
-
-
 def test_chunks_that_split_the_arrived_area_at_once_stay_within_the_bound(receiver: Receiver) -> None:
     """Each transfer has one column with every second object; a chunk inside that column makes three of it."""
     connections = [str(number) for number in range(6)]
@@ -305,15 +280,6 @@ def test_chunks_that_split_the_arrived_area_at_once_stay_within_the_bound(receiv
     for (connection, header), outcome in zip(begun, itertools.cycle(outcomes), strict=False):
         receiver.end(connection, header, outcome)
         assert receiver.num_fragments <= 12 * FAIR_FRAGMENTS
-
-
-def test_a_chunk_that_would_split_the_arrived_area_beyond_the_bound_is_refused(receiver: Receiver) -> None:
-    transfer = receiver.open("a", (100, 16 * FAIR_FRAGMENTS))
-    for first in range(0, 10 * FAIR_FRAGMENTS, 2):
-        receiver.write("a", transfer, Slab(first, 1, 0, 90))
-    with pytest.raises(RemoteProtocolError) as refused:
-        receiver.begin("a", transfer, Slab(0, 2, 10, 20))
-    assert refused.value.reason == "fragments"
 
 
 @pytest.mark.parametrize("outcome", ["complete", "lost", "corrupt"])

@@ -12,10 +12,8 @@ from prfaas.transport.protocol.wire import HEADER_BYTES, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.sender.api import SendRequest
 from prfaas.transport.sender.outbound_transfer import (
-    MAX_CUTS,
     MAX_GAPS,
     MIN_DEADLINE_SECONDS,
-    SLOW_BYTES_PER_SECOND,
     OutboundTransfer,
     PeerState,
     wire_sizes,
@@ -61,19 +59,6 @@ def test_peer_must_answer_the_open_and_again_once_it_has_everything() -> None:
     assert seen == [(True, True), (False, False), (False, True), (True, True)]
 
 
-def test_cuts_are_counted_from_the_latest_answer_of_the_peer() -> None:
-    sizes = ObjectSizes([(1, 2 * MAX_CUTS)])
-    transfer = _transfer(sizes=sizes)
-    peer_state = PeerState.of(Have(Ranges([(1, 2)]), ()), sizes)
-    transfer.accept(peer_state)
-    assert transfer.count_cuts([Slab(0, 3, 0, 1)] * MAX_CUTS)
-    assert not transfer.count_cuts([Slab(0, 3, 0, 1)])
-    transfer.reopen()
-    transfer.accept(peer_state)
-    assert transfer.count_cuts([Slab(0, 3, 0, 1)])
-    assert transfer.count_cuts([Slab(1, 2, 0, 1)] * 2 * MAX_CUTS), "held objects at an end only shorten a slab"
-
-
 @pytest.mark.parametrize(
     ("opened_at", "now", "reason"),
     [(0.0, 59.9, "unreachable"), (10.1, 59.9, None), (0.0, 60.0, "deadline"), (10.1, 70.1, "deadline")],
@@ -85,12 +70,6 @@ def test_transfer_ends_at_its_deadline_or_with_an_unreachable_peer(
     assert transfer.lateness(now, unreachable_before=10.0) == reason
     transfer.ended_at = now
     assert transfer.lateness(now, unreachable_before=10.0) is None
-
-
-def test_wait_for_an_answer_grows_with_the_open_and_starts_when_it_has_left() -> None:
-    transfer = _transfer(body=bytes(int(3 * SLOW_BYTES_PER_SECOND)))
-    repeated = [now for now in range(20) if transfer.repeats_open(now, has_left=now >= 2, patience_seconds=1.0)]
-    assert repeated == [7, 17], "after 4 s, and then after 8 s"
 
 
 @pytest.mark.parametrize(("now", "remaining"), [(10.0, 50.0), (60.5, MIN_DEADLINE_SECONDS)])

@@ -220,7 +220,8 @@ def test_only_the_latest_cancels_are_kept() -> None:
     for transfer_id in transfers[MAX_CANCELS + 10 :]:
         cancels.put(transfer_id, b"cancel", deadline=60.0)
     cancels.connection_lost()
-    assert list(cancels.unsent) == transfers[MAX_CANCELS:]
+    assert [cancels.next_frame()[0] for _ in range(MAX_CANCELS)] == transfers[MAX_CANCELS:]
+    assert not cancels.has_unsent
 
 
 def test_only_the_latest_ends_are_kept() -> None:

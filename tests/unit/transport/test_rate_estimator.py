@@ -208,23 +208,6 @@ def test_late_bytes_at_the_start_of_a_probe_are_no_bound() -> None:
 # Bounds
 
 
-def test_acknowledged_bytes_give_a_lower_bound_once() -> None:
-    bounds = RateBounds()
-    bounds.on_written(2 * MB, now=10.0)
-    assert bounds.take_lower_bound() == 0.0
-    bounds.on_delivered(2 * MB, rtt_seconds=0.1, now=10.3)
-    assert bounds.take_lower_bound() == pytest.approx(10 * MB)
-    assert bounds.take_lower_bound() == 0.0
-
-
-def test_pause_does_not_lower_the_lower_bound() -> None:
-    bounds = RateBounds()
-    for start in (10.0, 20.0):
-        bounds.on_written(2 * MB, now=start)
-        bounds.on_delivered(2 * MB, rtt_seconds=0.0, now=start + 0.5)
-        assert bounds.take_lower_bound() == pytest.approx(4 * MB)
-
-
 def test_bytes_are_late_half_a_second_after_a_round_trip() -> None:
     bounds = RateBounds()
     assert bounds.most(rtt_seconds=0.1, num_connections=1, now=5.0) == math.inf
@@ -263,26 +246,7 @@ def test_bounds_restart_after_a_lost_connection() -> None:
 
 # Round trips
 
-NEAR, FAR = RoundTrip(0.03, 0.03), RoundTrip(0.08, 0.08)
 LATE = RoundTrip(0.15, 0.03)
-
-
-def test_round_trip_of_an_idle_connection_does_not_count() -> None:
-    tracker, trips = RoundTripTracker[str](), {"idle": LATE, "busy": RoundTrip(0.032, 0.03)}
-    tracker.observe({"idle": 400, "busy": 0}, in_flight=["idle"])
-    assert tracker.highest(trips) == LATE
-    tracker.observe({"idle": 0, "busy": 45}, in_flight=["busy"])
-    assert tracker.highest(trips) == RoundTrip(0.032, 0.03)
-
-
-def test_connection_counts_again_after_enough_acknowledgements() -> None:
-    tracker, trips = RoundTripTracker[str](), {"a": LATE, "b": NEAR}
-    tracker.observe({"a": 0, "b": 0}, in_flight=["a"])
-    assert tracker.highest(trips) == NEAR
-    tracker.observe({"a": FRESH_SEGMENTS - 1, "b": 0}, in_flight=["a"])
-    assert tracker.highest(trips) == NEAR
-    tracker.observe({"a": 1, "b": 0}, in_flight=[])
-    assert tracker.highest(trips) == LATE
 
 
 def test_pings_do_not_make_a_connection_busy() -> None:
@@ -291,18 +255,6 @@ def test_pings_do_not_make_a_connection_busy() -> None:
         tracker.observe({"a": 1}, in_flight=[])
         tracker.observe({"a": 0}, in_flight=[])
     assert tracker.highest({"a": LATE}) == RoundTrip(0.03, 0.03)
-
-
-def test_connections_are_compared_with_their_own_minimum() -> None:
-    tracker, trips = RoundTripTracker[str](), {"near": NEAR, "far": FAR}
-    tracker.observe({"near": 100, "far": 100}, in_flight=["near", "far"])
-    assert not tracker.highest(trips).is_long
-    assert tracker.highest({**trips, "near": RoundTrip(0.078, 0.03)}) == RoundTrip(0.078, 0.03)
-
-
-def test_link_without_connections_has_no_round_trip() -> None:
-    assert RoundTripTracker[str]().highest({}) == RoundTrip(0.0, 0.0)
-    assert not RoundTrip(0.0, 0.0).is_long
 
 
 @pytest.mark.parametrize(("seconds", "is_long"), [(0.074, False), (0.076, True)])

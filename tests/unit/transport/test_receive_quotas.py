@@ -48,13 +48,6 @@ def test_one_peer_leaves_a_quarter_of_a_quota_to_others() -> None:
     assert [_take_all(quota, peer) for peer in ("first", "second", "third")] == [75, 25, 0]
 
 
-def test_a_quota_that_is_given_back_can_be_taken_again() -> None:
-    quota = FairQuota(8)
-    _take_all(quota, "first")
-    quota.change("first", -4)
-    assert not quota.has_room("first", 5) and quota.has_room("first", 4) and quota.has_room("second", 4)
-
-
 def test_a_peer_that_ends_many_transfers_displaces_only_its_own_outcomes() -> None:
     ended: EndedTransfers[bytes] = EndedTransfers(10)
     ended.put("quiet", b"q", b"done")
@@ -100,15 +93,6 @@ def test_every_transfer_may_have_a_few_fragments_and_more_while_there_is_room() 
     assert refused.value.reason == "fragments"
     admission.release(_request("peer"), greedy)
     modest.check(_fragments(few + 1), SLAB_BEHIND)
-
-
-def test_fragments_of_an_ended_transfer_take_no_room() -> None:
-    admission = Admission(max_fragments=8 * FAIR_FRAGMENTS)
-    ended, active = (admission.admit(_request("peer")) for _ in range(2))
-    admission.release(_request("peer"), ended)
-    ended.update(_fragments(6 * FAIR_FRAGMENTS))
-    active.update(_fragments(FAIR_FRAGMENTS))
-    assert active.has_room(_fragments(FAIR_FRAGMENTS), SLAB_BEHIND)
 
 
 def test_cancels_of_unopened_transfers_are_bounded_in_each_second() -> None:
