@@ -171,6 +171,11 @@ CONNECTOR_COPIED_BYTES = _counter(
     "Bytes copied between engine blocks and pool slots, over all ranks. direction is send or receive.",
     ("direction",),
 )
+CONNECTOR_RECOMPUTE_SECONDS = _counter(
+    "prfaas_connector_recompute_seconds",
+    "For transfers with outcome recomputed: predicted time until their end, and duration of the local prefill.",
+    ("kind",),
+)
 CONNECTOR_STATE_TAIL_BYTES = _counter(
     "prfaas_connector_state_tail_bytes", "Bytes of linear states sent after the forward pass instead of layer by layer."
 )

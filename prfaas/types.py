@@ -45,9 +45,9 @@ TransferOutcome = (
         "rejected",  # The engine's API refused the request, or its client left early.
         "whole_prompt",  # The engine computes the whole prompt, for its log-probabilities.
         "in_use",  # Another request of this engine has the transfer.
-        "agent_slow",  # No reply within `open_wait_seconds`, or none to an earlier question either.
+        "agent_silent",  # This machine's agent has not answered for `silence_seconds`.
         "agent_lost",  # The connection to the agent was lost.
-        "timeout",  # Nothing came within `receive_timeout_seconds`, or `hold_wait_seconds` for this node's pool.
+        "recomputed",  # A local prefill was predicted to end before the transfer.
         "held",  # The engine's own prefix cache covers the whole transfer.
         "overwritten",  # A slot was given to another block while a worker read it.
         "no_prefix",  # This node's pool holds no more of the prompt than the engine's own cache.

@@ -186,7 +186,7 @@ def _running(directory: Path) -> Iterator[Engines]:
         chosen = engine_flags(chunk_tokens=256, max_model_len=HIT_TOKENS + 2 * OUTPUT_TOKENS)
         flags = tuple("--enable-prefix-caching" if item == "--no-enable-prefix-caching" else item for item in chosen)
         flags += ("--block-size", str(BLOCK_TOKENS))
-        settings = {"reuse": False, "receive_timeout_seconds": f"{PATIENT_SECONDS:.0f}s"}
+        settings = {"reuse": False, "silence_seconds": f"{PATIENT_SECONDS:.0f}s"}
         connected = stack.start_engine("connected", model, agent=agent, role="kv_both", extra=flags, connector=settings)
         idle = stack.start_engine("idle", model, agent=agent, role="kv_both", extra=flags, connector_class=IDLE)
         bare = stack.start_engine("bare", model, agent=None, role="", extra=flags)

@@ -147,7 +147,7 @@ class AgentConfig:
     )
     open_timeout_seconds: float = setting(
         "seconds",
-        default=15.0,
+        default=5.0,
         doc="Longest wait for a transfer that its sender has not opened.",
     )
     fetch_from: tuple[str, ...] = setting(

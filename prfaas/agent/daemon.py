@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from prfaas import grants, logs, metrics
 from prfaas.agent.config import AgentConfig
 from prfaas.agent.engine.protocol import (
+    Alive,
     Attach,
     Attached,
     Cancel,
     Forget,
+    Heartbeat,
     Hold,
     Lookup,
     Message,
@@ -305,6 +307,8 @@ class Agent:
             self._inbound.claim(engine, arenas_of(workers), message)
         elif isinstance(message, Store | Lookup | Hold):
             self._prefix_store.on_message(engine, workers, message)
+        elif isinstance(message, Heartbeat):
+            engine.post(Alive(message.number, self._inbound.claims(engine)))
         elif isinstance(message, Promised):
             if self._reporter is not None:
                 self._reporter.on_promise(message)
@@ -315,12 +319,15 @@ class Agent:
             self._prefix_store.forget(engine, message)
             self._pins.drop_absent()
         elif isinstance(message, Release | Cancel):
-            self._pending_claims.drop(engine, message.transfer_id)
-            # An engine ends its own part only: of a transfer within this node, another engine has the other part.
-            self._prefix_store.end(message.transfer_id, engine.instance)
-            self._inbound.release(message.transfer_id, engine.instance)
-            if isinstance(message, Cancel):
-                self._outbound.engine_done(message.transfer_id, engine.instance)
+            self._on_end(engine, message)
+
+    def _on_end(self, engine: EngineConnection, message: Release | Cancel) -> None:
+        """End an engine's part of a transfer. Another engine may have the other part of a transfer within this node."""
+        self._pending_claims.drop(engine, message.transfer_id)
+        self._prefix_store.end(message.transfer_id, engine.instance)
+        self._inbound.release(message.transfer_id, engine.instance)
+        if isinstance(message, Cancel):
+            self._outbound.engine_done(message.transfer_id, engine.instance)
 
     def _on_ring_written(self, worker: EngineConnection) -> None:
         entries = worker.ring.drain() if worker.ring else []

@@ -74,11 +74,12 @@ class ColocateConfig:
         only_where={"agent_socket": GIVEN},
         doc="Salt for requests without a tenant; equal to the routers' `tenant`.",
     )
-    open_wait_seconds: float = setting(
+    silence_seconds: float = setting(
         "seconds",
-        default=0.5,
+        default=2.0,
+        formerly=("open_wait_seconds",),
         only_where={"agent_socket": GIVEN},
-        doc="Longest wait of a request for the agent's answer.",
+        doc="Longest time without an answer of the agent.",
     )
     reuse_min_tokens: int = setting(
         "tokens",

@@ -45,7 +45,7 @@ class PoolSettings:
     weights: str  # Distinguishes different weights of one model name.
     tenant: str = ""
     reuse_min_tokens: int = 256
-    open_wait_seconds: float = 0.5
+    silence_seconds: float = 2.0
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class Pool:
         scheduler = AgentClient(path, instance=instance, role="scheduler")
         item = ConnectorSettings(
             agent_socket=settings.socket,
-            open_wait_seconds=settings.open_wait_seconds,
+            silence_seconds=settings.silence_seconds,
             reuse_min_tokens=settings.reuse_min_tokens,
             tenant=settings.tenant,
         )

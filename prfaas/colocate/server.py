@@ -106,7 +106,7 @@ def _pool_settings(config: ColocateConfig) -> PoolSettings | None:
         weights=f"{config.shape} {config.dtype} seed {config.seed}",
         tenant=config.tenant,
         reuse_min_tokens=config.reuse_min_tokens,
-        open_wait_seconds=config.open_wait_seconds,
+        silence_seconds=config.silence_seconds,
     )
 
 

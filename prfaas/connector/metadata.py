@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,18 +38,26 @@ class Counts:
 
     transfers: Counter[tuple[TransferKind, str]] = field(default_factory=Counter)
     copied_bytes: Counter[Direction] = field(default_factory=Counter)
+    recompute_seconds: dict[Literal["predicted", "local"], float] = field(default_factory=lambda: defaultdict(float))
     state_tail_bytes: int = 0  # States that left after the forward pass, since no hook reported the layer's end.
     ring_overflows: int = 0  # Times that the agent's ring became full.
 
     def take(self) -> Counts:
         """Return the counts and start again at zero."""
-        taken = Counts(self.transfers.copy(), self.copied_bytes.copy(), self.state_tail_bytes, self.ring_overflows)
-        self.transfers.clear()
-        self.copied_bytes.clear()
+        taken = Counts(
+            self.transfers.copy(),
+            self.copied_bytes.copy(),
+            dict(self.recompute_seconds),
+            self.state_tail_bytes,
+            self.ring_overflows,
+        )
+        for counter in (self.transfers, self.copied_bytes, self.recompute_seconds):
+            counter.clear()
         self.state_tail_bytes = self.ring_overflows = 0
         return taken
 
     def __bool__(self) -> bool:
+        # Recompute seconds come with a transfer.
         return bool(self.transfers or self.copied_bytes or self.state_tail_bytes or self.ring_overflows)
 
 

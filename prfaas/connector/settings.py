@@ -22,6 +22,8 @@ class ConnectorSettings:
         "plenty_ratio": "`admission: auto` preallocates while half of the engine blocks are free",
         "reset_wait_seconds": "a reset waits 60 s for the agent",
         "idle_wait_seconds": "an idle engine sleeps at most 10 ms",
+        "receive_timeout_seconds": "an engine computes a prompt when its KV would come later than a local prefill",
+        "hold_wait_seconds": "the agent answers within 5 s, or `silence_seconds` ends the wait",
     }
 
     agent_socket: Path = setting("path", required=True, doc="Unix socket of this machine's prfaas-agent.")
@@ -31,11 +33,11 @@ class ConnectorSettings:
     tenant: str = setting(
         "text", default="", doc="Salt of requests that name no tenant; must equal the routers' `tenant`."
     )
-    open_wait_seconds: float = setting(
+    silence_seconds: float = setting(
         "seconds",
-        default=0.5,
-        doc="Longest wait of a request for the agent's reply. Other requests run meanwhile. After one unanswered question, "
-        "requests stop waiting until the agent replies.",
+        default=2.0,
+        formerly=("open_wait_seconds",),
+        doc="Longest time without an answer of the agent. Then requests stop waiting for it, until it answers again.",
     )
     reuse: bool = setting(
         "flag", default=True, doc="Load prefixes from the agent's pool, and store finished requests there."
@@ -48,16 +50,6 @@ class ConnectorSettings:
         default="wait",
         doc="When a decode request gets engine blocks: wait (once its KV is in host memory), preallocate (at once), "
         "or auto (at once while half of the blocks are free).",
-    )
-    receive_timeout_seconds: float = setting(
-        "seconds",
-        default=120.0,
-        doc="Longest wait of a decode request for its KV. Then the engine computes the prompt.",
-    )
-    hold_wait_seconds: float = setting(
-        "seconds",
-        default=10.0,
-        doc="Longest wait of a request for a prefix in the agent's pool; longer than the 5 s that an agent reads from its SSD.",
     )
     layerwise: str = setting(
         "text",

@@ -28,7 +28,7 @@ PREEMPTION_STEPS = 50  # Between two preemptions of all running requests of an e
 LEAVING_STEPS = 12  # Clients leave at most so many steps after their request.
 LEAVING_TOKENS = 300  # Such a prompt takes five chunks.
 # Only the situation under test ends a wait, so a request that hears of no end is noticed.
-PATIENT = dict.fromkeys(("open_wait_seconds", "hold_wait_seconds", "receive_timeout_seconds"), 3600.0)
+PATIENT = {"silence_seconds": 3600.0}
 REUSE: dict[str, Any] = {"reuse": True, "reuse_min_tokens": 16}
 Victim = Literal["east", "west"]
 Leaving = Mapping[ScheduledEngine, int] | None

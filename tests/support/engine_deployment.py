@@ -23,7 +23,7 @@ from tools.tiny_models import VOCABULARY, make_model
 
 CHUNK_TOKENS = 256
 # Patient connectors do not give up when a busy machine makes the agent slow.
-PATIENT: dict[str, Any] = {"open_wait_seconds": "30s"}
+PATIENT: dict[str, Any] = {"silence_seconds": "30s"}
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ MODEL = "fake"
 NUM_BLOCKS = 256
 ANSWER_SECONDS = 60.0
 # Tests ask for reuse and for impatience explicitly.
-QUIET: dict[str, Any] = {"reuse": False, "open_wait_seconds": ANSWER_SECONDS}
+QUIET: dict[str, Any] = {"reuse": False, "silence_seconds": ANSWER_SECONDS}
 _instances = itertools.count(1)
 
 

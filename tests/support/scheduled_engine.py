@@ -114,7 +114,7 @@ class ScheduledEngine:
 
         With a `data_parallel_size` it is the first of so many ranks of experts, as its configuration says.
         """
-        patient = {"open_wait_seconds": "20s"}  # The agent of a busy machine is slow.
+        patient = {"silence_seconds": "20s"}  # The agent of a busy machine is slow.
         transfer = KVTransferConfig(
             kv_connector="PrfaasConnector",
             kv_connector_module_path="prfaas.connector.vllm.connector",

@@ -20,6 +20,12 @@ arena, ring and eventfd travel with `Attached`.
                worker copies the slots into engine blocks and compares generations
                Release: the engine no longer reads the slots, or never will
     reset      Forget (a model) ──▶ Forgotten
+    liveness   Heartbeat ──▶ Alive (the agent has read all earlier messages; progress of the engine's claims)
+
+While the scheduler waits for anything, it sends heartbeats. It gives up all waits for an agent that is silent, and the
+agent learns so from the messages that it reads when it wakes: Release and Cancel for what was given up, and claims without
+groups for later requests. The agent never writes to an engine's memory, and the scheduler ignores answers about
+transfers that it gave up. So a late answer cannot reach a request that went on.
 
 When a connection dies, the agent releases what the engine reads. Slots that ranks may be writing to stay until every rank
 reports that it stopped. A rank reports so once a scheduler that has attached again plans a step (SCHEDULER_REATTACHED).
@@ -197,6 +203,25 @@ class Hold:
 
 
 @dataclass(frozen=True)
+class Heartbeat:
+    """Question whether the agent answers, and how far the engine's claims have come."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Answer to `Heartbeat`: the agent has read every earlier message of this connection.
+
+    `claims` lists the claims whose sender has opened the transfer, and whose blocks are not complete:
+    [transfer id, total bytes, missing bytes, seconds since the first byte, seconds since the latest byte or the OPEN].
+    """
+
+    number: int
+    claims: list[list[Any]]
+
+
+@dataclass(frozen=True)
 class Release:
     """Notice that the engine no longer reads this transfer's slots and no longer waits for it."""
 
@@ -255,6 +280,8 @@ Message = (
     | LookedUp
     | Promised
     | Hold
+    | Heartbeat
+    | Alive
     | Release
     | Cancel
     | Forget

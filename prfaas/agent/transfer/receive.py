@@ -14,10 +14,12 @@ The outcome is remembered until the grant expires, so that a late OPEN or claim 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from prfaas import logs, metrics, tracing
 from prfaas.agent.engine.protocol import Receive, TransferFailed
@@ -53,6 +55,9 @@ from prfaas.transport.receiver.server import Receiver
 from prfaas.transport.receiver.transfers import shorten
 from prfaas.types import FailureReason, GroupBlocks, Prefix, TransferId
 
+# An engine claims a transfer when it takes the request, usually long before the last byte. A complete transfer without a
+# claim is left over from before a restart, or its decode request never came.
+CLAIM_TIMEOUT_SECONDS = 5.0
 # Ended transfers whose grants have not expired, about 400 bytes each.
 MAX_OUTCOMES = 1 << 16
 # Transfers that were cancelled before their OPEN or claim came, about 400 bytes each.
@@ -74,6 +79,8 @@ class InboundTransfer:
     reader: EngineConnection | None = None
     claimed: Side | None = None
     arenas: tuple[Arena, ...] = ()
+    # Monotonic seconds of the OPEN.
+    opened_at: float = 0.0
     # Slots for the blocks that arrive.
     placement: Placement | None = None
     # Copy into the reader's layout, if that differs.
@@ -82,6 +89,8 @@ class InboundTransfer:
     # The sender was told to omit blocks that the reader holds in its own layout.
     is_partial: bool = False
     is_complete: bool = False
+    # Monotonic seconds; infinite until all bytes are here.
+    completed_at: float = math.inf
     # The engine was given the slots and has not released them.
     is_being_read: bool = False
     # The transport no longer writes to the slots.
@@ -312,6 +321,7 @@ class InboundTransfers:
         transfer.placement = placement
         self._repack_if_needed(transfer)
         transfer.is_memory_free = False
+        transfer.opened_at = time.monotonic()
         held_bytes = sum(plan.object_bytes[index] for index in transfer.held)
         record = TransferRecord.of(plan, transfer_id, "in", offer.peer, held_bytes=held_bytes, trace=offer.trace)
         transfer.record = self._log.begin(record)
@@ -344,6 +354,7 @@ class InboundTransfers:
     def _completed(self, transfer: InboundTransfer, event: ReceiveCompleted) -> None:
         assert transfer.record is not None
         transfer.is_complete = True
+        transfer.completed_at = time.monotonic()
         transfer.note_stats(event.stats)
         self._publish(transfer)
         self._log.end(transfer.record, "completed")
@@ -447,6 +458,20 @@ class InboundTransfers:
         else:
             self._refuse_claim(transfer, "protocol", "blocks could not be repacked")
 
+    def claims(self, engine: EngineConnection) -> list[list[Any]]:
+        """Return the progress of the engine's claims that are arriving, as in `Alive`."""
+        now, receiver = time.monotonic(), self.receiver
+        found: list[list[Any]] = []
+        for transfer_id, transfer in self._transfers.items():
+            if transfer.reader is not engine or transfer.is_complete or transfer.placement is None or receiver is None:
+                continue
+            progress = receiver.progress(transfer_id)
+            if progress is not None:
+                first = now if progress.first_at is None else progress.first_at
+                latest = transfer.opened_at if progress.latest_at is None else progress.latest_at
+                found.append([transfer_id, progress.total_bytes, progress.missing_bytes, now - first, now - latest])
+        return found
+
     def release(self, transfer_id: TransferId, instance: str) -> None:
         """End the engine's use of a transfer that it claimed."""
         transfer = self._transfers.get(transfer_id)
@@ -487,12 +512,13 @@ class InboundTransfers:
         """Fail late transfers, and forget old outcomes; `now` is monotonic seconds."""
         self._layouts.expire(now)
         for transfer in list(self._transfers.values()):
-            if now >= transfer.deadline and not transfer.is_being_read:
-                if transfer.is_complete and transfer.reader is None:
-                    self._end(transfer)
-                elif not transfer.is_complete:
-                    message = "the transfer did not arrive before its grant expired"
-                    self._fail(transfer.grant.transfer_id, "deadline", message)
+            if transfer.is_complete:
+                ends_at = transfer.deadline if transfer.is_copy else transfer.completed_at + CLAIM_TIMEOUT_SECONDS
+                if transfer.reader is None and now >= ends_at:
+                    self._end(transfer, "cancelled", "no engine has claimed the transfer")
+            elif now >= transfer.deadline:
+                message = "the transfer did not arrive before its grant expired"
+                self._fail(transfer.grant.transfer_id, "deadline", message)
             elif now >= transfer.open_deadline and transfer.placement is None:
                 message = f"{transfer.grant.source} has not opened the transfer"
                 self._fail(transfer.grant.transfer_id, "unreachable", message)

@@ -78,7 +78,7 @@ class PrefixLookups(TransferTable[PrefixLookup]):
             self._remove(lookup)
             self._inbound.hold(request_id, lookup.transfer_id, lookup.chain, num_tokens=best, now=now)
         else:
-            self._end(lookup, "agent_slow" if lookup.lengths is None else "no_prefix")
+            self._end(lookup, "agent_silent" if lookup.lengths is None else "no_prefix")
         return False
 
     def end(self, request_id: str) -> None:

@@ -4,27 +4,35 @@ A claim is for a transfer from another agent (`begin`) or for a prefix in this n
 
 claimed ──ReceiveReady──▶ ready ──blocks allocated──▶ loading ──workers have copied──▶ gone (Release)
 claimed ──blocks preallocated──▶ allocated ──ReceiveReady──▶ loading
-claimed ──TransferFailed, timeout──▶ gone: the engine computes the prompt
-allocated ──TransferFailed, timeout──▶ gone: the load fails, and the engine computes the prompt
+claimed ──TransferFailed, silent agent, recompute──▶ gone: the engine computes the prompt
+allocated ──TransferFailed, silent agent, recompute──▶ gone: the load fails, and the engine computes the prompt
 any ──the request ends──▶ gone (Release): preallocated blocks are freed as a failed load
+
+The engine recomputes a prompt when its KV would arrive later than a local prefill ends (see `prfaas.scheduler.hedge`).
+vLLM cannot compute a request and load it at the same time, so the transfer is cancelled then.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prfaas import logs
 from prfaas.agent.engine.protocol import Hold, Message, Receive, ReceiveReady, Release, TransferFailed
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts, Load, LoadSource, Outcome, SlotSpan
+from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.transfer_table import TransferTable
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import NO_HASH, HashChain
+from prfaas.scheduler.hedge import InboundProgress, decide
 from prfaas.transfer_report import ReceivedReport
 from prfaas.types import TransferId
 
+MAX_UNCLAIMED = 1024  # Transfers to give up at the next agent.
 PLENTY_RATIO = 0.5  # With `admission: auto` requests get blocks early while this share of blocks is free.
 _log = logs.get("connector.inbound")
 
@@ -34,7 +42,8 @@ class InboundTransfer:
     """Transfer of a decode leg, or a prefix from this node's pool.
 
     Attributes:
-        deadline: Monotonic seconds.
+        claimed_at: Monotonic seconds.
+        claim: Message that gives the transfer up at an agent that does not know it; None for this node's pool.
         local_tokens: Tokens in the engine's own prefix cache when the load was offered.
         tables: Block ids by group that the engine has allocated.
         is_loading: A worker reads the slots, or is about to.
@@ -45,7 +54,8 @@ class InboundTransfer:
     transfer_id: TransferId
     num_tokens: int
     source: LoadSource
-    deadline: float
+    claimed_at: float
+    claim: Receive | None = None
     ready: ReceiveReady | None = None
     local_tokens: int = 0
     tables: Sequence[Sequence[int]] | None = None
@@ -67,6 +77,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         settings: ConnectorSettings,
         *,
         free_block_ratio: Callable[[], float],
+        prefill_rate: PrefillRate,
         post: Callable[[Message], None],
         counts: Counts,
     ) -> None:
@@ -74,8 +85,10 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         self._map = block_map
         self._settings = settings
         self._free_block_ratio = free_block_ratio
+        self._prefill_rate = prefill_rate
         self._loads: list[Load] = []
         self._failed_loads: list[str] = []
+        self._unclaimed: deque[Receive] = deque(maxlen=MAX_UNCLAIMED)
         self._reports: dict[str, ReceivedReport] = {}  # Ended transfers of requests that have not ended.
 
     @property
@@ -83,22 +96,25 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         """True if the next step must handle a transfer or a load."""
         return bool(self._by_request or self._loads or self._failed_loads)
 
+    @property
+    def is_waiting(self) -> bool:
+        """True if the KV of any request is pending."""
+        return any(not transfer.is_loading for transfer in self._by_request.values())
+
     def begin(self, request: EngineRequest, transfer: RequestedTransfer, chain: HashChain, *, now: float) -> None:
         """Claim a granted transfer. The agent compares the hash of the prompt with the granted hash."""
-        grant, deadline = transfer.grant, now + self._settings.receive_timeout_seconds
-        inbound = InboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, "receive", deadline)
-        self._add(inbound)
+        grant, decline = transfer.grant, _decline(transfer)
+        self._add(InboundTransfer(request.request_id, grant.transfer_id, grant.num_tokens, "receive", now, decline))
         groups = self._map.transfer_groups(chain, grant.num_tokens)
         self._post(Receive(grant.transfer_id, transfer.token, chain.at(grant.num_tokens), groups, transfer.trace))
 
     def decline(self, transfer: RequestedTransfer) -> None:
         """Tell the agent to give up a transfer that no request of this engine can take."""
-        self._post(Receive(transfer.grant.transfer_id, transfer.token, NO_HASH, (), transfer.trace))
+        self._post(_decline(transfer))
 
     def hold(self, request_id: str, transfer_id: TransferId, chain: HashChain, *, num_tokens: int, now: float) -> None:
         """Claim a prefix of `num_tokens` tokens that this node's pool holds."""
-        deadline = now + self._settings.hold_wait_seconds
-        self._add(InboundTransfer(request_id, transfer_id, num_tokens, "reuse", deadline))
+        self._add(InboundTransfer(request_id, transfer_id, num_tokens, "reuse", now))
         self._post(Hold(transfer_id, num_tokens, self._map.transfer_groups(chain, num_tokens)))
 
     def on_message(self, message: ReceiveReady | TransferFailed) -> None:
@@ -118,7 +134,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         transfer = self.of_request(request_id)
         return None if transfer is None or transfer.is_loading else transfer.num_tokens
 
-    def num_tokens(self, request_id: str, local_tokens: int, *, now: float) -> int | None:
+    def num_tokens(self, request_id: str, local_tokens: int) -> int | None:
         """Return how many tokens beyond `local_tokens` can be loaded, or None while that is unknown."""
         transfer = self.of_request(request_id)
         if transfer is None or transfer.is_loading:
@@ -127,18 +143,15 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         if local_tokens >= transfer.num_tokens:
             self._release(transfer, "held")
             return 0
-        if transfer.ready is None and now > transfer.deadline:
-            self._release(transfer, "timeout")
-            return 0
         if transfer.ready is None and not self._may_preallocate(transfer):
             return None
         transfer.local_tokens = local_tokens
         return transfer.num_tokens - local_tokens
 
-    def waits(self, request_id: str, *, now: float) -> bool:
+    def waits(self, request_id: str) -> bool:
         """Return whether the request stays parked: its KV may still come, and it may not have blocks before."""
         transfer = self.of_request(request_id)
-        if transfer is None or transfer.is_loading or transfer.ready is not None or now > transfer.deadline:
+        if transfer is None or transfer.is_loading or transfer.ready is not None:
             return False
         return not self._may_preallocate(transfer)
 
@@ -152,11 +165,22 @@ class InboundTransfers(TransferTable[InboundTransfer]):
             return False
         return self._settings.admission == "preallocate" or self._free_block_ratio() >= PLENTY_RATIO
 
-    def expire(self, now: float) -> None:
-        """Give up late transfers that have blocks. `num_tokens` gives up the others."""
+    def on_progress(self, claims: Sequence[Sequence[Any]], *, now: float) -> None:
+        """Recompute the prompts whose KV would come too late. `claims` is as in `Alive`."""
+        by_id = {TransferId(claim[0]): claim[1:] for claim in claims}
         for transfer in self:
-            if transfer.awaits_data and now > transfer.deadline:
-                self._release(transfer, "timeout")
+            if transfer.source == "receive" and transfer.ready is None:
+                self._hedge(transfer, by_id.get(transfer.transfer_id), now=now)
+
+    def _hedge(self, transfer: InboundTransfer, claim: Sequence[Any] | None, *, now: float) -> None:
+        waited = now - transfer.claimed_at
+        progress = InboundProgress(waited, paused_seconds=waited) if claim is None else InboundProgress(waited, *claim)
+        local = self._prefill_rate.seconds(transfer.num_tokens)
+        decision = decide(progress, local_seconds=local, min_wait_seconds=self._settings.silence_seconds)
+        if decision.action == "recompute":
+            self._counts.recompute_seconds["predicted"] += decision.remaining_seconds
+            self._counts.recompute_seconds["local"] += decision.local_seconds
+            self._release(transfer, "recomputed", message=f"{decision.reason}: {decision.remaining_seconds:.2f} s left")
 
     @property
     def num_awaited(self) -> int:
@@ -226,11 +250,19 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         self._failed_loads += [load.request_id for load in self.take_loads()]
         for transfer in self:
             if not transfer.is_loading:
+                if reason == "agent_lost" and transfer.claim is not None:
+                    self._unclaimed.append(transfer.claim)
                 self._release(transfer, reason)
 
-    def _release(self, transfer: InboundTransfer, outcome: Outcome) -> None:
+    def decline_unclaimed(self) -> None:
+        """Have a new agent give up the transfers that were claimed at the lost one, whose senders open them again."""
+        for decline in self._unclaimed:
+            self._post(decline)
+        self._unclaimed.clear()
+
+    def _release(self, transfer: InboundTransfer, outcome: Outcome, *, message: str = "") -> None:
         self._post(Release(transfer.transfer_id))
-        self._end(transfer, outcome)
+        self._end(transfer, outcome, message=message)
 
     def _end(self, transfer: InboundTransfer, outcome: Outcome, *, message: str = "") -> None:
         self._remove(transfer)
@@ -243,3 +275,8 @@ class InboundTransfers(TransferTable[InboundTransfer]):
             self._reports[transfer.request_id] = report
         fields = {"transfer_id": transfer.transfer_id, "num_tokens": transfer.num_tokens, "message": message}
         _log.info("request.received", request_id=transfer.request_id, source=transfer.source, outcome=outcome, **fields)
+
+
+def _decline(transfer: RequestedTransfer) -> Receive:
+    """Return the message that gives a transfer up."""
+    return Receive(transfer.grant.transfer_id, transfer.token, NO_HASH, (), transfer.trace)

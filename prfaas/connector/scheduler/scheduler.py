@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -12,12 +11,15 @@ from typing import Any
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import (
+    Alive,
     Attached,
     Forget,
     Forgotten,
+    Hold,
     LookedUp,
     Lookup,
     Message,
+    Receive,
     ReceiveReady,
     Send,
     SendOpened,
@@ -26,6 +28,8 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts, Direction, LoadSource, Outcome, ScheduledRequest, Step, Tables
+from prfaas.connector.scheduler.liveness import AgentLiveness
+from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.connector.scheduler.send import OutboundTransfers
@@ -95,15 +99,21 @@ class SchedulerSide:
         self._settings = settings
         self._directions = directions
         self.counts = counts = Counts()
+        self._liveness = AgentLiveness(client.post, silence_seconds=settings.silence_seconds)
+        self._prefill_rate = PrefillRate()
         self._outbound = OutboundTransfers(block_map, post=self._post, counts=counts)
         self._inbound = InboundTransfers(
-            block_map, settings, free_block_ratio=free_block_ratio, post=self._post, counts=counts
+            block_map,
+            settings,
+            free_block_ratio=free_block_ratio,
+            prefill_rate=self._prefill_rate,
+            post=self._post,
+            counts=counts,
         )
         self._lookups = PrefixLookups(self._inbound, post=self._post, counts=counts)
         self._stores = PrefixStores(
             block_map, pins, min_tokens=settings.reuse_min_tokens, post=self._post, counts=counts
         )
-        self._unanswered_since = math.inf  # Monotonic seconds of the first question since the agent's last message.
         self._refused: dict[str, Outcome] = {}  # Prefill legs that run without a transfer.
         self._forgotten: TransferId | None = None  # Latest reset that the agent has completed.
         self._may_sleep = False  # The last step computed nothing, and the present one has found no work yet.
@@ -136,7 +146,7 @@ class SchedulerSide:
 
     def _look_up(self, request: EngineRequest, *, promised: int) -> None:
         is_long = request.num_prompt_tokens >= self._settings.reuse_min_tokens
-        if not (self._settings.reuse and is_long and self._client.connected):
+        if not (self._settings.reuse and is_long and self._is_agent_present):
             return
         if request.excluded or uses_other_connector(request.parameters):
             return
@@ -154,6 +164,10 @@ class SchedulerSide:
         transfer = read_parameters(request, direction)
         if transfer is None:
             return "no_grant"
+        if self._liveness.is_silent:
+            if direction == "receive":
+                self._inbound.decline(transfer)
+            return "agent_silent"
         grant = transfer.grant
         if grant.transfer_id in self._outbound or grant.transfer_id in self._inbound:
             return "in_use"
@@ -173,16 +187,20 @@ class SchedulerSide:
         return None
 
     def _post(self, message: Message) -> None:
-        if isinstance(message, Send | Lookup | Store):
-            self._unanswered_since = min(self._unanswered_since, time.monotonic())
         self._client.post(message)
+        if isinstance(message, Send | Receive | Store | Lookup | Hold):
+            self._liveness.beat()
 
     def _reply_deadline(self) -> float:
-        """Return how long to wait for a reply. The wait is zero while the agent owes a reply to an earlier question."""
-        now, wait_seconds = time.monotonic(), self._settings.open_wait_seconds
-        if now - self._unanswered_since > wait_seconds:
+        """Return how long to wait for a reply. The wait is zero while the agent is silent."""
+        if self._liveness.is_silent:
             self.poll()  # The reply may have come since the last step.
-        return now if now - self._unanswered_since > wait_seconds else now + wait_seconds
+        now = time.monotonic()
+        return now if self._liveness.is_silent else now + self._settings.silence_seconds
+
+    @property
+    def _is_agent_present(self) -> bool:
+        return self._client.connected and not self._liveness.is_silent
 
     def num_external_tokens(
         self, request_id: str, local_tokens: int, *, asks_again: Callable[[int | None], bool] = lambda offered: False
@@ -210,7 +228,7 @@ class SchedulerSide:
             return None
         if self._lookups.is_undecided(request_id, local_tokens, now=now):
             return None
-        return self._inbound.num_tokens(request_id, local_tokens, now=now)
+        return self._inbound.num_tokens(request_id, local_tokens)
 
     def sleep_if_idle(self) -> bool:
         """Wait briefly for the agent if the engine computes nothing; return whether it did."""
@@ -233,23 +251,44 @@ class SchedulerSide:
 
     def waits(self, request_id: str) -> bool:
         """Return whether the KV of a request is still pending, by the messages read so far."""
-        return self._inbound.waits(request_id, now=time.monotonic())
+        return self._inbound.waits(request_id)
 
     def poll(self, timeout_seconds: float = 0.0) -> int:
         """Handle the agent's messages, waiting up to `timeout_seconds` for the first; return their number."""
         messages = self._client.poll(timeout_seconds)
         self.num_messages += len(messages)
-        if messages or not self._client.connected:
-            self._unanswered_since = math.inf
         for message in messages:
             self._on_message(message)
         if not self._client.connected:
-            self._fail_all("agent_lost")
-            self._outbound.take_ends()  # The next agent gives the same handles to other transfers.
-            self._client.reattach(wait_seconds=REATTACH_WAIT_SECONDS)
+            self._reattach()
+        elif self._is_waiting:
+            self._check_liveness()
         return len(messages)
 
+    def _reattach(self) -> None:
+        self._liveness.restart()
+        self._fail_all("agent_lost")
+        self._outbound.take_ends()  # The next agent gives the same handles to other transfers.
+        if self._client.reattach(wait_seconds=REATTACH_WAIT_SECONDS):
+            self._inbound.decline_unclaimed()
+
+    @property
+    def _is_waiting(self) -> bool:
+        """True if a message of the agent is awaited."""
+        return bool(self._outbound or self._inbound.is_waiting or self._lookups or self._stores.has_requested)
+
+    def _check_liveness(self) -> None:
+        """Send a heartbeat, and end all waits for a silent agent. What workers copy goes on: its slots stay mapped."""
+        if not self._liveness.is_silent:
+            self._liveness.beat()
+        elif self._inbound.is_waiting or self._lookups:
+            _log.warning("agent.silent", num_claims=len(self._inbound), num_lookups=len(self._lookups))
+            self.num_messages += 1
+            self._inbound.fail_all("agent_silent")
+            self._lookups.fail_all("agent_silent")
+
     def _on_message(self, message: Message) -> None:
+        self._liveness.on_message()
         if isinstance(message, SendOpened | TransferFailed):
             self._outbound.on_message(message)
             self._stores.on_message(message)
@@ -257,6 +296,9 @@ class SchedulerSide:
             self._inbound.on_message(message)
         elif isinstance(message, LookedUp):
             self._lookups.on_message(message)
+        elif isinstance(message, Alive):
+            self._liveness.on_alive(message.number)
+            self._inbound.on_progress(message.claims, now=time.monotonic())
         elif isinstance(message, Forgotten):
             self._forgotten = message.transfer_id
 
@@ -282,7 +324,7 @@ class SchedulerSide:
         if self._forgotten == order:
             _log.info("cache.reset_completed", model=model)
             return True
-        reason = "agent_slow" if self._is_attached_to(agent) else "agent_lost"
+        reason = "agent_silent" if self._is_attached_to(agent) else "agent_lost"
         _log.warning("cache.reset_failed", model=model, reason=reason)
         return False
 
@@ -307,10 +349,14 @@ class SchedulerSide:
         return self._plan(scheduled) if self._has_work else self._plan_nothing(scheduled)
 
     def _plan_nothing(self, scheduled: Iterable[ScheduledRequest]) -> Step:
-        self._may_sleep = next(iter(scheduled), None) is None
-        if not self._may_sleep:
+        now, prompt_tokens, is_idle = time.monotonic(), 0, True
+        for request in scheduled:
+            is_idle = False
+            prompt_tokens += _prompt_tokens(request)
+        self._prefill_rate.on_planned(prompt_tokens, now=now)
+        self._may_sleep = is_idle
+        if not is_idle:
             self._pause_seconds = FIRST_PAUSE_SECONDS
-        now = time.monotonic()
         if now >= self._poll_at:
             self._poll_at = now + POLL_INTERVAL_SECONDS
             self.poll()
@@ -321,14 +367,14 @@ class SchedulerSide:
 
     def _plan(self, scheduled: Iterable[ScheduledRequest]) -> Step:
         self.poll()
-        reply_deadline = (
-            self._reply_deadline()
-        )  # May poll: all that follows belongs to the agent that is attached then.
+        # May poll: all that follows belongs to the agent that is attached then.
+        reply_deadline = self._reply_deadline()
         now = time.monotonic()
         stores = self._stores.saves(now=now)
-        is_idle, saves = True, []
+        is_idle, saves, prompt_tokens = True, [], 0
         for request in scheduled:
             is_idle = False
+            prompt_tokens += _prompt_tokens(request)
             save = self._outbound.save(request.request_id, request.computed_tokens, request.tables)
             if save is not None:
                 saves.append(save)
@@ -337,12 +383,16 @@ class SchedulerSide:
         self._may_sleep = is_idle
         if not is_idle:
             self._pause_seconds = FIRST_PAUSE_SECONDS
-        self._inbound.expire(now)
+        self._prefill_rate.on_planned(prompt_tokens, now=now)
         if is_idle and not saves and self._inbound.num_awaited:
             self._pause()  # The engine does not ask for these requests, so no other call sleeps.
         loads, ends, failed = self._inbound.take_loads(), self._outbound.take_ends(), self._inbound.take_failed_loads()
         attached = self._client.attached
         return Step(tuple(saves), loads, ends, attached.epoch, failed, attached.session)
+
+    def on_step_end(self) -> None:
+        """Note that the engine has computed the oldest planned step."""
+        self._prefill_rate.on_step_end(now=time.monotonic())
 
     def on_loaded(self, request_ids: Iterable[str], *, failed: Collection[str]) -> None:
         """End the transfers of requests whose slots the workers have read."""
@@ -389,3 +439,9 @@ class SchedulerSide:
     def close(self) -> None:
         """Leave the agent, which takes back all leases."""
         self._client.close()
+
+
+def _prompt_tokens(request: ScheduledRequest) -> int:
+    """Return how many tokens of a prompt a step computes; a single token is one of the answer."""
+    num_tokens = request.computed_tokens - request.before_tokens
+    return num_tokens if num_tokens > 1 else 0

@@ -74,7 +74,7 @@ class OutboundTransfers(TransferTable[OutboundTransfer]):
             return False
         if now < transfer.reply_deadline:
             return True
-        self._end(transfer, "agent_slow")
+        self._end(transfer, "agent_silent")
         return False
 
     def save(self, request_id: str, computed_tokens: int, tables: Tables) -> Save | None:
@@ -84,7 +84,7 @@ class OutboundTransfers(TransferTable[OutboundTransfer]):
             return None
         if transfer.opened is None:
             # The engine scheduled the request without asking, so there are no slots to copy to.
-            self._end(transfer, "agent_slow")
+            self._end(transfer, "agent_silent")
             return None
         saved = transfer.saved_tokens
         if computed_tokens <= saved:

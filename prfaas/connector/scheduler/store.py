@@ -100,6 +100,11 @@ class PrefixStores:
         return bool(self._prompts or self._requested or self._copying)
 
     @property
+    def has_requested(self) -> bool:
+        """True if an answer of the agent is awaited."""
+        return bool(self._requested)
+
+    @property
     def has_pins(self) -> bool:
         return any(blocks.is_checkpoint for blocks in self._requested.values())
 
@@ -181,7 +186,7 @@ class PrefixStores:
                 continue
             del self._requested[transfer_id]
             if blocks.opened is None or blocks.failure is not None:
-                blocks.failure = blocks.failure or "agent_slow"
+                blocks.failure = blocks.failure or "agent_silent"
                 self._post(Cancel(transfer_id))
             if not blocks.is_checkpoint:
                 self._copying[blocks.request_id] = blocks

@@ -244,6 +244,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         assert self._scheduler is not None
+        self._scheduler.on_step_end()
         finished: Iterable[str] = connector_output.finished_recving or ()
         self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
         self._scheduler.on_stored(connector_output.finished_sending or ())

@@ -41,6 +41,7 @@ def from_counts(counts: Counts) -> PrfaasStats | None:
     taken = counts.take()
     data: dict[str, Any] = {" ".join(("transfers", *key)): count for key, count in taken.transfers.items()}
     data |= {f"bytes {direction}": count for direction, count in taken.copied_bytes.items()}
+    data |= {f"recompute {kind}": seconds for kind, seconds in taken.recompute_seconds.items()}
     totals = {_STATE_TAIL: taken.state_tail_bytes, _RING_OVERFLOWS: taken.ring_overflows}
     return PrfaasStats(data | {key: count for key, count in totals.items() if count})
 
@@ -55,6 +56,8 @@ class PrfaasPromMetrics(KVConnectorPromMetrics):
                 metrics.CONNECTOR_TRANSFERS.labels(direction=labels[0], outcome=labels[1]).inc(count)
             elif kind == "bytes":
                 metrics.CONNECTOR_COPIED_BYTES.labels(direction=labels[0]).inc(count)
+            elif kind == "recompute":
+                metrics.CONNECTOR_RECOMPUTE_SECONDS.labels(kind=labels[0]).inc(count)
             elif kind == _STATE_TAIL:
                 metrics.CONNECTOR_STATE_TAIL_BYTES.inc(count)
             elif kind == _RING_OVERFLOWS:

@@ -21,6 +21,16 @@ NOTHING_RECEIVED = TransferStats(0, 0)
 
 
 @dataclass(frozen=True)
+class ReceiveProgress:
+    """Bytes of a transfer that have not ended. Times are monotonic seconds, None before the first byte."""
+
+    total_bytes: int
+    missing_bytes: int
+    first_at: float | None
+    latest_at: float | None
+
+
+@dataclass(frozen=True)
 class OpenRequest:
     """Request of a peer to send objects of these sizes."""
 

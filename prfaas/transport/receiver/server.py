@@ -30,7 +30,7 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Hello
 from prfaas.transport.protocol.wire import NO_TRANSFER, ConnectionState
 from prfaas.transport.receiver.admission import MAX_TOTAL_FRAGMENTS, FairQuota
-from prfaas.transport.receiver.api import AcceptFunction, ReceiveEvent
+from prfaas.transport.receiver.api import AcceptFunction, ReceiveEvent, ReceiveProgress
 from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.limits import ReceiveLimits
 from prfaas.transport.receiver.reader import FrameQuota, Reader
@@ -148,6 +148,12 @@ class Receiver:
         """End a transfer: ReceiveFailed does not follow, ReceiveMemoryFree does."""
         with self._dispatcher.exclusive() as transfers:
             transfers.cancel(transfer_id, reason, message, now=time.monotonic())
+
+    def progress(self, transfer_id: bytes) -> ReceiveProgress | None:
+        """Return what has arrived of a transfer; None unless it is being received."""
+        with self._dispatcher.exclusive() as transfers:
+            transfer = transfers.get(transfer_id)
+            return None if transfer is None else transfer.progress()
 
     def close(self) -> None:
         """Close every connection and wait for the threads."""

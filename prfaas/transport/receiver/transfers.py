@@ -33,6 +33,7 @@ from prfaas.transport.receiver.api import (
     ReceiveEvent,
     ReceiveFailed,
     ReceiveMemoryFree,
+    ReceiveProgress,
     Rejection,
     TransferStats,
 )
@@ -122,6 +123,9 @@ class InboundTransfer(Generic[C]):
     assembler: Assembler | None = None
     writers: dict[C, Slab] = field(default_factory=dict)
     wire_bytes: int = 0
+    # Arrival of the first and of the latest chunk.
+    first_at: float | None = None
+    latest_at: float | None = None
     have_queued_at: float = 0.0
     disconnected_at: float | None = None
     num_reopens: int = 0
@@ -144,6 +148,12 @@ class InboundTransfer(Generic[C]):
     def latest_first(self) -> list[C]:
         """Connections in the order in which a reply tries them."""
         return list(reversed(self.connections))
+
+    def progress(self) -> ReceiveProgress | None:
+        """Return what has arrived; None after the end or before the decision."""
+        if self.state is not InboundState.RECEIVING or self.assembler is None:
+            return None
+        return ReceiveProgress(self.assembler.total_bytes, self.assembler.missing_bytes, self.first_at, self.latest_at)
 
     def have(self) -> Have | None:
         """Return what has arrived, as far as one HAVE can list it; None after the end or before the decision."""
@@ -301,6 +311,7 @@ class InboundTransfers(Generic[C]):
             self._release(transfer)
         elif outcome == "complete":
             assembler.add(slab)
+            transfer.first_at, transfer.latest_at = transfer.first_at or now, now
             self._complete_if_all_arrived(transfer, now)
         elif outcome == "lost":
             assembler.remove(slab)

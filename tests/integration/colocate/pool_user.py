@@ -29,7 +29,7 @@ class Executor:
         self.freed: list[int] = []
         self.num_failures = 0
         settings = PoolSettings(
-            socket, "executor", "model", "weights", reuse_min_tokens=16, open_wait_seconds=PATIENCE_SECONDS
+            socket, "executor", "model", "weights", reuse_min_tokens=16, silence_seconds=PATIENCE_SECONDS
         )
         self.pool = Pool(settings, self.cache)
         self.pool.start(Answers(self.loaded.__setitem__, self.freed.append, self._fail))

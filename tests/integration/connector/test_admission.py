@@ -63,9 +63,7 @@ def test_preallocated_blocks_are_filled_when_the_kv_comes(nodes: Nodes, shape: s
 
 def test_a_prefix_from_the_pool_gets_no_preallocated_blocks(nodes: Nodes) -> None:
     """It comes within a moment or never, and an engine may fail a request whose blocks stay empty."""
-    engine = nodes.start(
-        nodes.west, SHAPES["dense"], admission="preallocate", reuse=True, reuse_min_tokens=16, hold_wait_seconds=60.0
-    )
+    engine = nodes.start(nodes.west, SHAPES["dense"], admission="preallocate", reuse=True, reuse_min_tokens=16)
     first = engine.submit("first", PROMPT, {})
     assert engine.await_answer(first) == 0
     engine.prefill(first, chunk_tokens=100)

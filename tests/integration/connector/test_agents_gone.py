@@ -120,7 +120,7 @@ def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
 ) -> None:
     """While a reply is overdue, a step polls the agent twice."""
     engine = mortal_nodes.start(
-        mortal_nodes.west, SHAPES["dense"], reuse=True, reuse_min_tokens=16, open_wait_seconds=0.0
+        mortal_nodes.west, SHAPES["dense"], reuse=True, reuse_min_tokens=16, silence_seconds=0.0
     )
     first = engine.submit("first", prompt_of(1), {})
     engine.await_answer(first)
@@ -141,7 +141,14 @@ def test_a_step_names_no_slots_of_an_agent_whose_successor_it_meets(
         wait_until(lambda: is_answering(f"{mortal_nodes.west.status_url}/healthz"), what="the new agent")
         return look(timeout_seconds)
 
+    liveness = engine.scheduler._liveness
+
+    def awaits_answer() -> bool:
+        liveness.beat()
+        return liveness.is_silent
+
     engine.submit("second", prompt_of(2), {})
+    wait_until(awaits_answer, what="a heartbeat without an answer")
     monkeypatch.setattr(engine.client, "poll", poll)
     step = engine.scheduler.plan_step([])
     monkeypatch.undo()

@@ -225,7 +225,7 @@ def test_a_decode_request_may_end_at_every_stage(nodes: Nodes, stage: str) -> No
 
 
 def test_requests_stop_waiting_after_an_unanswered_question(nodes: Nodes) -> None:
-    engine = nodes.start(nodes.east, SHAPES["dense"], reuse=True, reuse_min_tokens=16, open_wait_seconds=1.0)
+    engine = nodes.start(nodes.east, SHAPES["dense"], reuse=True, reuse_min_tokens=16, silence_seconds=1.0)
     prompts = map(prompt_of, itertools.count(42))
 
     def sent() -> Running:
@@ -233,7 +233,7 @@ def test_requests_stop_waiting_after_an_unanswered_question(nodes: Nodes) -> Non
         return sending(engine, prompt, nodes.grant(prompt))
 
     def num_slow() -> int:
-        return engine.outcomes().get("send agent_slow", 0)
+        return engine.outcomes().get("send agent_silent", 0)
 
     def is_answered() -> bool:
         before, request = num_slow(), sent()
@@ -256,12 +256,12 @@ def test_requests_stop_waiting_after_an_unanswered_question(nodes: Nodes) -> Non
     nodes.assert_nothing_is_left()
 
 
-def test_a_missing_transfer_is_given_up_in_time(nodes: Nodes) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"], receive_timeout_seconds=0.3)
+def test_a_transfer_that_does_not_begin_is_recomputed(nodes: Nodes) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"], silence_seconds=0.5)
     prompt = prompt_of(14)
     parked = receiving(decoder, prompt, nodes.grant(prompt))
     assert decoder.await_answer(parked) == 0
-    assert decoder.outcomes() == {"receive timeout": 1}
+    assert decoder.outcomes() == {"receive recomputed": 1}
     nodes.assert_nothing_is_left()
 
 

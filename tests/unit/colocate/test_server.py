@@ -46,7 +46,7 @@ def test_a_character_cut_between_tokens_comes_with_its_last_byte() -> None:
         ({"profile": "p.yaml", "partition": "affinity", "itl_slo_seconds": "0"}, "itl_slo_seconds: '0': too small"),
         ({"dwell_steps": "8"}, "dwell_steps: needs profile"),
         ({"profile": "p.yaml", "partition": "affinity", "dwell_steps": "0"}, "dwell_steps: '0': too small"),
-        ({"open_wait_seconds": "400ms"}, "open_wait_seconds: needs agent_socket"),
+        ({"silence_seconds": "400ms"}, "silence_seconds: needs agent_socket"),
         ({"tenant": "us"}, "tenant: needs agent_socket"),
         ({"reuse_min_tokens": "128"}, "reuse_min_tokens: needs agent_socket"),
     ],

@@ -115,7 +115,7 @@ def _reset(engine: Engine) -> list[Save]:
     return engine.checkpoints.saves(now=0.1)
 
 
-@pytest.mark.parametrize(("end", "outcome"), [(_failed, "no_memory"), (_late, "agent_slow"), (_reset, "reset")])
+@pytest.mark.parametrize(("end", "outcome"), [(_failed, "no_memory"), (_late, "agent_silent"), (_reset, "reset")])
 def test_a_checkpoint_that_finds_no_slots_ends_its_pins(end: Callable[[Engine], list[Save]], outcome: str) -> None:
     engine = Engine()
     engine.step(64)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised, Release
+from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts
+from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
-from prfaas.types import TransferId
 
 CHAIN = HashChain(root_hash("m"), range(500))
 GROUPS = BlockMap((KVGroup("full_attention", 16), KVGroup("linear_state", 1 << 20)))
@@ -25,6 +25,7 @@ def _incoming(posted: list[Message]) -> InboundTransfers:
         GROUPS,
         ConnectorSettings(agent_socket=Path("a.sock")),
         free_block_ratio=lambda: 0.0,
+        prefill_rate=PrefillRate(),
         post=posted.append,
         counts=Counts(),
     )
@@ -51,13 +52,3 @@ def test_a_promise_is_compared_with_what_can_be_taken_up(lengths: list[int], loc
     assert not lookups.is_undecided("r", local_tokens, now=0.1)
     assert posted[1] == says
     assert any(isinstance(message, Hold) for message in posted) == (max(lengths, default=0) > local_tokens)
-
-
-def test_an_agent_that_hangs_after_a_lookup_is_waited_for_no_longer_than_its_ssd_may_take() -> None:
-    posted: list[Message] = []
-    incoming, transfer_id = _incoming(posted), TransferId(bytes(16))
-    incoming.hold("r", transfer_id, CHAIN, num_tokens=480, now=100.0)
-    assert incoming.num_tokens("r", 0, now=110.0) is None and incoming.waits("r", now=110.0)
-    assert not incoming.waits("r", now=110.1)
-    assert incoming.num_tokens("r", 0, now=110.1) == 0
-    assert posted[1:] == [Release(transfer_id)]

@@ -21,7 +21,7 @@ def test_only_the_socket_is_required() -> None:
     [
         ({"agnet_socket": "a"}, ["agnet_socket", "unknown key", "agent_socket"]),
         ({}, ["agent_socket", "missing"]),
-        ({"agent_socket": "a", "receive_timeout_seconds": "soon"}, ["receive_timeout_seconds", "'soon'", "write"]),
+        ({"agent_socket": "a", "silence_seconds": "soon"}, ["silence_seconds", "'soon'", "write"]),
         ({"agent_socket": "a", "reuse": "perhaps"}, ["reuse", "perhaps"]),
         ({"agent_socket": None}, ["agent_socket", "write"]),
         ({"agent_socket": "/" + "a" * 107}, ["agent_socket", "has 108 bytes", "at most 107"]),
