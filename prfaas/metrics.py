@@ -334,8 +334,11 @@ MANAGER_WITHOUT_LAYOUT = _counter(
 )
 MANAGER_ANSWERED = _counter(
     "prfaas_manager_answered_requests",
-    "Requests answered by routers. outcome is answered, fell_back or failed.",
+    "Requests with a decision, as routers report their end. outcome is as in prfaas_router_requests_total.",
     ("route", "reason", "outcome"),
+)
+MANAGER_FALLBACKS = _counter(
+    "prfaas_manager_fallbacks", "Requests that fell back, as in prfaas_router_fallbacks_total.", ("reason",)
 )
 MANAGER_TTFT = _histogram(
     "prfaas_manager_ttft_seconds", "Time to first token, as routers report it.", TTFT_BUCKETS_SECONDS, ("route",)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import secrets
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from prfaas import logs
@@ -16,6 +17,8 @@ from prfaas.transport.net.tls import CertificateFiles
 _log = logs.get("rpc.client")
 _RETRY_SECONDS = 0.2
 _LEAST_SECONDS = 0.05  # With less time left, a call cannot succeed.
+_REPORT_CALL_SECONDS = 3.0
+REPORT_SECONDS = 60.0  # A manager that is frozen for longer is given up.
 _SILENCE_SECONDS = 2.0  # A snapshot arrives each second; a manager that hangs still answers pings.
 
 
@@ -35,6 +38,8 @@ class ManagerClient:
         self._streams = [QuestionStream(channel) for channel in self._channels]
         self._deadline_seconds = deadline_seconds
         self._preferred = 0
+        self._reporter = secrets.token_bytes(8)
+        self._num_reports = 0
 
     async def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
         """Return how much of a prompt is cached on each node. Raises as `Channel.call`."""
@@ -47,8 +52,25 @@ class ManagerClient:
         return response
 
     async def report_requests(self, request: pb.ReportRequestsRequest) -> None:
-        """Report the outcomes of requests. Raises as `Channel.call`."""
-        await self._call("ReportRequests", request)
+        """Report the outcomes of requests, so that a manager counts each once. Wait for one call at a time.
+
+        A manager that does not answer may have counted them. So the report is repeated there under the same number, and
+        goes to another manager only after `REPORT_SECONDS`. Raises as `Channel.call` if none takes it.
+        """
+        self._num_reports += 1
+        request.reporter, request.number = self._reporter, self._num_reports
+        clock = asyncio.get_running_loop().time
+        failure = ManagerUnreachable("no manager is configured")
+        for channel in (*self._channels[self._preferred :], *self._channels[: self._preferred]):
+            ends = clock() + REPORT_SECONDS
+            while clock() < ends:
+                try:
+                    await channel.call("ReportRequests", request, timeout_seconds=_REPORT_CALL_SECONDS)
+                    return
+                except ManagerUnreachable as error:
+                    failure = error
+                    await asyncio.sleep(_RETRY_SECONDS)
+        raise failure
 
     async def copy(self, request: pb.CopyRequest, *, timeout_seconds: float) -> pb.CopyResponse:
         """Copy a prefix from one node to another and wait for the end. Raises as `Channel.call`, except FencedError."""
@@ -111,17 +133,7 @@ class ManagerClient:
             raise ManagerUnreachable(f"{writer.address} no longer writes the cluster") from error
 
     async def _ask(self, kind: QuestionKind, request: Any) -> Any:
-        return await self._first_answer(
-            lambda position, timeout: self._streams[position].ask(kind, request, timeout_seconds=timeout)
-        )
-
-    async def _call(self, method: str, request: Any) -> Any:
-        return await self._first_answer(
-            lambda position, timeout: self._channels[position].call(method, request, timeout_seconds=timeout)
-        )
-
-    async def _first_answer(self, call: Callable[[int, float], Awaitable[Any]]) -> Any:
-        """Return the first manager's answer. `call` takes a position in the list and its timeout."""
+        """Return the first manager's answer."""
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
         share = self._deadline_seconds / len(self._channels)
         failure = ManagerUnreachable("no manager is configured")
@@ -129,8 +141,9 @@ class ManagerClient:
             position = (self._preferred + attempt) % len(self._channels)
             seconds_left = deadline - asyncio.get_running_loop().time()
             is_last = attempt == len(self._channels) - 1
+            seconds = max(0.01, seconds_left if is_last else min(share, seconds_left))
             try:
-                response = await call(position, max(0.01, seconds_left if is_last else min(share, seconds_left)))
+                response = await self._streams[position].ask(kind, request, timeout_seconds=seconds)
             except ManagerUnreachable as error:
                 failure = error
                 continue

@@ -62,7 +62,9 @@ class Service:
         return response
 
     def report_requests(self, request: pb.ReportRequestsRequest) -> None:
-        """Record the outcomes of requests."""
+        """Record the outcomes of requests, once."""
+        if self.outcomes.is_repeated(request.reporter, request.number):
+            return
         for report in request.requests:
             self.outcomes.note(report)
             recorded = self.routing.decisions.get(report.decision_id)

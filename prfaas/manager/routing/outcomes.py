@@ -116,7 +116,10 @@ class PhaseCollector:
 MAX_OUTCOMES = 1024
 ROUTES = frozenset({"local", "remote", "refused"})
 WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
-OutcomeKind = Literal["answered", "fell_back", "failed"]
+OutcomeKind = Literal["completed", "fell_back", "refused", "failed", "broken", "cancelled"]
+_KINDS: Mapping[str, OutcomeKind] = {kind: kind for kind in get_args(OutcomeKind)}
+MAX_REPORTERS = 1024  # Runs of routers whose last report is remembered.
+MAX_FALLBACK_REASONS = 64
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class RequestOutcome:
     fallback: str
     ttft_seconds: float
     phases: Phases
+    transfer_id: str = ""  # Hexadecimal, as in the logs of routers, agents and engines.
 
 
 class OutcomeLog:
@@ -135,12 +139,27 @@ class OutcomeLog:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._by_decision: OrderedDict[bytes, RequestOutcome] = OrderedDict()
         self._collector = PhaseCollector(clock)
+        self._reporters: OrderedDict[bytes, int] = OrderedDict()  # Number of the last report of each.
+        self._fallback_reasons: set[str] = set()
+
+    def is_repeated(self, reporter: bytes, number: int) -> bool:
+        """Return whether this report was taken before. Reports of one reporter arrive in order."""
+        if not reporter:
+            return False
+        is_known = number <= self._reporters.get(reporter, 0)
+        self._reporters[reporter] = max(number, self._reporters.get(reporter, 0))
+        self._reporters.move_to_end(reporter)
+        if len(self._reporters) > MAX_REPORTERS:
+            self._reporters.popitem(last=False)
+        return is_known
 
     def note(self, report: pb.ReportRequestsRequest.Answered) -> None:
         if report.route not in ROUTES or report.reason not in EXPLANATIONS:
             return
         outcome = _outcome(report)
         metrics.MANAGER_ANSWERED.labels(route=report.route, reason=report.reason, outcome=outcome.outcome).inc()
+        if outcome.outcome == "fell_back":
+            metrics.MANAGER_FALLBACKS.labels(reason=self._fallback_reason(outcome.fallback)).inc()
         if outcome.ttft_seconds:
             metrics.MANAGER_TTFT.labels(route=report.route).observe(outcome.ttft_seconds)
         if report.decision_id:
@@ -152,6 +171,12 @@ class OutcomeLog:
             self._collector.note_request(report.transfer_id, outcome.phases, outcome.ttft_seconds, on_complete)
         else:
             on_complete(outcome.phases)
+
+    def _fallback_reason(self, word: str) -> str:
+        """Return a router's word as a label. A caller cannot make any number of labels."""
+        if word not in self._fallback_reasons and len(self._fallback_reasons) < MAX_FALLBACK_REASONS:
+            self._fallback_reasons.add(word)
+        return word if word in self._fallback_reasons else "unknown"
 
     def _complete_ready(self, route: str, decision_id: bytes, phases: Phases) -> None:
         for phase, seconds in phases.items():
@@ -173,8 +198,16 @@ class OutcomeLog:
 
 def _outcome(report: pb.ReportRequestsRequest.Answered) -> RequestOutcome:
     ttft = report.ttft_seconds if 0 < report.ttft_seconds < MAX_SECONDS else 0.0
-    kind: OutcomeKind = "failed" if not ttft or report.status >= 500 else "fell_back" if report.fallback else "answered"
-    return RequestOutcome(kind, report.fallback, ttft, router_phases(report, ttft) if kind == "answered" else {})
+    kind = _KINDS.get(report.outcome) or _kind_of_old_report(report, ttft)
+    phases = router_phases(report, ttft) if kind == "completed" and ttft else {}
+    return RequestOutcome(kind, report.fallback, ttft, phases, report.transfer_id.hex())
+
+
+def _kind_of_old_report(report: pb.ReportRequestsRequest.Answered, ttft: float) -> OutcomeKind:
+    """Return the outcome of a report without one, which routers of version 0.1.0 send."""
+    if not ttft or report.status >= 500:
+        return "failed"
+    return "fell_back" if report.fallback else "completed"
 
 
 def outcome_counts() -> Iterator[dict[str, Any]]:

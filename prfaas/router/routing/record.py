@@ -239,6 +239,7 @@ class RequestRecord:
             transfer_id=self.plan.transfer_id or b"",
             tpot_seconds=self.tpot_seconds,
             streamed=self.is_streamed,
+            outcome=self.outcome,
         )
 
     def explanation(self) -> dict[str, Any]:

@@ -479,9 +479,9 @@ class ReportTransferResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportRequestsRequest(_message.Message):
-    __slots__ = ("requests",)
+    __slots__ = ("requests", "reporter", "number")
     class Answered(_message.Message):
-        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds", "tpot_seconds", "transfer_id", "streamed")
+        __slots__ = ("decision_id", "route", "reason", "status", "fallback", "ttft_seconds", "decide_seconds", "prefill_seconds", "tpot_seconds", "transfer_id", "streamed", "outcome")
         DECISION_ID_FIELD_NUMBER: _ClassVar[int]
         ROUTE_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
@@ -493,6 +493,7 @@ class ReportRequestsRequest(_message.Message):
         TPOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
         TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
         STREAMED_FIELD_NUMBER: _ClassVar[int]
+        OUTCOME_FIELD_NUMBER: _ClassVar[int]
         decision_id: bytes
         route: str
         reason: str
@@ -504,10 +505,15 @@ class ReportRequestsRequest(_message.Message):
         tpot_seconds: float
         transfer_id: bytes
         streamed: bool
-        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., tpot_seconds: _Optional[float] = ..., transfer_id: _Optional[bytes] = ..., streamed: _Optional[bool] = ...) -> None: ...
+        outcome: str
+        def __init__(self, decision_id: _Optional[bytes] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., status: _Optional[int] = ..., fallback: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., decide_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., tpot_seconds: _Optional[float] = ..., transfer_id: _Optional[bytes] = ..., streamed: _Optional[bool] = ..., outcome: _Optional[str] = ...) -> None: ...
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REPORTER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[ReportRequestsRequest.Answered]
-    def __init__(self, requests: _Optional[_Iterable[_Union[ReportRequestsRequest.Answered, _Mapping]]] = ...) -> None: ...
+    reporter: bytes
+    number: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[ReportRequestsRequest.Answered, _Mapping]]] = ..., reporter: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ReportRequestsResponse(_message.Message):
     __slots__ = ()

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.rpc.client import ManagerClient
@@ -77,3 +78,25 @@ async def test_invalid_timeout_is_refused(deployment: Deployment, seconds: float
     client = deployment.client(manager, name="operator")
     with pytest.raises(IndexRefusal, match="is not a duration"):
         await client.copy(pb.CopyRequest(timeout_seconds=seconds), timeout_seconds=PATIENCE_SECONDS)
+
+
+async def test_outcomes_are_counted_once_by_a_manager_that_answers_late(deployment: Deployment) -> None:
+    """A report is repeated until the manager has taken it, and its repetition is not counted."""
+    address = free_address()
+    client = ManagerClient([address], name="router", secret=SECRET)
+    answered = pb.ReportRequestsRequest.Answered(route="local", reason="short", status=200, outcome="completed")
+    request, before = pb.ReportRequestsRequest(requests=[answered]), _num_completed()
+    reporting = asyncio.create_task(client.report_requests(request))
+    manager = await deployment.start_manager(listen=address)
+    await reporting
+    assert _num_completed() == before + 1
+    manager.service.report_requests(request)
+    assert _num_completed() == before + 1
+    await client.report_requests(request)
+    assert _num_completed() == before + 2
+    await client.close()
+
+
+def _num_completed() -> float:
+    labels = {"route": "local", "reason": "short", "outcome": "completed"}
+    return REGISTRY.get_sample_value("prfaas_manager_answered_requests_total", labels) or 0.0

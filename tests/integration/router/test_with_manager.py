@@ -63,7 +63,7 @@ async def test_manager_gets_reports_of_completed_requests(managed: Managed) -> N
     decided = bytes.fromhex(str((await _decided(managed.router, PROMPT))["decision_id"]))
     await until(lambda: answered.get(decided), what="the report")
     ended = answered.get(decided)
-    assert ended is not None and ended.outcome == "answered"
+    assert ended is not None and ended.outcome == "completed"
     assert sorted(ended.phases) == ["decide", "handover", "leg"]
     assert sum(ended.phases.values()) == pytest.approx(ended.ttft_seconds)
 

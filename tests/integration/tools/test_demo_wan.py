@@ -104,7 +104,7 @@ def round_trips(page: str) -> list[float]:
 
 def has_request_over_the_link(page: str) -> bool:
     ended = [request for request in shown(page).get("requests", []) if request["ended"]]
-    return any(request["route"] == "remote" and request["ended"]["outcome"] == "answered" for request in ended)
+    return any(request["route"] == "remote" and request["ended"]["outcome"] == "completed" for request in ended)
 
 
 def test_demo_runs_over_the_requested_link_and_a_signal_removes_everything(tmp_path: Path) -> None:

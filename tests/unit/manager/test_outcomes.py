@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.manager.routing import outcomes
 from prfaas.manager.routing.outcomes import MAX_OUTCOMES, OutcomeLog, RequestOutcome
@@ -37,8 +38,8 @@ def count_of(**labels: str) -> float:
 
 
 def test_phases_add_up_to_the_ttft() -> None:
-    assert noted(LOCAL) == RequestOutcome("answered", "", 0.5, {"decide": 0.1, "engine": 0.4})
-    assert noted(REMOTE) == RequestOutcome("answered", "", 2.0, {"decide": 0.25, "leg": 1.5, "handover": 0.25})
+    assert noted(LOCAL) == RequestOutcome("completed", "", 0.5, {"decide": 0.1, "engine": 0.4})
+    assert noted(REMOTE) == RequestOutcome("completed", "", 2.0, {"decide": 0.25, "leg": 1.5, "handover": 0.25})
     late = noted(REMOTE, prefill_seconds=0.0)  # The prefill leg was answered after the first token.
     assert late is not None and late.phases == {"decide": 0.25, "leg": 1.75, "handover": 0.0}
 
@@ -91,3 +92,36 @@ def test_only_the_latest_outcomes_are_kept() -> None:
         )
     assert book.get((0).to_bytes(8, "big")) is None
     assert book.get((1).to_bytes(8, "big")) is not None
+
+
+def test_the_routers_word_is_counted_and_a_fallback_by_its_reason() -> None:
+    before = {word: count_of(outcome=word) for word in ("completed", "fell_back", "cancelled")}
+    fallbacks = fallbacks_of("checksum")
+    assert noted(REMOTE, outcome="fell_back", fallback="checksum", transfer_id=b"\x01\x02") == RequestOutcome(
+        "fell_back", "checksum", 2.0, {}, "0102"
+    )
+    noted(REMOTE, outcome="cancelled", ttft_seconds=0.0, status=0)
+    noted(REMOTE, outcome="completed", fallback="deadline")
+    changed = {word: count_of(outcome=word) - count for word, count in before.items()}
+    assert changed == {"completed": 1, "fell_back": 1, "cancelled": 1}
+    assert fallbacks_of("checksum") == fallbacks + 1 and fallbacks_of("deadline") == 0
+
+
+def test_a_repeated_report_is_known_by_its_number() -> None:
+    book = OutcomeLog(lambda: 0.0)
+    found = [book.is_repeated(*key) for key in ((b"a", 1), (b"a", 1), (b"b", 1), (b"a", 3), (b"a", 2), (b"", 0))]
+    assert found == [False, True, False, False, True, False]
+
+
+def test_a_router_cannot_make_any_number_of_labels() -> None:
+    book = OutcomeLog(lambda: 0.0)
+    for number in range(outcomes.MAX_FALLBACK_REASONS + 5):
+        report = pb.ReportRequestsRequest.Answered()
+        report.CopyFrom(REMOTE)
+        report.outcome, report.fallback = "fell_back", f"strange_{number}"
+        book.note(report)
+    assert fallbacks_of("unknown") == 5
+
+
+def fallbacks_of(reason: str) -> float:
+    return REGISTRY.get_sample_value("prfaas_manager_fallbacks_total", {"reason": reason}) or 0.0

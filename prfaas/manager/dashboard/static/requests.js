@@ -21,7 +21,7 @@ export function showRequests(now) {
 
 function answer(ended) {
   if (!ended) return "no report";
-  if (ended.outcome === "answered") return { text: "as decided", mood: "good" };
+  if (ended.outcome === "completed") return { text: "as decided", mood: "good" };
   return { text: `${ended.outcome.replace("_", " ")}${ended.fallback ? `: ${ended.fallback}` : ""}`, mood: ended.outcome === "failed" ? "bad" : "busy" };
 }
 

@@ -46,7 +46,7 @@ function shown(now, route) {
 
 // Phases are known for requests that were answered as decided.
 function whole(answered, route) {
-  return answered.filter((item) => item.route === route && item.outcome === "answered").reduce((sum, item) => sum + item.count, 0);
+  return answered.filter((item) => item.route === route && item.outcome === "completed").reduce((sum, item) => sum + item.count, 0);
 }
 
 function phaseCell(now, route, phase) {
