@@ -239,6 +239,9 @@ LEG_FAILURES = _counter(
     "prfaas_router_leg_failures", "Request legs that failed before the first byte of an answer.", ("reason",)
 )
 
+ENGINE_SILENCES = _counter(
+    "prfaas_router_engine_silences", "Times an engine stopped to answer health checks.", ("instance",)
+)
 BREAKERS_OPENED = _counter(
     "prfaas_router_breakers_opened",
     "Times a circuit breaker opened after repeated failures of an engine.",

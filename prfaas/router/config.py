@@ -191,7 +191,12 @@ class RouterConfig:
     )
     transfer_deadline: float = setting("seconds", default=120.0, doc="Time after which a missing transfer has failed.")
     request_timeout: float = setting("seconds", default=600.0, doc="Time after which an unfinished answer has failed.")
-    probe_interval: float = setting("seconds", default=2.0, doc="Time between two health checks of an engine.")
+    probe_interval: float = setting("seconds", default=1.0, doc="Time between two health checks of an engine.")
+    silence_seconds: float = setting(
+        "seconds",
+        default=2.0,
+        doc="Time without an answer to a health check, after which an engine's requests move to another engine.",
+    )
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     engine_tls: EngineTls = setting(
         choice("system", "deployment"),

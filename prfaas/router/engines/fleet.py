@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
@@ -18,9 +18,10 @@ from prfaas.scheduler.placement import choose_instance
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, RequestFacts, Snapshot, WithoutPrefill
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
-PROBE_SECONDS = 5.0  # An engine answers late during a long step.
+STREAM_PATIENCE = 10  # A stream that has begun cannot move, so it ends only after this many times the usual silence.
 BREAKER_FAILURES = 5  # Consecutive failures that open a circuit breaker.
 BREAKER_SECONDS = 10.0  # Time that it stays open.
+Leg = Literal["prefill", "decode", "stream"]  # A stream is a decode leg after its first byte.
 _log = logs.get("router.fleet")
 
 
@@ -34,6 +35,10 @@ class _Models(msgspec.Struct):
 
 
 _MODELS = msgspec.json.Decoder(_Models)
+
+
+class EngineSilent(Exception):
+    """Engine that answers no health checks, and whose legs are better served elsewhere."""
 
 
 @dataclass
@@ -94,12 +99,14 @@ class Instance:
     """State of one engine.
 
     `num_requests` and `num_tokens` count running requests and the tokens of their prompts.
+    `silent_since` is when it began not to answer health checks; None while it answers.
     `models` are all served names, `base_models` those without adapters. `identity` is the first name, which stands for the
     weights in block hashes. `renders` is true while the engine is believed to render chats into token ids.
     """
 
     address: InstanceAddress
     healthy: bool = False
+    silent_since: float | None = None
     num_requests: int = 0
     num_tokens: int = 0
     models: frozenset[str] = field(default_factory=frozenset)
@@ -107,6 +114,7 @@ class Instance:
     identity: str = ""
     renders: bool = True
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    _watches: dict[asyncio.Timeout, Leg] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -123,10 +131,32 @@ class Instance:
             self.num_requests -= 1
             self.num_tokens -= num_tokens
 
+    @contextlib.asynccontextmanager
+    async def watched(self, leg: Leg) -> AsyncIterator[None]:
+        """End the block by EngineSilent when `end_legs` ends this kind of leg."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._watches[limit] = leg
+                yield
+        except TimeoutError as error:
+            if limit.expired():
+                raise EngineSilent(f"{self.address.name} does not answer") from error
+            raise
+        finally:
+            self._watches.pop(limit, None)
+
+    def end_legs(self, *legs: Leg) -> None:
+        """End the running legs of these kinds, because the engine does not answer."""
+        now = asyncio.get_running_loop().time()
+        for limit, leg in self._watches.items():
+            if leg in legs:
+                limit.reschedule(now)
+
     @property
     def is_available(self) -> bool:
-        """Return whether it is healthy and its circuit breaker is closed."""
-        return self.healthy and not self.breaker.is_open(time.monotonic())
+        """Return whether it is healthy, answers, and has a closed circuit breaker."""
+        return self.healthy and self.silent_since is None and not self.breaker.is_open(time.monotonic())
 
     def failed(self, reason: str) -> None:
         """Note a refused connection: the instance gets no requests before a health check succeeds."""
@@ -134,14 +164,28 @@ class Instance:
             _log.warning("instance.went_down", instance=self.address.name, reason=reason)
         self.healthy = False
 
+    def fell_silent(self) -> None:
+        """Note a health check without an answer: the instance gets requests only if there is no other."""
+        if self.silent_since is None:
+            self.silent_since = time.monotonic()
+            metrics.ENGINE_SILENCES.labels(instance=self.address.name).inc()
+            _log.warning("instance.fell_silent", instance=self.address.name)
+
+    def answered(self) -> None:
+        """Note an answer to a health check."""
+        if self.silent_since is not None:
+            seconds = round(time.monotonic() - self.silent_since, 3)
+            _log.info("instance.answers_again", instance=self.address.name, seconds=seconds)
+        self.silent_since = None
+
     def failed_leg(self, reason: str) -> None:
         """Note a request that it took and did not answer."""
         if self.breaker.failed(time.monotonic()):
             metrics.BREAKERS_OPENED.labels(instance=self.address.name).inc()
             _log.warning("instance.breaker_opened", instance=self.address.name, reason=reason, seconds=BREAKER_SECONDS)
 
-    def state(self, *, respects_breaker: bool = True) -> InstanceState:
-        """Return the instance as decisions see it. An open breaker counts as not healthy, unless it is not to be heeded."""
+    def state(self, *, is_last_resort: bool = False) -> InstanceState:
+        """Return the instance as decisions see it. A silent one, or an open breaker, counts as healthy only as last resort."""
         address = self.address
         return InstanceState(
             instance=address.name,
@@ -149,7 +193,7 @@ class Instance:
             cluster_kind=address.cluster_kind,
             role=address.role,
             agent=address.agent,
-            healthy=self.is_available if respects_breaker else self.healthy,
+            healthy=self.healthy if is_last_resort else self.is_available,
             num_requests=self.num_requests,
         )
 
@@ -204,8 +248,8 @@ class Fleet:
         """Return the input of a decision.
 
         It has the instances that serve `model`, or all if none does, so that an engine rejects the name. With a cluster of
-        its own, the router uses only that cluster's decode instances. Resting instances and open breakers are left out,
-        unless no other instance can decode. With `is_alone` the managers' last policy applies.
+        its own, the router uses only that cluster's decode instances. Resting and silent instances and open breakers are
+        left out, unless no other instance can decode. With `is_alone` the managers' last policy applies.
         """
         own = self._config.cluster
         everything = self._instances.values()
@@ -216,7 +260,7 @@ class Fleet:
         ]
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes and state.instance not in excluded for state in states):
-            states = [instance.state(respects_breaker=False) for instance in serving]
+            states = [instance.state(is_last_resort=True) for instance in serving]
         policy = self.standalone_policy if is_alone else StandalonePolicy(self._config.local_policy)
         return Snapshot(
             self.threshold_tokens,
@@ -239,27 +283,63 @@ class Fleet:
         return self._instances[chosen.instance] if chosen else None
 
     async def probe_forever(self) -> None:
-        """Check the health of every engine, and read the models of each engine that comes up."""
-        while True:
-            self._changed.clear()
-            await asyncio.gather(*(self._probe(instance) for instance in self))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.probe_interval):
-                    await self._changed.wait()
+        """Check the health of every engine, and read the models of each engine that comes up.
 
-    async def _probe(self, instance: Instance) -> None:
+        An engine that answers late delays the checks of no other.
+        """
+        running: set[Instance] = set()
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                self._changed.clear()
+                for instance in self:
+                    if instance not in running:
+                        running.add(instance)
+                        probes.create_task(self._probe(instance, running))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.probe_interval):
+                        await self._changed.wait()
+
+    async def _probe(self, instance: Instance, running: set[Instance]) -> None:
+        """Check the health of one engine, and take it from those whose check is running."""
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            await self._check_health(instance)
+        finally:
+            running.discard(instance)
+
+    async def _check_health(self, instance: Instance) -> None:
+        try:
+            async with asyncio.timeout(self._config.silence_seconds) as limit:
                 async with self._session.get(f"{instance.url}/health") as response:
                     healthy = response.status == 200
                 if healthy and not (instance.healthy and instance.models):
                     await self._read_models(instance)
         except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
-            instance.failed(repr(error))
+            if limit.expired() and instance.healthy:
+                instance.fell_silent()
+            else:
+                instance.failed(repr(error))
+            self._move_legs(instance)
             return
+        instance.answered()
         if healthy and not instance.healthy:
             _log.info("instance.came_up", instance=instance.address.name, models=sorted(instance.base_models))
         instance.healthy = healthy
+        if not healthy:
+            self._move_legs(instance)
+
+    def _move_legs(self, instance: Instance) -> None:
+        """End the legs of an instance that fails its health checks, as far as another instance can take them.
+
+        Any decode instance can do without a prefill leg. A decode leg needs another decode instance of the same model.
+        """
+        instance.end_legs("prefill")
+        other = self.any_decode(instance.identity)
+        if other is not None and other is not instance and other.is_available:
+            instance.end_legs("decode")
+        silent_since = instance.silent_since
+        patience = STREAM_PATIENCE * self._config.silence_seconds
+        if silent_since is not None and time.monotonic() - silent_since > patience:
+            instance.end_legs("stream")
 
     async def _read_models(self, instance: Instance) -> None:
         async with self._session.get(f"{instance.url}/v1/models") as response:

@@ -16,25 +16,28 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from prfaas.router.engines.fleet import Instance
+from prfaas.router.engines.fleet import EngineSilent, Instance
 from prfaas.transfer_report import SENT_KEY
 
-Leg = Literal["prefill", "decode"]
+SentLeg = Literal["prefill", "decode"]
 # `prefill_without_transfer`: the engine computed the prompt, but its connector gave the transfer up.
 LegReason = Literal[
     "prefill_unreachable",
     "prefill_broke_off",
     "prefill_error",
     "prefill_late",
+    "prefill_silent",
     "prefill_without_transfer",
     "decode_unreachable",
     "decode_broke_off",
     "decode_error",
+    "decode_silent",
 ]
 # Nothing was sent, so another instance may take the request. A host without power gives the second error.
 NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-UNREACHABLE: dict[Leg, LegReason] = {"prefill": "prefill_unreachable", "decode": "decode_unreachable"}
-_BROKE_OFF: dict[Leg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
+_SILENT: dict[SentLeg, LegReason] = {"prefill": "prefill_silent", "decode": "decode_silent"}
+UNREACHABLE: dict[SentLeg, LegReason] = {"prefill": "prefill_unreachable", "decode": "decode_unreachable"}
+_BROKE_OFF: dict[SentLeg, LegReason] = {"prefill": "prefill_broke_off", "decode": "decode_broke_off"}
 COMPLETIONS_PATH = "/v1/completions"
 AGENT_LOST = "agent_lost"  # Outcome that blames the prefill instance's own agent.
 MAX_WRITE_BYTES = 1 << 20
@@ -65,7 +68,7 @@ class EngineError:
 class LegFailed(Exception):
     """Leg that failed before its first byte, or broke off after it."""
 
-    def __init__(self, leg: Leg, reason: LegReason, message: str, *, answer: EngineError | None = None) -> None:
+    def __init__(self, leg: SentLeg, reason: LegReason, message: str, *, answer: EngineError | None = None) -> None:
         super().__init__(message)
         self.leg = leg
         self.reason = reason
@@ -102,11 +105,12 @@ def streamed_error(first: bytes) -> EngineError | None:
 class EngineResponse:
     """Response of an engine whose first bytes have come. `close` also ends the request within the engines.
 
-    `running` holds what ends with the response. `prefill` is the prefill leg, if any.
+    `running` holds what ends with the response. `instance` is the engine. `prefill` is the prefill leg, if any.
     `abandoned` collects prefill legs whose responses nobody awaits.
     """
 
     response: aiohttp.ClientResponse
+    instance: Instance
     first: bytes = b""
     running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     prefill: asyncio.Task[Any] | None = None
@@ -167,17 +171,18 @@ class LegClient:
             running.enter_context(instance.busy(num_tokens))
             try:
                 url = f"{instance.url}{path}"
-                response = await self._session.post(url, data=request_payload(body), headers=headers)
-                running.callback(response.close)
-                if response.status >= 500:
-                    raise await _error_response("decode", response)
-                first = await read_first_event(response)
+                async with instance.watched("decode"):
+                    response = await self._session.post(url, data=request_payload(body), headers=headers)
+                    running.callback(response.close)
+                    if response.status >= 500:
+                        raise await _error_response("decode", response)
+                    first = await read_first_event(response)
                 if (error_event := streamed_error(first)) is not None:
                     raise _engine_error("decode", error_event)
             except BaseException as error:
                 raise _translate("decode", instance, error) from error
             instance.breaker.succeeded()
-            return EngineResponse(response, first, running.pop_all())
+            return EngineResponse(response, instance, first, running.pop_all())
 
     async def prefill(
         self,
@@ -197,13 +202,14 @@ class LegClient:
             try:
                 url = f"{instance.url}{path}"
                 async with (
+                    instance.watched("prefill"),
                     asyncio.timeout(self._prefill_seconds),
                     self._session.post(url, data=request_payload(body), headers=headers) as response,
                 ):
                     if response.status != 200:
                         raise await _error_response("prefill", response)
                     answer = await response.json()
-            except (aiohttp.ClientError, OSError, ValueError, LegFailed) as error:
+            except (aiohttp.ClientError, OSError, ValueError, LegFailed, EngineSilent) as error:
                 if isinstance(error, TimeoutError) and not isinstance(error, NOT_CONNECTED):
                     message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
                     instance.failed_leg("prefill_late")
@@ -269,22 +275,24 @@ def _transfer_params(instance: Instance, answer: Any) -> dict[str, Any]:
     return params if isinstance(params, dict) else {}
 
 
-async def _error_response(leg: Leg, response: aiohttp.ClientResponse) -> LegFailed:
+async def _error_response(leg: SentLeg, response: aiohttp.ClientResponse) -> LegFailed:
     content_type = response.headers.get("Content-Type", "application/json")
     return _engine_error(leg, EngineError(response.status, content_type, await response.read()))
 
 
-def _engine_error(leg: Leg, answer: EngineError) -> LegFailed:
+def _engine_error(leg: SentLeg, answer: EngineError) -> LegFailed:
     message = f"{answer.status}: {answer.body[:_MESSAGE_BYTES].decode(errors='replace')}"
     return LegFailed(leg, "prefill_error" if leg == "prefill" else "decode_error", message, answer=answer)
 
 
-def _translate(leg: Leg, instance: Instance, error: BaseException) -> BaseException:
+def _translate(leg: SentLeg, instance: Instance, error: BaseException) -> BaseException:
     """Return the error of a leg as `LegFailed`, and note it at the instance.
 
     A refused connection makes the instance unhealthy. Other failures count at its circuit breaker, unless the engine
     rejected the request itself (status below 500).
     """
+    if isinstance(error, EngineSilent):
+        return LegFailed(leg, _SILENT[leg], str(error))
     if isinstance(error, NOT_CONNECTED):
         instance.failed(repr(error))
         return LegFailed(leg, UNREACHABLE[leg], repr(error))

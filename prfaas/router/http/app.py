@@ -230,7 +230,9 @@ class Router:
         ready = self._fleet.any_decode() is not None
         page: dict[str, object] = {"status": "ok" if ready else "no engine is ready"}
         if self._operators.may_see(request.headers.get("Authorization")):
-            page["instances"] = {instance.address.name: instance.healthy for instance in self._fleet}
+            page["instances"] = {
+                instance.address.name: instance.healthy and instance.silent_since is None for instance in self._fleet
+            }
         return web.json_response(page, status=200 if ready else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:

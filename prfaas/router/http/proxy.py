@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from prfaas.router.engines.fleet import Instance
+from prfaas.router.engines.fleet import EngineSilent, Instance
 from prfaas.router.engines.legs import NOT_CONNECTED, LegFailed, request_payload
 from prfaas.router.openai.request import REFUSED_FIELDS, prepare_forwarded
 from prfaas.router.routing.serve import NoEngineReady, abort_connection, write_chunk
@@ -74,6 +75,8 @@ class Proxy:
                 return await self._send(request, instance, body.raw, headers)
             except NOT_CONNECTED as error:  # Nothing was sent, so another instance may take the request.
                 instance.failed(repr(error))
+            except EngineSilent:  # Another instance can answer, and the silent one is chosen no more.
+                pass
             except (aiohttp.ClientError, OSError) as error:
                 raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
@@ -86,9 +89,11 @@ class Proxy:
             sending = self.session.request(
                 request.method, url, data=request_payload(body) or None, headers=headers, allow_redirects=False
             )
-            async with sending as upstream:
+            async with contextlib.AsyncExitStack() as stack:
+                async with instance.watched("decode"):
+                    upstream = await stack.enter_async_context(sending)
+                    first = await upstream.content.readany()
                 content_type = upstream.headers.get("Content-Type", "application/octet-stream")
-                first = await upstream.content.readany()
                 response = web.StreamResponse(status=upstream.status, headers={"Content-Type": content_type, **both})
                 await response.prepare(request)
                 try:

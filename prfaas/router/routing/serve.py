@@ -15,9 +15,9 @@ from aiohttp import web
 
 from prfaas import logs, tracing
 from prfaas.router.config import PdProtocol
-from prfaas.router.engines.fleet import Fleet, Instance
-from prfaas.router.engines.legs import UNREACHABLE, EngineResponse, Leg, LegClient, LegFailed
-from prfaas.router.openai.request import PATHS, ParsedRequest, nixl_prefill_body, with_transfer_params
+from prfaas.router.engines.fleet import EngineSilent, Fleet, Instance
+from prfaas.router.engines.legs import UNREACHABLE, EngineResponse, LegClient, LegFailed, SentLeg
+from prfaas.router.openai.request import PATHS, ParsedRequest, error_body, nixl_prefill_body, with_transfer_params
 from prfaas.router.openai.tokenizer import TokenizedPrompt, Tokenizer
 from prfaas.router.routing.decide import DecisionMaker, RoutePlan
 from prfaas.router.routing.manager_client import RoutingRequest
@@ -28,6 +28,9 @@ from prfaas.transfer_report import RECEIVED_KEY, received_report, take_comment
 from prfaas.types import InstanceId
 
 MAX_TRIES = 4  # Decode legs of one request.
+
+
+_LOST_DECODE = ("decode_unreachable", "decode_broke_off", "decode_silent")  # Another instance must decode.
 
 
 class _Answer(msgspec.Struct):
@@ -93,11 +96,16 @@ class RequestHandler:
         return RoutingRequest(facts, parsed.model, prompt, session, parsed.tenant)
 
     async def _tokenize(self, parsed: ParsedRequest) -> TokenizedPrompt | None:
-        instance = self.fleet.any_decode(parsed.model)
-        if instance is None:
-            raise NoEngineReady("no engine is ready")
-        with tracing.within(tracing.child("router.tokenize", instance=instance.address.name)):
-            return await self.tokenizer.prompt(instance, parsed)
+        while True:
+            instance = self.fleet.any_decode(parsed.model)
+            if instance is None:
+                raise NoEngineReady("no engine is ready")
+            with (
+                contextlib.suppress(EngineSilent),  # Another engine tokenises.
+                tracing.within(tracing.child("router.tokenize", instance=instance.address.name)),
+            ):
+                async with instance.watched("decode"):
+                    return await self.tokenizer.prompt(instance, parsed)
 
     async def _open(self, routing: RoutingRequest, parsed: ParsedRequest, record: RequestRecord) -> EngineResponse:
         """Return the first response whose first bytes have come."""
@@ -120,7 +128,7 @@ class RequestHandler:
         Raises:
             LegFailed: `failure`, if nothing is left to try.
         """
-        if plan.is_remote and failure.reason not in ("decode_unreachable", "decode_broke_off"):
+        if plan.is_remote and failure.reason not in _LOST_DECODE:
             return routing, plan.fallen_back()
         assert plan.decision.decode is not None, "a plan without a decode instance opens no legs"
         excluded = routing.facts.excluded | {plan.decision.decode}
@@ -175,7 +183,7 @@ class RequestHandler:
             raw, sent = body(span.traceparent), headers | tracing.headers()
             return await self.legs.decode(instance, path, raw, sent, num_tokens=num_tokens)
 
-    def _instance(self, leg: Leg, name: InstanceId) -> Instance:
+    def _instance(self, leg: SentLeg, name: InstanceId) -> Instance:
         """Return the instance that a decision names.
 
         Raises:
@@ -193,7 +201,8 @@ def _leg_span(name: str, instance: Instance) -> AbstractContextManager[tracing.S
 async def stream_response(request: web.Request, response: EngineResponse, record: RequestRecord) -> web.StreamResponse:
     """Send an engine's response to the client as it comes.
 
-    A failure after the first byte aborts the connection, so that the client does not mistake half an answer for all of it.
+    A failure after the first byte ends a stream by an error event, and its connection without a proper end.
+    So the client does not mistake half an answer for all of it.
     """
     status, is_remote = response.response.status, record.plan is not None and record.plan.is_remote
     record.note_answer(status)
@@ -207,16 +216,17 @@ async def stream_response(request: web.Request, response: EngineResponse, record
     stream = web.StreamResponse(status=status, headers=headers)
     await stream.prepare(request)
     try:
-        await write_chunk(stream, response.first)
-        record.note_chunk(response.first)
-        async for chunk in response.rest():
-            await write_chunk(stream, _take_report(chunk, record) if is_remote else chunk)
-            record.note_chunk(chunk)
+        async with response.instance.watched("stream"):
+            await write_chunk(stream, response.first)
+            record.note_chunk(response.first)
+            async for chunk in response.rest():
+                await write_chunk(stream, _take_report(chunk, record) if is_remote else chunk)
+                record.note_chunk(chunk)
         await stream.write_eof()
-    except LegFailed as failure:
+    except (LegFailed, EngineSilent) as failure:
         record.is_broken = True
         _log.warning("request.stream_aborted", request_id=record.request_id, message=str(failure))
-        abort_connection(request)
+        await _end_broken(request, stream, str(failure))
     except BaseException:
         abort_connection(request)
         raise
@@ -242,6 +252,16 @@ async def write_chunk(stream: web.StreamResponse, chunk: bytes) -> None:
         await stream.write(chunk)
     except ConnectionResetError as error:
         raise asyncio.CancelledError from error
+
+
+async def _end_broken(request: web.Request, stream: web.StreamResponse, message: str) -> None:
+    """Tell the client of an event stream that it broke off, and close the connection without a proper end."""
+    if stream.content_type == "text/event-stream":
+        body = error_body(f"the answer broke off: {message}", kind="engine_lost", code=502)
+        with contextlib.suppress(ConnectionResetError):
+            await stream.write(b"data: " + body + b"\n\n")
+    if request.transport is not None:
+        request.transport.close()
 
 
 def abort_connection(request: web.Request) -> None:
