@@ -296,6 +296,11 @@ PATH_UP = _gauge(
     "prfaas_manager_path_up", "1 while at least one link of a path is up, else 0.", ("source", "destination")
 )
 MANAGER_INSTANCES = _gauge("prfaas_manager_instances", "Live instances by current role.", ("cluster", "role"))
+MANAGER_SILENT = _gauge(
+    "prfaas_manager_silent_instances",
+    "Instances that get no new requests since they or their agent are silent.",
+    ("cluster",),
+)
 MANAGER_RUNNING = _gauge("prfaas_manager_running_requests", "Requests that engines report as running.", ("cluster",))
 MANAGER_WAITING = _gauge("prfaas_manager_waiting_requests", "Requests that engines report as waiting.", ("cluster",))
 MANAGER_HELD_BLOCKS = _gauge(

@@ -8,7 +8,7 @@ from prfaas import metrics
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.record.replication import Replication
 from prfaas.manager.routing.router import RequestRouter
-from prfaas.manager.state.world import World
+from prfaas.manager.state.world import World, silent_instances
 
 
 class Gauges:
@@ -31,15 +31,18 @@ class Gauges:
         metrics.MANAGER_RECORD_UP.set(self._replication.is_recording and not self._replication.is_stale)
 
     def _members(self) -> None:
-        nodes, instances, running, waiting = Counter[str](), Counter[tuple[str, str]](), Counter[str](), Counter[str]()
+        nodes, silent, running, waiting = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+        instances = Counter[tuple[str, str]]()
         for member in self._world.live():
             cluster = member.node.cluster
             nodes[cluster] += 1
+            silent[cluster] += len(silent_instances(member))
             instances.update((cluster, engine.role) for engine in member.node.engines)
             running[cluster] += sum(load.num_running for load in member.figures.engines)
             waiting[cluster] += sum(load.num_waiting for load in member.figures.engines)
         for gauge, counts in (
             (metrics.MANAGER_NODES, nodes),
+            (metrics.MANAGER_SILENT, silent),
             (metrics.MANAGER_RUNNING, running),
             (metrics.MANAGER_WAITING, waiting),
         ):

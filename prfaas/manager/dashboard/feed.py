@@ -18,7 +18,17 @@ SAMPLES = 900  # A quarter of an hour, about 1 KB per sample with a few paths.
 MAX_CHANGES = 200
 
 ChangeKind = Literal[
-    "plan", "congestion", "calm", "link_down", "link_up", "role_draining", "role_changed", "node_joined", "node_left"
+    "plan",
+    "congestion",
+    "calm",
+    "link_down",
+    "link_up",
+    "role_draining",
+    "role_changed",
+    "node_joined",
+    "node_left",
+    "silent",
+    "answers",
 ]
 
 
@@ -50,6 +60,7 @@ class Sample:
     roles: Mapping[str, str]  # Keyed by instance.
     draining: Mapping[str, str]
     nodes: Mapping[str, str]  # Live nodes with their cluster.
+    silent: frozenset[str] = frozenset()  # Instances that are silent, or whose agent is.
 
     def drawn(self) -> dict[str, Any]:
         """Return the part that the charts need."""
@@ -110,6 +121,10 @@ def changes(before: Sample, now: Sample) -> Iterator[Change]:
         if name in before.paths:
             yield from _path_changes(now.at, name, before.paths[name], path)
     yield from _role_changes(before, now)
+    for name in sorted(now.silent - before.silent):
+        yield Change(now.at, "silent", name, "gets no new requests")
+    for name in sorted((before.silent - now.silent) & now.roles.keys()):
+        yield Change(now.at, "answers", name, "gets requests again")
     for name in now.nodes.keys() - before.nodes.keys():
         yield Change(now.at, "node_joined", name, f"in {now.nodes[name]}")
     for name in before.nodes.keys() - now.nodes.keys():
@@ -227,6 +242,7 @@ class Feed:
             roles={engine.instance: engine.role for member in live for engine in member.node.engines},
             draining=dict(plan.draining.items()) if plan else {},
             nodes={member.node.name: member.node.cluster for member in live},
+            silent=overview.world.silent,
         )
 
 

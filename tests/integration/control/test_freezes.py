@@ -10,6 +10,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import redis
+from prometheus_client.parser import text_string_to_metric_families
 
 from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, writer_address
 from prfaas.manager.record.cluster_writer import RELOAD
@@ -25,6 +27,7 @@ from prfaas.types import ClusterName, InstanceRole
 from tests.integration.control.redundant_deployment import NODES, T
 from tests.support.process_deployment import CLUSTERS, UNSHAPED, Outcome, ProcessDeployment, ask, client, fresh_prompt
 from tests.support.waiting import until, wait_until
+from tools.demo.client import get_text
 from tools.free_ports import free_address
 from tools.link import Relay
 from tools.processes import Child, Children
@@ -41,6 +44,7 @@ class ReplicatedDeployment(ProcessDeployment):
 
     managers: list[Child]
     manager_grpcs: list[str]
+    manager_urls: list[str]
     redis: Child
     redis_url: str
 
@@ -55,7 +59,7 @@ class ReplicatedDeployment(ProcessDeployment):
             stack.await_server(manager, url, path="/readyz")
         self.managers = [manager for manager, _, _ in started]
         addresses = self.manager_grpcs = [grpc for _, grpc, _ in started]
-        self.manager_url = started[1][2]
+        self.manager_urls = [url for _, _, url in started]
         for name, cluster in NODES.items():
             wire = free_address()
             relay = relays.enter_context(Relay(wire, UNSHAPED))
@@ -160,6 +164,29 @@ async def epochs_of(redis_url: str, cluster: ClusterName) -> list[int]:
     return [int(entry.id.partition("-")[0]) for entry in entries]
 
 
+def _sums(urls: list[str], name: str, label: str) -> Counter[str]:
+    """Return the sums of a counter over several pages by one label."""
+    found = Counter[str]()
+    for url in urls:
+        for family in text_string_to_metric_families(get_text(f"{url}/metrics")):
+            for sample in family.samples:
+                if sample.name == name:
+                    found[sample.labels[label]] += int(sample.value)
+    return +found
+
+
+async def sums_agree(site: ReplicatedDeployment) -> None:
+    """Wait until the managers together have counted what the router has counted."""
+    pairs = [
+        ("prfaas_router_requests_total", "prfaas_manager_answered_requests_total", "outcome"),
+        ("prfaas_router_decisions_total", "prfaas_manager_answered_requests_total", "reason"),
+        ("prfaas_router_fallbacks_total", "prfaas_manager_fallbacks_total", "reason"),
+    ]
+    for routed, counted, label in pairs:
+        wanted = _sums([site.router_url], routed, label)
+        await until(lambda: _sums(site.manager_urls, counted, label) == wanted, seconds=30, what=f"{counted}: {wanted}")  # noqa: B023 - evaluated within the loop
+
+
 @pytest.mark.timeout(300)
 async def test_no_request_waits_for_a_frozen_manager_which_writes_nothing_after_it_wakes(
     site: ReplicatedDeployment,
@@ -168,6 +195,7 @@ async def test_no_request_waits_for_a_frozen_manager_which_writes_nothing_after_
     _, worst, num_failed = await freeze(site, "manager", SHORT_SECONDS)
     assert num_failed == 0
     assert worst <= MAX_ADDED_SECONDS
+    await sums_agree(site)
     assert site.writers() == {"east": site.manager_grpcs[1], "west": site.manager_grpcs[1]}
     for cluster in ("east", "west"):
         epochs = await epochs_of(site.redis_url, ClusterName(cluster))
@@ -177,6 +205,7 @@ async def test_no_request_waits_for_a_frozen_manager_which_writes_nothing_after_
 @pytest.mark.timeout(300)
 async def test_no_request_waits_for_a_frozen_redis(site: ReplicatedDeployment) -> None:
     _, worst, num_failed = await freeze(site, "redis", SHORT_SECONDS)
+    await sums_agree(site)
     assert num_failed == 0
     assert worst <= MAX_ADDED_SECONDS
 
@@ -188,6 +217,7 @@ async def test_no_request_waits_45_seconds_for_a_frozen_process(
     site: ReplicatedDeployment, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     delayed, worst, num_failed = await freeze(site, role, LONG_SECONDS)
+    await sums_agree(site)
     with capsys.disabled():
         sys.stdout.write(f"\n{role}: {delayed:.1%} delayed, worst {worst:.2f} s, {num_failed} failed\n")
     assert num_failed == 0

@@ -29,6 +29,12 @@ def test_moving_figures_are_no_change() -> None:
     assert told(replace(BEFORE, at=2.0, paths={"east → west": moved}, counts={"local/short": 9.0})) == []
 
 
+def test_an_instance_that_is_silent_or_answers_again_is_a_change() -> None:
+    silent = replace(BEFORE, silent=frozenset({"i1", "gone"}))
+    assert told(silent) == [("silent", name, "gets no new requests") for name in ("gone", "i1")]
+    assert [(change.kind, change.subject) for change in changes(silent, BEFORE)] == [("answers", "i1")]
+
+
 def test_new_plan_names_the_limiting_stage() -> None:
     assert told(replace(BEFORE, plan_version=2, threshold_tokens=2000, plan_limit="decode")) == [
         ("plan", "plan 2", "threshold 100 → 2,000 tokens, limited by decode")

@@ -12,6 +12,8 @@ const KINDS = {
   role_draining: ["role: drains", "busy"],
   role_changed: ["role changed", ""],
   node_joined: ["node joined", "good"],
+  silent: ["silent", "bad"],
+  answers: ["answers again", "good"],
   node_left: ["node left", "bad"],
 };
 
