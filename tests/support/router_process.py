@@ -35,8 +35,13 @@ class RouterProcess:
     @property
     def resident_bytes(self) -> int:
         """Return the memory of the router's process."""
-        pages = int(Path(f"/proc/{self.router.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        return resident_bytes(self.router)
+
+
+def resident_bytes(child: Child) -> int:
+    """Return the memory of a process."""
+    pages = int(Path(f"/proc/{child.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

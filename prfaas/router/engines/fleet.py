@@ -28,6 +28,7 @@ _log = logs.get("router.fleet")
 class _Model(msgspec.Struct):
     id: str
     parent: str | None = None  # Base model of an adapter.
+    max_model_len: int = 0
 
 
 class _Models(msgspec.Struct):
@@ -101,7 +102,8 @@ class Instance:
     `num_requests` and `num_tokens` count running requests and the tokens of their prompts.
     `silent_since` is when it began not to answer health checks; None while it answers.
     `models` are all served names, `base_models` those without adapters. `identity` is the first name, which stands for the
-    weights in block hashes. `renders` is true while the engine is believed to render chats into token ids.
+    weights in block hashes. `max_model_len` is its limit on prompt and answer; 0 if unknown.
+    `renders` is true while the engine is believed to render chats into token ids.
     """
 
     address: InstanceAddress
@@ -112,6 +114,7 @@ class Instance:
     models: frozenset[str] = field(default_factory=frozenset)
     base_models: frozenset[str] = field(default_factory=frozenset)
     identity: str = ""
+    max_model_len: int = 0
     renders: bool = True
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     _watches: dict[asyncio.Timeout, Leg] = field(default_factory=dict)
@@ -273,6 +276,13 @@ class Fleet:
         """Return whether the name is a base model, not an adapter or unknown. Without a name engines use their base model."""
         return model is None or any(model in instance.base_models for instance in self._instances.values())
 
+    def max_model_len(self, model: str | None) -> int:
+        """Return the most tokens that an instance takes for this model; 0 if that is unknown."""
+        everything = self._instances.values()
+        serving = [instance for instance in everything if model in instance.models] or list(everything)
+        lengths = [instance.max_model_len for instance in serving if instance.models]
+        return max(lengths) if lengths and all(lengths) else 0
+
     def must_count(self, max_prompt_tokens: int) -> bool:
         """Return whether a prompt of at most this length could be prefilled away from its decode instance."""
         return max_prompt_tokens > self.threshold_tokens or self.counts_all
@@ -333,8 +343,8 @@ class Fleet:
         Any decode instance can do without a prefill leg. A decode leg needs another decode instance of the same model.
         """
         instance.end_legs("prefill")
-        other = self.any_decode(instance.identity)
-        if other is not None and other is not instance and other.is_available:
+        spare = self.any_decode(instance.identity)
+        if spare is not None and spare is not instance and spare.is_available:
             instance.end_legs("decode")
         silent_since = instance.silent_since
         patience = STREAM_PATIENCE * self._config.silence_seconds
@@ -347,6 +357,7 @@ class Fleet:
         base = [model.id for model in models if not model.parent]
         instance.models = frozenset(model.id for model in models)
         instance.base_models, instance.identity = frozenset(base), base[0]
+        instance.max_model_len = models[0].max_model_len
 
 
 def _addresses(clusters: tuple[ClusterConfig, ...]) -> Iterator[InstanceAddress]:

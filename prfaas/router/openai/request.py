@@ -39,6 +39,7 @@ _TOKENIZE_FIELDS: dict[Endpoint, tuple[str, ...]] = {
 _PREFILL_FIELDS = ("model", "priority", SALT_FIELD)  # Fields of the client's request in the prefill leg.
 _NIXL_FIELDS = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
 BYTES_PER_TOKEN = 4  # Approximate for English text.
+MAX_TOKEN_BYTES = 128  # Longest token of common vocabularies, a run of blanks.
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_OUTPUT_TOKENS = (1 << 32) - 1
 
@@ -84,6 +85,22 @@ class ParsedRequest:
     def estimated_prompt_tokens(self) -> int:
         """Return the estimated length of the prompt, to use until an engine has counted it."""
         return len(self.token_ids) if self.token_ids is not None else len(self.raw) // BYTES_PER_TOKEN
+
+    def check_length(self, max_model_len: int) -> None:
+        """Check that the prompt could fit, without tokenising it. 0 is no limit.
+
+        Raises:
+            BadRequest: it is too long even if all of its tokens are the longest.
+        """
+        if not max_model_len or self.body.get("truncate_prompt_tokens") is not None:
+            return
+        if self.endpoint == "chat":
+            texts = [text for message in _items(self.body.get("messages")) for text in _texts(message)]
+            fewest = sum(map(_num_bytes, texts)) // MAX_TOKEN_BYTES
+        else:
+            fewest = _fewest_tokens(self.body.get("prompt"))
+        if fewest > max_model_len:
+            raise BadRequest(f"the prompt has at least {fewest} tokens; the model takes at most {max_model_len}")
 
     @property
     def max_output_tokens(self) -> int:
@@ -281,6 +298,34 @@ def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
     if body.get("reasoning_effort") is not None:
         kwargs.setdefault("enable_thinking", body["reasoning_effort"] != "none")
     return kwargs
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _texts(message: Any) -> list[str]:
+    """Return the texts of a chat message."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return [content]
+    texts = (part.get("text") for part in _items(content) if isinstance(part, dict))
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
+def _fewest_tokens(prompt: Any) -> int:
+    """Return a lower bound of the tokens of a completion's prompt, or of the longest of several."""
+    if isinstance(prompt, str):
+        return _num_bytes(prompt) // MAX_TOKEN_BYTES
+    items = _items(prompt)
+    if not items or isinstance(items[0], int):
+        return len(items)
+    texts = [_num_bytes(item) // MAX_TOKEN_BYTES for item in items if isinstance(item, str)]
+    return max([*texts, *(len(item) for item in items if isinstance(item, list))], default=0)
 
 
 def _is_text(message: Any) -> bool:

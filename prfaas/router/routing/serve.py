@@ -77,7 +77,13 @@ class RequestHandler:
             await response.close()
 
     async def routing_request(self, parsed: ParsedRequest, session: str) -> RoutingRequest:
-        """Return the facts that decide the route. The prompt is tokenised only if it could exceed the threshold."""
+        """Return the facts that decide the route. The prompt is tokenised only if it could exceed the threshold.
+
+        Raises:
+            BadRequest: the prompt cannot fit the model.
+            NoEngineReady: there is no healthy decode instance.
+        """
+        parsed.check_length(self.fleet.max_model_len(parsed.model))
         facts = RequestFacts(
             parsed.max_prompt_tokens,
             counted=False,

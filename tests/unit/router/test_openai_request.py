@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -150,6 +151,30 @@ def test_chat_template_gets_the_arguments_that_the_engine_would_give_it(
 ) -> None:
     body = _chat("hello", **fields).tokenize_body()
     assert body is not None and body["chat_template_kwargs"] == kwargs
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "fits"),
+    [
+        ("completions", {"prompt": "x" * 128 * 101}, False),
+        ("completions", {"prompt": "é" * 64 * 101}, False),
+        ("completions", {"prompt": "x" * 128 * 100}, True),
+        ("completions", {"prompt": ["x", "x" * 128 * 101]}, False),
+        ("completions", {"prompt": list(range(101))}, False),
+        ("completions", {"prompt": list(range(100))}, True),
+        ("completions", {"prompt": [[1], list(range(101))]}, False),
+        ("completions", {"prompt": "x" * 128 * 101, "truncate_prompt_tokens": 5}, True),
+        ("completions", {"prompt": None}, True),
+        ("chat", {"messages": [{"role": "user", "content": "x" * 128 * 51}] * 2}, False),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 128 * 101}]}]}, False),
+        ("chat", {"messages": [{"role": "user", "content": [{"image_url": "x" * 128 * 101}]}]}, True),
+    ],
+)
+def test_prompt_that_cannot_fit_the_model_is_refused(endpoint: Any, body: dict[str, Any], fits: bool) -> None:
+    request = parse(endpoint, json.dumps(body).encode())
+    with contextlib.nullcontext() if fits else pytest.raises(BadRequest, match="at most 100"):
+        request.check_length(100)
+    request.check_length(0)
 
 
 def test_truncated_prompt_is_not_tokenised() -> None:
