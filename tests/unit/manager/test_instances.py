@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.index.membership import Engine, Node
 from prfaas.manager.state.instances import MAX_COLD_USES, Instances
-from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.types import AgentName, ClusterName, InstanceId
+from tests.support.timed_world import TimedWorld
 
 MODEL = "m"
 
 
-class Site:
-    """Two nodes of a PD cluster and one of a PrfaaS cluster, whose clock the test moves."""
+class LoadedWorld(TimedWorld):
+    """Two nodes of a PD cluster and one of a PrfaaS cluster."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.world = World(expiry_seconds=10.0, clock=lambda: self.now)
-        self.instances = Instances(self.world, clock=lambda: self.now)
-        self.register("a", "west", "pd")
-        self.register("b", "west", "pd")
-        self.register("p", "east", "prfaas", "prefill")
-
-    def register(self, name: str, cluster: str, kind: ClusterKind, role: InstanceRole = "both") -> None:
-        engine = Engine(InstanceId(f"{name}/0"), f"http://{name}", role, MODEL)
-        node = Node(AgentName(name), ClusterName(cluster), kind, f"{name}:1", 1, (), (engine,))
-        self.world.register(node)
+        super().__init__(expiry_seconds=10.0)
+        self.instances = Instances(self.world, clock=self.clock)
+        self.register("a", "west")
+        self.register("b", "west")
+        self.register("p", "east", "prfaas", role="prefill")
 
     def record_report(self, name: str, *, num_running: int = 0) -> None:
-        load = pb.EngineLoad(instance=f"{name}/0", num_running=num_running)
-        self.world.record_report(AgentName(name), epoch=1, links=([], [load]))
+        self.report(name, loads=[pb.EngineLoad(instance=f"{name}/0", num_running=num_running)])
 
     def states(self, cluster: str = "", in_flight: tuple[pb.InFlight, ...] = ()) -> dict[str, int]:
         """Requests under way by instance."""
@@ -41,11 +33,11 @@ class Site:
 
 
 @pytest.fixture
-def site() -> Site:
-    return Site()
+def site() -> LoadedWorld:
+    return LoadedWorld()
 
 
-def test_states_are_reused_until_a_node_reports(site: Site) -> None:
+def test_states_are_reused_until_a_node_reports(site: LoadedWorld) -> None:
     places = site.instances.serving(MODEL)
     states = site.instances.states(places)
     site.now = 1.0
@@ -54,19 +46,19 @@ def test_states_are_reused_until_a_node_reports(site: Site) -> None:
         assert before is again
 
 
-def test_reported_load_counts_at_the_next_lookup(site: Site) -> None:
+def test_reported_load_counts_at_the_next_lookup(site: LoadedWorld) -> None:
     assert site.states() == {"a/0": 0, "b/0": 0, "p/0": 0}
     site.record_report("a", num_running=3)
     assert site.states() == {"a/0": 3, "b/0": 0, "p/0": 0}
 
 
-def test_assignment_counts_at_once_for_its_instances_only(site: Site) -> None:
+def test_assignment_counts_at_once_for_its_instances_only(site: LoadedWorld) -> None:
     site.states()
     site.instances.assign(b"request", [InstanceId("b/0")], now=0.0)
     assert site.states() == {"a/0": 0, "b/0": 1, "p/0": 0}
 
 
-def test_requests_in_flight_count_for_their_router_only(site: Site) -> None:
+def test_requests_in_flight_count_for_their_router_only(site: LoadedWorld) -> None:
     sent = (pb.InFlight(instance="a/0", num_requests=2, num_tokens=99),)
     places = site.instances.serving(MODEL)
     first = {state.instance: state for state in site.instances.states(places, in_flight=sent)}
@@ -75,7 +67,7 @@ def test_requests_in_flight_count_for_their_router_only(site: Site) -> None:
     assert then[InstanceId("a/0")].num_in_flight == 0
 
 
-def test_expired_node_is_left_out(site: Site) -> None:
+def test_expired_node_is_left_out(site: LoadedWorld) -> None:
     site.now = 6.0
     site.record_report("a")
     assert set(site.states()) == {"a/0", "b/0", "p/0"}
@@ -86,7 +78,7 @@ def test_expired_node_is_left_out(site: Site) -> None:
     assert set(site.states()) == {"a/0", "b/0"}
 
 
-def test_draining_node_is_left_out_if_another_can_decode(site: Site) -> None:
+def test_draining_node_is_left_out_if_another_can_decode(site: LoadedWorld) -> None:
     site.states()
     site.world.drain(AgentName("a"))
     assert set(site.states()) == {"b/0", "p/0"}
@@ -96,31 +88,31 @@ def test_draining_node_is_left_out_if_another_can_decode(site: Site) -> None:
     assert set(site.states()) == {"a/0", "p/0"}
 
 
-def test_instance_before_a_role_change_is_left_out(site: Site) -> None:
+def test_instance_before_a_role_change_is_left_out(site: LoadedWorld) -> None:
     site.states()
     site.world.set_changing_role(ClusterName("west"), frozenset({InstanceId("b/0")}))
     assert set(site.states()) == {"a/0", "p/0"}
 
 
-def test_ordered_role_applies_at_once(site: Site) -> None:
+def test_ordered_role_applies_at_once(site: LoadedWorld) -> None:
     site.states()
     site.world.order_role(AgentName("b"), "prefill")
     assert site.instances.serving(MODEL)[InstanceId("b/0")].engine.role == "prefill"
 
 
-def test_only_the_named_cluster_decodes(site: Site) -> None:
+def test_only_the_named_cluster_decodes(site: LoadedWorld) -> None:
     site.register("far", "north", "pd")
     assert set(site.states("west")) == {"a/0", "b/0", "p/0"}
     assert set(site.states("north")) == {"far/0", "p/0"}
 
 
-def test_unserved_models_are_not_kept(site: Site) -> None:
+def test_unserved_models_are_not_kept(site: LoadedWorld) -> None:
     for number in range(100):
         assert not site.instances.serving(f"unknown-{number}")
     assert len(site.instances._known) == 0
 
 
-def test_cold_uses_are_bounded(site: Site) -> None:
+def test_cold_uses_are_bounded(site: LoadedWorld) -> None:
     site.instances.note_cold_use(InstanceId("a/0"), 1.0)
     for number in range(MAX_COLD_USES):
         site.instances.note_cold_use(InstanceId(f"gone-{number}"), 2.0)

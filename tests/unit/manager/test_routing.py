@@ -8,41 +8,33 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.hashing import HASH_BYTES
-from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.policy import MAX_RATES, RequestRates
 from prfaas.manager.routing.router import _WARNING_SECONDS, RequestRouter
-from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import NO_LAYOUT
 from prfaas.scheduler.snapshot import RequestFacts
-from prfaas.types import AgentName, ClusterName, InstanceId
+from tests.support.timed_world import TimedWorld
 
 MODEL = "test_routing"
 
 
-class Site:
-    """A manager's routing over two PD clusters of one node each, whose clock the test moves."""
+class RoutedWorld(TimedWorld):
+    """A manager's routing over two PD clusters of one node each."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        super().__init__(expiry_seconds=1e9)
         self._num_requests = 0
-        self.world = World(expiry_seconds=1e9, clock=self._clock)
         for name in ("west", "east"):
-            engines = tuple(Engine(InstanceId(f"{name}-{model}"), f"http://{name}", "both", model) for model in _MODELS)
-            self.world.register(Node(AgentName(name), ClusterName(name), "pd", f"{name}:7400", 1, (), engines))
+            self.register(name, name, models=_MODELS)
         self.routing = RequestRouter(
             ManagerConfig(secret_file=Path("secret")),
             world=self.world,
-            paths=Paths(self.world, clock=self._clock),
+            paths=self.paths,
             secret=bytes(32),
-            clock=self._clock,
-            wall_clock=self._clock,
+            clock=self.clock,
+            wall_clock=self.clock,
         )
-
-    def _clock(self) -> float:
-        return self.now
 
     def ask(self, *, model: str = MODEL, cluster: str = "", session: str = "", turn: int = 0) -> bytes:
         """Route one request; its id, under which the decision is remembered."""
@@ -76,7 +68,7 @@ def _num_without_layout() -> float:
 def test_model_without_layout_is_logged_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    site, before = Site(), _num_without_layout()
+    site, before = RoutedWorld(), _num_without_layout()
     for site.now in (0.0, 1.0, _WARNING_SECONDS):
         decided = site.routing.decisions.get(site.ask())
         assert decided is not None and NO_LAYOUT in decided.document()["explanation"]
@@ -85,7 +77,7 @@ def test_model_without_layout_is_logged_and_counted(
 
 
 def test_request_rate_counts_ten_seconds_per_cluster_and_model() -> None:
-    site = Site()
+    site = RoutedWorld()
     for site.now, cluster, model in ((0.0, "west", MODEL), (5.0, "west", MODEL), (5.0, "east", MODEL)):
         site.ask(cluster=cluster, model=model)
 
@@ -101,8 +93,8 @@ def test_request_rate_counts_ten_seconds_per_cluster_and_model() -> None:
 
 def test_repeated_decision_counts_once() -> None:
     """A router asks again without the instance whose leg failed."""
-    site = Site()
-    for excluded in ([], [InstanceId(f"west-{MODEL}")]):
+    site = RoutedWorld()
+    for excluded in ([], ["west/0"]):
         asked = pb.RouteRequest(request_id=b"the same", model=MODEL, num_prompt_tokens=9, excluded_instances=excluded)
         site.routing.route(asked)
     assert site.routing.traffic.num_requests == 1
@@ -111,7 +103,7 @@ def test_repeated_decision_counts_once() -> None:
 
 
 def test_first_request_of_a_session_is_its_first_turn() -> None:
-    site = Site()
+    site = RoutedWorld()
     first = site.ask(session="s")
     assert site.facts(first).turn == 1
     site.ask_again(first, session="s")

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.index.membership import Engine, Node, NodeState
+from prfaas.index.membership import Node, NodeState
 from prfaas.manager.state.instances import Instances
 from prfaas.manager.state.running_clock import RunningClock
 from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.types import AgentName, ClusterName, InstanceId
+from prfaas.types import AgentName, ClusterName
+from tests.support.timed_world import MODEL, TimedWorld
 
-MODEL = "m"
 WEST, EAST = ClusterName("west"), ClusterName("east")
 
 
-class Watch:
-    """Two decode nodes and two prefill nodes whose agents send heartbeats, with a clock that the test moves."""
+class Watch(TimedWorld):
+    """Two decode nodes and two prefill nodes whose agents send heartbeats."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.world = World(expiry_seconds=30.0, silence_seconds=2.0, clock=lambda: self.now)
-        self.instances = Instances(self.world, clock=lambda: self.now)
-        for name in ("a", "b", "p", "q"):
-            self.world.register(node(name))
-            self.beat(name)
-
-    def beat(self, *names: str) -> None:
-        for name in names:
-            self.world.record_report(AgentName(name), epoch=1, links=None, is_heartbeat=True)
+        super().__init__(expiry_seconds=30.0)
+        self.instances = Instances(self.world, clock=self.clock)
+        for name in ("a", "b"):
+            self.register(name, WEST)
+        for name in ("p", "q"):
+            self.register(name, EAST, "prfaas", role="prefill")
+        self.beat("a", "b", "p", "q")
 
     def report_engine(self, name: str, *, is_silent: bool) -> None:
-        load = pb.EngineLoad(instance=f"{name}/0", is_silent=is_silent)
-        self.world.record_report(AgentName(name), epoch=1, links=([], [load]))
+        self.report(name, loads=[pb.EngineLoad(instance=f"{name}/0", is_silent=is_silent)])
         self.world.refresh()
 
     def pass_time(self, seconds: float, *alive: str) -> list[str]:
@@ -43,13 +39,6 @@ class Watch:
             self.beat(*alive)
             self.world.refresh()
         return sorted(self.instances.serving(MODEL))
-
-
-def node(name: str) -> Node:
-    is_prefill = name in ("p", "q")
-    engine = Engine(InstanceId(f"{name}/0"), f"http://{name}", "prefill" if is_prefill else "both", MODEL)
-    cluster, kind = (EAST, "prfaas") if is_prefill else (WEST, "pd")
-    return Node(AgentName(name), cluster, "prfaas" if kind == "prfaas" else "pd", f"{name}:1", 1, (), (engine,))
 
 
 @pytest.fixture
@@ -79,7 +68,7 @@ def test_silent_decode_nodes_are_used_only_while_no_other_decodes(watch: Watch) 
 
 
 def test_a_node_that_never_sent_heartbeats_is_not_silent_before_it_expires(watch: Watch) -> None:
-    watch.world.register(node("c"))
+    watch.register("c", WEST)
     assert "c/0" in watch.pass_time(29.0, "a", "b", "p", "q")
     assert "c/0" not in watch.pass_time(1.0, "a", "b", "p", "q")
 
@@ -102,7 +91,7 @@ def test_time_in_which_the_manager_stood_still_is_no_silence() -> None:
     real = [100.0]
     clock = RunningClock(lambda: real[0])
     world = World(expiry_seconds=30.0, silence_seconds=2.0, clock=clock)
-    world.register(node("a"))
+    world.register(Node(AgentName("a"), WEST, "pd", "a:1", 1))
     world.record_report(AgentName("a"), epoch=1, links=None, is_heartbeat=True)
     real[0] += 45.0
     world.refresh()
