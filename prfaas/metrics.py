@@ -239,6 +239,7 @@ LEG_FAILURES = _counter(
     "prfaas_router_leg_failures", "Request legs that failed before the first byte of an answer.", ("reason",)
 )
 
+FLEET_STALE = _gauge("prfaas_router_fleet_stale", "1 while no manager has answered since the start of the router.")
 ENGINE_SILENCES = _counter(
     "prfaas_router_engine_silences", "Times an engine stopped to answer health checks.", ("instance",)
 )

@@ -130,12 +130,20 @@ class RouterConfig:
     )
     secret_file: str = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     clusters: tuple[ClusterConfig, ...] = setting(
-        records(ClusterConfig), default=(), only_where=_ALONE, doc="Clusters of a deployment without a manager."
+        records(ClusterConfig),
+        default=(),
+        doc="Clusters of a deployment without a manager; with managers, until one of them has answered.",
     )
     managers: tuple[str, ...] = setting(
         "text_list", default=(), doc="Managers (host:port), which know instances and caches, and decide."
     )
     cluster: str = setting("text", default="", doc="PD cluster of this router; empty: any instance may decode.")
+    fleet_file: Path | None = setting(
+        "path",
+        default=None,
+        only_where={"managers": GIVEN},
+        doc="File that keeps the managers' last fleet. A router that reaches no manager starts with it; empty: none.",
+    )
     manager_timeout: float = setting(
         "seconds",
         default=0.25,
@@ -145,7 +153,8 @@ class RouterConfig:
     threshold_tokens: int = setting(
         "tokens",
         default=16_000,
-        doc="Threshold t: a PrfaaS cluster prefills prompts with more uncached tokens. A manager's t takes precedence.",
+        only_where=_ALONE,
+        doc="Threshold t: a PrfaaS cluster prefills prompts with more uncached tokens. Managers have their own.",
     )
     local_policy: LocalPolicy = setting(
         choice("decode", "pd"),

@@ -42,6 +42,7 @@ class RunningRouter:
     wests: Sequence[PacedEngine]
     session: aiohttp.ClientSession
     operator: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # Headers that open the router's own pages.
+    clusters: tuple[ClusterConfig, ...] = field(default=(), kw_only=True)
 
     @property
     def east(self) -> PacedEngine:
@@ -102,7 +103,7 @@ async def running_router(
     operator, of_operators = operators_beside(settings.get("api_keys_file"))
     config = router_config(clusters=clusters, **settings, **of_operators)
     async with aiohttp.ClientSession() as session, open_router(config, SECRET, picker=picker) as address:
-        router = RunningRouter(f"http://{address}", easts, wests, session, operator=operator)
+        router = RunningRouter(f"http://{address}", easts, wests, session, operator=operator, clusters=config.clusters)
         names = [f"east_{n}" for n in range(num_easts)] + [f"west_{n}" for n in range(num_wests)]
         await router.until_health(**dict.fromkeys(names, True))
         yield router

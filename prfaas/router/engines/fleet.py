@@ -210,13 +210,17 @@ class StandalonePolicy:
 
 
 class Fleet:
-    """All instances, with health checks in the background. Instances in `resting` get no new requests."""
+    """All instances, with health checks in the background. Instances in `resting` get no new requests.
+
+    `is_stale`: the router has managers, and none of them has answered yet.
+    """
 
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
         self.threshold_tokens = config.threshold_tokens
         self.counts_all = config.local_policy != "decode"
         self.standalone_policy = StandalonePolicy(config.local_policy)
         self.resting: frozenset[InstanceId] = frozenset()
+        self.is_stale = bool(config.managers)
         self._config = config
         self._session = session
         self._instances: dict[InstanceId, Instance] = {}

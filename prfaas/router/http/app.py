@@ -230,6 +230,8 @@ class Router:
         ready = self._fleet.any_decode() is not None
         page: dict[str, object] = {"status": "ok" if ready else "no engine is ready"}
         if self._operators.may_see(request.headers.get("Authorization")):
+            if self._fleet.is_stale:
+                page["fleet"] = "stale: no manager has answered since the start"
             page["instances"] = {
                 instance.address.name: instance.healthy and instance.silent_since is None for instance in self._fleet
             }

@@ -14,6 +14,7 @@ from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet, StandalonePolicy, addresses_of
+from prfaas.router.engines.stored_fleet import StoredFleet, read, write
 from prfaas.router.openai.tokenizer import TokenizedPrompt
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
@@ -74,7 +75,32 @@ class DecisionClient:
             tls=config.tls.files(),
         )
         self._states_in_flight = False
+        self._stored: StoredFleet | None = None
+        self._restore()
         self._reports: deque[pb.ReportRequestsRequest.Answered] = deque(maxlen=MAX_REPORTS)
+
+    def _restore(self) -> None:
+        """Begin with the fleet of the last run, which the first answer of a manager replaces."""
+        file = self._config.fleet_file
+        stored = read(file) if file is not None else None
+        metrics.FLEET_STALE.set(1)
+        if stored is None:
+            return
+        fleet = self._fleet
+        fleet.threshold_tokens, fleet.counts_all = stored.threshold_tokens, stored.counts_all
+        fleet.standalone_policy = stored.policy
+        fleet.update(stored.instances)
+        names = [instance.name for instance in stored.instances]
+        _log.warning("fleet.restored", file=str(file), threshold_tokens=stored.threshold_tokens, instances=names)
+
+    def _store(self) -> None:
+        """Keep the fleet for a start without managers."""
+        fleet = self._fleet
+        addresses = [instance.address for instance in fleet]
+        current = StoredFleet(fleet.threshold_tokens, fleet.counts_all, fleet.standalone_policy, addresses)
+        if self._config.fleet_file is not None and current != self._stored:
+            write(self._config.fleet_file, current)
+            self._stored = current
 
     async def watch_forever(self) -> None:
         """Update the fleet from the managers' states. Without a manager it stays as it is."""
@@ -119,6 +145,9 @@ class DecisionClient:
         if addresses != [instance.address for instance in fleet]:
             fleet.update(addresses)
             _log.info("fleet.changed", manager=state.manager, instances=[address.name for address in addresses])
+        fleet.is_stale = False
+        metrics.FLEET_STALE.set(0)
+        self._store()
 
     async def decide(self, model: str, chain: HashChain, routing: RoutingRequest) -> ManagerDecision | None:
         """Return the manager's decision; None if no manager answers in time or knows the model."""

@@ -20,7 +20,7 @@ from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.router.managed import PROMPT, SETTINGS, Managed, T, make_managed
 from tests.support.deployment import SECRET, hybrid_layout, stored
 from tests.support.paced_engine import MODEL
-from tests.support.router import RunningRouter
+from tests.support.router import RunningRouter, running_router
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 DECIDED = ("route", "reason", "decode", "prefill", "decided_by", "num_prompt_tokens", "num_cached_tokens")
@@ -161,3 +161,45 @@ async def test_managers_decision_can_be_replayed(managed: Managed) -> None:
     again = route(Snapshot.from_dict(found["snapshot"]), RequestFacts.from_dict(found["facts"]))
     assert asdict(again) == found["decision"]
     assert (again.route, again.reason) == (record["route"], record["reason"])
+
+
+def _lonely(manager: str, **settings: Any) -> RouterConfig:
+    """Return a router whose manager does not answer."""
+    return RouterConfig(**(SETTINGS | {"manager_timeout": 0.25}), managers=(manager,), **settings)
+
+
+async def test_router_that_starts_alone_serves_from_the_stored_fleet(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "fleet.json"
+    async with make_managed(tmp_path, fleet_file=file) as managed:
+        await managed.router.until_health(**{"east_0": True, "west-0_0": True})
+        assert "fleet" not in (await managed.router.get("/health"))[1]
+        await managed.deployment.stop_manager(managed.manager)
+        async with open_router(_lonely(managed.manager.address, fleet_file=file), SECRET) as address:
+            router = replace(managed.router, url=f"http://{address}")
+            await router.until_health(**{"east_0": True, "west-0_0": True})
+            assert "stale" in (await router.get("/health"))[1]["fleet"]
+            record = await _decided(router, PROMPT)
+            assert (record["decided_by"], record["route"], record["reason"]) == ("router", "remote", "long")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"threshold_tokens": "many"}'])
+async def test_unreadable_stored_fleet_does_not_stop_the_start(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "fleet.json"
+    file.write_bytes(content)
+    async with (
+        open_router(_lonely("127.0.0.1:1", fleet_file=file), SECRET) as address,
+        aiohttp.ClientSession() as session,session.get(f"http://{address}/health") as response
+    ):
+        assert response.status == 503
+
+
+async def test_static_clusters_serve_until_a_manager_answers(tmp_path: Path) -> None:
+    async with running_router() as beside:
+        clusters = beside.clusters
+        async with open_router(_lonely("127.0.0.1:1", clusters=clusters), SECRET) as address:
+            router = replace(beside, url=f"http://{address}")
+            await router.until_health(east_0=True, west_0=True)
+            assert (await _decided(router, PROMPT))["route"] == "local"
+    async with make_managed(tmp_path, clusters=clusters) as managed:
+        await managed.router.until_health(**{"east_0": True, "west-0_0": True})
+        assert (await _decided(managed.router, PROMPT))["decided_by"] == "manager"

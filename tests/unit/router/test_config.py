@@ -55,9 +55,10 @@ def test_documented_configuration_loads(tmp_path: Path) -> None:
         ("secret_file:", "cluster: north\nsecret_file:", r"line 1: cluster: 'north' is none of west, east"),
         (
             "secret_file:",
-            "managers: [a:1]\nsecret_file:",
-            r"line 3: clusters: needs no managers$",
+            "managers: [a:1]\nthreshold_tokens: 5\nsecret_file:",
+            r"line 2: threshold_tokens: needs no managers$",
         ),
+        ("secret_file:", "fleet_file: f\nsecret_file:", r"line 1: fleet_file: needs managers$"),
         (
             "secret_file:",
             "local_policy: pd\nsecret_file:",
