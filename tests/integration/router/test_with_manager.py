@@ -188,7 +188,8 @@ async def test_unreadable_stored_fleet_does_not_stop_the_start(tmp_path: Path, c
     file.write_bytes(content)
     async with (
         open_router(_lonely("127.0.0.1:1", fleet_file=file), SECRET) as address,
-        aiohttp.ClientSession() as session,session.get(f"http://{address}/health") as response
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{address}/health") as response,
     ):
         assert response.status == 503
 
