@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import (
+    Alive,
     Cancel,
+    Heartbeat,
     Receive,
     ReceiveReady,
     Release,
@@ -71,6 +74,29 @@ def test_layers_arrive_complete_and_slots_become_free(agents: Agents) -> None:
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
     # Six full blocks and the state.
     assert east.pool()["prefix"] == west.pool()["prefix"] == 7
+
+
+def test_heartbeat_is_answered_with_the_progress_of_claims(agents: Agents) -> None:
+    east, west = agents.start("east"), agents.start("west")
+    sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
+    chain = chain_of()
+    transfer_id, grant = agents.grant("east", west, chain)
+    receiver.claim(transfer_id, grant, chain)
+    receiver.scheduler.post(Heartbeat(1))
+    assert receiver.wait(Alive) == Alive(1, []), "the sender has not opened it"
+    opened = sender.open_send(transfer_id, grant, chain)
+    sender.write_layer(opened, 0, 0, blocks=range(len(opened.slots[0][0])))
+    first_layer_bytes = len(opened.slots[0][0]) * 6000
+    claims: list[list[Any]] = []
+
+    def has_first_layer() -> bool:
+        receiver.scheduler.post(Heartbeat(2))
+        claims[:] = receiver.wait(Alive).claims
+        return bool(claims) and claims[0][1] - claims[0][2] == first_layer_bytes
+
+    wait_until(has_first_layer, what="the progress of the first layer")
+    assert claims[0][0] == transfer_id
+    assert 0 < claims[0][4] <= claims[0][3] < 10
 
 
 def test_record_waits_for_the_end_of_the_forward_pass(agents: Agents) -> None:

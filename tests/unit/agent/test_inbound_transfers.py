@@ -28,7 +28,7 @@ from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.open_body import MAX_RANKS, OpenBody
 from prfaas.agent.transfer.plan import make_plan
-from prfaas.agent.transfer.receive import MAX_OUTCOMES, InboundTransfers
+from prfaas.agent.transfer.receive import CLAIM_TIMEOUT_SECONDS, MAX_OUTCOMES, InboundTransfers
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
@@ -395,3 +395,27 @@ def test_repacking_outlives_the_grant(repacking: Node) -> None:
     repacking.transfers.expire(time.monotonic() + 3600)
     repacking.run_background()
     assert [type(message) for message in repacking.heard()] == [ReceiveReady]
+
+
+def test_complete_transfer_that_no_engine_claims_is_freed_within_seconds(node: Node) -> None:
+    node.attach(hybrid())
+    node.open([hybrid()])
+    node.complete()
+    now = time.monotonic()
+    node.transfers.expire(now + CLAIM_TIMEOUT_SECONDS - 1)
+    assert len(node.transfers) == 1
+    node.transfers.expire(now + CLAIM_TIMEOUT_SECONDS)
+    assert len(node.transfers) == 0 and node.pool.stats().num_leases == 0
+    node.claim()
+    (failed,) = node.heard()
+    assert isinstance(failed, TransferFailed) and failed.reason == "cancelled"
+
+
+def test_claimed_transfer_outlives_the_claim_timeout(node: Node) -> None:
+    node.attach(hybrid())
+    node.open([hybrid()])
+    node.complete()
+    node.claim()
+    node.transfers.expire(time.monotonic() + 3600)
+    assert [type(message) for message in node.heard()] == [ReceiveReady]
+    assert len(node.transfers) == 1
