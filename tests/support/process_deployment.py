@@ -7,7 +7,9 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,7 @@ class Outcome:
     wanted: list[int]
     error: str
     headers: Mapping[str, str]
+    ttft_seconds: float = math.inf
 
     @property
     def is_whole(self) -> bool:
@@ -119,9 +122,13 @@ class ProcessDeployment:
             self._start_engine(instance, url, agent, flags)
 
     def _start_engine(self, instance: str, url: str, agent: AgentProcess, flags: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "tools.paced_engine", "--socket", str(agent.socket), "--model", MODEL]
-        command += ["--listen", url.removeprefix("http://"), "--instance", instance, *flags]
+        command = self._engine_command(instance, url, agent, flags)
         self.engines[instance] = self.children.start(instance.replace("/", "-"), command)
+
+    @staticmethod
+    def _engine_command(instance: str, url: str, agent: AgentProcess, flags: Sequence[str]) -> list[str]:
+        command = [sys.executable, "-m", "tools.paced_engine", "--socket", str(agent.socket), "--model", MODEL]
+        return [*command, "--listen", url.removeprefix("http://"), "--instance", instance, *flags]
 
     def start_routers(self) -> None:
         """Start a router per PD cluster, and wait until each sees all engines."""
@@ -214,7 +221,7 @@ async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int], *, nu
     body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
     token_ids: list[int] = []
     headers: dict[str, str] = {}
-    error = "ended without [DONE]"
+    error, asked_at, ttft_seconds = "ended without [DONE]", time.monotonic(), math.inf
     try:
         async with asyncio.timeout(REQUEST_SECONDS), session.post(f"{url}/v1/completions", json=body) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
@@ -222,11 +229,12 @@ async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int], *, nu
                 if line.strip() == b"data: [DONE]":
                     error = ""
                 elif line.startswith(b"data: "):
+                    ttft_seconds = min(ttft_seconds, time.monotonic() - asked_at)
                     token_ids += json.loads(line[6:])["choices"][0]["token_ids"]
             error = f"status {response.status}" if response.status != 200 else error
     except aiohttp.ClientError as failure:
         error = repr(failure)
-    return Outcome(prompt, token_ids, answer_tokens(prompt, num_tokens), error, headers)
+    return Outcome(prompt, token_ids, answer_tokens(prompt, num_tokens), error, headers, ttft_seconds)
 
 
 @contextlib.asynccontextmanager

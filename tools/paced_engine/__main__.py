@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from pathlib import Path
 
 from aiohttp import web
 
@@ -29,6 +30,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prefill-seconds-per-token", type=float, default=1e-4)
     parser.add_argument("--token-seconds", type=float, default=0.005)
     parser.add_argument("--decode-slots", type=int, default=1 << 20, help="number of concurrent answers")
+    parser.add_argument("--journal", type=Path, help="file to which the end of each transfer is appended")
     return parser.parse_args()
 
 
@@ -50,7 +52,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         arguments.token_seconds,
         arguments.decode_slots,
     )
-    app = Server(arguments.model, pool, pace).app()
+    app = Server(arguments.model, pool, pace, journal=arguments.journal).app()
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     await web.TCPSite(runner, *split_address(arguments.listen)).start()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import (
     HELD,
+    Alive,
     Cancel,
     Message,
     Receive,
@@ -19,14 +23,16 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
+from prfaas.connector.scheduler.liveness import AgentLiveness
 from prfaas.errors import PrfaasError
 from prfaas.hashing import HashChain
 from prfaas.kv.layout import Layout
+from prfaas.scheduler.hedge import InboundProgress, decide
 from prfaas.types import GroupBlocks, TransferId, TransferOutcome
 from tools.paced_engine.kv import NUM_LAYERS, block_content, groups_of
 
 POLL_SECONDS = 0.005
-RECEIVE_SECONDS = 30.0  # After this time the engine computes the prompt.
+SILENCE_SECONDS = 2.0  # As the connector's `silence_seconds`.
 
 
 class PoolClient:
@@ -37,6 +43,8 @@ class PoolClient:
         self._layout = layout
         self._worker = AgentClient(socket, instance=instance, role="worker", layout=layout)
         self._scheduler = AgentClient(socket, instance=instance, role="scheduler")
+        self._liveness = AgentLiveness(self._scheduler.post, silence_seconds=SILENCE_SECONDS)
+        self._progress: dict[TransferId, Sequence[Any]] = {}
         self._answers: dict[TransferId, asyncio.Future[Message]] = {}
 
     async def run(self) -> None:
@@ -45,12 +53,18 @@ class PoolClient:
             for message in self._scheduler.poll():
                 self._take(message)
             self._worker.poll()
+            if self._answers and not self._liveness.is_silent:
+                self._liveness.beat()
             lost = [client for client in (self._scheduler, self._worker) if not client.connected]
             if lost:
                 self._reattach(lost)
             await asyncio.sleep(POLL_SECONDS)
 
     def _take(self, message: Message) -> None:
+        self._liveness.on_message()
+        if isinstance(message, Alive):
+            self._liveness.on_alive(message.number)
+            self._progress = {TransferId(transfer_id): claim for transfer_id, *claim in message.claims}
         if isinstance(message, SendOpened | ReceiveReady | TransferFailed | TransferDone):
             waiting = self._answers.pop(message.transfer_id, None)
             if waiting is not None and not waiting.done():
@@ -60,22 +74,25 @@ class PoolClient:
         for waiting in self._answers.values():
             waiting.cancel()
         self._answers.clear()
+        self._liveness.restart()
         for client in lost:
             client.reattach()
 
-    async def _ask(self, message: Send | Receive) -> Message | None:
-        """Return the agent's answer; None if it is unreachable or too slow."""
+    async def _ask(self, message: Send | Receive, is_late: Callable[[], bool]) -> Message | TransferOutcome:
+        """Return the agent's answer, or why there is none."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._answers[message.transfer_id] = answer
         self._scheduler.post(message)
         try:
-            async with asyncio.timeout(RECEIVE_SECONDS):
-                await asyncio.wait((answer,))
-        except TimeoutError:
-            return None
+            while not answer.done():
+                if self._liveness.is_silent:
+                    return "agent_silent"
+                if is_late():
+                    return "recomputed"
+                await asyncio.wait((answer,), timeout=POLL_SECONDS)
         finally:
             self._answers.pop(message.transfer_id, None)
-        return None if answer.cancelled() else answer.result()
+        return "agent_lost" if answer.cancelled() else answer.result()
 
     # -- sending
 
@@ -84,11 +101,11 @@ class PoolClient:
     ) -> OutboundTransfer | None:
         """Open an outbound transfer; return None if the agent refuses it."""
         groups = groups_of(chain)
-        opened = None
+        opened: Message | TransferOutcome = "aborted"
         try:
-            opened = await self._ask(Send(transfer_id, grant, groups, trace))
+            opened = await self._ask(Send(transfer_id, grant, groups, trace), lambda: False)
         finally:
-            if opened is None:
+            if isinstance(opened, str):
                 self._scheduler.post(Cancel(transfer_id))
         return OutboundTransfer(self, groups, opened, self.epoch) if isinstance(opened, SendOpened) else None
 
@@ -118,16 +135,31 @@ class PoolClient:
     # -- receiving
 
     async def receive(
-        self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str
+        self, transfer_id: TransferId, grant: bytes, chain: HashChain, trace: str, *, local_seconds: float
     ) -> tuple[TransferOutcome, bool]:
-        """Receive a transfer and compare its KV; return its outcome, and whether the KV is right."""
+        """Receive a transfer and compare its KV; return its outcome, and whether the KV is right.
+
+        Like the connector, give up a transfer that would end later than a local prefill of `local_seconds`.
+        """
         groups = groups_of(chain)
-        ready = None
+        claimed_at = time.monotonic()
+
+        def is_late() -> bool:
+            waited = time.monotonic() - claimed_at
+            claim = self._progress.get(transfer_id)
+            progress = InboundProgress(waited, *claim) if claim else InboundProgress(waited, paused_seconds=waited)
+            decision = decide(progress, local_seconds=local_seconds, min_wait_seconds=SILENCE_SECONDS)
+            return decision.action == "recompute"
+
+        ready: Message | TransferOutcome = "aborted"
         try:
-            ready = await self._ask(Receive(transfer_id, grant, chain.at(chain.num_tokens), groups, trace))
+            question = Receive(transfer_id, grant, chain.at(chain.num_tokens), groups, trace)
+            ready = await self._ask(question, is_late)
         finally:
-            if ready is None:
+            if isinstance(ready, str):
                 self._scheduler.post(Cancel(transfer_id))
+        if isinstance(ready, str):
+            return ready, True
         if not isinstance(ready, ReceiveReady):
             return (ready.reason if isinstance(ready, TransferFailed) else "agent_lost"), True
         has_arena = self.has_arena

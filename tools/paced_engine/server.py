@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -38,10 +39,11 @@ class Pace:
 class Server:
     """Server of one model. `/transfers` counts the results of transfers: sent, right, wrong, nothing."""
 
-    def __init__(self, model: str, pool: PoolClient, pace: Pace) -> None:
+    def __init__(self, model: str, pool: PoolClient, pace: Pace, *, journal: Path | None = None) -> None:
         self._model = model
         self._pool = pool
         self._pace = pace
+        self._journal_file = journal
         self._prefilling = asyncio.Semaphore()
         self._decoding = asyncio.Semaphore(pace.decode_slots)
         self._num_waiting = 0
@@ -99,7 +101,9 @@ class Server:
             return True, {}
         transfer_id, grant = _grant(parameters)
         chain, trace = chain_of(self._model, prompt[:-1]), parameters.get(TRACE_KEY, "")
-        outcome, is_correct = await self._pool.receive(transfer_id, grant, chain, trace)
+        local_seconds = self._pace.prefill(len(prompt))
+        outcome, is_correct = await self._pool.receive(transfer_id, grant, chain, trace, local_seconds=local_seconds)
+        self._journal(transfer_id, "received", outcome)
         if outcome != "completed":
             self._transfers["nothing"] += 1
             await self._prefill(len(prompt))
@@ -117,15 +121,26 @@ class Server:
         chain, trace = chain_of(self._model, prompt), parameters.get(TRACE_KEY, "")
         transfer = await self._pool.open(transfer_id, grant, chain, trace)
         if transfer is None:
+            self._journal(transfer_id, "sent", "agent_lost")
             await self._prefill(len(prompt))
             return "agent_lost"
+        outcome = "aborted"
         try:
             async with self._turn(self._prefilling):
                 await transfer.compute(self._pace.prefill(len(prompt)))
             self._transfers["sent"] += 1
-            return "completed"
+            outcome = "completed"
+            return outcome
         finally:
             transfer.end()
+            self._journal(transfer_id, "sent", outcome)
+
+    def _journal(self, transfer_id: TransferId, side: str, outcome: str) -> None:
+        """Append the end of a transfer to the journal, which survives a kill of the engine."""
+        if self._journal_file is not None:
+            entry = {"transfer_id": transfer_id.hex(), "side": side, "outcome": outcome}
+            with self._journal_file.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
 
     @contextlib.asynccontextmanager
     async def _turn(self, stage: asyncio.Semaphore) -> AsyncIterator[None]:
