@@ -26,12 +26,12 @@ hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("seeded")
 
 # Seconds for all tests of a folder on 2 cores that are also used by other work. An idle machine needs about a third.
-BUDGET_SECONDS = {"unit": 600, "property": 240, "integration": 1300, "e2e": 900, "conformance": 240}
+BUDGET_SECONDS = {"unit": 600, "property": 240, "integration": 1300, "e2e": 900, "conformance": 240, "soak": 240}
 WITH_ENGINES = frozenset(("conformance", "e2e"))
 
 # A test with processes and sockets may lose a race on a busy machine. It gets a second try and is named at the end.
 # More than a few second tries in one run fail the run.
-WITH_PROCESSES = WITH_ENGINES | {"integration"}
+WITH_PROCESSES = WITH_ENGINES | {"integration", "soak"}
 MAX_SECOND_TRIES = 3
 
 _spent_seconds: dict[str, float] = defaultdict(float)

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,11 @@ class ReplicatedDeployment(ProcessDeployment):
         far: tuple[Children, Stack] | None = None,
         hosts: Mapping[str, str] = LOOPBACK,
         engine_flags: Sequence[str] = (),
-        **manager_settings: Any,
+        pool_bytes: str = "256MiB",
     ) -> None:
         """Start everything; the cluster "east" with `far` if that is given."""
-        self._engine_flags = engine_flags
+        self._engine_flags, self._pool_bytes = engine_flags, pool_bytes
+        self._children_of: dict[str, Children] = {}
         port = split_address(free_address())[1]
         command = [
             find_server(),
@@ -69,8 +71,7 @@ class ReplicatedDeployment(ProcessDeployment):
         if hosts["west"] != "127.0.0.1":
             settings["insecure_plaintext"] = True
         started = [
-            stack.start_manager(f"manager-{number}", listen=_free(hosts["west"]), **settings | manager_settings)
-            for number in range(2)
+            stack.start_manager(f"manager-{number}", listen=_free(hosts["west"]), **settings) for number in range(2)
         ]
         for manager, _, url in started:
             stack.await_server(manager, url, path="/readyz")
@@ -96,11 +97,13 @@ class ReplicatedDeployment(ProcessDeployment):
             cluster=cluster,
             cluster_kind=CLUSTERS[cluster],
             engines=[{"instance": instance, "url": url, "role": role, "model": MODEL}],
+            pool_bytes=self._pool_bytes,
         )
         self.agents[name], self.engine_urls[instance] = agent, url
         journal = f"--journal={self.journal(instance)}"
         command = self._engine_command(instance, url, agent, [*self._engine_flags, journal])
         self.engines[instance] = children.start(instance.replace("/", "-"), command)
+        self._children_of |= dict.fromkeys((agent.child.name, self.engines[instance].name), children)
 
     def journal(self, instance: str) -> Path:
         """Return the file to which an engine appends the end of each transfer."""
@@ -135,6 +138,17 @@ class ReplicatedDeployment(ProcessDeployment):
             **{f"agent {name}": agent.child for name, agent in self.agents.items()},
             **{f"engine {instance}": child for instance, child in self.engines.items()},
         }
+
+    def kill(self, name: str) -> None:
+        """Kill an agent or an engine by its name in `processes`, and start it again."""
+        kind, _, own = name.partition(" ")
+        child = self.processes[name]
+        children = self._children_of[child.name]
+        restarted = children.kill_and_restart(child)
+        if kind == "engine":
+            self.engines[own] = restarted
+        else:
+            self.agents[own] = replace(self.agents[own], child=restarted)
 
     def child_of(self, role: str) -> Child:
         """Return one process of a role out of `ROLES`."""
@@ -180,14 +194,12 @@ def _free(host: str) -> str:
 
 
 @contextlib.contextmanager
-def running_replicated(
-    directory: Path, *, engine_flags: Sequence[str] = (), **manager_settings: Any
-) -> Iterator[ReplicatedDeployment]:
+def running_replicated(directory: Path, **settings: Any) -> Iterator[ReplicatedDeployment]:
     """Yield a deployment on loopback. Its logs stay in `directory`."""
     with Children(directory) as children:
         stack = Stack(children, directory)
         site = ReplicatedDeployment(children, stack, directory)
-        site.start(stack, engine_flags=engine_flags, **manager_settings)
+        site.start(stack, **settings)
         yield site
 
 

@@ -61,7 +61,7 @@ async def freeze(site: ReplicatedDeployment, role: str, seconds: float) -> Harm:
     """Freeze a process under load, and compare times to the first token with local prefills."""
     load = OpenLoop(site.router_url, interval_seconds=INTERVAL_SECONDS, lengths=LENGTHS)
     async with load.running():
-        await until(lambda: len(load.answers) >= 40, seconds=90, what="answers before the fault")
+        await until(lambda: len(load.answers) >= 12, seconds=90, what="answers before the fault")
         stop(site.child_of(role).process.pid)
         began = time.monotonic()
         try:

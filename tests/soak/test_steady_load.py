@@ -1,0 +1,98 @@
+"""Steady mixed load: memory, threads and descriptors of every process stay the same, and logs grow by request only."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.open_loop import OpenLoop
+from tests.support.replicated_deployment import ReplicatedDeployment, running_replicated, until_sums_agree
+from tools.processes import Child
+
+INTERVAL_SECONDS = 0.25
+LENGTHS = (100, 512, 180, 1024, 768)
+POOL_BYTES = "48MiB"  # Full within the time that is not measured.
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one process at one moment."""
+
+    resident_bytes: int
+    num_threads: int
+    num_descriptors: int
+    log_bytes: int
+
+
+def _figures(child: Child) -> Figures:
+    directory = Path(f"/proc/{child.process.pid}")
+    status = dict(line.split(":", 1) for line in (directory / "status").read_text().splitlines())
+    resident_bytes = int(status["VmRSS"].split()[0]) << 10
+    num_descriptors = len(list((directory / "fd").iterdir()))
+    return Figures(resident_bytes, int(status["Threads"]), num_descriptors, child.log.stat().st_size)
+
+
+async def _sample(site: ReplicatedDeployment, *, seconds: float, every_seconds: float) -> dict[str, list[Figures]]:
+    found: dict[str, list[Figures]] = defaultdict(list)
+    for _ in range(round(seconds / every_seconds)):
+        await asyncio.sleep(every_seconds)
+        for name, child in site.processes.items():
+            found[name].append(_figures(child))
+    return found
+
+
+def _growth(values: Sequence[float]) -> float:
+    """Return by how much a straight line through the values rises from the first to the last."""
+    return statistics.linear_regression(range(len(values)), values).slope * (len(values) - 1)
+
+
+def _check(found: Mapping[str, Sequence[Figures]], num_requests: int, *, max_growth_bytes: float) -> None:
+    grown = []
+    for name, figures in sorted(found.items()):
+        resident = _growth([item.resident_bytes for item in figures])
+        threads = _growth([item.num_threads for item in figures])
+        descriptors = _growth([item.num_descriptors for item in figures])
+        log_bytes = (figures[-1].log_bytes - figures[0].log_bytes) / num_requests
+        sys.stdout.write(
+            f"\n{name:12} {figures[-1].resident_bytes / MIB:7.1f} MiB ({resident / MIB:+.2f}), "
+            f"{figures[-1].num_threads} threads ({threads:+.1f}), "
+            f"{figures[-1].num_descriptors} descriptors ({descriptors:+.1f}), {log_bytes:.0f} log bytes a request"
+        )
+        if resident > max_growth_bytes or max(threads, descriptors) > 3:
+            grown.append(name)
+    assert grown == []
+
+
+async def _run(
+    site: ReplicatedDeployment, *, unmeasured_seconds: float, seconds: float, max_growth_bytes: float
+) -> None:
+    load = OpenLoop(site.router_url, interval_seconds=INTERVAL_SECONDS, lengths=LENGTHS, seed=1)
+    async with load.running():
+        await asyncio.sleep(unmeasured_seconds)
+        before = load.num_asked
+        found = await _sample(site, seconds=seconds, every_seconds=seconds / 90)
+        num_requests = load.num_asked - before
+    assert [answer.outcome for answer in load.answers if not answer.outcome.is_whole] == []
+    await until_sums_agree(site)
+    _check(found, num_requests, max_growth_bytes=max_growth_bytes)
+
+
+@pytest.mark.timeout(200)
+async def test_threads_and_descriptors_stay_the_same_for_a_minute(tmp_path: Path) -> None:
+    with running_replicated(tmp_path, pool_bytes=POOL_BYTES) as site:
+        await _run(site, unmeasured_seconds=10.0, seconds=45.0, max_growth_bytes=64 * MIB)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+async def test_nothing_grows_for_half_an_hour(tmp_path: Path) -> None:
+    with running_replicated(tmp_path, pool_bytes=POOL_BYTES) as site:
+        await _run(site, unmeasured_seconds=360.0, seconds=1440.0, max_growth_bytes=2 * MIB)
