@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,20 @@ from prfaas.index.store.redis_store import START_ID, RedisStore
 from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import ClusterName
 from tests.support.open_loop import Answer, OpenLoop
-from tests.support.paused_process import resume, stop
+from tests.support.paused_process import paused, resume, stop
 from tests.support.process_deployment import REQUEST_SECONDS
 from tests.support.replicated_deployment import ROLES, ReplicatedDeployment, T, running_replicated, until_sums_agree
 from tests.support.waiting import until
+from tools.demo.client import get_json
 from tools.paced_engine.server import Pace
 
 SHORT_SECONDS, LONG_SECONDS = 8.0, 45.0
 INTERVAL_SECONDS = 0.25
 USUAL_SECONDS = 1.0  # Less than this is not a delay on a busy machine.
 MAX_ADDED_SECONDS = 5.0
+MAX_DETECTION_SECONDS = (
+    4.0  # Two seconds of silence, at worst after a heartbeat or probe, then the way to other managers.
+)
 SECONDS_AFTER = 5.0
 LENGTHS = (T // 2, 2 * T, 3 * T)
 PACE = Pace(0.02, 1e-4, 0.005)  # The defaults of the paced engine.
@@ -110,6 +115,22 @@ async def test_no_request_waits_for_a_frozen_manager_which_writes_nothing_after_
     for cluster in ("east", "west"):
         epochs = await epochs_of(site.redis_url, ClusterName(cluster))
         assert epochs == sorted(epochs) and len(set(epochs)) == 2
+
+
+@pytest.mark.timeout(300)
+async def test_all_managers_send_nothing_new_to_a_frozen_process_until_it_answers(site: ReplicatedDeployment) -> None:
+    def is_resting(*instances: str) -> bool:
+        states = [get_json(f"{url}/state") for url in site.manager_urls]
+        return all(state.get("resting_instances", []) == [*instances] for state in states)
+
+    for role in ("decode agent", "prefill agent", "decode engine", "prefill engine"):
+        instance = "w0/0" if role.startswith("decode") else "e0/0"
+        await until(is_resting, seconds=30, what="every instance")
+        with paused(site.child_of(role).process.pid):
+            began = time.monotonic()
+            await until(partial(is_resting, instance), seconds=30, what=f"{role} at rest")
+            assert time.monotonic() - began < MAX_DETECTION_SECONDS, role
+    await until(is_resting, seconds=30, what="every instance again")
 
 
 @pytest.mark.timeout(300)
