@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity import ttft
-from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
+from prfaas.model.capacity.bound import Bound, lp_bound, whole_bound
 from prfaas.model.capacity.decoding import DecodeCapacity
 from prfaas.model.capacity.loads import LoadModel, Method
 from prfaas.model.capacity.ttft import Ttft
@@ -99,7 +99,7 @@ def study(
     exact = LoadModel(deployment, workload, "exact")
     exact_plan = plan if method == "exact" else best_plan(deployment, workload, method="exact")
     fractional = lp_bound(exact)
-    integer = _integer_bound(exact, fractional, exact_plan)
+    integer = whole_bound(exact, fractional)
     others = [homogeneous(deployment)] + ([naive(deployment)] if deployment.prfaas else [])
     same_cost = equal_cost(deployment)
     return Study(
@@ -116,7 +116,7 @@ def study(
         integer_duals=integer.duals(exact),
         equally_good=_equally_good(deployment, workload, plan, method),
         decode=exact.decode,
-        sensitivity=sensitivity(deployment, workload, plan, method=method) if with_sensitivity else None,
+        sensitivity=sensitivity(deployment, workload, method=method) if with_sensitivity else None,
         slo_rate=_slo_rate(plan, deployment, workload),
         inferred=(*inferred, *inferred_inputs(deployment, workload)),
         notes=notes(deployment, workload, plan, exact),
@@ -143,12 +143,6 @@ def _check_ttft(plan: Plan, deployment: Deployment, workload: Workload) -> None:
             f"slo ttft={objectives.ttft_seconds:g}s cannot be met: P{objectives.ttft_quantile * 100:g} of the best plan"
             f" is {reached:.2f} s even without any queue"
         )
-
-
-def _integer_bound(exact: LoadModel, fractional: Bound, plan: Plan) -> Bound:
-    if len(exact.deployment.pd) == 1 and not exact.deployment.pd[0].shared_instances:
-        return integer_bound(exact, fractional)
-    return lp_bound(exact, splits=[split.num_prefill for split in plan.splits])
 
 
 def _equally_good(deployment: Deployment, workload: Workload, plan: Plan, method: Method) -> tuple[int, int] | None:
@@ -183,10 +177,6 @@ def notes(deployment: Deployment, workload: Workload, plan: Plan, loads: LoadMod
     clusters = deployment.clusters
     found = [_range_note(cluster, workload) for cluster in clusters] + [_fit_note(cluster) for cluster in clusters]
     found += [_intra_note(deployment, workload, plan), *_batch_notes(deployment, loads)]
-    if len(deployment.pd) > 1:
-        found.append(
-            "with several PD clusters the splits are rounded from the program and improved one instance at a time"
-        )
     return tuple(dict.fromkeys(note for note in found if note))
 
 

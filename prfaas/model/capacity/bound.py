@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from prfaas.model.capacity.loads import LoadModel
-from prfaas.model.capacity.program import Demand, Solution, solve
+from prfaas.model.capacity.program import Box, Demand, Solution, is_whole, solve, whole_box
 from prfaas.model.cost.curve import ONE, Cost, FloatArray, OfNewTokens, WeightedCost
 from prfaas.model.cost.lengths import Lengths
 
 _NUM_BINS = 160
+# Boxes that promise less than this ratio more than a known split are not searched; the bound includes them.
+_SEARCHED = 3e-4
+# A number of instances this close to a whole one is whole.
+_WHOLE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -32,23 +35,50 @@ class Bound:
         return dict(zip(_dual_names(loads), self.solution.worth(), strict=True))
 
 
-def lp_bound(loads: LoadModel, *, splits: Sequence[float] | None = None) -> Bound:
-    """Return the bound with free, fractional roles, or with N_p fixed to `splits`, one for each PD cluster."""
-    solution = solve(binned(loads), loads, splits=splits)
-    return Bound(float(max(_dual_value(loads, solution, splits), solution.system_throughput)), solution)
+def lp_bound(loads: LoadModel, *, box: Box | None = None) -> Bound:
+    """Return the bound with fractional roles; `box` bounds N_p of each PD cluster."""
+    limits = box or whole_box(loads)
+    solution = solve(binned(loads), loads, box=limits)
+    return Bound(float(max(_dual_value(loads, solution, limits), solution.system_throughput)), solution)
 
 
-def integer_bound(loads: LoadModel, fractional: Bound) -> Bound:
-    """Return the bound over whole splits of a single PD cluster.
+def whole_bound(loads: LoadModel, fractional: Bound) -> Bound:
+    """Return the bound over all whole splits, by branch and bound from the fractional one, with prices at the best."""
+    rounded = [
+        (round(count), round(count)) if is_whole(pd) else (count, count)
+        for count, pd in zip(fractional.solution.num_prefill, loads.deployment.pd, strict=True)
+    ]
+    best, highest = lp_bound(loads, box=rounded), 0.0
+    boxes = [(fractional, whole_box(loads))]
+    while boxes:
+        bound, box = boxes.pop()
+        if bound.system_throughput <= best.system_throughput * (1 + _SEARCHED):
+            highest = max(highest, bound.system_throughput)
+            continue
+        index = _most_fractional(loads, bound.solution)
+        if index is None:
+            best = bound
+        else:
+            boxes += _halves(loads, box, index, bound.solution.num_prefill[index])
+    at_split = lp_bound(loads, box=[(count, count) for count in best.solution.num_prefill])
+    return Bound(max(highest, best.system_throughput), at_split.solution)
 
-    The program's value is concave in N_p, so the best whole N_p is one of the two beside the fractional optimum.
-    """
-    (cluster,) = loads.deployment.pd
-    if cluster.num_prefill is not None:
-        return lp_bound(loads, splits=[cluster.num_prefill])
-    (free,) = fractional.solution.num_prefill
-    candidates = {math.floor(free + 1e-7), math.ceil(free - 1e-7)}
-    return max((lp_bound(loads, splits=[count]) for count in candidates), key=lambda bound: bound.system_throughput)
+
+def _most_fractional(loads: LoadModel, solution: Solution) -> int | None:
+    """Return the PD cluster whose N_p is farthest from whole, or None."""
+    pairs = zip(solution.num_prefill, loads.deployment.pd, strict=True)
+    distances = [abs(count - round(count)) if is_whole(pd) else 0.0 for count, pd in pairs]
+    index = int(np.argmax(distances))
+    return index if distances[index] > _WHOLE else None
+
+
+def _halves(loads: LoadModel, box: Box, index: int, count: float) -> list[tuple[Bound, Box]]:
+    """Return both sides of a box around N_p of one cluster, the better one last."""
+    low, high = box[index]
+    cut = min(max(math.floor(count + _WHOLE), low), high - 1)
+    sides = [[*box[:index], side, *box[index + 1 :]] for side in ((low, cut), (cut + 1, high))]
+    halves: list[tuple[Bound, Box]] = [(lp_bound(loads, box=side), side) for side in sides]
+    return sorted(halves, key=lambda half: half[0].system_throughput)
 
 
 def binned(loads: LoadModel) -> Demand:
@@ -91,10 +121,10 @@ def _dual_names(loads: LoadModel) -> list[str]:
     return [*prfaas, *pd, *egress, *paths]
 
 
-def _dual_value(loads: LoadModel, solution: Solution, splits: Sequence[float] | None) -> float:
+def _dual_value(loads: LoadModel, solution: Solution, box: Box) -> float:
     """Return the worth of all stations at the program's prices over the least cost of a request (weak duality)."""
     least = loads.lengths.expected_minimum(option_costs(loads, solution))
-    return solution.capacity_value(loads, splits) / least if least > 0 else math.inf
+    return solution.capacity_value(loads, box) / least if least > 0 else math.inf
 
 
 def option_costs(loads: LoadModel, solution: Solution) -> list[Cost]:

@@ -18,6 +18,8 @@ from prfaas.model.deployment import PdCluster
 Indices = NDArray[np.int64]
 
 BYTES_PER_GBIT = 125e6
+# Whole splits are proved best to this ratio.
+_MIP_GAP = 1e-5
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,16 @@ class Solution:
         """Return the value of one more instance of each cluster, then of one more Gbit/s of each egress and path."""
         return [*self.remote, *self.roles, *(self.egress * BYTES_PER_GBIT), *(self.paths * BYTES_PER_GBIT)]
 
-    def capacity_value(self, loads: LoadModel, splits: Sequence[float | None] | None) -> float:
-        """Return the worth of all stations together at these prices."""
+    def capacity_value(self, loads: LoadModel, box: Box) -> float:
+        """Return the worth of all stations together at these prices, with the best N_p of the box."""
         deployment = loads.deployment
         instances = sum(float(price) * c.num_instances for price, c in zip(self.remote, deployment.prfaas, strict=True))
         egress = _worth(self.egress, [c.egress_bytes_per_second for c in deployment.prfaas])
         paths = _worth(self.paths, [path.bytes_per_second for path in deployment.paths])
-        fixed = splits if splits is not None else [None] * len(deployment.pd)
         roles = 0.0
-        for d, (cluster, split) in enumerate(zip(deployment.pd, fixed, strict=True)):
+        for d, (cluster, bounds) in enumerate(zip(deployment.pd, box, strict=True)):
             prefill = float(self.local[d] + self.intra[d] * (cluster.intra_bytes_per_second or 0.0))
-            roles += _roles_value(cluster, prefill, decode=float(self.decode[d]), split=split)
+            roles += _roles_value(cluster, prefill, decode=float(self.decode[d]), bounds=bounds)
         return float(instances + egress + paths + roles)
 
 
@@ -90,11 +91,11 @@ def _worth(prices: FloatArray, capacities: list[float]) -> float:
     return sum(float(price) * capacity for price, capacity in zip(prices, capacities, strict=True) if price > 0)
 
 
-def _roles_value(cluster: PdCluster, prefill: float, *, decode: float, split: float | None) -> float:
-    if split is not None:
-        return prefill * split + decode * cluster.num_decode(split)
-    full, rest = cluster.num_instances, cluster.roles - cluster.num_instances
-    return max(prefill * full + decode * rest, prefill * rest + decode * full)
+def _roles_value(cluster: PdCluster, prefill: float, *, decode: float, bounds: tuple[float, float]) -> float:
+    """Return the greatest worth of a cluster's roles: at a bound, or where sharing begins to cost decode."""
+    low, high = bounds
+    bend = min(max(cluster.roles - cluster.num_instances, low), high)
+    return max(prefill * count + decode * cluster.num_decode(count) for count in (low, bend, high))
 
 
 def find_routes(loads: LoadModel) -> tuple[RemoteRoute, ...]:
@@ -108,9 +109,31 @@ def find_routes(loads: LoadModel) -> tuple[RemoteRoute, ...]:
     return tuple(RemoteRoute(sources[path.source], targets[path.target], i) for i, path in enumerate(deployment.paths))
 
 
-def solve(demand: Demand, loads: LoadModel, *, splits: Sequence[float] | None = None) -> Solution:
-    """Return the optimum; `splits` fixes N_p of each PD cluster."""
-    return _Program(demand, loads).solve(splits)
+# Least and greatest N_p of each PD cluster.
+Box = Sequence[tuple[float, float]]
+
+
+def whole_box(loads: LoadModel) -> Box:
+    """Return the N_p that each PD cluster may have."""
+    return [
+        (0.0, float(pd.num_instances)) if pd.num_prefill is None else (float(pd.num_prefill), float(pd.num_prefill))
+        for pd in loads.deployment.pd
+    ]
+
+
+def is_whole(cluster: PdCluster) -> bool:
+    """Return whether N_p must be a whole number: an instance that is not shared has one role."""
+    return not cluster.shared_instances
+
+
+def solve(demand: Demand, loads: LoadModel, *, box: Box | None = None) -> Solution:
+    """Return the optimum with fractional roles; `box` bounds N_p of each PD cluster."""
+    return _Program(demand, loads).solve(box or whole_box(loads))
+
+
+def best_whole(demand: Demand, loads: LoadModel) -> tuple[float, tuple[float, ...]]:
+    """Return the greatest rate with whole N_p, and these N_p, by branch and bound."""
+    return _Program(demand, loads).best_whole(whole_box(loads))
 
 
 def decode_seconds_per_prefilled(loads: LoadModel) -> list[float]:
@@ -145,14 +168,27 @@ class _Program:
             name: [] for name in ("remote", "egress", "paths", "local", "intra", "decode", "roles")
         }
 
-    def solve(self, splits: Sequence[float] | None) -> Solution:
-        """Add all rows, maximise the rate and read the solution."""
+    def solve(self, box: Box) -> Solution:
+        """Maximise the rate and read the solution."""
+        self._add_rows()
+        return self._read(*self._maximise(self._bounds(box)))
+
+    def best_whole(self, box: Box) -> tuple[float, tuple[float, ...]]:
+        """Maximise the rate with whole N_p; return the rate and N_p."""
+        self._add_rows()
+        pairs = zip(self._num_prefill, self._loads.deployment.pd, strict=True)
+        whole = [int(column) for column, pd in pairs if is_whole(pd)]
+        values, _ = self._maximise(self._bounds(box), whole)
+        counts = values[self._num_prefill]
+        counts = np.where(np.isin(self._num_prefill, whole), counts.round(), counts)
+        return float(values[self._rate]), tuple(counts.tolist())
+
+    def _add_rows(self) -> None:
         self._limit_remote()
         for index, pd in enumerate(self._loads.deployment.pd):
             self._limit_pd(index, pd)
         for local, remote in zip(self._local, self._remote, strict=True):
             self._add(0.0, 0.0, (local, 1.0), (remote, 1.0), ([self._rate], -1.0))
-        return self._read(*self._maximise(self._bounds(splits)))
 
     def _add(self, low: float, high: float, *terms: tuple[Any, Any]) -> int:
         """Append a row and return its number."""
@@ -201,7 +237,7 @@ class _Program:
         self._limit("decode", 0.0, (local, seconds * demand.weight), (remote, seconds * weights), ([decode], -1.0))
         self._limit("roles", cluster.roles, ([prefill, decode], 1.0))
 
-    def _bounds(self, splits: Sequence[float] | None) -> FloatArray:
+    def _bounds(self, box: Box) -> FloatArray:
         """Return the least and the greatest value of each column, [column, 2]."""
         bounds = np.zeros((self._rate + 1, 2))
         bounds[:, 1] = np.inf
@@ -209,13 +245,15 @@ class _Program:
             if allowed is not None:
                 bounds[np.ravel(columns[~np.asarray(allowed)]), 1] = 0.0
         for index, cluster in enumerate(self._loads.deployment.pd):
-            fixed = splits[index] if splits is not None else cluster.num_prefill
-            bounds[self._num_prefill[index]] = (0.0, cluster.num_instances) if fixed is None else (fixed, fixed)
+            bounds[self._num_prefill[index]] = box[index]
             bounds[self._num_decode[index], 1] = cluster.num_instances
         return bounds
 
-    def _maximise(self, bounds: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Maximise the rate. Return values [column], and prices [row]: the gain by one more on a row's right side."""
+    def _maximise(self, bounds: FloatArray, whole: Sequence[int] = ()) -> tuple[FloatArray, FloatArray]:
+        """Maximise the rate. Return values [column], and prices [row]: the gain by one more on a row's right side.
+
+        The columns `whole` take whole numbers; the prices then mean nothing.
+        """
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = len(bounds), len(self._high)
         program.col_cost_ = np.where(np.arange(len(bounds)) == self._rate, -1.0, 0.0)
@@ -225,15 +263,22 @@ class _Program:
         program.a_matrix_.start_ = np.array(self._starts)
         program.a_matrix_.index_ = np.concatenate(self._columns)
         program.a_matrix_.value_ = np.concatenate(self._values)
+        if whole:
+            kinds = [highspy.HighsVarType.kContinuous] * len(bounds)
+            for column in whole:
+                kinds[column] = highspy.HighsVarType.kInteger
+            program.integrality_ = kinds
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.silent()
+        solver.setOptionValue("mip_rel_gap", _MIP_GAP)
         solver.passModel(program)
         solver.run()
         status = solver.getModelStatus()
         # An optimum exists: zero traffic is feasible, and the stations are finite.
         assert status == highspy.HighsModelStatus.kOptimal, status
         solution = solver.getSolution()
-        return np.array(solution.col_value), np.maximum(-np.array(solution.row_dual), 0.0)
+        duals = np.array(solution.row_dual) if not whole else np.zeros(len(self._high))
+        return np.array(solution.col_value), np.maximum(-duals, 0.0)
 
     def _read(self, values: FloatArray, prices: FloatArray) -> Solution:
         def of(station: str, unit: float = 1.0) -> FloatArray:

@@ -9,10 +9,15 @@ import numpy as np
 
 from prfaas.model.capacity import throughput
 from prfaas.model.capacity.loads import LoadModel, Loads
-from prfaas.model.capacity.program import Demand, Solution, solve
-from prfaas.model.deployment import PdCluster
+from prfaas.model.capacity.program import Demand, Solution, best_whole, solve
 from prfaas.model.planning.plan import Limit, Plan, Split
 
+# Thresholds tried for whole and for fractional splits, before t is sought between the best and its neighbours.
+_NUM_SCANNED, _NUM_RELAXED = 64, 10
+# Plans this ratio apart are equally good.
+_CLOSE = 1e-4
+# Ratio to which t of fractional splits is sought.
+_RELAXED = 0.005
 # A price above this marks a station that limits the throughput.
 _BUSY = 1e-9
 
@@ -20,7 +25,7 @@ _BUSY = 1e-9
 class ManyPd:
     """Planner for several PD clusters with one threshold for all. The program chooses where each request decodes.
 
-    The program's splits are rounded and then improved one instance at a time. The bound says what that leaves.
+    At each threshold, branch and bound over the program finds the best whole splits.
     """
 
     def __init__(self, loads: LoadModel) -> None:
@@ -28,75 +33,59 @@ class ManyPd:
         self._pd = loads.deployment.pd
 
     def plan(self) -> Plan:
-        """Return the best threshold found, with whole splits where nothing is shared."""
-        relaxed = self.relaxed()
-        starts = _whole_splits([split.num_prefill for split in relaxed.splits], [self._is_free(c) for c in self._pd])
-        plans = [self._refine(splits, near=self._threshold_of(relaxed)) for splits in starts]
-        return max(plans, key=lambda plan: plan.system_throughput)
+        """Return the best threshold, with whole splits where nothing is shared."""
+        upper = self._scan(_NUM_SCANNED)
+        self._refine_fractional(upper)
+        whole: dict[int, float] = {}
 
-    def _refine(self, splits: list[float], *, near: int) -> Plan:
-        """Improve threshold and splits in turn and return the plan."""
-        threshold = self._best_threshold(splits, near=near)
-        improved = self._improve(splits, threshold)
-        if improved != splits:
-            threshold = self._best_threshold(improved, near=threshold)
-        return self._at(threshold, improved)
+        def value(threshold: int) -> float:
+            if threshold not in whole:
+                whole[threshold] = best_whole(self._demand(threshold), self._loads)[0]
+            return whole[threshold]
 
-    def _is_free(self, cluster: PdCluster) -> bool:
-        """Return whether N_p is free to choose and must be whole."""
-        return cluster.num_prefill is None and not cluster.shared_instances
+        # Without whole numbers a threshold sustains at least as much, so the rest need no search.
+        for threshold in sorted(upper, key=lambda t: -upper[t]):
+            if whole and upper[threshold] <= max(whole.values()) * (1 + _CLOSE):
+                break
+            value(threshold)
+        best = max(whole, key=lambda t: whole[t])
+        if max(upper.values()) > whole[best] * (1 + _CLOSE):
+            best = _refined(value, sorted(upper), best, tolerance=0.0)
+        return self.at(best, best_whole(self._demand(best), self._loads)[1])
 
-    def relaxed(self, *, near: int | None = None, tolerance: float = 0.0) -> Plan:
-        """Return the best plan whose splits need not be whole, with t within the ratio `tolerance`, searched from `near`."""
-        threshold = self._best_threshold(None, near=near, tolerance=tolerance)
-        return self._at(threshold, list(self._solve(threshold, None).num_prefill))
+    def relaxed(self) -> Plan:
+        """Return the best plan whose splits need not be whole, with t within one part in 200."""
+        best = self._refine_fractional(self._scan(_NUM_RELAXED), tolerance=_RELAXED)
+        return self.at(best, self._solve(best).num_prefill)
 
-    def _threshold_of(self, plan: Plan) -> int:
-        return self._loads.everything_offloaded if plan.threshold_tokens is None else plan.threshold_tokens
-
-    def _solve(self, threshold: int, splits: Sequence[float] | None) -> Solution:
-        return solve(_short_and_long(self._loads.at(threshold)), self._loads, splits=splits)
-
-    def _best_threshold(
-        self, splits: Sequence[float] | None, *, near: int | None = None, tolerance: float = 0.0
-    ) -> int:
-        low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
-        if not self._loads.deployment.prfaas:
-            return high
-        known: dict[int, float] = {}
+    def _refine_fractional(self, known: dict[int, float], *, tolerance: float = 0.0) -> int:
+        """Return the best threshold for fractional splits, and add what is tried to `known`."""
+        scanned = sorted(known)
 
         def value(threshold: int) -> float:
             if threshold not in known:
-                known[threshold] = self._solve(threshold, splits).system_throughput
+                known[threshold] = self._solve(threshold).system_throughput
             return known[threshold]
 
-        if near is not None:
-            low, high = _around(value, near, low, high)
-        return _highest(value, low, high, tolerance=tolerance)
+        return _refined(value, scanned, max(scanned, key=value), tolerance=tolerance)
 
-    def _improve(self, splits: list[float], threshold: int) -> list[float]:
-        """Move single instances between the roles as long as that sustains more."""
-        best = self._solve(threshold, splits).system_throughput
-        moved = True
-        while moved:
-            moved = False
-            for candidate in self._neighbours(splits):
-                value = self._solve(threshold, candidate).system_throughput
-                if value > best * (1 + 1e-9):
-                    splits, best, moved = candidate, value, True
-                    break
-        return splits
+    def _scan(self, count: int) -> dict[int, float]:
+        """Return what fractional splits sustain at thresholds over the whole range: each length of a short trace."""
+        low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
+        if not self._loads.deployment.prfaas:
+            return {high: self._solve(high).system_throughput}
+        lengths = np.ceil(self._loads.lengths.points(count)[0]).astype(int).tolist()
+        return {t: self._solve(t).system_throughput for t in sorted({low, *lengths, high})}
 
-    def _neighbours(self, splits: list[float]) -> list[list[float]]:
-        return [
-            [*splits[:index], splits[index] + step, *splits[index + 1 :]]
-            for index, cluster in enumerate(self._pd)
-            if self._is_free(cluster)
-            for step in (-1.0, 1.0)
-            if 0 <= splits[index] + step <= cluster.num_instances
-        ]
+    def _demand(self, threshold: int) -> Demand:
+        return _short_and_long(self._loads.at(threshold))
 
-    def _at(self, threshold: int, splits: list[float]) -> Plan:
+    def _solve(self, threshold: int, splits: Sequence[float] | None = None) -> Solution:
+        box = None if splits is None else [(count, count) for count in splits]
+        return solve(self._demand(threshold), self._loads, box=box)
+
+    def at(self, threshold: int, splits: Sequence[float]) -> Plan:
+        """Return the operating point of a given threshold and splits."""
         loads, solution = self._loads.at(threshold), self._solve(threshold, splits)
         offload, local = loads.offload_ratio, loads.local_ratio
         deployment, sustained = self._loads.deployment, solution.system_throughput
@@ -135,27 +124,12 @@ class ManyPd:
             for cluster, seconds in zip(self._loads.deployment.prfaas, loads.remote_seconds, strict=True)
         )
 
-    def _local(self, loads: Loads, splits: list[float]) -> float:
+    def _local(self, loads: Loads, splits: Sequence[float]) -> float:
         """Return Θ_pd-p summed over the clusters."""
         return sum(
             throughput.pd_prefill_throughput(count, seconds / loads.local_ratio)
             for count, seconds in zip(splits, loads.local_seconds, strict=True)
         )
-
-
-def _whole_splits(relaxed: Sequence[float], free: Sequence[bool]) -> list[list[float]]:
-    """Return `relaxed` with whole numbers where `free`: the sum rounded down and up, largest remainders first.
-
-    The throughput is concave in the sum, so one of both is best, up to the distribution over clusters.
-    """
-    floors = [math.floor(number + 1e-9) if is_free else number for number, is_free in zip(relaxed, free, strict=True)]
-    order = sorted((i for i, is_free in enumerate(free) if is_free), key=lambda i: floors[i] - relaxed[i])
-    left = sum(relaxed) - sum(floors)
-    starts = []
-    for extra in {math.floor(left + 1e-9), math.ceil(left - 1e-9)}:
-        raised = order[:extra]
-        starts.append([float(floor + (index in raised)) for index, floor in enumerate(floors)])
-    return starts
 
 
 def _short_and_long(loads: Loads) -> Demand:
@@ -178,18 +152,11 @@ def _limit(solution: Solution) -> Limit:
     return "pd-prefill" if (solution.local > _BUSY).any() else "pd-decode"
 
 
-def _around(value: Callable[[int], float], near: int, low: int, high: int) -> tuple[int, int]:
-    """Return an interval around `near` that holds the greatest value: grown on each side until the value falls."""
-    step = max(near // 32, 2)
-    left, right = max(near - step, low), min(near + step, high)
-    while left > low and value(left) >= value(min(left + step, high)):
-        step *= 2
-        left = max(left - step, low)
-    step = max(near // 32, 2)
-    while right < high and value(right) >= value(max(right - step, low)):
-        step *= 2
-        right = min(right + step, high)
-    return left, right
+def _refined(value: Callable[[int], float], scanned: Sequence[int], best: int, *, tolerance: float) -> int:
+    """Return the best integer between the scanned neighbours of `best`."""
+    index = scanned.index(best)
+    low, high = scanned[max(index - 1, 0)], scanned[min(index + 1, len(scanned) - 1)]
+    return max(best, _highest(value, low, high, tolerance=tolerance), key=value)
 
 
 def _highest(value: Callable[[int], float], low: int, high: int, *, tolerance: float) -> int:

@@ -18,15 +18,11 @@ def best_plan(deployment: Deployment, workload: Workload, *, method: Method) -> 
     return SinglePd(loads).plan() if len(deployment.pd) == 1 else ManyPd(loads).plan()
 
 
-def relaxed_plan(deployment: Deployment, workload: Workload, *, method: Method, near: Plan) -> Plan:
-    """Return the best plan faster where there are several PD clusters.
-
-    Splits then need not be whole, and t is within one part in 200, searched around `near`.
-    """
+def relaxed_plan(deployment: Deployment, workload: Workload, *, method: Method) -> Plan:
+    """Return the best plan faster where there are several PD clusters: splits then need not be whole."""
     if len(deployment.pd) == 1:
         return best_plan(deployment, workload, method=method)
-    threshold = near.threshold_tokens
-    return ManyPd(LoadModel(deployment, workload, method)).relaxed(near=threshold, tolerance=0.005)
+    return ManyPd(LoadModel(deployment, workload, method)).relaxed()
 
 
 def homogeneous(deployment: Deployment, *, num_added: int | None = None) -> Deployment:

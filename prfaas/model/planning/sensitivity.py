@@ -36,9 +36,7 @@ class Sensitivity:
     points: tuple[SensitivityPoint, ...]
 
 
-def sensitivity(
-    deployment: Deployment, workload: Workload, plan: Plan, *, method: Method, step: float = 0.2
-) -> Sensitivity:
+def sensitivity(deployment: Deployment, workload: Workload, *, method: Method, step: float = 0.2) -> Sensitivity:
     """Return the best plans with each input lower and higher by `step`.
 
     With several PD clusters the splits of all compared plans need not be whole.
@@ -46,7 +44,7 @@ def sensitivity(
 
     def varied(change: Change, factor: float) -> Plan | None:
         try:
-            return relaxed_plan(*change(deployment, workload, factor), method=method, near=plan)
+            return relaxed_plan(*change(deployment, workload, factor), method=method)
         except ConfigError:
             return None
 
@@ -55,7 +53,7 @@ def sensitivity(
         for name, change in _changes(deployment).items()
         for factor in (1.0 - step, 1.0 + step)
     )
-    return Sensitivity(relaxed_plan(deployment, workload, method=method, near=plan), tuple(points))
+    return Sensitivity(relaxed_plan(deployment, workload, method=method), tuple(points))
 
 
 def _changes(deployment: Deployment) -> dict[str, Change]:

@@ -214,15 +214,13 @@ def _cost(study: Study) -> str:
 
 
 def _bound(study: Study) -> str:
-    shared = any(pd.shared_instances for pd in study.main.deployment.pd)
-    planned = "roles as planned" if shared or len(study.main.deployment.pd) > 1 else "whole instances "
     lines = [
         "bound over every routing policy (linear program over lengths and stations, exact expectations)",
-        f"  {planned} {study.integer.system_throughput:.4f} req/s; the exact plan is {max(study.gap, 0):.4%} below it",
+        f"  whole instances  {study.integer.system_throughput:.4f} req/s; the exact plan is {max(study.gap, 0):.4%} below it",
         f"  roles free       {study.fractional.system_throughput:.4f} req/s, with N_p ="
         f" {', '.join(f'{n:.2f}' for n in study.fractional.solution.num_prefill)}",
     ]
-    rows = [["one more", "is worth with roles free", "roles as planned"]]
+    rows = [["one more", "is worth with roles free", "whole instances"]]
     for name, value in study.duals.items():
         kind, _, where = name.partition(":")
         label = f"instance of {where}" if kind == "instance" else f"Gbps of {where}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.model.capacity.bound import Bound, integer_bound, lp_bound
+from prfaas.model.capacity.bound import Bound, lp_bound, whole_bound
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import ClusterPath, Deployment, PdCluster, PrfaasCluster
@@ -17,7 +17,7 @@ from tests.support.planner_inputs import case_study, profile, with_links_as_wide
 def bounds(deployment: Deployment, traffic: Workload) -> tuple[LoadModel, Bound, Bound]:
     loads = LoadModel(deployment, traffic, "exact")
     fractional = lp_bound(loads)
-    return loads, fractional, integer_bound(loads, fractional)
+    return loads, fractional, whole_bound(loads, fractional)
 
 
 def test_the_case_study_s_exact_plan_is_within_a_thousandth_of_its_bound() -> None:
@@ -73,7 +73,7 @@ def test_several_clusters_stay_below_their_bound_and_close_to_it() -> None:
         deployment = two_by_two(link=link)
         plan = best_plan(deployment, traffic, method="exact")
         loads = LoadModel(deployment, traffic, "exact")
-        planned = lp_bound(loads, splits=[split.num_prefill for split in plan.splits])
+        planned = lp_bound(loads, box=[(split.num_prefill, split.num_prefill) for split in plan.splits])
         assert plan.system_throughput <= planned.system_throughput
         assert plan.system_throughput > close * lp_bound(loads).system_throughput
     assert sum(plan.remote_shares) == pytest.approx(1)

@@ -1,0 +1,36 @@
+"""Plans of several clusters against brute force, and below the bound over all whole splits."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.model.capacity.bound import lp_bound, whole_bound
+from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.planning.planner import best_plan
+from prfaas.model.planning.sensitivity import sensitivity
+from tests.support.random_deployments import brute_force, random_case
+
+
+def check(seed: int) -> None:
+    deployment, traffic = random_case(seed)
+    plan = best_plan(deployment, traffic, method="exact")
+    most = brute_force(deployment, traffic)
+    assert most * (1 - 1e-3) <= plan.system_throughput <= most * (1 + 1e-3), seed
+    loads = LoadModel(deployment, traffic, "exact")
+    bound = whole_bound(loads, lp_bound(loads))
+    assert bound.system_throughput >= most * (1 - 1e-6), seed
+    sensitivity(deployment, traffic, method="exact")
+
+
+@pytest.mark.parametrize("start", range(0, 50, 10))
+def test_plans_equal_brute_force(start: int) -> None:
+    for seed in range(start, start + 10):
+        check(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("start", range(50, 1000, 50))
+def test_a_thousand_plans_equal_brute_force(start: int) -> None:
+    for seed in range(start, start + 50):
+        check(seed)
