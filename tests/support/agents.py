@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.prefix import store
-from prfaas.cachepool.ssd import SsdSettings
+from prfaas.cachepool import ssd
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
@@ -225,15 +225,9 @@ class Agents:
         return transfer_id, grants.sign(grants.Grant(**fields), key)  # type: ignore[arg-type]
 
 
-def slow_ssd(monkeypatch: pytest.MonkeyPatch, *, wait_seconds: float) -> None:
-    """Let agents that start on threads from now on read 1 kB/s from their SSD, and engines wait this long."""
-    settings_of = AgentConfig.ssd
-
-    def slow_settings(config: AgentConfig) -> SsdSettings | None:
-        settings = settings_of(config)
-        return settings and replace(settings, read_bytes_per_second=1e3)
-
-    monkeypatch.setattr(AgentConfig, "ssd", slow_settings)
+def block_ssd(monkeypatch: pytest.MonkeyPatch, *, wait_seconds: float) -> None:
+    """Let running agents on threads begin no read from their SSD from now on, and engines wait this long."""
+    monkeypatch.setattr(ssd, "NUM_THREADS", 0)
     monkeypatch.setattr(store, "SSD_WAIT_SECONDS", wait_seconds)
 
 

@@ -19,7 +19,7 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
-from tests.support.agents import MODEL, NUM_TOKENS, Agents, Engine, chain_of, exact_blocks, layout, slow_ssd
+from tests.support.agents import MODEL, NUM_TOKENS, Agents, Engine, block_ssd, chain_of, exact_blocks, layout
 from tests.support.waiting import wait_until
 
 # Six full blocks, a partial block and a state for each prompt.
@@ -119,9 +119,9 @@ def test_engine_waiting_for_the_ssd_is_told_of_the_eviction(
     agents.engine(first, "w").store(chain_of())
     wait_until(lambda: first.status_page()["ssd"]["prefix"] == NUM_BLOCKS)
     first.stop()
-    slow_ssd(monkeypatch, wait_seconds=3600.0)
     second = agents.start("east", **settings)
     waiting, second_engine = agents.engine(second, "w"), agents.engine(second, "v")
+    block_ssd(monkeypatch, wait_seconds=3600.0)
     waiting.scheduler.post(Hold(TransferId(os.urandom(16)), NUM_TOKENS, exact_blocks(chain_of())))
     wait_until(lambda: second.pool()["transfer"] > 0)
     _forget(second_engine)

@@ -11,7 +11,7 @@ import pytest
 from prfaas.agent.engine.protocol import Cancel, Hold, ReceiveReady, Release, TransferFailed
 from prfaas.hashing import HashChain
 from prfaas.types import TransferId
-from tests.support.agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, exact_blocks, layout, slow_ssd
+from tests.support.agents import NUM_TOKENS, ROOT, Agents, Engine, RunningAgent, block_ssd, exact_blocks, layout
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 # Six full blocks, a partial block and a state for each prompt.
@@ -92,14 +92,14 @@ def test_prefix_with_a_corrupt_block_is_refused(agents: Agents, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("is_patient", [True, False])
-def test_engine_gives_up_on_a_slow_ssd_without_leaks(
+def test_engine_gives_up_on_a_block_ssd_without_leaks(
     agents: Agents, tmp_path: Path, is_patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(first, engine, 1)
     first.stop()
-    slow_ssd(monkeypatch, wait_seconds=0.1 if is_patient else 3600.0)
     second, engine = _start(agents, "east", tmp_path / "ssd")
+    block_ssd(monkeypatch, wait_seconds=0.1 if is_patient else 3600.0)
     chain, transfer_id = _chain(0), TransferId(os.urandom(16))
     engine.scheduler.post(Hold(transfer_id, chain.num_tokens, exact_blocks(chain)))
     if is_patient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import urllib.request
 from pathlib import Path
@@ -376,7 +377,7 @@ def test_agent_with_another_secret_is_refused(agents: Agents, tmp_path: Path) ->
 def _tls(authority: Authority, name: str) -> dict[str, str]:
     issued = authority.issue(name)
     kinds = ("authority", "certificate", "key", "revocations")
-    return {f"tls-{kind}": str(getattr(issued, kind)) for kind in kinds}
+    return {"tls": json.dumps({kind: str(getattr(issued, kind)) for kind in kinds})}
 
 
 def test_agents_with_certificates_refuse_peers_without(agents: Agents, tmp_path: Path) -> None:
