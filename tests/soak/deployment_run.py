@@ -9,11 +9,13 @@ with a line, or the name of the file with the results.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from tools.wan import FAR, NEAR
 
 HOSTS = {"west": NEAR, "east": FAR}
 SECONDS_BETWEEN = 15.0  # All requests that a fault concerned have been answered by then.
+DISK_MIB = 40
+SSD = {"ssd_bytes": "24MiB"}
 KILLED = ("agent w0", "agent w1", "agent e0", "agent e1", "engine e0/0", "engine e1/0")
 
 
@@ -52,8 +56,8 @@ class Plan:
 class Run:
     """Deployment under load and faults."""
 
-    def __init__(self, site: ReplicatedDeployment, plan: Plan) -> None:
-        self._site, self._plan = site, plan
+    def __init__(self, site: ReplicatedDeployment, plan: Plan, disk: Path) -> None:
+        self._site, self._plan, self._disk = site, plan, disk
         self._random = random.Random(plan.seed)
         seed = plan.seed if plan.random_seconds else None
         self._load = OpenLoop(site.router_url, interval_seconds=plan.interval_seconds, lengths=plan.lengths, seed=seed)
@@ -65,9 +69,11 @@ class Run:
             await until(lambda: len(self._load.answers) >= 4, seconds=90, what="answers before the faults")
             for seconds in self._plan.silences:
                 await self._fault(f"silence {seconds:g} s", self._silence(seconds))
+                await asyncio.sleep(SECONDS_BETWEEN)
             ends_at = time.monotonic() + self._plan.random_seconds
             while time.monotonic() < ends_at:
                 await self._random_fault()
+                await asyncio.sleep(self._random.uniform(1.0, 6.0))
         if self._plan.random_seconds:
             await until_sums_agree(self._site)
         return self._results()
@@ -99,7 +105,6 @@ class Run:
         began = time.monotonic()
         await fault
         self.faults.append((name, began, time.monotonic()))
-        await asyncio.sleep(SECONDS_BETWEEN)
 
     async def _random_fault(self) -> None:
         seconds = self._random.choice((1.0, 4.0, 8.0))
@@ -109,6 +114,7 @@ class Run:
             (f"freeze of the {role} for {seconds:g} s", lambda: self._freeze(role, seconds)),
             (f"kill of {killed}", lambda: self._kill(killed)),
             ("slow clients", lambda: self._be_slow(seconds)),
+            ("full disk", lambda: self._fill_disk(seconds)),
         ]
         name, fault = self._random.choice(faults)
         await self._fault(name, fault())
@@ -126,6 +132,15 @@ class Run:
 
     async def _kill(self, name: str) -> None:
         await asyncio.to_thread(self._site.kill, name)
+
+    async def _fill_disk(self, seconds: float) -> None:
+        """Leave no room on the disk of w0's SSD tier."""
+        filler = self._disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            for _ in range(DISK_MIB):
+                file.write(bytes(1 << 20))
+        await asyncio.sleep(seconds)
+        filler.unlink()
 
     async def _be_slow(self, seconds: float) -> None:
         """Have clients that read nothing of their answers, and leave."""
@@ -146,11 +161,24 @@ async def _command(name: str) -> None:
     await asyncio.to_thread(sys.stdin.readline)
 
 
+@contextlib.contextmanager
+def _small_disk(directory: Path) -> Iterator[Path]:
+    """Mount a file system in memory that is soon full."""
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(directory)], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
 def main(argv: Sequence[str]) -> None:
     """Run the plan and write the results to a file."""
     directory, plan = Path(argv[0]), Plan(**json.loads(argv[1]))
-    with running_across(directory, argv[2:], HOSTS, engine_flags=plan.engine_flags) as site:
-        results = asyncio.run(Run(site, plan).run())
+    with _small_disk(directory / "disk") as disk:
+        agents = {"w0": {"ssd_directory": str(disk / "ssd"), **SSD}}
+        with running_across(directory, argv[2:], HOSTS, engine_flags=plan.engine_flags, agents=agents) as site:
+            results = asyncio.run(Run(site, plan, disk).run())
     file = directory / "results.json"
     file.write_text(json.dumps(results | {"plan": asdict(plan)}))
     sys.stdout.write(f"{file}\n")

@@ -19,7 +19,8 @@ LENGTHS = [128, 512, 1024]
 def _check(results: dict[str, Any]) -> None:
     records, received = results["records"], results["received"]
     outcomes = Counter(record["outcome"] for record in records)
-    sys.stdout.write(f"\n{len(results['faults'])} faults, {len(records)} requests: {dict(outcomes)}\n")
+    faults = Counter(name for name, _, _ in results["faults"])
+    sys.stdout.write(f"\n{dict(faults)}\n{len(records)} requests: {dict(outcomes)}\n")
     assert [answer for answer in results["answers"] if not answer["is_honest"]] == []
     assert outcomes == results["router"] == results["managers"]
     _check_transfers(records, received)

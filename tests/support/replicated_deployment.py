@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import redis
@@ -49,9 +50,10 @@ class ReplicatedDeployment(ProcessDeployment):
         hosts: Mapping[str, str] = LOOPBACK,
         engine_flags: Sequence[str] = (),
         pool_bytes: str = "256MiB",
+        agents: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
-        """Start everything; the cluster "east" with `far` if that is given."""
-        self._engine_flags, self._pool_bytes = engine_flags, pool_bytes
+        """Start everything; the cluster "east" with `far` if that is given. `agents` has settings of single agents."""
+        self._engine_flags = engine_flags
         self._children_of: dict[str, Children] = {}
         port = split_address(free_address())[1]
         command = [
@@ -81,13 +83,16 @@ class ReplicatedDeployment(ProcessDeployment):
         self.manager_url = self.manager_urls[1]
         for name, cluster in NODES.items():
             children, own_stack = far if far and cluster == "east" else (self.children, stack)
-            self._start_node(name, cluster, children, own_stack, host=hosts[cluster])
+            settings = {"pool_bytes": pool_bytes, **agents.get(name, {})}
+            self._start_node(name, cluster, children, own_stack, host=hosts[cluster], settings=settings)
         router = {"managers": self.manager_grpcs, "cluster": "west", "probe_interval": "500ms"}
         self.router, self.router_urls["west"] = stack.start_router(router)
         stack.await_server(self.router, self.router_urls["west"])
         wait_until(lambda: self._sees_all("west"), seconds=90.0, what="healthy engines")
 
-    def _start_node(self, name: str, cluster: str, children: Children, stack: Stack, *, host: str) -> None:
+    def _start_node(
+        self, name: str, cluster: str, children: Children, stack: Stack, *, host: str, settings: Mapping[str, Any]
+    ) -> None:
         role: InstanceRole = "prefill" if CLUSTERS[cluster] == "prfaas" else "both"
         instance, url = f"{name}/0", f"http://{_free(host)}"
         agent = stack.start_agent(
@@ -97,7 +102,7 @@ class ReplicatedDeployment(ProcessDeployment):
             cluster=cluster,
             cluster_kind=CLUSTERS[cluster],
             engines=[{"instance": instance, "url": url, "role": role, "model": MODEL}],
-            pool_bytes=self._pool_bytes,
+            **settings,
         )
         self.agents[name], self.engine_urls[instance] = agent, url
         journal = f"--journal={self.journal(instance)}"
@@ -205,7 +210,7 @@ def running_replicated(directory: Path, **settings: Any) -> Iterator[ReplicatedD
 
 @contextlib.contextmanager
 def running_across(
-    directory: Path, inside_far: Sequence[str], hosts: Mapping[str, str], *, engine_flags: Sequence[str] = ()
+    directory: Path, inside_far: Sequence[str], hosts: Mapping[str, str], **settings: Any
 ) -> Iterator[ReplicatedDeployment]:
     """Yield a deployment whose cluster "east" runs in another network namespace."""
     elsewhere = directory / "far"
@@ -214,5 +219,5 @@ def running_across(
         stack = Stack(children, directory)
         shutil.copy(stack.secret_file, elsewhere)
         site = ReplicatedDeployment(children, stack, directory)
-        site.start(stack, far=(far, Stack(far, elsewhere)), hosts=hosts, engine_flags=engine_flags)
+        site.start(stack, far=(far, Stack(far, elsewhere)), hosts=hosts, **settings)
         yield site
