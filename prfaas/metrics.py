@@ -111,6 +111,11 @@ CLIENT_TLS_REFUSALS = _counter(
     "Client connections rejected for their certificate, or as unencrypted.",
     ("reason",),
 )
+ENGINE_PORT_REFUSALS = _counter(
+    "prfaas_agent_engine_port_refusals",
+    "Connections to encrypted ports of engines refused for their certificate.",
+    ("reason",),
+)
 PAGES_REFUSALS = _counter(
     "prfaas_agent_pages_refusals", "Connections to status pages rejected for their certificate.", ("reason",)
 )

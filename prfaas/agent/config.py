@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.ssd import SsdSettings
@@ -37,6 +38,11 @@ class EngineConfig:
     url: str = setting("text", required=True, doc="Base URL of the OpenAI server, such as http://10.0.0.5:8000.")
     role: str = setting("text", required=True, doc="prefill, decode or both.")
     model: str = setting("text", required=True, doc="Served model name, as hashed by the connector.")
+    tls_listen: str = setting(
+        "address",
+        default="",
+        doc="Address at which the agent serves the engine to routers, encrypted with `tls`; empty: routers reach `url`.",
+    )
     kv_events: str = setting("text", default="", doc="Endpoint of vLLM's KV events, such as ipc:///run/prfaas/events.")
     kv_events_replay: str = setting("text", default="", doc="Endpoint that repeats lost KV events.")
 
@@ -50,6 +56,8 @@ class EngineConfig:
                     check_endpoint(endpoint)
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}") from error
+        if self.tls_listen and not is_loopback(urlsplit(self.url).hostname or ""):
+            raise ValueError(f"url: {self.url} is beyond loopback; with tls_listen, only the agent reaches the engine")
         if self.role not in ("prefill", "decode", "both"):
             raise ValueError(f"role: {self.role!r}; write prefill, decode or both")
 
@@ -208,6 +216,9 @@ class AgentConfig:
         instances = [engine.instance for engine in self.engines]
         if twice := sorted({name for name in instances if instances.count(name) > 1}):
             raise ValueError(f"engines: instance {twice[0]} is named twice")
+        for engine in self.engines:
+            if engine.tls_listen and self.tls.certificate is None:
+                raise ValueError("engines: tls_listen needs tls.authority, tls.certificate and tls.key")
         if self.cluster_kind not in ("prfaas", "pd"):
             raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         self.fetch_addresses()

@@ -42,6 +42,7 @@ from prfaas.agent.engine.server import (
     arenas_of,
     layouts_of,
 )
+from prfaas.agent.engine.tls_ports import announced_url, start_tls_ports
 from prfaas.agent.links import Links, RateLimits
 from prfaas.agent.prefix.pins import Pins
 from prfaas.agent.prefix.replicate import PrefixCopies
@@ -203,6 +204,8 @@ class Agent:
             status.start()
             if proxy is not None:
                 proxy.start(status.address)
+            for engine_port in start_tls_ports(self._config):
+                closing.push_async_callback(engine_port.close)
             pages = proxy.address if proxy else status.address
             _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=pages)
             started(address)
@@ -397,15 +400,16 @@ class Agent:
         }
 
     def _node_page(self) -> dict[str, Any]:
-        """Return this node's description for routers without managers."""
-        config = self._config
+        """Return this node's description."""
+        config, wire = self._config, self._config.advertise or self._wire_address
         return {
             "name": config.name,
             "cluster": config.cluster,
             "cluster_kind": config.cluster_kind,
-            "wire_address": config.advertise or self._wire_address,
+            "wire_address": wire,
             "engines": [
-                {"instance": engine.instance, "url": engine.url, "role": engine.role} for engine in config.engines
+                {"instance": engine.instance, "url": announced_url(engine, wire), "role": engine.role}
+                for engine in config.engines
             ],
         }
 

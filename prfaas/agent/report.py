@@ -18,6 +18,7 @@ from pathlib import Path
 from prfaas import logs
 from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.engine.protocol import Promised
+from prfaas.agent.engine.tls_ports import announced_url
 from prfaas.errors import FencedError, IndexRefusal, ManagerUnreachable, RemoteProtocolError
 from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
@@ -262,14 +263,15 @@ class NodeReporter:
 
 def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
     kind: ClusterKind = "prfaas" if config.cluster_kind == "prfaas" else "pd"
+    wire = config.advertise or wire_address
     return Node(
         name=AgentName(config.name),
         cluster=ClusterName(config.cluster),
         cluster_kind=kind,
-        wire_address=config.advertise or wire_address,
+        wire_address=wire,
         epoch=epoch,
         engines=tuple(
-            Engine(InstanceId(engine.instance), engine.url, _role(engine.role), engine.model)
+            Engine(InstanceId(engine.instance), announced_url(engine, wire), _role(engine.role), engine.model)
             for engine in config.engines
         ),
         hardware=config.hardware or gpu_names(),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
+from urllib.parse import urlsplit
 
 from prfaas.config import record, records, setting
 from prfaas.config_checks import (
@@ -126,7 +127,7 @@ class RouterConfig:
     insecure_plaintext: bool = setting(
         "flag",
         default=False,
-        doc="Unencrypted listeners beyond loopback: gateways without certificates, clients without keys.",
+        doc="Unencrypted listeners beyond loopback, for gateways and clients without keys, and legs to other clusters.",
     )
     secret_file: str = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
     clusters: tuple[ClusterConfig, ...] = setting(
@@ -240,6 +241,13 @@ class RouterConfig:
                     f"local_policy: pd needs an instance that prefills, and cluster {cluster.name} has none; "
                     "write role: prefill at one of them, or local_policy: decode"
                 )
+        for cluster in self.clusters:
+            for instance in cluster.instances:
+                if self.exposes_prompts(instance.url, cluster.name, cluster.kind):
+                    raise ValueError(
+                        f"clusters: {instance.url} of {instance.name} would carry prompts unencrypted to another cluster; "
+                        "write https:// and engine_tls: deployment, or insecure_plaintext: true"
+                    )
         instances = [instance.name for cluster in self.clusters for instance in cluster.instances]
         for kind, given in (("cluster", names), ("instance", instances)):
             repeated = sorted({name for name in given if given.count(name) > 1})
@@ -262,6 +270,13 @@ class RouterConfig:
         is_closed = self.api_keys_file or self.client_tls.authority
         if not (is_closed or self.insecure_plaintext or is_loopback(split_address(self.listen)[0])):
             raise ValueError(f"api_keys_file: missing; {self.listen} is beyond loopback, so anybody could connect")
+
+    def exposes_prompts(self, url: str, cluster: str, kind: ClusterKind) -> bool:
+        """Return whether legs to an engine would cross between clusters in plain text, although `tls` is set."""
+        is_encrypted = not self.insecure_plaintext and self.tls.authority is not None
+        is_far = cluster != self.cluster if self.cluster else kind == "prfaas"
+        parts = urlsplit(url)
+        return is_encrypted and is_far and parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
     def default_quota(self) -> Quota:
         """Return the quota of each client without a quota of its own."""

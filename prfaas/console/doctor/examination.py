@@ -13,6 +13,7 @@ from typing import Any
 
 from prfaas import config, grants
 from prfaas.agent.config import AgentConfig
+from prfaas.agent.engine.tls_ports import announced_url
 from prfaas.colocate.config import ColocateConfig
 from prfaas.config import default
 from prfaas.console.config import ConsoleConfig
@@ -145,7 +146,8 @@ def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
     yield from _secret_and_managers(agent, name=agent.name, where=where, patient=patient)
     tls = _client_tls(agent) if agent.engine_tls == "deployment" else None
     if agent.cluster_kind == "prfaas":
-        legs = {engine.instance: engine.url for engine in agent.engines}
+        wire = agent.advertise or agent.listen
+        legs = {engine.instance: announced_url(engine, wire) for engine in agent.engines}
         yield from network.leg_findings(legs, agent, where=where)
     for engine in agent.engines:
         yield from network.engine_findings(engine, where=where, timeout_seconds=seconds, tls=tls)

@@ -225,7 +225,8 @@ class Fleet:
         self._session = session
         self._instances: dict[InstanceId, Instance] = {}
         self._changed = asyncio.Event()
-        self.update(_addresses(config.clusters))
+        self._refused: set[InstanceAddress] = set()  # Logged once.
+        self.update(addresses_of_clusters(config.clusters))
 
     def __getitem__(self, name: InstanceId) -> Instance:
         return self._instances[name]
@@ -237,10 +238,18 @@ class Fleet:
         return iter(list(self._instances.values()))
 
     def update(self, addresses: Iterable[InstanceAddress]) -> None:
-        """Replace the instances. An instance with an unchanged URL keeps its state; a new one is checked at once."""
+        """Replace the instances. An instance with an unchanged URL keeps its state; a new one is checked at once.
+
+        With `tls`, an instance of another cluster whose legs would be plain text is left out.
+        """
         known = self._instances
         self._instances = {}
         for address in addresses:
+            if self._config.exposes_prompts(address.url, address.cluster, address.cluster_kind):
+                if address not in self._refused:
+                    _log.error("instance.plaintext_refused", instance=address.name, url=address.url)
+                self._refused.add(address)
+                continue
             instance = known.get(address.name)
             if instance is not None and instance.url == address.url:
                 instance.address = address
@@ -364,7 +373,8 @@ class Fleet:
         instance.max_model_len = models[0].max_model_len
 
 
-def _addresses(clusters: tuple[ClusterConfig, ...]) -> Iterator[InstanceAddress]:
+def addresses_of_clusters(clusters: tuple[ClusterConfig, ...]) -> Iterator[InstanceAddress]:
+    """Yield the instances of configured clusters."""
     for cluster in clusters:
         for instance in cluster.instances:
             yield InstanceAddress(

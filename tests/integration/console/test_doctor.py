@@ -267,7 +267,7 @@ def _keys(patient: Patient, name: str, mode: int) -> str:
 
 
 def _prefill_leg_in_plain_text_beside_certificates(patient: Patient) -> None:
-    _router(patient, tls=tls_record(patient.certify("router")))
+    _router(patient, tls=tls_record(patient.certify("router")), insecure_plaintext=True)
     far = {"name": "e", "url": "http://192.0.2.1:8000", "role": "prefill", "agent": "e", "wire": patient.wire}
     patient.router["clusters"].append({"name": "east", "kind": "prfaas", "instances": [far]})
     patient.agent.pop("tls")

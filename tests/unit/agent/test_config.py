@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.agent.config import AgentConfig, EngineConfig, TenantShareConfig
+from prfaas.agent.engine.tls_ports import announced_url
 from prfaas.config import load_mapping
 from prfaas.errors import ConfigError
 
@@ -85,3 +86,28 @@ def test_events_of_another_machine_need_consent(name: str) -> None:
     with pytest.raises(ConfigError, match=f"engines: {name} of e1 carries prompts unencrypted from 10.0.0.5:5557"):
         load_mapping(AgentConfig, settings, where="test")
     load_mapping(AgentConfig, settings | {"insecure_plaintext": "true"}, where="test")
+
+
+def test_engine_with_an_encrypted_port_listens_on_loopback_alone() -> None:
+    with pytest.raises(ConfigError, match="url: http://n1:8000 is beyond loopback"):
+        load_mapping(EngineConfig, ENGINE | {"tls_listen": "10.0.0.5:8443"}, where="test")
+
+
+def test_encrypted_port_of_an_engine_needs_certificates() -> None:
+    engine = EngineConfig(instance="e", url="http://127.0.0.1:8000", role="both", model="m", tls_listen="10.0.0.5:8443")
+    with pytest.raises(ValueError, match=r"engines: tls_listen needs tls\.authority"):
+        AgentConfig(name="n", secret_file=Path("secret"), engines=(engine,))
+
+
+@pytest.mark.parametrize(
+    ("tls_listen", "url"),
+    [
+        ("", "http://127.0.0.1:8000"),
+        ("10.0.0.5:8443", "https://10.0.0.5:8443"),
+        ("0.0.0.0:8443", "https://10.9.9.9:8443"),
+        ("[::]:8443", "https://10.9.9.9:8443"),
+    ],
+)
+def test_announced_url_is_the_encrypted_port_at_the_advertised_host(tls_listen: str, url: str) -> None:
+    engine = EngineConfig(instance="e", url="http://127.0.0.1:8000", role="both", model="m", tls_listen=tls_listen)
+    assert announced_url(engine, "10.9.9.9:7400") == url

@@ -112,3 +112,27 @@ def test_policy_pd_needs_a_prefill_instance_in_each_decoding_cluster(tmp_path: P
 def test_removed_settings_are_accepted_with_a_warning(removed: str, tmp_path: Path) -> None:
     with pytest.warns(FutureWarning, match="this setting was removed"):
         _load(f"{removed}\n{GOOD}", tmp_path)
+
+
+TLS = "tls: {authority: a.pem, certificate: c.pem, key: k.pem}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        (GOOD, False),
+        (TLS + GOOD, True),
+        (TLS + GOOD.replace("http://10.0.2.1", "https://10.0.2.1"), False),
+        (TLS + GOOD.replace("http://10.0.2.1", "http://127.0.0.1"), False),
+        (TLS + "insecure_plaintext: true\n" + GOOD, False),
+        (TLS + "cluster: west\n" + GOOD, True),
+    ],
+)
+def test_prompts_do_not_cross_between_clusters_unencrypted_beside_tls(
+    text: str, is_refused: bool, tmp_path: Path
+) -> None:
+    if not is_refused:
+        _load(text, tmp_path)
+        return
+    with pytest.raises(ConfigError, match=r"clusters: http://10\.0\.2\.1:8000 of e .*insecure_plaintext"):
+        _load(text, tmp_path)
