@@ -120,7 +120,7 @@ PoolOrder = Literal[
 class PoolCommand:
     """Operator's command to keep or to remove the prefix that ends with a hash."""
 
-    command_id: TransferId
+    transfer_id: TransferId
     end_hash: BlockHash
     order: PoolOrder
 
@@ -147,6 +147,9 @@ class TransferTiming:
 
     transfer_id: TransferId
     seconds: Mapping[TransferPhase, float]
+
+
+AgentCommand = CopyCommand | PoolCommand | ProbeCommand
 
 
 @dataclass(frozen=True)

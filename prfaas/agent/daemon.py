@@ -63,7 +63,7 @@ from prfaas.pool_events import PoolChange
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendEvent
-from prfaas.types import AgentName, CopyEnd, TransferTiming
+from prfaas.types import AgentCommand, AgentName, CopyCommand, CopyEnd, PoolCommand, ProbeCommand, TransferTiming
 
 if TYPE_CHECKING:
     from prfaas.agent.report import NodeReporter
@@ -247,14 +247,21 @@ class Agent:
                     wire_address=address,
                     link_stats=self._links.stats,
                     layouts_of=lambda name, model: layouts_of(self._engines.workers_of_model(name, model)),
-                    on_copy=self._copies.take,
-                    on_pool=self._pins.take,
-                    on_probe=self._outbound_probes.take,
+                    on_command=self._take_command,
                 )
                 tasks.create_task(self._reporter.run())
             if self._ssd is not None:
                 self._ssd.restore(self._add_layout)
             tasks.create_task(self._tick_forever())
+
+    def _take_command(self, command: AgentCommand) -> None:
+        match command:
+            case CopyCommand():
+                self._copies.take(command)
+            case PoolCommand():
+                self._pins.take(command)
+            case ProbeCommand():
+                self._outbound_probes.take(command)
 
     async def _tick_forever(self) -> None:
         while True:

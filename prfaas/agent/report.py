@@ -28,14 +28,12 @@ from prfaas.transport.congestion.rate_estimator import LOSS_SEGMENTS
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import (
+    AgentCommand,
     AgentName,
     ClusterKind,
     ClusterName,
-    CopyCommand,
     InstanceId,
     InstanceRole,
-    PoolCommand,
-    ProbeCommand,
 )
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
@@ -163,11 +161,9 @@ class NodeReporter:
         wire_address: str,
         link_stats: Callable[[], Iterable[LinkStats]],
         layouts_of: Callable[[str, str], Sequence[Layout]],
-        on_copy: Callable[[CopyCommand], None],
-        on_pool: Callable[[PoolCommand], None],
-        on_probe: Callable[[ProbeCommand], None],
+        on_command: Callable[[AgentCommand], None],
     ) -> None:
-        """Create the reporter; `on_copy`, `on_pool` and `on_probe` get the managers' commands.
+        """Create the reporter; `on_command` gets the managers' commands.
 
         `epoch` grows with every start of the agent; blocks of an older epoch are void. `layouts_of` returns the layouts of
         an instance and model by rank, () unless every rank is attached.
@@ -180,9 +176,7 @@ class NodeReporter:
             node=_node(config, epoch, wire_address),
             secret=secret,
             figures=self.figures,
-            on_copy=on_copy,
-            on_pool=on_pool,
-            on_probe=on_probe,
+            on_command=on_command,
             tls=config.tls.files(),
         )
         self._feeds = [

@@ -24,16 +24,14 @@ from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.rpc.translate import (
-    copy_command_from,
+    command_from,
     copy_end_message,
     link_message,
     load_message,
     node_message,
-    pool_command_from,
-    probe_command_from,
 )
 from prfaas.transport.net.tls import CertificateFiles
-from prfaas.types import CopyCommand, CopyEnd, PoolCommand, ProbeCommand, TransferTiming
+from prfaas.types import AgentCommand, CopyEnd, TransferTiming
 
 _CALL_SECONDS = 3.0
 _FIGURES_SECONDS = 1.0  # Period of unchanged figures.
@@ -73,22 +71,15 @@ class Reporter:
         secret: bytes,
         figures: Callable[[], Figures] | None = None,
         tls: CertificateFiles | None = None,
-        on_copy: Callable[[CopyCommand], None] | None = None,
-        on_pool: Callable[[PoolCommand], None] | None = None,
-        on_probe: Callable[[ProbeCommand], None] | None = None,
+        on_command: Callable[[AgentCommand], None] = lambda command: None,
     ) -> None:
-        """`figures` is called twice a second.
-
-        `on_copy`, `on_pool` and `on_probe` are called per command, possibly repeatedly.
-        """
+        """`figures` is called twice a second, `on_command` per command of the manager, possibly repeatedly."""
         self._managers = list(managers)
         self._node = node
         self._secret = secret
         self._figures = figures
         self._tls = tls
-        self._on_copy = on_copy
-        self._on_pool = on_pool
-        self._on_probe = on_probe
+        self._on_command = on_command
         self._copy_ends: deque[CopyEnd] = deque(maxlen=_MAX_COPY_ENDS)
         self._copy_ended = asyncio.Event()
         self._log = EventLog(Inventory())
@@ -257,16 +248,10 @@ class Reporter:
     async def _watch_commands(self, channel: Channel) -> None:
         request = pb.WatchCommandsRequest(node=self._node.name, epoch=self._node.epoch)
         with channel.translated_errors():
-            async for command in channel.stream("WatchCommands", request):
-                copy = copy_command_from(command)
-                if copy is not None and self._on_copy is not None:
-                    self._on_copy(copy)
-                order = pool_command_from(command)
-                if order is not None and self._on_pool is not None:
-                    self._on_pool(order)
-                probe = probe_command_from(command)
-                if probe is not None and self._on_probe is not None:
-                    self._on_probe(probe)
+            async for message in channel.stream("WatchCommands", request):
+                command = command_from(message)
+                if command is not None:
+                    self._on_command(command)
         raise ManagerUnreachable(f"manager {channel.address} ended the stream of commands")
 
     async def _send_copy_ends(self, channel: Channel) -> None:

@@ -16,6 +16,7 @@ from prfaas.kv.layout import Layout, is_well_formed
 from prfaas.pool_events import POOL_TIERS, Tier
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import (
+    AgentCommand,
     AgentName,
     BlockHash,
     ClusterKind,
@@ -267,23 +268,6 @@ def prefix_from(message: pb.Prefix) -> Prefix:
     return prefix
 
 
-def copy_message(command: CopyCommand) -> pb.Command:
-    prefix = prefix_message(command.prefix)
-    copy = pb.Command.Copy(
-        transfer_id=command.transfer_id, grant=command.grant, prefix=prefix, priority=command.priority
-    )
-    return pb.Command(copy=copy)
-
-
-def copy_command_from(message: pb.Command) -> CopyCommand | None:
-    """Decode a copy command, or return None for another command. The agent that runs it checks the prefix."""
-    if message.WhichOneof("command") != "copy":
-        return None
-    copy = message.copy
-    prefix = Prefix(copy.prefix.model, copy.prefix.units, copy.prefix.num_tokens, BlockHash(copy.prefix.end_hash))
-    return CopyCommand(TransferId(copy.transfer_id), copy.grant, prefix, copy.priority)
-
-
 _ORDERS: dict[str, PoolOrder] = {order: order for order in get_args(PoolOrder)}
 
 
@@ -298,29 +282,34 @@ def pool_order_from(word: str) -> PoolOrder:
     return _ORDERS[word]
 
 
-def pool_message(command: PoolCommand) -> pb.Command:
-    return pb.Command(
-        pool=pb.Command.Pool(command_id=command.command_id, end_hash=command.end_hash, order=command.order)
-    )
+def command_message(command: AgentCommand) -> pb.Command:
+    match command:
+        case CopyCommand():
+            prefix = prefix_message(command.prefix)
+            copy = pb.Command.Copy(
+                transfer_id=command.transfer_id, grant=command.grant, prefix=prefix, priority=command.priority
+            )
+            return pb.Command(copy=copy)
+        case PoolCommand():
+            pool = pb.Command.Pool(command_id=command.transfer_id, end_hash=command.end_hash, order=command.order)
+            return pb.Command(pool=pool)
+        case ProbeCommand():
+            return pb.Command(probe=pb.Command.Probe(**vars(command)))
 
 
-def pool_command_from(message: pb.Command) -> PoolCommand | None:
-    """Decode a pool order, or return None for another command and for an order of a newer manager."""
-    pool = message.pool
-    if message.WhichOneof("command") != "pool" or pool.order not in _ORDERS:
-        return None
-    return PoolCommand(TransferId(pool.command_id), BlockHash(pool.end_hash), _ORDERS[pool.order])
-
-
-def probe_message(command: ProbeCommand) -> pb.Command:
-    return pb.Command(probe=pb.Command.Probe(transfer_id=command.transfer_id, grant=command.grant))
-
-
-def probe_command_from(message: pb.Command) -> ProbeCommand | None:
-    """Decode a probe command, or return None for another command."""
-    if message.WhichOneof("command") != "probe":
-        return None
-    return ProbeCommand(TransferId(message.probe.transfer_id), message.probe.grant)
+def command_from(message: pb.Command) -> AgentCommand | None:
+    """Decode a command; None for one of a newer manager. The agent that runs a copy checks its prefix."""
+    match message.WhichOneof("command"):
+        case "copy":
+            copy, prefix = message.copy, message.copy.prefix
+            checked = Prefix(prefix.model, prefix.units, prefix.num_tokens, BlockHash(prefix.end_hash))
+            return CopyCommand(TransferId(copy.transfer_id), copy.grant, checked, copy.priority)
+        case "pool" if message.pool.order in _ORDERS:
+            order = message.pool
+            return PoolCommand(TransferId(order.command_id), BlockHash(order.end_hash), _ORDERS[order.order])
+        case "probe":
+            return ProbeCommand(TransferId(message.probe.transfer_id), message.probe.grant)
+    return None
 
 
 def copy_end_message(end: CopyEnd) -> pb.ReportCommandsRequest.End:

@@ -59,7 +59,7 @@ class Pins:
 
     def _end(self, command: PoolCommand, outcome: CopyOutcome, *, removed_bytes: int = 0, held_bytes: int = 0) -> None:
         _log.info("pool.order_ended", order=command.order, end_hash=command.end_hash.hex(), outcome=outcome)
-        self._report(CopyEnd(command.command_id, outcome, "", removed_bytes, held_bytes))
+        self._report(CopyEnd(command.transfer_id, outcome, "", removed_bytes, held_bytes))
 
     def drop_absent(self) -> None:
         """End the pins of prefixes that the pool no longer holds."""

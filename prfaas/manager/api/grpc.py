@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -17,9 +17,8 @@ from prfaas.errors import ConfigError, FencedError, IndexRefusal
 from prfaas.index.membership import Node
 from prfaas.manager.api.service import UNREADABLE, QueryHandler, Service
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.operations.commands import Copies, PoolOrders
+from prfaas.manager.operations.commands import CommandSource
 from prfaas.manager.operations.operations import Operations, check_is_no_node
-from prfaas.manager.planning.link_probes import LinkProbes
 from prfaas.manager.record.cluster_writer import ClusterWriter
 from prfaas.manager.record.event_stream import EventStream
 from prfaas.manager.record.replication import Replication
@@ -29,13 +28,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.methods import SERVICE_NAME, server_handlers
 from prfaas.rpc.streams import BATCHES_KEY
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
-from prfaas.rpc.translate import (
-    copy_end_from,
-    copy_message,
-    node_from,
-    pool_message,
-    probe_message,
-)
+from prfaas.rpc.translate import command_message, copy_end_from, node_from
 from prfaas.transport.net.tls_proxy import TlsProxy
 from prfaas.types import AgentName, TransferId
 from prfaas.units import split_address
@@ -68,9 +61,7 @@ class GrpcServer:
         service: Service,
         world: World,
         replication: Replication,
-        copies: Copies,
-        pool_orders: PoolOrders,
-        link_probes: LinkProbes,
+        command_sources: Sequence[CommandSource],
         operations: Operations,
         stop_seconds: float,
         digest_seconds: float,
@@ -83,9 +74,7 @@ class GrpcServer:
         self._world = world
         self._replication = replication
         self._queries = QueryHandler(service)
-        self._copies = copies
-        self._pool_orders = pool_orders
-        self._link_probes = link_probes
+        self._command_sources = command_sources
         self._operations = operations
         self._proxy: TlsProxy | None = None
         self._inner = ""
@@ -278,19 +267,17 @@ class GrpcServer:
 
     @property
     def _commands_version(self) -> int:
-        return self._copies.version + self._pool_orders.version + self._link_probes.version
+        return sum(source.version for source in self._command_sources)
 
     def _commands_of(self, node: AgentName) -> dict[TransferId, pb.Command]:
-        copies = {copy.transfer_id: copy_message(copy) for copy in self._copies.commands_of(node)}
-        orders = {order.command_id: pool_message(order) for order in self._pool_orders.commands_of(node)}
-        probes = {probe.transfer_id: probe_message(probe) for probe in self._link_probes.commands_of(node)}
-        return copies | orders | probes
+        commands = [command for source in self._command_sources for command in source.commands_of(node)]
+        return {command.transfer_id: command_message(command) for command in commands}
 
     async def _report_commands(self, request: pb.ReportCommandsRequest, who: str) -> pb.ReportCommandsResponse:
         _check_speaks_for_itself(who, request.node)
         for end in map(copy_end_from, request.ends):
-            for commands in (self._copies, self._pool_orders, self._link_probes):
-                commands.report(AgentName(request.node), end)
+            for source in self._command_sources:
+                source.report(AgentName(request.node), end)
         return pb.ReportCommandsResponse()
 
     # -- routers

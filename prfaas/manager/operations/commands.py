@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from prfaas import grants, logs, metrics
 from prfaas.errors import IndexRefusal
@@ -19,6 +19,7 @@ from prfaas.hashing import prefix_hash
 from prfaas.index.membership import Node
 from prfaas.types import (
     TRANSFER_ID_BYTES,
+    AgentCommand,
     AgentName,
     BlockHash,
     CopyCommand,
@@ -65,6 +66,18 @@ class _PendingCopy:
     ended: asyncio.Future[CopyEnd]
 
 
+class CommandSource(Protocol):
+    """Commands of one kind that are in progress."""
+
+    version: int  # Grows with every command, which tells command streams that there is something new.
+
+    def commands_of(self, node: AgentName) -> Sequence[AgentCommand]:
+        """Return the commands that this node has not reported yet, oldest first."""
+
+    def report(self, node: AgentName, end: CopyEnd) -> None:
+        """Record the end of a command. Unknown commands, and those of other nodes, are ignored."""
+
+
 class Copies:
     """Copies in progress, by the sending node."""
 
@@ -84,7 +97,7 @@ class Copies:
         self._pending: dict[TransferId, _PendingCopy] = {}
         self._by_identity: dict[_CopyIdentity, _PendingCopy] = {}
         self._by_caller: Counter[str] = Counter()
-        self.version = 0  # Grows with every order, which tells command streams that there is something new.
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -140,7 +153,6 @@ class Copies:
         return grants.sign(grant, self._grant_key)
 
     def commands_of(self, source: AgentName) -> list[CopyCommand]:
-        """Return the copies that this node has not reported yet, oldest first."""
         return [copy.command for copy in self._pending.values() if copy.order.source.name == source]
 
     def orders(self) -> Iterator[CopyOrder]:
@@ -148,7 +160,6 @@ class Copies:
         return (copy.order for copy in self._pending.values())
 
     def report(self, source: AgentName, end: CopyEnd) -> None:
-        """Record the end of a copy. Unknown copies, and those of other nodes, are ignored."""
         copy = self._pending.get(end.transfer_id)
         if copy is not None and copy.order.source.name == source:
             self._end(copy, end)
@@ -212,22 +223,20 @@ class PoolOrders:
         """Return the end of an order; `deadline` if the node did not answer in time."""
         command = PoolCommand(TransferId(secrets.token_bytes(TRANSFER_ID_BYTES)), end_hash, order)
         pending = _PendingOrder(node, command, asyncio.get_running_loop().create_future())
-        self._pending[command.command_id] = pending
+        self._pending[command.transfer_id] = pending
         self.version += 1
         try:
             async with asyncio.timeout(seconds):
                 return await pending.ended
         except TimeoutError:
-            return CopyEnd(command.command_id, "deadline", "the agent did not report in time")
+            return CopyEnd(command.transfer_id, "deadline", "the agent did not report in time")
         finally:
-            del self._pending[command.command_id]
+            del self._pending[command.transfer_id]
 
     def commands_of(self, node: AgentName) -> list[PoolCommand]:
-        """Return the orders that this node has not reported yet, oldest first."""
         return [order.command for order in self._pending.values() if order.node == node]
 
     def report(self, node: AgentName, end: CopyEnd) -> None:
-        """Record the end of an order. Unknown orders, and those of other nodes, are ignored."""
         pending = self._pending.get(end.transfer_id)
         if pending is not None and pending.node == node and not pending.ended.done():
             pending.ended.set_result(end)

@@ -62,7 +62,7 @@ class LinkProbes:
         # Monotonic time of the order, and the number of requests routed until then.
         self._ordered_at: dict[Pair, tuple[float, int]] = {}
         self._num_ordered: Counter[Pair] = Counter()
-        self.version = 0  # Grows with every order, which tells command streams that there is something new.
+        self.version = 0
 
     def step(self) -> None:
         """Order the probes that are due, and end those that are overdue."""
@@ -125,11 +125,9 @@ class LinkProbes:
         return sorted(able, key=lambda node: node.name)[number % len(able)]
 
     def commands_of(self, source: AgentName) -> list[ProbeCommand]:
-        """Return the probes that this node has not reported yet."""
         return [probe.command for probe in self._under_way.values() if probe.source.name == source]
 
     def report(self, source: AgentName, end: CopyEnd) -> None:
-        """Record the end of a probe. Unknown probes, and those of other nodes, are ignored."""
         probe = self._under_way.get(end.transfer_id)
         if probe is not None and probe.source.name == source:
             self._end(probe, end)

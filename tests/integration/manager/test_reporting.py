@@ -11,10 +11,11 @@ from prometheus_client import REGISTRY
 from prfaas.errors import IndexRefusal
 from prfaas.index.membership import EngineLoad, Figures, Node
 from prfaas.pool_events import BlockRemoved, BlockStored
+from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.rpc.translate import prefix_message
-from prfaas.types import AgentName, BlockHash, ClusterName, CopyCommand, CopyEnd, InstanceId, Prefix
+from prfaas.types import AgentCommand, AgentName, BlockHash, ClusterName, CopyCommand, CopyEnd, InstanceId, Prefix
 from tests.support.deployment import (
     MODEL,
     SECRET,
@@ -138,10 +139,12 @@ async def test_node_may_not_report_for_another(deployment: Deployment) -> None:
     reporter = deployment.reporter("n1", manager)
     deployment.run(reporter)
     await until(lambda: reporter.status.manager is not None)
-    thief = deployment.client(manager, name="n2")
+    thief = Channel(manager.address, name="n2", secret=SECRET)
+    request = pb.HeartbeatRequest(node="n1", epoch=1)
     with pytest.raises(IndexRefusal) as refusal:
-        await thief._call("Heartbeat", pb.HeartbeatRequest(node="n1", epoch=1))
+        await thief.call("Heartbeat", request, timeout_seconds=PATIENCE_SECONDS)
     assert refusal.value.reason == "unauthenticated"
+    await thief.close()
 
 
 async def test_watchers_see_nodes_join_and_leave(deployment: Deployment) -> None:
@@ -206,14 +209,17 @@ async def test_events_continue_after_an_invalid_one(deployment: Deployment) -> N
 
 
 async def test_copy_with_a_higher_priority_is_commanded_again(deployment: Deployment) -> None:
-    manager, commands = await deployment.start_manager(), list[CopyCommand]()
+    manager, commands = await deployment.start_manager(), list[AgentCommand]()
     east = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1)
-    sender = Reporter((manager.address,), node=east, secret=SECRET, on_copy=commands.append)
+    sender = Reporter((manager.address,), node=east, secret=SECRET, on_command=commands.append)
     receiver, client = deployment.reporter("n2", manager), deployment.client(manager)
     for reporter in (sender, receiver):
         deployment.run(reporter)
         await until(lambda reporter=reporter: reporter.status.manager == manager.address)  # type: ignore[misc]
     prefix = prefix_message(Prefix(MODEL, bytes(32), 32, BlockHash(b"e" * 16)))
+
+    def priorities() -> list[int]:
+        return [command.priority for command in commands if isinstance(command, CopyCommand)]
 
     def order(priority: int) -> asyncio.Task[pb.CopyResponse]:
         request = pb.CopyRequest(prefix=prefix, source="n1", destination="n2", priority=priority)
@@ -221,9 +227,9 @@ async def test_copy_with_a_higher_priority_is_commanded_again(deployment: Deploy
         return asyncio.create_task(client.copy(request, timeout_seconds=2 * PATIENCE_SECONDS))
 
     orders = [order(1)]
-    await until(lambda: [command.priority for command in commands[-1:]] == [1])
+    await until(lambda: priorities() == [1])
     orders.append(order(0))
-    await until(lambda: [command.priority for command in commands[-1:]] == [0])
+    await until(lambda: priorities() == [1, 0])
     (transfer_id,) = {command.transfer_id for command in commands}
     sender.note_copy_end(CopyEnd(transfer_id, "completed"))
     assert [end.outcome for end in await asyncio.gather(*orders)] == ["completed", "completed"]

@@ -98,9 +98,7 @@ async def test_agents_and_routers_use_their_certificates(deployment: Deployment,
         wire_address="127.0.0.1:7400",
         link_stats=list,
         layouts_of=lambda instance, model: (),
-        on_copy=_no_copy,
-        on_pool=lambda command: None,
-        on_probe=lambda command: None,
+        on_command=_no_copy,
     )
     running = deployment.run(reporting.reporter)
     await until(lambda: reporting.reporter.status.manager == manager.address, what="the agent at the manager")

@@ -32,9 +32,7 @@ def _reporter(links: Callable[[], list[LinkStats]]) -> NodeReporter:
         epoch=1,
         wire_address="127.0.0.1:7400",
         link_stats=links,
-        on_copy=_no_command,
-        on_pool=_no_command,
-        on_probe=_no_command,
+        on_command=_no_command,
         layouts_of=lambda instance, model: (),
     )
 
