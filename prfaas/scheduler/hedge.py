@@ -34,8 +34,8 @@ class InboundProgress:
     """
 
     waited_seconds: float
-    total_bytes: int = 0
-    missing_bytes: int = 0
+    total_bytes: float = 0
+    missing_bytes: float = 0
     flowing_seconds: float = 0.0
     paused_seconds: float = 0.0
 

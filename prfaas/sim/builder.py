@@ -27,6 +27,7 @@ from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, Instan
 
 _LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd": "ppd", "suffix": "suffix"}
 _LONGER_THAN_ANY = 1 << 62
+_HEDGE_SECONDS = 2.0  # Default of the connector's `silence_seconds`.
 
 
 def sharing_speeds(scenario: Scenario) -> SharingSpeeds | None:
@@ -87,6 +88,7 @@ def deploy(
             scenario.heartbeats,
         ),
         follows_congestion=scenario.congestion,
+        hedge_seconds=_HEDGE_SECONDS if scenario.hedge else math.inf,
     )
     return Twin(_nodes(deployment, workload, plan, scenario), network, rules, follow_up=follow_up, watch=watch)
 

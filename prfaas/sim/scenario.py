@@ -78,6 +78,12 @@ class Scenario:
     congestion: bool = setting(
         "flag", default=False, only_where=_INSTANCES, doc="Raise t while egress is congested, as managers do."
     )
+    hedge: bool = setting(
+        "flag",
+        default=False,
+        only_where=_INSTANCES,
+        doc="Compute a prompt locally when its KV would come later than a local prefill ends, as decode engines do.",
+    )
     first_token_steps: int = setting(
         "count", default=1, only_where=_STATIONS, doc="Decode steps until the first token; 0: prefill makes it."
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import Curve
+from prfaas.scheduler.hedge import InboundProgress, decide
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.kernel.meter import LoadSeries, TokenGaps
@@ -28,6 +29,8 @@ FollowUp = Callable[[SimulatedRequest, float], SimulatedRequest | None]
 # Receives each decision with its inputs.
 Watch = Callable[[Snapshot, RequestFacts, Decision], None]
 DEFAULT_CACHE_BLOCKS = 1 << 16
+# Pause between two looks at a transfer, as a share of a local prefill.
+_HEDGE_INTERVAL_RATIO = 0.1
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,15 @@ class NetworkSpec:
 class RoutingRules:
     """Fixed part of the snapshot, and rules around the engines.
 
-    With `follows_congestion` t rises while the egress of a cluster is congested.
+    With `follows_congestion` t rises while the egress of a cluster is congested. After `hedge_seconds` a decode instance
+    computes a prompt itself if its KV would come later than a local prefill ends.
     """
 
     snapshot: Snapshot
     caches: CacheRules = field(default_factory=CacheRules)
     events: PlannedEvents = field(default_factory=PlannedEvents)
     follows_congestion: bool = False
+    hedge_seconds: float = math.inf
 
 
 class Twin:
@@ -199,6 +204,41 @@ class Twin:
         new = request.num_prompt_tokens - cached
         request.num_found_tokens = cached
         self.instances[name].prefill(Prefill(request, new, cached, stays=decision.prefill is None))
+        if decision.prefill is not None and math.isfinite(self.rules.hedge_seconds):
+            local = self._local_seconds(request, decision)
+            now = self.timeline.now
+            first_check = now + max(self.rules.hedge_seconds, local)
+            self.timeline.at(first_check, self._check_hedge, (request, now, local))
+
+    def _local_seconds(self, request: SimulatedRequest, decision: Decision) -> float:
+        """Return how long the decode instance would compute the prompt."""
+        assert decision.decode is not None
+        node = self._nodes[decision.decode]
+        cached = self._caches.usable(request, node.state.agent)
+        return node.spec.prefill.seconds(request.num_prompt_tokens - cached, cached)
+
+    def _check_hedge(self, wait: tuple[SimulatedRequest, float, float]) -> None:
+        """Compute the prompt on the decode instance if its KV would come too late, else look again later."""
+        request, since, local = wait
+        decision = self._decisions.get(request)
+        if decision is None or decision.prefill is None or not math.isnan(request.transfer_end):
+            return
+        assert decision.decode is not None
+        key = decision.prefill, self._nodes[decision.decode].state.cluster
+        waited = self.timeline.now - since
+        transfers = self._transfers.get(key)
+        progress = InboundProgress(waited) if transfers is None else transfers.progress(request, waited_seconds=waited)
+        chosen = decide(progress, local_seconds=local, min_wait_seconds=self.rules.hedge_seconds)
+        if chosen.action == "wait":
+            self.timeline.at(self.timeline.now + _HEDGE_INTERVAL_RATIO * local, self._check_hedge, wait)
+            return
+        again = self._withdraw(request, decision)
+        local_decision = replace(decision, route="local", prefill=None)
+        self._decisions[again] = local_decision
+        self._count(decision.decode, 1)
+        self._start(again, local_decision)
+        cluster = self._nodes[decision.prefill].state.cluster
+        self.egress[cluster].drop(lambda argument: argument not in self._decisions)
 
     def _send(self, prefill: Prefill, seconds: float) -> None:
         """Send KV from the start of the last chunk on."""
@@ -323,6 +363,10 @@ class Twin:
             self.path_monitor.set_down(change.cluster, is_down=False)
 
     def _send_again(self, request: SimulatedRequest, decision: Decision) -> None:
+        self._route(self._withdraw(request, decision))
+
+    def _withdraw(self, request: SimulatedRequest, decision: Decision) -> SimulatedRequest:
+        """Take a request from its instances, and return a fresh one in its place."""
         del self._decisions[request]
         assert decision.decode is not None
         self._count(decision.decode, -1)
@@ -331,7 +375,8 @@ class Twin:
             self.instances[decision.prefill].forget(request)
         again = request.again()
         self.requests[self.requests.index(request)] = again
-        self._route(again)
+        again.reason = request.reason
+        return again
 
     def _return(self, name: InstanceId) -> None:
         self._dead.discard(name)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from prfaas.scheduler.hedge import InboundProgress
 from prfaas.sim.kernel.meter import Meter
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.request import SimulatedRequest
@@ -47,6 +48,8 @@ class Egress:
         self._timeline = timeline
         self._full_rate = bytes_per_second
         self._shares: list[float] = []
+        # Start of the present time without any rate.
+        self._down_since = math.inf
         self._moved_at = 0.0
         self._num_flows = 0
         # Ends of flows that were planned at an earlier version are void.
@@ -81,11 +84,15 @@ class Egress:
     def begin_change(self, share: float) -> None:
         """Reduce the rate to a share of itself; several changes multiply. At 0 flows wait."""
         self._shares.append(share)
+        if not share:
+            self._down_since = min(self._down_since, self._timeline.now)
         self._set_rate()
 
     def end_change(self, share: float) -> None:
         """End a change that began with this share."""
         self._shares.remove(share)
+        if not self.is_down:
+            self._down_since = math.inf
         self._set_rate()
 
     def _set_rate(self) -> None:
@@ -100,6 +107,16 @@ class Egress:
             link.flows = [flow for flow in link.flows if not is_unwanted(flow[3])]
             heapq.heapify(link.flows)
         self._share()
+
+    @property
+    def down_seconds(self) -> float:
+        """Return for how long the egress has had no rate; 0 while it has one."""
+        return max(0.0, self._timeline.now - self._down_since)
+
+    def bytes_left(self, link: SimulatedLink, argument: Any) -> float:
+        """Return the bytes of a link's flows with this argument that have not left."""
+        self._move()
+        return math.fsum(flow[0] - link.served for flow in link.flows if flow[3] is argument)
 
     def queued_bytes(self) -> float:
         """Return the bytes that have entered and not left."""
@@ -170,6 +187,8 @@ class Transfers:
         self._is_wanted = is_wanted
         self._timeline, self._egress, self._link = timeline, egress, link
         self._pieces = list(_pieces(num_layers))
+        # Start, total and unsent bytes of each transfer that has not arrived.
+        self._active: dict[SimulatedRequest, tuple[float, float, float]] = {}
 
     def start(
         self,
@@ -184,10 +203,12 @@ class Transfers:
         A piece does not leave if `is_wanted` denies its request when it is due.
         """
         left = [len(self._pieces)]
+        self._active[request] = self._timeline.now, num_bytes, num_bytes
 
         def piece_arrived(request: SimulatedRequest) -> None:
             left[0] -= 1
             if not left[0]:
+                self._active.pop(request, None)
                 arrived(request)
 
         for moment, share in self._pieces:
@@ -197,7 +218,19 @@ class Transfers:
     def _send(self, piece: tuple[SimulatedRequest, float, Callable[[SimulatedRequest], None]]) -> None:
         request, num_bytes, arrived = piece
         if self._is_wanted(request):
+            started_at, total_bytes, unsent_bytes = self._active[request]
+            self._active[request] = started_at, total_bytes, unsent_bytes - num_bytes
             self._egress.send(self._link, num_bytes, arrived, request)
+        else:
+            self._active.pop(request, None)
+
+    def progress(self, request: SimulatedRequest, *, waited_seconds: float) -> InboundProgress:
+        """Return what has arrived of a request's KV."""
+        started_at, total_bytes, unsent_bytes = self._active.get(request, (self._timeline.now, 0.0, 0.0))
+        missing_bytes = unsent_bytes + self._egress.bytes_left(self._link, request)
+        flowing_seconds = self._timeline.now - started_at
+        paused_seconds = waited_seconds if missing_bytes >= total_bytes else self._egress.down_seconds
+        return InboundProgress(waited_seconds, total_bytes, missing_bytes, flowing_seconds, paused_seconds)
 
 
 def _pieces(num_layers: int) -> Iterator[tuple[float, float]]:
