@@ -40,15 +40,3 @@ class TransitionTable(Generic[S, E]):
     def final_states(self) -> frozenset[S]:
         """States that no event leaves."""
         return frozenset(self.transitions.values()) - {state for state, _ in self.transitions}
-
-    def to_mermaid(self) -> str:
-        """Return the table as a Mermaid state diagram, with one line for each pair of states."""
-        events: dict[tuple[S, S], list[str]] = {}
-        for (state, event), following in self.transitions.items():
-            events.setdefault((state, following), []).append(event.name)
-        lines = ["stateDiagram-v2", f"    [*] --> {self.initial.name}"]
-        lines += [
-            f"    {state.name} --> {following.name}: {', '.join(names)}" for (state, following), names in events.items()
-        ]
-        lines += [f"    {state.name} --> [*]" for state in sorted(self.final_states, key=lambda state: state.name)]
-        return "\n".join(lines)

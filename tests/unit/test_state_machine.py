@@ -8,6 +8,7 @@ import pytest
 
 from prfaas.errors import LocalProtocolError
 from prfaas.state_machine import TransitionTable
+from tools.reference_tables import state_diagram
 
 
 class Door(Enum):
@@ -48,6 +49,6 @@ def test_a_state_that_no_event_leaves_is_final() -> None:
 
 
 def test_the_diagram_lists_every_transition() -> None:
-    diagram = TABLE.to_mermaid()
-    assert diagram.startswith("stateDiagram-v2\n    [*] --> CLOSED\n")
-    assert "    CLOSED --> OPEN: PULL\n" in diagram and diagram.endswith("REMOVED --> [*]")
+    diagram = state_diagram(TABLE)
+    assert diagram.startswith("```mermaid\nstateDiagram-v2\n    [*] --> CLOSED\n")
+    assert "    CLOSED --> OPEN: PULL\n" in diagram and diagram.endswith("REMOVED --> [*]\n```")
