@@ -43,6 +43,15 @@ def _parser() -> argparse.ArgumentParser:
         "--prices", metavar="PRICES", help='price of an instance and hour by cluster or hardware: "h200=4,h20=1.5"'
     )
     parser.add_argument(
+        "--egress-price", metavar="PRICE", help='price of a GB that leaves: "0.05, 0.02@22-6" with hours'
+    )
+    parser.add_argument(
+        "--demand", metavar="RATE", help='print the cheapest fleet for "2.5req/s", at --load of its Λ_max'
+    )
+    parser.add_argument(
+        "--hour", metavar="HOUR", type=float, help="with --demand: hour of the day whose egress price counts"
+    )
+    parser.add_argument(
         "--load", metavar="LOAD", default="80%", help='arrivals for TTFT with queues: "80%%" of Λ_max, or "2.5req/s"'
     )
     parser.add_argument(
@@ -62,6 +71,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(flags: argparse.Namespace) -> int:
     command = startup.load_extra("prfaas.solve.command", extra="solve")
     study = command.plan_for(flags)
+    if flags.demand is not None:
+        report = startup.load_extra("prfaas.solve.report.screen", extra="solve")
+        print(report.render_fleet(study, *command.cheapest_for(flags, study)), end="")
+        return 0
     if flags.json:
         export = startup.load_extra("prfaas.solve.report.export", extra="solve")
         print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.profile import Profile
 from prfaas.model.kv.geometry import Geometry
 
@@ -18,6 +19,7 @@ class PrfaasCluster:
     num_instances: int
     egress_bytes_per_second: float = math.inf
     price_per_hour: float | None = None
+    egress_price: EgressPrice | None = None
 
 
 @dataclass(frozen=True)

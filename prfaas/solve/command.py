@@ -12,8 +12,10 @@ from typing import TypeVar
 from prfaas import config
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import Method
+from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
+from prfaas.model.planning.fleet import Demand, Fleet, cheapest_fleet
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import (
     DeploymentFile,
@@ -23,7 +25,7 @@ from prfaas.solve.files.deployment_file import (
     deployment_of,
     read_deployment,
 )
-from prfaas.solve.files.quantities import LOAD, NUMBER
+from prfaas.solve.files.quantities import EGRESS_PRICE, LOAD, NUMBER
 from prfaas.solve.files.traces import find_trace
 from prfaas.solve.study import Study, study
 from prfaas.units import ValueKind, parse_rate, parse_ratio
@@ -86,6 +88,24 @@ def _gpu_groups(flag: str, text: str) -> Iterator[tuple[str, int, int]]:
         yield gpu, each, count // each
 
 
+def cheapest_for(flags: Namespace, found: Study) -> tuple[Demand, Fleet, Fleet | None]:
+    """Return the demand of the command line, the cheapest fleet for it, and the cheapest without PrfaaS clusters.
+
+    Raises:
+        ConfigError: the demand or an hour cannot be read, or no fleet serves it.
+    """
+    kind, rate = _parse("--demand", flags.demand, LOAD)
+    if kind != "rate" or not rate:
+        raise ConfigError(f'--demand {flags.demand!r}: write requests per second such as "2.5req/s"')
+    kind, utilisation = _parse("--load", flags.load, LOAD)
+    demand = Demand(rate, utilisation if kind == "ratio" else 0.8, flags.hour)
+    deployment = found.main.deployment
+    fleet = cheapest_fleet(deployment, found.workload, demand)
+    if fleet is None:
+        raise ConfigError(f"--demand {flags.demand!r}: three times the instances do not serve it within the objectives")
+    return demand, fleet, cheapest_fleet(deployment, found.workload, demand, only_local=True)
+
+
 def _method(flags: Namespace) -> Method:
     """Return the requested method; by default the paper's form for its case study, else exact expectations."""
     if flags.method is not None:
@@ -117,11 +137,23 @@ def _parse(flag: str, text: str, kind: ValueKind) -> tuple[str, float]:
 def _overridden(deployment: Deployment, flags: Namespace) -> Deployment:
     if flags.bandwidth is not None:
         deployment = _with_bandwidth(deployment, flags.bandwidth)
+    if flags.egress_price is not None:
+        price = _egress_price(flags.egress_price)
+        clusters = tuple(replace(cluster, egress_price=price) for cluster in deployment.prfaas)
+        deployment = replace(deployment, prfaas=clusters)
     if flags.slo is not None:
         deployment = replace(deployment, objectives=_objectives(flags.slo, deployment.objectives))
     if flags.prices is not None:
         deployment = _with_prices(deployment, flags.prices)
     return deployment
+
+
+def _egress_price(text: str) -> EgressPrice:
+    try:
+        price: EgressPrice = EGRESS_PRICE.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--egress-price {text!r}: {error}; write {EGRESS_PRICE.accepted}") from error
+    return price
 
 
 def _with_bandwidth(deployment: Deployment, text: str) -> Deployment:

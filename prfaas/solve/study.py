@@ -28,7 +28,13 @@ class Option:
     plan: Plan
     queue_free: Ttft
     queued: Ttft
-    price_per_hour: float | None
+    instances_per_hour: float | None
+    egress_per_hour: float = 0.0
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Return the price of all instances, and of the egress at full throughput."""
+        return None if self.instances_per_hour is None else self.instances_per_hour + self.egress_per_hour
 
     @property
     def price_per_million(self) -> float | None:
@@ -126,7 +132,12 @@ def study(
 def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: float) -> Option:
     free = ttft.queue_free(plan, deployment, workload)
     queued = ttft.with_queueing(plan, deployment, workload, arrivals_per_second=arrivals)
-    return Option(deployment, plan, free, queued, deployment.price_per_hour)
+    rate = plan.egress_bytes_per_second or 0.0
+    egress = 0.0
+    for cluster, share in zip(deployment.prfaas, plan.remote_shares, strict=True):
+        if cluster.egress_price is not None:
+            egress += cluster.egress_price.per_hour(rate * share)
+    return Option(deployment, plan, free, queued, deployment.price_per_hour, egress)
 
 
 def _solved(deployment: Deployment, workload: Workload, method: Method, arrivals: float) -> Option:

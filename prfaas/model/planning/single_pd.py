@@ -74,6 +74,14 @@ class SinglePd:
             return max(best, met, key=lambda t: self._prefilled(self._loads.at(t), num_prefill))
         return self._crossing(num_prefill, low, high)
 
+    def greatest_threshold(self, num_prefill: float, enough: float) -> int | None:
+        """Return the greatest t that sustains `enough` requests per second; None if no t does."""
+        best = self.best_threshold(num_prefill)
+        if self.sustained(best, num_prefill) < enough:
+            return None
+        high = self._loads.nothing_offloaded
+        return _first_at_least(lambda t: self.sustained(t, num_prefill) < enough, best, high + 1) - 1
+
     def _crossing(self, num_prefill: float, low: int, high: int) -> int:
         """Return the threshold in [low, high] where local and remote prefill sustain the same rate."""
         return _best_of_two(

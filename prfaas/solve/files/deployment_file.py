@@ -9,13 +9,14 @@ from pathlib import Path
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
+from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.roofline import roofline
 from prfaas.model.deployment import ClusterPath, Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.kv import huggingface
 from prfaas.model.kv.geometry import Geometry
 from prfaas.solve.files import catalog
-from prfaas.solve.files.quantities import NUMBER, TOKENS_PER_SECOND
+from prfaas.solve.files.quantities import EGRESS_PRICE, NUMBER, TOKENS_PER_SECOND
 from prfaas.units import choice, parse_seconds, parse_tokens
 
 
@@ -32,6 +33,9 @@ class PrfaasSection:
     measured: str = setting("text", default="", doc='With `hardware`: one measured prefill, such as "32K=2.1s".')
     instances: int = setting("count", required=True, minimum=1, doc="N_prfaas.")
     bandwidth: float | None = setting("rate", default=None, minimum=1, doc="Egress over all links; empty: no limit.")
+    egress_price: EgressPrice | None = setting(
+        EGRESS_PRICE, default=None, doc='Price of a GB that leaves: "0.05", "0.05, 0.02@22-6" with hours of the day.'
+    )
     price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
 
 
@@ -152,7 +156,7 @@ def _measured(section: PrfaasSection | PdSection) -> tuple[float, float] | None:
 def _prfaas(section: PrfaasSection, model: Geometry, folder: Path) -> PrfaasCluster:
     egress = math.inf if section.bandwidth is None else section.bandwidth
     profile, price = _profile(section, model, folder)
-    return PrfaasCluster(section.name, profile, section.instances, egress, price)
+    return PrfaasCluster(section.name, profile, section.instances, egress, price, section.egress_price)
 
 
 def _pd(section: PdSection, model: Geometry, folder: Path) -> PdCluster:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from prfaas.model.cost.lengths import mean_tokens
+from prfaas.model.deployment import Deployment
+from prfaas.model.planning.fleet import Demand, Fleet
 from prfaas.model.planning.plan import Plan
 from prfaas.solve.files.quantities import show_gbps, show_seconds, show_tokens
 from prfaas.solve.study import Option, Study
@@ -33,7 +35,7 @@ def render(study: Study, *, explain: bool) -> str:
 def _answer(study: Study) -> str:
     """Return the plan itself: the threshold, the roles, what it sustains, costs, and is limited by."""
     rows = [
-        ("plan", _routing(study)),
+        ("plan", _routing(study.main.deployment, study.main.plan)),
         ("roles", _roles(study)),
         ("sustains", _sustained(study)),
         ("costs", _price(study)),
@@ -44,8 +46,38 @@ def _answer(study: Study) -> str:
     return "\n".join(f"{label:<9} {text}" for label, text in rows if text)
 
 
-def _routing(study: Study) -> str:
-    plan, deployment = study.main.plan, study.main.deployment
+def render_fleet(study: Study, demand: Demand, fleet: Fleet, local: Fleet | None) -> str:
+    """Return the cheapest fleet for a demand, and how it compares with PD instances alone."""
+    plan, deployment = fleet.plan, fleet.deployment
+    split = plan.splits[0]
+    counts = [f"{split.cluster}: {split.num_prefill:.0f} prefill, {split.num_decode:.0f} decode"]
+    counts += [f"{cluster.name}: {cluster.num_instances} prefill" for cluster in deployment.prfaas]
+    thousand = 1000 / 3600 / demand.requests_per_second
+    costs = f"{fleet.per_hour:,.2f} an hour, {fleet.per_hour * thousand:,.2f} per thousand requests: instances"
+    costs += f" {fleet.instances_per_hour:,.2f}, egress {fleet.egress_per_hour:,.2f}"
+    costs += f" ({show_gbps(fleet.egress_bytes_per_second)})"
+    rows = [
+        ("fleet", "; ".join(counts) + " (instances)"),
+        ("plan", _routing(deployment, plan)),
+        ("serves", f"{demand.requests_per_second:g} req/s, {demand.utilisation:.0%} of what it sustains"),
+        ("costs", costs),
+        ("instead", _instead(fleet, local)),
+        ("inferred", "; ".join(study.inferred)),
+    ]
+    return "\n".join(f"{label:<9} {text}" for label, text in rows if text) + "\n"
+
+
+def _instead(fleet: Fleet, local: Fleet | None) -> str:
+    if not fleet.deployment.prfaas:
+        return "nothing is cheaper: prefill elsewhere does not pay at these prices"
+    if local is None:
+        return "PD instances alone, up to three times as many, do not serve this"
+    more = local.per_hour / fleet.per_hour - 1
+    count = local.deployment.pd[0].num_instances
+    return f"{count} PD instances alone cost {local.per_hour:,.2f} an hour ({more:+.1%})"
+
+
+def _routing(deployment: Deployment, plan: Plan) -> str:
     remote = " and ".join(cluster.name for cluster in deployment.prfaas)
     if not remote or not plan.offload_ratio:
         return "every prompt is prefilled in the PD clusters"
@@ -53,7 +85,7 @@ def _routing(study: Study) -> str:
         return f"every prompt is prefilled by {remote}"
     return (
         f"prompts of more than {plan.threshold_tokens:,} uncached tokens go to {remote}"
-        f" ({plan.offload_ratio:.1%} of the requests, {show_gbps(plan.egress_bytes_per_second or 0.0)})"
+        f" ({plan.offload_ratio:.1%} of the requests, {show_gbps(plan.egress_bytes_per_second or 0.0)} when busy)"
     )
 
 
@@ -83,6 +115,8 @@ def _price(study: Study) -> str:
     if hour is None or million is None:
         return ""
     text = f"{hour:,.2f} an hour, {million / 1000:,.2f} per thousand requests"
+    if study.main.egress_per_hour:
+        text += f" ({study.main.egress_per_hour:,.2f} an hour for egress)"
     same = study.at_equal_cost
     if same is None or not study.main.deployment.prfaas:
         return text

@@ -107,6 +107,21 @@ def test_a_model_by_name_and_numbers_of_gpus_are_enough(
     assert (tmp_path / "threshold.svg").is_file()
 
 
+@pytest.mark.parametrize("price", ["0.02", "0.05", "0.09"])
+def test_the_cheapest_fleet_for_a_demand_counts_its_egress(capsys: pytest.CaptureFixture[str], price: str) -> None:
+    prices = ("--prices", "h200=24,h20=12", "--egress-price", price)
+    text = answer(capsys, *prices, "--demand", "2req/s")
+    assert [row.split()[0] for row in text.splitlines()][:5] == ["fleet", "plan", "serves", "costs", "instead"]
+    assert "egress" in text
+
+
+def test_a_price_at_which_prefill_elsewhere_does_not_pay_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    text = answer(
+        capsys, "--prices", "h200=24,h20=12", "--egress-price", "1, 0@22-6", "--demand", "2req/s", "--hour", "12"
+    )
+    assert "does not pay" in text
+
+
 def test_a_profile_of_another_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "MiniMax-M2.5"]) == 2
     error = capsys.readouterr().err
@@ -214,6 +229,10 @@ def test_plots_are_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--model", "Qwen3-Next", "--pd", "8xTPU"], "hardware 'TPU'"),
         (["--model", "Qwen3.5-397B-A17B", "--pd", "8xH100"], "do not fit"),
         (["--pd", "8xH20"], "needs --model"),
+        (["--egress-price", "cheap"], "price per GB"),
+        (["--egress-price", "0.05, 0.02@night"], "no price with hours"),
+        (["--demand", "80%"], "requests per second"),
+        (["--demand", "900req/s"], "three times the instances"),
         (["--trace", "lognormal:later=50%", "--local-turns", "50"], "above 1"),
         (["--method", "guess"], "guess"),
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
