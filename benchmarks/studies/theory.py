@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prfaas.model.capacity.ttft import QueueModel
+from prfaas.model.capacity.queueing import QueueModel
 from prfaas.model.cost.curve import FloatArray
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.request import SimulatedRequest

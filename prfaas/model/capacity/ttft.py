@@ -1,7 +1,4 @@
-"""Time to first token under a plan: without queues as in the paper, and with queues at a given arrival rate.
-
-Waiting before k servers is M/G/k by the Allen-Cunneen approximation, which is exact for M/M/k and M/G/1.
-"""
+"""Time to first token under a plan: without queues as in the paper, and with queues at a given arrival rate."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prfaas.model.capacity.decoding import decode_capacity
+from prfaas.model.capacity.queueing import QueueModel, SharedLink
 from prfaas.model.cost.curve import FloatArray
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
@@ -17,51 +16,7 @@ from prfaas.model.planning.plan import Plan
 
 # Longer traces are represented by so many requests. With queues there are fewer, since a bisection visits all of them.
 _NUM_POINTS = 1 << 15
-_NUM_QUEUED_POINTS = 1 << 12
-
-
-@dataclass(frozen=True)
-class QueueModel:
-    """Queue before k servers with Poisson arrivals.
-
-    `num_servers` may be a fraction for shared instances. `squared_cv` is the variance of the service time over its
-    squared mean.
-    """
-
-    num_servers: float
-    arrivals_per_second: float
-    mean_seconds: float
-    squared_cv: float
-
-    @property
-    def load(self) -> float:
-        """Return ρ, the share of time in which the servers are busy."""
-        return self.arrivals_per_second * self.mean_seconds / self.num_servers if self.num_servers else math.inf
-
-    @property
-    def waiting_probability(self) -> float:
-        """Return Erlang's C, the probability that an arrival finds every server busy."""
-        return erlang_c(max(round(self.num_servers), 1), self.load)
-
-    @property
-    def mean_wait_seconds(self) -> float:
-        """Return E[W] ≈ C(k, ρ) / (k/E[S] − λ) · (1 + c²) / 2; infinite at a load of 1 or more."""
-        if not self.arrivals_per_second or math.isinf(self.num_servers):
-            return 0.0
-        if self.load >= 1.0:
-            return math.inf
-        drain = self.num_servers / self.mean_seconds - self.arrivals_per_second
-        return self.waiting_probability / drain * (1.0 + self.squared_cv) / 2.0
-
-
-def erlang_c(num_servers: int, load: float) -> float:
-    """Return the probability of waiting in M/M/k at load ρ, by Erlang B's recursion, which never overflows."""
-    if load >= 1.0:
-        return 1.0
-    offered, blocked = load * num_servers, 1.0
-    for servers in range(1, num_servers + 1):
-        blocked = offered * blocked / (servers + offered * blocked)
-    return blocked / (1.0 - load * (1.0 - blocked))
+_NUM_QUEUED_POINTS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -97,19 +52,20 @@ def queue_free(plan: Plan, deployment: Deployment, workload: Workload, *, quanti
 def with_queueing(
     plan: Plan, deployment: Deployment, workload: Workload, *, arrivals_per_second: float, quantile: float = 0.9
 ) -> Ttft:
-    """Return TTFT with Poisson arrivals: M/G/k before each cluster's prefill instances, M/G/1 before each egress."""
+    """Return TTFT with Poisson arrivals: M/G/k before each cluster's prefill instances, a shared link, places to decode."""
     paths = [path for path in _paths(plan, deployment, workload, _NUM_QUEUED_POINTS) if path.weights.any()]
     total = sum(path.weights.sum() for path in paths)
-    mean = 0.0
-    queues = []
+    decode = _decode_wait(plan, deployment, workload, arrivals_per_second)
+    mean = decode
+    waits = []
     for path in paths:
         queue = _queue(path, path.prefill, path.num_servers, arrivals_per_second)
-        wait = queue.mean_wait_seconds + _transfer_wait(path, arrivals_per_second)
-        mean += float(path.weights @ (path.service + wait)) / total
-        queues.append((path, queue))
+        delays = _transfer_delays(path, queue)
+        mean += float(path.weights @ (path.service + delays.mean(axis=0) + queue.mean_wait_seconds)) / total
+        waits.append((path, queue, path.service + delays + decode))
     if math.isinf(mean):
         return Ttft(math.inf, math.inf)
-    return Ttft(mean, _queued_quantile(queues, arrivals_per_second, quantile))
+    return Ttft(mean, _queued_quantile(waits, quantile))
 
 
 def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -> list[_Path]:
@@ -148,36 +104,40 @@ def _queue(path: _Path, seconds: FloatArray, num_servers: float, arrivals_per_se
     return QueueModel(num_servers, arrivals_per_second * share, mean, squared_cv)
 
 
-def _transfer_wait(path: _Path, arrivals_per_second: float) -> float:
+def _decode_wait(plan: Plan, deployment: Deployment, workload: Workload, arrivals_per_second: float) -> float:
+    """Return the mean wait for a place in a decode batch; all PD clusters count as one."""
+    places = served = 0.0
+    for pd, split in zip(deployment.pd, plan.splits, strict=True):
+        capacity = decode_capacity(pd, deployment, workload)
+        places += split.num_decode * capacity.max_batch
+        served += split.num_decode / capacity.request_seconds(workload.output.mean)
+    if not served:
+        return math.inf
+    return QueueModel(places, arrivals_per_second, places / served, workload.output.squared_cv).mean_wait_seconds
+
+
+def _transfer_delays(path: _Path, prefill: QueueModel) -> FloatArray:
+    """Return equally likely delays of each transfer by the others on the link, [quantile, request]."""
     if not path.transfer.any():
-        return 0.0
-    return _queue(path, path.transfer, 1, arrivals_per_second).mean_wait_seconds
+        return np.zeros((1, len(path.transfer)))
+    alone = _queue(path, path.transfer, 1, prefill.arrivals_per_second / float(path.weights.sum()))
+    link = SharedLink(alone.arrivals_per_second, alone.mean_seconds, alone.squared_cv, prefill.departures_squared_cv)
+    return link.delays(path.transfer)
 
 
-def _queued_quantile(queues: list[tuple[_Path, QueueModel]], arrivals: float, quantile: float) -> float:
-    """Return x with P(TTFT > x) = 1 − quantile, by bisection; the wait for the egress enters by its mean."""
-    services = [path.service + _transfer_wait(path, arrivals) for path, _ in queues]
-    total = sum(float(path.weights.sum()) for path, _ in queues)
+def _queued_quantile(waits: list[tuple[_Path, QueueModel, FloatArray]], quantile: float) -> float:
+    """Return x with P(TTFT > x) = 1 − quantile, by bisection."""
+    total = sum(float(path.weights.sum()) for path, _, _ in waits)
 
     def beyond(seconds: float) -> float:
-        parts = zip(queues, services, strict=True)
-        return sum(float(path.weights @ _tail(queue, seconds - service)) for (path, queue), service in parts) / total
+        tails = (path.weights @ queue.tail(seconds - served).mean(axis=0) for path, queue, served in waits)
+        return float(sum(tails)) / total
 
-    longest_wait = max(queue.mean_wait_seconds for _, queue in queues)
-    low, high = 0.0, max(float(service.max()) for service in services) + 50 * longest_wait
+    low, high = 0.0, max(float(served.max()) + 50 * queue.mean_wait_seconds for _, queue, served in waits)
     for _ in range(26):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if beyond(middle) > 1 - quantile else (low, middle)
     return high
-
-
-def _tail(queue: QueueModel, left: FloatArray) -> FloatArray:
-    """Return P(W > left) for each element: waits are exponential with the mean that E[W] implies."""
-    wait = queue.mean_wait_seconds
-    if not wait:
-        return np.where(left < 0, 1.0, 0.0)
-    probability = queue.waiting_probability
-    return np.where(left < 0, 1.0, probability * np.exp(-np.maximum(left, 0.0) * probability / wait))
 
 
 def _weighted_quantile(values: FloatArray, weights: FloatArray, quantile: float) -> float:

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from prfaas.model.capacity.ttft import QueueModel, erlang_c
+from prfaas.model.capacity.queueing import QueueModel, SharedLink, erlang_c
+from prfaas.sim.kernel.timeline import Timeline
+from prfaas.sim.model.network import Egress
 
 
 def test_wait_of_one_server_follows_pollaczek_khinchine() -> None:
@@ -31,3 +34,44 @@ def test_wait_is_zero_without_arrivals_or_with_infinite_servers() -> None:
 def test_more_servers_at_the_same_load_wait_less() -> None:
     waits = [QueueModel(k, 0.8 * k, 1.0, 1.0).mean_wait_seconds for k in (1, 2, 4, 8, 16)]
     assert waits == sorted(waits, reverse=True)
+
+
+def test_a_shared_link_delays_transfers_in_proportion_to_their_size() -> None:
+    link = SharedLink(arrivals_per_second=0.8, mean_seconds=1.0, squared_cv=0.5)
+    seconds = np.array([0.2, 1.0, 4.0])
+    assert link.mean_delay_seconds(seconds) == pytest.approx(4.0 * seconds)
+    assert link.delays(seconds).mean(axis=0) == pytest.approx(4.0 * seconds)
+
+
+def test_a_full_link_delays_without_bound_and_an_idle_one_not_at_all() -> None:
+    seconds = np.array([1.0, 2.0])
+    assert np.isinf(SharedLink(1.0, 1.0, 0.0).delays(seconds)).all()
+    assert not SharedLink(0.0, 1.0, 0.0).delays(seconds).any()
+
+
+def test_delays_on_a_shared_link_agree_with_simulated_transfers() -> None:
+    """Poisson arrivals of exponential sizes over the twin's own egress, at 70 % of its rate."""
+    generator = np.random.default_rng(5)
+    sizes, gaps = generator.exponential(1.0, 20_000), generator.exponential(1 / 0.7, 20_000)
+    timeline, moments, ends = Timeline(), np.cumsum(gaps), np.zeros(len(sizes))
+    egress = Egress(timeline, 1.0)
+    link = egress.link(math.inf)
+
+    def note(index: int) -> None:
+        ends[index] = timeline.now
+
+    for index, (moment, size) in enumerate(zip(moments.tolist(), sizes.tolist(), strict=True)):
+        timeline.at(moment, lambda flow: egress.send(link, flow[1], note, flow[0]), (index, size))
+    timeline.run()
+    delays = ends - moments - sizes
+    model = SharedLink(0.7, 1.0, 1.0)
+    middle = (sizes > 0.9) & (sizes < 1.1)
+    found = model.delays(np.array([1.0]))[:, 0]
+    assert delays.mean() == pytest.approx(float(model.mean_delay_seconds(sizes).mean()), rel=0.05)
+    assert delays[middle].std() == pytest.approx(float(found.std()), rel=0.15)
+
+
+def test_departures_are_smoother_than_poisson_if_service_is() -> None:
+    busy = QueueModel(1, 0.9, 1.0, 0.0)
+    assert busy.departures_squared_cv == pytest.approx(1 - 0.9**2)
+    assert QueueModel(4, 0.4, 1.0, 1.0).departures_squared_cv == 1

@@ -1,0 +1,52 @@
+"""The planner's TTFT with queues against the twin of stations, which shares the assumptions and none of the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prfaas.model.capacity.ttft import with_queueing
+from prfaas.sim.run import simulate
+from prfaas.sim.scenario import Scenario
+from prfaas.solve.files import catalog
+from prfaas.solve.files.catalog import CASE_STUDY
+
+
+def deployment_file(folder: Path, egress: str) -> str:
+    """Write the case study with another egress and return its path."""
+    text = catalog.deployment_path(CASE_STUDY).read_text()
+    (file := folder / "deployment.yaml").write_text(text.replace("bandwidth: 100Gbps", f"bandwidth: {egress}"))
+    return str(file)
+
+
+def errors(scenario: Scenario) -> tuple[float, float]:
+    """Return the relative errors of mean and P90, at the arrival rate that the twin really had."""
+    run = simulate(scenario)
+    setup = run.setup
+    found = with_queueing(
+        setup.plan, setup.deployment, setup.workload, arrivals_per_second=run.summary.arrivals, quantile=0.9
+    )
+    twin = run.summary.ttft
+    return found.mean_seconds / twin.mean - 1, found.quantile_seconds / twin.quantile(0.9) - 1
+
+
+@pytest.mark.parametrize("load", ["30%", "80%"])
+@pytest.mark.parametrize("egress", ["10Gbps", "100Gbps"])
+def test_planner_and_twin_agree_on_the_time_to_first_token(tmp_path: Path, egress: str, load: str) -> None:
+    file = deployment_file(tmp_path, egress)
+    scenario = Scenario(deployment=file, load=load, requests=20_000, first_token_steps=0, seed=2)
+    assert errors(scenario) == pytest.approx((0, 0), abs=0.05)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("load", ["10%", "60%", "90%", "95%"])
+@pytest.mark.parametrize("variant", ["prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd"])
+@pytest.mark.parametrize("egress", ["8Gbps", "10Gbps", "100Gbps"])
+def test_planner_and_twin_agree_up_to_a_load_of_95_percent(
+    tmp_path: Path, egress: str, variant: str, load: str
+) -> None:
+    file = deployment_file(tmp_path, egress)
+    scenario = Scenario(deployment=file, variant=variant, load=load, requests=200_000, first_token_steps=0, seed=2)
+    assert errors(scenario) == pytest.approx((0, 0), abs=0.05)
