@@ -105,8 +105,8 @@ class SharedLink:
     def delays(self, seconds: FloatArray) -> FloatArray:
         """Return equally likely delays of each transfer, shape [quantile, transfer], with their mean.
 
-        They are those of a gamma distribution with the variance of M/G/1 under processor sharing, in which a memory of
-        the queue fades with the wait that a first-come queue would have.
+        They follow a gamma distribution with the variance of M/G/1 under processor sharing. The number of transfers that
+        share the link changes with the time that a first-come queue would need.
         """
         mean = self.mean_delay_seconds(seconds)
         if not self.load or self.load >= 1.0:
@@ -117,4 +117,5 @@ class SharedLink:
         ninth = variance / np.maximum(mean, 1e-12) ** 2 / 9.0
         normal = np.array(_NORMAL_QUANTILES)[:, None]
         cubes = np.maximum(1.0 - ninth + normal * np.sqrt(ninth), 0.0) ** 3
-        return cubes * (mean / np.maximum(cubes.mean(axis=0), 1e-12))
+        delays: FloatArray = cubes * (mean / np.maximum(cubes.mean(axis=0), 1e-12))
+        return delays

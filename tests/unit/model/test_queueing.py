@@ -68,7 +68,7 @@ def test_delays_on_a_shared_link_agree_with_simulated_transfers() -> None:
     middle = (sizes > 0.9) & (sizes < 1.1)
     found = model.delays(np.array([1.0]))[:, 0]
     assert delays.mean() == pytest.approx(float(model.mean_delay_seconds(sizes).mean()), rel=0.05)
-    assert delays[middle].std() == pytest.approx(float(found.std()), rel=0.15)
+    assert delays[middle].std() == pytest.approx(float(found.std()), rel=0.25)
 
 
 def test_departures_are_smoother_than_poisson_if_service_is() -> None:
