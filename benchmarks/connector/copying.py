@@ -1,4 +1,7 @@
-"""Cost of copying blocks to slots: bytes per second, host time per call, and slowdown of the model on a GPU."""
+"""Cost of copying blocks to slots: bytes per second, host time per call, and slowdown of the model on a GPU.
+
+Without a GPU a pretended one counts the calls of a step: launches, events, uploads and wake-ups.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,18 @@ from typing import Any
 
 import torch
 
-from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks, pages_of, slots_tensor
+from prfaas.connector.worker.copy_cuda import CudaCopier, CudaDevice
+from prfaas.connector.worker.copy_host import (
+    BlockPairs,
+    Copier,
+    HostCopier,
+    LayerBlocks,
+    LayerCopy,
+    pages_of,
+    slots_tensor,
+)
 from prfaas.kv.parts import LayerSlice
+from tests.support.counting_device import CountingDevice
 
 NUM_LAYERS, NUM_BLOCKS, BLOCK_BYTES = 16, 512, 64 << 10  # 8K tokens in blocks of 16, 4 KiB per token and layer.
 NUM_COPIED = 512
@@ -29,25 +42,42 @@ def measure() -> dict[str, Any]:
     copier = _cuda_copier(slots, device) if on_gpu else HostCopier(slots)
     layers = [_layer(index, device) for index in range(NUM_LAYERS)]
     total = NUM_LAYERS * NUM_COPIED * BLOCK_BYTES
-    calls = _times(lambda: _save(copier, layers), None)
+    calls = _times(lambda done: _save(copier, layers, done), waits=False)
     results: dict[str, Any] = {
         "device": str(device),
         "layers": NUM_LAYERS,
         "blocks": NUM_COPIED,
         "block_bytes": BLOCK_BYTES,
         "save_gigabytes_per_second": _spread(
-            [total / 1e9 / item for item in _times(lambda: _save(copier, layers), copier.then_saved)]
+            [total / 1e9 / item for item in _times(lambda done: _save(copier, layers, done))]
         ),
         "load_gigabytes_per_second": _spread(
-            [total / 1e9 / item for item in _times(lambda: _load(copier, layers), copier.then_loaded)]
+            [total / 1e9 / item for item in _times(lambda done: copier.load(_copies(layers), done))]
         ),
         "save_call_microseconds": _spread([call / NUM_LAYERS * 1e6 for call in calls]),
     }
-    if on_gpu:
-        _wait(copier.then_saved)
-        results |= _beside_a_model(copier, layers)
+    results |= _beside_a_model(copier, layers) if on_gpu else {"calls_of_a_step": _calls_of_a_step()}
     copier.close()
     return results
+
+
+def _calls_of_a_step() -> dict[str, Any]:
+    """Return the number of calls to save or load a step, at its end or layer by layer."""
+    layers = [_layer(index, torch.device("cpu")) for index in range(NUM_LAYERS)]
+    counts = {}
+    works: dict[str, Callable[[Copier, Callable[[], None]], None]] = {
+        "save": lambda copier, done: copier.save(_copies(layers), done),
+        "save by layer": lambda copier, done: _save(copier, layers, done),
+        "load": lambda copier, done: copier.load(_copies(layers), done),
+    }
+    for name, work in works.items():
+        device, done = CountingDevice(), threading.Event()
+        copier = CudaCopier(_slots(), device)
+        work(copier, done.set)
+        done.wait()
+        counts[name] = dict(device.calls) | {"threads that may wait": sorted(device.waiting_threads)}
+        copier.close()
+    return counts
 
 
 def _slots() -> torch.Tensor:
@@ -59,9 +89,9 @@ def _slots() -> torch.Tensor:
 
 
 def _cuda_copier(slots: torch.Tensor, device: torch.device) -> Copier:
-    from prfaas.connector.worker.copy_cuda import CudaCopier  # noqa: PLC0415  needs CUDA
+    from vllm._custom_ops import swap_blocks_batch  # noqa: PLC0415  needs vLLM
 
-    return CudaCopier(slots, device)
+    return CudaCopier(slots, CudaDevice(device, swap_blocks_batch))
 
 
 def _layer(index: int, device: torch.device) -> LayerBlocks:
@@ -70,35 +100,31 @@ def _layer(index: int, device: torch.device) -> LayerBlocks:
     return LayerBlocks(0, index, LayerSlice(f"layer {index}", index * BLOCK_BYTES, BLOCK_BYTES, "uint8", "byte"), pages)
 
 
-_BLOCKS = list(range(NUM_COPIED))
-_SLOTS = [(7 * slot) % NUM_COPIED for slot in range(NUM_COPIED)]  # Scattered, as in a pool in use.
+# Slots are scattered, as in a pool in use.
+_PAIRS = BlockPairs(list(range(NUM_COPIED)), [(7 * slot) % NUM_COPIED for slot in range(NUM_COPIED)])
 
 
-def _save(copier: Copier, layers: list[LayerBlocks]) -> None:
-    for layer in layers:
-        copier.save(layer, _BLOCKS, _SLOTS)
+def _copies(layers: list[LayerBlocks]) -> list[LayerCopy]:
+    return [(layer, _PAIRS) for layer in layers]
 
 
-def _load(copier: Copier, layers: list[LayerBlocks]) -> None:
-    for layer in layers:
-        copier.load(layer, _BLOCKS, _SLOTS)
+def _save(copier: Copier, layers: list[LayerBlocks], done: Callable[[], None]) -> None:
+    """Save layer by layer."""
+    for copy in _copies(layers)[:-1]:
+        copier.save([copy], lambda: None)
+    copier.save(_copies(layers)[-1:], done)
 
 
-def _wait(then: Callable[[Callable[[], None]], None]) -> None:
-    done = threading.Event()
-    then(done.set)
-    done.wait()
-
-
-def _times(work: Callable[[], None], then: Callable[[Callable[[], None]], None] | None) -> list[float]:
-    """Return seconds of each repeat; without `then` only the calls themselves."""
+def _times(work: Callable[[Callable[[], None]], None], *, waits: bool = True) -> list[float]:
+    """Return seconds of each repeat until `work` has called its argument, or without `waits` until it returns."""
     seconds = []
     for _ in range(WARM_UP + REPEATS):
-        start = time.perf_counter()
-        work()
-        if then is not None:
-            _wait(then)
+        done, start = threading.Event(), time.perf_counter()
+        work(done.set)
+        if waits:
+            done.wait()
         seconds.append(time.perf_counter() - start)
+        done.wait()
     return seconds[WARM_UP:]
 
 
@@ -109,15 +135,17 @@ def _beside_a_model(copier: Copier, layers: list[LayerBlocks]) -> dict[str, Any]
 
     def products(*, saving: bool) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        done = threading.Event()
         begin.record()
         for layer in layers:
             for _ in range(8):
                 torch.mm(left, right)
             if saving:
-                copier.save(layer, _BLOCKS, _SLOTS)
+                copier.save(_copies([layer]), lambda: None)
         end.record()
         end.synchronize()
-        _wait(copier.then_saved)
+        copier.save([], done.set)
+        done.wait()
         return float(begin.elapsed_time(end))
 
     alone, beside = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prfaas.agent.engine.protocol import HELD
@@ -140,6 +140,8 @@ class Step:
         epoch: Start of the agent that slots and handles belong to. A worker attached to another one copies nothing.
         failed_loads: Requests whose load was planned with an agent that is gone.
         session: Number of the scheduler's connection to the agent. No later step serves requests of an earlier one.
+        number: Workers report the end of this step's saves by this number, because their blocks are pinned until then. 0 if
+            nothing is pinned.
     """
 
     saves: tuple[Save, ...] = ()
@@ -148,10 +150,11 @@ class Step:
     epoch: int = 0
     failed_loads: tuple[str, ...] = ()
     session: int = 0
+    number: int = 0
 
     def without_copies(self) -> Step:
         """Return the step for a worker that has lost its agent: loads fail, finished requests are released."""
         released = (save.release for save in self.saves if save.release is not None)
         saves = tuple(Save(0, True, (), release=request_id, is_sent=False) for request_id in released)
         failed = (*self.failed_loads, *(load.request_id for load in self.loads))
-        return Step(saves=saves, epoch=self.epoch, failed_loads=failed, session=self.session)
+        return replace(self, saves=saves, loads=(), ends=(), failed_loads=failed)

@@ -98,6 +98,28 @@ def test_only_the_last_token_of_a_transferred_prompt_is_computed(
     engines.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("shape", ["windowed", "checkpointed"])
+def test_blocks_stay_allocated_until_they_are_copied(engines: ScheduledEngines, shape: str, asynchronous: bool) -> None:
+    """On a GPU copies run beside later steps, which must not overwrite their blocks."""
+    settings = {"device_type": "cuda", "asynchronous": asynchronous}
+    prefiller = engines.prefiller(shape, num_blocks=56, caches_prefixes=shape == "checkpointed", **settings)
+    decoder = engines.decoder(shape)
+    prompt = prompt_of(41, LENGTH)
+    grant = engines.grant(prompt)
+    with prefiller.copies_held():
+        ids = [_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)]
+        engines.run_until_finished(ids[1:])
+        wait_until(lambda: prefiller.step() >= 0 and prefiller.num_awaiting_copies > 2, what="the copies")
+        for number in range(20):  # They take every block that is free.
+            prefiller.submit(f"other {number}", prompt_of(50 + number, 120), {}, answer_tokens=1)
+            engines.run_until_finished([f"other {number}"])
+        assert prefiller.has_work, "vLLM must step to hear of the copies"
+    engines.run_until_finished(ids)
+    assert decoder.told.wrong_blocks == []
+    engines.assert_nothing_is_left()
+
+
 def test_vllms_own_counters_stay_true(engines: ScheduledEngines) -> None:
     """Requests that await KV, the source of loaded tokens, and what the prefill engine had cached."""
     prefiller, decoder = engines.prefiller("dense", caches_prefixes=True), engines.decoder("dense", reuse=True)

@@ -1,4 +1,4 @@
-"""Copies between GPU blocks and pinned slots: right bytes, no waiting host, nothing overwritten that is still read."""
+"""Copies between GPU blocks and slots on a real GPU: right bytes, after the model's work, beside its later work."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
+from vllm._custom_ops import swap_blocks_batch
 
-from prfaas.connector.worker.copy_cuda import CudaCopier
-from prfaas.connector.worker.copy_host import LayerBlocks, pages_of, slots_tensor
+from prfaas.connector.worker.copy_cuda import CudaCopier, CudaDevice
+from prfaas.connector.worker.copy_host import BlockPairs, LayerBlocks, pages_of, slots_tensor
 from prfaas.kv.parts import LayerSlice
 
 pytestmark = pytest.mark.gpu
@@ -30,30 +31,40 @@ class Bench:
     copier: CudaCopier
     slots: torch.Tensor
 
-    def layer(self, cache: torch.Tensor, *, offset: int = 0) -> LayerBlocks:
-        pages = pages_of("layer", cache, NUM_BLOCKS)
-        return LayerBlocks(0, 0, LayerSlice("layer", offset, pages.shape[1], "uint8", "byte"), pages)
+    def save(self, cache: torch.Tensor, blocks: Sequence[int], slots: Sequence[int], **more: int) -> threading.Event:
+        return self._copy(self.copier.save, cache, blocks, slots, **more)
 
-    def wait(self, then: Callable[[Callable[[], None]], None]) -> None:
-        done = threading.Event()
-        then(done.set)
-        assert done.wait(20), "the callback did not come"
+    def load(self, cache: torch.Tensor, blocks: Sequence[int], slots: Sequence[int], **more: int) -> threading.Event:
+        return self._copy(self.copier.load, cache, blocks, slots, **more)
+
+    def _copy(
+        self,
+        copy: Callable[..., None],
+        cache: torch.Tensor,
+        blocks: Sequence[int],
+        slots: Sequence[int],
+        *,
+        offset: int = 0,
+        is_overwritten: bool = False,
+    ) -> threading.Event:
+        pages, done = pages_of("layer", cache, NUM_BLOCKS), threading.Event()
+        slice_ = LayerSlice("layer", offset, pages.shape[1], "uint8", "byte")
+        layer = LayerBlocks(0, 0, slice_, pages, is_overwritten)
+        copy([(layer, BlockPairs(list(blocks), list(slots)))], done.set)
+        return done
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    slots = slots_of_an_arena()
-    copier = CudaCopier(slots, torch.device("cuda", torch.cuda.current_device()), extent_bytes=EXTENT_BYTES)
-    yield Bench(copier, slots)
-    copier.close()
-
-
-def slots_of_an_arena() -> torch.Tensor:
     memory = os.memfd_create("arena")
     os.ftruncate(memory, HEADER_BYTES + NUM_SLOTS * SLOT_BYTES)
     mapped = mmap.mmap(memory, 0)
     os.close(memory)
-    return slots_tensor(memoryview(mapped), header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES, num_slots=NUM_SLOTS)
+    slots = slots_tensor(memoryview(mapped), header_bytes=HEADER_BYTES, slot_bytes=SLOT_BYTES, num_slots=NUM_SLOTS)
+    device = CudaDevice(torch.device("cuda", torch.cuda.current_device()), swap_blocks_batch)
+    copier = CudaCopier(slots, device, extent_bytes=EXTENT_BYTES)
+    yield Bench(copier, slots)
+    copier.close()
 
 
 def random_cache(payload_bytes: int, *, stride_bytes: int | None = None) -> torch.Tensor:
@@ -68,8 +79,7 @@ def random_cache(payload_bytes: int, *, stride_bytes: int | None = None) -> torc
 def test_saved_bytes_are_those_of_the_blocks(bench: Bench, payload: int, offset: int) -> None:
     cache = random_cache(payload, stride_bytes=payload + 1_016)
     blocks, slots = [5, 6, 7, 63, 1], [10, 11, 12, 0, 47]
-    assert bench.copier.save(bench.layer(cache, offset=offset), blocks, slots) == 5 * payload
-    bench.wait(bench.copier.then_saved)
+    assert bench.save(cache, blocks, slots, offset=offset).wait(20)
     for block, slot in zip(blocks, slots, strict=True):
         assert torch.equal(bench.slots[slot, offset : offset + payload], cache[block].flatten().cpu())
     assert not bench.slots[1].any()  # This slot was not named.
@@ -81,112 +91,62 @@ def test_loaded_blocks_are_those_of_the_slots_and_no_others_change(bench: Bench,
     cache = random_cache(payload, stride_bytes=payload + 1_016)
     before = cache.cpu()
     blocks, slots = [9, 3, 60], [4, 5, 40]
-    bench.copier.load(bench.layer(cache, offset=64), blocks, slots)
-    bench.wait(bench.copier.then_loaded)
+    assert bench.load(cache, blocks, slots, offset=64).wait(20)
     for block, slot in zip(blocks, slots, strict=True):
         before[block, 0, 0] = bench.slots[slot, 64 : 64 + payload]
     assert torch.equal(cache.cpu(), before)
 
 
-def test_a_save_follows_what_the_model_has_queued(bench: Bench) -> None:
+def test_a_save_follows_the_models_work_so_far(bench: Bench) -> None:
     cache = random_cache(4_096)
     torch.cuda._sleep(SLEEP_CYCLES)
     cache.fill_(7)
-    bench.copier.save(bench.layer(cache), [2], [2])
-    bench.wait(bench.copier.then_saved)
+    assert bench.save(cache, [2], [2]).wait(20)
     assert (bench.slots[2, :4_096] == 7).all()
 
 
-def test_the_host_does_not_wait_for_copies(bench: Bench) -> None:
+def test_the_models_thread_does_not_wait_for_copies(bench: Bench) -> None:
     cache = random_cache(4_096)
-    bench.copier.save(bench.layer(cache), [1], [1])  # The first use loads the kernels.
-    bench.copier.load(bench.layer(cache), [1], [1])
-    torch.cuda.synchronize()
-    done = threading.Event()
+    assert bench.save(cache, [1], [1]).wait(20) and bench.load(cache, [1], [1]).wait(20)  # The first use pins.
     torch.cuda._sleep(5 * SLEEP_CYCLES)
     start = time.perf_counter()
-    bench.copier.save(bench.layer(cache), [2, 3], [2, 3])
-    bench.copier.load(bench.layer(cache), [4, 5], [2, 3])
-    bench.copier.then_saved(done.set)
-    bench.copier.fence()
-    elapsed = time.perf_counter() - start
-    assert elapsed < 0.05 and not done.is_set()
-    torch.cuda.synchronize()
-    assert done.wait(5)
+    saved, loaded = bench.save(cache, [2, 3], [2, 3]), bench.load(cache, [4, 5], [2, 3])
+    assert time.perf_counter() - start < 0.05 and not saved.is_set() and not loaded.is_set()
+    assert saved.wait(20) and loaded.wait(20)
 
 
-def test_a_fence_keeps_later_work_from_overwriting_what_is_read(bench: Bench) -> None:
+@pytest.mark.parametrize("is_overwritten", [False, True])
+def test_only_a_snapshot_survives_what_the_model_writes_next(bench: Bench, is_overwritten: bool) -> None:
+    """Other blocks stay allocated until the scheduler has heard of the end of their save."""
     cache = random_cache(4_096)
     cache.fill_(1)
-    with torch.cuda.stream(bench.copier._save_stream):
-        torch.cuda._sleep(SLEEP_CYCLES)  # The save starts late.
-    bench.copier.save(bench.layer(cache), [3], [3])
-    bench.copier.fence()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    done = bench.save(cache, [3], [3], is_overwritten=is_overwritten)
     cache.fill_(2)
-    bench.wait(bench.copier.then_saved)
-    assert (bench.slots[3, :4_096] == 1).all()
-
-
-def test_without_a_fence_later_work_does_overwrite(bench: Bench) -> None:
-    """Shows that the test above can fail."""
-    cache = random_cache(4_096)
-    cache.fill_(1)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(bench.copier._save_stream):
-        torch.cuda._sleep(SLEEP_CYCLES)
-    bench.copier.save(bench.layer(cache), [3], [3])
-    cache.fill_(2)
-    bench.wait(bench.copier.then_saved)
-    assert (bench.slots[3, :4_096] == 2).all()
-
-
-def test_callbacks_come_in_order(bench: Bench) -> None:
-    cache, seen = random_cache(4_096), []
-    for number in range(20):
-        bench.copier.save(bench.layer(cache), [number], [number])
-        bench.copier.then_saved(lambda number=number: seen.append(number))  # type: ignore[misc]
-    bench.wait(bench.copier.then_saved)
-    assert seen == list(range(20))
-
-
-def test_saves_and_loads_may_overlap(bench: Bench) -> None:
-    source, target = random_cache(8_192), random_cache(8_192)
-    for start in range(0, 40, 8):
-        blocks = list(range(start, start + 8))
-        bench.copier.save(bench.layer(source), blocks, blocks)
-        bench.wait(bench.copier.then_saved)
-        bench.copier.load(bench.layer(target), blocks, blocks)
-    bench.wait(bench.copier.then_loaded)
-    assert torch.equal(source[:40].cpu(), target[:40].cpu())
+    assert done.wait(20)
+    if is_overwritten:
+        assert (bench.slots[3, :4_096] == 1).all()
 
 
 def test_blocks_of_all_extents_travel_in_one_copy(bench: Bench) -> None:
     source, target = random_cache(8_192), random_cache(8_192)
     blocks = list(range(NUM_SLOTS))
-    bench.copier.save(bench.layer(source), blocks, blocks)
-    bench.wait(bench.copier.then_saved)
+    assert bench.save(source, blocks, blocks).wait(20)
     assert torch.equal(bench.slots[:, :8_192], source[:NUM_SLOTS, 0, 0].cpu())
-    bench.copier.load(bench.layer(target), blocks, blocks)
-    bench.wait(bench.copier.then_loaded)
+    assert bench.load(target, blocks, blocks).wait(20)
     assert torch.equal(source[:NUM_SLOTS].cpu(), target[:NUM_SLOTS].cpu())
 
 
-@pytest.mark.parametrize("first_extent", [0, 2])
-def test_what_cannot_be_pinned_is_copied_all_the_same(first_extent: int) -> None:
-    slots = slots_of_an_arena()
-    taken = slots.data_ptr() + first_extent * EXTENT_BYTES
-    assert int(torch.cuda.cudart().cudaHostRegister(taken, EXTENT_BYTES, 0)) == 0  # CUDA pins nothing twice
-    copier = CudaCopier(slots, torch.device("cuda", torch.cuda.current_device()), extent_bytes=EXTENT_BYTES)
-    assert copier.is_unpinned == (first_extent == 0)
-    bench = Bench(copier, slots)
+@pytest.mark.parametrize("extent", [0, 2])
+def test_memory_that_cannot_be_pinned_is_copied_all_the_same(bench: Bench, extent: int) -> None:
+    taken = bench.slots.data_ptr() + extent * EXTENT_BYTES
+    assert int(torch.cuda.cudart().cudaHostRegister(taken, EXTENT_BYTES, 0)) == 0  # CUDA pins nothing twice.
     source, target = random_cache(8_192), random_cache(8_192)
     for span in ([0, 5], [15, 16, 17], [40, 47]):
-        copier.save(bench.layer(source), span, span)
-        bench.wait(copier.then_saved)
-        assert torch.equal(slots[span, :8_192], source[span, 0, 0].cpu())
-        copier.load(bench.layer(target), span, span)
-        bench.wait(copier.then_loaded)
+        assert bench.save(source, span, span).wait(20)
+        assert torch.equal(bench.slots[span, :8_192], source[span, 0, 0].cpu())
+        assert bench.load(target, span, span).wait(20)
         assert torch.equal(source[span].cpu(), target[span].cpu())
-    copier.close()
+    bench.copier.close()
     torch.cuda.cudart().cudaHostUnregister(taken)
     torch.cuda.synchronize()  # Raises if an error is left.

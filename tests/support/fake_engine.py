@@ -156,6 +156,7 @@ class FakeEngine:
             directions=directions,
             free_block_ratio=lambda: len(self._free) / NUM_BLOCKS,
             pins=BlockPins(self._pinned.update, self._unpin),
+            num_workers=num_replicas,
         )
 
     def close(self) -> None:
@@ -293,6 +294,7 @@ class FakeEngine:
         self._run_model(step, work)
         loaded, *others = [worker.take_results() for worker in self._workers]
         assert all(results == loaded for results in others), "each rank copies at once"
+        self.scheduler.on_saved(Counter(number for worker in self._workers for number in worker.take_saved_steps()))
         self.scheduler.on_loaded(loaded.loaded, failed=loaded.failed)
         self.scheduler.on_stored(loaded.stored)
         self._loading -= loaded.loaded

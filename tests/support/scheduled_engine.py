@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -108,10 +109,12 @@ class ScheduledEngine:
         policy: Literal["fcfs", "priority"] = "fcfs",
         asynchronous: bool = False,
         data_parallel_size: int = 1,
+        device_type: str = "cpu",
         **settings: Any,
     ) -> None:
         """`asynchronous`: each step is scheduled before the scheduler hears of the one before, as on GPUs.
 
+        With the `device_type` "cuda" blocks stay allocated until workers report the end of their copies.
         With a `data_parallel_size` it is the first of so many ranks of experts, as its configuration says.
         """
         patient = {"silence_seconds": "20s"}  # The agent of a busy machine is slow.
@@ -149,7 +152,9 @@ class ScheduledEngine:
         config.compilation_config.static_forward_context.update(modules)
         config.scheduler_config.async_scheduling = asynchronous
         config.parallel_config.data_parallel_size = data_parallel_size
+        config.device_config.device_type = device_type
         self.told = Observations()
+        self._held_copies: list[Callable[[], None]] = []
         self._asynchronous = asynchronous
         self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
         self._lengths: dict[str, int] = {}  # Of answers that end by themselves, with their last token.
@@ -268,6 +273,21 @@ class ScheduledEngine:
         stats = self.scheduler.make_stats()
         assert stats is not None
         return int(stats.num_kv_fetch_reqs_by_stage[stage])
+
+    @contextlib.contextmanager
+    def copies_held(self) -> Iterator[None]:
+        """Hold the ends of all saves back, as a GPU that has not made them yet."""
+        copier = self.worker._worker._copier  # type: ignore[union-attr]
+        held, save = self._held_copies, copier.save
+        copier.save = lambda copies, done: held.append(partial(save, copies, done))
+        yield
+        copier.save = save
+        while held:
+            held.pop(0)()
+
+    @property
+    def num_awaiting_copies(self) -> int:
+        return len(self._held_copies)
 
     def preempt_all(self) -> None:
         """Have vLLM take the blocks of all running requests. It complains afterwards where others wait that have blocks."""

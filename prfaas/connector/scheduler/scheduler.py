@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.connector.scheduler.send import OutboundTransfers
-from prfaas.connector.scheduler.store import BlockPins, PrefixStores
+from prfaas.connector.scheduler.store import BlockPins, PrefixStores, SavedBlocks
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import (
     EngineRequest,
@@ -83,6 +83,7 @@ class SchedulerSide:
         free_block_ratio: Callable[[], float],
         pins: BlockPins | None = None,
         sleeps_when_idle: bool = True,
+        num_workers: int = 0,
     ) -> None:
         """Start without transfers.
 
@@ -93,6 +94,7 @@ class SchedulerSide:
             directions: Directions of transfers that the engine's role allows.
             free_block_ratio: Returns the share of engine blocks that are free.
             pins: Keeps blocks from reuse. Without it, prompts leave no checkpoints.
+            num_workers: Number of workers that report the end of their saves. 0 means that saves end with their step.
             sleeps_when_idle: Sleep in steps that compute nothing while a transfer is pending.
         """
         self._client = client
@@ -115,6 +117,7 @@ class SchedulerSide:
             block_map, pins, min_tokens=settings.reuse_min_tokens, post=self._post, counts=counts
         )
         self._refused: dict[str, Outcome] = {}  # Prefill legs that run without a transfer.
+        self._saved_blocks = SavedBlocks(pins, num_workers=num_workers)
         self._forgotten: TransferId | None = None  # Latest reset that the agent has completed.
         self._may_sleep = False  # The last step computed nothing, and the present one has found no work yet.
         self._max_pause_seconds = MAX_PAUSE_SECONDS if sleeps_when_idle else 0.0
@@ -342,7 +345,14 @@ class SchedulerSide:
     @property
     def _has_work(self) -> bool:
         """True if transfers are pending, or the workers do not know yet that one has ended."""
-        return bool(self._outbound.has_work or self._inbound.has_work or self._lookups or self._stores.has_work)
+        kinds = (
+            self._outbound.has_work,
+            self._inbound.has_work,
+            self._stores.has_work,
+            self._lookups,
+            self._saved_blocks,
+        )
+        return any(kinds)
 
     def plan_step(self, scheduled: Iterable[ScheduledRequest]) -> Step:
         """Return the copies of this step. Without copies it is the same object each time."""
@@ -387,8 +397,8 @@ class SchedulerSide:
         if is_idle and not saves and self._inbound.num_awaited:
             self._pause()  # The engine does not ask for these requests, so no other call sleeps.
         loads, ends, failed = self._inbound.take_loads(), self._outbound.take_ends(), self._inbound.take_failed_loads()
-        attached = self._client.attached
-        return Step(tuple(saves), loads, ends, attached.epoch, failed, attached.session)
+        attached, number = self._client.attached, self._saved_blocks.add(saves)
+        return Step(tuple(saves), loads, ends, attached.epoch, failed, attached.session, number)
 
     def on_step_end(self) -> None:
         """Note that the engine has computed the oldest planned step."""
@@ -403,6 +413,10 @@ class SchedulerSide:
         """End the stores of finished requests whose blocks the workers have copied."""
         for request_id in request_ids:
             self._stores.on_copied(request_id)
+
+    def on_saved(self, steps: Mapping[int, int]) -> None:
+        """Unpin the blocks of steps whose saves have ended. `steps` has the number of workers that report each step."""
+        self._saved_blocks.on_saved(steps)
 
     def on_finished(self, request_id: str, leaves: Callable[[], HashChain | None], tables: Tables) -> RequestEnd:
         """End all that belongs to a request.
@@ -428,7 +442,7 @@ class SchedulerSide:
     @property
     def needs_steps(self) -> bool:
         """True if the engine must step without requests, to copy pinned blocks."""
-        return self._stores.has_pins
+        return self._stores.has_pins or bool(self._saved_blocks)
 
     def on_blocks_lost(self) -> None:
         """Cancel all planned copies: the engine has dropped its block tables."""

@@ -9,8 +9,10 @@ request goes on.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +32,39 @@ class BlockPins:
 
     pin: Callable[[Sequence[int]], None]
     unpin: Callable[[Sequence[int]], None]
+
+
+class SavedBlocks:
+    """Pinned blocks of running saves, by step. Without workers that report, saves end with their step."""
+
+    def __init__(self, pins: BlockPins | None, *, num_workers: int) -> None:
+        self._pins = pins
+        self._num_workers = num_workers
+        self._numbers = itertools.count(1)
+        self._by_step: dict[int, list[int]] = {}
+        self._num_reports: Counter[int] = Counter()
+
+    def __bool__(self) -> bool:
+        """Return whether any blocks are pinned."""
+        return bool(self._by_step)
+
+    def add(self, saves: Sequence[Save]) -> int:
+        """Pin the blocks that a step copies and return its number. A finished request keeps its blocks by itself."""
+        spans = [span.span for save in saves if save.release is None for span in save.spans]
+        if self._pins is None or not spans or not self._num_workers:
+            return 0
+        number, block_ids = next(self._numbers), [block_id for span in spans for block_id in span.block_ids]
+        self._pins.pin(block_ids)
+        self._by_step[number] = block_ids
+        return number
+
+    def on_saved(self, steps: Mapping[int, int]) -> None:
+        """Unpin the blocks of steps that every worker has reported."""
+        self._num_reports.update(steps)
+        for number in [number for number in steps if self._num_reports[number] >= self._num_workers]:
+            del self._num_reports[number]
+            if self._pins is not None:
+                self._pins.unpin(self._by_step.pop(number))
 
 
 @dataclass(eq=False)

@@ -21,6 +21,7 @@ vLLM creates one instance in the scheduler's process and one in each worker's. I
 | worker | after the forward pass | start_load_kv | copies received slots into blocks |
 | worker | after the forward pass | wait_for_save | copies layers without a hook; ends the pass |
 | worker | after the forward pass | get_transfer_results | names the loaded requests |
+| worker | after the forward pass | build_connector_worker_meta | names the steps whose saves have ended |
 | scheduler | output of a step | update_connector_output | releases slots of loaded requests; wakes parked requests |
 | scheduler | end of a request | request_finished_all_groups | completes or cancels; stores its blocks in the pool |
 | scheduler | reset of caches | reset_cache | has the agent forget the model; gives up transfers |
@@ -29,6 +30,7 @@ vLLM creates one instance in the scheduler's process and one in each worker's. I
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,11 +38,13 @@ from itertools import chain
 from typing import Any
 
 import torch
+from vllm._custom_ops import swap_blocks_batch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
@@ -75,6 +79,17 @@ class StepMetadata(KVConnectorMetadata):
     step: Step = field(default_factory=Step)
 
 
+@dataclass
+class SavedSteps(KVConnectorWorkerMetadata):
+    """Steps whose saves have ended, with the number of workers that say so."""
+
+    num_workers: Counter[int] = field(default_factory=Counter)
+
+    def aggregate(self, report: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(report, SavedSteps)
+        return SavedSteps(self.num_workers + report.num_workers)
+
+
 class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     """Connector between this engine and the agent on its machine."""
 
@@ -107,6 +122,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         blocks = block_map(kv_cache_config)
         self._divergent = DivergentHits(is_supported=has_one_attention(kv_cache_config))
         self._linear_groups = [index for index, group in enumerate(blocks.groups) if group.is_state]
+        is_gpu = vllm_config.device_config.device_type == "cuda"
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler"),
@@ -117,6 +133,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
                 pins=BlockPins(self._pin, self._unpin),
                 # With data parallelism of experts, the steps of all ranks wait for this one.
                 sleeps_when_idle=vllm_config.parallel_config.data_parallel_size == 1,
+                num_workers=vllm_config.parallel_config.tensor_parallel_size if is_gpu else 0,
             )
 
     def _directions(self) -> Collection[Direction]:
@@ -248,6 +265,9 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         finished: Iterable[str] = connector_output.finished_recving or ()
         self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
         self._scheduler.on_stored(connector_output.finished_sending or ())
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, SavedSteps):
+            self._scheduler.on_saved(report.num_workers)
         if self._parked:
             self._scheduler.poll()
             if self._num_messages != self._scheduler.num_messages:
@@ -303,7 +323,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             replica=replica,
             num_replicas=copies,
         )
-        make_copier = partial(copier_for, device=device)
+        make_copier = partial(copier_for, device=device, copy_batch=swap_blocks_batch)
         is_layerwise = self._settings.layerwise != "off"
         self._worker = WorkerSide(
             client, layers, layout, make_copier=make_copier, is_writer=replica == 0, is_layerwise=is_layerwise
@@ -346,6 +366,10 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             finished_recving=set(results.loaded),
             failed_recving=set(results.failed),
         )
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        numbers = self._worker.take_saved_steps() if self._worker is not None else []
+        return SavedSteps(Counter(numbers)) if numbers else None
 
     # Both sides
 

@@ -141,9 +141,10 @@ def describe(
     layers: dict[str, LayerBlocks] = {}
     for position, index in enumerate(config.transfer_group_ids):
         group = config.kv_cache_groups[index]
-        found = _group_layers(config, group, caches, rank, position=position)
-        layers |= found
         engine = _engine_group(index, group)
+        is_overwritten = engine.is_state and not engine.kept_states
+        found = _group_layers(config, group, caches, rank, position=position, is_overwritten=is_overwritten)
+        layers |= found
         block_tokens = HASH_UNIT_TOKENS if engine.is_state else engine.block_tokens
         slices = tuple(layer.slice for layer in found.values())
         groups.append(KVGroup(engine.kind, block_tokens, slices, engine.window_tokens))
@@ -151,7 +152,13 @@ def describe(
 
 
 def _group_layers(
-    config: KVCacheConfig, group: KVCacheGroupSpec, caches: Mapping[str, torch.Tensor], rank: Rank, *, position: int
+    config: KVCacheConfig,
+    group: KVCacheGroupSpec,
+    caches: Mapping[str, torch.Tensor],
+    rank: Rank,
+    *,
+    position: int,
+    is_overwritten: bool,
 ) -> dict[str, LayerBlocks]:
     layers: dict[str, LayerBlocks] = {}
     offset, seen = 0, set()
@@ -164,7 +171,7 @@ def _group_layers(
         seen.add(cache.data_ptr())
         pages = pages_of(name, cache, config.num_blocks)
         slice_ = _slice(name, cache, _spec_of(group, name), rank, offset=offset, size=pages.shape[1])
-        layers[name] = LayerBlocks(position, len(layers), slice_, pages)
+        layers[name] = LayerBlocks(position, len(layers), slice_, pages, is_overwritten)
         offset += pages.shape[1]
     return layers
 

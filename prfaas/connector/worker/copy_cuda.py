@@ -1,41 +1,79 @@
 """Copies between an engine's blocks in GPU memory and the agent's slots, and the pinned extents of the arena.
 
-Extents of whole pages and whole slots are pinned in order as slots come into use. A pool prefers used slots, then the
-lowest one. So about as much memory is pinned as was ever in use at once.
+The model's thread records an event and puts the copies of a layer or step into a queue. A thread for each direction issues
+them as one batch. The blocks of a save stay allocated until the scheduler hears that it is complete.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import lcm
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.cachepool.arena import PAGE_BYTES
-from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks, slots_tensor
+from prfaas.connector.worker.copy_host import BlockPairs, Copier, HostCopier, LayerBlocks, LayerCopy, slots_tensor
 
 # Pinning takes 0.1 s per GB (vLLM pull request 51081, H200), and the driver may delay other threads meanwhile.
 EXTENT_BYTES = 64 << 20
-AHEAD_BYTES = 1 << 30  # Pinned before they are needed.
+_MAPPED_AND_PORTABLE = 0x02 | 0x01  # cudaHostRegisterMapped | cudaHostRegisterPortable
+_SYSFS = Path("/sys")
+_log = logs.get("connector.worker")
+Event = Any
+Stream = Any
+# Copies sizes[i] bytes from sources[i] to targets[i] on the current stream. All are int64 tensors in host memory.
+CopyBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
+
+
+class Device(Protocol):
+    """Operations of a GPU that copies need. Only `mark` and `snapshot` are called on the model's thread."""
+
+    def mark(self) -> Event:
+        """Return an event after the model's work so far."""
+
+    def snapshot(self, pages: torch.Tensor, block_ids: Sequence[int]) -> torch.Tensor:
+        """Return a copy of blocks on the device, made after the model's work so far and before later work."""
+
+    def open_stream(self) -> Stream:
+        """Prepare the calling thread for copies, and return its stream."""
+
+    def launch(self, stream: Stream, after: Event, addresses: Addresses, *, is_load: bool) -> Event:
+        """Issue copies after an event; return the event of their end."""
+
+    def wait(self, event: Event) -> None:
+        """Wait for an event."""
+
+    def pin(self, address: int, num_bytes: int) -> bool:
+        """Pin host memory; return whether that succeeded."""
+
+    def unpin(self, address: int) -> None:
+        """Unpin host memory that starts here."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Sources, targets and sizes of a batch, in bytes; int64, shape [copy]."""
+
+    sources: torch.Tensor
+    targets: torch.Tensor
+    sizes: torch.Tensor
 
 
 class Extents:
-    """Extents of one arena's slots. A thread pins them; the caller uses them."""
+    """Pinned extents of an arena, each of whole pages and whole slots. Any thread may call."""
 
     def __init__(
-        self,
-        *,
-        num_slots: int,
-        slot_bytes: int,
-        pin: Callable[[int, int], bool],
-        extent_bytes: int = EXTENT_BYTES,
-        ahead_bytes: int = AHEAD_BYTES,
+        self, *, num_slots: int, slot_bytes: int, pin: Callable[[int, int], bool], extent_bytes: int = EXTENT_BYTES
     ) -> None:
         """Pin nothing yet. `pin` takes an offset from the first slot and a number of bytes; it returns whether it worked."""
         self._pin = pin
@@ -43,179 +81,203 @@ class Extents:
         aligned_bytes = lcm(PAGE_BYTES, slot_bytes)
         self._extent_bytes = max(1, extent_bytes // aligned_bytes) * aligned_bytes
         self._slots_each = self._extent_bytes // slot_bytes
-        self._num_ahead = -(-ahead_bytes // self._extent_bytes)
-        self._ranges = iter(range(0, self._total_bytes, self._extent_bytes))
-        self._pins: list[Future[bool]] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prfaas-pins")
+        self._pinned: dict[int, bool] = {}  # By number of the extent; False if pinning failed.
+        self._lock = threading.Lock()
 
-    def pin_first(self) -> bool:
-        """Pin the first extent only: an engine that records CUDA graphs next must not overlap with pinning."""
-        self._start(1)
-        return self._pins[0].result()
+    def use(self, slots: Iterable[int]) -> None:
+        """Pin the extents of these slots. Memory that cannot be pinned is copied more slowly."""
+        with self._lock:
+            for extent in {slot // self._slots_each for slot in slots} - self._pinned.keys():
+                offset = extent * self._extent_bytes
+                num_bytes = min(self._extent_bytes, self._total_bytes - offset)
+                self._pinned[extent] = self._pin(offset, num_bytes)
 
-    def pin(self, slots: Sequence[int]) -> bool:
-        """Return whether a device can reach all slots. Wait for their extents, and start to pin the following ones."""
-        last = max(slots, default=0) // self._slots_each
-        self._start(last + 1 + self._num_ahead)
-        return self._pins[last].result()
-
-    def _start(self, num_extents: int) -> None:
-        while len(self._pins) < num_extents and (offset := next(self._ranges, None)) is not None:
-            before = self._pins[-1] if self._pins else None
-            self._pins.append(self._thread.submit(self._pin_after, before, offset))
-
-    def _pin_after(self, before: Future[bool] | None, offset: int) -> bool:
-        """Pin an extent unless the one before failed: the system's limit is reached then."""
-        num_bytes = min(self._extent_bytes, self._total_bytes - offset)
-        return (before is None or before.result()) and self._pin(offset, num_bytes)
-
-    def close(self) -> list[int]:
-        """End the thread and return the offsets of pinned extents."""
-        self._thread.shutdown(cancel_futures=True)
-        num_pinned = sum(not pin.cancelled() and pin.result() for pin in self._pins)
-        return [number * self._extent_bytes for number in range(num_pinned)]
-
-
-_MAPPED_AND_PORTABLE = 0x02 | 0x01  # cudaHostRegisterMapped | cudaHostRegisterPortable
-_WORD_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
-_Callback = tuple[torch.cuda.Event, Callable[[], None]]
-_IndexKey = tuple[int, tuple[int, ...], tuple[int, ...]]  # Stream, block ids, slots.
-_log = logs.get("connector.worker")
-
-
-def copier_for(client: AgentClient, *, device: torch.device) -> Copier:
-    """Return a copier between blocks on `device` and the arena that the client has mapped."""
-    agent = client.attached
-    slots = slots_tensor(
-        client.arena, header_bytes=agent.header_bytes, slot_bytes=agent.slot_bytes, num_slots=agent.num_slots
-    )
-    return CudaCopier(slots, device) if device.type == "cuda" else HostCopier(slots)
-
-
-class _CudaArray:
-    """Pinned host memory behind the CUDA array interface, through which torch accepts foreign device memory."""
-
-    def __init__(self, pointer: int, shape: tuple[int, int]) -> None:
-        self.__cuda_array_interface__ = {"data": (pointer, False), "shape": shape, "typestr": "|u1", "version": 3}
+    def pinned(self) -> list[int]:
+        """Return the offsets of pinned extents."""
+        return sorted(extent * self._extent_bytes for extent, is_pinned in self._pinned.items() if is_pinned)
 
 
 class CudaCopier:
-    """Copier for blocks in GPU memory. Saves and loads run on two streams, after the model's work so far."""
+    """Copier for blocks in GPU memory."""
 
-    def __init__(self, slots: torch.Tensor, device: torch.device, *, extent_bytes: int = EXTENT_BYTES) -> None:
-        """Map `slots` for `device` and pin the first extent."""
-        self._host = slots
+    def __init__(self, slots: torch.Tensor, device: Device, *, extent_bytes: int = EXTENT_BYTES) -> None:
+        """Start a thread for each direction. `slots` are the arena's, shape [slot, byte]."""
+        self._slots = slots
         self._device = device
         num_slots, slot_bytes = slots.shape
         self._extents = Extents(num_slots=num_slots, slot_bytes=slot_bytes, pin=self._pin, extent_bytes=extent_bytes)
-        self.is_unpinned = not self._extents.pin_first()
-        with torch.cuda.device(device):
-            mapped: Any = _CudaArray(slots.data_ptr(), (num_slots, slot_bytes))
-            # Pinned memory has the same address on host and device.
-            self._slots = slots if self.is_unpinned else torch.as_tensor(mapped, device=device)
-            self._save_stream = torch.cuda.Stream(device)
-            self._load_stream = torch.cuda.Stream(device)
-        self._saved = _EventThread("prfaas-saves")
-        self._loaded = _EventThread("prfaas-loads")
-        self._last_save: torch.cuda.Event | None = None
-        self._indices: tuple[_IndexKey, torch.Tensor, torch.Tensor] | None = None
+        self._saves = _CopyThread("prfaas-saves", device, partial(self._launch, is_load=False))
+        self._loads = _CopyThread("prfaas-loads", device, partial(self._launch, is_load=True))
 
     def _pin(self, offset: int, num_bytes: int) -> bool:
-        """Pin memory. Runs on the thread of the extents, since CUDA keeps an error for the thread's next call."""
-        with torch.cuda.device(self._device):
-            address = self._host.data_ptr() + offset
-            result = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _MAPPED_AND_PORTABLE))
-        if result:
-            _log.error("arena.pin_failed", first_bytes=offset, num_bytes=num_bytes, cuda_error=result)
-        return not result
+        is_pinned = self._device.pin(self._slots.data_ptr() + offset, num_bytes)
+        if not is_pinned:
+            _log.error("arena.pin_failed", first_bytes=offset, num_bytes=num_bytes)
+        return is_pinned
 
-    def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        start, size = layer.slice.offset_bytes, layer.slice.payload_bytes
-        self._save_stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._save_stream):
-            indices, memory = self._prepare(block_ids, slots)
-            pages, target = _as_words(layer.pages, memory[:, start : start + size])
-            device = target.device
-            target.index_copy_(0, indices[1].to(device), pages.index_select(0, indices[0]).to(device))
-            self._last_save = _record(self._save_stream)
-        return len(slots) * size
+    def save(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        self._saves.add([self._stable(*copy) for copy in copies], done)
 
-    def load(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        start, size = layer.slice.offset_bytes, layer.slice.payload_bytes
-        self._load_stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._load_stream):
-            indices, memory = self._prepare(block_ids, slots)
-            pages, source = _as_words(layer.pages, memory[:, start : start + size])
-            values = source.index_select(0, indices[1].to(source.device))
-            pages.index_copy_(0, indices[0], values.to(self._device))
-        return len(slots) * size
+    def _stable(self, layer: LayerBlocks, pairs: BlockPairs) -> LayerCopy:
+        """Return a copy whose source the model does not overwrite before it is made."""
+        if not layer.is_overwritten:
+            return layer, pairs
+        pages = self._device.snapshot(layer.pages, pairs.block_ids)
+        return replace(layer, pages=pages), BlockPairs(list(range(len(pairs.slots))), pairs.slots)
 
-    def _prepare(self, block_ids: Sequence[int], slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both lists as a tensor [2, n] on the current stream, and the slots; computed once for all layers of a span.
+    def load(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        self._loads.add(copies, done)
 
-        The slots are those of the host if the device cannot reach them.
-        """
-        key = torch.cuda.current_stream(self._device).cuda_stream, tuple(block_ids), tuple(slots)
-        if self._indices is None or self._indices[0] != key:
-            host = torch.tensor(key[1:], dtype=torch.int64).pin_memory()
-            memory = self._slots if self._extents.pin(slots) else self._host
-            self._indices = key, host.to(self._device, non_blocking=True), memory
-        return self._indices[1:]
-
-    def then_saved(self, function: Callable[[], None]) -> None:
-        """Call `function` on a thread after the saves and the model's work so far."""
-        self._save_stream.wait_stream(torch.cuda.current_stream(self._device))
-        self._saved.after(_record(self._save_stream), function)
-
-    def then_loaded(self, function: Callable[[], None]) -> None:
-        """Call `function` on a thread after the loads so far."""
-        self._loaded.after(_record(self._load_stream), function)
-
-    def fence(self) -> None:
-        if self._last_save is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._last_save)
-            self._last_save = None
+    def _launch(self, stream: Stream, after: Event, copies: Sequence[LayerCopy], *, is_load: bool) -> Event:
+        """Issue copies as one batch. Runs on the thread of its direction, which may wait for memory to be pinned."""
+        blocks, memory, sizes = [], [], []
+        start, slot_bytes = self._slots.data_ptr(), self._slots.stride(0)
+        numbers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # All layers of a group have the same pairs.
+        for layer, pairs in copies:
+            if id(pairs) not in numbers:
+                self._extents.use(pairs.slots)
+                numbers[id(pairs)] = torch.tensor(pairs.block_ids), torch.tensor(pairs.slots)
+            block_ids, slots = numbers[id(pairs)]
+            blocks.append(layer.pages.data_ptr() + block_ids * layer.pages.stride(0))
+            memory.append(start + slots * slot_bytes + layer.slice.offset_bytes)
+            sizes.append(torch.full_like(slots, layer.slice.payload_bytes))
+        sources, targets = (memory, blocks) if is_load else (blocks, memory)
+        addresses = Addresses(torch.cat(sources), torch.cat(targets), torch.cat(sizes))
+        return self._device.launch(stream, after, addresses, is_load=is_load)
 
     def close(self) -> None:
-        """Wait for running copies, end the threads, and unpin the arena."""
-        self._saved.close()
-        self._loaded.close()
-        torch.cuda.synchronize(self._device)
-        for offset in self._extents.close():
-            torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr() + offset)
+        """End the threads after the copies so far, and unpin the arena."""
+        self._saves.close()
+        self._loads.close()
+        for offset in self._extents.pinned():
+            self._device.unpin(self._slots.data_ptr() + offset)
 
 
-def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Return an event that a thread can wait for without spinning."""
-    event = torch.cuda.Event(blocking=True)
-    event.record(stream)
-    return event
+@dataclass(frozen=True)
+class _Task:
+    after: Event
+    copies: Sequence[LayerCopy]
+    done: Callable[[], None]
 
 
-class _EventThread:
-    """Thread that calls functions in order, each after its event."""
+class _CopyThread:
+    """Thread that issues copies in order, and calls `done` after each. It issues all that wait before it waits itself."""
 
-    def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[_Callback | None] = queue.SimpleQueue()
+    def __init__(
+        self, name: str, device: Device, launch: Callable[[Stream, Event, Sequence[LayerCopy]], Event]
+    ) -> None:
+        self._device = device
+        self._launch = launch
+        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def after(self, event: torch.cuda.Event, function: Callable[[], None]) -> None:
-        self._queue.put((event, function))
+    def add(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        """Add copies to make after the model's work so far, and a function to call after them.
+
+        Raises:
+            RuntimeError: An earlier copy has failed.
+        """
+        if self._failure is not None:
+            raise RuntimeError("copies between engine blocks and the pool have failed") from self._failure
+        self._queue.put(_Task(self._device.mark(), copies, done))
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            event, function = item
-            event.synchronize()
-            function()
+        try:
+            self._serve(self._device.open_stream())
+        except BaseException as error:
+            self._failure = error
+            _log.error("copy.failed", message=str(error))
+
+    def _serve(self, stream: Stream) -> None:
+        issued: deque[tuple[Event, Callable[[], None]]] = deque()
+        is_open = True
+        while is_open or issued:
+            if is_open and (not issued or not self._queue.empty()):
+                task = self._queue.get()
+                is_open = task is not None
+                if task is not None:
+                    end = self._launch(stream, task.after, task.copies) if task.copies else task.after
+                    issued.append((end, task.done))
+                continue
+            event, done = issued.popleft()
+            self._device.wait(event)
+            done()
 
     def close(self) -> None:
+        """End the thread after the copies so far."""
         self._queue.put(None)
         self._thread.join()
 
 
-def _as_words(pages: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of the widest type that addresses and sizes allow: a kernel moves one word per thread."""
-    alignment = (pages.data_ptr(), slots.data_ptr(), pages.stride(0), slots.stride(0), pages.shape[1])
-    word = next(word for word in _WORD_TYPES if all(number % word.itemsize == 0 for number in alignment))
-    return pages.view(word), slots.view(word)
+class CudaDevice:
+    """A GPU under torch. `copy_batch` issues a batch on the current stream."""
+
+    def __init__(self, device: torch.device, copy_batch: CopyBatch) -> None:
+        self._device = device
+        self._copy_batch = copy_batch
+
+    def mark(self) -> Event:
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def snapshot(self, pages: torch.Tensor, block_ids: Sequence[int]) -> torch.Tensor:
+        # Pinning these few numbers could wait; the driver takes them from pageable memory at once.
+        indices = torch.tensor(block_ids).to(self._device, non_blocking=True)
+        return pages.index_select(0, indices)
+
+    def open_stream(self) -> Stream:
+        torch.cuda.set_device(self._device)
+        properties = torch.cuda.get_device_properties(self._device)
+        place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        bind_thread(near_cpus(place))
+        return torch.cuda.Stream(self._device, priority=0)  # The lowest priority.
+
+    def launch(self, stream: Stream, after: Event, addresses: Addresses, *, is_load: bool) -> Event:
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            self._copy_batch(addresses.sources, addresses.targets, addresses.sizes, is_load)
+            end = torch.cuda.Event(blocking=True)
+            end.record(stream)
+        return end
+
+    def wait(self, event: Event) -> None:
+        event.synchronize()
+
+    def pin(self, address: int, num_bytes: int) -> bool:
+        return not int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _MAPPED_AND_PORTABLE))
+
+    def unpin(self, address: int) -> None:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def near_cpus(pci_address: str, sysfs: Path = _SYSFS) -> set[int]:
+    """Return the CPUs of a device's NUMA node, or none where the system names no node."""
+    try:
+        node = int((sysfs / "bus/pci/devices" / pci_address / "numa_node").read_text())
+        ranges = (sysfs / f"devices/system/node/node{node}/cpulist").read_text().split(",")
+    except (OSError, ValueError):
+        return set()
+    ends = [item.strip().split("-") for item in ranges]
+    return {cpu for end in ends for cpu in range(int(end[0]), int(end[-1]) + 1)}
+
+
+def bind_thread(cpus: set[int]) -> None:
+    """Have this thread run on these CPUs as far as the process may. Memory that it pins first lies near them, too."""
+    allowed = cpus & os.sched_getaffinity(0)
+    if allowed:
+        os.sched_setaffinity(0, allowed)
+
+
+def copier_for(client: AgentClient, *, device: torch.device, copy_batch: CopyBatch | None = None) -> Copier:
+    """Return a copier between blocks on `device` and the arena that the client has mapped. A GPU needs `copy_batch`."""
+    agent = client.attached
+    slots = slots_tensor(
+        client.arena, header_bytes=agent.header_bytes, slot_bytes=agent.slot_bytes, num_slots=agent.num_slots
+    )
+    if device.type != "cuda":
+        return HostCopier(slots)
+    assert copy_batch is not None
+    return CudaCopier(slots, CudaDevice(device, copy_batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,12 +14,16 @@ from prfaas.kv.parts import LayerSlice
 
 @dataclass(frozen=True)
 class LayerBlocks:
-    """KV of one layer in an engine. `pages[block_id]` is one block; shape [block, payload byte]."""
+    """KV of one layer in an engine. `pages[block_id]` is one block; shape [block, payload byte].
+
+    `is_overwritten`: the next step of a request writes to the same block, as with recurrent states outside a cache.
+    """
 
     group: int
     layer: int  # Number within the group.
     slice: LayerSlice
     pages: torch.Tensor
+    is_overwritten: bool = False
 
 
 def pages_of(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
@@ -69,28 +73,29 @@ def slots_tensor(arena: memoryview, *, header_bytes: int, slot_bytes: int, num_s
     return flat.view(num_slots, slot_bytes)
 
 
+@dataclass(frozen=True)
+class BlockPairs:
+    """Engine blocks and slots of one group: `slots[i]` belongs to `block_ids[i]` in every layer of the group."""
+
+    block_ids: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+    def add(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        self.block_ids.extend(block_ids)
+        self.slots.extend(slots)
+
+
+LayerCopy = tuple[LayerBlocks, BlockPairs]
+
+
 class Copier(Protocol):
-    """Copier of blocks between engine and slots.
+    """Copier of blocks between engine and slots. The engine does not wait for copies."""
 
-    `is_unpinned` means that the copier needs pinned slots and none could be pinned: the engine waits for all copies.
-    """
+    def save(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        """Copy blocks to slots. Call `done` after these saves and all earlier ones; it may run on another thread."""
 
-    is_unpinned: bool
-
-    def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        """Copy blocks to slots and return the number of bytes."""
-
-    def load(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        """Copy slots to blocks and return the number of bytes."""
-
-    def then_saved(self, function: Callable[[], None]) -> None:
-        """Call `function` after all saves so far, in the order of the calls."""
-
-    def then_loaded(self, function: Callable[[], None]) -> None:
-        """Call `function` after all loads so far, in the order of the calls."""
-
-    def fence(self) -> None:
-        """Keep later work of the engine from overwriting blocks that a save still reads."""
+    def load(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        """Copy slots to blocks. Call `done` after these loads and all earlier ones; it may run on another thread."""
 
     def close(self) -> None:
         """End all copies and threads."""
@@ -99,43 +104,37 @@ class Copier(Protocol):
 class HostCopier:
     """Copier for blocks in host memory. Each copy is complete when its call returns."""
 
-    is_unpinned = False
-
     def __init__(self, slots: torch.Tensor) -> None:
         self._slots = slots
 
-    def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        for pages, memory in self._runs(layer, block_ids, slots):
+    def save(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        for pages, memory in self._runs(copies):
             memory.copy_(pages)
-        return len(slots) * layer.slice.payload_bytes
+        done()
 
-    def load(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        for pages, memory in self._runs(layer, block_ids, slots):
+    def load(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        for pages, memory in self._runs(copies):
             pages.copy_(memory)
-        return len(slots) * layer.slice.payload_bytes
+        done()
 
-    def _runs(
-        self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _runs(self, copies: Sequence[LayerCopy]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield blocks and slots of each run that is consecutive on both sides."""
-        begin, end = layer.slice.offset_bytes, layer.slice.offset_bytes + layer.slice.payload_bytes
-        start = 0
-        for stop in range(1, len(slots) + 1):
-            is_run = stop < len(slots) and slots[stop] == slots[stop - 1] + 1
-            if is_run and block_ids[stop] == block_ids[stop - 1] + 1:
-                continue
-            block, slot, length = block_ids[start], slots[start], stop - start
-            yield layer.pages[block : block + length], self._slots[slot : slot + length, begin:end]
-            start = stop
-
-    def then_saved(self, function: Callable[[], None]) -> None:
-        function()
-
-    def then_loaded(self, function: Callable[[], None]) -> None:
-        function()
-
-    def fence(self) -> None:
-        pass
+        for layer, pairs in copies:
+            begin, end = layer.slice.offset_bytes, layer.slice.offset_bytes + layer.slice.payload_bytes
+            for block, slot, length in _consecutive(pairs):
+                yield layer.pages[block : block + length], self._slots[slot : slot + length, begin:end]
 
     def close(self) -> None:
         pass
+
+
+def _consecutive(pairs: BlockPairs) -> Iterator[tuple[int, int, int]]:
+    """Yield first block, first slot and length of each run."""
+    block_ids, slots = pairs.block_ids, pairs.slots
+    start = 0
+    for stop in range(1, len(slots) + 1):
+        is_run = stop < len(slots) and slots[stop] == slots[stop - 1] + 1
+        if is_run and block_ids[stop] == block_ids[stop - 1] + 1:
+            continue
+        yield block_ids[start], slots[start], stop - start
+        start = stop

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.ring import EntryKind, RingEntry
+from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.metadata import Copy, Counts, Save, Step
-from prfaas.connector.worker.copy_host import Copier, LayerBlocks
-from prfaas.errors import LayoutError
+from prfaas.connector.worker.copy_host import BlockPairs, Copier, LayerBlocks, LayerCopy
 from prfaas.kv.layout import Layout
 
 # An agent replies within milliseconds. Until it has replied, steps run without copies, and the agent keeps what the
@@ -30,6 +30,40 @@ class CopyResults:
     loaded: frozenset[str]
     failed: frozenset[str]
     stored: frozenset[str]
+
+
+@dataclass
+class _GroupSaves:
+    """Saves of one KV group in a step. All layers of the group have the same blocks and slots."""
+
+    pairs: BlockPairs = field(default_factory=BlockPairs)
+    num_sent: int = 0  # Copies for other agents.
+    _spans: list[tuple[int, BlockSpan]] = field(default_factory=list)  # With the handle of the transfer.
+
+    def add(self, save: Save, copy: Copy) -> None:
+        self.pairs.add(copy.span.block_ids, copy.slots)
+        self.num_sent += save.is_sent
+        self._spans.append((save.handle, copy.span))
+
+    def entries(self, layer: int) -> Iterator[RingEntry]:
+        """Yield the entries that report a layer."""
+        for handle, span in self._spans:
+            yield RingEntry(
+                EntryKind.LAYER_READY,
+                handle,
+                group=span.group,
+                layer=layer,
+                first_block=span.first,
+                num_blocks=len(span.block_ids),
+            )
+
+
+def _num_bytes(copies: Sequence[LayerCopy]) -> int:
+    return sum(layer.slice.payload_bytes * len(pairs.slots) for layer, pairs in copies)
+
+
+def _nothing() -> None:
+    pass
 
 
 _NO_RESULTS = CopyResults(frozenset(), frozenset(), frozenset())
@@ -52,9 +86,6 @@ class WorkerSide:
 
         A worker that is no writer has the same KV as another one, which saves the blocks for both. With `is_layerwise`
         blocks for other agents are copied at the end of each layer; all others are copied at the end of a step.
-
-        Raises:
-            LayoutError: The copier needs pinned memory, and none can be pinned.
         """
         self._client = client
         self._make_copier = make_copier
@@ -69,20 +100,18 @@ class WorkerSide:
             name for name, layer in layers.items() if layout.groups[layer.group].is_state
         }
         self._step = Step()
-        self._pending: dict[str, list[tuple[Save, Copy]]] = {}  # Copies of the step by layer.
-        self._streamed: set[str] = set()  # Layers of the step that are copied when they end.
+        self._saves: dict[int, _GroupSaves] = {}  # Saves of the step by group.
+        self._pending: list[str] = []  # Layers of the step that are not copied yet.
+        self._streamed: set[str] = set()  # Pending layers that are copied when they end.
         self._backlog: deque[RingEntry] = deque()  # Entries for which the ring had no room, in order.
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._stored: set[str] = set()
+        self._saved_steps: list[int] = []
         self.counts = Counts()
         self._take_arena()
-        if self._copier.is_unpinned:
-            # The arena of a later agent may stay unpinned: a running engine rather waits for its copies than stops.
-            self.close()
-            raise LayoutError("no memory of the arena can be pinned")
 
     def _take_arena(self) -> None:
         self._copier = self._make_copier(self._client)
@@ -102,15 +131,16 @@ class WorkerSide:
         self._step = step if step.epoch == self._epoch else step.without_copies()
         for request_id in self._step.failed_loads:
             self._finish_load(request_id, has_failed=True)
-        self._pending = {}
-        self._streamed.clear()
+        self._saves = {}
+        self._pending = []
+        self._streamed = set()
         for save in self._step.saves if self._is_writer else ():
             for copy in (copy for span in save.spans for copy in span.copies(self._rank)):
-                names = self._names_by_group[copy.span.group]
-                for name in names:
-                    self._pending.setdefault(name, []).append((save, copy))
-                if save.is_sent and self._is_layerwise:
-                    self._streamed.update(names)
+                self._saves.setdefault(copy.span.group, _GroupSaves()).add(save, copy)
+        for group, saves in self._saves.items():
+            self._pending += self._names_by_group[group]
+            if self._is_layerwise and saves.num_sent:
+                self._streamed.update(self._names_by_group[group])
 
     def _follow_scheduler(self) -> None:
         """Attach to the next agent if this connection is lost, since the scheduler has attached to another one.
@@ -131,58 +161,50 @@ class WorkerSide:
     def on_layer_end(self, name: str) -> None:
         """Copy the blocks that a layer has written in this step, and report them, if any of them travels by layer."""
         if name in self._streamed:
-            self._save_layer(name)
+            self._streamed.discard(name)
+            self._pending.remove(name)
+            self._save([name], [], _nothing)
 
-    def _save_layer(self, name: str) -> None:
-        copies = self._pending.pop(name, None)
-        if copies is None:
-            return
-        layer = self._layers[name]
-        entries = [self._save(layer, save.handle, copy) for save, copy in copies]
-        self._copier.then_saved(partial(self._push, entries))
+    def _save(self, names: Sequence[str], entries: Sequence[RingEntry], done: Callable[[], None]) -> None:
+        """Copy these layers, then write their entries and `entries` to the ring, then call `done`."""
+        layers = [self._layers[name] for name in names]
+        copies = [(layer, self._saves[layer.group].pairs) for layer in layers]
+        ready = [entry for layer in layers for entry in self._saves[layer.group].entries(layer.layer)]
+        self.counts.copied_bytes["send"] += _num_bytes(copies)
 
-    def _save(self, layer: LayerBlocks, handle: int, copy: Copy) -> RingEntry:
-        span = copy.span
-        self.counts.copied_bytes["send"] += self._copier.save(layer, span.block_ids, copy.slots)
-        return RingEntry(
-            EntryKind.LAYER_READY,
-            handle,
-            group=span.group,
-            layer=layer.layer,
-            first_block=span.first,
-            num_blocks=len(span.block_ids),
-        )
+        def report() -> None:
+            if (ready or entries) and self._is_writer:
+                self._push([*ready, *entries])
+            done()
+
+        self._copier.save(copies, report)
 
     def on_forward_end(self) -> None:
         """Copy the layers that no hook reported, and report the end of the forward pass."""
-        for name in list(self._pending):
-            if name in self.linear_layers:
-                num_sent = sum(save.is_sent for save, _ in self._pending[name])
-                self.counts.state_tail_bytes += num_sent * self._layers[name].slice.payload_bytes
-            self._save_layer(name)
         step = self._step
+        for name in self._pending:
+            if name in self.linear_layers:
+                num_sent = self._saves[self._layers[name].group].num_sent
+                self.counts.state_tail_bytes += num_sent * self._layers[name].slice.payload_bytes
         is_new_session = step.session != self._session and step.epoch == self._epoch
-        if step.saves or step.ends or is_new_session:
-            self._report(step, is_new_session=is_new_session)
-
-    def _report(self, step: Step, *, is_new_session: bool) -> None:
+        if not (step.saves or step.ends or is_new_session):
+            return
         entries = [RingEntry(EntryKind.FORWARD_ENDED, save.handle, group=int(save.last)) for save in step.saves]
         ended = [*(save.handle for save in step.saves if save.last), *step.ends]
         entries += [RingEntry(EntryKind.REQUEST_ENDED, handle) for handle in ended]
         if is_new_session:
             self._session = step.session
             entries.append(RingEntry(EntryKind.SCHEDULER_REATTACHED, self._session))
-        if entries and self._is_writer:
-            self._copier.then_saved(partial(self._push, entries))
-        released = [save.release for save in step.saves if save.release is not None]
-        if released:
-            self._copier.then_saved(partial(self._release, released))
-        # The fence comes now: the next step may zero blocks that it gives away before it calls any hook.
-        self._copier.fence()
+        names, self._pending = self._pending, []
+        self._streamed = set()
+        self._save(names, entries, partial(self._end_saves, step))
 
-    def _release(self, request_ids: Iterable[str]) -> None:
+    def _end_saves(self, step: Step) -> None:
+        """Note that the engine may reuse the blocks of a step's saves."""
         with self._lock:
-            self._stored.update(request_ids)
+            self._stored.update(save.release for save in step.saves if save.release is not None)
+            if step.number:
+                self._saved_steps.append(step.number)
 
     def _push(self, entries: Iterable[RingEntry]) -> None:
         """Write entries to the ring. If it has no room, a thread tries again until the agent reads them or is gone."""
@@ -210,20 +232,26 @@ class WorkerSide:
 
     def start_loads(self) -> None:
         """Copy received slots into the engine's blocks."""
+        loads: list[tuple[str, list[Copy]]] = []
+        pairs: dict[int, BlockPairs] = {}
         for load in self._step.loads:
             if any(len(span.slots) <= self._rank for span in load.spans):
                 _log.error("load.slots_missing", request_id=load.request_id, rank=self._rank)
                 self._finish_load(load.request_id, has_failed=True)
                 continue
             copies = [copy for span in load.spans for copy in span.copies(self._rank)]
+            loads.append((load.request_id, copies))
             for copy in copies:
-                for name in self._names_by_group[copy.span.group]:
-                    copied = self._copier.load(self._layers[name], copy.span.block_ids, copy.slots)
-                    self.counts.copied_bytes["receive"] += copied
-            self._copier.then_loaded(partial(self._check_load, load.request_id, copies))
+                pairs.setdefault(copy.span.group, BlockPairs()).add(copy.span.block_ids, copy.slots)
+        if loads:
+            names = [name for group in pairs for name in self._names_by_group[group]]
+            layers = [(self._layers[name], pairs[self._layers[name].group]) for name in names]
+            self.counts.copied_bytes["receive"] += _num_bytes(layers)
+            self._copier.load(layers, partial(self._check_loads, loads))
 
-    def _check_load(self, request_id: str, copies: Sequence[Copy]) -> None:
-        self._finish_load(request_id, has_failed=any(self._is_overwritten(copy) for copy in copies))
+    def _check_loads(self, loads: Sequence[tuple[str, Sequence[Copy]]]) -> None:
+        for request_id, copies in loads:
+            self._finish_load(request_id, has_failed=any(self._is_overwritten(copy) for copy in copies))
 
     def _is_overwritten(self, copy: Copy) -> bool:
         """Return whether a slot was given to another block while it was read."""
@@ -245,6 +273,12 @@ class WorkerSide:
             for request_ids in (self._loaded, self._failed, self._stored):
                 request_ids.clear()
         return results
+
+    def take_saved_steps(self) -> list[int]:
+        """Return the numbers of the steps whose saves have ended since the last call."""
+        with self._lock:
+            numbers, self._saved_steps = self._saved_steps, []
+        return numbers
 
     def close(self) -> None:
         """End all copies and leave the agent."""

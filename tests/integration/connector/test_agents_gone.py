@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import socket
-from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -18,9 +17,8 @@ from prfaas.agent.engine.ring import RING_ENTRIES, EntryKind, RingEntry, RingWri
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.metadata import Load, Save, SlotSpan, Step
 from prfaas.connector.worker.copy_cuda import copier_for
-from prfaas.connector.worker.copy_host import Copier, HostCopier, LayerBlocks
+from prfaas.connector.worker.copy_host import Copier
 from prfaas.connector.worker.worker import CopyResults, WorkerSide
-from prfaas.errors import LayoutError
 from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
 from tests.support.fake_engine import SHAPES, memory_of
 from tests.support.paused_process import paused
@@ -217,73 +215,3 @@ def test_a_worker_skips_copies_for_an_agent_that_it_is_not_attached_to(nodes: No
     worker.on_forward_end()
     assert worker.take_results() == CopyResults(frozenset({"r"}), frozenset({"r"}), frozenset({"left"}))
     worker.close()
-
-
-class _Unpinned(HostCopier):
-    """Copier that stands for a GPU's without pinned memory."""
-
-    is_unpinned = True
-
-
-def _unpinned(client: AgentClient) -> Copier:
-    return _Unpinned(copier_for(client, device=CPU)._slots)  # type: ignore[attr-defined]
-
-
-def test_an_engine_does_not_start_if_no_memory_can_be_pinned(nodes: Nodes) -> None:
-    memory = memory_of(SHAPES["dense"])
-    client = AgentClient(str(nodes.west.socket), instance="unpinned", role="worker", layout=memory.layout)
-    with pytest.raises(LayoutError, match="pinned"):
-        WorkerSide(client, memory.layers, memory.layout, make_copier=_unpinned)
-    wait_until(lambda: "unpinned/worker/0" not in nodes.status(nodes.west)["engines"], what="its leaving")
-
-
-def test_a_running_engine_goes_on_with_an_unpinned_arena(mortal_nodes: Nodes) -> None:
-    prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
-    prefiller.worker._make_copier = _unpinned
-    mortal_nodes.kill_agent("east")
-    wait_until(lambda: is_answering(f"{mortal_nodes.east.status_url}/healthz"), what="the new agent")
-    wait_until(lambda: prefiller.step([]) and prefiller.worker._copier.is_unpinned, what="the new arena")
-    prompt = prompt_of(4)
-    grant = mortal_nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.prefill(prefilling, chunk_tokens=100)
-    prefiller.finish(prefilling)
-    assert decoder.await_answer(parked) == NUM_TOKENS
-    assert decoder.load(parked, NUM_TOKENS)
-    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
-    decoder.finish(parked)
-    mortal_nodes.assert_nothing_is_left()
-
-
-class _RecordingCopier(HostCopier):
-    """Copier that records its calls."""
-
-    def __init__(self, slots: torch.Tensor) -> None:
-        super().__init__(slots)
-        self.asked: list[str] = []
-
-    def save(self, layer: LayerBlocks, block_ids: Sequence[int], slots: Sequence[int]) -> int:
-        self.asked.append("save")
-        return super().save(layer, block_ids, slots)
-
-    def fence(self) -> None:
-        self.asked.append("fence")
-
-
-def test_a_step_ends_with_a_fence_after_its_copies(mortal_nodes: Nodes) -> None:
-    """The next step may zero blocks before it calls the connector."""
-    made: list[_RecordingCopier] = []
-
-    def make(client: AgentClient) -> Copier:
-        made.append(_RecordingCopier(copier_for(client, device=CPU)._slots))  # type: ignore[attr-defined]
-        return made[-1]
-
-    memory = memory_of(SHAPES["dense"])
-    client = AgentClient(str(mortal_nodes.west.socket), instance="fenced", role="worker", layout=memory.layout)
-    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=make)
-    copy = SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),))
-    worker.begin_step(Step(epoch=client.attached.epoch, saves=(Save(1, True, (copy,)),)))
-    worker.on_forward_end()
-    worker.close()
-    assert made[0].asked[-2:] == ["save", "fence"]

@@ -6,7 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from prfaas.connector.worker.copy_host import HostCopier, LayerBlocks, pages_of, physical_axes, slots_tensor  # noqa: E402
+from prfaas.connector.worker.copy_host import (  # noqa: E402
+    BlockPairs,
+    HostCopier,
+    LayerBlocks,
+    pages_of,
+    physical_axes,
+    slots_tensor,
+)
 from prfaas.errors import LayoutError  # noqa: E402
 from prfaas.kv.parts import LayerSlice  # noqa: E402
 
@@ -56,11 +63,12 @@ def test_copies_there_and_back_touch_nothing_else() -> None:
     arena = bytearray(64 + 5 * 256)
     slots = slots_tensor(memoryview(arena), header_bytes=64, slot_bytes=256, num_slots=5)
     pages = torch.randint(1, 255, (NUM_BLOCKS, 100), dtype=torch.uint8)
-    copier = HostCopier(slots)
-    assert copier.save(layer(pages, 28), [1, 2, 5, 0], [2, 3, 4, 0]) == 400
+    copier, done = HostCopier(slots), []
+    copier.save([(layer(pages, 28), BlockPairs([1, 2, 5, 0], [2, 3, 4, 0]))], lambda: done.append("save"))
     assert bytes(arena[64 + 2 * 256 + 28 :][:100]) == bytes(pages[1].tolist())
     assert not any(arena[:64]) and not any(arena[64 + 256 : 64 + 512]) and not any(arena[64 + 512 : 64 + 540])
     empty = torch.zeros_like(pages)
-    copier.load(layer(empty, 28), [4, 3, 1], [2, 3, 0])
+    copier.load([(layer(empty, 28), BlockPairs([4, 3, 1], [2, 3, 0]))], lambda: done.append("load"))
+    assert done == ["save", "load"]
     assert torch.equal(empty[4], pages[1]) and torch.equal(empty[3], pages[2]) and torch.equal(empty[1], pages[0])
     assert not empty[[0, 2, 5]].any()
