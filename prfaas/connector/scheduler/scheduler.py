@@ -28,7 +28,7 @@ from prfaas.agent.engine.protocol import (
 )
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts, Direction, LoadSource, Outcome, ScheduledRequest, Step, Tables
-from prfaas.connector.scheduler.liveness import AgentLiveness
+from prfaas.connector.scheduler.liveness import HEARTBEAT_SECONDS, AgentLiveness
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
@@ -323,7 +323,10 @@ class SchedulerSide:
         self._client.post(Forget(order, model))
         deadline = time.monotonic() + RESET_WAIT_SECONDS
         while self._is_attached_to(agent) and self._forgotten != order and time.monotonic() < deadline:
-            self.poll(max(0.0, deadline - time.monotonic()))
+            if self._liveness.is_silent:
+                break
+            self._liveness.beat()
+            self.poll(HEARTBEAT_SECONDS)
         if self._forgotten == order:
             _log.info("cache.reset_completed", model=model)
             return True

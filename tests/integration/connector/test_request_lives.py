@@ -256,12 +256,17 @@ def test_requests_stop_waiting_after_an_unanswered_question(nodes: Nodes) -> Non
     nodes.assert_nothing_is_left()
 
 
-def test_a_transfer_that_does_not_begin_is_recomputed(nodes: Nodes) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"], silence_seconds=0.5)
+@pytest.mark.parametrize("admission", ["wait", "preallocate"])
+def test_a_transfer_that_does_not_begin_is_recomputed(nodes: Nodes, admission: str) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"], silence_seconds=0.5, admission=admission)
     prompt = prompt_of(14)
     parked = receiving(decoder, prompt, nodes.grant(prompt))
+    if admission == "preallocate":
+        decoder.allocate(parked, decoder.await_answer(parked))
+        wait_until(lambda: decoder.step([]) == ({parked.request_id}, {parked.request_id}), what="the failed load")
     assert decoder.await_answer(parked) == 0
     assert decoder.outcomes() == {"receive recomputed": 1}
+    assert decoder.scheduler.counts.recompute_seconds["predicted"] > decoder.scheduler.counts.recompute_seconds["local"]
     nodes.assert_nothing_is_left()
 
 

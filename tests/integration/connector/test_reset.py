@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.connector.scheduler import scheduler
 from prfaas.hashing import HashChain, root_hash
 from prfaas.transfer_report import SENT_KEY
 from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
@@ -87,11 +86,8 @@ def test_blocks_that_a_finished_request_was_about_to_leave_are_freed(nodes: Node
     nodes.assert_nothing_is_left()
 
 
-def test_an_agent_that_hangs_or_is_gone_has_not_forgotten_and_the_next_attempt_succeeds(
-    mortal_nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler, "RESET_WAIT_SECONDS", 1.0)
-    engine = mortal_nodes.start(mortal_nodes.west, SHAPES["dense"], **REUSES)
+def test_an_agent_that_hangs_or_is_gone_has_not_forgotten_and_the_next_attempt_succeeds(mortal_nodes: Nodes) -> None:
+    engine = mortal_nodes.start(mortal_nodes.west, SHAPES["dense"], **REUSES, silence_seconds=1.0)
     _turn(engine, prompt_of(6, 320), "before")
     with paused(mortal_nodes.west.child.process.pid):
         assert not engine.scheduler.reset(mortal_nodes.model)
