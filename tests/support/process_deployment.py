@@ -229,8 +229,12 @@ async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int], *, nu
                 if line.strip() == b"data: [DONE]":
                     error = ""
                 elif line.startswith(b"data: "):
+                    event = json.loads(line[6:])
+                    if "error" in event:  # The engine failed after the status.
+                        error = event["error"]["message"]
+                        break
                     ttft_seconds = min(ttft_seconds, time.monotonic() - asked_at)
-                    token_ids += json.loads(line[6:])["choices"][0]["token_ids"]
+                    token_ids += event["choices"][0]["token_ids"]
             error = f"status {response.status}" if response.status != 200 else error
     except aiohttp.ClientError as failure:
         error = repr(failure)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 
 from prfaas.errors import FencedError
-from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, StreamEntry, WriterLease
+from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, StreamEntry
 from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import AgentName, ClusterName
 from tests.integration.manager.test_routing import route_request
-from tests.support.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable, usable
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
@@ -125,27 +124,6 @@ async def _late_chunks() -> AsyncIterator[bytes]:
     yield b"late"
 
 
-async def test_manager_without_its_lease_follows(deployment: Deployment) -> None:
-    redis = await deployment.start_redis()
-    first, second = await deployment.start_manager(), await deployment.start_manager()
-    reporter = deployment.reporter("n1", first)
-    running = deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 160))
-    await until(lambda: reporter.status.acknowledged >= 1)
-    await deployment.end(running)
-    store = RedisStore(redis.url)
-    usurper = await usurp(store)
-    await until(lambda: first.replication.num_written == 0, what="the first manager's giving way")
-    await store.release(usurper)
-    await store.close()
-    moved = deployment.reporter("n1", second)
-    deployment.run(moved)
-    moved.publish(stored(LAYOUT, chain_of(640), 320))
-    await until_usable(deployment.client(first), chain_of(640), {"n1": 320})
-    assert await usable(deployment.client(second), chain_of(640)) == {"n1": 320}
-    assert second.replication.num_written == 1
-
-
 async def test_restarted_manager_takes_its_own_lease_at_once(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     store = RedisStore(redis.url)
@@ -156,23 +134,6 @@ async def test_restarted_manager_takes_its_own_lease_at_once(deployment: Deploym
         await store.append(killed, [StreamEntry(f"{killed.epoch}-1", START_ID, b"late")])
     with pytest.raises(FencedError):
         await store.acquire(EAST, owner="a:10 y", seconds=60)
-    await store.close()
-
-
-async def test_answers_continue_while_redis_is_full(deployment: Deployment) -> None:
-    redis = await deployment.start_redis()
-    first, second = await deployment.start_manager(), await deployment.start_manager()
-    reporter = deployment.reporter("n1", first)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 160))
-    await until_usable(deployment.client(second), chain_of(640), {"n1": 160})
-    store = RedisStore(redis.url)
-    await store._client.config_set("maxmemory", 1)
-    reporter.publish(stored(LAYOUT, chain_of(640), 320))
-    await until_usable(deployment.client(first), chain_of(640), {"n1": 320})
-    await until(lambda: not first.replication.is_recording, what="the refusal")
-    await store._client.config_set("maxmemory", 0)
-    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
     await store.close()
 
 
@@ -195,14 +156,6 @@ async def test_next_writer_ends_a_break_in_the_record(deployment: Deployment) ->
 async def end_lease(store: RedisStore) -> None:
     """As Redis does when its time is over."""
     await store._client.delete(store.keys.lease(EAST))
-
-
-async def usurp(store: RedisStore) -> WriterLease:
-    """Take the lease from a manager that lives and renews it, perhaps just then."""
-    while True:
-        await end_lease(store)
-        with contextlib.suppress(FencedError):
-            return await store.acquire(EAST, owner="nowhere:1 z", seconds=PATIENCE_SECONDS)
 
 
 async def test_managers_of_one_redis_may_have_different_policies(deployment: Deployment) -> None:
