@@ -12,7 +12,9 @@ import yaml
 
 import prfaas
 from prfaas.cli.arguments import OneLineParser, list_of, run, value_of
+from prfaas.errors import ConfigError
 from prfaas.solve import endpoint_profile
+from prfaas.solve.endpoint_profile import Measurements, Point
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,12 +24,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_profile(flags: argparse.Namespace) -> int:
-    text = yaml.safe_dump(_measure(flags), sort_keys=False, allow_unicode=True)
+    """Measure each point that is not kept from an earlier run, and write what could be measured."""
+    partial = flags.output and flags.output.with_suffix(".partial.json")
+    results = endpoint_profile.Measurements(partial, {"endpoint": flags.endpoint, "model": flags.model})
+    failed = _measure(flags, results)
+    text = yaml.safe_dump(_profile(flags, results, failed), sort_keys=False, allow_unicode=True)
     if flags.output is None:
         print(text, end="")
     else:
         flags.output.write_text(text, encoding="utf-8")
-    return 0
+    if not failed:
+        results.close()
+        return 0
+    sys.stderr.write(f"prfaas-profile: {len(failed)} points failed; run again to measure them\n")
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,36 +56,80 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contexts", type=lengths, default="1K,4K", help="tokens that each decoding request holds")
     parser.add_argument("--decode-tokens", type=int, default=64, help="tokens that each request decodes")
     parser.add_argument(
-        "--repeats", type=value_of("count", least=1), default=3, help="prompts per length; the median is written"
+        "--repeats",
+        type=value_of("count", least=3),
+        default=12,
+        help="most prompts per length; fewer if their mean is exact",
     )
     parser.add_argument("--vocabulary", type=int, default=10_000, help="token ids are drawn below this")
-    parser.add_argument("--fit", choices=("quadratic", "interpolate"), default="quadratic", help="curve for prefill")
+    parser.add_argument(
+        "--fit", choices=("weighted", "quadratic", "interpolate"), default="weighted", help="curve for prefill"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write; default: standard output")
     return parser
 
 
-def _measure(flags: argparse.Namespace) -> dict[str, Any]:
+def _points(flags: argparse.Namespace) -> list[Point]:
+    """Return all points in the order in which they are measured."""
+    points = [Point(length) for length in flags.lengths]
+    points += [Point(length, cached) for cached in flags.cached or () for length in flags.append]
+    return points + [Point(context, batch=batch) for context in flags.contexts for batch in flags.batches]
+
+
+def _measure(flags: argparse.Namespace, results: Measurements) -> list[str]:
+    """Measure what is missing and return the failures. Raise the first failure if nothing could be measured."""
     endpoint = endpoint_profile.EngineEndpoint(flags.endpoint, model=flags.model, vocabulary=flags.vocabulary)
-    prefill = endpoint_profile.measure_prefill(endpoint, flags.lengths, repeats=flags.repeats)
-    if flags.cached:
-        prefill += endpoint_profile.measure_appends(endpoint, flags.append, flags.cached, repeats=flags.repeats)
-    steps = endpoint_profile.measure_decode(endpoint, flags.batches, flags.contexts, num_tokens=flags.decode_tokens)
+    points, failed = _points(flags), []
+    # The first request of an engine compiles and warms up.
+    endpoint.prefill_seconds(endpoint.prompt(min(flags.lengths)))
+    for done, point in enumerate(points):
+        _show_progress(done, len(points), point)
+        if results.of(point) is not None:
+            continue
+        try:
+            measured = endpoint_profile.measure_point(
+                endpoint, point, results, most=flags.repeats, decode_tokens=flags.decode_tokens
+            )
+            results.add(point, measured)
+        except ConfigError as error:
+            if not results.found:
+                raise
+            failed.append(str(error))
+            sys.stderr.write(f"prfaas-profile: {' '.join(str(error).split())}; left out\n")
+    return failed
+
+
+def _show_progress(done: int, total: int, point: Point) -> None:
+    if sys.stderr.isatty():
+        filled = 30 * done // total
+        kind = f"decode, batch {point.batch}" if point.batch else "prefill"
+        sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{total} {kind}, {point.tokens} tokens   ")
+        sys.stderr.flush()
+
+
+def _profile(flags: argparse.Namespace, results: Measurements, failed: Sequence[str]) -> dict[str, Any]:
+    found = [(point, measured) for point in _points(flags) if (measured := results.of(point)) is not None]
+    worst = max((measured.error / measured.seconds for _, measured in found), default=0.0)
+    source = f"prfaas-profile {prfaas.__version__}, standard errors of at most {worst:.1%}, batch 1 for prefill"
     return {
         "name": flags.name,
         "hardware": flags.hardware,
         "gpus_per_instance": flags.gpus,
         "model": flags.model,
-        "source": f"prfaas-profile {prfaas.__version__}, median of {flags.repeats}, batch 1 for prefill",
+        "source": f"{source}, {len(failed)} points failed" if failed else source,
         "prefill": {
             "fit": flags.fit,
             "points": [
-                {"tokens": point.tokens, "cached": point.cached, "seconds": round(point.seconds, 6)}
-                for point in prefill
+                {"tokens": point.tokens, "cached": point.cached, "seconds": round(measured.seconds, 6)}
+                for point, measured in found
+                if not point.batch
             ],
         },
         "decode": {
             "points": [
-                {"batch": point.batch, "context": point.context, "step": round(point.step, 6)} for point in steps
+                {"batch": point.batch, "context": point.tokens, "step": round(measured.seconds, 6)}
+                for point, measured in found
+                if point.batch
             ]
         },
     }

@@ -5,14 +5,16 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import math
 import random
 import statistics
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from prfaas.errors import ConfigError
@@ -21,24 +23,34 @@ from prfaas.errors import ConfigError
 _TIMEOUT_SECONDS = 600.0
 # Tokenizers keep their special tokens below this id.
 _FIRST_TOKEN_ID = 10
+# A mean whose standard error is this part of it is measured well enough.
+_ENOUGH = 0.006
+# Fewer samples may agree by chance.
+_LEAST = 5
+# Samples that differ more from the median are accidents.
+_OUTLIER = 0.25
 
 
 @dataclass(frozen=True)
-class PrefillMeasurement:
-    """Median prefill seconds of `tokens` new tokens behind `cached` ones."""
+class Point:
+    """Point to measure: a prefill of `tokens` behind `cached` tokens, or with a `batch` a decode step at a context."""
 
     tokens: int
-    cached: int
-    seconds: float
+    cached: int = 0
+    batch: int = 0
+
+    @property
+    def key(self) -> str:
+        """Return the point's name in the file of partial results."""
+        return f"{self.tokens}/{self.cached}/{self.batch}"
 
 
 @dataclass(frozen=True)
-class StepMeasurement:
-    """Median seconds between the tokens of `batch` requests that decode at once."""
+class Measurement:
+    """Mean seconds of a point, and their standard error."""
 
-    batch: int
-    context: int
-    step: float
+    seconds: float
+    error: float
 
 
 class EngineEndpoint:
@@ -95,41 +107,86 @@ class EngineEndpoint:
                 raise ConfigError(f"{url}: the response ended early: {error!r}") from error
 
 
-def measure_prefill(endpoint: EngineEndpoint, lengths: Sequence[int], *, repeats: int) -> list[PrefillMeasurement]:
-    """Measure T_prefill at each length with nothing cached."""
-    # The first request of an engine compiles and warms up.
-    endpoint.prefill_seconds(endpoint.prompt(min(lengths)))
-    measurements = []
-    for length in lengths:
-        seconds = [endpoint.prefill_seconds(endpoint.prompt(length)) for _ in range(repeats)]
-        measurements.append(PrefillMeasurement(length, 0, statistics.median(seconds)))
-    return measurements
+class Measurements:
+    """Results by point, kept in a file as they come, so that a run that ends early is continued."""
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        self._path, self._settings = path, dict(settings)
+        self.found: dict[str, Measurement] = {}
+        if path is not None and path.is_file():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["settings"] == self._settings:
+                self.found = {key: Measurement(**value) for key, value in kept["points"].items()}
+
+    def add(self, point: Point, measured: Measurement) -> None:
+        """Keep a result."""
+        self.found[point.key] = measured
+        if self._path is not None:
+            points = {key: asdict(value) for key, value in self.found.items()}
+            self._path.write_text(json.dumps({"settings": self._settings, "points": points}), encoding="utf-8")
+
+    def of(self, point: Point) -> Measurement | None:
+        """Return the result of a point, or None."""
+        return self.found.get(point.key)
+
+    def close(self) -> None:
+        """Remove the file, since the profile is written."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
-def measure_appends(
-    endpoint: EngineEndpoint, lengths: Sequence[int], cached: Sequence[int], *, repeats: int
-) -> list[PrefillMeasurement]:
-    """Measure T_prefill(m | n): send each prefix once, then prompts that continue it."""
-    times = []
-    for prefix_length in cached:
-        prefix = endpoint.prompt(prefix_length)
+def repeated(sample: Callable[[], float], *, most: int) -> Measurement:
+    """Return the mean of as many samples as its standard error needs to be small, at most `most`.
+
+    Samples far from the median, such as the first of a new shape that an engine compiles, are left out.
+    """
+    values: list[float] = []
+    while True:
+        values.append(sample())
+        middle = statistics.median(values)
+        close = [value for value in values if abs(value / middle - 1.0) <= _OUTLIER]
+        if len(close) >= min(_LEAST, most):
+            mean = statistics.fmean(close)
+            error = statistics.stdev(close) / math.sqrt(len(close))
+            if error <= _ENOUGH * mean or len(values) >= most:
+                return Measurement(mean, error)
+        elif len(values) >= most:
+            return Measurement(middle, 0.0)
+
+
+def measure_point(
+    endpoint: EngineEndpoint, point: Point, results: Measurements, *, most: int, decode_tokens: int
+) -> Measurement:
+    """Measure a prefill, an append or a decode step.
+
+    Raises:
+        ConfigError: the endpoint fails, or a batch never decodes together.
+    """
+    if point.batch:
+        return _step(endpoint, point, decode_tokens + _tokens_while_others_start(point, results))
+    prefix = endpoint.prompt(point.cached)
+    if point.cached:
         endpoint.prefill_seconds(prefix)
-        for length in lengths:
-            seconds = [endpoint.prefill_seconds(prefix + endpoint.prompt(length)) for _ in range(repeats)]
-            times.append(PrefillMeasurement(length, prefix_length, statistics.median(seconds)))
-    return times
+    return repeated(lambda: endpoint.prefill_seconds(prefix + endpoint.prompt(point.tokens)), most=most)
 
 
-def measure_decode(
-    endpoint: EngineEndpoint, batches: Sequence[int], contexts: Sequence[int], *, num_tokens: int
-) -> list[StepMeasurement]:
-    """Measure T_decode at each batch and context."""
-    return [_step(endpoint, batch, context, num_tokens) for context in contexts for batch in batches]
+def _tokens_while_others_start(point: Point, results: Measurements) -> int:
+    """Return the tokens that the first request of a batch decodes until the last one has been prefilled."""
+    prefills, steps = [], []
+    for key, measured in results.found.items():
+        tokens, cached, batch = map(int, key.split("/"))
+        if batch:
+            steps.append(measured.seconds)
+        elif not cached:
+            prefills.append(measured.seconds * max(1.0, point.tokens / tokens))
+    if not prefills or not steps:
+        return 0
+    return math.ceil(point.batch * min(prefills) / min(steps))
 
 
-def _step(endpoint: EngineEndpoint, batch: int, context: int, num_tokens: int) -> StepMeasurement:
+def _step(endpoint: EngineEndpoint, point: Point, num_tokens: int) -> Measurement:
     """Measure the gaps while all requests of a batch decode: from the latest first to the earliest last token."""
-    prompts = [endpoint.prompt(context) for _ in range(batch)]
+    prompts = [endpoint.prompt(point.tokens) for _ in range(point.batch)]
     arrivals: list[list[float]] = [[] for _ in prompts]
     failures: list[ConfigError] = []
 
@@ -139,7 +196,7 @@ def _step(endpoint: EngineEndpoint, batch: int, context: int, num_tokens: int) -
         except ConfigError as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(batch)]
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(point.batch)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -149,5 +206,6 @@ def _step(endpoint: EngineEndpoint, batch: int, context: int, num_tokens: int) -
     begin, end = max(times[0] for times in arrivals if times), min(times[-1] for times in arrivals if times)
     gaps = [b - a for times in arrivals for a, b in itertools.pairwise(times) if a >= begin and b <= end]
     if not gaps:
-        raise ConfigError(f"a batch of {batch} never decoded together for a whole step; raise --decode-tokens")
-    return StepMeasurement(batch, context, statistics.median(gaps))
+        raise ConfigError(f"a batch of {point.batch} never decoded together for a whole step; raise --decode-tokens")
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
+    return Measurement(statistics.median(gaps), error)

@@ -154,3 +154,35 @@ def fitted(tokens: Sequence[float], values: Sequence[float]) -> Curve:
     powers = np.vander(thousands, 3, increasing=True)
     solution, *_ = np.linalg.lstsq(powers, np.asarray(values, dtype=float), rcond=None)
     return polynomial(float(solution[0]), float(solution[1]) / 1e3, float(solution[2]) / 1e6)
+
+
+def weighted(tokens: Sequence[float], values: Sequence[float]) -> Curve:
+    """Return the rising quadratic with the least relative errors at the points.
+
+    Raises:
+        ValueError: fewer than two points.
+    """
+    if len(tokens) < 2:
+        raise ValueError("a curve needs at least two points")
+    thousands = np.asarray(tokens, dtype=float) / 1000.0
+    columns: FloatArray = np.vander(thousands, min(3, len(tokens)), increasing=True).astype(np.float64)
+    constant, linear, quadratic = (*nonnegative_fit(columns, np.asarray(values, dtype=float)), 0.0)[:3]
+    return polynomial(constant, linear / 1e3, quadratic / 1e6)
+
+
+def nonnegative_fit(columns: FloatArray, values: FloatArray) -> tuple[float, ...]:
+    """Return the coefficients ≥ 0 of the columns that fit positive values with the least relative errors.
+
+    There are few columns, so each subset of them is tried.
+    """
+    scaled = columns / values[:, None]
+    best, least = np.zeros(columns.shape[1]), np.inf
+    for size in range(1, columns.shape[1] + 1):
+        for subset in itertools.combinations(range(columns.shape[1]), size):
+            chosen = list(subset)
+            solution, *_ = np.linalg.lstsq(scaled[:, chosen], np.ones(len(values)), rcond=None)
+            error = float(((scaled[:, chosen] @ solution - 1.0) ** 2).sum())
+            if (solution >= 0).all() and error < least:
+                best, least = np.zeros(columns.shape[1]), error
+                best[chosen] = solution
+    return tuple(best.tolist())

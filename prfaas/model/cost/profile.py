@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prfaas.model.cost.curve import Curve, FloatArray, polynomial
+from prfaas.model.cost.curve import Curve, FloatArray, nonnegative_fit, polynomial
 
-# A falling slope that changes a step by less than this ratio over all batches is noise.
-_FLAT = 0.05
+# A plane that misses a step by more than this ratio is none.
+_POOR = 0.3
 
 # Coefficients of 1, m, m² and m n.
 AppendCoefficients = tuple[float, float, float, float]
@@ -118,20 +118,18 @@ class Profile:
 
 
 def fit_decode(batches: list[float], contexts: list[float], seconds: list[float]) -> DecodeProfile:
-    """Return the least-squares plane through measured steps. With one context only, context tokens cost nothing.
+    """Return the plane with the least relative errors at measured steps. With one context only, context tokens cost nothing.
 
     Raises:
-        ValueError: fewer than two batches, or a fit that falls with the batch.
+        ValueError: fewer than two batches, or steps that no rising plane fits.
     """
     if len(set(batches)) < 2:
         raise ValueError("decode steps at two batch sizes at least are needed")
     batch, context = np.asarray(batches, dtype=float), np.asarray(contexts, dtype=float)
     columns = [np.ones_like(batch), batch] + ([batch * context] if len(set(contexts)) > 1 else [])
-    solution, *_ = np.linalg.lstsq(np.column_stack(columns), np.asarray(seconds, dtype=float), rcond=None)
-    base, per_request, per_token = (*map(float, solution), 0.0)[:3]
-    # Small batches take as long as one request, up to noise.
-    if -per_request * max(batches) < _FLAT * base:
-        per_request = max(per_request, 0.0)
-    if min(base, per_request, per_token) < 0:
+    stacked, steps = np.column_stack(columns), np.asarray(seconds, dtype=float)
+    solution = nonnegative_fit(stacked, steps)
+    if np.abs(stacked @ np.array(solution) / steps - 1.0).max() > _POOR:
         raise ValueError("the measured steps fall with the batch or the context; no plane fits them")
+    base, per_request, per_token = (*solution, 0.0)[:3]
     return DecodeProfile(base, per_request, per_token, max_batch=int(max(batches)))

@@ -12,7 +12,7 @@ from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
-from prfaas.model.cost.curve import Curve, fitted, polynomial, through
+from prfaas.model.cost.curve import Curve, fitted, polynomial, through, weighted
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile, fit_decode
 from prfaas.solve.files.quantities import NUMBER
 from prfaas.units import choice
@@ -97,9 +97,9 @@ class PrefillPart:
     """T_prefill as points or coefficients."""
 
     fit: str = setting(
-        choice("quadratic", "interpolate", "coefficients"),
+        choice("quadratic", "weighted", "interpolate", "coefficients"),
         default="quadratic",
-        doc="Least squares through the points, straight lines between them, or given coefficients.",
+        doc="Least squares, least relative errors, straight lines between the points, or given coefficients.",
     )
     points: tuple[PrefillPoint, ...] = setting(records(PrefillPoint), default=(), doc="The measurements.")
     seconds: float = setting(NUMBER, default=0.0, doc="Coefficient of 1.")
@@ -189,7 +189,7 @@ def _prefill(part: PrefillPart) -> tuple[PrefillProfile, float]:
     if not fresh:
         raise ValueError("prefill: no points without a cached prefix")
     tokens, seconds = [float(length) for length, _ in fresh], [taken for _, taken in fresh]
-    curve = fitted(tokens, seconds) if part.fit == "quadratic" else through(tokens, seconds)
+    curve = {"quadratic": fitted, "weighted": weighted, "interpolate": through}[part.fit](tokens, seconds)
     error = max(abs(curve(length) / taken - 1) for length, taken in zip(tokens, seconds, strict=True))
     return PrefillProfile(_rising(curve, tokens[0], tokens[-1]), tokens[0], tokens[-1], _append(part.points)), error
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from prfaas.cli.profile import main
+from prfaas.errors import ConfigError
+from prfaas.solve import endpoint_profile
 from prfaas.solve.files.profile_file import read_profile
 from tests.support.waiting import POLL_SECONDS
 
@@ -111,7 +113,7 @@ def _may_be(measured: float, true: float) -> bool:
         (["--endpoint", "localhost"], "http://host:port"),
         (["--lengths", "2KB"], "KB"),
         (["--batches", "0"], "at least 1"),
-        (["--repeats", "0"], "at least 1"),
+        (["--repeats", "0"], "at least 3"),
         (["--vocabulary", "5"], "vocabulary 5"),
     ],
 )
@@ -151,3 +153,59 @@ def test_incomplete_response_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         server.shutdown()
         thread.join()
     assert status == 2 and "ended early" in capsys.readouterr().err
+
+
+class _Killed(BaseException):
+    """Stands for a signal."""
+
+
+def test_a_run_that_was_killed_is_continued(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "p.yaml"
+    names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
+    sizes = ["--lengths", "500,1K,2K", "--batches", "1,2", "--contexts", "20", "--repeats", "3"]
+    real, asked = endpoint_profile.measure_point, []
+
+    def until_the_third(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments[1])
+        if len(asked) == 3:
+            raise _Killed
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(endpoint_profile, "measure_point", until_the_third)
+    with pytest.raises(_Killed):
+        main([*names, *sizes])
+    assert not file.exists()
+    assert main([*names, *sizes]) == 0
+    # Two prefills were kept; the third and the steps were measured again.
+    assert len(asked) == 3 + 3
+    assert read_profile(file).decode is not None
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_batch_that_starts_slowly_decodes_for_longer(endpoint: str, tmp_path: Path) -> None:
+    """Prompts of 2,000 tokens take 60 ms each; a batch of eight ends its 12 tokens before the last one has begun."""
+    file = tmp_path / "p.yaml"
+    names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
+    sizes = ["--lengths", "500,1K,2K", "--batches", "1,8", "--contexts", "2K", "--decode-tokens", "12"]
+    assert main([*names, *sizes, "--repeats", "3"]) == 0
+    assert read_profile(file).decode is not None
+
+
+def test_a_point_that_fails_is_left_out(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
+    sizes = ["--lengths", "500,1K,2K", "--batches", "1,2", "--contexts", "20,5", "--repeats", "3"]
+    real = endpoint_profile.measure_point
+
+    def fails_at_a_context(made: Any, point: endpoint_profile.Point, *rest: Any, **options: Any) -> Any:
+        if point.tokens == 5:
+            raise ConfigError("out of memory")
+        return real(made, point, *rest, **options)
+
+    monkeypatch.setattr(endpoint_profile, "measure_point", fails_at_a_context)
+    assert main([*names, *sizes]) == 1
+    assert "2 points failed" in capsys.readouterr().err
+    assert read_profile(file).decode is not None
+    assert (tmp_path / "p.partial.json").is_file()
