@@ -134,7 +134,7 @@ class Membership:
     def __init__(self, expiry_seconds: float, silence_seconds: float) -> None:
         self.expiry_seconds = expiry_seconds
         self.silence_seconds = silence_seconds
-        self.version = 0  # Grows with every report of any node.
+        self.version = 0  # Grows with every change of a node but the time of its latest report.
         self._members: dict[AgentName, Member] = {}
 
     def __contains__(self, name: AgentName) -> bool:
@@ -195,14 +195,15 @@ class Membership:
             raise IndexRefusal("unknown_node", f"{name} has not registered")
         if member.node.epoch != epoch:
             raise IndexRefusal("stale_epoch", f"{name} reports epoch {epoch}; {member.node.epoch} is registered")
+        state = TRANSITIONS.next(member.state, NodeEvent.MISS if is_silent else NodeEvent.REPORT)
         self._members[name] = Member(
             member.node,
             max(now, member.last_report_at),
             figures or member.figures,
-            TRANSITIONS.next(member.state, NodeEvent.MISS if is_silent else NodeEvent.REPORT),
+            state,
             sends_heartbeats=is_heartbeat or (member.sends_heartbeats and not is_silent),
         )
-        self.version += 1
+        self.version += figures is not None or state is not member.state
 
     def live(self, now: float) -> list[Member]:
         """Return the members that reported within the expiry, by name. Those whose heartbeats are missing are SILENT."""

@@ -10,7 +10,7 @@ from prfaas.errors import IndexRefusal
 from prfaas.index.query import MatchResult, Query
 from prfaas.manager.routing.outcomes import OutcomeLog
 from prfaas.manager.routing.router import RequestRouter
-from prfaas.manager.state.world import World, node_state
+from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.streams import FAILED
 from prfaas.rpc.tasks import TimeSlice
@@ -35,7 +35,6 @@ class Service:
         self._world = world
         self.routing = routing
         self.outcomes = OutcomeLog(clock)
-        self._clock = clock
         self._note = note
 
     def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
@@ -89,11 +88,10 @@ class Service:
 
     def state(self, *, index_stale: bool) -> pb.StateSnapshot:
         """Return the state from which routers decide short prompts."""
-        now = self._clock()
         return pb.StateSnapshot(
             version=self._world.version,
             manager=self._name,
-            nodes=[node_state(member, now) for member in self._world.live()],
+            nodes=[self._world.node_state(member) for member in self._world.live()],
             threshold_tokens=self.routing.threshold_tokens,
             local_policy=self.routing.policy.local_policy,
             without_prefill=self.routing.policy.without_prefill,

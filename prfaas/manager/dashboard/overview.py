@@ -83,7 +83,7 @@ class Overview:
             "name": node.name,
             "cluster": node.cluster,
             "cluster_kind": node.cluster_kind,
-            "silent_seconds": self.clock() - member.last_report_at,
+            "silent_seconds": self.world.silent_seconds(node.name),
             "is_silent": member.state is NodeState.SILENT,
             "is_leaving": node.name in self.world.leaving,
             "engines": [

@@ -498,10 +498,22 @@ class World:
 
     def figures(self, cluster: ClusterName) -> bytes:
         """Encode signs of life and figures of a cluster's nodes, for the other managers."""
-        now = self._clock()
-        states = [node_state(member, now) for member in self.live() if member.node.cluster == cluster]
+        states = [self.node_state(member) for member in self.live() if member.node.cluster == cluster]
         changing = sorted(self._changing_role.get(cluster, ()))
         return pb.ClusterFigures(nodes=states, turning_instances=changing).SerializeToString()
+
+    def node_state(self, member: Member) -> pb.NodeState:
+        return pb.NodeState(
+            node=node_message(member.node, with_layouts=False),
+            silent_seconds=self.silent_seconds(member.node.name),
+            links=map(link_message, member.figures.links),
+            engines=map(load_message, member.figures.engines),
+            is_silent=member.state is NodeState.SILENT,
+        )
+
+    def silent_seconds(self, name: AgentName) -> float:
+        """Return the seconds since the last report of a node. `live` may return an older time."""
+        return self._clock() - self._member(name).last_report_at
 
     def apply_figures(self, cluster: ClusterName, data: bytes) -> None:
         """Apply the figures that a cluster's writer publishes. Unknown nodes are skipped: the record brings them."""
@@ -524,16 +536,6 @@ class World:
             plan = ThresholdPlan.from_json(data)
             if self.plan is None or plan.version > self.plan.version:
                 self.plan = plan
-
-
-def node_state(member: Member, now: float) -> pb.NodeState:
-    return pb.NodeState(
-        node=node_message(member.node, with_layouts=False),
-        silent_seconds=now - member.last_report_at,
-        links=map(link_message, member.figures.links),
-        engines=map(load_message, member.figures.engines),
-        is_silent=member.state is NodeState.SILENT,
-    )
 
 
 def silent_instances(member: Member) -> list[InstanceId]:

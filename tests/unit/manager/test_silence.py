@@ -100,3 +100,11 @@ def test_time_in_which_the_manager_stood_still_is_no_silence() -> None:
         real[0] += 0.25
         world.refresh()
     assert world.membership.state(AgentName("a")) is NodeState.SILENT
+
+
+def test_a_heartbeat_changes_nothing_but_the_time(watch: Watch) -> None:
+    places, version = watch.instances.serving(MODEL), watch.world.version
+    watch.now += 1.0
+    watch.beat("a")
+    assert watch.instances.serving(MODEL) is places and watch.world.version == version
+    assert (watch.world.silent_seconds(AgentName("a")), watch.world.silent_seconds(AgentName("b"))) == (0.0, 1.0)
