@@ -203,6 +203,7 @@ async def _running_router(
         fleet = Fleet(config, session)
         manager = DecisionClient(config, secret, fleet) if config.managers else None
         tasks = [_restarting_task(fleet.probe_forever, name="fleet probe")]
+        tasks.append(_restarting_task(connections.watch_forever, name="late headers"))
         if manager is not None:
             tasks.append(_restarting_task(manager.watch_forever, name="manager watch"))
             tasks.append(_restarting_task(manager.report_forever, name="manager report"))

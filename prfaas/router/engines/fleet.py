@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Literal
 
 import aiohttp
@@ -40,6 +41,33 @@ _MODELS = msgspec.json.Decoder(_Models)
 
 class EngineSilent(Exception):
     """Engine that answers no health checks, and whose legs are better served elsewhere."""
+
+
+class EngineWatch:
+    """Context of one leg, which ends by EngineSilent when its engine falls silent."""
+
+    def __init__(self, engine: str, leg: Leg, watches: set[EngineWatch]) -> None:
+        self.leg = leg
+        self._engine = engine
+        self._watches = watches
+        self._limit = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+        self._watches.add(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watches.discard(self)
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise EngineSilent(f"{self._engine} does not answer") from late
+
+    def end(self) -> None:
+        """End the leg at the next turn of the loop."""
+        self._limit.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass
@@ -117,7 +145,7 @@ class Instance:
     max_model_len: int = 0
     renders: bool = True
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
-    _watches: dict[asyncio.Timeout, Leg] = field(default_factory=dict)
+    _watches: set[EngineWatch] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -134,27 +162,15 @@ class Instance:
             self.num_requests -= 1
             self.num_tokens -= num_tokens
 
-    @contextlib.asynccontextmanager
-    async def watched(self, leg: Leg) -> AsyncIterator[None]:
-        """End the block by EngineSilent when `end_legs` ends this kind of leg."""
-        limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                self._watches[limit] = leg
-                yield
-        except TimeoutError as error:
-            if limit.expired():
-                raise EngineSilent(f"{self.address.name} does not answer") from error
-            raise
-        finally:
-            self._watches.pop(limit, None)
+    def watched(self, leg: Leg) -> EngineWatch:
+        """Return the context that `end_legs` ends by EngineSilent if it ends this kind of leg."""
+        return EngineWatch(self.address.name, leg, self._watches)
 
     def end_legs(self, *legs: Leg) -> None:
         """End the running legs of these kinds, because the engine does not answer."""
-        now = asyncio.get_running_loop().time()
-        for limit, leg in self._watches.items():
-            if leg in legs:
-                limit.reschedule(now)
+        for watch in self._watches:
+            if watch.leg in legs:
+                watch.end()
 
     @property
     def is_available(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Literal
 
 from aiohttp import web
@@ -16,7 +16,7 @@ from prfaas import metrics, tracing
 from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegFailed
 from prfaas.router.http.admission import AdmissionRefused, Client, OperatorKeys, RequestAdmission
-from prfaas.router.http.limits import HANDLED, BodyBudget, ClientConnections
+from prfaas.router.http.limits import HANDLED, BodyBudget, ClientConnections, HeldBody
 from prfaas.router.http.proxy import PathRefused, Proxy, check_path
 from prfaas.router.openai.headers import SESSION_HEADER, request_id_of, session_of
 from prfaas.router.openai.request import (
@@ -164,10 +164,10 @@ class Router:
             client = self._admission.admit(request.headers.get("Authorization"))
             record.client = client.name
             self._records.add(record)
-            async with self._body_of(request, client) as raw:
-                parsed = parse(endpoint, raw, tenant=client.tenant)
+            with self._hold(request, client) as body:
+                parsed = parse(endpoint, await body.read(request), tenant=client.tenant)
                 session = session_of(request.headers.get(SESSION_HEADER))
-                with self._charged(client, parsed.estimated_prompt_tokens, record):
+                with self._admission.place(client), self._charged(client, parsed.estimated_prompt_tokens, record):
                     return await self._handler.handle(request, parsed, record, session=session)
         except REFUSALS as error:
             response = refusal_response(error)
@@ -175,17 +175,9 @@ class Router:
         response.headers.update(record.headers())
         return response
 
-    @contextlib.asynccontextmanager
-    async def _body_of(self, request: web.Request, client: Client) -> AsyncIterator[bytes]:
-        """Yield the body of a client's request, which counts among its bodies and requests while the block runs.
-
-        Raises:
-            AdmissionRefused: the body is late, or the client has too many bodies or requests.
-        """
-        with self._bodies.hold(self._connections.address(request), f"key {client.name}") as body:
-            raw = await body.read(request)
-            with self._admission.place(client):
-                yield raw
+    def _hold(self, request: web.Request, client: Client) -> HeldBody:
+        """Return the body of a client's request, which counts for its address and its key."""
+        return self._bodies.hold(self._connections.address(request), f"key {client.name}")
 
     @contextlib.contextmanager
     def _charged(self, client: Client, estimated_tokens: int, record: RequestRecord) -> Iterator[None]:
@@ -215,8 +207,9 @@ class Router:
         try:
             client = self._admission.admit(request.headers.get("Authorization"))
             check_path(request.path)
-            async with self._body_of(request, client) as raw:
-                with self._charged(client, len(raw) // BYTES_PER_TOKEN, record):
+            with self._hold(request, client) as body:
+                raw = await body.read(request)
+                with self._admission.place(client), self._charged(client, len(raw) // BYTES_PER_TOKEN, record):
                     headers = record.headers()
                     response = await self._proxy.forward(request, raw, tenant=client.tenant, headers=headers)
         except REFUSALS as error:

@@ -11,7 +11,7 @@ import contextlib
 import ipaddress
 import resource
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from aiohttp import web
@@ -87,13 +87,60 @@ class ConnectionBudget:
             del self._open[address]
 
 
+class BodyBudget:
+    """Bytes of request bodies in memory, in total and by client."""
+
+    def __init__(self, total_bytes: int, bytes_per_client: int, seconds: float) -> None:
+        self.seconds = seconds
+        self._total_bytes = total_bytes
+        self._bytes_per_client = max(bytes_per_client, MAX_BODY_BYTES)
+        self._held: Counter[str] = Counter()
+        self._num_bytes = 0
+
+    def hold(self, *clients: str) -> HeldBody:
+        """Return the body of one request. `clients` are its address and its key's owner."""
+        return HeldBody(self, clients)
+
+    def take(self, clients: tuple[str, ...], num_bytes: int) -> None:
+        """Count more bytes of a body; fewer if the number is negative.
+
+        Raises:
+            AdmissionRefused: there are too many.
+        """
+        if num_bytes > 0:
+            self._check_room(clients, num_bytes)
+        self._num_bytes += num_bytes
+        for client in clients:
+            left = self._held[client] + num_bytes
+            if left > 0:
+                self._held[client] = left
+            else:
+                self._held.pop(client, None)
+
+    def _check_room(self, clients: tuple[str, ...], num_bytes: int) -> None:
+        if self._num_bytes + num_bytes > self._total_bytes:
+            reason = "body_bytes"
+        elif any(self._held[client] + num_bytes > self._bytes_per_client for client in clients):
+            reason = "body_bytes_of_client"
+        else:
+            return
+        metrics.CLIENT_REFUSALS.labels(reason=reason).inc()
+        raise AdmissionRefused(429, "too many request bodies are in memory; retry later")
+
+
 class HeldBody:
-    """Body of one request, whose bytes count for its clients until `release`."""
+    """Body of one request, whose bytes count for its clients while the context is open."""
 
     def __init__(self, budget: BodyBudget, clients: tuple[str, ...]) -> None:
         self._budget = budget
         self._clients = clients
         self._num_bytes = 0
+
+    def __enter__(self) -> HeldBody:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._budget.take(self._clients, -self._num_bytes)
 
     async def read(self, request: web.Request) -> bytes:
         """Return the body of a request.
@@ -104,6 +151,10 @@ class HeldBody:
         """
         if (request.content_length or 0) > MAX_BODY_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length or 0)
+        if request.content.is_eof():  # The whole body came with the headers.
+            whole = await request.content.read()
+            self._take(len(whole))
+            return whole
         chunks: list[bytes] = []
         try:
             async with asyncio.timeout(self._budget.seconds):
@@ -121,49 +172,6 @@ class HeldBody:
         self._budget.take(self._clients, num_bytes)
         self._num_bytes += num_bytes
 
-    def release(self) -> None:
-        self._budget.give_back(self._clients, self._num_bytes)
-
-
-class BodyBudget:
-    """Bytes of request bodies in memory, in total and by client."""
-
-    def __init__(self, total_bytes: int, bytes_per_client: int, seconds: float) -> None:
-        self.seconds = seconds
-        self._total_bytes = total_bytes
-        self._bytes_per_client = max(bytes_per_client, MAX_BODY_BYTES)
-        self._held: Counter[str] = Counter()
-        self._num_bytes = 0
-
-    @contextlib.contextmanager
-    def hold(self, *clients: str) -> Iterator[HeldBody]:
-        """Count the body of one request while the block runs. `clients` are its address and its key's owner."""
-        body = HeldBody(self, clients)
-        try:
-            yield body
-        finally:
-            body.release()
-
-    def take(self, clients: tuple[str, ...], num_bytes: int) -> None:
-        """Count more bytes of a body.
-
-        Raises:
-            AdmissionRefused: there are too many.
-        """
-        is_client_full = any(self._held[client] + num_bytes > self._bytes_per_client for client in clients)
-        if is_client_full or self._num_bytes + num_bytes > self._total_bytes:
-            metrics.CLIENT_REFUSALS.labels(reason="body_bytes_of_client" if is_client_full else "body_bytes").inc()
-            raise AdmissionRefused(429, "too many request bodies are in memory; retry later")
-        self._num_bytes += num_bytes
-        self._held.update(dict.fromkeys(clients, num_bytes))
-
-    def give_back(self, clients: tuple[str, ...], num_bytes: int) -> None:
-        self._num_bytes -= num_bytes
-        for client in clients:
-            self._held[client] -= num_bytes
-            if self._held[client] <= 0:
-                del self._held[client]
-
 
 class ClientConnection(asyncio.Protocol):
     """Connection of a client in front of aiohttp's protocol. It ends when the headers of a request are late."""
@@ -172,9 +180,10 @@ class ClientConnection(asyncio.Protocol):
         self._inner = inner
         self._connections = connections
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._has_request = False
         self.address = ""
+        self.waits_since: float | None = None
+        """When it began to send a request whose headers are not complete; None while there is none."""
+        self._has_request = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         opened = cast("asyncio.Transport", transport)
@@ -184,13 +193,13 @@ class ClientConnection(asyncio.Protocol):
             return
         self._transport = opened
         self._inner.connection_made(opened)
-        self._await_headers()
+        self.waits_since = self._connections.now()
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None:
             return
-        if self._timer is None and not self._has_request:
-            self._await_headers()
+        if self.waits_since is None and not self._has_request:
+            self.waits_since = self._connections.now()
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -205,31 +214,22 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:
             return
-        self._stop_timer()
         self._connections.forget(self._transport)
         self._inner.connection_lost(error)
 
     def begin_request(self) -> None:
         """Note that the headers of a request are complete."""
-        self._stop_timer()
+        self.waits_since = None
         self._has_request = True
 
     def end_request(self) -> None:
         """Note that the request has been answered. Time counts from the first byte of the next one."""
         self._has_request = False
 
-    def _await_headers(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._connections.header_seconds, self._end_late)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _end_late(self) -> None:
+    def end_late(self) -> None:
+        """End the connection, because headers are late."""
         metrics.CLIENT_REFUSALS.labels(reason="slow_headers").inc()
-        assert self._transport is not None
+        assert self._transport is not None, "only admitted connections are checked"
         self._transport.abort()
 
 
@@ -242,7 +242,8 @@ class ClientConnections:
     def __init__(
         self, budget: ConnectionBudget, *, header_seconds: float, proxied: Callable[[int], str | None] | None = None
     ) -> None:
-        self.header_seconds = header_seconds
+        self.now = asyncio.get_running_loop().time
+        self._header_seconds = header_seconds
         self._budget = budget
         self._proxied = proxied
         self._connections: dict[asyncio.BaseTransport, ClientConnection] = {}
@@ -266,6 +267,15 @@ class ClientConnections:
         del self._connections[transport]
         if self._proxied is None:
             self._budget.close(transport.get_extra_info("peername")[0])
+
+    async def watch_forever(self) -> None:
+        """End the connections whose headers are late. One check of all is cheaper than a timer for each request."""
+        while True:
+            await asyncio.sleep(min(1.0, self._header_seconds / 4))
+            limit = self.now() - self._header_seconds
+            for connection in list(self._connections.values()):
+                if connection.waits_since is not None and connection.waits_since < limit:
+                    connection.end_late()
 
     def address(self, request: web.Request) -> str:
         """Return the address of a request's client."""

@@ -28,6 +28,7 @@ from prfaas.transfer_report import RECEIVED_KEY, received_report, take_comment
 from prfaas.types import InstanceId
 
 MAX_TRIES = 4  # Decode legs of one request.
+SHORT_BODY_BYTES = 16 << 10  # No model is too short for such a prompt, or its engine refuses it cheaply.
 
 
 _LOST_DECODE = ("decode_unreachable", "decode_broke_off", "decode_silent")  # Another instance must decode.
@@ -83,7 +84,8 @@ class RequestHandler:
             BadRequest: the prompt cannot fit the model.
             NoEngineReady: there is no healthy decode instance.
         """
-        parsed.check_length(self.fleet.max_model_len(parsed.model))
+        if len(parsed.raw) > SHORT_BODY_BYTES:
+            parsed.check_length(self.fleet.max_model_len(parsed.model))
         facts = RequestFacts(
             parsed.max_prompt_tokens,
             counted=False,

@@ -19,6 +19,7 @@ from prfaas.router.http.limits import network_of
 from tests.support.paced_engine import MODEL
 from tests.support.router import SHORT, running_router
 from tests.support.router_process import RouterProcess, running_processes
+from tests.support.secret_files import write_secret
 from tests.support.waiting import until
 
 HALF_HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: r\r\n"
@@ -82,8 +83,7 @@ async def test_late_headers_and_bodies_end_their_connections(tmp_path: Path, sen
 
 
 async def test_key_cannot_take_all_requests(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("a first\nb second\n")
+    keys = write_secret(tmp_path / "keys", "a first\nb second\n")
     async with running_router(api_keys_file=keys, max_requests=4) as router:
         router.west.hangs = True
         asking = [asyncio.create_task(router.post({"prompt": SHORT}, Authorization="Bearer a")) for _ in range(3)]
