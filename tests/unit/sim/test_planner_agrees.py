@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -20,23 +23,22 @@ def deployment_file(folder: Path, egress: str) -> str:
     return str(file)
 
 
-def errors(scenario: Scenario) -> tuple[float, float]:
-    """Return the relative errors of mean and P90, at the arrival rate that the twin really had."""
-    run = simulate(scenario)
-    setup = run.setup
-    found = with_queueing(
-        setup.plan, setup.deployment, setup.workload, arrivals_per_second=run.summary.arrivals, quantile=0.9
-    )
-    twin = run.summary.ttft
-    return found.mean_seconds / twin.mean - 1, found.quantile_seconds / twin.quantile(0.9) - 1
+def errors(scenario: Scenario, *, seeds: Sequence[int]) -> tuple[float, float]:
+    """Return the relative errors of mean and P90 against the means of runs with these seeds."""
+    runs = [simulate(replace(scenario, seed=seed)) for seed in seeds]
+    setup, rate = runs[0].setup, runs[0].rate
+    found = with_queueing(setup.plan, setup.deployment, setup.workload, arrivals_per_second=rate, quantile=0.9)
+    mean = fmean(run.summary.ttft.mean for run in runs)
+    tail = fmean(run.summary.ttft.quantile(0.9) for run in runs)
+    return found.mean_seconds / mean - 1, found.quantile_seconds / tail - 1
 
 
 @pytest.mark.parametrize("load", ["30%", "80%"])
 @pytest.mark.parametrize("egress", ["10Gbps", "100Gbps"])
 def test_planner_and_twin_agree_on_the_time_to_first_token(tmp_path: Path, egress: str, load: str) -> None:
     file = deployment_file(tmp_path, egress)
-    scenario = Scenario(deployment=file, load=load, requests=20_000, first_token_steps=0, seed=2)
-    assert errors(scenario) == pytest.approx((0, 0), abs=0.05)
+    scenario = Scenario(deployment=file, load=load, requests=20_000, first_token_steps=0)
+    assert errors(scenario, seeds=[2]) == pytest.approx((0, 0), abs=0.05)
 
 
 @pytest.mark.soak
@@ -48,5 +50,6 @@ def test_planner_and_twin_agree_up_to_a_load_of_95_percent(
     tmp_path: Path, egress: str, variant: str, load: str
 ) -> None:
     file = deployment_file(tmp_path, egress)
-    scenario = Scenario(deployment=file, variant=variant, load=load, requests=200_000, first_token_steps=0, seed=2)
-    assert errors(scenario) == pytest.approx((0, 0), abs=0.05)
+    scenario = Scenario(deployment=file, variant=variant, load=load, requests=200_000, first_token_steps=0)
+    # Near saturation the means of single runs differ by 8 %.
+    assert errors(scenario, seeds=[3, 4, 5, 6]) == pytest.approx((0, 0), abs=0.05)
