@@ -45,14 +45,14 @@ class FarEnd:
         congestion_control: str,
         certificates: Certificates | None,
         pool_bytes: int,
-        reconnect_seconds: float,
+        silence_seconds: float,
     ) -> None:
         config = ReceiverConfig(
             "0.0.0.0:0",
             certificates=certificates,
             insecure_plaintext=True,
             congestion_control=congestion_control,
-            reconnect_seconds=reconnect_seconds,
+            silence_seconds=silence_seconds,
         )
         self._reports: queue.SimpleQueue[ReceiveEvent] = queue.SimpleQueue()
         self._receiver = Receiver(config, local_name="far", key=KEY, accept=self._accept, on_event=self._on_event)
@@ -126,5 +126,5 @@ if __name__ == "__main__":
         congestion_control=settings["congestion_control"],
         certificates=certificates_of(settings["tls"]),
         pool_bytes=settings["pool_bytes"],
-        reconnect_seconds=settings["reconnect_seconds"],
+        silence_seconds=settings["silence_seconds"],
     ).run()

@@ -28,7 +28,7 @@ class Ends:
         is_encrypted: bool = False,
         content: Content = "noise",
         pool_bytes: int = 1 << 30,
-        reconnect_seconds: float = 3.0,
+        silence_seconds: float = 3.0,
         **link: Any,
     ) -> None:
         """Create the ends. `pool_bytes` is the payload memory of each end, enough for all concurrent transfers."""
@@ -40,7 +40,7 @@ class Ends:
                 "congestion_control": congestion_control,
                 "tls": far,
                 "pool_bytes": pool_bytes,
-                "reconnect_seconds": reconnect_seconds,
+                "silence_seconds": silence_seconds,
             }
         )
         self._near_settings = json.dumps(
@@ -50,7 +50,7 @@ class Ends:
                 "tls": near,
                 "content": content,
                 "pool_bytes": pool_bytes,
-                "reconnect_seconds": reconnect_seconds,
+                "silence_seconds": silence_seconds,
                 **link,
             }
         )

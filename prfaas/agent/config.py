@@ -150,8 +150,11 @@ class AgentConfig:
         default="auto",
         doc="auto: lossless compression while the link is full and a sample shows a gain; off.",
     )
-    reconnect_seconds: float = setting(
-        "seconds", default=3.0, doc="Time that a transfer survives without a connection to its peer."
+    silence_seconds: float = setting(
+        "seconds",
+        default=2.0,
+        formerly=("reconnect_seconds",),
+        doc="Longest silence of a peer: a transfer fails after this time without a connection or a sign of life.",
     )
     open_timeout_seconds: float = setting(
         "seconds",

@@ -153,7 +153,7 @@ class Agent:
                 listen=config.listen,
                 certificates=self._certificates,
                 insecure_plaintext=config.insecure_plaintext,
-                reconnect_seconds=config.reconnect_seconds,
+                silence_seconds=config.silence_seconds,
                 fetch_from=config.fetch_addresses(),
                 ingress_of=RateLimits(config.ingress).budgets_of,
             ),

@@ -80,7 +80,7 @@ class Links:
     def _link_config(self, peer: AgentName) -> LinkConfig:
         config = self._config
         return LinkConfig(
-            reconnect_seconds=config.reconnect_seconds,
+            silence_seconds=config.silence_seconds,
             certificates=self._certificates,
             insecure_plaintext=config.insecure_plaintext,
             budgets=self._limits.budgets_of(peer),

@@ -36,7 +36,7 @@ Leaving = Mapping[ScheduledEngine, int] | None
 
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[ScheduledEngines]:
-    with running_nodes(tmp_path, open_timeout_seconds="1s", reconnect_seconds="1s") as nodes:
+    with running_nodes(tmp_path, open_timeout_seconds="1s", silence_seconds="1s") as nodes:
         made = ScheduledEngines(nodes, make_model("llama", tmp_path / "llama"), "random")
         yield made
         made.close()

@@ -32,7 +32,7 @@ QUESTION_TOKENS = 505  # With its answer more than four blocks: every window tha
 @pytest.fixture(scope="module")
 def deployment(pair: EnginePair) -> EnginePair:
     manager = {"threshold_tokens": 256, "bandwidth": "abundant", "fetch_tokens": 128}
-    pair.configure(ACROSS_CLUSTERS, manager=manager, reconnect_seconds="3s")
+    pair.configure(ACROSS_CLUSTERS, manager=manager, silence_seconds="3s")
     return pair
 
 

@@ -141,7 +141,7 @@ def _run(
     engines: Deployment, policy: str, directory: Path, *, num_conversations: int, num_single: int
 ) -> tuple[list[Exchange], Mapping[str, int], str]:
     """Return the exchanges, the bytes of KV by transfer, and a line that sums them up."""
-    engines.configure(FOUR_NODES, manager=_settings(policy, directory), reconnect_seconds="3s")
+    engines.configure(FOUR_NODES, manager=_settings(policy, directory), silence_seconds="3s")
     wait_until(lambda: engines.loads() == {f"{name}/0" for name in FOUR_NODES}, seconds=150.0, what="all loads")
     probing: set[str] = set()  # Transfers of probes, which may end at any time.
     wait_until(lambda: _probe(engines, probing) in REASONS[policy], what="a router that knows the policy")
@@ -225,7 +225,7 @@ def ppd_pair(pair: EnginePair, tmp_path_factory: pytest.TempPathFactory) -> Engi
     table = tmp_path_factory.mktemp("ppd") / "table.json"
     table.write_text(json.dumps(_table_of({"small_bal": 50.0, "mid_paste": 50.0, "huge_paste": 200.0})))
     manager = {"threshold_tokens": T, "local_policy": "ppd", "ppd_table": str(table)}
-    pair.configure(PD_PAIR, manager=manager, reconnect_seconds="3s")
+    pair.configure(PD_PAIR, manager=manager, silence_seconds="3s")
     return pair
 
 

@@ -24,7 +24,7 @@ NUM_OTHERS = 12  # Prompts whose blocks fill a pool of 8 MiB.
 @pytest.fixture(scope="module")
 def deployment(pair: EnginePair) -> EnginePair:
     manager = {"threshold_tokens": 256, "expiry_seconds": "5s"}
-    pair.configure(ACROSS_CLUSTERS, manager=manager, reconnect_seconds="3s")
+    pair.configure(ACROSS_CLUSTERS, manager=manager, silence_seconds="3s")
     return pair
 
 

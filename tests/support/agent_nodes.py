@@ -117,7 +117,7 @@ def receiving(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
 def running_nodes(directory: Path, **settings: Any) -> Iterator[Nodes]:
     with Children(directory) as children:
         stack = Stack(children, directory)
-        settings = {"reconnect_seconds": f"{PATIENCE_SECONDS:.0f}s"} | settings
+        settings = {"silence_seconds": f"{PATIENCE_SECONDS:.0f}s"} | settings
         east, west = (stack.start_agent(name, **settings) for name in ("east", "west"))
         stack.await_agent(east)
         stack.await_agent(west)

@@ -191,7 +191,7 @@ class Agents:
         socket = self.directory / f"{name}.sock"
         values = {"name": name, "socket": str(socket), "listen": wire, "status-listen": status}
         values |= {"secret-file": str(self._secret_file), "pool-bytes": "16MiB"}
-        values |= {"reconnect-seconds": f"{PATIENCE_SECONDS:.0f}s"} | settings
+        values |= {"silence-seconds": f"{PATIENCE_SECONDS:.0f}s"} | settings
         child = self._launch(values, self.directory / f"{name}.log")
         agent = RunningAgent(name, child, socket, wire, status)
         self._running.append(agent)

@@ -105,7 +105,7 @@ class Deployment:
             engines=[beside],
             cluster=node.cluster,
             cluster_kind=node.kind,
-            **{"reconnect_seconds": "60s", **fixed, **settings},
+            **{"silence_seconds": "60s", **fixed, **settings},
         )
 
     def start_engines(self, options: Mapping[str, EngineOptions]) -> None:

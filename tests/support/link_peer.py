@@ -27,7 +27,7 @@ class Peer:
         self.events: list[SendEvent] = []
         self.link = Link(
             west.wire,
-            config=LinkConfig(**{"num_connections": 2, "reconnect_seconds": PATIENCE_SECONDS} | link),
+            config=LinkConfig(**{"num_connections": 2, "silence_seconds": PATIENCE_SECONDS} | link),
             local_name=name,
             peer_name="west",
             key=grants.derive_key(agents.secret, "wire"),

@@ -113,7 +113,7 @@ class ProcessDeployment:
             cluster=cluster,
             cluster_kind=self._clusters[cluster],
             engines=engines,
-            reconnect_seconds="3s",
+            silence_seconds="3s",
         )
         self._stack.await_agent(agent)
         self.agents[name], self.relays[name] = agent, relay

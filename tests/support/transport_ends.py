@@ -19,7 +19,7 @@ from prfaas.types import FailureReason
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 KEY = b"k" * 32
-# `reconnect_seconds` of tests in which a peer is unreachable. In other tests no peer is given up for being slow.
+# `silence_seconds` of tests in which a peer is unreachable. In other tests no peer is given up for being slow.
 GIVES_UP_SECONDS = 0.6
 
 
@@ -56,7 +56,7 @@ def make_far(**config: object) -> Far:
         memory = far.memory.setdefault(request.transfer_id, [bytearray(size) for size in request.object_bytes])
         reply(Acceptance(held=far.held, destination=lambda index: memoryview(memory[index])))
 
-    settings = ReceiverConfig(**({"listen": "127.0.0.1:0", "reconnect_seconds": PATIENCE_SECONDS} | config))  # type: ignore[arg-type]
+    settings = ReceiverConfig(**({"listen": "127.0.0.1:0", "silence_seconds": PATIENCE_SECONDS} | config))  # type: ignore[arg-type]
     receiver = Receiver(
         settings, local_name="far", key=KEY, accept=accept, on_event=lambda event: far.events.append(event)
     )
@@ -99,7 +99,7 @@ class Near:
 
 def make_near(address: str, *, key: bytes = KEY, peer: str = "far", name: str = "near", **config: object) -> Near:
     near: Near
-    settings = LinkConfig(**({"num_connections": 4, "reconnect_seconds": PATIENCE_SECONDS} | config))  # type: ignore[arg-type]
+    settings = LinkConfig(**({"num_connections": 4, "silence_seconds": PATIENCE_SECONDS} | config))  # type: ignore[arg-type]
     link = Link(
         address,
         config=settings,

@@ -63,7 +63,7 @@ def connected_to(data: bytes, *, state: ConnectionState) -> Iterator[Connection]
 
 def read_connection(data: bytes) -> None:
     """Read frames of an authenticated sender."""
-    dispatcher = InboundDispatcher(accept=accept, on_event=lambda event: None, reconnect_seconds=60.0)
+    dispatcher = InboundDispatcher(accept=accept, on_event=lambda event: None, silence_seconds=60.0)
     with connected_to(data, state=ConnectionState.RECEIVING) as connection:
         Reader(dispatcher, connection, peer="peer", quota=FrameQuota(), limits=ReceiveLimits()).run()
 

@@ -92,7 +92,7 @@ def _play(directory: Path, family: str, *, corrupt: bool, say: Any) -> list[Row]
                 **_node("west", "pd", "both", family, addresses),
                 listen=wire_of_west,
                 advertise=link.address,
-                reconnect_seconds="2s",
+                silence_seconds="2s",
             )
             for agent in (east, west):
                 stack.await_agent(agent)

@@ -25,6 +25,7 @@ class PeerLiveness:
     def __init__(self, *, now: float) -> None:
         self._progress_at = now  # Latest progress, or latest time at which none was due.
         self._lost_at = now  # End of the latest connection that had lasted.
+        self._idle_at = now  # Latest time without transfers.
 
     def progressed(self, *, now: float) -> None:
         """Note that bytes were acknowledged, or that a transfer is complete."""
@@ -34,6 +35,16 @@ class PeerLiveness:
         """Note the end of a connection."""
         if lifetime_seconds >= STEADY_SECONDS:
             self._lost_at = now
+
+    def seconds_silent(self, *, now: float, heard_at: float, has_transfers: bool) -> float:
+        """Return the time without a sign of life; `heard_at` is the time of the latest one.
+
+        A peer answers a PING several times in that time while there are transfers. Call often: without transfers the
+        count restarts.
+        """
+        if not has_transfers:
+            self._idle_at = now
+        return now - max(self._idle_at, heard_at)
 
     def seconds_unreachable(self, *, now: float, is_connected: bool, awaits_peer: bool) -> float:
         """Return the seconds since the peer became unreachable; negative while it is not overdue.

@@ -49,6 +49,7 @@ class Connection:
         sock.settimeout(None)
         self._set_timeout(socket.SO_SNDTIMEO, SEND_SECONDS)
         self.set_read_timeout(HANDSHAKE_SECONDS)
+        self._is_reading = False
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -183,7 +184,9 @@ class Connection:
             OSError: the connection is lost, or silent for too long, or too slow.
         """
         within_seconds = FRAME_SECONDS if self.state in _DATA_STATES else HANDSHAKE_SECONDS
+        self._is_reading = True
         self._stream.receive(views, within_seconds=within_seconds)
+        self._is_reading = False
 
     def has_input(self) -> bool:
         """Return whether bytes of the peer wait to be read."""
@@ -204,6 +207,11 @@ class Connection:
     def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's figures of this connection."""
         return read_tcp_info(self._socket)
+
+    def quiet_seconds(self) -> float:
+        """Return the time since data of the peer arrived; 0 while nobody reads, since the peer may be unable to send."""
+        info = self.tcp_info() if self._is_reading else None
+        return info.quiet_seconds if info is not None else 0.0
 
     def congestion_control(self) -> str:
         """Return the congestion control in use, which may differ from the configured one."""

@@ -23,13 +23,14 @@ from prfaas.transport.protocol.wire import NO_TRANSFER, VERSION, ConnectionStep,
 
 VERSIONS = (VERSION,)
 RATE = "rate"  # A sender with this capability obeys RATE.
-CAPABILITIES = (*CODECS, RATE)  # Peers ignore capabilities that they do not know.
+HEARTBEAT = "heartbeat"  # A sender with this capability sends PING several times in 2 s while it has transfers.
+CAPABILITIES = (*CODECS, RATE, HEARTBEAT)  # Peers ignore capabilities that they do not know.
 _NO_PROOF = bytes(PROOF_BYTES)
 
 
 def capabilities_of(*, packs: bool) -> tuple[str, ...]:
     """Return the capabilities of an end with these settings."""
-    return CAPABILITIES if packs else (RATE,)
+    return CAPABILITIES if packs else (RATE, HEARTBEAT)
 
 
 @dataclass(frozen=True)

@@ -169,14 +169,14 @@ class PlainStream:
 _TCP_INFO = 11
 _READ_BYTES = 248
 _NUMBER = struct.Struct("=I")
-_MSS_AT, _SACKED_AT, _RTT_AT = 16, 28, 68
+_MSS_AT, _SACKED_AT, _DATA_RECEIVED_AT, _RTT_AT = 16, 28, 52, 68
 _MAX_PACING_RATE = struct.Struct("=Q")
 _MAX_PACING_RATE_AT = 112
 _HEARD_UNSENT_AND_MIN_RTT = struct.Struct("=III")
 _HEARD_AT = 140
 _PROGRESS = struct.Struct("=IIQQ")  # Segments delivered, those with ECN; bytes sent, bytes retransmitted.
 _PROGRESS_AT = 192
-_MICROSECOND = 1e-6
+_MICROSECOND, _MILLISECOND = 1e-6, 1e-3
 
 
 class Growth(NamedTuple):
@@ -191,6 +191,7 @@ class Growth(NamedTuple):
 class TcpInfo:
     """The kernel's figures of one connection. Byte counts and times are since its start; segments count modulo 2^32."""
 
+    quiet_seconds: float  # Since data of the peer arrived.
     rtt_seconds: float
     min_rtt_seconds: float
     received_segments: int  # Received ones with acknowledgements, each of which may be a sample of the round trip.
@@ -216,7 +217,7 @@ class TcpInfo:
         )
 
 
-_START = TcpInfo(0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0)
+_START = TcpInfo(0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
@@ -231,6 +232,7 @@ def read_tcp_info(connection: socket.socket) -> TcpInfo | None:
     delivered, _, sent, resent = _PROGRESS.unpack_from(raw, _PROGRESS_AT)
     segment_bytes = _NUMBER.unpack_from(raw, _MSS_AT)[0]
     return TcpInfo(
+        quiet_seconds=_NUMBER.unpack_from(raw, _DATA_RECEIVED_AT)[0] * _MILLISECOND,
         rtt_seconds=_NUMBER.unpack_from(raw, _RTT_AT)[0] * _MICROSECOND,
         min_rtt_seconds=min_rtt * _MICROSECOND,
         received_segments=heard,

@@ -32,7 +32,7 @@ class InboundDispatcher:
         *,
         accept: AcceptFunction,
         on_event: Callable[[ReceiveEvent], None],
-        reconnect_seconds: float,
+        silence_seconds: float,
         max_fragments: int = MAX_TOTAL_FRAGMENTS,
         rival_seconds: float = RIVAL_SECONDS,
     ) -> None:
@@ -42,7 +42,7 @@ class InboundDispatcher:
         self._rival_seconds = rival_seconds
         self._changed = threading.Condition(threading.Lock())
         self._transfers: InboundTransfers[Connection] = InboundTransfers(
-            reconnect_seconds=reconnect_seconds, max_fragments=max_fragments
+            silence_seconds=silence_seconds, max_fragments=max_fragments
         )
 
     @contextlib.contextmanager
@@ -146,8 +146,14 @@ class InboundDispatcher:
 
     def tick(self, now: float) -> None:
         """Fail overdue transfers, ask peers to reopen, abort stuck writers, and retry replies."""
+        with self._changed:
+            awaited = self._transfers.awaited_connections()
+        heard_at = {
+            peer: now - min(connection.quiet_seconds() for connection in connections)
+            for peer, connections in awaited.items()
+        }
         with self.exclusive() as transfers:
-            upkeep = transfers.tick(now)
+            upkeep = transfers.tick(now, heard_at=heard_at)
         for connection in upkeep.aborts:
             connection.abort()
         for connection, frame in upkeep.reopens:

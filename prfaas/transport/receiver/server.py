@@ -23,7 +23,7 @@ from prfaas.transport.events import check_repeatedly
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.dialler import ReverseDialer, ReverseDialState
-from prfaas.transport.net.handshake import Identity
+from prfaas.transport.net.handshake import HEARTBEAT, Identity
 from prfaas.transport.net.sockets import listen, tune
 from prfaas.transport.net.tls import Certificates, refusal_reason
 from prfaas.transport.protocol import messages
@@ -52,7 +52,7 @@ class ReceiverConfig:
     listen: str
     certificates: Certificates | None = None
     insecure_plaintext: bool = False  # Allows public addresses without certificates.
-    reconnect_seconds: float = 3.0
+    silence_seconds: float = 2.0  # Transfers fail after this time without a connection or a sign of life.
     congestion_control: str = "bbr"
     max_fragments: int = MAX_TOTAL_FRAGMENTS
     max_connections: int = MAX_CONNECTIONS
@@ -87,7 +87,7 @@ class Receiver:
         self._dispatcher = InboundDispatcher(
             accept=accept,
             on_event=on_event,
-            reconnect_seconds=config.reconnect_seconds,
+            silence_seconds=config.silence_seconds,
             max_fragments=config.max_fragments,
         )
         self._limits = ReceiveLimits(config.ingress_of)
@@ -298,7 +298,7 @@ class Receiver:
     def _read(self, connection: Connection, peer: str, capabilities: Collection[str]) -> None:
         """Read a connection whose peer has proven its name. Raises as `Reader.run`."""
         with self._dispatcher.exclusive() as transfers:
-            transfers.connected(connection, peer)
+            transfers.connected(connection, peer, has_heartbeats=HEARTBEAT in capabilities)
         try:
             self._limits.connected(connection, peer, capabilities, now=time.monotonic())
             Reader(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Literal, TypeVar
@@ -43,7 +43,7 @@ from prfaas.types import FailureReason
 MAX_ENDED = 4096  # Remembered outcomes, about 400 bytes each.
 MAX_ENDED_MESSAGE_BYTES = 100
 STUCK_WRITE_SECONDS = 1.0  # Time for a chunk of an ended transfer to finish.
-REOPEN_RATIO = 0.25  # REOPEN is sent after each such part of `reconnect_seconds` without a connection.
+REOPEN_RATIO = 0.25  # REOPEN is sent after each such part of `silence_seconds` without a connection.
 REOPEN_CONNECTIONS = 4
 HAVE_SECONDS = 0.1  # Shortest time between two HAVEs of a transfer, as one may take 10 ms to make.
 
@@ -177,14 +177,17 @@ class InboundTransfer(Generic[C]):
             if not self.connections:
                 self.disconnected_at, self.num_reopens = now, 0
 
-    def overdue_reason(self, now: float, *, reconnect_seconds: float) -> FailureReason | None:
-        """Return why the transfer must fail now, if its deadline has passed or its sender is unreachable."""
+    def overdue_reason(self, now: float, *, silence_seconds: float, heard_at: float) -> FailureReason | None:
+        """Return why the transfer must fail now, if its deadline has passed or its sender is unreachable.
+
+        `heard_at` is the time of the sender's latest sign of life.
+        """
         if not self.is_active:
             return None
         if now >= self.deadline:
             return "deadline"
-        is_gone = self.disconnected_at is not None and now - self.disconnected_at >= reconnect_seconds
-        return "unreachable" if is_gone else None
+        gone_at = heard_at if self.disconnected_at is None else self.disconnected_at
+        return "unreachable" if now - gone_at >= silence_seconds else None
 
     def needs_reopen(self, now: float, *, interval_seconds: float) -> bool:
         """Return whether another interval has passed without a connection."""
@@ -206,12 +209,13 @@ class InboundTransfer(Generic[C]):
 class InboundTransfers(Generic[C]):
     """Every inbound transfer of one receiver, from any peer. The caller holds a lock around every call."""
 
-    def __init__(self, *, reconnect_seconds: float, max_fragments: int = MAX_TOTAL_FRAGMENTS) -> None:
+    def __init__(self, *, silence_seconds: float, max_fragments: int = MAX_TOTAL_FRAGMENTS) -> None:
         self.events: list[ReceiveEvent] = []
         self.replies: list[Reply[C]] = []
-        self._reconnect_seconds = reconnect_seconds
+        self._silence_seconds = silence_seconds
         self._transfers: dict[bytes, InboundTransfer[C]] = {}
-        self._peer_connections: dict[str, dict[C, None]] = defaultdict(dict)
+        # Connections of each peer, and whether the peer sends heartbeats.
+        self._peer_connections: dict[str, dict[C, bool]] = defaultdict(dict)
         self._admission = Admission(max_fragments=max_fragments)
         self._ended: EndedTransfers[bytes] = EndedTransfers(MAX_ENDED)
 
@@ -410,9 +414,15 @@ class InboundTransfers(Generic[C]):
 
     # Connections and time
 
-    def connected(self, connection: C, peer: str) -> None:
+    def connected(self, connection: C, peer: str, *, has_heartbeats: bool) -> None:
         """Note a new connection of a peer; `disconnected` follows."""
-        self._peer_connections[peer][connection] = None
+        self._peer_connections[peer][connection] = has_heartbeats
+
+    def awaited_connections(self) -> dict[str, list[C]]:
+        """Return the connections of each peer with an active transfer that sends heartbeats."""
+        peers = {transfer.request.peer_name for transfer in self._transfers.values() if transfer.is_active}
+        connections = {peer: self._peer_connections.get(peer, {}) for peer in peers}
+        return {peer: list(found) for peer, found in connections.items() if found and all(found.values())}
 
     def disconnected(self, connection: C, peer: str, *, now: float) -> None:
         """Note the end of a connection."""
@@ -422,14 +432,18 @@ class InboundTransfers(Generic[C]):
         for transfer in self._transfers.values():
             transfer.connection_lost(connection, now=now)
 
-    def tick(self, now: float) -> Upkeep[C]:
-        """Fail overdue transfers. Return the connections to abort or to send REOPEN on."""
+    def tick(self, now: float, *, heard_at: Mapping[str, float]) -> Upkeep[C]:
+        """Fail overdue transfers. Return the connections to abort or to send REOPEN on.
+
+        `heard_at` has the time of the latest sign of life of the peers in `awaited_connections`.
+        """
         upkeep: Upkeep[C] = Upkeep()
-        interval_seconds = REOPEN_RATIO * self._reconnect_seconds
+        interval_seconds = REOPEN_RATIO * self._silence_seconds
         for transfer in list(self._transfers.values()):
             if transfer.ended_at is not None and now - transfer.ended_at > STUCK_WRITE_SECONDS:
                 upkeep.aborts += transfer.writers
-            reason = transfer.overdue_reason(now, reconnect_seconds=self._reconnect_seconds)
+            peer_heard_at = heard_at.get(transfer.request.peer_name, now)
+            reason = transfer.overdue_reason(now, silence_seconds=self._silence_seconds, heard_at=peer_heard_at)
             if reason is not None:
                 message = f"{transfer.request.peer_name} did not finish: {reason}"
                 self._fail(transfer, reason, message, now=now)

@@ -13,7 +13,7 @@ from typing import Protocol
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.codec.packing import CODECS, TRIAL_BYTES, Packer, PackFormat, PackingCost, pack_formats
 from prfaas.transport.congestion.stall_detector import ConnectionLiveness, StallDetector
-from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
+from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import TcpInfo
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Done, EndReason
@@ -41,7 +41,7 @@ class ChunkTask:
 class WorkSource(Protocol):
     """Link as its workers see it: the source of frames and chunks, and the handler of the peer's answers."""
 
-    def has_work(self, worker: ConnectionWorker, timeout_seconds: float) -> bool: ...
+    def has_work(self, worker: ConnectionWorker) -> bool: ...
     def take(self, worker: ConnectionWorker) -> bytes | ChunkTask | None: ...
     def sent(self, worker: ConnectionWorker, chunk: Chunk, costs: Sequence[PackingCost]) -> None: ...
     def on_acknowledged(self, worker: ConnectionWorker, landed: list[Chunk], damaged: list[Chunk]) -> None: ...
@@ -151,7 +151,7 @@ class ConnectionWorker:
     def _write_until_worn(self, reader: threading.Thread) -> None:
         try:
             while not self.connection.is_worn:
-                self._write_next(has_work=self._link.has_work(self, SILENCE_SECONDS / 3))
+                self._write_next(has_work=self._link.has_work(self))
             self._is_retiring = True
             if self._in_flight:
                 reader.join(LAST_ACK_SECONDS)
@@ -324,6 +324,12 @@ class ConnectionWorkers(set[ConnectionWorker]):
         for worker in self:
             if worker.reading in transfers:
                 worker.abort()
+
+    def heard_at(self, now: float) -> float:
+        """Return when data of the peer arrived last, or the peer took bytes that waited here."""
+        return max(
+            (max(now - worker.connection.quiet_seconds(), worker.liveness.moved_at) for worker in self), default=now
+        )
 
     @property
     def in_flight_bytes(self) -> int:

@@ -17,7 +17,7 @@ from prfaas.transport.congestion.rate_estimator import LinkHealth
 from prfaas.transport.congestion.stall_detector import PeerLiveness
 from prfaas.transport.events import EventQueue, check_repeatedly
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import Connection, open_connection
+from prfaas.transport.net.connection import SILENCE_SECONDS, Connection, open_connection
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.net.tls import Certificates
@@ -36,6 +36,7 @@ from prfaas.types import FailureReason
 _log = logs.get("transport")
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
+HEARTBEATS = 4  # PINGs of an idle connection within `silence_seconds`, while there are transfers.
 # OPEN is repeated after the longer of these.
 ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # Limit for a peer that dials to receive.
@@ -49,7 +50,7 @@ class LinkConfig:
 
     num_connections: int = 0  # Number of connections; 0 lets the round-trip time decide.
     congestion_control: str = "bbr"
-    reconnect_seconds: float = 3.0
+    silence_seconds: float = 2.0  # Transfers fail after this time without a connection or a sign of life.
     certificates: Certificates | None = None  # TLS is off without certificates.
     insecure_plaintext: bool = False  # Allows unencrypted links to public addresses.
     budgets: tuple[RateBudget, ...] = ()  # Rate budgets that the link shares with others.
@@ -231,22 +232,27 @@ class Link:
 
     # Work, called by the workers
 
-    def has_work(self, worker: ConnectionWorker, timeout_seconds: float) -> bool:
-        """Wait until there is something to send. Returns False after the timeout.
+    def has_work(self, worker: ConnectionWorker) -> bool:
+        """Wait until there is something to send. Returns False when a PING is due.
 
         Raises:
             OSError: the connection is lost, or the link has been unused for long.
         """
-        end = time.monotonic() + timeout_seconds
+        began = time.monotonic()
         with self._changed:
             while worker.is_alive and self._dialler.is_wanted():
                 if self._outbox.has_work():
                     return True
-                now = time.monotonic()
-                if now >= end:
+                left = began + self._ping_seconds() - time.monotonic()
+                if left <= 0:
                     return False
-                self._changed.wait(end - now)
+                self._changed.wait(left)
         raise ConnectionAbortedError("the connection was lost, or is not wanted")
+
+    def _ping_seconds(self) -> float:
+        """Return the time after which an idle connection sends PING: soon while transfers depend on the peer."""
+        seconds = SILENCE_SECONDS / 3
+        return min(seconds, self._config.silence_seconds / HEARTBEATS) if self._outbox.num_transfers else seconds
 
     def take(self, worker: ConnectionWorker) -> bytes | ChunkTask | None:
         """Take a control frame or a chunk to send. The chunk's memory is in use until `sent`."""
@@ -361,18 +367,31 @@ class Link:
         self._end_stalled(now)
 
     def _cancel_late(self, now: float) -> None:
-        patience = self._config.reconnect_seconds
+        patience = self._config.silence_seconds
         with self._changed:
             seconds = self._peer_liveness.seconds_unreachable(
                 now=now,
                 is_connected=bool(self._workers),
                 awaits_peer=self._outbox.awaits_peer and not self._workers.is_any_slow(now),
             )
+            silent_seconds = self._peer_liveness.seconds_silent(
+                now=now, heard_at=self._workers.heard_at(now), has_transfers=self._outbox.num_transfers > 0
+            )
             unreachable_before = now - patience if seconds >= patience else -math.inf
+            if self._workers and silent_seconds >= patience:
+                # Transfers that began later have a chance over new connections.
+                unreachable_before = now - patience / 2
+                self._end_silent(silent_seconds)
             late = self._outbox.late(now=now, unreachable_before=unreachable_before)
         for transfer_id, reason in late:
             message = f"{self._peer_name} at {self.address} did not take it in time {self._dialler.last_error}"
             self.cancel(transfer_id, reason, message.rstrip())
+
+    def _end_silent(self, seconds: float) -> None:
+        """End every connection to a silent peer: new ones notice sooner that it is back than TCP's retransmissions."""
+        _log.warning("link.silent", peer=self._peer_name, seconds=round(seconds, 1), connections=len(self._workers))
+        self._dialler.last_error = f"(no sign of life for {seconds:.1f} s)"
+        self._workers.abort()
 
     def _repeat_unanswered(self, now: float) -> None:
         with self._changed:

@@ -47,7 +47,7 @@ from tools.link import Relay
 
 MIB = 1 << 20
 # For agents whose peer is unreachable. Other tests do not give up on slow agents.
-GIVES_UP = {"reconnect-seconds": "0.5s"}
+GIVES_UP = {"silence-seconds": "0.5s"}
 
 
 def _claim(west: RunningAgent, receiver: Engine, grant: tuple[TransferId, bytes], chain: HashChain) -> None:

@@ -128,7 +128,7 @@ def _lose_every_packet(count: int, *, seed: int) -> None:
     if reason := obstacle():
         pytest.skip(f"an emulated link {reason}")
     chance, num_bytes, num_struck = random.Random(seed), 4 * MIB, 0
-    with Wan(SLOW) as wan, Ends(wan, pool_bytes=num_bytes, reconnect_seconds=PATIENCE_SECONDS) as ends:
+    with Wan(SLOW) as wan, Ends(wan, pool_bytes=num_bytes, silence_seconds=PATIENCE_SECONDS) as ends:
         usual = ends.transfer(num_bytes, num_layers=16).seconds
         # On a busy machine a transfer may end before the fault.
         for _ in range(2 * count):
@@ -213,7 +213,7 @@ def test_transfer_continues_after_a_hundred_killed_receivers(seed: int) -> None:
 
 def _kill_senders(count: int, *, seed: int) -> None:
     """Check that transfers of killed senders fail with a reason, and that their memory is freed."""
-    chance, far, num_interrupted = random.Random(seed), make_far(reconnect_seconds=0.5), 0
+    chance, far, num_interrupted = random.Random(seed), make_far(silence_seconds=0.5), 0
 
     def settle() -> None:
         wait_until(lambda: not relay.num_connections, what="the end of its connections at the relay")

@@ -49,7 +49,7 @@ def _may_mount() -> bool:
 def test_transfer_waiting_for_prefill_outlives_its_connections(
     near_to: Callable[..., Near],
 ) -> None:
-    far, objects = make_far(reconnect_seconds=ALONE_SECONDS), objects_of(1000)
+    far, objects = make_far(silence_seconds=ALONE_SECONDS), objects_of(1000)
     near = near_to(far.address, num_connections=2)
     transfer_id = send(near, objects, ready=False)
     wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 2)
@@ -64,7 +64,7 @@ def test_transfer_waiting_for_prefill_outlives_its_connections(
 
 
 def test_restarted_sender_does_not_keep_an_unknown_transfer_alive() -> None:
-    far = make_far(reconnect_seconds=ALONE_SECONDS)
+    far = make_far(silence_seconds=ALONE_SECONDS)
     with RawSender(far.address) as restarted, RawSender(far.address) as first:
         transfer_id = first.open(100)
         first.connection.close()
@@ -194,13 +194,13 @@ def test_done_is_sent_on_every_connection_of_a_transfer(far: Far) -> None:
 def test_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        near = near_to(f"{host}:{port}", num_connections=1, reconnect_seconds=GIVES_UP_SECONDS)
+        near = near_to(f"{host}:{port}", num_connections=1, silence_seconds=GIVES_UP_SECONDS)
         near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
 def test_peer_that_closes_every_connection_after_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
     with RawReceiver(lambda connection: None) as receiver:
-        near = near_to(receiver.address, reconnect_seconds=GIVES_UP_SECONDS)
+        near = near_to(receiver.address, silence_seconds=GIVES_UP_SECONDS)
         near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
@@ -219,7 +219,7 @@ def test_peer_that_receives_only_short_frames_is_unreachable(
                 connection.write(Header(FrameType.PONG, 0).encode())
 
     with RawReceiver(lose_chunks) as receiver:
-        near = near_to(receiver.address, reconnect_seconds=GIVES_UP_SECONDS)
+        near = near_to(receiver.address, silence_seconds=GIVES_UP_SECONDS)
         near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
@@ -301,7 +301,7 @@ def test_urgent_transfer_overtakes_a_large_one(far: Far, near_to: Callable[..., 
     ids=["without a port", "public", "invalid name"],
 )
 def test_unusable_address_makes_the_peer_unreachable(near_to: Callable[..., Near], address: str, message: str) -> None:
-    near = near_to(address, reconnect_seconds=0.3)
+    near = near_to(address, silence_seconds=0.3)
     assert message in near.assert_failed(send(near, objects_of(10)), "unreachable").message
     assert near.link.snapshot().is_down
 
@@ -310,7 +310,7 @@ def test_new_transfer_to_an_unreachable_peer_has_the_whole_reconnect_time(
     near_to: Callable[..., Near],
 ) -> None:
     first = make_far(listen=free_address())
-    near = near_to(first.address, reconnect_seconds=1.0)
+    near = near_to(first.address, silence_seconds=1.0)
     near.assert_completed(send(near, objects_of(10)))
     first.receiver.close()
     wait_until(lambda: near.link.snapshot().num_connections == 0)

@@ -269,7 +269,7 @@ def test_a_receiver_that_refuses_every_connection_is_dialled_ever_more_slowly_an
         connection.write(control(FrameType.ERROR, ["protocol", "fragments: too many"]))
 
     with RawReceiver(refuse) as receiver:
-        near = near_to(receiver.address, num_connections=1, reconnect_seconds=0.4)
+        near = near_to(receiver.address, num_connections=1, silence_seconds=0.4)
 
         def has_reason() -> bool:
             """Return whether the failure names the refusal; while the next connection is made, it does not."""

@@ -53,7 +53,7 @@ def test_each_of_two_waiting_connections_ends_the_one_that_writes_the_same_bytes
     dispatcher = InboundDispatcher(
         accept=lambda request, reply: reply(Acceptance((), lambda index: memoryview(memory))),
         on_event=lambda event: None,
-        reconnect_seconds=PATIENCE_SECONDS,
+        silence_seconds=PATIENCE_SECONDS,
         rival_seconds=2 * PATIENCE_SECONDS,
     )
     (first, first_peer), *others = pairs

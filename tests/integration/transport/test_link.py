@@ -79,9 +79,9 @@ def test_concurrent_transfers_all_arrive(far: Far, near_to: Callable[..., Near])
 
 
 def test_lasting_cut_fails_both_ends_and_frees_their_memory(near_to: Callable[..., Near]) -> None:
-    far = make_far(reconnect_seconds=GIVES_UP_SECONDS)
+    far = make_far(silence_seconds=GIVES_UP_SECONDS)
     with Relay(far.address, LinkShape(bytes_per_second=2e6)) as relay:
-        near = near_to(relay.address, reconnect_seconds=2 * GIVES_UP_SECONDS)
+        near = near_to(relay.address, silence_seconds=2 * GIVES_UP_SECONDS)
         relay.cut_after(300_000)
         near.assert_failed(send(near, objects_of(2_000_000)), "unreachable")
         wait_until(lambda: bool(far.of(ReceiveMemoryFree)))
@@ -103,7 +103,7 @@ def test_transfer_fails_after_a_chunk_was_damaged_three_times(far: Far, near_to:
 def test_refused_connection_makes_the_peer_unreachable_within_the_reconnect_time(
     near_to: Callable[..., Near], refusing_address: str
 ) -> None:
-    near = near_to(refusing_address, reconnect_seconds=GIVES_UP_SECONDS)
+    near = near_to(refusing_address, silence_seconds=GIVES_UP_SECONDS)
     near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
@@ -157,7 +157,7 @@ def test_either_end_may_cancel(far: Far, near_to: Callable[..., Near]) -> None:
 
 def test_peer_with_another_secret_or_name_is_unreachable(far: Far, near_to: Callable[..., Near]) -> None:
     for settings in ({"key": b"x" * 32}, {"peer": "somebody else"}):
-        near = near_to(far.address, reconnect_seconds=GIVES_UP_SECONDS, **settings)
+        near = near_to(far.address, silence_seconds=GIVES_UP_SECONDS, **settings)
         near.assert_failed(send(near, objects_of(10)), "unreachable")
     assert far.events == []
 

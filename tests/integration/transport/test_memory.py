@@ -234,7 +234,7 @@ def test_a_long_have_is_not_made_while_no_connection_takes_it() -> None:
     dispatcher = InboundDispatcher(
         accept=lambda request, reply: reply(Acceptance(held=(), destination=None)),
         on_event=lambda event: None,
-        reconnect_seconds=PATIENCE_SECONDS,
+        silence_seconds=PATIENCE_SECONDS,
     )
     local, remote = socket.socketpair()
     connection, peer = (

@@ -231,7 +231,7 @@ def _assert_cancel_leaves(near: Near) -> None:
 def test_first_transfer_of_an_old_link_has_the_whole_reconnect_time(
     near_to: Callable[..., Near],
 ) -> None:
-    near = near_to("127.0.0.1:1", awaits_peer=True, reconnect_seconds=PATIENCE_SECONDS)
+    near = near_to("127.0.0.1:1", awaits_peer=True, silence_seconds=PATIENCE_SECONDS)
     near.link._peer_liveness = PeerLiveness(now=time.monotonic() - 10 * PATIENCE_SECONDS)
     offered_at = time.monotonic()
     send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS)

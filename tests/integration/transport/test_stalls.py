@@ -114,7 +114,7 @@ def test_suspended_receiver_loses_no_connection(near_to: Callable[..., Near]) ->
 @pytest.mark.soak
 def test_open_that_takes_longer_than_the_silence_limit_arrives(far: Far, near_to: Callable[..., Near]) -> None:
     bytes_per_second, transfer_id = 200_000, os.urandom(16)
-    near = near_to(far.address, num_connections=1, budgets=(RateBudget(bytes_per_second),), reconnect_seconds=3.0)
+    near = near_to(far.address, num_connections=1, budgets=(RateBudget(bytes_per_second),), silence_seconds=3.0)
     body = bytes(int((SILENCE_SECONDS + 8) * bytes_per_second))
     near.link.open(SendRequest(transfer_id, body, [], lambda index: memoryview(b""), 0, PATIENCE_SECONDS))
     near.assert_completed(transfer_id)

@@ -52,9 +52,9 @@ def _far(issued: IssuedCertificate, **config: object) -> Iterator[Far]:
 
 
 @contextlib.contextmanager
-def _near(far: Far, issued: IssuedCertificate | None, *, reconnect_seconds: float = PATIENCE_SECONDS) -> Iterator[Near]:
+def _near(far: Far, issued: IssuedCertificate | None, *, silence_seconds: float = PATIENCE_SECONDS) -> Iterator[Near]:
     certificates = None if issued is None else _certificates(issued)
-    near = make_near(far.address, certificates=certificates, num_connections=2, reconnect_seconds=reconnect_seconds)
+    near = make_near(far.address, certificates=certificates, num_connections=2, silence_seconds=silence_seconds)
     try:
         yield near
     finally:
@@ -63,7 +63,7 @@ def _near(far: Far, issued: IssuedCertificate | None, *, reconnect_seconds: floa
 
 def _refused(far: Far, issued: IssuedCertificate | None) -> contextlib.AbstractContextManager[Near]:
     """A sender that is refused and soon gives up."""
-    return _near(far, issued, reconnect_seconds=GIVES_UP_SECONDS)
+    return _near(far, issued, silence_seconds=GIVES_UP_SECONDS)
 
 
 def _end(near: Near) -> SendCompleted | SendFailed:

@@ -88,7 +88,7 @@ class InboundRun:
     """One inbound transfer of 100 bytes, which one connection fills."""
 
     def __init__(self) -> None:
-        self._transfers: InboundTransfers[str] = InboundTransfers(reconnect_seconds=5.0)
+        self._transfers: InboundTransfers[str] = InboundTransfers(silence_seconds=5.0)
         self._request = OpenRequest(bytes(16), "peer", b"", ObjectSizes.of([100]), 100.0)
         transfer = self._transfers.open("a", self._request, now=0.0)
         assert transfer is not None
@@ -126,7 +126,7 @@ class InboundRun:
         elif action == "wrong end":
             self._transfers.all_sent("peer", Header(FrameType.END, 0, bytes(16), offset=1), now=0.0)
         elif action == "deadline":
-            self._transfers.tick(1000.0)
+            self._transfers.tick(1000.0, heard_at={})
         is_known = self._transfers.get(bytes(16)) is transfer
         assert is_known == (transfer.state is not InboundState.RELEASED)
 

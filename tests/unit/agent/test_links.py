@@ -20,7 +20,7 @@ EAST, WEST = AgentName("east"), AgentName("west")
 
 @pytest.fixture
 def links() -> Iterator[Links]:
-    config = AgentConfig(name="n", secret_file=Path("s"), dialled_by=("west",), reconnect_seconds=3600.0)
+    config = AgentConfig(name="n", secret_file=Path("s"), dialled_by=("west",), silence_seconds=3600.0)
     made = Links(config, key=b"k" * 32, certificates=None, on_event=lambda event: None)
     yield made
     made.close()

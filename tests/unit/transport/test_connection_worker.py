@@ -22,7 +22,7 @@ from tests.support.links import FIRST_PROCESS, TRANSFER_ID, IdleLink, two_worker
 from tests.support.waiting import PATIENCE_SECONDS
 
 SECOND_PROCESS = b"s" * 16
-IDLE = TcpInfo(0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0)
+IDLE = TcpInfo(0.0, 0.03, 0.03, 0, 0, 1448, 0, 0, 0, 0, 0)
 UNSENT_ACK = Header(FrameType.ACK, 0, offset=5).encode()
 Workers = tuple[ConnectionWorker, ConnectionWorker]
 
@@ -97,16 +97,16 @@ def test_have_that_nobody_awaits_is_not_decoded(link: IdleLink, two: Workers) ->
 
 def test_dead_or_unwanted_worker_gets_no_work(link: IdleLink, two: Workers) -> None:
     worker, second_worker = two
-    assert link.has_work(worker, 0.0)
+    assert link.has_work(worker)
     worker.abort()
     assert link.take(worker) is None
     with pytest.raises(ConnectionAbortedError):
-        link.has_work(worker, 60.0)
+        link.has_work(worker)
     assert link.take(second_worker) is not None
-    assert not link.has_work(second_worker, 0.0)
+    assert not link.has_work(second_worker)
     link.expire()
     with pytest.raises(ConnectionAbortedError):
-        link.has_work(second_worker, 60.0)
+        link.has_work(second_worker)
 
 
 @pytest.mark.parametrize("is_probing", [False, True])

@@ -37,7 +37,7 @@ from prfaas.transport.receiver.transfers import (
     InboundTransfers,
 )
 
-DEADLINE_SECONDS, RECONNECT_SECONDS = 100.0, 10.0
+DEADLINE_SECONDS, SILENCE_SECONDS = 100.0, 10.0
 WHOLE = Slab(0, 1, 0, 100)
 GIVEN_UP = EndReason("cancelled", "never opened")
 
@@ -46,7 +46,7 @@ class Receiver:
     """Inbound transfers whose caller accepts everything."""
 
     def __init__(self, **settings: int) -> None:
-        self.transfers: InboundTransfers[str] = InboundTransfers(reconnect_seconds=RECONNECT_SECONDS, **settings)
+        self.transfers: InboundTransfers[str] = InboundTransfers(silence_seconds=SILENCE_SECONDS, **settings)
         self.now = 0.0
 
     def request(self, *sizes: tuple[int, int], peer: str = "peer") -> OpenRequest:
@@ -121,8 +121,8 @@ def test_memory_of_an_ended_transfer_is_free_once_its_last_writer_has_left(recei
     header = receiver.begin("a", transfer, WHOLE)
     receiver.transfers.cancel(transfer.request.transfer_id, "cancelled", "not wanted", now=0.0)
     assert receiver.transfers.events == [], "the caller knows"
-    assert receiver.transfers.tick(STUCK_WRITE_SECONDS).aborts == []
-    assert receiver.transfers.tick(STUCK_WRITE_SECONDS + 0.1).aborts == ["a"]
+    assert receiver.transfers.tick(STUCK_WRITE_SECONDS, heard_at={}).aborts == []
+    assert receiver.transfers.tick(STUCK_WRITE_SECONDS + 0.1, heard_at={}).aborts == ["a"]
     receiver.end("a", header, "lost")
     assert receiver.transfers.events == [ReceiveMemoryFree(transfer.request.transfer_id)]
 
@@ -180,20 +180,38 @@ def test_a_sender_without_connections_is_gone_after_a_while_unless_it_opens_the_
     transfer = receiver.open("a")
     transfer.opened_over("b")
     for now, connection in ((0.0, "a"), (50.0, "b"), (55.0, "b")):
-        assert transfer.overdue_reason(now, reconnect_seconds=RECONNECT_SECONDS) is None
+        assert transfer.overdue_reason(now, silence_seconds=SILENCE_SECONDS, heard_at=60.0) is None
         transfer.connection_lost(connection, now=now)
-    assert transfer.overdue_reason(59.9, reconnect_seconds=RECONNECT_SECONDS) is None
-    assert transfer.overdue_reason(60.0, reconnect_seconds=RECONNECT_SECONDS) == "unreachable"
+    assert transfer.overdue_reason(59.9, silence_seconds=SILENCE_SECONDS, heard_at=60.0) is None
+    assert transfer.overdue_reason(60.0, silence_seconds=SILENCE_SECONDS, heard_at=60.0) == "unreachable"
     transfer.opened_over("a")
-    assert transfer.overdue_reason(60.0, reconnect_seconds=RECONNECT_SECONDS) is None
+    assert transfer.overdue_reason(60.0, silence_seconds=SILENCE_SECONDS, heard_at=60.0) is None
+
+
+def test_transfer_of_a_silent_peer_fails_while_its_connections_stay(receiver: Receiver) -> None:
+    receiver.transfers.connected("a", "peer", has_heartbeats=True)
+    receiver.open("a")
+    assert receiver.transfers.awaited_connections() == {"peer": ["a"]}
+    receiver.transfers.tick(20.0, heard_at={"peer": 20.1 - SILENCE_SECONDS})
+    assert not receiver.transfers.events
+    receiver.transfers.tick(20.0, heard_at={"peer": 20.0 - SILENCE_SECONDS})
+    assert [event.reason for event in receiver.transfers.events if isinstance(event, ReceiveFailed)] == ["unreachable"]
+    assert receiver.transfers.awaited_connections() == {}
+
+
+def test_peer_without_heartbeats_on_a_connection_is_not_judged(receiver: Receiver) -> None:
+    receiver.transfers.connected("a", "peer", has_heartbeats=True)
+    receiver.transfers.connected("b", "peer", has_heartbeats=False)
+    receiver.open("a")
+    assert receiver.transfers.awaited_connections() == {}
 
 
 def test_an_active_transfer_fails_at_its_deadline(receiver: Receiver) -> None:
     transfer = receiver.open("a")
-    receiver.transfers.tick(DEADLINE_SECONDS - 0.1)
+    receiver.transfers.tick(DEADLINE_SECONDS - 0.1, heard_at={})
     assert receiver.transfers.events == []
     for _ in range(2):
-        receiver.transfers.tick(DEADLINE_SECONDS)
+        receiver.transfers.tick(DEADLINE_SECONDS, heard_at={})
     failed, freed = receiver.transfers.events
     assert isinstance(failed, ReceiveFailed) and failed.reason == "deadline"
     assert freed == ReceiveMemoryFree(transfer.request.transfer_id)
@@ -203,13 +221,13 @@ def test_reopen_goes_over_a_few_other_connections_after_each_interval(receiver: 
     transfers = [receiver.open("a") for _ in range(5)]
     others = [str(number) for number in range(3 * REOPEN_CONNECTIONS)]
     for connection in others:
-        receiver.transfers.connected(connection, "peer")
-    receiver.transfers.connected("a", "peer")
+        receiver.transfers.connected(connection, "peer", has_heartbeats=True)
+    receiver.transfers.connected("a", "peer", has_heartbeats=True)
     receiver.transfers.disconnected("a", "peer", now=10.0)
     sent: Counter[tuple[str, bytes]] = Counter()
     for tick in range(39):
-        sent.update(receiver.transfers.tick(10.0 + tick / 4).reopens)
-        num_intervals = int(tick / 4 / (REOPEN_RATIO * RECONNECT_SECONDS))
+        sent.update(receiver.transfers.tick(10.0 + tick / 4, heard_at={}).reopens)
+        num_intervals = int(tick / 4 / (REOPEN_RATIO * SILENCE_SECONDS))
         assert sent.total() == num_intervals * REOPEN_CONNECTIONS * len(transfers)
     frames = [Header(FrameType.REOPEN, 0, transfer.request.transfer_id).encode() for transfer in transfers]
     assert sent == {(connection, frame): 1 for connection in others for frame in frames}
@@ -231,7 +249,7 @@ def test_a_cancel_is_answered_on_the_connection_that_brought_it(receiver: Receiv
     transfer = receiver.open("a")
     transfer_id = os.urandom(16) if fate == "never opened" else transfer.request.transfer_id
     if fate == "disconnected":
-        receiver.transfers.connected("a", "peer")
+        receiver.transfers.connected("a", "peer", has_heartbeats=True)
         receiver.transfers.disconnected("a", "peer", now=0.0)
     elif fate == "cancelled here":
         receiver.transfers.cancel(transfer_id, "cancelled", "not wanted", now=0.0)

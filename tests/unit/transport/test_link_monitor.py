@@ -16,7 +16,7 @@ from prfaas.transport.sender.outbox import Outbox
 from prfaas.transport.sender.stats import LinkMonitor, LinkStats
 
 SEGMENT_BYTES = 1448
-NOTHING = TcpInfo(0.03, 0.03, 0, 0, SEGMENT_BYTES, 0, 0, 0, 0, 0)
+NOTHING = TcpInfo(0.0, 0.03, 0.03, 0, 0, SEGMENT_BYTES, 0, 0, 0, 0, 0)
 
 
 @dataclass(eq=False)

@@ -57,6 +57,13 @@ def test_time_in_which_nothing_is_awaited_does_not_count() -> None:
     assert _unreachable(peer, 31.0, is_connected=True) == 1.0 - FRUITLESS_SECONDS
 
 
+def test_peer_is_silent_since_its_latest_sign_of_life_or_the_first_transfer() -> None:
+    peer = PeerLiveness(now=0.0)
+    assert peer.seconds_silent(now=50.0, heard_at=1.0, has_transfers=False) == 0.0
+    assert peer.seconds_silent(now=51.0, heard_at=1.0, has_transfers=True) == 1.0
+    assert peer.seconds_silent(now=53.0, heard_at=52.5, has_transfers=True) == 0.5
+
+
 # Connections
 
 TICK = 0.05
