@@ -24,6 +24,7 @@ from prfaas.config_checks import (
 )
 from prfaas.index.engine.events import check_endpoint
 from prfaas.tracing import SETTING_DOC
+from prfaas.transport.net.sockets import PacketMarks
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
 from prfaas.units import choice, is_loopback, split_address
 
@@ -84,6 +85,16 @@ class PeerRateConfig:
 
 
 @dataclass(frozen=True)
+class DscpConfig:
+    """DSCP of KV packets by class of priority."""
+
+    interactive: int = setting("count", default=0, maximum=63, doc="Of requests, such as 34 (AF41).")
+    background: int = setting(
+        "count", default=0, maximum=63, doc="Of prefix copies and of requests with less priority, such as 10 (AF11)."
+    )
+
+
+@dataclass(frozen=True)
 class AgentConfig:
     """One machine's agent."""
 
@@ -140,6 +151,7 @@ class AgentConfig:
         default=(),
         doc="Limits for receiving, with the keys of `egress`; the agent tells each peer its share.",
     )
+    dscp: DscpConfig = setting(record(DscpConfig), doc="Marks of KV packets for the network; 0: unmarked.")
     link_probe_bytes: int = setting(
         "bytes",
         default=2 << 30,
@@ -250,6 +262,10 @@ class AgentConfig:
         """Return the weight of a tenant on links: its share of the pool."""
         shares = {entry.tenant: entry.ratio for entry in self.tenants}
         return max(MIN_TENANT_WEIGHT, shares.get(tenant, self.tenant_ratio))
+
+    def marks(self) -> PacketMarks:
+        """Return the marks of KV packets."""
+        return PacketMarks(self.dscp.interactive, self.dscp.background)
 
     def ssd(self) -> SsdSettings | None:
         """Return the settings of the SSD tier, if there is one."""

@@ -84,6 +84,7 @@ class Links:
             certificates=self._certificates,
             insecure_plaintext=config.insecure_plaintext,
             budgets=self._limits.budgets_of(peer),
+            marks=config.marks(),
             weight_of_tenant=config.tenant_weight,
             packs=config.compression == "auto",
             awaits_peer=peer in config.dialled_by,

@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
-from prfaas.transport.net.sockets import SEND_SECONDS, PlainStream, TcpInfo, make_socket, read_tcp_info
+from prfaas.transport.net.sockets import (
+    SEND_SECONDS,
+    PacketMarks,
+    PlainStream,
+    TcpInfo,
+    make_socket,
+    mark,
+    read_tcp_info,
+)
 from prfaas.transport.net.tls import Certificates, TlsStream
 from prfaas.transport.protocol.wire import (
     HEADER_BYTES,
@@ -50,6 +58,7 @@ class Connection:
         self._set_timeout(socket.SO_SNDTIMEO, SEND_SECONDS)
         self.set_read_timeout(HANDSHAKE_SECONDS)
         self._is_reading = False
+        self._dscp = 0
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -237,6 +246,13 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, low_water)
 
+    def mark(self, dscp: int) -> None:
+        """Mark packets with this DSCP from now on."""
+        if dscp != self._dscp:
+            self._dscp = dscp
+            with contextlib.suppress(OSError):  # The socket is closed, or not TCP over IP.
+                mark(self._socket, dscp)
+
     def pace(self, bytes_per_second: float) -> None:
         """Make the kernel send no faster than this; infinity removes the limit."""
         rate = max(1, int(min(bytes_per_second, _UNPACED)))  # The kernel takes 0 as no limit.
@@ -281,6 +297,8 @@ class DialConfig(Protocol):
     def certificates(self) -> Certificates | None: ...
     @property
     def insecure_plaintext(self) -> bool: ...
+    @property
+    def marks(self) -> PacketMarks: ...
 
 
 @contextlib.contextmanager
@@ -294,6 +312,7 @@ def open_connection(address: str, config: DialConfig) -> Iterator[Connection]:
     allow_public = config.insecure_plaintext or config.certificates is not None
     sock = make_socket(address, congestion_control=config.congestion_control, allow_public=allow_public)
     connection = Connection(sock)
+    connection.mark(config.marks.interactive)
     try:
         if config.certificates is not None:
             connection.secure(config.certificates, is_listener=False)

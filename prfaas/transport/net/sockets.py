@@ -18,7 +18,23 @@ from prfaas.units import is_public, split_address
 CONNECT_SECONDS = 5.0
 SEND_SECONDS = 10.0  # A peer that reads nothing for so long counts as lost.
 SEND_BUFFER_BYTES = 4 << 20  # Measured: 1.9 times the default's bytes in flight over 30 ms.
+BACKGROUND_PRIORITY = 4  # Requests have 3 unless they ask for another priority, and prefix copies have 4.
 RECEIVE_STEP_BYTES = 256 << 10  # A reader is woken for so many bytes of a chunk, not for each packet.
+
+
+@dataclass(frozen=True)
+class PacketMarks:
+    """DSCP of packets (RFC 2474) by class of priority; 0 leaves packets unmarked."""
+
+    interactive: int = 0
+    background: int = 0
+
+    def of(self, priority: int) -> int:
+        """Return the DSCP of a transfer with this wire priority."""
+        return self.background if priority >= BACKGROUND_PRIORITY else self.interactive
+
+
+UNMARKED = PacketMarks()
 
 
 def make_socket(address: str, *, congestion_control: str, allow_public: bool) -> socket.socket:
@@ -108,6 +124,14 @@ def tune(connection: socket.socket, *, congestion_control: str) -> None:
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_LOW_WATER_BYTES)
+
+
+def mark(connection: socket.socket, dscp: int) -> None:
+    """Mark the packets that leave from now on, those of bytes in the send buffer included."""
+    traffic_class = dscp << 2  # The lowest two bits are ECN's.
+    if connection.family == socket.AF_INET6:
+        connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, traffic_class)
+    connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic_class)
 
 
 class PlainStream:

@@ -24,7 +24,7 @@ from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.dialler import ReverseDialer, ReverseDialState
 from prfaas.transport.net.handshake import HEARTBEAT, Identity
-from prfaas.transport.net.sockets import listen, tune
+from prfaas.transport.net.sockets import UNMARKED, PacketMarks, listen, tune
 from prfaas.transport.net.tls import Certificates, refusal_reason
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Hello
@@ -54,6 +54,7 @@ class ReceiverConfig:
     insecure_plaintext: bool = False  # Allows public addresses without certificates.
     silence_seconds: float = 2.0  # Transfers fail after this time without a connection or a sign of life.
     congestion_control: str = "bbr"
+    marks: PacketMarks = UNMARKED
     max_fragments: int = MAX_TOTAL_FRAGMENTS
     max_connections: int = MAX_CONNECTIONS
     num_connections: int = 0  # Per peer of `fetch_from`. 0: as many as the round-trip time asks for.
@@ -250,6 +251,7 @@ class Receiver:
     def _serve(self, connection: Connection, client: socket.socket) -> None:
         try:
             tune(client, congestion_control=self._config.congestion_control)
+            connection.mark(self._config.marks.interactive)
             if self._config.certificates is not None:
                 connection.secure(self._config.certificates, is_listener=True)
             hello = handshake.answer(connection, self._identity, sends_to=self._send_over)

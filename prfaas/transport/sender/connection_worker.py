@@ -36,6 +36,7 @@ class ChunkTask:
     request: SendRequest
     pack_format: PackFormat | None = None
     is_trial: bool = False
+    dscp: int = 0
 
 
 class WorkSource(Protocol):
@@ -177,6 +178,7 @@ class ConnectionWorker:
 
     def _send(self, task: ChunkTask) -> None:
         chunk, slab = task.chunk, task.chunk.slab
+        self.connection.mark(task.dscp)
         costs: list[PackingCost] = []
         with self._lock:
             self._in_flight.append((time.monotonic(), chunk))

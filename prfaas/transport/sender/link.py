@@ -20,6 +20,7 @@ from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection, open_connection
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
+from prfaas.transport.net.sockets import UNMARKED, PacketMarks
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Challenge, Done, EndReason, Hello
@@ -54,6 +55,7 @@ class LinkConfig:
     certificates: Certificates | None = None  # TLS is off without certificates.
     insecure_plaintext: bool = False  # Allows unencrypted links to public addresses.
     budgets: tuple[RateBudget, ...] = ()  # Rate budgets that the link shares with others.
+    marks: PacketMarks = UNMARKED
     weight_of_tenant: Callable[[str], float] = lambda tenant: 1.0
     packs: bool = True  # Pack chunks while that makes the link faster.
     awaits_peer: bool = False  # The peer dials in order to receive; this side never dials.
@@ -270,11 +272,13 @@ class Link:
             chunk, request = taken
             worker.reading, worker.last_control = chunk.transfer_id, None
             self._monitor.bounds.on_written(chunk.slab.num_bytes, now=now)
+            dscp = self._config.marks.of(request.priority)
             if self._monitor.is_probing:
                 # A probe's bytes do not show how well other bytes can be packed.
-                return ChunkTask(chunk, request)
+                return ChunkTask(chunk, request, dscp=dscp)
             packing = self._monitor.packing
-            return ChunkTask(chunk, request, packing.format, is_trial=worker.can_pack and packing.wants_trial())
+            is_trial = worker.can_pack and packing.wants_trial()
+            return ChunkTask(chunk, request, packing.format, is_trial=is_trial, dscp=dscp)
 
     def sent(self, worker: ConnectionWorker, chunk: Chunk, costs: Sequence[PackingCost]) -> None:
         """Note that the worker has finished reading a chunk's memory, and what packing it cost."""
