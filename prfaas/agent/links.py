@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,6 +60,7 @@ class Links:
         self._certificates = certificates
         self._on_event = on_event
         self._limits = RateLimits(config.egress)
+        self._peer_budgets: dict[AgentName, RateBudget] = {}
         self._links: dict[tuple[str, AgentName], Link] = {}
 
     def to(self, address: str, peer: AgentName) -> Link:
@@ -84,6 +86,7 @@ class Links:
             certificates=self._certificates,
             insecure_plaintext=config.insecure_plaintext,
             budgets=self._limits.budgets_of(peer),
+            peer_budget=self._peer_budgets.setdefault(peer, RateBudget(math.inf)),
             marks=config.marks(),
             weight_of_tenant=config.tenant_weight,
             packs=config.compression == "auto",

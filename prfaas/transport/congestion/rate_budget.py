@@ -66,7 +66,7 @@ class RateBudget:
         self._members: dict[Hashable, _BudgetLink] = {}
 
     def share(self, link: Hashable, usage: LinkUsage, *, now: float) -> float:
-        """Return the bytes per second that a link may send from now on.
+        """Return the bytes per second that a link may send from now on; infinity without a limit.
 
         Links that can use more divide what others leave unused. A link that starts has an equal share at its next call.
         """
@@ -78,6 +78,8 @@ class RateBudget:
 
     def _share_of(self, link: Hashable, member: _BudgetLink) -> float:
         total = self.bytes_per_second
+        if total == inf:
+            return inf
         wanted = {name: member.wanted_bytes_per_second for name, member in self._members.items() if member.is_busy}
         wanted[link] = inf
         return min(fair_shares(total, wanted)[link], max(total / len(wanted), member.wanted_bytes_per_second))

@@ -23,7 +23,7 @@ from prfaas.transport.protocol.wire import NO_TRANSFER, VERSION, ConnectionStep,
 
 VERSIONS = (VERSION,)
 RATE = "rate"  # A sender with this capability obeys RATE.
-HEARTBEAT = "heartbeat"  # A sender with this capability sends PING several times in 2 s while it has transfers.
+HEARTBEAT = "heartbeat"  # A sender with this capability sends PING every HEARTBEAT_SECONDS while it has transfers.
 CAPABILITIES = (*CODECS, RATE, HEARTBEAT)  # Peers ignore capabilities that they do not know.
 _NO_PROOF = bytes(PROOF_BYTES)
 

@@ -17,7 +17,7 @@ from prfaas.transport.congestion.rate_estimator import LinkHealth
 from prfaas.transport.congestion.stall_detector import PeerLiveness
 from prfaas.transport.events import EventQueue, check_repeatedly
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import SILENCE_SECONDS, Connection, open_connection
+from prfaas.transport.net.connection import HEARTBEAT_SECONDS, SILENCE_SECONDS, Connection, open_connection
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.net.sockets import UNMARKED, PacketMarks
@@ -37,7 +37,6 @@ from prfaas.types import FailureReason
 _log = logs.get("transport")
 TICK_SECONDS, IDLE_TICK_SECONDS = 0.05, 0.25
 STUCK_MEMORY_SECONDS = 1.0
-HEARTBEATS = 4  # PINGs of an idle connection within `silence_seconds`, while there are transfers.
 # OPEN is repeated after the longer of these.
 ANSWER_SECONDS, ANSWER_ROUND_TRIPS = 1.0, 4
 MAX_DIALLED_CONNECTIONS = LOSS_BASED_CONNECTIONS  # Limit for a peer that dials to receive.
@@ -55,6 +54,7 @@ class LinkConfig:
     certificates: Certificates | None = None  # TLS is off without certificates.
     insecure_plaintext: bool = False  # Allows unencrypted links to public addresses.
     budgets: tuple[RateBudget, ...] = ()  # Rate budgets that the link shares with others.
+    peer_budget: RateBudget | None = None  # Shared by all links to the peer, if there may be several.
     marks: PacketMarks = UNMARKED
     weight_of_tenant: Callable[[str], float] = lambda tenant: 1.0
     packs: bool = True  # Pack chunks while that makes the link faster.
@@ -100,9 +100,10 @@ class Link:
         self._workers = ConnectionWorkers()
         self._monitor = LinkMonitor()
         self._peer_liveness = PeerLiveness(now=time.monotonic())
-        self._pace = 0.0  # Bytes per second over all connections: 0 before the first limit, infinity after the last.
-        self._peer_limit = 0.0  # Bytes per second that the peer accepts; 0 if it does not say.
-        self._budget_shares: list[float] = []  # Bytes per second.
+        self._pace = math.inf  # Bytes per second over all connections.
+        # What the peer accepts; all links to it share this limit.
+        self._peer_budget = config.peer_budget or RateBudget(math.inf)
+        self._budgets = (*config.budgets, self._peer_budget)
         # Created at once, so that the counter exists before the first stall.
         self._num_stalls = metrics.LINK_STALLS.labels(peer=peer_name)
         self._watcher = threading.Thread(target=self._watch_forever, name=f"watch-{peer_name}", daemon=True)
@@ -171,7 +172,7 @@ class Link:
         if self._watcher.ident is not None:
             self._watcher.join()
         # The watcher asks the budgets for shares, so it must have ended.
-        for budget in self._config.budgets:
+        for budget in self._budgets:
             budget.forget(self)
 
     def _start(self) -> bool:
@@ -253,8 +254,9 @@ class Link:
 
     def _ping_seconds(self) -> float:
         """Return the time after which an idle connection sends PING: soon while transfers depend on the peer."""
-        seconds = SILENCE_SECONDS / 3
-        return min(seconds, self._config.silence_seconds / HEARTBEATS) if self._outbox.num_transfers else seconds
+        if not self._outbox.num_transfers:
+            return SILENCE_SECONDS / 3
+        return min(HEARTBEAT_SECONDS, self._config.silence_seconds / 4)
 
     def take(self, worker: ConnectionWorker) -> bytes | ChunkTask | None:
         """Take a control frame or a chunk to send. The chunk's memory is in use until `sent`."""
@@ -429,37 +431,29 @@ class Link:
     # Rate
 
     def _take_budget_shares(self) -> None:
-        """Take this link's share of each of its budgets."""
+        """Send no faster than the lowest of this link's shares of its budgets."""
         usage = self._monitor.usage(is_busy=self._outbox.num_transfers > 0)
         now = time.monotonic()
-        self._budget_shares = [budget.share(self, usage, now=now) for budget in self._config.budgets]
-        self._choose_pace()
+        share = min(budget.share(self, usage, now=now) for budget in self._budgets)
+        if not math.isclose(share, self._pace, rel_tol=PACE_STEP_RATIO):
+            self._pace = share
+            self._divide_pace()
         self._fit_chunks()
 
     def _apply_rate_limit(self, bytes_per_second: float) -> None:
-        """Send no faster than the peer accepts; 0 if it does not say."""
-        self._peer_limit = bytes_per_second
-        self._choose_pace()
-        self._fit_chunks()
-
-    def _choose_pace(self) -> None:
-        """Take the lowest of the peer's limit and the shares of the budgets."""
-        unlimited = math.inf if self._pace else 0.0
-        pace = min(filter(None, (self._peer_limit, *self._budget_shares)), default=unlimited)
-        if not math.isclose(pace, self._pace, rel_tol=PACE_STEP_RATIO):
-            self._pace = pace
-            self._divide_pace()
+        """Send no faster than the peer accepts; infinity if it does not say."""
+        self._peer_budget.bytes_per_second = bytes_per_second
+        self._take_budget_shares()
 
     def _divide_pace(self) -> None:
         """Have the kernel send an equal part of the rate over each connection."""
-        if self._pace:
-            for worker in self._workers:
-                worker.connection.pace(self._pace / len(self._workers))
+        for worker in self._workers:
+            worker.connection.pace(self._pace / len(self._workers))
 
     def _fit_chunks(self) -> None:
         """Choose the chunk size by what a connection carries, as far as that is known."""
         achievable = self._monitor.health.achievable_bytes_per_second
-        rate = min(achievable or math.inf, self._pace or math.inf)
+        rate = min(achievable or math.inf, self._pace)
         self._outbox.set_rate(rate / max(1, len(self._workers)))
 
     # Connections
@@ -508,7 +502,7 @@ class Link:
             if self._workers.set_process(greeting.boot_id):
                 # Another process answers: what the previous one acknowledged is lost.
                 self._outbox.connection_lost(is_last=True)
-                self._apply_rate_limit(0.0)
+                self._apply_rate_limit(math.inf)
             if self._config.awaits_peer:
                 self._dialler.num_wanted = min(number + 1, MAX_DIALLED_CONNECTIONS)
             elif not self._workers:
@@ -539,7 +533,7 @@ class Link:
             self._peer_liveness.connection_lost(now=now, lifetime_seconds=lifetime_seconds)
             if not self._workers:
                 # Another process of the peer may answer next.
-                self._apply_rate_limit(0.0)
+                self._apply_rate_limit(math.inf)
                 self._dialler.last_error = NOT_DIALLED if self._config.awaits_peer else self._dialler.last_error
             self._outbox.connection_lost(is_last=not self._workers)
             if worker.generation == self._workers.generation:

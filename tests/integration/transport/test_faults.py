@@ -21,7 +21,7 @@ from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_h
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender import connection_worker
+from prfaas.transport.sender import link
 from prfaas.transport.sender.api import SendAccepted, SendFailed
 from prfaas.transport.sender.link import PACE_STEP_RATIO
 from tests.support.raw_peers import RawReceiver, RawSender
@@ -353,7 +353,7 @@ def test_cancel_leaves_before_unused_connections_end(
     far: Far, near_to: Callable[..., Near], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Idle workers check three times within it whether their connection is wanted.
-    monkeypatch.setattr(connection_worker, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(link, "SILENCE_SECONDS", 1.5)
     near = near_to(far.address)
     transfer_id = send(near, objects_of(10), ready=False)
     wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)

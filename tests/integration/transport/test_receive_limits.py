@@ -58,6 +58,14 @@ def test_peers_together_keep_to_the_receive_limit(limited: Far, near_to: Callabl
     wait_until(lambda: _has_pace(nears[0], LIMIT), what="the whole limit for the other peer")
 
 
+def test_two_links_of_one_sender_divide_the_limit_of_their_peer(limited: Far, near_to: Callable[..., Near]) -> None:
+    budget = RateBudget(math.inf)
+    nears = [near_to(limited.address, num_connections=2, packs=False, peer_budget=budget) for _ in range(2)]
+    for near in nears:
+        _fill(near)
+    wait_until(lambda: all(_has_pace(near, LIMIT / 2) for near in nears), what="equal shares")
+
+
 def test_limit_of_a_receiver_does_not_bind_its_successor(near_to: Callable[..., Near]) -> None:
     budget = RateBudget(LIMIT)
     first = make_far(listen=free_address(), ingress_of=lambda peer: (budget,))
