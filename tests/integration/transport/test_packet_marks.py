@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,7 +17,7 @@ from tests.support.waiting import wait_until
 
 INTERACTIVE, BACKGROUND = 34, 10
 MARKS = PacketMarks(INTERACTIVE, BACKGROUND)
-ALL_IPV4 = 0x0800  # ETH_P_IP
+ALL_IPV4, SO_ATTACH_FILTER = 0x0800, 26  # ETH_P_IP
 IP_OPTIONS = {
     "127.0.0.1:0": (socket.IPPROTO_IP, socket.IP_TOS),
     "[::1]:0": (socket.IPPROTO_IPV6, socket.IPV6_TCLASS),
@@ -47,14 +50,30 @@ def test_packets_are_unmarked_by_default(near_to: Callable[..., Near]) -> None:
     far.receiver.close()
 
 
-@pytest.fixture
-def capture() -> Iterator[socket.socket]:
-    if os.geteuid() != 0:
-        pytest.skip("a packet capture needs root")
-    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL_IPV4)) as found:
-        found.bind(("lo", ALL_IPV4))
-        found.setblocking(False)
-        yield found
+def _port_filter(port: int) -> list[tuple[int, int, int, int]]:
+    """Return a BPF program that keeps the packets from or to a port of TCP."""
+    return [
+        (0xB1, 0, 0, 0),  # X = length of the IP header
+        (0x48, 0, 0, 0),  # A = source port
+        (0x15, 2, 0, port),
+        (0x48, 0, 0, 2),  # A = destination port
+        (0x15, 0, 1, port),
+        (0x06, 0, 0, 0xFFFF),
+        (0x06, 0, 0, 0),
+    ]
+
+
+@contextlib.contextmanager
+def _capture(port: int) -> Iterator[socket.socket]:
+    """Capture the packets of one port on loopback, where other programs send too."""
+    program = b"".join(struct.pack("HBBI", *instruction) for instruction in _port_filter(port))
+    kept = ctypes.create_string_buffer(program, len(program))
+    attached = struct.pack("HL", len(program) // 8, ctypes.addressof(kept))
+    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL_IPV4)) as capture:
+        capture.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, attached)
+        capture.bind(("lo", ALL_IPV4))
+        capture.setblocking(False)
+        yield capture
 
 
 def _captured(capture: socket.socket, port: int) -> tuple[set[int], set[int]]:
@@ -75,12 +94,14 @@ def _captured(capture: socket.socket, port: int) -> tuple[set[int], set[int]]:
 
 
 @pytest.mark.root
-def test_captured_packets_carry_the_marks_of_both_ends(near_to: Callable[..., Near], capture: socket.socket) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="a packet capture needs root")
+def test_captured_packets_carry_the_marks_of_both_ends(near_to: Callable[..., Near]) -> None:
     far = make_far(marks=MARKS)
     port = int(far.address.rpartition(":")[2])
-    near = near_to(far.address, num_connections=1, marks=MARKS)
-    near.assert_completed(send(near, objects_of(1 << 20), priority=BACKGROUND_PRIORITY))
-    near.assert_completed(send(near, objects_of(10), priority=0))
-    near.link.close()
-    far.receiver.close()
-    assert _captured(capture, port) == ({INTERACTIVE, BACKGROUND}, {INTERACTIVE})
+    with _capture(port) as capture:
+        near = near_to(far.address, num_connections=1, marks=MARKS)
+        near.assert_completed(send(near, objects_of(1 << 14), priority=BACKGROUND_PRIORITY))
+        near.assert_completed(send(near, objects_of(10), priority=0))
+        near.link.close()
+        far.receiver.close()
+        assert _captured(capture, port) == ({INTERACTIVE, BACKGROUND}, {INTERACTIVE})
