@@ -1,4 +1,4 @@
-"""gRPC server of the manager: caller identity, refusals, health, reflection, orderly stop."""
+"""gRPC server of the manager: caller identity, refusals, health, orderly stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from prfaas import logs, metrics, tracing
 from prfaas.errors import ConfigError, FencedError, IndexRefusal
@@ -103,7 +102,6 @@ class GrpcServer:
         """Answer calls. Health reports NOT_SERVING until `set_serving`."""
         self._server.add_generic_rpc_handlers((server_handlers(self._methods()),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         await self.set_serving(False)
         await self._server.start()
         if self._proxy is not None:

@@ -1,4 +1,4 @@
-"""Servers of one manager process: health, reflection, pages, orderly and abrupt ends."""
+"""Servers of one manager process: health, pages, orderly and abrupt ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import aiohttp
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from prfaas.errors import ConfigError
 from prfaas.index.store.redis_store import RedisStore
@@ -28,18 +27,12 @@ from tools.free_ports import free_address
 LAYOUT = hybrid_layout()
 
 
-async def test_health_and_reflection_are_served(deployment: Deployment) -> None:
+async def test_health_is_served(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     async with grpc.aio.insecure_channel(manager.address) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
         answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE_SECONDS)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        reflected = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
-            asked, timeout=PATIENCE_SECONDS
-        )
-        names = [service.name async for answer in reflected for service in answer.list_services_response.service]
-    assert SERVICE_NAME in names
 
 
 async def test_pages_show_readiness_metrics_and_state(deployment: Deployment) -> None:
