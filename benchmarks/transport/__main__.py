@@ -29,7 +29,7 @@ GIB, MIB = 1 << 30, 1 << 20
 COLD_IPERF = "iperf3 -n 64M -P 16 bbr, cold, of the link"
 HYBRIDS = ("Kimi-Linear-48B-A3B", "Qwen3.5-397B-A17B", "Ring-2.5-1T")
 HYBRID_REPEATS = 5
-REPEATS, COLD_REPEATS, LAYERWISE_REPEATS, PROBE_REPEATS = 5, 7, 20, 7
+REPEATS, COLD_REPEATS, LAYERWISE_REPEATS, PROBE_REPEATS, TENANT_REPEATS = 5, 7, 20, 7, 5
 
 
 @dataclass(frozen=True)
@@ -288,6 +288,17 @@ def _urgent_row(wan: Wan) -> dict[str, Any]:
     return _row("urgent 8 MiB beside 2 GiB, over twice alone + RTT", _spread(ratios, digits=2), "median <= 1")
 
 
+def _tenants(name: str) -> list[dict[str, Any]]:
+    """Measure a tenant's prompt alone, and beside 50 prompts of another tenant."""
+    ratios = []
+    with Wan(PROFILES[name]) as wan:
+        for _ in range(TENANT_REPEATS):
+            with Ends(wan, pool_bytes=128 * MIB) as ends:
+                found = ends.crowd(50, crowd_bytes=32 * MIB, own_bytes=128 * MIB, after_seconds=2.0)
+            ratios.append(found["beside_seconds"] / found["alone_seconds"])
+    return [_row("128 MiB beside 50 of another tenant, over alone", _spread(ratios, digits=2), "median <= 2.2")]
+
+
 def _packing_rows(name: str) -> list[dict[str, Any]]:
     """Measure the same bytes with and without packing, in turn. Noise must not be slower; floats should be faster."""
     rows = []
@@ -366,6 +377,7 @@ PARTS: dict[str, Callable[[str], list[dict[str, Any]]]] = {
     "health": _health,
     "packing": _packing_rows,
     "probe": _probe,
+    "tenants": _tenants,
 }
 
 
