@@ -75,7 +75,7 @@ def decide(progress: InboundProgress, *, local_seconds: float, min_wait_seconds:
 
     Args:
         progress: The transfer.
-        local_seconds: Duration of a local prefill that begins now.
+        local_seconds: Time until a local prefill would end, with its wait for earlier ones.
         min_wait_seconds: No request recomputes before, however short its prompt.
     """
     remaining = remaining_seconds(progress)
@@ -87,3 +87,21 @@ def decide(progress: InboundProgress, *, local_seconds: float, min_wait_seconds:
         return HedgeDecision("recompute", "not_begun", remaining, local_seconds)
     is_paused = remaining == PAUSE_FACTOR * progress.paused_seconds
     return HedgeDecision("recompute", "paused" if is_paused else "slow", remaining, local_seconds)
+
+
+class RecomputeQueue:
+    """Local prefills of one engine that replaced late transfers, run one after the other. Times are in seconds.
+
+    Without it, all requests that wait for a slow link would choose to recompute at once, and queue for each other.
+    """
+
+    def __init__(self) -> None:
+        self._ends_at = 0.0
+
+    def local_seconds(self, prefill_seconds: float, *, now: float) -> float:
+        """Return the time until a prefill of this duration would end if it were added now."""
+        return max(0.0, self._ends_at - now) + prefill_seconds
+
+    def add(self, prefill_seconds: float, *, now: float) -> None:
+        """Add a prefill."""
+        self._ends_at = now + self.local_seconds(prefill_seconds, now=now)

@@ -10,7 +10,7 @@ from typing import Any
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import Curve
-from prfaas.scheduler.hedge import InboundProgress, decide
+from prfaas.scheduler.hedge import InboundProgress, RecomputeQueue, decide
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.sim.kernel.meter import LoadSeries, TokenGaps
@@ -112,6 +112,7 @@ class Twin:
         )
         self._transfers: dict[tuple[InstanceId, ClusterName], Transfers] = {}
         self._arriving: Iterator[SimulatedRequest] = iter(())
+        self._recomputes = {name: RecomputeQueue() for name in self._nodes}
         self._dead: set[InstanceId | None] = set()
         self._known_dead: set[InstanceId] = set()
         # The current role change of an instance, and later ones that wait for its end.
@@ -228,10 +229,13 @@ class Twin:
         waited = self.timeline.now - since
         transfers = self._transfers.get(key)
         progress = InboundProgress(waited) if transfers is None else transfers.progress(request, waited_seconds=waited)
-        chosen = decide(progress, local_seconds=local, min_wait_seconds=self.rules.hedge_seconds)
+        queue = self._recomputes[decision.decode]
+        local_seconds = queue.local_seconds(local, now=self.timeline.now)
+        chosen = decide(progress, local_seconds=local_seconds, min_wait_seconds=self.rules.hedge_seconds)
         if chosen.action == "wait":
             self.timeline.at(self.timeline.now + _HEDGE_INTERVAL_RATIO * local, self._check_hedge, wait)
             return
+        queue.add(local, now=self.timeline.now)
         again = self._withdraw(request, decision)
         local_decision = replace(decision, route="local", prefill=None)
         self._decisions[again] = local_decision

@@ -28,7 +28,7 @@ from prfaas.connector.scheduler.transfer_table import TransferTable
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import NO_HASH, HashChain
-from prfaas.scheduler.hedge import InboundProgress, decide
+from prfaas.scheduler.hedge import InboundProgress, RecomputeQueue, decide
 from prfaas.transfer_report import ReceivedReport
 from prfaas.types import TransferId
 
@@ -86,6 +86,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         self._settings = settings
         self._free_block_ratio = free_block_ratio
         self._prefill_rate = prefill_rate
+        self._recomputes = RecomputeQueue()
         self._loads: list[Load] = []
         self._failed_loads: list[str] = []
         self._unclaimed: deque[Receive] = deque(maxlen=MAX_UNCLAIMED)
@@ -175,9 +176,11 @@ class InboundTransfers(TransferTable[InboundTransfer]):
     def _hedge(self, transfer: InboundTransfer, claim: Sequence[Any] | None, *, now: float) -> None:
         waited = now - transfer.claimed_at
         progress = InboundProgress(waited, paused_seconds=waited) if claim is None else InboundProgress(waited, *claim)
-        local = self._prefill_rate.seconds(transfer.num_tokens)
+        prefill_seconds = self._prefill_rate.seconds(transfer.num_tokens)
+        local = self._recomputes.local_seconds(prefill_seconds, now=now)
         decision = decide(progress, local_seconds=local, min_wait_seconds=self._settings.silence_seconds)
         if decision.action == "recompute":
+            self._recomputes.add(prefill_seconds, now=now)
             self._counts.recompute_seconds["predicted"] += decision.remaining_seconds
             self._counts.recompute_seconds["local"] += decision.local_seconds
             self._release(transfer, "recomputed", message=f"{decision.reason}: {decision.remaining_seconds:.2f} s left")
