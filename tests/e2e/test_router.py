@@ -18,7 +18,7 @@ from prfaas.types import ClusterKind, InstanceRole
 from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
 from tests.support.engine_pair import MAX_MODEL_LEN, EnginePair, post
 from tests.support.secret_files import write_secret
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, until, wait_until
 from tools.demo.client import prefilled_tokens, transfers
 
 pytestmark = [
@@ -35,13 +35,13 @@ ALONE: dict[str, Any] = {**GREEDY, "extra_body": {"ignore_eos": True, "cache_sal
 @pytest.fixture
 async def client(pair: EnginePair) -> AsyncIterator[openai.AsyncOpenAI]:
     """Yield an OpenAI client of a router before the pair."""
-    async with _router(pair) as url, _client(url) as openai_client:
+    async with running_router(pair) as url, open_client(url) as openai_client:
         await openai_client.models.list()  # Repeats while the reply is 503: until a probe has seen the engines.
         yield openai_client
 
 
 @contextlib.asynccontextmanager
-async def _router(pair: EnginePair, **settings: Any) -> AsyncIterator[str]:
+async def running_router(pair: EnginePair, **settings: Any) -> AsyncIterator[str]:
     clusters = (
         cluster("east", "prfaas", "prefill", pair.prefill.url, pair.east.wire),
         cluster("west", "pd", "both", pair.decode.url, pair.west.wire),
@@ -51,8 +51,9 @@ async def _router(pair: EnginePair, **settings: Any) -> AsyncIterator[str]:
         "secret_file": "-",
         "threshold_tokens": T,
         "probe_interval": 0.2,
+        "silence_seconds": PATIENCE_SECONDS,  # Engines of one process answer late during a long step.
     }
-    config = RouterConfig(clusters=clusters, **(defaults | settings))
+    config = RouterConfig(**({"clusters": clusters} | defaults | settings))
     secret = pair.secret
     async with open_router(config, secret) as address:
         yield f"http://{address}"
@@ -63,7 +64,7 @@ def cluster(name: str, kind: ClusterKind, role: InstanceRole, url: str, wire: st
     return ClusterConfig(name=name, kind=kind, instances=(instance,))
 
 
-def _client(url: str, key: str = "none") -> openai.AsyncOpenAI:
+def open_client(url: str, key: str = "none") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=20)
 
 
@@ -85,7 +86,7 @@ async def test_a_long_text_is_transferred_and_answered_as_by_one_engine(
 ) -> None:
     raw = await client.completions.with_raw_response.create(model=pair.family, prompt=LONG_TEXT, **GREEDY)
     assert raw.headers["x-prfaas-route"] == "remote"
-    async with _client(pair.decode.url) as alone:
+    async with open_client(pair.decode.url) as alone:
         wanted = await alone.completions.create(model=pair.family, prompt=LONG_TEXT, **ALONE)
     answer = raw.parse()
     assert answer.choices[0].text == wanted.choices[0].text
@@ -98,7 +99,7 @@ async def test_a_long_chat_is_transferred_and_answered_as_by_one_engine(
     pair: EnginePair, client: openai.AsyncOpenAI, stream: bool
 ) -> None:
     messages: Any = [{"role": "system", "content": "Count."}, {"role": "user", "content": f"{stream} {LONG_TEXT}"}]
-    async with _client(pair.decode.url) as alone:
+    async with open_client(pair.decode.url) as alone:
         wanted = await alone.chat.completions.create(model=pair.family, messages=messages, **ALONE)
     sent: Any = {"model": pair.family, "messages": messages, "stream": stream, **GREEDY}
     raw = await client.chat.completions.with_raw_response.create(**sent)
@@ -111,11 +112,11 @@ async def test_a_long_chat_is_transferred_and_answered_as_by_one_engine(
 
 async def test_a_client_reuses_kv_of_its_own_tenant_only(pair: EnginePair, tmp_path: Path) -> None:
     write_secret(tmp_path / "clients", "key-a alice\nkey-b bob\n")
-    async with _router(pair, api_keys_file=tmp_path / "clients", threshold_tokens=2 * T) as url:
+    async with running_router(pair, api_keys_file=tmp_path / "clients", threshold_tokens=2 * T) as url:
 
         async def ask(key: str, prompt: str) -> tuple[int, Any]:
             before = prefilled_tokens(pair.decode.url)
-            async with _client(url, key) as keyed_client:
+            async with open_client(url, key) as keyed_client:
                 raw = await keyed_client.completions.with_raw_response.create(
                     model=pair.family, prompt=prompt, **GREEDY
                 )
@@ -167,7 +168,7 @@ async def _transferring_router(pair: EnginePair, *, seed: int) -> AsyncIterator[
         return headers
 
     seeds = itertools.count(seed)
-    async with _router(pair, transfer_deadline=3600.0) as url:
+    async with running_router(pair, transfer_deadline=3600.0) as url:
         async with asyncio.timeout(60):
             while (await ask()).get("x-prfaas-route") != "remote":  # Until both engines have been probed.
                 pass

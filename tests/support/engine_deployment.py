@@ -135,6 +135,7 @@ class Deployment:
         """URL of a router of cluster west, which starts on first use."""
         if self._router is None:
             config = {"managers": [self.manager_address], "cluster": "west", "manager_timeout": "10s"}
+            config |= {"silence_seconds": "60s"}  # Engines of one process answer late during a long step.
             self._router = self.stack.start_router(config)
             self.stack.await_server(*self._router)
             wait_until(lambda: self._known_engines() == self.agents.keys(), what="a router that knows all engines")

@@ -136,7 +136,8 @@ class ProcessDeployment:
             self._stack.await_server(self.engines[instance], url)
         for cluster in (name for name, kind in self._clusters.items() if kind == "pd"):
             settings = {"managers": [self.manager_grpc], "cluster": cluster, "probe_interval": "200ms"}
-            settings["manager_timeout"] = "10s"  # Managers decide even on a busy machine.
+            # On a busy machine managers still decide, and engines do not count as silent.
+            settings |= {"manager_timeout": "10s", "silence_seconds": "20s"}
             router, self.router_urls[cluster] = self._stack.start_router(settings, name=f"router-{cluster}")
             self._stack.await_server(router, self.router_urls[cluster])
             self.children.wait_until(router, functools.partial(self._sees_all, cluster), seconds=90.0)

@@ -126,6 +126,7 @@ def router_config(**settings: Any) -> RouterConfig:
         "listen": "127.0.0.1:0",
         "threshold_tokens": T,
         "probe_interval": 0.1,
+        "silence_seconds": PATIENCE_SECONDS,  # On a busy machine engines of this process answer late.
         "clusters": (ClusterConfig(name="west", kind="pd", instances=(nowhere,)),),
     }
     return RouterConfig(secret_file="-", **(defaults | settings))

@@ -346,6 +346,7 @@ class Fleet:
             running.discard(instance)
 
     async def _check_health(self, instance: Instance) -> None:
+        started = time.monotonic()
         try:
             async with asyncio.timeout(self._config.silence_seconds) as limit:
                 async with self._session.get(f"{instance.url}/health") as response:
@@ -353,6 +354,8 @@ class Fleet:
                 if healthy and not (instance.healthy and instance.models):
                     await self._read_models(instance)
         except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
+            if time.monotonic() - started > 2 * self._config.silence_seconds:
+                return  # This process itself stood still, so the time says nothing about the engine.
             if limit.expired() and instance.healthy:
                 instance.fell_silent()
             else:

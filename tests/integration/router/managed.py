@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "secret_file": "-",
     "threshold_tokens": 9 * T,
     "probe_interval": 0.1,
+    "silence_seconds": PATIENCE_SECONDS,
     "manager_timeout": PATIENCE_SECONDS,  # Long enough that managers decide even on a busy machine.
 }
 
