@@ -16,7 +16,7 @@ import yaml
 from prometheus_client import REGISTRY
 
 from prfaas.console.authority import Authority, IssuedCertificate
-from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
+from prfaas.router.config import ClusterConfig, InstanceConfig, LimitsConfig, RouterConfig
 from prfaas.router.server import open_router
 from prfaas.transport.net.tls import CertificateFiles, Certificates, TlsConfig
 from tests.integration.console.terminal import run_here
@@ -204,3 +204,37 @@ def test_client_context_without_an_authority_trusts_nobody(authority: Authority)
     contexts = Certificates(CertificateFiles(None, issued.certificate, issued.key))
     assert contexts.client_context().verify_mode is ssl.CERT_REQUIRED and not contexts.client_context().get_ca_certs()
     assert contexts.server_context().verify_mode is ssl.CERT_NONE
+
+
+async def test_addresses_have_their_own_budget_of_encrypted_connections(
+    engine: PacedEngine, authority: Authority
+) -> None:
+    """The router counts the peers of its TLS proxy, not the proxy's own connections on loopback."""
+    shown = _files(authority.issue("router"), "certificate", "key")
+    context = _client(authority)
+    async with (
+        _router(engine, context, limits=LimitsConfig(connections=4), **shown) as router,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await router.until_health(west_0=True)
+        host, port = router.url.removeprefix("https://").split(":")
+
+        async def connect() -> bool:
+            """Return whether one more connection from 127.0.0.2 is accepted."""
+            try:
+                _, writer = await asyncio.open_connection(
+                    host, int(port), ssl=context, server_hostname=host, local_addr=("127.0.0.2", 0)
+                )
+            except OSError:
+                return False
+            stack.callback(writer.close)
+            return True
+
+        before = _client_refusals("connections_of_address")
+        assert [await connect() for _ in range(3)] == [True, True, False]
+        assert _client_refusals("connections_of_address") - before == 1
+        assert (await router.post({"prompt": "x"}))[0] == 200
+
+
+def _client_refusals(reason: str) -> float:
+    return REGISTRY.get_sample_value("prfaas_router_client_refusals_total", {"reason": reason}) or 0.0
