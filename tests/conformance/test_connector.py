@@ -388,6 +388,31 @@ def test_a_finished_answer_is_stored_for_the_next_turn(
     engines.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize(
+    ("shape", "answer_tokens", "num_reused"),
+    [("dense", 7, 288), ("dense", 8, 320), ("windowed", 8, 320), ("windowed", 9, 320)],
+)
+def test_answers_with_drafts_are_received_and_stored(
+    engines: ScheduledEngines, shape: str, answer_tokens: int, num_reused: int
+) -> None:
+    """Each step accepts two of three drafts. Some answers end inside a draft, whose rest vLLM counts as computed."""
+    prefiller, decoder = engines.prefiller(shape), engines.decoder(shape, num_drafts=3, reuse=True)
+    prompt = prompt_of(42, 313)
+    grant = engines.grant(prompt)
+    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+    decoder.submit("first", prompt, parameters, answer_tokens=answer_tokens, ends_by_itself=True)
+    engines.run_until_finished(["first", _prefill(prefiller, prompt, grant)])
+    engines.assert_nothing_is_left()
+    assert decoder.told.resumed_at["first"] == 312
+    assert decoder.told.outcomes == {"receive completed": 1, "store completed": 1}
+    turn = [*prompt, *[ANSWER_TOKEN] * (answer_tokens - 1), END_TOKEN, *prompt_of(43, 40)]
+    decoder.submit("second", turn, {}, answer_tokens=12)
+    engines.run_until_finished(["second"])
+    assert decoder.told.resumed_at["second"] == num_reused
+    assert decoder.told.wrong_blocks == []
+    engines.assert_nothing_is_left()
+
+
 def test_no_request_is_preempted_while_a_finished_one_is_about_to_free_blocks(
     engines: ScheduledEngines,
 ) -> None:

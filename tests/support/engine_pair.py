@@ -230,24 +230,29 @@ def running_pair(
     nodes: Mapping[str, Node] = PAIR,
     ranks: tuple[int, int] = (1, 1),
     extra: tuple[str, ...] = (),
+    decode_extra: tuple[str, ...] = (),
     connector: Mapping[str, Any] | None = None,
     manager: Mapping[str, Any] | None = None,
     **agent_settings: Any,
 ) -> Iterator[EnginePair]:
     """Start a pair, with both engines at the same time, and stop it in the end.
 
-    `ranks` are tensor-parallel sizes; `extra` are flags and `connector` keys of both engines.
+    `ranks` are tensor-parallel sizes; `extra` are flags and `connector` keys of both engines, `decode_extra` flags of one.
     """
     make_model(family, directory / family)
     with Children(directory) as children, Relay(free_address()) as reports:
         pair = EnginePair(children, directory, family, reports)
         pair.configure(nodes, manager=manager, **agent_settings)
-        pair.start_engines(_engine_options(family, ranks, extra, connector or {}))
+        pair.start_engines(_engine_options(family, ranks, extra, decode_extra, connector or {}))
         yield pair
 
 
 def _engine_options(
-    family: str, ranks: tuple[int, int], extra: tuple[str, ...], connector: Mapping[str, Any]
+    family: str,
+    ranks: tuple[int, int],
+    extra: tuple[str, ...],
+    decode_extra: tuple[str, ...],
+    connector: Mapping[str, Any],
 ) -> dict[str, EngineOptions]:
     prefilling, decoding = ((*flags(family), *extra, "--tensor-parallel-size", str(size)) for size in ranks)
     is_compiled = family in COMPILED
@@ -257,7 +262,7 @@ def _engine_options(
         environment=COMPILED_ENVIRONMENT if is_compiled else {},
     )
     west = EngineOptions(
-        decoding,
+        (*decoding, *decode_extra),
         connector={"admission": ADMISSIONS.get(family, "wait"), **connector},
         load_failure=LOAD_FAILURE_POLICIES.get(family, "recompute"),
         environment={"VLLM_SERVER_DEV_MODE": "1"},  # Serves the resets of caches.

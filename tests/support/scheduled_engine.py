@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -36,7 +37,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
@@ -52,6 +53,7 @@ from tests.support.fake_engine import content
 BLOCK_TOKENS = 32
 NUM_HEADS = 2  # Of the model whose configuration vLLM reads.
 ANSWER_TOKEN = 7
+WRONG_TOKEN = 9  # Of a draft.
 END_TOKEN = 8  # Ends an answer before its limit.
 
 
@@ -110,10 +112,12 @@ class ScheduledEngine:
         asynchronous: bool = False,
         data_parallel_size: int = 1,
         device_type: str = "cpu",
+        num_drafts: int = 0,
         **settings: Any,
     ) -> None:
         """`asynchronous`: each step is scheduled before the scheduler hears of the one before, as on GPUs.
 
+        With `num_drafts` each step drafts so many tokens by n-grams, the last of which is wrong.
         With the `device_type` "cuda" blocks stay allocated until workers report the end of their copies.
         With a `data_parallel_size` it is the first of so many ranks of experts, as its configuration says.
         """
@@ -143,6 +147,7 @@ class ScheduledEngine:
             enable_prefix_caching=caches_prefixes,
             scheduling_policy=policy,
             skip_tokenizer_init=True,
+            speculative_config=_ngrams(num_drafts) if num_drafts else None,
             kv_transfer_config=transfer,
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = kv.num_blocks
@@ -154,6 +159,7 @@ class ScheduledEngine:
         config.parallel_config.data_parallel_size = data_parallel_size
         config.device_config.device_type = device_type
         self.told = Observations()
+        self._num_drafts = num_drafts
         self._held_copies: list[Callable[[], None]] = []
         self._asynchronous = asynchronous
         self._in_flight: tuple[SchedulerOutput, ModelRunnerOutput] | None = None
@@ -330,6 +336,8 @@ class ScheduledEngine:
         if done is not None:
             for core in self.scheduler.update_from_output(*done).values():
                 self._take(core)
+            if self._num_drafts:
+                self.scheduler.update_draft_token_ids(self._next_drafts)
         return int(output.total_num_scheduled_tokens)
 
     def _execute(self, output: SchedulerOutput) -> KVConnectorOutput | None:
@@ -365,13 +373,20 @@ class ScheduledEngine:
                 self.told.resumed_at[request_id] = before
             elif request_id in cached.resumed_req_ids:
                 self.told.resumed_again_at[request_id] = before
+        num_tokens = output.num_scheduled_tokens
         for name, layer in self._layers.items():
             is_linear = self._groups[layer.group].is_state
             is_reported = not is_linear and self.worker.has_connector_metadata()
             if is_reported:
                 self.worker.wait_for_layer_load(name)
             self._compute(
-                name, layer, [(request_id, at, at + output.num_scheduled_tokens[request_id]) for request_id, at in work]
+                name,
+                layer,
+                [
+                    # Blocks hold nothing of use where a draft is wrong.
+                    (request_id, at, at + num_tokens[request_id] - self._num_rejected(output, request_id))
+                    for request_id, at in work
+                ],
             )
             if is_linear:
                 self._modules[name](torch.zeros(1))
@@ -421,15 +436,34 @@ class ScheduledEngine:
         ids = list(output.num_scheduled_tokens)
         requests = (self._requests[request_id] for request_id in ids)
         sampled = [
-            [self._next_token(request)] if request.num_computed_tokens >= request.num_tokens else []
+            [self._next_token(request) for _ in range(self._num_sampled_now(output, request))]
+            if request.num_computed_tokens >= request.num_tokens
+            else []
             for request in requests
         ]
+        if self._num_drafts:
+            self._next_drafts = DraftTokenIds(ids, [self._drafts(self._requests[request_id]) for request_id in ids])
         return ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
             sampled_token_ids=sampled,
             kv_connector_output=transferred,
         )
+
+    def _num_rejected(self, output: SchedulerOutput, request_id: str) -> int:
+        """Return how many drafts of a step are wrong: all from the first wrong one."""
+        drafts = output.scheduled_spec_decode_tokens.get(request_id, [])
+        return len(drafts) - sum(1 for _ in takewhile(lambda token: token != WRONG_TOKEN, drafts))
+
+    def _num_sampled_now(self, output: SchedulerOutput, request: Request) -> int:
+        drafts = output.scheduled_spec_decode_tokens.get(request.request_id, [])
+        return 1 + len(drafts) - self._num_rejected(output, request.request_id)
+
+    def _drafts(self, request: Request) -> list[int]:
+        """Return the next tokens of an answer, and a wrong one behind them."""
+        number = self._num_sampled[request.request_id]
+        right = [self._answer_token(request, number + ahead) for ahead in range(1, self._num_drafts)]
+        return [*right, WRONG_TOKEN] if number else []
 
     def _next_token(self, request: Request) -> int:
         self._num_sampled[request.request_id] += 1
@@ -438,6 +472,10 @@ class ScheduledEngine:
     def _answer_token(self, request: Request, number: int) -> int:
         """Return a token of an answer, counted from 1."""
         return END_TOKEN if number == self._lengths.get(request.request_id) else ANSWER_TOKEN
+
+
+def _ngrams(num_drafts: int) -> dict[str, Any]:
+    return {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
 
 
 def _changed(group: KVGroup, before: int, after: int) -> list[tuple[int, int]]:

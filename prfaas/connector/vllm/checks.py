@@ -15,6 +15,8 @@ from prfaas import logs
 from prfaas.errors import ConfigError
 
 SUPPORTED_RELEASES = ("0.32", "0.33")
+# Methods of speculative decoding whose drafts have no KV of their own.
+DRAFT_FREE = ("ngram", "ngram_gpu", "suffix")
 _log = logs.get("connector.checks")
 
 
@@ -86,7 +88,9 @@ JUDGED: dict[str, Judgement] = {
     | _any("observability_config logging_config profiler_config kv_events_config watchdog_config")
     | _any("instance_id performance_mode shutdown_timeout")
     | {
-        "speculative_config": _only(None, reason="the blocks may hold drafts"),
+        "speculative_config": Limit(
+            lambda value: value is None or value.method in DRAFT_FREE, "KV of a draft model is not supported"
+        ),
         "diffusion_config": _only(None, reason="a block changes until the whole canvas is done"),
         "additional_config": Limit(lambda value: not value, "a platform may store blocks in its own way"),
     },

@@ -44,14 +44,16 @@ def computed_chain(request: Any, model: str, *, default_tenant: str) -> HashChai
     """Return the hash chain of the computed tokens, or None if the blocks may hold others.
 
     The blocks are right after an answer that ended by itself. They hold all tokens but the last, or all if vLLM schedules
-    asynchronously and a further step was running.
+    asynchronously and a further step was running. With speculative decoding vLLM may count rejected drafts as computed.
     """
     if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
         return None
-    if request.num_computed_tokens not in (request.num_tokens - 1, request.num_tokens):
+    if request.num_computed_tokens < request.num_tokens - 1:
         return None
+    has_drafts = request.num_computed_tokens > request.num_tokens
+    num_tokens = request.num_tokens - 1 if has_drafts else request.num_computed_tokens
     tenant = tenant_of(request.kv_transfer_params or {}, request.cache_salt, default=default_tenant)
-    return token_chain(request, request.num_computed_tokens, model=model, tenant=tenant)
+    return token_chain(request, num_tokens, model=model, tenant=tenant)
 
 
 def token_chain(request: Any, num_tokens: int, *, model: str, tenant: str) -> HashChain | None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,7 +85,8 @@ def test_only_tested_releases_start_unless_the_operator_accepts_others(
         ("cache_config", "mamba_cache_mode", "all"),
         ("attention_config", "use_non_causal", True),
         ("attention_config", "hisparse_config", object()),
-        ("", "speculative_config", object()),
+        ("", "speculative_config", SimpleNamespace(method="eagle")),
+        ("", "speculative_config", SimpleNamespace(method="mtp")),
         ("", "diffusion_config", object()),
         ("", "additional_config", {"layout": "own"}),
     ],
@@ -97,6 +99,13 @@ def test_options_under_which_blocks_would_be_wrong_are_refused_by_name(
     object.__setattr__(getattr(config, part) if part else config, name, value)
     with pytest.raises(ConfigError, match=f"does not support {name}="):
         check_engine(config, accepts_untested=accepts_untested)
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
+def test_speculation_whose_drafts_have_no_kv_is_accepted(method: str) -> None:
+    config = VllmConfig()
+    object.__setattr__(config, "speculative_config", SimpleNamespace(method=method))
+    check_engine(config, accepts_untested=False)
 
 
 WINDOW = SlidingWindowSpec(
