@@ -117,6 +117,16 @@ def rapid_sensitivity(progress: Progress) -> list[Table]:
     return [Table("By the speed of an over-allocated prefill", columns, rows)]
 
 
+def rapid_grid(progress: Progress) -> list[Table]:
+    """RAPID-Serve's gains over chosen overheads and load ranges: how far they are calibration."""
+    rows: Rows = tuple(
+        (1000 * point.overhead_seconds, point.up_to, point.over_chunked, point.over_disaggregated)
+        for point in rapid.grid(progress)
+    )
+    columns = ("overhead (ms)", "loads up to", "over chunked batching", "over disaggregation")
+    return [Table("By overhead and load range", columns, rows)]
+
+
 def overlap(progress: Progress) -> list[Table]:
     """Return the gain by shared PD instances in a homogeneous and in a PrfaaS-PD deployment."""
     found = {
@@ -255,6 +265,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType({
     "queueing": queueing,
     "rapid": rapid_serve,
     "rapid-sensitivity": rapid_sensitivity,
+    "rapid-grid": rapid_grid,
     "overlap": overlap,
     "search": searches,
     "ppd": ppd_grid,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from benchmarks.studies.rapid.hardware import Group, Model
+from benchmarks.studies.rapid.hardware import Efficiency, Group, Model
 from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import PrefillProfile
 from prfaas.scheduler.colocation import SharingPolicy
@@ -73,10 +73,15 @@ class Setting:
     itl_slo_seconds: float
     transfer: Transfer = Transfer()
     speeds: SharingSpeeds = field(default_factory=modelled_speeds)
+    efficiency: Efficiency = field(default_factory=Efficiency)
+
+    def group(self, num_gpus: int) -> Group:
+        """Return so many of the GPUs as one engine."""
+        return Group(self.model, num_gpus, self.efficiency)
 
 
 def _shared(setting: Setting) -> list[SimulatedNode]:
-    spec = Group(setting.model, _NUM_GPUS).engine()
+    spec = setting.group(_NUM_GPUS).engine()
     return [
         SimulatedNode(
             _state("rapid", "both"),
@@ -87,11 +92,11 @@ def _shared(setting: Setting) -> list[SimulatedNode]:
 
 
 def _chunked(setting: Setting, chunk_tokens: int) -> list[SimulatedNode]:
-    return [SimulatedNode(_state("chunked", "both"), Group(setting.model, _NUM_GPUS).engine(chunk_tokens=chunk_tokens))]
+    return [SimulatedNode(_state("chunked", "both"), setting.group(_NUM_GPUS).engine(chunk_tokens=chunk_tokens))]
 
 
 def _disaggregated(setting: Setting) -> list[SimulatedNode]:
-    spec = Group(setting.model, _NUM_GPUS // 2).engine()
+    spec = setting.group(_NUM_GPUS // 2).engine()
     per_token = setting.model.kv_bytes_per_token / setting.transfer.busy_bytes_per_second
     busy = polynomial(setting.transfer.busy_seconds, per_token)
     slower = replace(

@@ -20,16 +20,20 @@ from benchmarks.studies.rapid.experiment import (
     run,
     saturated_throughput,
 )
-from benchmarks.studies.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B
+from benchmarks.studies.rapid.hardware import LLAMA_70B, MIXTRAL_8X7B, Efficiency
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.model.sharing import SharingSpeeds, modelled_speeds
 from prfaas.sim.summary import Summary
 
 SETTINGS = {"Llama-70B": Setting(LLAMA_70B, 0.1), "Mixtral 8x7B": Setting(MIXTRAL_8X7B, 0.05)}
 ASSUMED = modelled_speeds()
+EFFICIENCY = Efficiency()
 OTHER_SPEEDS = (0.7, 0.8)
 _PAIRS = [(model, trace) for model in SETTINGS for trace in TRACES]
 LOADS = tuple(quarter / 4 for quarter in range(1, 9))
+# Seconds of both overheads, and greatest loads, of `grid`.
+OVERHEADS = (0.001, 0.003, 0.005, 0.011, 0.02)
+LOAD_RANGES = (1.0, 1.5, 2.0)
 CHUNKS = ("chunked-512", "chunked-1024", "chunked-2048")
 # A baseline whose goodput is below this share of the arrivals has collapsed.
 NEAR_ZERO = 0.05
@@ -49,9 +53,10 @@ class Cell:
     transfer_throughput: float
     transfer_ttft: float
 
-    def gain(self, baseline: str, over: str = "rapid") -> float:
-        """Mean over the loads of the throughput of `over` against the baseline's."""
-        pairs = zip(self.runs[over], self.runs[baseline], strict=True)
+    def gain(self, baseline: str, over: str = "rapid", *, up_to: float = LOADS[-1]) -> float:
+        """Mean over the loads, at most `up_to`, of the throughput of `over` against the baseline's."""
+        count = sum(load <= up_to for load in LOADS)
+        pairs = zip(self.runs[over][:count], self.runs[baseline][:count], strict=True)
         return fmean(measured.throughput / printed.throughput for measured, printed in pairs)
 
     def itl_ratio(self, system: str, baseline: str) -> float:
@@ -66,10 +71,10 @@ class Cell:
         return measured / printed if printed > NEAR_ZERO * arrivals else None
 
 
-def cell(named: tuple[str, Trace], speeds: SharingSpeeds = ASSUMED) -> Cell:
+def cell(named: tuple[str, Trace], speeds: SharingSpeeds = ASSUMED, efficiency: Efficiency = EFFICIENCY) -> Cell:
     """Everything of one model and trace."""
     model, trace = named
-    setting = replace(SETTINGS[model], speeds=speeds)
+    setting = replace(SETTINGS[model], speeds=speeds, efficiency=efficiency)
     free = replace(setting, transfer=FREE_TRANSFER)
     sustained = {name: saturated_throughput(name, setting, trace) for name in SYSTEMS}
     most = sustained["rapid"]
@@ -114,6 +119,30 @@ def sensitivity(progress: Progress) -> dict[float, list[Claim]]:
     for speed in OTHER_SPEEDS:
         varied_cell = partial(cell, speeds=replace(ASSUMED, overallocated_prefill=speed))
         found[speed] = claims(on_all_cores(varied_cell, _PAIRS, progress))
+    return found
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """Both predicted gains with these overheads of an iteration and a step, over loads up to `up_to`."""
+
+    overhead_seconds: float
+    up_to: float
+    over_chunked: float
+    over_disaggregated: float
+
+
+def grid(progress: Progress) -> list[GridPoint]:
+    """Return the gains over a grid of overheads and load ranges, neither of which the paper prints."""
+    found = []
+    for overhead in OVERHEADS:
+        efficiency = Efficiency(iteration_seconds=overhead, step_seconds=overhead)
+        made = on_all_cores(partial(cell, efficiency=efficiency), _PAIRS, progress)
+        large = [result for result in made if result.model == "Llama-70B"]
+        for up_to in LOAD_RANGES:
+            chunked = fmean(result.gain(chunk, up_to=up_to) for result in made for chunk in CHUNKS)
+            disaggregated = fmean(result.gain("disaggregated", up_to=up_to) for result in large)
+            found.append(GridPoint(overhead, up_to, chunked, disaggregated))
     return found
 
 
