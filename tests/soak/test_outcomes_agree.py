@@ -32,7 +32,7 @@ def _check_transfers(records: list[dict[str, Any]], received: dict[str, str]) ->
     routed = {record["transfer_id"]: record["transfer"] for record in records if record.get("transfer")}
     assert routed == {transfer_id: received.get(transfer_id) for transfer_id in routed}
     fell_back = [record for record in records if record["outcome"] == "fell_back"]
-    assert all(record["fallback"] for record in fell_back)
+    assert all(record["fallback"] and record["transfer_id"] for record in fell_back)
     by_transfer = [record for record in fell_back if record["fallback"] == record.get("transfer")]
     assert all(received[record["transfer_id"]] == record["fallback"] for record in by_transfer)
     sys.stdout.write(f"fallbacks: {dict(Counter(record['fallback'] for record in fell_back))}\n")
