@@ -357,19 +357,19 @@ class SchedulerSide:
         )
         return any(kinds)
 
-    def plan_step(self, scheduled: Iterable[ScheduledRequest]) -> Step:
-        """Return the copies of this step. Without copies it is the same object each time."""
+    def plan_step(self, scheduled: Iterable[ScheduledRequest], *, prompt_tokens: int = 0) -> Step:
+        """Return the copies of this step, which computes `prompt_tokens` tokens of prompts.
+
+        Without copies it is the same object each time.
+        """
+        self._prefill_rate.on_planned(prompt_tokens, now=time.monotonic())
         return self._plan(scheduled) if self._has_work else self._plan_nothing(scheduled)
 
     def _plan_nothing(self, scheduled: Iterable[ScheduledRequest]) -> Step:
-        now, prompt_tokens, is_idle = time.monotonic(), 0, True
-        for request in scheduled:
-            is_idle = False
-            prompt_tokens += _prompt_tokens(request)
-        self._prefill_rate.on_planned(prompt_tokens, now=now)
-        self._may_sleep = is_idle
-        if not is_idle:
+        self._may_sleep = next(iter(scheduled), None) is None
+        if not self._may_sleep:
             self._pause_seconds = FIRST_PAUSE_SECONDS
+        now = time.monotonic()
         if now >= self._poll_at:
             self._poll_at = now + POLL_INTERVAL_SECONDS
             self.poll()
@@ -384,10 +384,9 @@ class SchedulerSide:
         reply_deadline = self._reply_deadline()
         now = time.monotonic()
         stores = self._stores.saves(now=now)
-        is_idle, saves, prompt_tokens = True, [], 0
+        is_idle, saves = True, []
         for request in scheduled:
             is_idle = False
-            prompt_tokens += _prompt_tokens(request)
             save = self._outbound.save(request.request_id, request.computed_tokens, request.tables)
             if save is not None:
                 saves.append(save)
@@ -396,7 +395,6 @@ class SchedulerSide:
         self._may_sleep = is_idle
         if not is_idle:
             self._pause_seconds = FIRST_PAUSE_SECONDS
-        self._prefill_rate.on_planned(prompt_tokens, now=now)
         if is_idle and not saves and self._inbound.num_awaited:
             self._pause()  # The engine does not ask for these requests, so no other call sleeps.
         loads, ends, failed = self._inbound.take_loads(), self._outbound.take_ends(), self._inbound.take_failed_loads()
@@ -456,9 +454,3 @@ class SchedulerSide:
     def close(self) -> None:
         """Leave the agent, which takes back all leases."""
         self._client.close()
-
-
-def _prompt_tokens(request: ScheduledRequest) -> int:
-    """Return how many tokens of a prompt a step computes; a single token is one of the answer."""
-    num_tokens = request.computed_tokens - request.before_tokens
-    return num_tokens if num_tokens > 1 else 0

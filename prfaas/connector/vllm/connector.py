@@ -231,7 +231,9 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
-        step = self._scheduler.plan_step(self._scheduled(scheduler_output))
+        # A request that decodes has one token in the step.
+        prompt_tokens = scheduler_output.total_num_scheduled_tokens - len(scheduler_output.num_scheduled_tokens)
+        step = self._scheduler.plan_step(self._scheduled(scheduler_output), prompt_tokens=prompt_tokens)
         self._parked.mark(self._scheduler.waits)
         if step is not self._metadata.step:
             self._metadata = StepMetadata(step)
