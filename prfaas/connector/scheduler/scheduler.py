@@ -102,13 +102,13 @@ class SchedulerSide:
         self._directions = directions
         self.counts = counts = Counts()
         self._liveness = AgentLiveness(client.post, silence_seconds=settings.silence_seconds)
-        self._prefill_rate = PrefillRate()
+        self.prefill_rate = PrefillRate()
         self._outbound = OutboundTransfers(block_map, post=self._post, counts=counts)
         self._inbound = InboundTransfers(
             block_map,
             settings,
             free_block_ratio=free_block_ratio,
-            prefill_rate=self._prefill_rate,
+            prefill_rate=self.prefill_rate,
             post=self._post,
             counts=counts,
         )
@@ -362,7 +362,7 @@ class SchedulerSide:
 
         Without copies it is the same object each time.
         """
-        self._prefill_rate.on_planned(prompt_tokens, now=time.monotonic())
+        self.prefill_rate.on_planned(prompt_tokens, now=time.monotonic())
         return self._plan(scheduled) if self._has_work else self._plan_nothing(scheduled)
 
     def _plan_nothing(self, scheduled: Iterable[ScheduledRequest]) -> Step:
@@ -400,10 +400,6 @@ class SchedulerSide:
         loads, ends, failed = self._inbound.take_loads(), self._outbound.take_ends(), self._inbound.take_failed_loads()
         attached, number = self._client.attached, self._saved_blocks.add(saves)
         return Step(tuple(saves), loads, ends, attached.epoch, failed, attached.session, number)
-
-    def on_step_end(self) -> None:
-        """Note that the engine has computed the oldest planned step."""
-        self._prefill_rate.on_step_end(now=time.monotonic())
 
     def on_loaded(self, request_ids: Iterable[str], *, failed: Collection[str]) -> None:
         """End the transfers of requests whose slots the workers have read."""

@@ -30,6 +30,7 @@ vLLM creates one instance in the scheduler's process and one in each worker's. I
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -263,7 +264,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         assert self._scheduler is not None
-        self._scheduler.on_step_end()
+        self._scheduler.prefill_rate.on_step_end(now=time.monotonic())
         finished: Iterable[str] = connector_output.finished_recving or ()
         self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
         self._scheduler.on_stored(connector_output.finished_sending or ())
