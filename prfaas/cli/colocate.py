@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Sequence
 
 from prfaas import config, logs
-from prfaas.cli import named_files, startup
+from prfaas.cli import startup
+from prfaas.cli.component import check_named_files
 from prfaas.colocate.config import ColocateConfig
 from prfaas.errors import AgentUnreachable, ConfigError, LayoutError, MissingExtraError
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = command in ("-h", "--help")
         (sys.stdout if asked else sys.stderr).write(USAGE)
         return 0 if asked else 2
-    check = named_files.check if command == "serve" else _check_profile
+    check = check_named_files if command == "serve" else _check_profile
     settings = config.parse(ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "", check=check)
     logs.setup("colocate")
     try:

@@ -14,7 +14,8 @@ from typing import Any
 
 import prfaas
 from prfaas import config, grants, units
-from prfaas.cli import named_files, startup
+from prfaas.cli import startup
+from prfaas.cli.component import check_named_files
 from prfaas.console import tables
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
@@ -225,7 +226,7 @@ def _doctor(call: Call) -> CommandOutput:
             proc=call.arguments.proc,
             console=call.settings,
             ask_managers=managers.manager_findings,
-            check=named_files.check,
+            check=check_named_files,
             ask_record=record.record_finding,
         )
     )
@@ -258,7 +259,7 @@ def _checked(path: Path, *, component: str | None) -> tuple[str, str, str]:
     if name is None:
         return str(path), "?", f"name the component: --component {'|'.join(CONFIGURED)}"
     try:
-        config.load(CONFIGURED[name], component=name, file=path, check=named_files.check)
+        config.load(CONFIGURED[name], component=name, file=path, check=check_named_files)
     except ConfigError as error:
         return str(path), name, str(error)
     return str(path), name, "good"
@@ -369,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             component="console",
             file=_file(arguments),
             flags=config.given_flags(arguments),
-            check=named_files.check if arguments.check_config else None,
+            check=check_named_files if arguments.check_config else None,
         )
         settings = beside_components(settings, DIRECTORY)
         if arguments.check_config:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas import config
-from prfaas.cli import named_files
+from prfaas.cli.component import check_named_files
 from prfaas.console.authority import Authority
 from tools.reference_tables import COMPONENTS, ROOT
 
@@ -73,7 +73,7 @@ def test_an_annotated_file_starts_with_its_lines_uncommented_and_filled_in(
         component=component,
         file=tmp_path / "settings.yaml",
         environment={},
-        check=named_files.check,
+        check=check_named_files,
     )
 
 

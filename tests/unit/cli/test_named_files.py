@@ -10,7 +10,7 @@ import pytest
 
 from prfaas import config
 from prfaas.agent.config import AgentConfig
-from prfaas.cli import named_files
+from prfaas.cli.component import check_named_files
 from prfaas.colocate.config import ColocateConfig
 from prfaas.console.authority import Authority
 from prfaas.console.config import ConsoleConfig
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
     file.write_text(text.format(tmp_path) + (f"secret_file: {tmp_path}/secret\n" if needs_secret else ""))
     config.load(cls, component=component, file=file, environment={})
     with pytest.raises(ConfigError, match=f"settings.yaml {named}"):
-        config.load(cls, component=component, file=file, environment={}, check=named_files.check)
+        config.load(cls, component=component, file=file, environment={}, check=check_named_files)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_of_certificates_the_file_that_cannot_be_used_is_named(
     (tmp_path / "settings.yaml").write_text(text)
     refusal = f"settings.yaml line {line}: {prefix}.{named}"
     with pytest.raises(ConfigError, match=refusal):
-        config.load(cls, component=component, file=tmp_path / "settings.yaml", environment={}, check=named_files.check)
+        config.load(cls, component=component, file=tmp_path / "settings.yaml", environment={}, check=check_named_files)
     start = ["--config", str(tmp_path / "settings.yaml")]
     with pytest.raises(SystemExit, match="2"):
-        config.parse(cls, component=component, argv=start, check=named_files.check)
+        config.parse(cls, component=component, argv=start, check=check_named_files)
     assert re.fullmatch(f"prfaas-{component}: .*{refusal}.*\n", capsys.readouterr().err)
