@@ -121,7 +121,8 @@ def in_process(settings: dict[str, str], log: Path) -> Child:
 
 def on_thread(settings: dict[str, str], log: Path) -> Child:
     """Start an agent on a thread of this process; it writes no log."""
-    flags = {key.replace("-", "_"): value for key, value in settings.items()}
+    names = {config.flag(path): ".".join(path) for path, _ in config.paths(AgentConfig)}
+    flags = {names[f"--{key}"]: value for key, value in settings.items()}
     return AgentThread(
         config.load(AgentConfig, component="agent", environment={}, flags=flags),
         grants.read_secret(Path(settings["secret-file"])),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import urllib.request
 from pathlib import Path
@@ -376,8 +375,7 @@ def test_agent_with_another_secret_is_refused(agents: Agents, tmp_path: Path) ->
 
 def _tls(authority: Authority, name: str) -> dict[str, str]:
     issued = authority.issue(name)
-    kinds = ("authority", "certificate", "key", "revocations")
-    return {"tls": json.dumps({kind: str(getattr(issued, kind)) for kind in kinds})}
+    return {f"tls-{kind}": str(getattr(issued, kind)) for kind in ("authority", "certificate", "key", "revocations")}
 
 
 def test_agents_with_certificates_refuse_peers_without(agents: Agents, tmp_path: Path) -> None:

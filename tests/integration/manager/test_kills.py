@@ -37,7 +37,7 @@ class Processes:
             "http-listen": "127.0.0.1:0",
             "secret-file": str(self._deployment.secret_file),
             "redis-url": self._redis_url,
-            "heartbeat-seconds": "0.3s",
+            "silence-seconds": "1.2s",
             "expiry-seconds": "2s",
         }
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]
