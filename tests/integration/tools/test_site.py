@@ -45,7 +45,7 @@ TOPICS = {
     "start here": "index#try-it",
     "two machines": "index#run-it-on-two-machines",
     "glossary": "glossary",
-    "the two paths": "paths",
+    "the two routes": "architecture#life-of-a-request",
     "Kubernetes": "kubernetes",
     "behind llm-d": "gateway#endpoint-picker",
     "beside LMCache or Mooncake": "beside-others",
