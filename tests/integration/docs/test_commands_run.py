@@ -61,7 +61,6 @@ NOT_RUN = {
 }
 # Pages whose commands are only parsed, and why.
 PARSED = {
-    "dashboard": "root and a tunnel; tests/unit/tools/test_demo_wan.py",
     "manager": "an engine's command, with a model of many GB; tests/integration/connector has vLLM parse it",
     "newcomer": "make alone; tests/e2e/test_demo.py runs the demo",
     "tracing": "pip alone",
