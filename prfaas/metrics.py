@@ -168,7 +168,8 @@ LINK_ACHIEVABLE = _gauge(
 CONNECTOR_TRANSFERS = _counter(
     "prfaas_connector_transfers",
     "KV movements of this engine's requests: send, receive, reuse (from the pool), store (at the end), "
-    "checkpoint (during prefill). outcome is completed or the reason.",
+    "checkpoint (during prefill). outcome is completed or the reason. fallback: prompts computed here after the router "
+    "gave the transfer up, by its reason.",
     ("direction", "outcome"),
 )
 CONNECTOR_COPIED_BYTES = _counter(

@@ -12,6 +12,9 @@ has `RECEIVED_KEY`. A stream has the same object in a comment line before its la
 
 A reason other than "completed" says why the engine computed the prompt, or a part of it. "held" means that it needed
 nothing. A response without a report comes from an engine without this connector, or the request was aborted.
+
+A router that gives the transfer up first sends the prompt again, with `FALLBACK_KEY`: the transfer's id and its own reason.
+The engine records that reason and reports it as the outcome.
 """
 
 from __future__ import annotations
@@ -22,15 +25,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from prfaas.types import TransferOutcome
+from prfaas.types import LegReason, TransferId, TransferOutcome
 
 SENT_KEY = "prfaas_sent"
 RECEIVED_KEY = "prfaas_received"
+FALLBACK_KEY = "prfaas_fallback"
 COMMENT_START = b": prfaas "
 MAX_COMMENT_BYTES = 1024
-OUTCOMES: frozenset[str] = frozenset(
+REASONS: frozenset[str] = frozenset(typing.get_args(LegReason))
+OUTCOMES: frozenset[str] = REASONS.union(
     word for literal in typing.get_args(TransferOutcome) for word in (typing.get_args(literal) or (literal,))
 )
+MAX_ID_CHARS = 64
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,30 @@ class ReceivedReport:
     """Outcome of one transfer at its receiving engine. `num_tokens` came from the sender; 0 unless completed."""
 
     transfer_id: str  # Hexadecimal.
-    outcome: TransferOutcome
+    outcome: TransferOutcome | LegReason
     num_tokens: int = 0
 
     def to_params(self) -> dict[str, Any]:
         """Return the report as a part of `kv_transfer_params`."""
         fields = {"transfer_id": self.transfer_id, "outcome": self.outcome, "num_tokens": self.num_tokens}
         return {RECEIVED_KEY: fields}
+
+
+def fallback_params(transfer_id: TransferId, reason: LegReason) -> dict[str, Any]:
+    """Return the `kv_transfer_params` of a request whose transfer the router has given up."""
+    return {FALLBACK_KEY: {"transfer_id": transfer_id.hex(), "reason": reason}}
+
+
+def fallback_report(params: Mapping[str, Any]) -> ReceivedReport | None:
+    """Return the report on a transfer that the router has given up, or None if there is none of a known form."""
+    fields = params.get(FALLBACK_KEY)
+    if not isinstance(fields, Mapping):
+        return None
+    transfer_id, reason = fields.get("transfer_id"), fields.get("reason")
+    is_known = isinstance(reason, str) and reason in REASONS
+    if not is_known or not isinstance(transfer_id, str) or len(transfer_id) > MAX_ID_CHARS:
+        return None
+    return ReceivedReport(transfer_id, cast("LegReason", reason))
 
 
 def received_report(params: object) -> ReceivedReport | None:
@@ -56,7 +79,7 @@ def received_report(params: object) -> ReceivedReport | None:
     is_known = isinstance(outcome, str) and outcome in OUTCOMES
     if not is_known or not isinstance(transfer_id, str) or not isinstance(num_tokens, int):
         return None
-    return ReceivedReport(transfer_id, cast("TransferOutcome", outcome), num_tokens)
+    return ReceivedReport(transfer_id, cast("TransferOutcome | LegReason", outcome), num_tokens)
 
 
 def to_comment(params: Mapping[str, Any]) -> str:

@@ -55,6 +55,20 @@ TransferOutcome = (
         "reset",  # The engine was ordered to forget the KV of earlier weights.
     ]
 )
+# Reason why the router gave up a leg before its first byte.
+# `prefill_without_transfer`: the engine computed the prompt, but its connector gave the transfer up.
+LegReason = Literal[
+    "prefill_unreachable",
+    "prefill_broke_off",
+    "prefill_error",
+    "prefill_late",
+    "prefill_silent",
+    "prefill_without_transfer",
+    "decode_unreachable",
+    "decode_broke_off",
+    "decode_error",
+    "decode_silent",
+]
 
 
 @dataclass(frozen=True)

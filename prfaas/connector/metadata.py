@@ -14,7 +14,7 @@ from prfaas.types import TransferOutcome
 Tables = Callable[[], Sequence[Sequence[int]]]  # Block ids of a request by group.
 Direction = Literal["send", "receive"]
 LoadSource = Literal["receive", "reuse"]  # Another agent, or the pool of this node.
-TransferKind = Literal["send", "receive", "reuse", "store", "checkpoint"]
+TransferKind = Literal["send", "receive", "reuse", "store", "checkpoint", "fallback"]
 Outcome = TransferOutcome
 
 

@@ -97,6 +97,7 @@ class Run:
             "records": site.records(),
             "sent": site.transfer_ends("sent"),
             "received": site.transfer_ends("received"),
+            "fallbacks": site.transfer_ends("fallback"),
             "router": sums([site.router_url], "prfaas_router_requests_total", "outcome"),
             "managers": sums(site.manager_urls, "prfaas_manager_answered_requests_total", "outcome"),
         }

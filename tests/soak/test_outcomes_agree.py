@@ -24,17 +24,23 @@ def _check(results: dict[str, Any]) -> None:
     assert [answer for answer in results["answers"] if not answer["is_honest"]] == []
     assert outcomes == results["router"] == results["managers"]
     _check_transfers(records, received)
+    _check_reasons(records, received, results["fallbacks"])
     _check_answers(results["answers"], records)
 
 
 def _check_transfers(records: list[dict[str, Any]], received: dict[str, str]) -> None:
     """Compare the router's outcomes of transfers with those at the decode engines, by transfer id."""
-    routed = {record["transfer_id"]: record["transfer"] for record in records if record.get("transfer")}
+    reported = [record for record in records if record.get("transfer") and not record["failures"]]
+    routed = {record["transfer_id"]: record["transfer"] for record in reported}
     assert routed == {transfer_id: received.get(transfer_id) for transfer_id in routed}
+
+
+def _check_reasons(records: list[dict[str, Any]], received: dict[str, str], fallbacks: dict[str, str]) -> None:
+    """Compare the reason of each fallback at the router with that at the decode engine, by transfer id."""
     fell_back = [record for record in records if record["outcome"] == "fell_back"]
     assert all(record["fallback"] and record["transfer_id"] for record in fell_back)
-    by_transfer = [record for record in fell_back if record["fallback"] == record.get("transfer")]
-    assert all(received[record["transfer_id"]] == record["fallback"] for record in by_transfer)
+    routed = {record["transfer_id"]: record["fallback"] for record in fell_back}
+    assert routed == {transfer_id: (received | fallbacks).get(transfer_id) for transfer_id in routed}
     sys.stdout.write(f"fallbacks: {dict(Counter(record['fallback'] for record in fell_back))}\n")
 
 

@@ -150,11 +150,11 @@ class PacedEngine:
         self.sessions.append(request.headers.get("x-session-id", ""))
         try:
             await self._wait(body, request.headers.get("X-Request-Id", ""))
-            if self._fails() or (self.refuses_transfers and "kv_transfer_params" in body):
+            if self._fails() or (self.refuses_transfers and _has_transfer(body)):
                 status = self.status if self.status != 200 else 500
                 return web.json_response({"error": {"message": "planned"}}, status=status)
             chat = request.path.startswith("/v1/chat")
-            if self.fails_loads and "kv_transfer_params" in body:
+            if self.fails_loads and _has_transfer(body):
                 return await self._stream_error(request, chat=chat)
             if body.get("stream"):
                 return await self._stream(request, self._report(body), chat=chat)
@@ -165,7 +165,7 @@ class PacedEngine:
 
     async def _wait(self, body: dict[str, Any], request_id: str) -> None:
         params = body.get("kv_transfer_params") or {}
-        if self.hangs or (self.holds_transfers and params):
+        if self.hangs or (self.holds_transfers and _has_transfer(body)):
             await asyncio.sleep(3600)
         if self.prefilled_by and "do_remote_prefill" in params:
             await until(
@@ -250,3 +250,8 @@ def streamed(text: str, *, chat: bool = False) -> bytes:
     }
     event = {"id": "1", "object": "chunk", "created": 0, "model": MODEL, "choices": [choice]}
     return f"data: {json.dumps(event)}\n\n".encode()
+
+
+def _has_transfer(body: dict[str, Any]) -> bool:
+    """Return whether a leg has a transfer, and not only the reason why there is none."""
+    return "prfaas_fallback" not in body.get("kv_transfer_params", {"prfaas_fallback": None})

@@ -115,7 +115,7 @@ class ReplicatedDeployment(ProcessDeployment):
         return self._directory / f"{instance.replace('/', '-')}.journal"
 
     def transfer_ends(self, side: str) -> dict[str, str]:
-        """Return the outcomes at the engines' side, "sent" or "received", by transfer id."""
+        """Return the outcomes at the engines' side, "sent", "received" or "fallback", by transfer id."""
         journals = [path for path in map(self.journal, self.engine_urls) if path.exists()]
         entries = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
         return {entry["transfer_id"]: entry["outcome"] for entry in entries if entry["side"] == side}

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from prfaas.transfer_report import ReceivedReport, received_report, take_comment, to_comment
+from prfaas.transfer_report import (
+    ReceivedReport,
+    fallback_params,
+    fallback_report,
+    received_report,
+    take_comment,
+    to_comment,
+)
+from prfaas.types import TransferId
 
 REPORT = ReceivedReport("6f" * 16, "unreachable")
 EVENT = b'data: {"choices": []}\n\n'
@@ -34,6 +42,28 @@ def test_report_survives_the_parameters_of_a_response() -> None:
 )
 def test_parameters_of_another_form_have_no_report(params: object) -> None:
     assert received_report(params) is None
+
+
+def test_engine_reports_the_routers_reason_of_a_fallback() -> None:
+    report = fallback_report(fallback_params(TransferId(b"o" * 16), "prefill_silent"))
+    assert report == ReceivedReport("6f" * 16, "prefill_silent")
+    assert received_report(report.to_params()) == report
+
+
+@pytest.mark.parametrize(
+    "fallback",
+    [
+        None,
+        "prefill_silent",
+        {"transfer_id": "6f"},
+        {"transfer_id": 5, "reason": "prefill_silent"},
+        {"transfer_id": "6f" * 500, "reason": "prefill_silent"},
+        {"transfer_id": "6f", "reason": "no_memory"},
+        {"transfer_id": "6f", "reason": ["prefill_silent"]},
+    ],
+)
+def test_parameters_of_another_form_name_no_fallback(fallback: object) -> None:
+    assert fallback_report({"prfaas_fallback": fallback}) is None
 
 
 def test_comment_is_taken_out_of_a_stream() -> None:

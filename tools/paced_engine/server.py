@@ -14,7 +14,7 @@ from aiohttp import web
 
 from prfaas import grants
 from prfaas.errors import GrantError
-from prfaas.transfer_report import SENT_KEY, ReceivedReport, to_comment
+from prfaas.transfer_report import SENT_KEY, ReceivedReport, fallback_report, to_comment
 from prfaas.types import TransferId
 from tools.paced_engine.kv import answer_tokens, chain_of
 from tools.paced_engine.pool import PoolClient
@@ -97,8 +97,7 @@ class Server:
     async def _load_prompt(self, prompt: list[int], parameters: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
         """Receive or compute the prompt's KV; return whether it is right, and the report on its transfer."""
         if not parameters.get("do_remote_prefill"):
-            await self._prefill(len(prompt))
-            return True, {}
+            return True, await self._compute(len(prompt), parameters)
         transfer_id, grant = _grant(parameters)
         chain, trace = chain_of(self._model, prompt[:-1]), parameters.get(TRACE_KEY, "")
         local_seconds = self._pace.prefill(len(prompt))
@@ -110,6 +109,14 @@ class Server:
             return True, ReceivedReport(transfer_id.hex(), outcome).to_params()
         self._transfers["right" if is_correct else "wrong"] += 1
         return is_correct, ReceivedReport(transfer_id.hex(), outcome, chain.num_tokens).to_params()
+
+    async def _compute(self, num_tokens: int, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Compute a prompt, and return the report on the transfer that the router has given up for it, if any."""
+        fallback = fallback_report(parameters)
+        if fallback is not None:
+            self._journal(TransferId(bytes.fromhex(fallback.transfer_id)), "fallback", fallback.outcome)
+        await self._prefill(num_tokens)
+        return fallback.to_params() if fallback else {}
 
     async def _prefill(self, num_tokens: int) -> None:
         async with self._turn(self._prefilling):

@@ -244,9 +244,9 @@ class InboundTransfers(TransferTable[InboundTransfer]):
             self._release(transfer, "aborted")
         return self._reports.pop(request_id, None)
 
-    def refuse(self, request_id: str, transfer_id: str, reason: Outcome) -> None:
+    def refuse(self, request_id: str, report: ReceivedReport) -> None:
         """Keep the report on a transfer that the engine does not claim."""
-        self._reports[request_id] = ReceivedReport(transfer_id, reason)
+        self._reports[request_id] = report
 
     def fail_all(self, reason: Outcome) -> None:
         """Give up all transfers. Planned loads fail; a running load ends by itself, since its slots stay mapped."""

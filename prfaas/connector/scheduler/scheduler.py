@@ -45,7 +45,7 @@ from prfaas.connector.transfer_params import (
     uses_other_connector,
 )
 from prfaas.hashing import HashChain
-from prfaas.transfer_report import SENT_KEY
+from prfaas.transfer_report import SENT_KEY, ReceivedReport, fallback_report
 from prfaas.types import TransferId
 
 # An idle engine sleeps between two looks at the agent, each time twice as long. It notices no new request meanwhile.
@@ -137,9 +137,15 @@ class SchedulerSide:
             else:
                 transfer = read_parameters(request, direction)
                 transfer_id = transfer.grant.transfer_id.hex() if transfer else ""
-                self._inbound.refuse(request.request_id, transfer_id, refusal)
+                self._inbound.refuse(request.request_id, ReceivedReport(transfer_id, refusal))
             self.counts.transfers[direction, refusal] += 1
             _log.info("request.transfer_refused", request_id=request.request_id, direction=direction, reason=refusal)
+        fallback = fallback_report(request.parameters)
+        if fallback is not None and not direction:
+            self._inbound.refuse(request.request_id, fallback)
+            self.counts.transfers["fallback", fallback.outcome] += 1
+            fields = {"transfer_id": fallback.transfer_id, "reason": fallback.outcome}
+            _log.info("request.fell_back", request_id=request.request_id, **fields)
         if direction != "receive" or refusal:
             self._look_up(request, promised=promised_tokens(request.parameters))
 

@@ -18,21 +18,9 @@ import msgspec
 
 from prfaas.router.engines.fleet import EngineSilent, Instance
 from prfaas.transfer_report import SENT_KEY
+from prfaas.types import LegReason
 
 SentLeg = Literal["prefill", "decode"]
-# `prefill_without_transfer`: the engine computed the prompt, but its connector gave the transfer up.
-LegReason = Literal[
-    "prefill_unreachable",
-    "prefill_broke_off",
-    "prefill_error",
-    "prefill_late",
-    "prefill_silent",
-    "prefill_without_transfer",
-    "decode_unreachable",
-    "decode_broke_off",
-    "decode_error",
-    "decode_silent",
-]
 # Nothing was sent, so another instance may take the request. A host without power gives the second error.
 NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _SILENT: dict[SentLeg, LegReason] = {"prefill": "prefill_silent", "decode": "decode_silent"}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -148,9 +149,13 @@ class ParsedRequest:
             fields["chat_template_kwargs"] = _template_kwargs(body)
         return fields
 
-    def local_body(self, promised_tokens: int) -> bytes:
-        """Return the body for an engine that prefills and decodes, and should have `promised_tokens` cached."""
-        return with_transfer_params(self.raw, {PROMISED_PARAM: promised_tokens}) if promised_tokens else self.raw
+    def local_body(self, promised_tokens: int, *, fallback: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        """Return the body for an engine that prefills and decodes, and should have `promised_tokens` cached.
+
+        `fallback` has the parameters that name a transfer that was given up.
+        """
+        params = dict(fallback) | ({PROMISED_PARAM: promised_tokens} if promised_tokens else {})
+        return with_transfer_params(self.raw, params) if params else self.raw
 
     def prefill_body(self, token_ids: list[int], grant: str, *, promised_tokens: int, trace: str = "") -> bytes:
         """Return the prefill leg: a completion of all tokens but the last. It computes one token, which is ignored."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from prfaas import logs, metrics
-from prfaas.router.engines.legs import LegFailed, LegReason
+from prfaas.router.engines.legs import LegFailed
 from prfaas.router.routing.decide import RoutePlan
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import explain
-from prfaas.transfer_report import ReceivedReport
+from prfaas.transfer_report import ReceivedReport, fallback_params
+from prfaas.types import LegReason
 
 MAX_RECORDS = 1024
 SUCCESSES = ("completed", "held")  # Outcomes of a transfer after which the decode engine computed nothing twice.
@@ -96,6 +97,12 @@ class RequestRecord:
         if self.plan.fell_back:
             return self.failures[-1].reason if self.failures else None
         return self.transfer.outcome if self.transfer and self.transfer.outcome not in SUCCESSES else None
+
+    def fallback_params(self) -> dict[str, Any]:
+        """Return the parameters by which the decode engine records why the transfer was given up; none without one."""
+        if self.plan is None or not self.plan.fell_back or self.plan.transfer_id is None or not self.failures:
+            return {}
+        return fallback_params(self.plan.transfer_id, self.failures[-1].reason)
 
     def note_plan(self, plan: RoutePlan) -> None:
         """Record the route, for the first time or after a failure."""

@@ -155,7 +155,7 @@ class RequestHandler:
         num_tokens, prompt = routing.facts.num_prompt_tokens, routing.prompt
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
         if not plan.is_remote or plan.decision.prefill is None or prompt is None:
-            body = parsed.local_body(plan.promised_tokens)
+            body = parsed.local_body(plan.promised_tokens, fallback=record.fallback_params())
             return await self._decode(decode, path, lambda trace: body, headers, num_tokens)
         prefill = self._instance("prefill", plan.decision.prefill)
         if self.pd_protocol == "nixl" and prefill.address.cluster == decode.address.cluster:
@@ -212,7 +212,9 @@ async def stream_response(request: web.Request, response: EngineResponse, record
     A failure after the first byte ends a stream by an error event, and its connection without a proper end.
     So the client does not mistake half an answer for all of it.
     """
-    status, is_remote = response.response.status, record.plan is not None and record.plan.is_remote
+    # A fallback is reported too, with the router's own reason.
+    is_remote = record.plan is not None and record.plan.decision.route == "remote"
+    status = response.response.status
     record.note_answer(status)
     headers = record.headers() | {"Content-Type": response.response.headers.get("Content-Type", "application/json")}
     if response.is_complete or (is_remote and response.response.content_type == "application/json"):
