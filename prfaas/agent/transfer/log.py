@@ -19,6 +19,7 @@ from prfaas.types import TransferId, TransferPhase, TransferTiming
 MAX_RECORDS = 1024
 # Recent acknowledgements, about 130 bytes each. A forward pass that ended before them may still be reported.
 MAX_ACKNOWLEDGEMENTS = 64
+_NO_ACKNOWLEDGEMENTS: deque[tuple[int, int]] = deque(maxlen=0)
 _NS = 1e-9
 _log = logs.get("agent.transfer")
 
@@ -107,6 +108,10 @@ class TransferRecord:
         while self._acknowledgements and self._acknowledgements[0][0] <= time_ns:
             self.acknowledged_before_prefill_ended_bytes = self._acknowledgements.popleft()[1]
 
+    def forget_acknowledgements(self) -> None:
+        """Free what only a running transfer needs. Even an empty queue takes 760 bytes, so ended transfers share one."""
+        self._acknowledgements = _NO_ACKNOWLEDGEMENTS
+
     def phases(self) -> dict[TransferPhase, float]:
         """Return the seconds of each phase of a completed outbound transfer; empty for a copy, which has no prefill."""
         if self.forward_ended_ns is None or self.ended_ns is None:
@@ -181,6 +186,7 @@ class TransferLog:
         """Close a record: write its log line and count it."""
         record.outcome = outcome
         record.ended_ns = record.ended_ns or time.monotonic_ns()
+        record.forget_acknowledgements()
         record.span.note(held_bytes=record.held_bytes, wire_bytes=record.wire_bytes)
         record.span.end("" if outcome == "completed" else f"{outcome}: {message}")
         metrics.TRANSFERS.labels(direction=record.direction, outcome=outcome).inc()

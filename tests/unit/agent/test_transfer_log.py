@@ -31,6 +31,16 @@ def test_record_keeps_a_bounded_number_of_acknowledgements() -> None:
     assert len(record._acknowledgements) == MAX_ACKNOWLEDGEMENTS
 
 
+def test_ended_record_keeps_no_acknowledgements() -> None:
+    log, record = TransferLog(), _record()
+    record.acknowledge(1, 1)
+    log.end(log.begin(record), "cancelled")
+    record.acknowledge(2, 2)
+    record.end_forward(3)
+    assert (len(record._acknowledgements), record._acknowledgements.maxlen) == (0, 0)
+    assert record.acknowledged_before_prefill_ended_bytes == 0
+
+
 def test_transfers_may_begin_during_a_listing() -> None:
     log = TransferLog()
 
