@@ -13,7 +13,7 @@ import pytest
 
 from prfaas import grants
 from prfaas.transfer_report import ReceivedReport, received_report, take_comment
-from prfaas.types import AgentName
+from prfaas.types import AgentName, TransferOutcome
 from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
 from tests.support.engine_pair import ADMISSIONS, LOAD_FAILURE_POLICIES, EnginePair, num_outcomes, parameters
 from tests.support.waiting import wait_until
@@ -124,7 +124,11 @@ def test_a_parked_request_does_not_delay_others(pair: EnginePair) -> None:
 def test_the_response_of_a_decode_leg_reports_the_outcome(pair: EnginePair, stream: bool) -> None:
     prompt = random_prompt(LENGTH, seed=47 + stream)
     wrong = pair.grant(prompt, tenant="another")
-    for grant, outcome, num_tokens in ((wrong, "prompt_mismatch", 0), (pair.grant(prompt), "completed", LENGTH - 1)):
+    cases: list[tuple[str, TransferOutcome, int]] = [
+        (wrong, "prompt_mismatch", 0),
+        (pair.grant(prompt), "completed", LENGTH - 1),
+    ]
+    for grant, outcome, num_tokens in cases:
         with ThreadPoolExecutor(1) as pool:
             decoding = pool.submit(_report, pair, prompt, grant, stream=stream)
             if outcome == "completed":

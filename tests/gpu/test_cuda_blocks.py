@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -31,10 +32,10 @@ class Bench:
     copier: CudaCopier
     slots: torch.Tensor
 
-    def save(self, cache: torch.Tensor, blocks: Sequence[int], slots: Sequence[int], **more: int) -> threading.Event:
+    def save(self, cache: torch.Tensor, blocks: Sequence[int], slots: Sequence[int], **more: Any) -> threading.Event:
         return self._copy(self.copier.save, cache, blocks, slots, **more)
 
-    def load(self, cache: torch.Tensor, blocks: Sequence[int], slots: Sequence[int], **more: int) -> threading.Event:
+    def load(self, cache: torch.Tensor, blocks: Sequence[int], slots: Sequence[int], **more: Any) -> threading.Event:
         return self._copy(self.copier.load, cache, blocks, slots, **more)
 
     def _copy(

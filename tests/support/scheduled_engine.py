@@ -285,9 +285,9 @@ class ScheduledEngine:
         """Hold the ends of all saves back, as a GPU that has not made them yet."""
         copier = self.worker._worker._copier  # type: ignore[union-attr]
         held, save = self._held_copies, copier.save
-        copier.save = lambda copies, done: held.append(partial(save, copies, done))
+        copier.save = lambda copies, done: held.append(partial(save, copies, done))  # type: ignore[method-assign]
         yield
-        copier.save = save
+        copier.save = save  # type: ignore[method-assign]
         while held:
             held.pop(0)()
 

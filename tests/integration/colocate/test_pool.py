@@ -62,7 +62,7 @@ async def test_what_a_dead_decode_had_lent_is_not_kept(executor: Executor, agent
     executor.pool.begin(1, visit)
     with paused(agent.child.process.pid):
         executor.pool.leave(1, tokens, OURS)
-        await until(visit.sent.done, what="its turn")
+        await until(visit.params.done, what="its turn")
         executor.pool.decode_lost(lambda _: False)
         executor.poison(OURS)
     await executor.leave(3, tokens_of(8), OTHERS)  # Whole turns have passed.

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ class Engine:
     def copies(self, pairs: BlockPairs) -> list[LayerCopy]:
         return [(layer, pairs) for layer in self.layers]
 
-    def blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
+    def blocks(self, block_ids: Sequence[int]) -> Any:
         return torch.cat([layer.pages[list(block_ids)] for layer in self.layers], dim=1)
 
     def save(self, pairs: BlockPairs, *, by_layer: bool = False) -> None:

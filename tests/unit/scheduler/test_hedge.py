@@ -90,7 +90,8 @@ def test_a_recompute_waits_for_the_earlier_ones() -> None:
 
 def test_requests_of_a_dead_link_recompute_without_a_break() -> None:
     """Ten requests have waited since the same moment, and nothing comes."""
-    queue, starts, now = RecomputeQueue(), [], 0.0
+    queue, now = RecomputeQueue(), 0.0
+    starts: list[float] = []
     while len(starts) < 10:
         local = queue.local_seconds(LOCAL_SECONDS, now=now)
         if _decide(InboundProgress(now, 1000, 500, 1.0, now), local)[0] == "recompute":
