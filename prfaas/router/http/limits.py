@@ -1,4 +1,4 @@
-"""Budget of a single client: connections, time for headers and bodies, and body bytes in memory.
+"""Budgets of all clients together and of each: connections, time for headers and bodies, and body bytes in memory.
 
 An address is a client before its key is known, and a key is a client afterwards. No client may hold more than a share of
 anything, so that clients that are slow, many or hostile leave room for others. Every refusal is counted by its reason.

@@ -32,7 +32,9 @@ from prfaas.transport.protocol.wire import (
 )
 
 HANDSHAKE_SECONDS = 5.0  # For each of the four reads of a handshake.
-SILENCE_SECONDS = 15.0  # A peer that is silent for longer counts as lost. PING is sent after a third of it.
+# A connection without received bytes for longer is closed. PING is sent after a third of it.
+# Transfers fail earlier, after `silence_seconds`.
+SILENCE_SECONDS = 15.0
 HEARTBEAT_SECONDS = 0.5  # A sender that has transfers sends PING at least so often on an idle connection.
 FRAME_SECONDS = 60.0  # Longest time that one frame may take.
 LEAVE_SECONDS = 1.0  # A refused peer is listened to for at most twice as long.
