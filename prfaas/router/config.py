@@ -87,7 +87,9 @@ class LimitsConfig:
     """Limits of all clients together, and of each."""
 
     connections: int = setting(
-        "count", default=0, doc="Most connections of clients, within the limit on open files; 0: that limit, at most 65,536."
+        "count",
+        default=0,
+        doc="Most connections of clients, within the limit on open files; 0: that limit, at most 65,536.",
     )
     body_bytes: int = setting("bytes", default=1 << 30, minimum=32 << 20, doc="Most request bodies in memory at once.")
     client_ratio: float = setting(
