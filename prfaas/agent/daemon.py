@@ -52,7 +52,7 @@ from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.link_probe import InboundProbes, OutboundProbes
 from prfaas.agent.transfer.log import TransferLog
-from prfaas.agent.transfer.receive import InboundTransfers
+from prfaas.agent.transfer.receive import InboundTransfers, Reply
 from prfaas.agent.transfer.send import OutboundTransfers
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
@@ -61,6 +61,7 @@ from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolChange
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
+from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendEvent
 from prfaas.types import AgentCommand, AgentName, CopyCommand, CopyEnd, PoolCommand, ProbeCommand, TransferTiming
@@ -139,6 +140,7 @@ class Agent:
         )
 
         # Receiver, and all that arrives
+        self._opens: asyncio.Queue[tuple[OpenRequest, Reply]] = asyncio.Queue()
         self._inbound = InboundTransfers(
             grant_check=grant_check,
             pool=self._pool,
@@ -160,7 +162,7 @@ class Agent:
             ),
             local_name=config.name,
             key=wire_key,
-            accept=partial(self._call_on_loop, self._inbound.on_open),
+            accept=lambda request, reply: self._call_on_loop(self._opens.put_nowait, (request, reply)),
             on_event=partial(self._call_on_loop, self._inbound.on_event),
             send_over=self._links.reverse(),
         )
@@ -254,6 +256,7 @@ class Agent:
             if self._ssd is not None:
                 self._ssd.restore(self._add_layout)
             tasks.create_task(self._tick_forever())
+            tasks.create_task(self._accept_opens())
 
     def _take_command(self, command: AgentCommand) -> None:
         match command:
@@ -263,6 +266,16 @@ class Agent:
                 self._pins.take(command)
             case ProbeCommand():
                 self._outbound_probes.take(command)
+
+    async def _accept_opens(self) -> None:
+        """Answer OPENs one per iteration of the event loop.
+
+        An OPEN can take 15 ms to read. Between two of them the loop serves the engines' sockets, so a peer that sends many
+        costly OPENs cannot make this agent silent.
+        """
+        while True:
+            self._inbound.on_open(*await self._opens.get())
+            await asyncio.sleep(0)
 
     async def _tick_forever(self) -> None:
         while True:

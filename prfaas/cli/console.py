@@ -141,7 +141,8 @@ def _drain(call: Call) -> CommandOutput:
 
 
 def _report_wait(arguments: argparse.Namespace) -> None:
-    sys.stderr.write(f"prfaas: {arguments.node}: waiting for running requests, {arguments.within} at most\n")
+    if units.parse_seconds(arguments.within):
+        sys.stderr.write(f"prfaas: {arguments.node}: waiting for running requests, {arguments.within} at most\n")
 
 
 def _undrain(call: Call) -> CommandOutput:

@@ -177,20 +177,19 @@ async def _transferring_router(pair: EnginePair, *, seed: int) -> AsyncIterator[
         await asyncio.to_thread(wait_until, pair.nothing_is_left, what="agents without transfers")
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "changes"),
-    [(MAX_MODEL_LEN + T, {}), (MAX_MODEL_LEN - T, {"temperature": -1})],
-    ids=["both legs", "only the decode leg"],
-)
-async def test_an_engines_refusal_reaches_the_client_unchanged_and_leaves_no_transfer(
-    pair: EnginePair, num_tokens: int, changes: dict[str, Any]
-) -> None:
-    prompt = random_prompt(num_tokens, seed=9000 + num_tokens)
-    status, wanted, _ = await _ask(pair, pair.decode.url, prompt, **changes)
+async def test_an_engines_refusal_reaches_the_client_unchanged_and_leaves_no_transfer(pair: EnginePair) -> None:
+    prompt = random_prompt(MAX_MODEL_LEN - T, seed=9000)
+    status, wanted, _ = await _ask(pair, pair.decode.url, prompt, temperature=-1)
     assert status == 400
-    async with _transferring_router(pair, seed=9100 + num_tokens) as url:
-        status, answer, headers = await _ask(pair, url, prompt, **changes)
+    async with _transferring_router(pair, seed=9100) as url:
+        status, answer, headers = await _ask(pair, url, prompt, temperature=-1)
         assert (status, answer, headers["x-prfaas-route"]) == (400, wanted, "remote")
+
+
+async def test_a_prompt_longer_than_the_model_is_refused_before_it_reaches_an_engine(pair: EnginePair) -> None:
+    async with _transferring_router(pair, seed=9200) as url:
+        status, answer, headers = await _ask(pair, url, random_prompt(MAX_MODEL_LEN + T, seed=9201))
+        assert status == 400 and str(MAX_MODEL_LEN) in str(answer) and "x-prfaas-route" not in headers
 
 
 async def test_a_refused_prefill_leg_ends_in_a_local_answer_and_leaves_no_transfer(pair: EnginePair) -> None:

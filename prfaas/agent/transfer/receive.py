@@ -459,14 +459,19 @@ class InboundTransfers:
             self._refuse_claim(transfer, "protocol", "blocks could not be repacked")
 
     def claims(self, engine: EngineConnection) -> list[list[Any]]:
-        """Return the progress of the engine's claims that are arriving, as in `Alive`."""
+        """Return the progress of the engine's claims that have begun, as in `Alive`.
+
+        A transfer that has arrived misses no bytes, also while it is repacked or its end is being told.
+        """
         now, receiver = time.monotonic(), self.receiver
         found: list[list[Any]] = []
         for transfer_id, transfer in self._transfers.items():
-            if transfer.reader is not engine or transfer.is_complete or transfer.placement is None or receiver is None:
+            if transfer.reader is not engine or transfer.placement is None or receiver is None:
                 continue
-            progress = receiver.progress(transfer_id)
-            if progress is not None:
+            progress = None if transfer.is_complete else receiver.progress(transfer_id)
+            if progress is None:
+                found.append([transfer_id, transfer.placement.plan.total_bytes, 0, 0.0, 0.0])
+            else:
                 first = now if progress.first_at is None else progress.first_at
                 latest = transfer.opened_at if progress.latest_at is None else progress.latest_at
                 found.append([transfer_id, progress.total_bytes, progress.missing_bytes, now - first, now - latest])

@@ -363,12 +363,14 @@ class SchedulerSide:
         )
         return any(kinds)
 
-    def plan_step(self, scheduled: Iterable[ScheduledRequest], *, prompt_tokens: int = 0) -> Step:
+    def plan_step(self, scheduled: Iterable[ScheduledRequest], *, prompt_tokens: int | None = None) -> Step:
         """Return the copies of this step, which computes `prompt_tokens` tokens of prompts.
 
-        Without copies it is the same object each time.
+        Without copies it is the same object each time. `prompt_tokens` is None if the step has no forward pass:
+        vLLM may not report its end.
         """
-        self.prefill_rate.on_planned(prompt_tokens, now=time.monotonic())
+        if prompt_tokens is not None:
+            self.prefill_rate.on_planned(prompt_tokens, now=time.monotonic())
         return self._plan(scheduled) if self._has_work else self._plan_nothing(scheduled)
 
     def _plan_nothing(self, scheduled: Iterable[ScheduledRequest]) -> Step:

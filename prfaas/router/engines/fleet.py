@@ -20,6 +20,8 @@ from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, RequestFacts, 
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 
 STREAM_PATIENCE = 10  # A stream that has begun cannot move, so it ends only after this many times the usual silence.
+# A timer that fires later says that this process itself stood still.
+MAX_TIMER_DELAY_SECONDS = 0.5
 BREAKER_FAILURES = 5  # Consecutive failures that open a circuit breaker.
 BREAKER_SECONDS = 10.0  # Time that it stays open.
 Leg = Literal["prefill", "decode", "stream"]  # A stream is a decode leg after its first byte.
@@ -354,7 +356,7 @@ class Fleet:
                 if healthy and not (instance.healthy and instance.models):
                     await self._read_models(instance)
         except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
-            if time.monotonic() - started > 2 * self._config.silence_seconds:
+            if time.monotonic() - started > self._config.silence_seconds + MAX_TIMER_DELAY_SECONDS:
                 return  # This process itself stood still, so the time says nothing about the engine.
             if limit.expired() and instance.healthy:
                 instance.fell_silent()

@@ -227,7 +227,7 @@ async def stream_response(request: web.Request, response: EngineResponse, record
     await stream.prepare(request)
     try:
         async with response.instance.watched("stream"):
-            await write_chunk(stream, response.first)
+            await write_chunk(stream, _take_report(response.first, record) if is_remote else response.first)
             record.note_chunk(response.first)
             async for chunk in response.rest():
                 await write_chunk(stream, _take_report(chunk, record) if is_remote else chunk)

@@ -190,6 +190,7 @@ def test_a_decoded_have_takes_bounded_memory() -> None:
     held, sizes = b"\x55" * (count // 8), ObjectSizes([(1, count)])
     structure: bytes = msgpack.packb([[]])
     header = Header(FrameType.HAVE, len(structure) + len(held), bytes(16), offset=len(structure))
+    PeerState.of(messages.decode_have(header, bytearray(structure + held), num_objects=count), sizes)  # Fills caches.
     tracemalloc.start()
     standing = PeerState.of(messages.decode_have(header, bytearray(structure + held), num_objects=count), sizes)
     kept, peak = tracemalloc.get_traced_memory()
