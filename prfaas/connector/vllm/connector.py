@@ -232,7 +232,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
-        prompt_tokens = num_prompt_tokens(scheduler_output)
+        total, prompt_tokens = scheduler_output.total_num_scheduled_tokens, None
+        if total:
+            # A request that decodes has one token in the step, and its drafts.
+            num_drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
+            prompt_tokens = total - len(scheduler_output.num_scheduled_tokens) - num_drafts
         step = self._scheduler.plan_step(self._scheduled(scheduler_output), prompt_tokens=prompt_tokens)
         self._parked.mark(self._scheduler.waits)
         if step is not self._metadata.step:
@@ -410,14 +414,3 @@ def _hide(request: Any, direction: Direction) -> None:
     if request.kv_transfer_params is not None:
         # Requests with n > 1 may share the dictionary, so it is replaced.
         request.kv_transfer_params = without_direction(request.kv_transfer_params, direction)
-
-
-def num_prompt_tokens(output: Any) -> int | None:
-    """Return how many tokens of prompts a step computes; None for a step without a forward pass.
-
-    A request that decodes has one token in the step, and its draft tokens.
-    """
-    if not output.total_num_scheduled_tokens:
-        return None
-    num_drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-    return int(output.total_num_scheduled_tokens - len(output.num_scheduled_tokens) - num_drafts)

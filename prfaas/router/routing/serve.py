@@ -155,7 +155,9 @@ class RequestHandler:
         num_tokens, prompt = routing.facts.num_prompt_tokens, routing.prompt
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
         if not plan.is_remote or plan.decision.prefill is None or prompt is None:
-            body = parsed.local_body(plan.promised_tokens, fallback=record.fallback_params())
+            # NIXL's connector would take any parameters for its own.
+            fallback = record.fallback_params() if self.pd_protocol == "prfaas" else {}
+            body = parsed.local_body(plan.promised_tokens, fallback=fallback)
             return await self._decode(decode, path, lambda trace: body, headers, num_tokens)
         prefill = self._instance("prefill", plan.decision.prefill)
         if self.pd_protocol == "nixl" and prefill.address.cluster == decode.address.cluster:

@@ -41,7 +41,7 @@ from vllm.v1.kv_cache_interface import (
 
 from prfaas.connector.metadata import Counts, Load, Step
 from prfaas.connector.vllm import plugin
-from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata, num_prompt_tokens
+from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
 from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, num_replicas
 from prfaas.connector.vllm.request import token_chain
@@ -353,14 +353,3 @@ def test_every_extra_changes_the_hash() -> None:
 
 def test_a_prompt_without_token_ids_makes_no_claim() -> None:
     assert hash_of(request(prompt_token_ids=None)) is None
-
-
-def test_decoded_and_drafted_tokens_do_not_count_as_prompt_tokens() -> None:
-    step = SimpleNamespace(
-        total_num_scheduled_tokens=108,
-        num_scheduled_tokens={"prompt": 100, "decoding": 8},
-        scheduled_spec_decode_tokens={"decoding": [1] * 7},
-    )
-    assert num_prompt_tokens(step) == 99
-    step.total_num_scheduled_tokens = 0
-    assert num_prompt_tokens(step) is None, "vLLM does not report the end of such a step"
