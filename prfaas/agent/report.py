@@ -89,16 +89,18 @@ class EngineLoads:
         self._urls: Mapping[InstanceId, str] = {
             InstanceId(engine.instance): engine.url.rstrip("/") for engine in engines
         }
-        self._answered_at = dict.fromkeys(self._urls, time.monotonic())
+        # Times of the oldest questions without an answer.
+        self._asked_at: dict[InstanceId, float] = {}
         self._loads: dict[InstanceId, EngineLoad] = {}
         self._unknown: set[InstanceId] = set()  # Logged once until the load is known again.
 
     def current(self) -> tuple[EngineLoad, ...]:
         """Return the last known loads, and which engines are silent."""
         silent_since, loads = time.monotonic() - SILENCE_SECONDS, []
-        for instance, answered_at in self._answered_at.items():
+        for instance in self._urls:
             load = self._loads.get(instance)
-            if answered_at <= silent_since:
+            asked_at = self._asked_at.get(instance)
+            if asked_at is not None and asked_at <= silent_since:
                 loads.append(replace(load or EngineLoad(instance, 0, 0, 0.0), is_silent=True))
             elif load is not None:
                 loads.append(load)
@@ -115,17 +117,17 @@ class EngineLoads:
             await asyncio.sleep(max(0.0, started + LOAD_INTERVAL_SECONDS - time.monotonic()))
 
     async def _ask(self, instance: InstanceId, url: str) -> None:
-        asked_at = time.monotonic()
+        self._asked_at.setdefault(instance, time.monotonic())
         try:
             tls = self._certificates.client_context() if self._certificates else None
             page = await asyncio.to_thread(_fetch, f"{url}/metrics", tls)
-            self._answered_at[instance] = time.monotonic()
+            self._asked_at.pop(instance)
             self._loads[instance] = load_from_page(instance, page)
             self._unknown.discard(instance)
         except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError):
-                self._answered_at[instance] = time.monotonic()
-            if self._answered_at[instance] >= asked_at:
+                self._asked_at.pop(instance)
+            if instance not in self._asked_at:  # It answered with another page than expected.
                 self._loads.pop(instance, None)
             if instance not in self._unknown:
                 _log.info("engine.load_unknown", instance=instance, error=str(error))
