@@ -147,6 +147,7 @@ class Instance:
     max_model_len: int = 0
     renders: bool = True
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    heard_at: float = 0.0  # Monotonic time of the latest bytes of an answer.
     _watches: set[EngineWatch] = field(default_factory=set)
 
     @property
@@ -358,6 +359,8 @@ class Fleet:
         except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
             if time.monotonic() - started > self._config.silence_seconds + MAX_TIMER_DELAY_SECONDS:
                 return  # This process itself stood still, so the time says nothing about the engine.
+            if limit.expired() and instance.heard_at > started:
+                return  # Bytes of an answer came meanwhile, so the engine is busy and not silent.
             if limit.expired() and instance.healthy:
                 instance.fell_silent()
             else:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import io
 import re
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -117,6 +118,7 @@ class EngineResponse:
         """
         try:
             async for chunk in self.response.content.iter_any():
+                self.instance.heard_at = time.monotonic()
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
             raise LegFailed("decode", "decode_broke_off", repr(error)) from error
