@@ -73,16 +73,11 @@ LINK_PROBES = _counter(
     "Link probes that ended. direction is in or out. outcome is completed, taken (in) or the failure reason.",
     ("direction", "outcome"),
 )
-COPIED_BYTES = _counter("prfaas_agent_copied_bytes", "Payload bytes that prefix copies delivered to other nodes.")
 POOL_SLOTS = _gauge(
     "prfaas_agent_pool_slots",
     "Slots of the pool. kind is prefix (reusable), transfer (for one transfer), quarantined or free.",
     ("kind",),
 )
-POOL_NEWCOMER_BYTES = _gauge(
-    "prfaas_agent_pool_newcomer_bytes", "Prefix blocks that no request has read since they were stored."
-)
-POOL_PINNED_BYTES = _gauge("prfaas_agent_pool_pinned_bytes", "Prefix blocks that operators have pinned.")
 POOL_TENANT_BYTES = _gauge(
     "prfaas_agent_pool_tenant_bytes", "Prefix blocks of each tenant in the setting `tenants`.", ("tenant",)
 )
@@ -142,17 +137,10 @@ LINK_QUEUE_SECONDS = _gauge(
 LINK_QUEUED_BYTES = _gauge(
     "prfaas_agent_link_queued_bytes", "Payload bytes ready to send, not taken by a connection.", ("peer",)
 )
-LINK_UNSENT_BYTES = _gauge("prfaas_agent_link_unsent_bytes", "Unsent bytes in the send buffers.", ("peer",))
-LINK_UNACKNOWLEDGED_BYTES = _gauge(
-    "prfaas_agent_link_unacknowledged_bytes", "Payload bytes taken by connections and not acknowledged.", ("peer",)
-)
 LINK_RTT_SECONDS = _gauge(
     "prfaas_agent_link_rtt_seconds",
     "Round-trip time of the active connection where it grew most; idle: the minimum.",
     ("peer",),
-)
-LINK_RTT_INFLATION = _gauge(
-    "prfaas_agent_link_rtt_inflation_ratio", "That round-trip time divided by the connection's minimum.", ("peer",)
 )
 LINK_RETRANSMITS = _gauge(
     "prfaas_agent_link_retransmit_ratio", "Share of bytes retransmitted in the last third of a second.", ("peer",)

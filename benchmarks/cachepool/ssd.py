@@ -18,7 +18,7 @@ from benchmarks.cachepool.layouts import ATTENTION, dense
 from prfaas.cachepool.arena import PAGE_BYTES
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import SsdSettings, SsdTier
+from prfaas.cachepool.ssd import SsdTier
 from prfaas.pool_events import PoolChange
 from prfaas.types import BlockHash
 
@@ -63,7 +63,8 @@ def _tier_rates(directory: Path) -> dict[str, float]:
     memory = Pool(4 * NUM_BLOCKS * SLOT_BYTES, on_change=changes.append)
     arena = memory.arena(dense(BLOCK_TOKENS, slot_bytes=SLOT_BYTES))
     ssd = SsdTier(
-        SsdSettings(directory, 2 * NUM_BLOCKS * SLOT_BYTES),
+        directory,
+        2 * NUM_BLOCKS * SLOT_BYTES,
         memory,
         post=lambda function, *arguments: calls.put((function, arguments)),
         on_change=lambda change: None,

@@ -9,7 +9,6 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from prfaas.cachepool.capacity import TenantShares
-from prfaas.cachepool.ssd import SsdSettings
 from prfaas.config import record, records, setting
 from prfaas.config_checks import (
     check_addresses,
@@ -26,6 +25,7 @@ from prfaas.index.engine.events import check_endpoint
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.sockets import PacketMarks
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
+from prfaas.types import ClusterKind, InstanceRole
 from prfaas.units import choice, is_loopback, split_address
 
 MIN_TENANT_WEIGHT = 0.001  # A tenant without room in the pool is slow on links, but not stuck.
@@ -37,7 +37,7 @@ class EngineConfig:
 
     instance: str = setting("text", required=True, doc="Name of the instance, unique in the deployment.")
     url: str = setting("text", required=True, doc="Base URL of the OpenAI server, such as http://10.0.0.5:8000.")
-    role: str = setting("text", required=True, doc="prefill, decode or both.")
+    role: InstanceRole = setting(choice("prefill", "decode", "both"), required=True, doc="Role of the instance.")
     model: str = setting("text", required=True, doc="Served model name, as hashed by the connector.")
     tls_listen: str = setting(
         "address",
@@ -59,8 +59,6 @@ class EngineConfig:
                     raise ValueError(f"{name}: {error}") from error
         if self.tls_listen and not is_loopback(urlsplit(self.url).hostname or ""):
             raise ValueError(f"url: {self.url} is beyond loopback; with tls_listen, only the agent reaches the engine")
-        if self.role not in ("prefill", "decode", "both"):
-            raise ValueError(f"role: {self.role!r}; write prefill, decode or both")
 
 
 @dataclass(frozen=True)
@@ -109,6 +107,7 @@ class AgentConfig:
         "congestion_control": "the agent uses BBR where the kernel has it",
         "max_link_rate": 'write `egress: [{peers: "*", max_rate: RATE, each: true}]`',
         "peers": "the first transfer of an engine with another layout fails with `layout_mismatch`",
+        "drain_seconds": "`prfaas drain NODE` copies hot prefixes to other nodes before a stop",
         "lossy_fp8": "blocks travel unchanged; an engine with `--kv-cache-dtype fp8` halves them at their source",
     }
 
@@ -158,7 +157,7 @@ class AgentConfig:
         doc="Largest link probe, sent or accepted; 0: no probes.",
     )
     compression: str = setting(
-        "text",
+        choice("auto", "off"),
         default="auto",
         doc="auto: lossless compression while the link is full and a sample shows a gain; off.",
     )
@@ -192,18 +191,13 @@ class AgentConfig:
         doc="Authority of https engines: the system's, or `tls.authority` (`deployment`), with `tls.certificate` shown.",
     )
     cluster: str = setting("text", default="", doc="Name of this node's cluster; required with `managers`.")
-    cluster_kind: str = setting(
-        "text", default="pd", doc="prfaas (prefill for other clusters) or pd (prefill and decode)."
+    cluster_kind: ClusterKind = setting(
+        choice("prfaas", "pd"), default="pd", doc="prfaas (prefill for other clusters) or pd (prefill and decode)."
     )
     advertise: str = setting(
         "address",
         default="",
         doc="Address of `listen` for other agents, if different; names are resolved at each dial.",
-    )
-    drain_seconds: float = setting(
-        "seconds",
-        default=0.0,
-        doc="Time to copy hot prefixes to other nodes before the stop; 0: none.",
     )
     engines: tuple[EngineConfig, ...] = setting(records(EngineConfig), default=(), doc="Engines beside this agent.")
     insecure_plaintext: bool = setting(
@@ -234,11 +228,7 @@ class AgentConfig:
         for engine in self.engines:
             if engine.tls_listen and self.tls.certificate is None:
                 raise ValueError("engines: tls_listen needs tls.authority, tls.certificate and tls.key")
-        if self.cluster_kind not in ("prfaas", "pd"):
-            raise ValueError(f"cluster_kind: {self.cluster_kind!r}; write prfaas or pd")
         self.fetch_addresses()
-        if self.compression not in ("auto", "off"):
-            raise ValueError(f"compression: {self.compression!r}; write auto or off")
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
 
@@ -266,12 +256,6 @@ class AgentConfig:
     def marks(self) -> PacketMarks:
         """Return the marks of KV packets."""
         return PacketMarks(self.dscp.interactive, self.dscp.background)
-
-    def ssd(self) -> SsdSettings | None:
-        """Return the settings of the SSD tier, if there is one."""
-        if self.ssd_directory is None:
-            return None
-        return SsdSettings(self.ssd_directory, self.ssd_bytes, write_bytes_per_second=self.ssd_write_rate)
 
     def fetch_addresses(self) -> dict[str, str]:
         """Return address by name of the agents in `fetch_from`.

@@ -42,7 +42,7 @@ from prfaas.agent.engine.server import (
     arenas_of,
     layouts_of,
 )
-from prfaas.agent.engine.tls_ports import announced_url, start_tls_ports
+from prfaas.agent.engine.tls_ports import start_tls_ports
 from prfaas.agent.links import Links, RateLimits
 from prfaas.agent.prefix.pins import Pins
 from prfaas.agent.prefix.replicate import PrefixCopies
@@ -87,7 +87,6 @@ class Agent:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._name = AgentName(config.name)
         self._epoch = time.time_ns() // 1_000_000
-        self._wire_address = ""
         self._certificates = config.certificates()
         wire_key = grants.derive_key(secret, "wire")
         grant_check = GrantCheck(self._name, grants.derive_key(secret, "grant"))
@@ -101,12 +100,16 @@ class Agent:
             shares=config.shares(),
             on_change=self._on_pool_change,
         )
-        ssd_settings = config.ssd()
-        self._ssd = (
-            None
-            if ssd_settings is None
-            else SsdTier(ssd_settings, self._pool, post=self._call_on_loop, on_change=self._report_change)
-        )
+        self._ssd: SsdTier | None = None
+        if config.ssd_directory is not None:
+            self._ssd = SsdTier(
+                config.ssd_directory,
+                config.ssd_bytes,
+                self._pool,
+                write_bytes_per_second=config.ssd_write_rate,
+                post=self._call_on_loop,
+                on_change=self._report_change,
+            )
         self._layouts = LayoutRegistry(self._name, self._pool)
         self._prefix_store = PrefixStore(self._pool, handles, ssd=self._ssd)
         self._pins = Pins(self._pool, self._ssd, report=self._report_end)
@@ -181,7 +184,7 @@ class Agent:
     # Start and end
 
     async def run(self, started: Callable[[str], None] = lambda address: None) -> None:
-        """Serve until cancelled, then drain and end every transfer; a second cancel stops at once.
+        """Serve until cancelled, then end every transfer.
 
         `started` gets the wire's address once everything listens.
 
@@ -203,7 +206,7 @@ class Agent:
             closing.callback(self._links.close)
             closing.push_async_callback(self._engines.close)
             await self._engines.start()
-            address = self._wire_address = self._receiver.start()
+            address = self._receiver.start()
             status.start()
             if proxy is not None:
                 proxy.start(status.address)
@@ -212,7 +215,7 @@ class Agent:
             pages = proxy.address if proxy else status.address
             _log.info("agent.started", name=self._name, wire=address, socket=self._config.socket, status=pages)
             started(address)
-            await self._serve_and_drain(asyncio.ensure_future(self._serve(address)))
+            await self._serve(address)
 
     def _page_proxy(self) -> TlsProxy | None:
         """Return the TLS proxy of the status pages, bound; None where they speak plain text.
@@ -227,18 +230,6 @@ class Agent:
             allows_plaintext=self._config.insecure_plaintext,
             refused=lambda reason: metrics.PAGES_REFUSALS.labels(reason=reason).inc(),
         )
-
-    async def _serve_and_drain(self, serving: asyncio.Future[None]) -> None:
-        """Serve until cancelled, and while draining: copies leave over the links, and managers hear of them."""
-        try:
-            await asyncio.shield(serving)
-        except asyncio.CancelledError:
-            if self._reporter is not None and self._config.drain_seconds:
-                await self._reporter.drain(self._config.drain_seconds)
-            raise
-        finally:
-            serving.cancel()
-            await asyncio.wait([serving])
 
     async def _serve(self, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -416,22 +407,7 @@ class Agent:
         return {
             "/healthz": lambda: {"status": "ok", "name": self._name},
             "/status": self._status_page,
-            "/node": self._node_page,
             "/transfers": self._transfer_log.to_list,
-        }
-
-    def _node_page(self) -> dict[str, Any]:
-        """Return this node's description."""
-        config, wire = self._config, self._config.advertise or self._wire_address
-        return {
-            "name": config.name,
-            "cluster": config.cluster,
-            "cluster_kind": config.cluster_kind,
-            "wire_address": wire,
-            "engines": [
-                {"instance": engine.instance, "url": announced_url(engine, wire), "role": engine.role}
-                for engine in config.engines
-            ],
         }
 
     def _status_page(self) -> dict[str, Any]:

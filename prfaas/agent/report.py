@@ -19,7 +19,7 @@ from prfaas import logs
 from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.engine.protocol import Promised
 from prfaas.agent.engine.tls_ports import announced_url
-from prfaas.errors import FencedError, IndexRefusal, ManagerUnreachable, RemoteProtocolError
+from prfaas.errors import RemoteProtocolError
 from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
 from prfaas.kv.layout import Layout
@@ -30,10 +30,8 @@ from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import (
     AgentCommand,
     AgentName,
-    ClusterKind,
     ClusterName,
     InstanceId,
-    InstanceRole,
 )
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
@@ -210,15 +208,6 @@ class NodeReporter:
             raise RemoteProtocolError("malformed", f"{promise.found_tokens} tokens of {promise.predicted_tokens}")
         self.reporter.note_promise(predicted_tokens=promise.predicted_tokens, found_tokens=promise.found_tokens)
 
-    async def drain(self, seconds: float) -> None:
-        """Wait until the managers have copied hot prefixes that only this node holds, or cannot."""
-        try:
-            num_prefixes = await self.reporter.drain(seconds)
-        except (ManagerUnreachable, IndexRefusal, FencedError) as error:
-            _log.warning("drain.failed", error=str(error))
-        else:
-            _log.info("drain.complete", num_prefixes=num_prefixes)
-
     def figures(self) -> Figures:
         """Return the figures of links and engines; rates count from the previous call."""
         links = list(self._link_stats())
@@ -258,25 +247,20 @@ class NodeReporter:
 
 
 def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
-    kind: ClusterKind = "prfaas" if config.cluster_kind == "prfaas" else "pd"
     wire = config.advertise or wire_address
     return Node(
         name=AgentName(config.name),
         cluster=ClusterName(config.cluster),
-        cluster_kind=kind,
+        cluster_kind=config.cluster_kind,
         wire_address=wire,
         epoch=epoch,
         engines=tuple(
-            Engine(InstanceId(engine.instance), announced_url(engine, wire), _role(engine.role), engine.model)
+            Engine(InstanceId(engine.instance), announced_url(engine, wire), engine.role, engine.model)
             for engine in config.engines
         ),
         hardware=config.hardware or gpu_names(),
         takes_probes=config.link_probe_bytes > 0,
     )
-
-
-def _role(text: str) -> InstanceRole:
-    return "prefill" if text == "prefill" else "decode" if text == "decode" else "both"
 
 
 def _fits_u32(number: int) -> bool:

@@ -28,16 +28,11 @@ REQUEST_TIMEOUT_SECONDS = 5.0
 _log = logs.get("agent.status")
 # `StatusServer.close` waits so long at most.
 _SHUTDOWN_POLL_SECONDS = 0.05
-_REASON_GAUGES: dict[Gauge, tuple[str, ...]] = {
-    metrics.LINK_CONGESTED: typing.get_args(CongestionReason),
-}
+_CONGESTION_REASONS: tuple[CongestionReason, ...] = typing.get_args(CongestionReason)
 _NUMBER_GAUGES: dict[Gauge, Callable[[LinkStats], float]] = {
     metrics.LINK_QUEUE_SECONDS: lambda link: link.queue_seconds,
     metrics.LINK_QUEUED_BYTES: lambda link: link.queued_bytes,
-    metrics.LINK_UNSENT_BYTES: lambda link: link.unsent_bytes,
-    metrics.LINK_UNACKNOWLEDGED_BYTES: lambda link: link.unacknowledged_bytes,
     metrics.LINK_RTT_SECONDS: lambda link: link.rtt_seconds,
-    metrics.LINK_RTT_INFLATION: lambda link: link.rtt_seconds / link.min_rtt_seconds if link.min_rtt_seconds else 0.0,
     metrics.LINK_RETRANSMITS: lambda link: link.resent_ratio,
     metrics.LINK_UTILIZATION: lambda link: link.utilization_ratio,
     metrics.LINK_ACHIEVABLE: lambda link: link.achievable_bytes_per_second,
@@ -49,7 +44,6 @@ def measure_pool(pool: Pool, ssd: SsdTier | None, *, tenants: Iterable[str]) -> 
     stats = pool.stats()
     for kind, count in stats.slots_by_kind.items():
         metrics.POOL_SLOTS.labels(kind=kind).set(count)
-    metrics.POOL_NEWCOMER_BYTES.set(stats.probation_bytes)
     for tenant in tenants:
         metrics.POOL_TENANT_BYTES.labels(tenant=tenant).set(stats.tenant_bytes.get(tenant, 0))
     for kind, count in (ssd.slots_by_kind() if ssd else {}).items():
@@ -62,8 +56,6 @@ def pool_page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:
     return {
         "pool": stats.slots_by_kind,
         "leases": stats.num_leases,
-        "prefix_bytes": stats.prefix_bytes,
-        "newcomer_bytes": stats.probation_bytes,
         "tenant_bytes": stats.tenant_bytes,
         "ssd": ssd.slots_by_kind() if ssd else None,
     }
@@ -96,17 +88,15 @@ class LinkMetrics:
 def _set(peer: str, link: LinkStats) -> None:
     for gauge, number in _NUMBER_GAUGES.items():
         gauge.labels(peer=peer).set(number(link))
-    for gauge, reasons in _REASON_GAUGES.items():
-        for reason in reasons:
-            gauge.labels(peer=peer, reason=reason).set(reason == link.congestion)
+    for reason in _CONGESTION_REASONS:
+        metrics.LINK_CONGESTED.labels(peer=peer, reason=reason).set(reason == link.congestion)
 
 
 def _remove(peer: str) -> None:
     for gauge in _NUMBER_GAUGES:
         gauge.remove(peer)
-    for gauge, reasons in _REASON_GAUGES.items():
-        for reason in reasons:
-            gauge.remove(peer, reason)
+    for reason in _CONGESTION_REASONS:
+        metrics.LINK_CONGESTED.remove(peer, reason)
 
 
 class _Server(ThreadingMixIn, WSGIServer):

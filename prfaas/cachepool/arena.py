@@ -107,9 +107,6 @@ class Arena:
         except BufferError:
             pass  # A thread still holds a slot's view. The mapping ends with that view.
 
-    def __repr__(self) -> str:
-        return f"<Arena {self.layout.model} rank={self.layout.shard.rank} slots={self.num_slots}x{self.stride_bytes}>"
-
 
 def slot_ranges(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield adjacent slots together, as (first, end)."""

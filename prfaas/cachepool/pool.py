@@ -20,15 +20,11 @@ from prfaas.types import BlockHash
 
 @dataclass(frozen=True)
 class PoolStats:
-    """Numbers of slots over all arenas (prefix, transfer, quarantined and free add up), and what they take."""
+    """Numbers of slots over all arenas (prefix, transfer, quarantined and free add up), leases and tenants' bytes."""
 
     slots_by_kind: dict[str, int]
-    prefix_bytes: int
-    transfer_bytes: int
     num_leases: int
-    num_evicted: int
-    probation_bytes: int  # Part of the prefix bytes.
-    tenant_bytes: dict[str, int]  # Part of the prefix bytes, for each tenant with a limit.
+    tenant_bytes: dict[str, int]  # Prefix blocks of each tenant with a limit.
 
 
 Memory = TypeVar("Memory", bound=SlotMemory)
@@ -61,7 +57,6 @@ class SlotPool(Generic[Memory]):
         self._lease_ids = map(LeaseId, itertools.count(1))
         self._now = 0  # Number of uses so far, which serves as the clock.
         self._transfer_bytes = 0
-        self._num_evicted = 0
 
     @property
     def arenas(self) -> list[Memory]:
@@ -303,7 +298,6 @@ class SlotPool(Generic[Memory]):
             slots.arena.bump(gone)
         num_unread = num_blocks - (num_read - run.num_read)
         self._capacity.remove_blocks(self.account_of(run), hashes, slots.arena.stride_bytes, num_unread=num_unread)
-        self._num_evicted += num_blocks
         self._settle(run if len(run) else slots.drop_child(run.above))
         if self._on_change is not None and not was_forgotten:
             self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
@@ -349,11 +343,7 @@ class SlotPool(Generic[Memory]):
         transfer = sum(slots.never_used for slots in tables) - free - prefix - quarantined
         return PoolStats(
             {"prefix": prefix, "transfer": transfer, "quarantined": quarantined, "free": free},
-            self._capacity.used_bytes,
-            self._transfer_bytes,
             len(self._leases),
-            self._num_evicted,
-            self._capacity.probation.used_bytes,
             self._capacity.tenant_bytes(),
         )
 

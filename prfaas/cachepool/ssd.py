@@ -36,15 +36,6 @@ Post = Callable[..., None]  # Takes a function and its arguments, and calls it o
 BlockKey = tuple[bytes, int, BlockHash]  # Layout fingerprint, group and hash.
 
 
-@dataclass(frozen=True)
-class SsdSettings:
-    """Settings of the tier. A rate of 0 means no limit."""
-
-    directory: Path
-    budget_bytes: int
-    write_bytes_per_second: float = 0.0
-
-
 class DiskBudget:
     """Rate limit for blocks, with bursts of a quarter second. A block may overdraw it; the next block then waits."""
 
@@ -87,29 +78,37 @@ class SsdTier:
     """One directory of file arenas. The caller runs `pump` regularly; while there is work, jobs also run it."""
 
     def __init__(
-        self, settings: SsdSettings, memory: Pool, *, post: Post, on_change: Callable[[PoolChange], None]
+        self,
+        directory: Path,
+        budget_bytes: int,
+        memory: Pool,
+        *,
+        write_bytes_per_second: float = 0.0,
+        post: Post,
+        on_change: Callable[[PoolChange], None],
     ) -> None:
-        """Open the directory.
+        """Open the directory. A rate of 0 means no limit.
 
         Raises:
             ConfigError: the directory cannot be used, another agent uses it, or its disk is smaller than the budget.
         """
-        _check_disk(settings)
-        self._lock = _lock(settings.directory)
-        self._settings = settings
+        _check_disk(directory, budget_bytes)
+        self._lock = _lock(directory)
+        self._directory = directory
+        self._in_flight_bytes = int(budget_bytes * _IN_FLIGHT_RATIO)
         self._memory = memory
         self._post = post
         self._on_change = on_change
         self._pool: SlotPool[FileArena] = SlotPool(
-            settings.budget_bytes,
+            budget_bytes,
             transfer_ratio=_IN_FLIGHT_RATIO,
-            on_change=self._on_own_change,
+            on_change=on_change,
             tier="ssd",
-            make_arena=lambda layout, num_slots: FileArena(layout, num_slots, directory=settings.directory),
+            make_arena=lambda layout, num_slots: FileArena(layout, num_slots, directory=directory),
         )
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prfaas-ssd")
         self._buffers = threading.local()
-        self._write_budget = DiskBudget(settings.write_bytes_per_second)
+        self._write_budget = DiskBudget(write_bytes_per_second)
         self._to_write: deque[BlockKey] = deque(maxlen=MAX_WAITING)
         self._to_read: deque[_ReadJob] = deque()
         self._too_wide: set[bytes] = set()  # Layouts whose blocks do not fit the budget.
@@ -120,7 +119,7 @@ class SsdTier:
 
     def restore(self, on_layout: Callable[[Layout], None]) -> None:
         """Publish the blocks of an earlier life; `on_layout` gets each layout first."""
-        for layout in saved_layouts(self._settings.directory):
+        for layout in saved_layouts(self._directory):
             try:
                 arena = self._pool.arena(layout)
             except OSError as error:
@@ -213,16 +212,6 @@ class SsdTier:
         if isinstance(change, BlocksStored):
             self._to_write.extend((change.layout, change.group, block_hash) for block_hash in change.hashes)
 
-    def _on_own_change(self, change: PoolChange) -> None:
-        """Queue evicted blocks again if memory still holds them, so that they survive their eviction from memory.
-
-        This needs an SSD larger than memory: otherwise each write would drive out the next block to be written.
-        """
-        self._on_change(change)
-        if isinstance(change, BlocksRemoved) and self._settings.budget_bytes > self._memory.budget_bytes:
-            keys = ((change.layout, change.group, block_hash) for block_hash in change.hashes)
-            self._to_write.extend(key for key in keys if self._source(key) is not None)
-
     def _source(self, key: BlockKey) -> tuple[Arena, int] | None:
         """Return the arena and slot of a block in memory."""
         fingerprint, group, block_hash = key
@@ -258,12 +247,11 @@ class SsdTier:
     def _arena_for(self, layout: Layout) -> FileArena | None:
         """Return the arena for blocks of this layout, or None if the budget cannot hold even one block in flight."""
         arena = self._pool.arena(layout)
-        in_flight_bytes = int(self._settings.budget_bytes * _IN_FLIGHT_RATIO)
-        if arena.stride_bytes <= in_flight_bytes:
+        if arena.stride_bytes <= self._in_flight_bytes:
             return arena
         if layout.fingerprint not in self._too_wide:
             self._too_wide.add(layout.fingerprint)
-            sizes = {"block_bytes": arena.stride_bytes, "in_flight_bytes": in_flight_bytes}
+            sizes = {"block_bytes": arena.stride_bytes, "in_flight_bytes": self._in_flight_bytes}
             _log.warning("ssd.budget_too_small", model=layout.model, **sizes)
         return None
 
@@ -389,11 +377,11 @@ def disk_bytes(directory: Path) -> int:
     return shutil.disk_usage(next(parent for parent in (path, *path.parents) if parent.exists())).total
 
 
-def _check_disk(settings: SsdSettings) -> None:
-    size = disk_bytes(settings.directory)
-    if settings.budget_bytes > size:
-        wanted, found = f"{settings.budget_bytes >> 20}MiB", f"{size >> 20}MiB"
-        raise ConfigError(f"ssd_bytes: {wanted}, and the disk of {settings.directory} has {found}; write less")
+def _check_disk(directory: Path, budget_bytes: int) -> None:
+    size = disk_bytes(directory)
+    if budget_bytes > size:
+        wanted, found = f"{budget_bytes >> 20}MiB", f"{size >> 20}MiB"
+        raise ConfigError(f"ssd_bytes: {wanted}, and the disk of {directory} has {found}; write less")
 
 
 def _lock(directory: Path) -> int:

@@ -139,23 +139,6 @@ class Reporter:
         self._copy_ends.append(end)
         self._copy_ended.set()
 
-    async def drain(self, seconds: float) -> int:
-        """Report that this node will leave, and return the number of prefixes that were moved within `seconds`.
-
-        Raises:
-            ManagerUnreachable: no manager takes this node's events, or it does not answer.
-            FencedError, IndexRefusal: as `Channel.call`.
-        """
-        if self._connected_to is None:
-            raise ManagerUnreachable("no manager takes this node's events")
-        channel = Channel(self._connected_to, name=self._node.name, secret=self._secret, tls=self._tls)
-        request = pb.DrainRequest(node=self._node.name, timeout_seconds=seconds)
-        try:
-            response: pb.DrainResponse = await channel.call("Drain", request, timeout_seconds=seconds + _CALL_SECONDS)
-        finally:
-            await channel.close()
-        return response.num_prefixes
-
     async def run(self) -> None:
         """Report to the manager that takes this cluster's events, until cancelled."""
         backoff, target, attempt = _MIN_BACKOFF_SECONDS, self._managers[0], 0

@@ -12,7 +12,7 @@ import xxhash
 from prfaas.cachepool.arena import stride_of
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import SsdSettings, SsdTier
+from prfaas.cachepool.ssd import SsdTier
 from prfaas.pool_events import PoolChange, PoolEvent
 from prfaas.types import BlockHash
 from tests.support.pool_integrity import check_integrity
@@ -43,8 +43,10 @@ class Tier:
         self.memory = Pool(2 * memory_slots * stride_of(LAYOUT), on_change=self._on_memory)
         self.arena = self.memory.arena(LAYOUT)
         self.ssd = SsdTier(
-            SsdSettings(directory, ssd_slots * _SSD_STRIDE_BYTES, **settings),
+            directory,
+            ssd_slots * _SSD_STRIDE_BYTES,
             self.memory,
+            **settings,
             post=lambda function, *arguments: self._calls.put((function, arguments)),
             on_change=self._on_ssd,
         )

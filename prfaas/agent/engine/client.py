@@ -290,10 +290,6 @@ class AgentClient:
             self._session.ring.close()
             self._session = replace(self._session, ring=None)
 
-    def __repr__(self) -> str:
-        state = "connected" if self.connected else "lost"
-        return f"<AgentClient {self.path} {state} inbox={len(self._inbox)} outbox_bytes={len(self._outbox)}>"
-
 
 def _connect(path: str, wait_seconds: float) -> socket.socket:
     """Return a connected, non-blocking socket."""

@@ -89,9 +89,6 @@ class EngineConnection:
         with contextlib.suppress(OSError):
             self.client.shutdown(socket.SHUT_RDWR)
 
-    def __repr__(self) -> str:
-        return f"<EngineConnection {self.name} is_lost={self.is_lost}>"
-
 
 def layouts_of(workers: list[EngineConnection]) -> tuple[Layout, ...]:
     """Return the layout of each worker."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from prfaas import logs, metrics
+from prfaas import logs
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.removal import RunCut, removal
@@ -53,11 +53,8 @@ class Pins:
         elif command.order == "remove":
             cuts = self._cuts(command.end_hash)
             removed_bytes = self._pool.cut(cuts) + (0 if self._ssd is None else self._ssd.cut(cuts))
-        self._measure()
         is_found = bool(held_bytes or removed_bytes or command.order == "unpin")
-        self._end(command, "completed" if is_found else "evicted", removed_bytes=removed_bytes, held_bytes=held_bytes)
-
-    def _end(self, command: PoolCommand, outcome: CopyOutcome, *, removed_bytes: int = 0, held_bytes: int = 0) -> None:
+        outcome: CopyOutcome = "completed" if is_found else "evicted"
         _log.info("pool.order_ended", order=command.order, end_hash=command.end_hash.hex(), outcome=outcome)
         self._report(CopyEnd(command.transfer_id, outcome, "", removed_bytes, held_bytes))
 
@@ -65,10 +62,6 @@ class Pins:
         """End the pins of prefixes that the pool no longer holds."""
         for end_hash in [pin for pin in self._pinned if not self._chains(pin)]:
             self._unpin(end_hash)
-        self._measure()
-
-    def _measure(self) -> None:
-        metrics.POOL_PINNED_BYTES.set(sum(num_bytes for _, num_bytes in self._pinned.values()))
 
     def status(self) -> list[dict[str, Any]]:
         """Return all pins for the status page; callable from any thread."""

@@ -26,7 +26,7 @@ from prfaas.agent.transfer.grant_check import (
 )
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.open_body import CopiedPrefix, OpenBody
-from prfaas.agent.transfer.placement import Placement, place_held
+from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
@@ -125,7 +125,7 @@ class PrefixCopies:
             raise TransferRefused("no_layout", f"no engine on {agent} has a layout of {model!r}")
         plans = [self._plan(arenas, command.prefix, grant) for arenas in shapes]
         for arenas, plan in zip(shapes, plans, strict=True):
-            placement = place_held(self._pool, plan, arenas, owner=f"copy-{command.transfer_id.hex()}")
+            placement = place(self._pool, plan, arenas, owner=f"copy-{command.transfer_id.hex()}", may_allocate=False)
             if placement is not None:
                 self._send(command, grant, placement)
                 return
@@ -221,7 +221,6 @@ class PrefixCopies:
 
     def _end(self, end: CopyEnd) -> None:
         metrics.COPIES.labels(outcome=end.outcome).inc()
-        metrics.COPIED_BYTES.inc(end.moved_bytes)
         self._outcomes.add(end)
 
 

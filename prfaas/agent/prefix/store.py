@@ -14,7 +14,7 @@ from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.agent.engine.server import EngineConnection, arenas_of, layouts_of
 from prfaas.agent.prefix.lookup import servable_lengths
 from prfaas.agent.prefix.promotion import LocalHoldings, Promotion, promote
-from prfaas.agent.transfer.placement import LayerProgress, Placement, place, place_held
+from prfaas.agent.transfer.placement import LayerProgress, Placement, place
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.ssd import SsdTier
@@ -149,7 +149,7 @@ class PrefixStore:
         if not workers or transfer_id in self._read or transfer_id in self._promoted:
             return False
         plan, arenas = make_plan(layouts_of(workers), request.groups, request.num_tokens), arenas_of(workers)
-        placement = place_held(self._pool, plan, arenas, owner=engine.owner)
+        placement = place(self._pool, plan, arenas, owner=engine.owner, may_allocate=False)
         if placement is not None:
             self._hand_out(engine, transfer_id, placement)
             return True

@@ -19,6 +19,7 @@ from prfaas.types import TransferId, TransferPhase, TransferTiming
 MAX_RECORDS = 1024
 # Recent acknowledgements, about 130 bytes each. A forward pass that ended before them may still be reported.
 MAX_ACKNOWLEDGEMENTS = 64
+# Ended transfers share an empty queue: each queue takes 760 bytes.
 _NO_ACKNOWLEDGEMENTS: deque[tuple[int, int]] = deque(maxlen=0)
 _NS = 1e-9
 _log = logs.get("agent.transfer")
@@ -56,7 +57,7 @@ class TransferRecord:
     outcome: str = "running"
     # Ends with the record.
     span: Span = NO_SPAN
-    _acknowledgements: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ACKNOWLEDGEMENTS))
+    acknowledgements: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ACKNOWLEDGEMENTS))
 
     @staticmethod
     def of(
@@ -100,17 +101,13 @@ class TransferRecord:
         """Record that `num_bytes` are acknowledged in total."""
         self.first_acknowledged_ns = self.first_acknowledged_ns or time_ns
         self.acknowledged_bytes = num_bytes
-        self._acknowledgements.append((time_ns, num_bytes))
+        self.acknowledgements.append((time_ns, num_bytes))
 
     def end_forward(self, time_ns: int) -> None:
         """Record the end of a forward pass. Acknowledgements from before and after may be recorded already."""
         self.forward_ended_ns = time_ns
-        while self._acknowledgements and self._acknowledgements[0][0] <= time_ns:
-            self.acknowledged_before_prefill_ended_bytes = self._acknowledgements.popleft()[1]
-
-    def forget_acknowledgements(self) -> None:
-        """Free what only a running transfer needs. Even an empty queue takes 760 bytes, so ended transfers share one."""
-        self._acknowledgements = _NO_ACKNOWLEDGEMENTS
+        while self.acknowledgements and self.acknowledgements[0][0] <= time_ns:
+            self.acknowledged_before_prefill_ended_bytes = self.acknowledgements.popleft()[1]
 
     def phases(self) -> dict[TransferPhase, float]:
         """Return the seconds of each phase of a completed outbound transfer; empty for a copy, which has no prefill."""
@@ -186,7 +183,7 @@ class TransferLog:
         """Close a record: write its log line and count it."""
         record.outcome = outcome
         record.ended_ns = record.ended_ns or time.monotonic_ns()
-        record.forget_acknowledgements()
+        record.acknowledgements = _NO_ACKNOWLEDGEMENTS
         record.span.note(held_bytes=record.held_bytes, wire_bytes=record.wire_bytes)
         record.span.end("" if outcome == "completed" else f"{outcome}: {message}")
         metrics.TRANSFERS.labels(direction=record.direction, outcome=outcome).inc()

@@ -123,19 +123,13 @@ class Placement:
         self.pool.end_lease(self.lease)
 
 
-def place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str) -> Placement | None:
-    """Pin the prefix blocks that are here and allocate slots for the others; return None if memory is short."""
-    return _place(pool, plan, arenas, owner=owner, may_allocate=True)
-
-
-def place_held(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str) -> Placement | None:
-    """Pin prefix blocks; return None unless all are in the pool."""
-    return _place(pool, plan, arenas, owner=owner, may_allocate=False)
-
-
-def _place(
-    pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str, may_allocate: bool
+def place(
+    pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str, may_allocate: bool = True
 ) -> Placement | None:
+    """Pin the prefix blocks that are here, and allocate slots for the others.
+
+    Return None if memory is short, or if a block is not here and nothing may be allocated.
+    """
     lease = pool.open_lease(owner)
     slots: list[int] = []
     held: set[int] = set()

@@ -135,10 +135,6 @@ class InboundTransfer:
         if self.record is not None:
             self.record.wire_bytes, self.record.checksum_failures = stats.wire_bytes, stats.checksum_failures
 
-    def __repr__(self) -> str:
-        state = f"is_complete={self.is_complete} is_being_read={self.is_being_read}"
-        return f"<InboundTransfer {self.grant.transfer_id.hex()[:8]} {state}>"
-
 
 @dataclass(frozen=True)
 class Offer:

@@ -71,10 +71,6 @@ class OutboundTransfer:
         if self.progress.num_incomplete:
             self.link.cancel(self.transfer_id, "incomplete", message)
 
-    def __repr__(self) -> str:
-        state = f"incomplete={self.progress.num_incomplete} is_engine_done={self.is_engine_done}"
-        return f"<OutboundTransfer {self.transfer_id.hex()[:8]} {state}>"
-
 
 class OutboundTransfers:
     """All outbound transfers of this node. Runs on the agent's loop."""

@@ -100,25 +100,6 @@ def test_a_full_ssd_evicts_from_the_tails_of_chains(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_blocks_kept_in_memory_are_written_again_after_their_eviction(tmp_path: Path) -> None:
-    tier = Tier(tmp_path, memory_slots=12, ssd_slots=60)
-    tier.keep(_names(0, 4))
-    for first in range(100, 400, 8):
-        lease = tier.memory.open_lease("reader")
-        tier.memory.pin(
-            tier.arena, [slot for slot in tier.memory.find_all(tier.arena, 0, _names(0, 4)) if slot is not None], lease
-        )
-        tier.memory.end_lease(lease)
-        tier.keep(_names(first, first + 8))
-        tier.settle()
-    removed = [event.block_hash for event in tier.events if isinstance(event, BlockRemoved)]
-    assert set(_names(0, 4)) <= set(removed), "they have left the SSD at least once"
-    tier.close()
-    again = Tier(tmp_path, ssd_slots=60)
-    assert [again.has(block_hash) for block_hash in _names(0, 4)] == [True] * 4
-    again.close()
-
-
 def test_a_corrupted_block_is_not_served_even_after_a_restart(tmp_path: Path) -> None:
     tier = Tier(tmp_path)
     tier.keep(_names(0, 4))

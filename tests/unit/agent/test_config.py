@@ -50,7 +50,7 @@ def test_impossible_setting_is_refused_by_name(name: str, value: object, says: s
 
 def test_zero_ssd_bytes_are_accepted_without_ssd() -> None:
     given = {"name": "n", "secret_file": "s", "ssd_bytes": 0}
-    assert load_mapping(AgentConfig, given, where="test").ssd() is None
+    assert load_mapping(AgentConfig, given, where="test").ssd_directory is None
 
 
 def test_two_addresses_may_both_use_port_zero() -> None:

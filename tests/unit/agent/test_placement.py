@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from prfaas.agent.engine.ring import EntryKind, RingEntry
-from prfaas.agent.transfer.placement import LayerProgress, Placement, place, place_held
+from prfaas.agent.transfer.placement import LayerProgress, Placement, place
 from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.hashing import NO_HASH, HashChain, root_hash
@@ -91,8 +91,8 @@ def test_consecutive_held_objects_of_one_size_form_one_range(node: Node) -> None
     placement.release()
 
 
-def test_place_held_needs_every_block(node: Node) -> None:
-    assert place_held(node.pool, node.plan, node.arenas, owner="test") is None
+def test_placement_without_allocation_needs_every_block(node: Node) -> None:
+    assert place(node.pool, node.plan, node.arenas, owner="test", may_allocate=False) is None
     assert node.pool.stats().num_leases == 0
 
 

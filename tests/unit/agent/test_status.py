@@ -47,10 +47,7 @@ def test_link_gauges_show_congestion_and_queues() -> None:
     }
     assert _sample("link_queue_seconds", **at) == 0.7
     assert _sample("link_queued_bytes", **at) == 70_000_000
-    assert _sample("link_unsent_bytes", **at) == 100_000
-    assert _sample("link_unacknowledged_bytes", **at) == 5_000_000
     assert _sample("link_rtt_seconds", **at) == 0.09
-    assert abs((_sample("link_rtt_inflation_ratio", **at) or 0) - 3) < 1e-9
     assert _sample("link_retransmit_ratio", **at) == 0.01
     assert _sample("link_utilization_ratio", **at) == 0.9
     assert _sample("link_achievable_bytes_per_second", **at) == 1e8

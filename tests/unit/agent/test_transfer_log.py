@@ -28,7 +28,7 @@ def test_record_keeps_a_bounded_number_of_acknowledgements() -> None:
     record = _record()
     for time_ns in range(10_000):
         record.acknowledge(time_ns, time_ns)
-    assert len(record._acknowledgements) == MAX_ACKNOWLEDGEMENTS
+    assert len(record.acknowledgements) == MAX_ACKNOWLEDGEMENTS
 
 
 def test_ended_record_keeps_no_acknowledgements() -> None:
@@ -37,7 +37,7 @@ def test_ended_record_keeps_no_acknowledgements() -> None:
     log.end(log.begin(record), "cancelled")
     record.acknowledge(2, 2)
     record.end_forward(3)
-    assert (len(record._acknowledgements), record._acknowledgements.maxlen) == (0, 0)
+    assert (len(record.acknowledgements), record.acknowledgements.maxlen) == (0, 0)
     assert record.acknowledged_before_prefill_ended_bytes == 0
 
 

@@ -109,7 +109,7 @@ def test_blocks_on_probation_use_all_spare_room() -> None:
     node.keep(0, 10)
     assert node.held(0, 10) == list(range(10))
     node.ask(0, 10)
-    assert node.pool.stats().probation_bytes == 0
+    assert node.pool._capacity.probation.used_bytes == 0
 
 
 def test_blocks_after_read_blocks_are_on_probation() -> None:
@@ -125,7 +125,7 @@ def test_blocks_after_read_blocks_are_on_probation() -> None:
     )
     node.pool.end_lease(lease)
     check_integrity(node.pool)
-    assert node.pool.stats().probation_bytes == 2 * SLOT_BYTES
+    assert node.pool._capacity.probation.used_bytes == 2 * SLOT_BYTES
     node.keep(100, 102)
     node.keep(200, 203)
     assert node.held(0, 8) == list(range(6))
