@@ -16,7 +16,7 @@ from prfaas.rpc.translate import prefix_message
 from prfaas.types import Prefix
 from tests.support.agents import Agents, RunningAgent
 from tests.support.deployment import SECRET, Deployment, match_request
-from tests.support.prefix_engine import Hand, three_groups
+from tests.support.prefix_engine import PrefixEngine, three_groups
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 
@@ -28,7 +28,7 @@ class AgentDeployment:
         self.client: ManagerClient = deployment.client(manager)
         self._deployment = deployment
         self._agents = agents
-        self.hands: dict[str, Hand] = {}
+        self.hands: dict[str, PrefixEngine] = {}
         self.agents: dict[str, RunningAgent] = {}
 
     async def close(self) -> None:
@@ -42,10 +42,10 @@ class AgentDeployment:
         await until(lambda: any(member.node.name == name for member in self.manager.world.live()), what=name)
         return agent
 
-    async def node(self, name: str, cluster: str = "pd", *, dtype: str = "float32", **settings: str) -> Hand:
+    async def node(self, name: str, cluster: str = "pd", *, dtype: str = "float32", **settings: str) -> PrefixEngine:
         """Start an agent with one engine."""
         self.agents[name] = agent = await self.agent(name, cluster, **settings)
-        hand = await asyncio.to_thread(Hand, agent, f"{name}-engine", three_groups(dtype=dtype))
+        hand = await asyncio.to_thread(PrefixEngine, agent, f"{name}-engine", three_groups(dtype=dtype))
         self.hands[name] = hand
         await until(lambda: self._has_layout(name), what=f"{name}'s layout")
         return hand

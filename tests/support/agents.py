@@ -181,9 +181,9 @@ class Agents:
         self._engines: list[Engine] = []
 
     def engine(
-        self, agent: RunningAgent, name: str, its_layout: Layout | None = None, *, attaches_worker: bool = True
+        self, agent: RunningAgent, name: str, own_layout: Layout | None = None, *, attaches_workers: bool = True
     ) -> Engine:
-        made = Engine(agent, name, its_layout, attaches_worker=attaches_worker)
+        made = Engine(agent, name, own_layout or layout(), attaches_workers=attaches_workers)
         self._engines.append(made)
         return made
 
@@ -239,29 +239,25 @@ def _answers(status: str) -> bool:
         return False
 
 
-class Engine:
-    """Engine with a scheduler and one worker, which does by hand what a connector does."""
+class AttachedEngine:
+    """Scheduler and workers of an engine, one worker for each layout, whose messages and slots a test handles."""
 
-    def __init__(
-        self, agent: RunningAgent, name: str, its_layout: Layout | None = None, *, attaches_worker: bool = True
-    ) -> None:
-        self._path, self._name, self._layout = str(agent.socket), name, its_layout or layout()
-        self._worker: AgentClient | None = None
-        if attaches_worker:
-            self.attach_worker()
+    def __init__(self, agent: RunningAgent, name: str, *layouts: Layout, attaches_workers: bool = True) -> None:
+        self._path, self._name, self.layouts = str(agent.socket), name, layouts
+        self.workers: list[AgentClient] = []
+        if attaches_workers:
+            self.attach_workers()
         self.attach_scheduler()
         self._unread: list[Message] = []
 
-    def attach_worker(self) -> None:
-        self._worker = AgentClient(self._path, instance=self._name, role="worker", layout=self._layout)
+    def attach_workers(self) -> None:
+        self.workers = [
+            AgentClient(self._path, instance=self._name, role="worker", rank=rank, layout=layout)
+            for rank, layout in enumerate(self.layouts)
+        ]
 
     def attach_scheduler(self) -> None:
         self.scheduler = AgentClient(self._path, instance=self._name, role="scheduler")
-
-    @property
-    def worker(self) -> AgentClient:
-        assert self._worker is not None, "it has no worker yet"
-        return self._worker
 
     def wait(self, kind: type[M], *, seconds: float = PATIENCE_SECONDS) -> M:
         """Return the next message, which must be of this kind."""
@@ -283,9 +279,23 @@ class Engine:
         assert failed.reason == reason, failed
         return failed
 
-    def push(self, entry: RingEntry) -> None:
-        """Write an entry to the worker's ring."""
-        assert self.worker.ring is not None and self.worker.ring.push(entry)
+    def push(self, entry: RingEntry, *, rank: int = 0) -> None:
+        """Write an entry to a worker's ring."""
+        ring = self.workers[rank].ring
+        assert ring is not None and ring.push(entry)
+
+    def slot(self, slot: int, offset: int, length: int, *, rank: int = 0) -> memoryview:
+        attached = self.workers[rank].attached
+        start = attached.header_bytes + slot * attached.slot_bytes + offset
+        return self.workers[rank].arena[start : start + length]
+
+    def close(self) -> None:
+        for client in (self.scheduler, *self.workers):
+            client.close()
+
+
+class Engine(AttachedEngine):
+    """Engine of one rank, which does by hand what a connector does."""
 
     def open_send(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> SendOpened:
         """Send the blocks of a prompt, and return their slots."""
@@ -325,11 +335,6 @@ class Engine:
         assert isinstance(answer, ReceiveReady | TransferFailed), f"unexpected {answer}"
         return answer
 
-    def slot(self, slot: int, offset: int, length: int) -> memoryview:
-        attached = self.worker.attached
-        start = attached.header_bytes + slot * attached.slot_bytes + offset
-        return self.worker.arena[start : start + length]
-
     def write_layer(self, opened: SendOpened, position: int, layer: int, *, blocks: range, seed: int = 0) -> None:
         piece = layout().groups[position].layers[layer]
         for block in blocks:
@@ -354,11 +359,6 @@ class Engine:
                 for layer, piece in enumerate(group.layers):
                     got = self.slot(slot, piece.offset_bytes, piece.payload_bytes)
                     assert bytes(got) == content(position, block, layer, seed), (position, block, layer)
-
-    def close(self) -> None:
-        self.scheduler.close()
-        if self._worker is not None:
-            self._worker.close()
 
 
 def content(position: int, block: int, layer: int, seed: int) -> bytes:

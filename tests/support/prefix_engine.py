@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 
-from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import (
     HELD,
     Hold,
-    Message,
     ReceiveReady,
     Release,
     SendOpened,
@@ -23,8 +20,8 @@ from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout, prefix_groups
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import GroupBlocks, Prefix, Shard, TransferId
-from tests.support.agents import RunningAgent
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.agents import AttachedEngine
+from tests.support.waiting import wait_until
 
 MODEL = "tiny"
 ROOT = root_hash(MODEL)
@@ -56,28 +53,23 @@ def sizes(num_full: int, num_window: int, num_states: int) -> int:
     return num_full * FULL_BYTES + num_window * WINDOW_BYTES + num_states * STATE_BYTES
 
 
-class Hand:
+class PrefixEngine(AttachedEngine):
     """Engine with three KV groups, which stores and checks prefixes by hand."""
 
-    def __init__(self, agent: RunningAgent, name: str, layout: Layout | None = None) -> None:
-        self.layout = layout or three_groups()
-        self._worker = AgentClient(str(agent.socket), instance=name, role="worker", layout=self.layout)
-        self._scheduler = AgentClient(str(agent.socket), instance=name, role="scheduler")
+    @property
+    def layout(self) -> Layout:
+        return self.layouts[0]
 
     def leave(self, prefix: Prefix) -> None:
         """Store a prefix and wait until it is in the pool."""
         groups = self._groups(prefix)
         transfer_id = TransferId(os.urandom(16))
-        self._scheduler.post(Store(transfer_id, prefix.num_tokens, groups))
-        opened = self._wait()
-        assert isinstance(opened, SendOpened), opened
+        self.scheduler.post(Store(transfer_id, prefix.num_tokens, groups))
+        opened = self.wait(SendOpened)
         for position, blocks in enumerate(groups):
             self._fill(opened, position, blocks)
-        assert self._worker.ring is not None
-        self._worker.ring.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self.holds(prefix):
-            assert time.monotonic() < deadline, "the prefix did not come to lie in the pool"
+        self.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
+        wait_until(lambda: self.holds(prefix), what="the prefix in the pool")
 
     def _groups(self, prefix: Prefix) -> tuple[GroupBlocks, ...]:
         return prefix_groups(self.layout, prefix, root=ROOT)
@@ -86,42 +78,25 @@ class Hand:
         for layer, piece in enumerate(self.layout.groups[position].layers):
             for index, slot in enumerate(opened.slots[0][position]):
                 if slot != HELD:
-                    where = self._slot(slot, piece.offset_bytes, piece.payload_bytes)
+                    where = self.slot(slot, piece.offset_bytes, piece.payload_bytes)
                     where[:] = _content(blocks.hashes[index], layer, piece.payload_bytes)
-            entry = RingEntry(EntryKind.LAYER_READY, opened.handle, position, layer, 0, blocks.num_blocks)
-            assert self._worker.ring is not None and self._worker.ring.push(entry)
+            self.push(RingEntry(EntryKind.LAYER_READY, opened.handle, position, layer, 0, blocks.num_blocks))
 
     def holds(self, prefix: Prefix) -> bool:
         """Return whether every block of the prefix is in the pool, and check the bytes of each."""
         groups = self._groups(prefix)
-        self._scheduler.post(Hold(TransferId(os.urandom(16)), prefix.num_tokens, groups))
-        answer = self._wait()
+        self.scheduler.post(Hold(TransferId(os.urandom(16)), prefix.num_tokens, groups))
+        answer = self.wait_any()
         if isinstance(answer, TransferFailed):
             return False
         assert isinstance(answer, ReceiveReady), answer
         for position, blocks in enumerate(groups):
             for index, slot in enumerate(answer.slots[0][position]):
                 for layer, piece in enumerate(self.layout.groups[position].layers):
-                    got = bytes(self._slot(slot, piece.offset_bytes, piece.payload_bytes))
+                    got = bytes(self.slot(slot, piece.offset_bytes, piece.payload_bytes))
                     assert got == _content(blocks.hashes[index], layer, piece.payload_bytes), (position, index, layer)
-        self._scheduler.post(Release(answer.transfer_id))
+        self.scheduler.post(Release(answer.transfer_id))
         return True
-
-    def _wait(self) -> Message:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            for message in self._scheduler.poll(0.05):
-                return message
-        raise AssertionError("the agent does not answer")
-
-    def _slot(self, slot: int, offset: int, length: int) -> memoryview:
-        attached = self._worker.attached
-        start = attached.header_bytes + slot * attached.slot_bytes + offset
-        return self._worker.arena[start : start + length]
-
-    def close(self) -> None:
-        self._scheduler.close()
-        self._worker.close()
 
 
 def _content(block_hash: bytes, layer: int, size: int) -> bytes:

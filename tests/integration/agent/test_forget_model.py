@@ -64,7 +64,7 @@ def test_blocks_being_read_stay_until_released(agents: Agents) -> None:
     second_engine.store(chain_of(), seed=1)
     wait_until(lambda: west.pool()["prefix"] == NUM_BLOCKS)
     reader.assert_content(ready)
-    assert ready.generations[0][0] == [reader.worker.slot_generations()[slot] for slot in ready.slots[0][0]]
+    assert ready.generations[0][0] == [reader.workers[0].slot_generations()[slot] for slot in ready.slots[0][0]]
     reader.scheduler.post(Release(ready.transfer_id))
     wait_until(lambda: west.pool()["quarantined"] == 0)
 

@@ -68,17 +68,6 @@ def test_blocks_evicted_from_memory_come_back_from_the_ssd(agents: Agents, tmp_p
     wait_until(lambda: agent.pool()["transfer"] == 0)
 
 
-def test_killed_agent_recovers_the_blocks_on_its_ssd(processes: Agents, tmp_path: Path) -> None:
-    first, engine = _start(processes, "west", tmp_path / "ssd")
-    _fill(first, engine)
-    first.process.kill()
-    first.process.wait()
-    second, engine = _start(processes, "east", tmp_path / "ssd")
-    assert _num_on_ssd(second) == NUM_CHAINS * BLOCKS_PER_CHAIN
-    for number in range(NUM_CHAINS):
-        _read(engine, number)
-
-
 def test_prefix_with_a_corrupt_block_is_refused(agents: Agents, tmp_path: Path) -> None:
     first, engine = _start(agents, "west", tmp_path / "ssd")
     _fill(first, engine, 1)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import (
     HELD,
-    Message,
     Receive,
     ReceiveReady,
     Release,
@@ -27,9 +24,9 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import GroupBlocks, TransferId
-from tests.support.agents import Agents, RunningAgent
+from tests.support.agents import Agents, AttachedEngine, RunningAgent
 from tests.support.repack_models import Attention, Cut, Group, State, blocks, layouts
-from tests.support.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import wait_until
 from tools.link import Relay
 
 NUM_TOKENS = 200
@@ -47,10 +44,7 @@ CUTS = {
 }
 
 
-Heard = TypeVar("Heard", SendOpened, TransferDone, TransferFailed, ReceiveReady)
-
-
-class RankedEngine:
+class RankedEngine(AttachedEngine):
     """Engine of several ranks, which does by hand what a connector does."""
 
     def __init__(
@@ -63,14 +57,7 @@ class RankedEngine:
         described: Callable[[Layout], Layout] = lambda layout: layout,
     ) -> None:
         self._groups, self._cut = groups, cut
-        self.layouts = tuple(described(layout) for layout in layouts(groups, cut))
-        socket = str(agent.socket)
-        self._workers = [
-            AgentClient(socket, instance=name, role="worker", rank=rank, layout=layout)
-            for rank, layout in enumerate(self.layouts)
-        ]
-        self.scheduler = AgentClient(socket, instance=name, role="scheduler")
-        self._unread: list[Message] = []
+        super().__init__(agent, name, *map(described, layouts(groups, cut)))
 
     def block_lists(self, chain: HashChain) -> tuple[GroupBlocks, ...]:
         shapes = (group.without_layers for group in self.layouts[0].groups)
@@ -91,18 +78,17 @@ class RankedEngine:
         for (rank, position, block), content in held.items():
             slot = opened.slots[rank][position][block]
             if slot != HELD:
-                self._memory(rank, slot, len(content))[:] = content
-        for rank, worker in enumerate(self._workers):
-            self._report_all(worker, self.layouts[rank], opened.handle, lists)
+                self.slot(slot, 0, len(content), rank=rank)[:] = content
+        for rank in range(len(self.layouts)):
+            self._report_all(rank, opened.handle, lists)
         self.wait(TransferDone)
 
-    def _report_all(self, worker: AgentClient, layout: Layout, handle: int, lists: Sequence[GroupBlocks]) -> None:
-        assert worker.ring is not None
+    def _report_all(self, rank: int, handle: int, lists: Sequence[GroupBlocks]) -> None:
         for position, group in enumerate(lists):
-            for layer in range(len(layout.groups[group.group].layers)):
-                worker.ring.push(RingEntry(EntryKind.LAYER_READY, handle, position, layer, 0, group.num_blocks))
-        worker.ring.push(RingEntry(EntryKind.FORWARD_ENDED, handle, group=1))
-        worker.ring.push(RingEntry(EntryKind.REQUEST_ENDED, handle))
+            for layer in range(len(self.layouts[rank].groups[group.group].layers)):
+                self.push(RingEntry(EntryKind.LAYER_READY, handle, position, layer, 0, group.num_blocks), rank=rank)
+        self.push(RingEntry(EntryKind.FORWARD_ENDED, handle, group=1), rank=rank)
+        self.push(RingEntry(EntryKind.REQUEST_ENDED, handle), rank=rank)
 
     def claim(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> None:
         self.scheduler.post(Receive(transfer_id, grant, chain.at(chain.num_tokens), self.block_lists(chain)))
@@ -111,7 +97,7 @@ class RankedEngine:
         """Return (rank, position, block) of each wrong block that a model reads to resume after the chain."""
         lists, wrong = self.block_lists(chain), []
         for (rank, position, block), content in blocks(self._groups, self._cut, lists).items():
-            got = bytes(self._memory(rank, ready.slots[rank][position][block], len(content)))
+            got = bytes(self.slot(ready.slots[rank][position][block], 0, len(content), rank=rank))
             group = self._groups[lists[position].group]
             first = (lists[position].first_block + block) * self._cut.block_tokens
             is_read = isinstance(group, State) or (
@@ -121,29 +107,11 @@ class RankedEngine:
                 wrong.append((rank, position, block))
         return wrong
 
-    def _memory(self, rank: int, slot: int, size: int) -> memoryview:
-        worker = self._workers[rank]
-        start = worker.attached.header_bytes + slot * worker.attached.slot_bytes
-        return worker.arena[start : start + size]
-
     def scribble(self) -> None:
         """Overwrite every slot of the arenas."""
-        for worker in self._workers:
+        for worker in self.workers:
             memory = worker.arena[worker.attached.header_bytes :]
             memory[:] = bytes([0xA5]) * len(memory)
-
-    def wait(self, kind: type[Heard]) -> Heard:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self._unread:
-            assert time.monotonic() < deadline, f"no {kind}"
-            self._unread += self.scheduler.poll(0.05)
-        message = self._unread.pop(0)
-        assert isinstance(message, kind), message
-        return message
-
-    def close(self) -> None:
-        for client in (self.scheduler, *self._workers):
-            client.close()
 
 
 def _needed(group: Attention) -> int:
@@ -236,14 +204,6 @@ def test_repacked_blocks_equal_the_readers_own_blocks(site_of: SiteOf, model: st
     wait_until(lambda: site.east.pool()["transfer"] == site.west.pool()["transfer"] == 0, what="an end of every lease")
 
 
-def test_changed_byte_is_detected(site_of: SiteOf) -> None:
-    """Show that the comparison can fail."""
-    site = site_of("windows", Cut(2), Cut(1))
-    ready = site.transfer(_chain())
-    site.receiver._memory(0, ready.slots[0][0][3], 1)[0] ^= 1
-    assert site.receiver.wrong_blocks(ready, _chain()) == [(0, 0, 3)]
-
-
 def test_blocks_held_in_the_readers_layout_are_not_sent(site_of: SiteOf) -> None:
     site = site_of("windows", Cut(2, 16), Cut(1, 32))
     first = site.transfer(_chain())
@@ -258,15 +218,6 @@ def test_blocks_held_in_the_readers_layout_are_not_sent(site_of: SiteOf) -> None
     held = NUM_TOKENS // 32 * 32 // 16
     assert records[0]["held_bytes"] == 0
     assert int(str(records[1]["held_bytes"])) >= held * full_block
-
-
-def test_claim_after_the_data_is_served(site_of: SiteOf) -> None:
-    site = site_of("mamba2", *CUTS["two ranks to one"])
-    granted = site.granted(_chain())
-    site.sender.send(*granted, _chain())
-    site.receiver.claim(*granted, _chain())
-    ready = site.receiver.wait(ReceiveReady)
-    assert site.receiver.wrong_blocks(ready, _chain()) == []
 
 
 def test_blocks_omitted_for_one_engine_are_sent_to_another(

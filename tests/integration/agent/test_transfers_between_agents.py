@@ -14,25 +14,18 @@ from prfaas.agent.engine.protocol import (
     Alive,
     Cancel,
     Heartbeat,
-    Receive,
     ReceiveReady,
     Release,
     Send,
-    SendOpened,
     TransferDone,
 )
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.console.authority import Authority
 from prfaas.errors import AgentUnreachable, LayoutError
 from prfaas.hashing import HashChain
-from prfaas.kv.group import KVGroup
-from prfaas.kv.layout import Layout
-from prfaas.kv.parts import LayerSlice
-from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
+from prfaas.types import AgentName, TransferId
 from tests.support.agents import (
-    MODEL,
     NUM_TOKENS,
-    ROOT,
     Agents,
     Engine,
     RunningAgent,
@@ -42,9 +35,7 @@ from tests.support.agents import (
 )
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.free_ports import free_address
-from tools.link import Relay
 
-MIB = 1 << 20
 # For agents whose peer is unreachable. Other tests do not give up on slow agents.
 GIVES_UP = {"silence-seconds": "0.5s"}
 
@@ -69,7 +60,7 @@ def test_layers_arrive_complete_and_slots_become_free(agents: Agents) -> None:
     sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
     ready = _transfer(agents, west, sender, receiver, chain_of())
     receiver.assert_content(ready)
-    assert ready.generations[0][0] == [receiver.worker.slot_generations()[slot] for slot in ready.slots[0][0]]
+    assert ready.generations[0][0] == [receiver.workers[0].slot_generations()[slot] for slot in ready.slots[0][0]]
     receiver.scheduler.post(Release(ready.transfer_id))
     wait_until(lambda: east.pool()["transfer"] == west.pool()["transfer"] == 0)
     # Six full blocks and the state.
@@ -153,18 +144,6 @@ def test_only_missing_blocks_are_sent(agents: Agents) -> None:
     assert missing <= int(str(records[1]["wire_bytes"])) <= missing * 1.005 + 100
 
 
-def test_claim_after_the_data_is_served(agents: Agents) -> None:
-    east, west = agents.start("east"), agents.start("west")
-    sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain = chain_of()
-    transfer_id, grant = agents.grant("east", west, chain)
-    sender.write_all(sender.open_send(transfer_id, grant, chain))
-    sender.wait(TransferDone)
-    receiver.claim(transfer_id, grant, chain)
-    ready = receiver.wait(ReceiveReady)
-    receiver.assert_content(ready)
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -204,17 +183,6 @@ def test_receiver_gets_the_reason_of_a_sender_that_cannot_send(
     if not is_claimed:
         receiver.claim(transfer_id, grant, chain)
     receiver.fails(reason)
-
-
-def test_prompt_other_than_granted_is_refused_on_both_sides(agents: Agents) -> None:
-    east, west = agents.start("east"), agents.start("west")
-    sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain, prompt = chain_of(), chain_of(first=5000)
-    transfer_id, grant = agents.grant("east", west, chain)
-    receiver.scheduler.post(Receive(transfer_id, grant, prompt.at(NUM_TOKENS), blocks(prompt, NUM_TOKENS)))
-    receiver.fails("prompt_mismatch")
-    sender.open_send(transfer_id, grant, chain)
-    sender.fails("prompt_mismatch")
 
 
 def test_death_of_the_sending_engine_fails_the_receiver(agents: Agents) -> None:
@@ -258,67 +226,7 @@ def test_killed_sending_agent_fails_the_receiver(processes: Agents) -> None:
     wait_until(lambda: sender.scheduler.poll(0.01) == [] and not sender.scheduler.connected)
 
 
-def test_transfer_continues_after_a_short_link_failure(agents: Agents) -> None:
-    east, west = agents.start("east"), agents.start("west")
-    sender, receiver = agents.engine(east, "e"), agents.engine(west, "w")
-    chain = chain_of()
-    with Relay(west.wire) as link:
-        transfer_id, grant = agents.grant("east", west, chain, destination_address=link.address)
-        _claim(west, receiver, (transfer_id, grant), chain)
-        opened = sender.open_send(transfer_id, grant, chain)
-        wait_until(lambda: west.pool().get("transfer", 0) > 0)
-        link.cut_after(30_000)
-        sender.write_all(opened)
-        wait_until(lambda: link.is_cut)
-        link.restore()
-        ready = receiver.wait(ReceiveReady)
-        receiver.assert_content(ready)
-        sender.wait(TransferDone)
-
-
-WIDE = KVGroup("full_attention", 32, (LayerSlice("a0", 0, 4 * MIB, "float32", "head,token,kv_dim"),))
 # More than kernel and relay buffer while the link is held.
-WIDE_BYTES = 8 * WIDE.block_bytes
-
-
-def _open_wide(agents: Agents, west: RunningAgent, sender: Engine, *, first: int, priority: int) -> SendOpened:
-    chain = chain_of(first=first, length=256)
-    transfer_id, grant = agents.grant("east", west, chain, max_bytes=WIDE_BYTES)
-    groups = (GroupBlocks(0, 0, chain.blocks(32, first_block=0, num_tokens=256), ROOT),)
-    sender.scheduler.post(Send(transfer_id, grant, groups, priority=priority))
-    return sender.wait(SendOpened)
-
-
-def _layer_ready(sender: Engine, opened: SendOpened) -> None:
-    entry = RingEntry(EntryKind.LAYER_READY, opened.handle, 0, 0, 0, 8)
-    sender.push(entry)
-
-
-def test_urgent_transfer_overtakes_an_earlier_one(agents: Agents) -> None:
-    """With equal shares, the first of two transfers of one size would end first."""
-    settings = {"pool-bytes": "80MiB", "transfer-ratio": "100%", "compression": "off"}
-    east, west = agents.start("east", **settings), agents.start("west", **settings)
-    wide = Layout(MODEL, "", Shard(0, 1), (WIDE,))
-    sender, _ = agents.engine(east, "e", wide), agents.engine(west, "w", wide)
-
-    def waiting(*names: str) -> int:
-        (link,) = east.status_page()["links"]
-        return sum(link[name] for name in names)
-
-    with Relay(west.wire) as link:
-        west.wire = link.address
-        begun = _open_wide(agents, west, sender, first=0, priority=0)
-        urgent = _open_wide(agents, west, sender, first=5000, priority=-1)
-        wait_until(lambda: all(transfer["accepted_seconds"] is not None for transfer in east.transfers()))
-        link.hold()
-        _layer_ready(sender, begun)
-        wait_until(lambda: waiting("queued_bytes", "unacknowledged_bytes") == WIDE_BYTES)
-        _layer_ready(sender, urgent)
-        wait_until(lambda: waiting("queued_bytes", "unacknowledged_bytes") == 2 * WIDE_BYTES)
-        assert waiting("queued_bytes") > WIDE_BYTES * 9 / 8, "much of the first transfer has not left"
-        link.release()
-        ended = [sender.wait(TransferDone), sender.wait(TransferDone)]
-        assert ended == [TransferDone(urgent.transfer_id), TransferDone(begun.transfer_id)]
 
 
 def test_transfer_beyond_the_receivers_memory_is_refused(agents: Agents) -> None:
@@ -330,18 +238,6 @@ def test_transfer_beyond_the_receivers_memory_is_refused(agents: Agents) -> None
     sender.open_send(transfer_id, grant, chain)
     sender.fails("no_memory")
     receiver.fails("no_memory")
-
-
-def test_transfer_between_different_layouts_is_refused(agents: Agents) -> None:
-    east, west = agents.start("east"), agents.start("west")
-    sender, receiver = agents.engine(east, "e"), agents.engine(west, "w", layout(dtype="bfloat16"))
-    chain = chain_of()
-    transfer_id, grant = agents.grant("east", west, chain)
-    _claim(west, receiver, (transfer_id, grant), chain)
-    sender.open_send(transfer_id, grant, chain)
-    failed = sender.fails("layout_mismatch")
-    assert "dtype: bfloat16 here, float32 there" in failed.message
-    receiver.fails("layout_mismatch")
 
 
 def test_layout_that_differs_from_a_local_engine_cannot_attach(agents: Agents) -> None:

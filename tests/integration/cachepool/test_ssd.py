@@ -33,16 +33,6 @@ def _names(first: int, end: int) -> list[BlockHash]:
     return [name(number) for number in range(first, end)]
 
 
-def test_blocks_evicted_from_memory_are_read_back_from_the_ssd(tier: Tier) -> None:
-    tier.keep(_names(0, 16))
-    tier.settle()
-    tier.keep(_names(100, 116))
-    assert tier.memory.find(tier.arena, 0, name(0)) is None
-    assert [tier.read(block_hash) for block_hash in _names(0, 16)] == [
-        content_of(block_hash) for block_hash in _names(0, 16)
-    ]
-
-
 def test_every_block_is_announced_once_with_its_parent(tier: Tier) -> None:
     tier.keep(_names(0, 3))
     tier.keep([name(2)], group=STATE, parent=name(2), num_tokens=96)

@@ -11,7 +11,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import Prefix
 from tests.support.agent_deployment import AgentDeployment
 from tests.support.deployment import Deployment
-from tests.support.prefix_engine import Hand, chain_of, prefix_of
+from tests.support.prefix_engine import PrefixEngine, chain_of, prefix_of
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 LENGTH = 64  # Two attention blocks, two window blocks and a state: a third of the memory.
@@ -36,13 +36,13 @@ async def _order(
     return await site.client_named(who).order_pool(request)
 
 
-async def _fill(hand: Hand) -> None:
+async def _fill(hand: PrefixEngine) -> None:
     """Leave more than memory holds."""
     for seed in range(100, 100 + NUM_OTHERS):
         await asyncio.to_thread(hand.leave, _prefix(seed))
 
 
-async def _holds(hand: Hand, prefix: Prefix) -> bool:
+async def _holds(hand: PrefixEngine, prefix: Prefix) -> bool:
     return await asyncio.to_thread(hand.holds, prefix)
 
 

@@ -28,7 +28,7 @@ from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.open_body import MAX_RANKS, OpenBody
 from prfaas.agent.transfer.plan import make_plan
-from prfaas.agent.transfer.receive import CLAIM_TIMEOUT_SECONDS, MAX_OUTCOMES, InboundTransfers
+from prfaas.agent.transfer.receive import CLAIM_TIMEOUT_SECONDS, InboundTransfers
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.grants import Grant
@@ -178,11 +178,6 @@ def _is_mismatch(messages: list[Message]) -> bool:
     return [message.reason for message in messages if isinstance(message, TransferFailed)] == ["prompt_mismatch"]
 
 
-def test_open_with_all_ranks_of_one_model_is_accepted(node: Node) -> None:
-    node.attach(hybrid())
-    assert isinstance(node.open([hybrid()]), Acceptance)
-
-
 def _rank(rank: int, model: str = "hybrid") -> Layout:
     return dataclasses.replace(hybrid(model), shard=Shard(rank, 2))
 
@@ -280,25 +275,6 @@ def test_cancel_before_open_fails_later_claim_and_open(node: Node) -> None:
     assert isinstance(failed, TransferFailed)
     assert (failed.reason, failed.message) == ("cancelled", "no longer wanted")
     assert node.open([hybrid()]) == Rejection("cancelled", "no longer wanted")
-
-
-def test_early_cancel_of_another_peer_is_ignored(node: Node) -> None:
-    node.attach(hybrid())
-    node.transfers.on_event(ReceiveFailed(TRANSFER, "thief", "cancelled", "mine"))
-    node.claim()
-    assert node.heard() == []
-    assert isinstance(node.open([hybrid()]), Acceptance)
-
-
-def test_flood_of_cancels_does_not_evict_outcomes(node: Node) -> None:
-    node.attach(hybrid())
-    node.open([hybrid()])
-    node.transfers.on_event(ReceiveFailed(TRANSFER, "east", "incomplete", "why"))
-    for number in range(MAX_OUTCOMES):
-        stray = number.to_bytes(16, "big")
-        node.transfers.on_event(ReceiveFailed(stray, "floods", "cancelled", "never opened"))
-    node.transfers.expire(time.monotonic())
-    assert node.open([hybrid()]) == Rejection("incomplete", "why")
 
 
 def test_open_without_valid_grant_is_not_read_further(node: Node) -> None:

@@ -12,7 +12,6 @@ from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
 from prfaas.cachepool.slots import LeaseId
-from prfaas.kv.layout import Layout
 from prfaas.types import AgentName
 from tests.support.pool_integrity import check_integrity
 from tests.support.repack_models import Attention, Cut, layouts
@@ -27,12 +26,7 @@ def test_accepted_layouts_are_known_for_one_process_of_one_peer() -> None:
     assert not accepted.knows(PEER, b"first", (*RANKS, b"rank 2"))
     assert not accepted.knows("north", b"first", RANKS)
     assert not accepted.knows(PEER, b"second", RANKS)
-
-
-def test_unconnected_peer_gets_every_layout_description() -> None:
-    accepted = AcceptedLayouts()
-    accepted.accept(PEER, b"first", RANKS)
-    assert not accepted.knows(PEER, None, RANKS)
+    assert not accepted.knows(PEER, None, RANKS), "no connection has told the peer's process"
 
 
 def test_restarted_peer_knows_no_layouts() -> None:
@@ -56,21 +50,17 @@ def test_dropped_layout_is_described_again() -> None:
 MAX_FOREIGN = 4
 
 
-def _cut(size: int, packing: str = "") -> tuple[Layout, ...]:
-    return layouts([Attention(4)], Cut(size, packing=packing))
-
-
 class Node:
     """Agent with an engine of one rank, which gets blocks of two ranks in layouts that differ in block size."""
 
     def __init__(self) -> None:
         self.pool = Pool(1 << 20)
         self.layouts = LayoutRegistry(AgentName("west"), self.pool, max_foreign=MAX_FOREIGN)
-        (native,) = _cut(1)
+        (native,) = layouts([Attention(4)], Cut(1))
         self.pool.arena(native)
 
-    def open(self, block_tokens: int, *, described: bool = True) -> tuple[Arena, ...]:
-        foreign = layouts([Attention(4)], Cut(2, block_tokens))
+    def open(self, block_tokens: int, *, size: int = 2, described: bool = True) -> tuple[Arena, ...]:
+        foreign = layouts([Attention(4)], Cut(size, block_tokens))
         fingerprints = tuple(layout.fingerprint for layout in foreign)
         return self.layouts.arenas(OpenBody(b"", fingerprints, foreign if described else (), ()))
 
@@ -126,9 +116,10 @@ def test_open_does_not_drop_its_own_arenas(node: Node) -> None:
 
 
 def test_arena_of_a_local_engine_is_never_dropped(node: Node) -> None:
-    for layout in layouts([Attention(4)], Cut(2, 16)):
-        node.pool.arena(layout)
+    native = layouts([Attention(4)], Cut(2, 16))
+    node.open(16)
+    for layout in native:
         node.layouts.add_native(layout)
-    for block_tokens in (48, 64, 80):
-        node.layouts.has_foreign(layouts([Attention(4)], Cut(2, block_tokens)))
-    assert all(node.pool.arena_of(layout.fingerprint) for layout in layouts([Attention(4)], Cut(2, 16)))
+    for block_tokens in (48, 64):
+        node.open(block_tokens, size=4)
+    assert all(node.pool.arena_of(layout.fingerprint) for layout in native)

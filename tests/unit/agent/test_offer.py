@@ -14,7 +14,7 @@ from prfaas.agent.transfer.open_body import CopiedPrefix, OpenBody
 from prfaas.agent.transfer.plan import make_plan
 from prfaas.agent.transfer.receive import read_offer
 from prfaas.cachepool.pool import Pool
-from prfaas.errors import GrantError, RemoteProtocolError
+from prfaas.errors import GrantError
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, prefix_hash, root_hash
 from prfaas.kv.layout import prefix_groups
@@ -57,13 +57,6 @@ def _request(groups: tuple[GroupBlocks, ...], *, copied: CopiedPrefix | None = N
     return OpenRequest(bytes(16), "east", body or opened.encode(), ObjectSizes.of(sizes), 60.0)
 
 
-def test_offer_has_the_listed_blocks_and_their_arena(layouts: LayoutRegistry) -> None:
-    offer = read_offer(_request(GROUPS), GRANT, layouts)
-    assert (offer.plan.groups, offer.plan.layouts, offer.plan.num_tokens) == (GROUPS, (hybrid(),), NUM_TOKENS)
-    assert [arena.layout for arena in offer.arenas] == [hybrid()]
-    assert (offer.peer, offer.trace) == ("east", "trace")
-
-
 def test_blocks_of_a_copy_follow_from_the_granted_prefix(layouts: LayoutRegistry) -> None:
     groups, copied = prefix_groups(hybrid(), PREFIX, root=CHAIN.root), CopiedPrefix(PREFIX.units, CHAIN.root)
     assert read_offer(_request(groups, copied=copied), COPY, layouts).plan.groups == groups
@@ -84,8 +77,3 @@ def test_wrong_object_sizes_are_refused(layouts: LayoutRegistry) -> None:
     request = replace(_request(GROUPS), object_bytes=ObjectSizes.of([1, 2, 3]))
     with pytest.raises(TransferRefused, match="not those of the grant"):
         read_offer(request, GRANT, layouts)
-
-
-def test_malformed_open_breaks_the_protocol(layouts: LayoutRegistry) -> None:
-    with pytest.raises(RemoteProtocolError):
-        read_offer(_request(GROUPS, body=b"\xc0"), GRANT, layouts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prfaas.agent.transfer.log import MAX_ACKNOWLEDGEMENTS, TransferLog, TransferRecord
+from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.types import TransferId
 
 
@@ -22,13 +22,6 @@ def test_acknowledgements_before_the_end_of_prefill_count_in_any_order() -> None
     record.end_forward(1300)
     record.acknowledge(1400, 14_000)
     assert (record.acknowledged_before_prefill_ended_bytes, record.acknowledged_bytes) == (12_000, 14_000)
-
-
-def test_record_keeps_a_bounded_number_of_acknowledgements() -> None:
-    record = _record()
-    for time_ns in range(10_000):
-        record.acknowledge(time_ns, time_ns)
-    assert len(record.acknowledgements) == MAX_ACKNOWLEDGEMENTS
 
 
 def test_ended_record_keeps_no_acknowledgements() -> None:

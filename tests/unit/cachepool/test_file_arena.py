@@ -75,13 +75,6 @@ def test_bump_empties_exactly_the_given_slots(arena: FileArena) -> None:
     assert arena.blocks().keys() == {0, 1, 4}
 
 
-def test_a_slot_is_empty_between_allocation_and_write(arena: FileArena) -> None:
-    _write(arena, 3, 7)
-    arena.bump([3])
-    assert arena.blocks() == {}
-    assert _read(arena, 3) is None
-
-
 @pytest.mark.parametrize("position", [0, 2_500, SLOT_BYTES - 1])
 def test_a_corrupted_block_is_detected_and_never_offered_again(arena: FileArena, tmp_path: Path, position: int) -> None:
     _write(arena, 2, 7)

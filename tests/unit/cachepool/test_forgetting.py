@@ -9,26 +9,12 @@ from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.file_arena import FileArena
 from prfaas.cachepool.pool import Pool, SlotPool
-from prfaas.cachepool.removal import removal
-from prfaas.cachepool.slots import LeaseId
 from prfaas.pool_events import BlockRemoved, BlocksStored, PoolChange
 from tests.support.pool_integrity import check_integrity
 from tests.support.pool_layouts import ROOT, SLOT_BYTES, hybrid, name
 from tests.unit.cachepool.test_pool import ATTENTION, STATE, Node
 
 MODEL = "hybrid"
-
-
-def _written(node: Node, *numbers: int) -> tuple[LeaseId, list[int]]:
-    """Blocks that somebody writes, and still may once they are published."""
-    lease = node.pool.open_lease("writer")
-    slots = node.pool.allocate(node.arena, len(numbers), lease)
-    assert slots is not None
-    return lease, slots
-
-
-def _publish(node: Node, slot: int, number: int) -> bool:
-    return node.pool.publish(node.arena, slot, BlockIdentity(ATTENTION, name(number), ROOT, 32, ROOT))
 
 
 def test_forgetting_a_model_removes_all_its_blocks_and_no_others() -> None:
@@ -79,74 +65,6 @@ def test_forgetting_empties_each_ssd_slot_once(tmp_path: Path) -> None:
     assert arena.num_emptied - before == 600
     check_integrity(pool)
     pool.close()
-
-
-def test_a_forgotten_block_keeps_its_slot_until_its_reader_ends() -> None:
-    node = Node()
-    node.keep(1, 2, 3)
-    slots = [node.slot(number) for number in (1, 2)]
-    first, second = node.pool.open_lease("reader"), node.pool.open_lease("reader")
-    node.pool.pin(node.arena, slots, first)
-    node.pool.pin(node.arena, slots[:1], second)
-    generations = [node.arena.generation(slot) for slot in slots]
-    node.pool.forget(MODEL)
-    node.pool.forget(MODEL)
-    assert node.holds(1, 2, 3) == []
-    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 2, "free": 1}
-    assert [node.arena.generation(slot) for slot in slots] == generations
-    check_integrity(node.pool)
-    node.pool.end_lease(first)
-    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 1, "free": 2}
-    check_integrity(node.pool)
-    node.pool.end_lease(second)
-    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 0, "free": 3}
-    assert node.arena.generation(slots[0]) > generations[0]
-    check_integrity(node.pool)
-    assert [event.block_hash for event in node.events if isinstance(event, BlockRemoved)] == [name(3), name(2), name(1)]
-
-
-def test_a_block_forgotten_while_written_is_never_published() -> None:
-    node = Node()
-    lease, slots = _written(node, 1, 2)
-    assert _publish(node, slots[0], 1)
-    node.pool.forget(MODEL)
-    assert not _publish(node, slots[1], 2)
-    node.pool.publish_run(
-        node.arena, slots[1:], group=ATTENTION, hashes=[name(2)], parent=name(1), num_tokens=64, root=ROOT
-    )
-    assert node.holds(1, 2) == []
-    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 1, "free": 0}
-    check_integrity(node.pool)
-    node.pool.end_lease(lease)
-    assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 0, "quarantined": 0, "free": 2}
-    check_integrity(node.pool)
-
-
-def test_forgotten_blocks_can_be_stored_again_while_still_read() -> None:
-    node = Node()
-    node.keep(1, 2)
-    former = node.slot(2)
-    reading = node.pool.open_lease("reader")
-    node.pool.pin(node.arena, [node.slot(1), former], reading)
-    node.pool.forget(MODEL)
-    node.keep(1, 2, 3)
-    assert node.holds(1, 2, 3) == [1, 2, 3]
-    assert node.slot(2) != former
-    node.pool.end_lease(reading)
-    check_integrity(node.pool)
-    assert node.holds(1, 2, 3) == [1, 2, 3]
-
-
-def test_a_forgotten_orphan_does_not_hang_on_a_later_parent() -> None:
-    node = Node()
-    node.keep(3, parent=2)
-    reading = node.pool.open_lease("reader")
-    node.pool.pin(node.arena, [node.slot(3)], reading)
-    node.pool.forget(MODEL)
-    node.keep(2)
-    assert node.pool.cut(removal(node.pool.tables, name(2))) == SLOT_BYTES
-    node.pool.end_lease(reading)
-    check_integrity(node.pool)
 
 
 def test_forgetting_frees_the_tenants_room() -> None:

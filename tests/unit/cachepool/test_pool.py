@@ -78,16 +78,6 @@ def node() -> Iterator[Node]:
     node.pool.close()
 
 
-def test_transfers_stay_within_their_budget_and_evict_nothing(node: Node) -> None:
-    node.keep(1, 2, 3, 4)
-    lease = node.pool.open_lease("transfer")
-    assert node.pool.allocate(node.arena, 9, lease) is None
-    taken = node.pool.allocate(node.arena, 8, lease)
-    assert taken is not None and len(set(taken)) == 8
-    assert node.pool.allocate(node.arena, 1, lease) is None
-    assert node.holds(1, 2, 3, 4) == [1, 2, 3, 4]
-
-
 def test_each_allocation_gives_a_slot_a_new_generation(node: Node) -> None:
     lease = node.pool.open_lease("first")
     first = node.pool.allocate(node.arena, 1, lease)
@@ -108,19 +98,6 @@ def test_quarantined_slots_count_apart_until_their_lease_ends(node: Node) -> Non
     node.pool.end_lease(writing)
     node.pool.end_lease(writing)
     assert node.pool.stats().slots_by_kind == {"prefix": 0, "transfer": 1, "quarantined": 0, "free": 3}
-
-
-def test_the_first_of_two_equal_blocks_stays(node: Node) -> None:
-    node.keep(1)
-    older = node.slot(1)
-    lease = node.pool.open_lease("second")
-    slots = node.pool.allocate(node.arena, 1, lease)
-    assert slots is not None
-    assert not node.pool.publish(node.arena, slots[0], BlockIdentity(ATTENTION, name(1), ROOT, 32, ROOT))
-    node.pool.end_lease(lease)
-    assert node.slot(1) == older
-    assert node.pool.stats().slots_by_kind["transfer"] == 0
-    assert len(node.events) == 1
 
 
 def test_chains_are_evicted_from_the_tail_least_recently_used_first(node: Node) -> None:
@@ -144,19 +121,6 @@ def test_a_block_is_not_evicted_for_its_own_child() -> None:
     assert node.holds(1, 2) == [1]
     node.keep(3)
     assert node.holds(1, 3) == [3]
-
-
-def test_pinned_blocks_stay() -> None:
-    node = Node(num_prefix=2)
-    for number in (1, 2):
-        node.keep(number)
-    lease = node.pool.open_lease("reader")
-    node.pool.pin(node.arena, [node.slot(1)], lease)
-    for number in (3, 4):
-        node.keep(number)
-    assert node.holds(1, 2, 3, 4) == [1, 4]
-    node.pool.end_lease(lease)
-    check_integrity(node.pool)
 
 
 def test_recency_counts_from_the_start_of_a_read() -> None:
@@ -276,41 +240,6 @@ def test_chain_returns_a_block_and_all_its_ancestors() -> None:
     state = node.pool.find(node.arena, STATE, name(3))
     assert set(node.pool.chain(node.arena, name(3))) == {*slots, state}
     assert node.pool.chain(node.arena, name(9)) == []
-
-
-def test_removal_takes_followers_and_ancestors_that_nothing_else_needs() -> None:
-    node = Node(num_prefix=12)
-    node.keep(1, 2, 3, 4)
-    node.keep(4, parent=4, group=STATE)
-    node.keep(5, parent=2)
-    node.keep(7, 8)
-    assert node.remove(3) == 3
-    assert node.holds(1, 2, 3, 4, 5, 7, 8) == [1, 2, 5, 7, 8]
-    assert node.holds(4, group=STATE) == []
-    assert node.remove(5) == 3
-    assert node.holds(1, 2, 5, 7, 8) == [7, 8]
-    assert {event.block_hash for event in node.events if isinstance(event, BlockRemoved)} == set(map(name, range(1, 6)))
-    check_integrity(node.pool)
-
-
-def test_removal_takes_windows_beyond_the_prefix() -> None:
-    node = Node(num_prefix=12)
-    node.keep(1, 2, 3, 4, 5, 6, 7, 8)
-    node.keep(7, 8, parent=6, group=WINDOW)
-    assert node.remove(2) == 10
-    assert node.holds(7, 8, group=WINDOW) == []
-    check_integrity(node.pool)
-
-
-def test_removal_keeps_an_earlier_state_with_its_window_and_attention() -> None:
-    node = Node(num_prefix=12)
-    node.keep(1, 2, 3, 4)
-    node.keep(1, 2, 3, 4, group=WINDOW)
-    node.keep(3, parent=3, group=STATE)
-    node.keep(4, parent=4, group=STATE)
-    assert node.remove(4) == 3
-    assert [node.holds(1, 2, 3, 4, group=group) for group in (ATTENTION, WINDOW, STATE)] == [[1, 2, 3], [1, 2, 3], [3]]
-    check_integrity(node.pool)
 
 
 def test_removal_keeps_blocks_in_use_and_their_ancestors() -> None:

@@ -67,15 +67,6 @@ def test_a_tenant_at_its_limit_evicts_only_its_own_blocks() -> None:
     assert node.tenant_blocks() == {"alice": 4}
 
 
-def test_limits_that_add_up_to_the_pool_are_guaranteed() -> None:
-    node = Node(TenantShares(of_tenants={"alice": 0.4, "bob": 0.6}))
-    node.keep(0, 4)
-    for first in range(100, 160, 3):
-        node.keep(first, first + 3, root=BOB)
-    assert node.held(0, 4) == [0, 1, 2, 3]
-    assert node.tenant_blocks() == {"alice": 4, "bob": 6}
-
-
 def test_a_tenant_with_all_its_share_in_use_gets_no_more() -> None:
     node = Node(TenantShares(each_tenant=0.3))
     lease = node.pool.open_lease("writer")
@@ -204,18 +195,6 @@ def test_accounts_of_empty_tenants_are_dropped() -> None:
         capacity.account(MODEL, name(number))
     assert len(capacity.tenant_bytes()) <= MAX_ACCOUNTS
     assert capacity.account(MODEL, ALICE) is first
-
-
-def test_tenants_without_a_limit_need_no_account() -> None:
-    capacity = Capacity(1 << 30, TenantShares(of_tenants={"alice": 0.5}))
-    everybody = capacity.account(MODEL, BOB)
-    before = _num_kept(capacity)
-    assert all(capacity.account(MODEL, name(number)) is everybody for number in range(10))
-    assert _num_kept(capacity) == before
-
-
-def _num_kept(capacity: Capacity) -> int:
-    return sum(len(var) for var in vars(capacity).values() if isinstance(var, dict))
 
 
 def test_full_accounts_are_scanned_only_now_and_then() -> None:
