@@ -83,16 +83,6 @@ class PeerRateConfig:
 
 
 @dataclass(frozen=True)
-class DscpConfig:
-    """DSCP of KV packets by class of priority."""
-
-    interactive: int = setting("count", default=0, maximum=63, doc="Of requests, such as 34 (AF41).")
-    background: int = setting(
-        "count", default=0, maximum=63, doc="Of prefix copies and of requests with less priority, such as 10 (AF11)."
-    )
-
-
-@dataclass(frozen=True)
 class AgentConfig:
     """One machine's agent."""
 
@@ -150,7 +140,7 @@ class AgentConfig:
         default=(),
         doc="Limits for receiving, with the keys of `egress`; the agent tells each peer its share.",
     )
-    dscp: DscpConfig = setting(record(DscpConfig), doc="Marks of KV packets for the network; 0: unmarked.")
+    dscp: PacketMarks = setting(record(PacketMarks), doc="Marks of KV packets for the network; 0: unmarked.")
     link_probe_bytes: int = setting(
         "bytes",
         default=2 << 30,
@@ -252,10 +242,6 @@ class AgentConfig:
         """Return the weight of a tenant on links: its share of the pool."""
         shares = {entry.tenant: entry.ratio for entry in self.tenants}
         return max(MIN_TENANT_WEIGHT, shares.get(tenant, self.tenant_ratio))
-
-    def marks(self) -> PacketMarks:
-        """Return the marks of KV packets."""
-        return PacketMarks(self.dscp.interactive, self.dscp.background)
 
     def fetch_addresses(self) -> dict[str, str]:
         """Return address by name of the agents in `fetch_from`.

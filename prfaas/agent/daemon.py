@@ -159,7 +159,7 @@ class Agent:
                 certificates=self._certificates,
                 insecure_plaintext=config.insecure_plaintext,
                 silence_seconds=config.silence_seconds,
-                marks=config.marks(),
+                marks=config.dscp,
                 fetch_from=config.fetch_addresses(),
                 ingress_of=RateLimits(config.ingress).budgets_of,
             ),

@@ -87,7 +87,7 @@ class Links:
             insecure_plaintext=config.insecure_plaintext,
             budgets=self._limits.budgets_of(peer),
             peer_budget=self._peer_budgets.setdefault(peer, RateBudget(math.inf)),
-            marks=config.marks(),
+            marks=config.dscp,
             weight_of_tenant=config.tenant_weight,
             packs=config.compression == "auto",
             awaits_peer=peer in config.dialled_by,

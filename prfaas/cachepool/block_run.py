@@ -45,7 +45,7 @@ class BlockRun:
     num_written: int = 0  # Blocks whose writer's lease has not ended.
     num_read: int = 0  # Leading blocks that somebody has read since they were stored.
     children: dict[int, int] = field(default_factory=dict)  # Blocks of other runs that depend on a position.
-    _readers: dict[int, int] = field(default_factory=dict)  # Leases that read up to an end.
+    readers: dict[int, int] = field(default_factory=dict)  # Leases that read up to an end.
     _last_used: list[tuple[int, int]] = field(default_factory=list)  # (end, time), with falling ends and rising times.
 
     def __len__(self) -> int:
@@ -91,16 +91,16 @@ class BlockRun:
 
     def begin_read(self, end: int, now: int | None) -> None:
         """Count a lease that reads up to `end`. Without `now` the read is not a use that delays eviction."""
-        self._readers[end] = self._readers.get(end, 0) + 1
+        self.readers[end] = self.readers.get(end, 0) + 1
         if now is not None:
             self.num_read = max(self.num_read, end)
             self._touch(end, now)
 
     def end_read(self, end: int) -> None:
         """Count that such a lease has ended."""
-        left = self._readers[end] = self._readers[end] - 1
+        left = self.readers[end] = self.readers[end] - 1
         if not left:
-            del self._readers[end]
+            del self.readers[end]
 
     def _touch(self, end: int, now: int) -> None:
         last_used = self._last_used
@@ -112,11 +112,7 @@ class BlockRun:
         """Return how many leading blocks may not leave because of a reader, a writer or a child."""
         if self.num_written:
             return len(self.slots)
-        return max(max(self._readers, default=0), max(self.children, default=-1) + 1)
-
-    def num_readers(self) -> int:
-        """Return the number of reads that have not ended."""
-        return sum(self._readers.values())
+        return max(max(self.readers, default=0), max(self.children, default=-1) + 1)
 
     def add_child(self, position: int) -> None:
         """Count a block of another run that depends on a block of this run."""

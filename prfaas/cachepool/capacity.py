@@ -12,7 +12,7 @@ from prfaas.cachepool.eviction import ALL, Candidates
 from prfaas.hashing import NO_HASH, root_hash
 from prfaas.types import BlockHash
 
-MAX_ACCOUNTS = 1024  # Beyond this, tenants that hold nothing are forgotten when another tenant comes.
+MAX_ACCOUNTS = 1024  # From here on, tenants that hold nothing are forgotten when another tenant comes.
 PROBATION = "probation"  # The view of runs whose tail nobody has read since it was stored.
 MIN_PROBATION_SHARE = 1 / 16
 MAX_REMEMBERED = 1 << 18  # Hashes of about 150 bytes each; fewer if the capacity has fewer blocks.
@@ -22,10 +22,9 @@ MAX_REMEMBERED = 1 << 18  # Hashes of about 150 bytes each; fewer if the capacit
 class TenantShares:
     """Shares of the capacity, from 0 to 1: by the salt of some tenants, and for each other tenant.
 
-    `probation` is the most that blocks on probation may take. With `learns` a smaller share is learned.
+    With `learns`, the share of blocks on probation is learned; without, they have no limit.
     """
 
-    probation: float = 1.0
     learns: bool = False
     each_tenant: float = 1.0
     of_tenants: Mapping[str, float] = field(default_factory=dict)
@@ -64,18 +63,12 @@ class Capacity:
     def __init__(self, budget_bytes: int, shares: TenantShares) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
-        self.probation = Probation(budget_bytes, max_share=shares.probation, learns=shares.learns)
+        self.probation = Probation(budget_bytes, learns=shares.learns)
         self.candidates = Candidates()
         self._shares = shares
         self._unlimited = TenantAccount("", None)
         self._by_name: dict[str, TenantAccount] = {}  # Accounts with a limit.
-        self._max_accounts = MAX_ACCOUNTS
         self._names: dict[str, dict[BlockHash, str]] = {}  # By model: tenants with a share of their own, by root hash.
-
-    @property
-    def accounts(self) -> list[TenantAccount]:
-        """All accounts, the shared account of unlimited tenants first."""
-        return [self._unlimited, *self._by_name.values()]
 
     def account(self, model: str, root: BlockHash) -> TenantAccount:
         """Return the account of the tenant whose prompts of this model begin at that root."""
@@ -87,7 +80,7 @@ class Capacity:
         name = root.hex() if own_name is None else own_name
         account = self._by_name.get(name)
         if account is None:
-            if len(self._by_name) >= self._max_accounts:
+            if len(self._by_name) >= MAX_ACCOUNTS:
                 self._forget_empty()
             share = self._shares.each_tenant if own_name is None else self._shares.of_tenants[own_name]
             account = self._by_name[name] = TenantAccount(name, int(self.budget_bytes * share))
@@ -96,7 +89,6 @@ class Capacity:
     def _forget_empty(self) -> None:
         for account in [account for account in self._by_name.values() if not account.used_bytes]:
             self.candidates.drop_view(self._by_name.pop(account.name).view)
-        self._max_accounts = max(MAX_ACCOUNTS, 2 * len(self._by_name))
 
     def tenant_bytes(self) -> dict[str, int]:
         """Return the bytes of each tenant with a limit. Any thread may call this."""
@@ -110,7 +102,7 @@ class Capacity:
         if lacking <= 0:
             return None
         excess = self.probation.used_bytes + num_bytes - self.probation.limit_bytes
-        if self.probation.is_limited and excess > 0:
+        if self.probation.learns and excess > 0:
             return Shortage(min(lacking, excess), PROBATION)
         return Shortage(lacking, ALL)
 
@@ -139,7 +131,7 @@ class Capacity:
     def views(self, account: TenantAccount, run: BlockRun) -> list[str]:
         """Return the views of a run, apart from the view of all."""
         views = [] if account.limit_bytes is None else [account.view]
-        if self.probation.is_limited and run.num_read < len(run):
+        if self.probation.learns and run.num_read < len(run):
             views.append(PROBATION)
         return views
 
@@ -152,35 +144,29 @@ class Probation:
     blocks are remembered, and a block that is stored again tells on which side it was missed.
     """
 
-    def __init__(self, capacity_bytes: int, *, max_share: float, learns: bool) -> None:
+    def __init__(self, capacity_bytes: int, *, learns: bool) -> None:
+        self.learns = learns
         self.used_bytes = 0
-        self._max_bytes = int(capacity_bytes * max_share)
-        self._min_bytes = min(self._max_bytes, int(capacity_bytes * MIN_PROBATION_SHARE))
+        self.limit_bytes = capacity_bytes
         self._capacity_bytes = capacity_bytes
-        self._learns = learns
-        self.limit_bytes = self._max_bytes
         self._evicted = _EvictedHashes()
-
-    @property
-    def is_limited(self) -> bool:
-        """True if the share can ever be less than the whole capacity."""
-        return self._learns or self._max_bytes < self._capacity_bytes
 
     def add(self, hashes: Sequence[BlockHash], slot_bytes: int) -> None:
         """Count stored blocks. The leading ones that were evicted before move the share."""
         self.used_bytes += len(hashes) * slot_bytes
-        if not self._learns or hashes[0] not in self._evicted:
+        if not self.learns or hashes[0] not in self._evicted:
             return
         missed = [self._evicted.pop(block_hash) for block_hash in takewhile(self._evicted.__contains__, hashes)]
         num_read, ratio = sum(missed), self._evicted.read_ratio()
         growth = (len(missed) - num_read) * max(1.0, ratio) - num_read * max(1.0, 1 / ratio)
         limit = self.limit_bytes + int(growth * slot_bytes)
-        self.limit_bytes = min(self._max_bytes, max(self._min_bytes, limit))
+        min_bytes = int(self._capacity_bytes * MIN_PROBATION_SHARE)
+        self.limit_bytes = min(self._capacity_bytes, max(min_bytes, limit))
 
     def remove(self, hashes: Sequence[BlockHash], num_unread: int, slot_bytes: int) -> None:
         """Count blocks that left from a chain's tail, the first `num_unread` of which nobody had read."""
         self.used_bytes -= num_unread * slot_bytes
-        if self._learns:
+        if self.learns:
             self._evicted.add(hashes[:num_unread], was_read=False)
             self._evicted.add(hashes[num_unread:], was_read=True)
             self._evicted.limit(min(MAX_REMEMBERED, self._capacity_bytes // slot_bytes))

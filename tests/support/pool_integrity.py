@@ -27,7 +27,7 @@ def check_integrity(pool: SlotPool[Any]) -> None:
     runs = [(run, slots) for slots in pool.tables for run in slots.runs()]
     _check_capacity(pool, runs)
     readers = Counter(run for lease in leases for run, _ in lease.read)
-    assert all(run.num_readers() == readers.pop(run, 0) for run, _ in runs), "readers differ from the leases"
+    assert all(sum(run.readers.values()) == readers.pop(run, 0) for run, _ in runs), "readers differ from the leases"
     assert not readers, "a lease reads a run that is gone"
 
 
@@ -42,7 +42,7 @@ def _check_capacity(pool: SlotPool[Any], runs: Sequence[tuple[BlockRun, SlotTabl
     probation_bytes = sum((len(run) - run.num_read) * slots.arena.stride_bytes for run, slots in runs)
     assert probation_bytes == capacity.probation.used_bytes, "unread blocks are miscounted"
     assert used.total() == capacity.used_bytes <= capacity.budget_bytes, "the prefix budget is exceeded or miscounted"
-    for account in capacity.accounts:
+    for account in (capacity._unlimited, *capacity._by_name.values()):
         assert account.used_bytes == used[account], "a tenant's bytes are miscounted"
         assert account.limit_bytes is None or account.used_bytes <= account.limit_bytes, "a tenant holds too much"
 

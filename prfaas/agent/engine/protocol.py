@@ -57,7 +57,12 @@ AttachRole = Literal["scheduler", "worker"]
 
 
 @dataclass(frozen=True)
-class Attach:
+class Message:
+    """Base of the messages."""
+
+
+@dataclass(frozen=True)
+class Attach(Message):
     """First message of every connection.
 
     `layout` is `Layout.to_dict()` from a worker, None from a scheduler. `pins_arena`: a device will access the arena by
@@ -76,7 +81,7 @@ class Attach:
 
 
 @dataclass(frozen=True)
-class Attached:
+class Attached(Message):
     """Answer to `Attach`; a worker also gets three descriptors: arena memfd, ring memfd, ring eventfd."""
 
     agent: str
@@ -92,14 +97,14 @@ class Attached:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refused(Message):
     """Refusal of `Attach`; the agent closes the connection. `message` names the cause."""
 
     message: str
 
 
 @dataclass(frozen=True)
-class Send:
+class Send(Message):
     """Request to open a transfer to the agent that the grant names, with slots for its blocks."""
 
     transfer_id: TransferId
@@ -112,7 +117,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class SendOpened:
+class SendOpened(Message):
     """Slots of an opened transfer or store.
 
     `slots[rank][i][j]` takes block j of `groups[i]`, or is HELD if the worker need not copy it. Ring entries name the
@@ -125,7 +130,7 @@ class SendOpened:
 
 
 @dataclass(frozen=True)
-class Receive:
+class Receive(Message):
     """Claim of a granted transfer's blocks; the engine's own `prompt_hash` must equal the granted hash.
 
     A claim without groups gives the transfer up: the engine will not load it.
@@ -140,7 +145,7 @@ class Receive:
 
 
 @dataclass(frozen=True)
-class ReceiveReady:
+class ReceiveReady(Message):
     """Notice that all blocks are in host memory.
 
     `slots[rank][i][j]` holds block j of `groups[i]` at `generations[rank][i][j]`.
@@ -152,7 +157,7 @@ class ReceiveReady:
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Message):
     """Request to keep computed blocks for later requests; the engine fills the slots of `SendOpened`."""
 
     transfer_id: TransferId
@@ -161,7 +166,7 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(Message):
     """Question for the lengths of a prompt that this node holds.
 
     `root` and `units` are the prompt's hash chain, 16 bytes per hash, joined.
@@ -174,7 +179,7 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class LookedUp:
+class LookedUp(Message):
     """Lengths that all KV groups can serve, longest first, each with the prompt's hash at that length.
 
     A length that is not a multiple of 16 is a candidate: the engine has the tokens and compares the hash.
@@ -186,7 +191,7 @@ class LookedUp:
 
 
 @dataclass(frozen=True)
-class Promised:
+class Promised(Message):
     """Comparison of a decision's predicted cached tokens with the tokens that the engine found."""
 
     predicted_tokens: int
@@ -194,7 +199,7 @@ class Promised:
 
 
 @dataclass(frozen=True)
-class Hold:
+class Hold(Message):
     """Request to pin all blocks of one length; the answer is TransferFailed if a block is missing."""
 
     transfer_id: TransferId
@@ -203,14 +208,14 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(Message):
     """Question whether the agent answers, and how far the engine's claims have come."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class Alive:
+class Alive(Message):
     """Answer to `Heartbeat`: the agent has read every earlier message of this connection.
 
     `claims` lists the claims whose sender has opened the transfer, and whose blocks are not complete:
@@ -222,21 +227,21 @@ class Alive:
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(Message):
     """Notice that the engine no longer reads this transfer's slots and no longer waits for it."""
 
     transfer_id: TransferId
 
 
 @dataclass(frozen=True)
-class Cancel:
+class Cancel(Message):
     """Notice that the request ended and no worker copies for it; an incomplete transfer fails."""
 
     transfer_id: TransferId
 
 
 @dataclass(frozen=True)
-class Forget:
+class Forget(Message):
     """Request to drop all blocks computed for a model, because its weights may change."""
 
     # Also names the answer.
@@ -245,21 +250,21 @@ class Forget:
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class Forgotten(Message):
     """Answer to `Forget`: the blocks are removed from memory, SSD and unfinished stores."""
 
     transfer_id: TransferId
 
 
 @dataclass(frozen=True)
-class TransferDone:
+class TransferDone(Message):
     """Notice that the receiver acknowledged every byte; the sender's slots are free."""
 
     transfer_id: TransferId
 
 
 @dataclass(frozen=True)
-class TransferFailed:
+class TransferFailed(Message):
     """Notice that the transfer failed; the receiving engine computes the prompt itself."""
 
     transfer_id: TransferId
@@ -267,29 +272,7 @@ class TransferFailed:
     message: str
 
 
-Message = (
-    Attach
-    | Attached
-    | Refused
-    | Send
-    | SendOpened
-    | Receive
-    | ReceiveReady
-    | Store
-    | Lookup
-    | LookedUp
-    | Promised
-    | Hold
-    | Heartbeat
-    | Alive
-    | Release
-    | Cancel
-    | Forget
-    | Forgotten
-    | TransferDone
-    | TransferFailed
-)
-_BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+_BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 _HINTS = {kind: typing.get_type_hints(kind) for kind in _BY_NAME.values()}
 
 

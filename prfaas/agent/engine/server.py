@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -171,8 +171,10 @@ class EngineListener:
     def workers(self, instance: str) -> list[EngineConnection]:
         """Return the writers of an instance by rank; empty unless every rank is attached with all its replicas."""
         workers = [c for c in self._connections if (c.instance, c.attach.role) == (instance, "worker")]
-        size = workers[0].layout.shard.size if workers and workers[0].layout else 0
-        expected = {(rank, replica) for worker in workers[:1] for rank, replica in _places(size, worker.attach)}
+        if not workers or workers[0].layout is None:
+            return []
+        num_ranks, num_replicas = workers[0].layout.shard.size, workers[0].attach.num_replicas
+        expected = set(itertools.product(range(num_ranks), range(num_replicas)))
         if {(worker.attach.rank, worker.attach.replica) for worker in workers} != expected:
             return []
         return sorted((worker for worker in workers if worker.is_writer), key=lambda worker: worker.attach.rank)
@@ -332,11 +334,6 @@ class EngineListener:
         if self._socket is not None:
             self._socket.close()
             self._path.unlink(missing_ok=True)
-
-
-def _places(num_ranks: int, attach: Attach) -> Iterator[tuple[int, int]]:
-    """Yield rank and replica of each worker of an engine of which one worker attached like this."""
-    yield from itertools.product(range(num_ranks), range(attach.num_replicas))
 
 
 def _layout_of(attach: Attach) -> Layout | None:

@@ -9,7 +9,7 @@ the claim's hashes are the engine's own. The hashes of a copy are those of its g
     arriving, a copy ──all bytes──▶ ended: its prefix blocks stay, no engine claims it
     any ──cancel, failure, deadline──▶ ended
 
-The outcome is remembered until the grant expires, so that a late OPEN or claim gets the reason.
+The latest outcomes are remembered, so that a late OPEN or claim gets the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -58,10 +58,8 @@ from prfaas.types import FailureReason, GroupBlocks, Prefix, TransferId
 # An engine claims a transfer when it takes the request, usually long before the last byte. A complete transfer without a
 # claim is left over from before a restart, or its decode request never came.
 CLAIM_TIMEOUT_SECONDS = 5.0
-# Ended transfers whose grants have not expired, about 400 bytes each.
-MAX_OUTCOMES = 1 << 16
-# Transfers that were cancelled before their OPEN or claim came, about 400 bytes each.
-MAX_CANCELLED = 1 << 12
+# Ended transfers, and transfers that were cancelled before their OPEN or claim came; about 400 bytes each.
+MAX_OUTCOMES = 1 << 12
 _log = logs.get("agent.receive")
 Reply = Callable[[Acceptance | Rejection], None]
 
@@ -183,41 +181,6 @@ def _offered_groups(opened: OpenBody, layout: Layout, grant: Grant) -> tuple[Gro
     return prefix_groups(layout, prefix, root=opened.copied.root)
 
 
-class OutcomeCache:
-    """Outcomes of ended transfers, for OPENs and claims that come later. Times are monotonic seconds."""
-
-    def __init__(self) -> None:
-        # Expiry and outcome.
-        self._ended: dict[TransferId, tuple[float, EndReason]] = {}
-        self._cancelled: EndedTransfers[EndReason] = EndedTransfers(MAX_CANCELLED)
-
-    def get(self, grant: Grant) -> EndReason | None:
-        """Return the outcome of the granted transfer, or its sender's early cancel."""
-        _, outcome = self._ended.get(grant.transfer_id, (0.0, None))
-        return outcome or self._cancelled.get(grant.source, grant.transfer_id)
-
-    def put(self, transfer_id: TransferId, outcome: EndReason, *, until: float) -> None:
-        """Remember an outcome until its grant expires."""
-        self._ended[transfer_id] = until, _shortened(outcome)
-
-    def put_cancelled(self, peer: str, transfer_id: TransferId, outcome: EndReason) -> None:
-        """Remember a peer's cancel of an unknown transfer. It counts only if the grant names this peer as sender."""
-        self._cancelled.put(peer, transfer_id, _shortened(outcome))
-
-    def expire(self, now: float) -> None:
-        """Forget expired outcomes, and the oldest beyond the limit."""
-        while self._ended:
-            oldest = next(iter(self._ended))
-            if self._ended[oldest][0] >= now and len(self._ended) <= MAX_OUTCOMES:
-                return
-            del self._ended[oldest]
-
-
-def _shortened(outcome: EndReason) -> EndReason:
-    """Return the outcome with a bounded message, because a peer may have written it."""
-    return replace(outcome, message=shorten(outcome.message))
-
-
 class InboundTransfers:
     """All inbound transfers of this node. Runs on the agent's loop."""
 
@@ -242,7 +205,8 @@ class InboundTransfers:
         self._transfers: dict[TransferId, InboundTransfer] = {}
         # Slots of ended transfers that the transport may still write to.
         self._quarantined: dict[TransferId, Placement] = {}
-        self._outcomes = OutcomeCache()
+        # By sender, because any peer may cancel a transfer that is unknown here.
+        self._outcomes: EndedTransfers[EndReason] = EndedTransfers(MAX_OUTCOMES)
         # Set before the first OPEN can come.
         self.receiver: Receiver | None = None
 
@@ -275,7 +239,7 @@ class InboundTransfers:
         token, kind = read_grant(request.open_body)
         transfer_id = TransferId(request.transfer_id)
         grant = self._grant_check.as_destination(token, kind, transfer_id, peer=request.peer_name)
-        outcome = self._outcomes.get(grant)
+        outcome = self._outcomes.get(grant.source, transfer_id)
         if outcome is not None:
             raise TransferRefused(outcome.reason, outcome.message)
         try:
@@ -286,9 +250,7 @@ class InboundTransfers:
             if transfer_id in self._transfers:
                 self._fail(transfer_id, reason, message)
             else:
-                self._outcomes.put(
-                    transfer_id, EndReason(reason, message), until=time.monotonic() + seconds_left(grant)
-                )
+                self._remember(grant.source, transfer_id, reason, message)
             raise TransferRefused(reason, message) from error
 
     def _accept_granted(self, request: OpenRequest, grant: Grant) -> Acceptance:
@@ -342,7 +304,8 @@ class InboundTransfers:
     def _failed(self, transfer_id: TransferId, transfer: InboundTransfer | None, event: ReceiveFailed) -> None:
         if transfer is None:
             # The peer's cancel has overtaken its OPEN.
-            self._outcomes.put_cancelled(event.peer_name, transfer_id, EndReason(event.reason, event.message))
+            if self._outcomes.get(event.peer_name, transfer_id) is None:
+                self._remember(event.peer_name, transfer_id, event.reason, event.message)
         elif transfer.grant.source == event.peer_name:
             transfer.note_stats(event.stats)
             self._fail(transfer_id, event.reason, event.message)
@@ -379,7 +342,7 @@ class InboundTransfers:
         except GrantError as error:
             engine.post(TransferFailed(request.transfer_id, refusal_reason(error), str(error)))
             return
-        outcome = self._outcomes.get(grant)
+        outcome = self._outcomes.get(grant.source, grant.transfer_id)
         if outcome is not None:
             engine.post(TransferFailed(request.transfer_id, outcome.reason, outcome.message))
             return
@@ -510,7 +473,7 @@ class InboundTransfers:
                 self._refuse_claim(transfer, "cancelled", message)
 
     def expire(self, now: float) -> None:
-        """Fail late transfers, and forget old outcomes; `now` is monotonic seconds."""
+        """Fail late transfers; `now` is monotonic seconds."""
         self._layouts.expire(now)
         for transfer in list(self._transfers.values()):
             if transfer.is_complete:
@@ -523,7 +486,6 @@ class InboundTransfers:
             elif now >= transfer.open_deadline and transfer.placement is None:
                 message = f"{transfer.grant.source} has not opened the transfer"
                 self._fail(transfer.grant.transfer_id, "unreachable", message)
-        self._outcomes.expire(now)
 
     def _fail(self, transfer_id: TransferId, reason: FailureReason, message: str) -> None:
         transfer = self._transfers.get(transfer_id)
@@ -541,8 +503,8 @@ class InboundTransfers:
         transfer_id = transfer.grant.transfer_id
         transfer.delivery.end(f"{failure}: {message}" if failure else "")
         del self._transfers[transfer_id]
-        outcome = EndReason(failure or "cancelled", message or "this transfer has ended here")
-        self._outcomes.put(transfer_id, outcome, until=transfer.deadline)
+        message = message or "this transfer has ended here"
+        self._remember(transfer.grant.source, transfer_id, failure or "cancelled", message)
         if transfer.repack is not None:
             transfer.repack.end()
         if transfer.placement is None:
@@ -552,6 +514,10 @@ class InboundTransfers:
         else:
             self._pool.quarantine(transfer.placement.lease)
             self._quarantined[transfer_id] = transfer.placement
+
+    def _remember(self, sender: str, transfer_id: TransferId, reason: FailureReason, message: str) -> None:
+        """Remember an outcome with a bounded message, because a peer may have written it."""
+        self._outcomes.put(sender, transfer_id, EndReason(reason, shorten(message)))
 
 
 def _bounded_text(error: PrfaasError | TransferRefused) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from prfaas.config import setting
 from prfaas.errors import ConfigError
 from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES
 from prfaas.transport.ranges import bytes_after, first_bytes
@@ -24,10 +25,12 @@ RECEIVE_STEP_BYTES = 256 << 10  # A reader is woken for so many bytes of a chunk
 
 @dataclass(frozen=True)
 class PacketMarks:
-    """DSCP of packets (RFC 2474) by class of priority; 0 leaves packets unmarked."""
+    """Settings for the DSCP of packets (RFC 2474) by class of priority; 0 leaves packets unmarked."""
 
-    interactive: int = 0
-    background: int = 0
+    interactive: int = setting("count", default=0, maximum=63, doc="Of requests, such as 34 (AF41).")
+    background: int = setting(
+        "count", default=0, maximum=63, doc="Of prefix copies and of requests with less priority, such as 10 (AF11)."
+    )
 
     def of(self, priority: int) -> int:
         """Return the DSCP of a transfer with this wire priority."""

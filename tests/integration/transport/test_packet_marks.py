@@ -16,7 +16,7 @@ from tests.support.transport_ends import Near, make_far, objects_of, send
 from tests.support.waiting import wait_until
 
 INTERACTIVE, BACKGROUND = 34, 10
-MARKS = PacketMarks(INTERACTIVE, BACKGROUND)
+MARKS = PacketMarks(interactive=INTERACTIVE, background=BACKGROUND)
 ALL_IPV4, SO_ATTACH_FILTER = 0x0800, 26  # ETH_P_IP
 IP_OPTIONS = {
     "127.0.0.1:0": (socket.IPPROTO_IP, socket.IP_TOS),

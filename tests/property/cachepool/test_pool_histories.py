@@ -26,9 +26,8 @@ ATTENTION, STATE = 0, 1
 TENANTS = ("one", "two", "three")
 SHARES = (
     NO_LIMITS,
-    TenantShares(probation=0.3),
     TenantShares(each_tenant=0.6, of_tenants={"one": 0.2}),
-    TenantShares(probation=0.5, learns=True, each_tenant=0.4),
+    TenantShares(learns=True, each_tenant=0.4),
 )
 Key = tuple[bytes, int, BlockHash]  # Layout, group and hash.
 Where = tuple[bytes, int]  # Layout and slot.

@@ -19,8 +19,9 @@ ALICE, BOB = root_hash(MODEL, b"alice"), root_hash(MODEL, b"bob")
 class Node:
     """A pool of ten prefix slots and as many transfer slots."""
 
-    def __init__(self, shares: TenantShares) -> None:
+    def __init__(self, shares: TenantShares, *, probation_blocks: int = NUM_PREFIX) -> None:
         self.pool = Pool(2 * NUM_PREFIX * SLOT_BYTES, shares=shares)
+        self.pool._capacity.probation.limit_bytes = probation_blocks * SLOT_BYTES
         self.arena: Arena = self.pool.arena(hybrid())
 
     def keep(self, first: int, end: int, *, root: BlockHash = ALICE, lease: LeaseId | None = None) -> list[bool]:
@@ -86,7 +87,7 @@ def test_one_limit_covers_a_tenants_prompts_of_all_models() -> None:
 
 
 def test_unread_blocks_do_not_evict_read_blocks() -> None:
-    node = Node(TenantShares(probation=0.3))
+    node = Node(TenantShares(learns=True), probation_blocks=3)
     node.keep(0, 7)
     node.ask(0, 7)
     for first in range(100, 200, 2):
@@ -96,7 +97,7 @@ def test_unread_blocks_do_not_evict_read_blocks() -> None:
 
 
 def test_blocks_on_probation_use_all_spare_room() -> None:
-    node = Node(TenantShares(probation=0.3))
+    node = Node(TenantShares(learns=True), probation_blocks=3)
     node.keep(0, 10)
     assert node.held(0, 10) == list(range(10))
     node.ask(0, 10)
@@ -104,7 +105,7 @@ def test_blocks_on_probation_use_all_spare_room() -> None:
 
 
 def test_blocks_after_read_blocks_are_on_probation() -> None:
-    node = Node(TenantShares(probation=0.3))
+    node = Node(TenantShares(learns=True), probation_blocks=3)
     lease = node.pool.open_lease("engine")
     slots = node.pool.allocate(node.arena, 8, lease)
     assert slots is not None
@@ -123,7 +124,7 @@ def test_blocks_after_read_blocks_are_on_probation() -> None:
 
 
 def test_a_prompt_larger_than_the_probation_share_is_stored_whole() -> None:
-    node = Node(TenantShares(probation=0.3))
+    node = Node(TenantShares(learns=True), probation_blocks=3)
     node.keep(0, 10)
     node.ask(0, 10)
     assert node.keep(100, 105) == [True] * 5
@@ -134,38 +135,32 @@ def test_a_prompt_larger_than_the_probation_share_is_stored_whole() -> None:
 
 
 def test_the_probation_share_follows_the_misses() -> None:
-    probation = Probation(1000, max_share=0.8, learns=True)
+    probation = Probation(1000, learns=True)
     shares = [probation.limit_bytes]
     for number in range(20):
         _miss(probation, number, was_read=True)
         shares.append(probation.limit_bytes)
-    assert shares == sorted(shares, reverse=True) and shares[-1] < shares[0] == 800
+    assert shares == sorted(shares, reverse=True) and shares[-1] < shares[0] == 1000
     low = probation.limit_bytes
     for number in range(100, 200):
         _miss(probation, number, was_read=False)
-    assert low < probation.limit_bytes <= 800
+    assert low < probation.limit_bytes <= 1000
 
 
 def test_the_probation_share_has_a_minimum() -> None:
-    probation = Probation(1600, max_share=1.0, learns=True)
+    probation = Probation(1600, learns=True)
     for number in range(1000):
         _miss(probation, number, was_read=True)
     assert probation.limit_bytes == 1600 * MIN_PROBATION_SHARE
 
 
 def test_old_evictions_do_not_move_the_probation_share() -> None:
-    probation = Probation(1000, max_share=0.8, learns=True)
+    probation = Probation(1000, learns=True)
     probation.remove([name(1)], 0, 10)
     for number in range(100, 300):
         probation.remove([name(number)], 0, 10)
     probation.add([name(1)], 10)
-    assert probation.limit_bytes == 800
-
-
-def test_a_fixed_probation_share_stays() -> None:
-    probation = Probation(1000, max_share=0.8, learns=False)
-    _miss(probation, 1, was_read=True)
-    assert probation.limit_bytes == 800
+    assert probation.limit_bytes == 1000
 
 
 def _miss(probation: Probation, number: int, *, was_read: bool) -> None:
@@ -195,12 +190,3 @@ def test_accounts_of_empty_tenants_are_dropped() -> None:
         capacity.account(MODEL, name(number))
     assert len(capacity.tenant_bytes()) <= MAX_ACCOUNTS
     assert capacity.account(MODEL, ALICE) is first
-
-
-def test_full_accounts_are_scanned_only_now_and_then() -> None:
-    capacity = Capacity(1 << 30, TenantShares(each_tenant=0.5))
-    for number in range(1, MAX_ACCOUNTS + 1):
-        capacity.add_blocks(capacity.account(MODEL, name(number)), [name(number)], 10)
-    for number in range(MAX_ACCOUNTS + 1, MAX_ACCOUNTS + 501):
-        capacity.account(MODEL, name(number))
-    assert len(capacity.tenant_bytes()) == MAX_ACCOUNTS + 500, "nobody was forgotten, which takes a look at all"
