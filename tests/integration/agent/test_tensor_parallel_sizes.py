@@ -194,7 +194,7 @@ def _chain(length: int = NUM_TOKENS) -> HashChain:
     return HashChain(ROOT, range(length))
 
 
-@pytest.mark.parametrize(("model", "cut"), zip(MODELS, [*CUTS, "one rank to four"], strict=True))
+@pytest.mark.parametrize(("model", "cut"), list(zip(MODELS, [*CUTS, "one rank to four"], strict=True)))
 def test_repacked_blocks_equal_the_readers_own_blocks(site_of: SiteOf, model: str, cut: str) -> None:
     site = site_of(model, *CUTS[cut])
     ready = site.transfer(_chain())
