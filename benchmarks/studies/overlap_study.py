@@ -57,7 +57,7 @@ def outcome(case: Case) -> Outcome:
     twin = deploy(deployment, setup.workload, replace(plan, threshold_tokens=threshold), scenario)
     rate = _OVERLOAD * plan.system_throughput
     twin.run(draw_requests(setup.workload, "poisson", count=_REQUESTS, rate=rate, seed=_SEED))
-    summary = summarise(twin.requests, CountingRules(), gaps=twin.gaps.arrays())
+    summary = summarise(twin.requests, CountingRules())
     return Outcome(case, plan.system_throughput, sustained(twin.requests), summary.tpot.mean)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import mmap
 import os
 import resource
@@ -11,9 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from prfaas.errors import ConfigError, RemoteProtocolError
+from prfaas.errors import RemoteProtocolError
 from prfaas.transport.receiver.api import (
     Acceptance,
     Decision,
@@ -37,11 +34,11 @@ from prfaas.transport.sender.link import Link, LinkConfig
 from prfaas.transport.sender.stats import LinkStats
 
 SENDER_NAME, RECEIVER_NAME = "bench-near", "bench-far"
-MAX_OBJECTS = 4096  # Far more layers than any model has.
 DEADLINE_SECONDS = 3600.0
 PROGRESS_SECONDS = 0.2
+MEMORY_BYTES = 256 << 20  # Larger than caches of processors; layers overlap in it.
+MAX_LAYER_BYTES = 8 << 30
 PATTERN_BYTES = 1 << 20
-MEMINFO = Path("/proc/meminfo")
 
 Progress = Callable[[int, LinkStats], None]  # Called with the number of bytes that have arrived.
 
@@ -54,19 +51,12 @@ class BenchReceiver:
         config: ReceiverConfig,
         *,
         key: bytes,
-        memory_bytes: int,
         report: Callable[[str], None],
         name: str = RECEIVER_NAME,
     ) -> None:
-        """`report` gets one line per transfer, from any thread; `name` is that of the certificate, if there is one.
-
-        Raises:
-            ConfigError: this host has too little memory.
-        """
+        """`report` gets one line per transfer, from any thread; `name` is that of the certificate, if there is one."""
         self._report = report
-        self._memory = allocate(memory_bytes, flag="--memory")
-        # Touch every page, so that no page fault is measured.
-        self._memory[:: mmap.PAGESIZE] = bytes(len(range(0, memory_bytes, mmap.PAGESIZE)))
+        self._memory = _memory(MEMORY_BYTES)
         self._sizes: dict[bytes, int] = {}
         self._lock = threading.Lock()
         self._receiver = Receiver(config, local_name=name, key=key, accept=self._accept, on_event=self._on_event)
@@ -78,26 +68,17 @@ class BenchReceiver:
         return self._receiver.refused
 
     def _accept(self, request: OpenRequest, reply: Callable[[Decision], None]) -> None:
-        if len(request.object_bytes) > MAX_OBJECTS:
-            reply(Rejection("protocol", f"more than {MAX_OBJECTS} layers"))
-            return
         sizes = list(request.object_bytes)
-        if max(sizes, default=0) > len(self._memory):
-            reply(Rejection("no_memory", f"a layer of {max(sizes)} bytes; start the receiver with more --memory"))
+        largest = max(sizes, default=0)
+        if largest > MAX_LAYER_BYTES:
+            reply(Rejection("no_memory", f"a layer of {largest} bytes; at most {MAX_LAYER_BYTES} are accepted"))
             return
-        views = self._views(sizes)
+        if largest > len(self._memory):
+            self._memory = _memory(largest)
+        views = _overlapping(self._memory, sizes)
         with self._lock:
             self._sizes[request.transfer_id] = sum(sizes)
         reply(Acceptance(held=(), destination=views.__getitem__))
-
-    def _views(self, sizes: list[int]) -> list[memoryview]:
-        """Return memory for each layer, which overlaps when it is used up."""
-        start, views = 0, []
-        for size in sizes:
-            start = 0 if start + size > len(self._memory) else start
-            views.append(self._memory[start : start + size])
-            start += size
-        return views
 
     def _on_event(self, event: ReceiveEvent) -> None:
         if not isinstance(event, ReceiveCompleted | ReceiveFailed):
@@ -140,12 +121,8 @@ class BenchSender:
         name: str = SENDER_NAME,
         peer_name: str = RECEIVER_NAME,
     ) -> None:
-        """`name` and `peer_name` are those of the certificates, if there are any.
-
-        Raises:
-            ConfigError: this host has too little memory.
-        """
-        self._layers = _make_layers(layer_bytes)
+        """`name` and `peer_name` are those of the certificates, if there are any."""
+        self._layers = _overlapping(_memory(max(MEMORY_BYTES, *layer_bytes)), layer_bytes)
         self._watch = _TransferWatch()
         self._link = Link(
             address,
@@ -231,38 +208,23 @@ class _TransferWatch:
             self.accepted.set()
 
 
-def allocate(num_bytes: int, *, flag: str) -> memoryview:
-    """Allocate the memory that a flag requests.
-
-    Raises:
-        ConfigError: this host has too little. The kernel would kill a process once the memory is written to.
-    """
-    available = _available_bytes()
-    if num_bytes > available:
-        needed, free = f"{num_bytes / 1e9:.1f} GB", f"{available / 1e9:.1f} GB"
-        raise ConfigError(f"{flag}: needs {needed} of memory, but this host has {free} available")
-    return memoryview(mmap.mmap(-1, num_bytes))
-
-
-def _available_bytes() -> float:
-    """Return the memory that can be had without swapping, or infinity if the kernel does not report it."""
-    with contextlib.suppress(OSError):
-        for line in MEMINFO.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) << 10
-    return math.inf
-
-
-def _make_layers(sizes: Sequence[int]) -> list[memoryview]:
-    """Return memory for the layers, with bytes that do not repeat within a chunk."""
-    content = allocate(sum(sizes), flag="--layers, --layer-bytes, or --tokens of a --model")
-    pattern = os.urandom(PATTERN_BYTES)
-    for at in range(0, len(content), PATTERN_BYTES):
-        part = content[at : at + PATTERN_BYTES]
+def _memory(num_bytes: int) -> memoryview:
+    """Return memory filled with bytes that do not repeat within a chunk, so that no page fault is measured later."""
+    memory, pattern = memoryview(mmap.mmap(-1, num_bytes)), os.urandom(PATTERN_BYTES)
+    for start in range(0, num_bytes, PATTERN_BYTES):
+        part = memory[start : start + PATTERN_BYTES]
         part[:] = pattern[: len(part)]
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return [content[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    return memory
+
+
+def _overlapping(memory: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    """Return a part of the memory for each layer. The parts overlap when the memory is used up."""
+    start, views = 0, []
+    for size in sizes:
+        start = 0 if start + size > len(memory) else start
+        views.append(memory[start : start + size])
+        start += size
+    return views
 
 
 def _cpu_seconds() -> float:

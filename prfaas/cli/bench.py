@@ -12,12 +12,11 @@ from pathlib import Path
 
 import prfaas
 from prfaas import grants
-from prfaas.bench.link import MAX_OBJECTS, RECEIVER_NAME, SENDER_NAME, BenchReceiver, BenchSender, Progress
+from prfaas.bench.link import RECEIVER_NAME, SENDER_NAME, BenchReceiver, BenchSender, Progress
 from prfaas.bench.report import Host, Measurement, render, to_json
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, run, value_of
 from prfaas.errors import ConfigError, RemoteProtocolError
-from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net import tls
 from prfaas.transport.net.tls import CertificateFiles, Certificates, common_name
 from prfaas.transport.receiver.server import ReceiverConfig
@@ -27,6 +26,7 @@ from prfaas.transport.sender.stats import LinkStats
 TLS_FILES = ("authority", "certificate", "key")
 KERNEL = Path("/proc/sys/net")
 MAX_TOKENS = (1 << 32) - 1
+NUM_LAYERS, LAYER_BYTES = 64, 16 << 20  # Sent without a model.
 REFUSAL_REPORT_SECONDS = 1.0  # Interval of the receiver's report of rejected connections.
 
 
@@ -56,15 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         link.add_argument(f"--tls-{what}", type=Path, metavar="FILE", help=f"PEM file: the {what}, as agents have it")
     link.add_argument("--name", metavar="NAME", help="with --tls-: the name in this host's certificate")
     link.add_argument("--peer", metavar="NAME", help="with --tls- and --to: the name in the receiver's certificate")
-    link.add_argument("--congestion-control", default="bbr", metavar="NAME", help="of TCP; bbr by default")
     link.add_argument(
-        "--memory",
-        type=value_of("bytes", least=1),
-        default="1GiB",
-        metavar="SIZE",
-        help="receiver: memory to receive into",
+        "--model", metavar="NAME|CONFIG", help="send its layers; see prfaas-solve; without it 64 layers of 16 MiB"
     )
-    link.add_argument("--model", metavar="NAME|CONFIG", help="send its layers; see prfaas-solve")
     link.add_argument(
         "--tokens",
         type=value_of("tokens", least=1, most=MAX_TOKENS),
@@ -72,22 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="of the prompt; 32K by default",
     )
-    link.add_argument(
-        "--layers",
-        type=value_of("count", least=1, most=MAX_OBJECTS),
-        default="64",
-        metavar="N",
-        help="without --model",
-    )
-    link.add_argument(
-        "--layer-bytes", type=value_of("bytes", least=1), default="16MiB", metavar="SIZE", help="without --model"
-    )
     link.add_argument("--profile", metavar="NAME|FILE", help="pace the layers as this instance's prefill of --tokens")
     link.add_argument(
         "--link-rate", type=value_of("rate"), default=0.0, metavar="RATE", help="what the link should carry"
     )
-    link.add_argument("--max-rate", type=value_of("rate"), default=0.0, metavar="RATE", help="send no faster")
-    link.add_argument("--connections", type=value_of("count"), default=0, metavar="N", help="0: as the round trip asks")
     link.add_argument(
         "--repeats", type=value_of("count", least=1), default="5", metavar="N", help="warm transfers; 5 by default"
     )
@@ -130,14 +112,9 @@ def _serve(flags: argparse.Namespace) -> int:
     # All later threads inherit the mask, so that only sigtimedwait below gets the signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
     config = ReceiverConfig(
-        flags.listen,
-        certificates=_certificates(flags),
-        insecure_plaintext=flags.insecure_plaintext,
-        congestion_control=flags.congestion_control,
+        flags.listen, certificates=_certificates(flags), insecure_plaintext=flags.insecure_plaintext
     )
-    receiver = BenchReceiver(
-        config, key=_key(flags), memory_bytes=flags.memory, report=_print_line, name=flags.name or RECEIVER_NAME
-    )
+    receiver = BenchReceiver(config, key=_key(flags), report=_print_line, name=flags.name or RECEIVER_NAME)
     _print_line(f"listening on {receiver.start()}")
     refused: dict[str, int] = {}
     while signal.sigtimedwait(stopping, REFUSAL_REPORT_SECONDS) is None:
@@ -153,13 +130,7 @@ def _print_line(line: str) -> None:
 
 def _measure(flags: argparse.Namespace) -> int:
     sizes, prefill_seconds = _layers(flags)
-    config = LinkConfig(
-        num_connections=flags.connections,
-        budgets=(RateBudget(flags.max_rate),) if flags.max_rate else (),
-        congestion_control=flags.congestion_control,
-        certificates=_certificates(flags),
-        insecure_plaintext=flags.insecure_plaintext,
-    )
+    config = LinkConfig(certificates=_certificates(flags), insecure_plaintext=flags.insecure_plaintext)
     names = {"name": flags.name or SENDER_NAME, "peer_name": flags.peer or RECEIVER_NAME}
     near = BenchSender(flags.to, config=config, key=_key(flags), layer_bytes=sizes, **names)
     try:
@@ -187,7 +158,7 @@ def _runs(near: BenchSender, sizes: list[int], prefill_seconds: float, flags: ar
 
 def _layers(flags: argparse.Namespace) -> tuple[list[int], float]:
     """Return the bytes of each layer and the seconds of their prefill, 0 without a profile."""
-    sizes = [flags.layer_bytes] * flags.layers
+    sizes = [LAYER_BYTES] * NUM_LAYERS
     if flags.model is None and flags.profile is None:
         return sizes, 0.0
     catalog = startup.load_extra("prfaas.solve.files.catalog", extra="solve")

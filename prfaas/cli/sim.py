@@ -30,11 +30,11 @@ def _parser(scenario: type[object]) -> argparse.ArgumentParser:
     parser = OneLineParser(prog="prfaas-sim", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each run, in a list")
-    several = parser.add_mutually_exclusive_group()
-    several.add_argument(
-        "--compare", metavar="SETTING=A,B", help="one run per value, all with the same arrivals: variant=a,b"
+    parser.add_argument(
+        "--compare",
+        metavar="SETTING=A,B",
+        help="one run per value, on all cores: load=50%%,80%%, or with the same arrivals variant=a,b",
     )
-    several.add_argument("--sweep", metavar="SETTING=A,B", help="one run per value, on all cores: load=50%%,80%%")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs as SVG")
     config.add_flags(parser, scenario, reads_files=False)
     return parser
@@ -49,9 +49,7 @@ def _run(flags: argparse.Namespace) -> int:
         return 0
     plots = _plots("prfaas.sim.plots", flags.plot)
     if flags.compare:
-        runs = command.compare(flags.config, given, flags.compare)
-    elif flags.sweep:
-        runs = command.sweep(flags.config, given, flags.sweep, _progress)
+        runs = command.compare(flags.config, given, flags.compare, _progress)
     else:
         runs = command.run_one(flags.config, given)
     if flags.json:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,31 +48,21 @@ def run_one(file: Path | None, flags: Mapping[str, str]) -> list[tuple[str, Simu
     return [(scenario.variant, simulate(scenario))]
 
 
-def compare(file: Path | None, flags: Mapping[str, str], choice: str) -> list[tuple[str, SimulationRun]]:
-    """Return one run per value of "setting=a,b,c", all with the rate of the scenario without it and the same seed."""
-    variants = _variants(file, flags, choice)
-    base = read(file, flags, varied=_varied(choice))
-    rate = arrival_rate(base, prepare(base))
-    return [(name, simulate(scenario, rate=rate)) for name, scenario in variants]
-
-
-def sweep(
+def compare(
     file: Path | None, flags: Mapping[str, str], choice: str, progress: Progress
 ) -> list[tuple[str, SimulationRun]]:
-    """Return one run per value of "setting=a,b,c", each at its own load, on all cores."""
-    variants = _variants(file, flags, choice)
-    runs = on_all_cores(simulate, [scenario for _, scenario in variants], progress)
-    return [(name, run) for (name, _), run in zip(variants, runs, strict=True)]
+    """Return one run per value of "setting=a,b,c", on all cores.
 
-
-def _variants(file: Path | None, flags: Mapping[str, str], choice: str) -> Sequence[tuple[str, Scenario]]:
-    setting, (_, _, values) = _varied(choice), choice.partition("=")
-    known = {".".join(path) for path, _ in config.paths(Scenario)}
-    if setting not in known or not values.strip():
+    All runs have the seed and the arrival rate of the scenario without the setting, unless the setting is the load.
+    """
+    setting, _, values = (part.strip() for part in choice.partition("="))
+    if setting not in {".".join(path) for path, _ in config.paths(Scenario)} or not values:
         raise ConfigError(f'{choice!r}: write a setting and its values, "load=50%,80%,95%" or "variant=a,b"')
-    named = [value.strip() for value in values.split(",")]
-    return [(value, read(file, {**flags, setting: value}, varied=setting)) for value in named]
-
-
-def _varied(choice: str) -> str:
-    return choice.partition("=")[0].strip()
+    names = [value.strip() for value in values.split(",")]
+    scenarios = [read(file, {**flags, setting: name}, varied=setting) for name in names]
+    rate = None
+    if setting != "load":
+        base = read(file, flags, varied=setting)
+        rate = arrival_rate(base, prepare(base))
+    runs = on_all_cores(partial(simulate, rate=rate), scenarios, progress)
+    return list(zip(names, runs, strict=True))

@@ -166,7 +166,6 @@ def _run_instances(scenario: Scenario, setup: ResolvedScenario, rate: float) -> 
     return summarise(
         twin.requests,
         counting(scenario),
-        gaps=twin.gaps.arrays(),
         busy={name: LoadSeries([engine.busy]) for name, engine in twin.instances.items()},
         loads=twin.loads(),
     )

@@ -80,13 +80,13 @@ class StationTwin:
         (pd,), (split,) = deployment.pd, plan.splits
         self._local_seconds = pd.profile.prefill.seconds
         self.local = self._prefill_station(split.num_prefill, self._local_started, self._hand_over)
-        self.remote, self.egress = None, Egress(self.timeline, math.inf)
+        self.remote, egress_rate = None, math.inf
         for cluster in deployment.prfaas:
             self._remote_seconds = cluster.profile.prefill.seconds
             self.remote = self._prefill_station(cluster.num_instances, self._remote_started)
-            self.egress = Egress(self.timeline, deployment.egress(cluster))
-        link = self.egress.link(math.inf, rtt_seconds=scenario.rtt)
-        self._transfers = Transfers(self.timeline, self.egress, link, num_layers=scenario.layers)
+            egress_rate = deployment.egress(cluster)
+        self.egress = Egress(self.timeline, egress_rate, rtt_seconds=scenario.rtt)
+        self._transfers = Transfers(self.timeline, self.egress, num_layers=scenario.layers)
         capacity = decode_capacity(pd, deployment, workload)
         slots = round(split.num_decode) * capacity.max_batch
         self._step_seconds = capacity.step_seconds

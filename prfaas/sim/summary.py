@@ -147,11 +147,10 @@ def summarise(
     requests: Sequence[SimulatedRequest],
     counting: CountingRules,
     *,
-    gaps: tuple[FloatArray, FloatArray] | None = None,
     busy: Mapping[str, LoadSeries] | None = None,
     loads: Mapping[str, LoadSeries] | None = None,
 ) -> Summary:
-    """Return the summary of all requests of a run, ascending by arrival; `gaps` are inter-token gaps with their weights."""
+    """Return the summary of all requests of a run, ascending by arrival."""
     counted = requests[int(len(requests) * counting.warmup_ratio) :]
     start, end = counted[0].arrival, requests[-1].arrival
     span = max(end - start, 1e-12)
@@ -170,7 +169,7 @@ def summarise(
         success_ratio=len(in_time) / len(counted),
         ttft=_distribution_of(in_time, lambda request: request.ttft),
         tpot=_distribution_of([r for r in in_time if r.num_output_tokens > 1], lambda request: request.tpot),
-        itl=_gaps(in_time) if gaps is None else distribution(*gaps),
+        itl=_gaps([request for request in in_time if request.num_output_tokens > 1]),
         end_to_end=_distribution_of(in_time, lambda request: request.end_to_end),
         prefill_wait=_distribution_of(in_time, lambda request: request.prefill_start - request.arrival),
         reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
@@ -198,7 +197,8 @@ def _distribution_of(requests: Sequence[SimulatedRequest], value: Callable[[Simu
 
 
 def _gaps(requests: Sequence[SimulatedRequest]) -> Distribution:
-    """Return the gaps if decode steps are equally long, so that each gap of a request equals its TPOT."""
-    decoded = [request for request in requests if request.num_output_tokens > 1]
-    weights = np.array([request.num_output_tokens - 1 for request in decoded], dtype=float)
-    return distribution(np.array([request.tpot for request in decoded]), weights)
+    """Return the distribution of the gaps between tokens of these requests, each of which has a gap."""
+    if not requests:
+        return distribution(np.array([]))
+    seconds, num_tokens = zip(*(request.gaps for request in requests), strict=True)
+    return distribution(np.concatenate(seconds), np.concatenate(num_tokens))

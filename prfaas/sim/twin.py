@@ -13,7 +13,7 @@ from prfaas.model.cost.curve import Curve
 from prfaas.scheduler.hedge import InboundProgress, RecomputeQueue, decide
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
-from prfaas.sim.kernel.meter import LoadSeries, TokenGaps
+from prfaas.sim.kernel.meter import LoadSeries
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedEngine, SimulatedInstance
 from prfaas.sim.model.faults import EgressChange, Outage, PlannedEvents, PlannedRoleChange
@@ -70,7 +70,7 @@ class RoutingRules:
 
 
 class Twin:
-    """Deployment under traffic. `requests` are all requests in order of arrival, `gaps` the gaps between their tokens."""
+    """Deployment under traffic. `requests` are all requests in order of arrival."""
 
     def __init__(
         self,
@@ -83,7 +83,6 @@ class Twin:
     ) -> None:
         self.timeline = Timeline()
         self.requests: list[SimulatedRequest] = []
-        self.gaps = TokenGaps()
         self.rules, self.network, self._follow_up, self._watch = rules, network, follow_up, watch
         self._nodes = {node.state.instance: node for node in nodes}
         self._states = [node.state for node in self._nodes.values()]
@@ -98,8 +97,9 @@ class Twin:
         self._session_agent: dict[int, AgentName] = {}
         # Decisions of active requests. A request that is sent again is replaced by a fresh one.
         self._decisions: dict[SimulatedRequest, Decision] = {}
+        rate = network.egress_bytes_per_second.get
         self.egress = {
-            name: Egress(self.timeline, network.egress_bytes_per_second.get(name, math.inf))
+            name: Egress(self.timeline, rate(name, math.inf), rtt_seconds=network.rtt_seconds)
             for name in dict.fromkeys(state.cluster for state in self._states)
         }
         self._limited = {name: egress for name, egress in self.egress.items() if egress.is_limited}
@@ -123,10 +123,10 @@ class Twin:
     def _engine(self, node: SimulatedNode) -> SimulatedEngine:
         callbacks = Callbacks(self._send, self._prefilled, self._answered)
         if node.sharing is not None:
-            return SharedInstance(self.timeline, node.spec, callbacks, self.gaps, sharing=node.sharing)
+            return SharedInstance(self.timeline, node.spec, callbacks, sharing=node.sharing)
         prefills = node.state.role == "prefill"
         spec = replace(node.spec, decode=None, chunk_tokens=None) if prefills else node.spec
-        return SimulatedInstance(self.timeline, spec, callbacks, self.gaps)
+        return SimulatedInstance(self.timeline, spec, callbacks)
 
     def loads(self) -> dict[str, LoadSeries]:
         """Return the busy share and KV memory use of each cluster's roles, and each egress in bytes per second."""
@@ -266,11 +266,11 @@ class Twin:
         """Return a node's transfers: within a cluster at its own rate, else over the egress of its cluster."""
         key = source.instance, target
         if key not in self._transfers:
-            network, is_local = self.network, source.cluster == target
-            egress = Egress(self.timeline, network.intra_bytes_per_second) if is_local else self.egress[source.cluster]
-            link = egress.link(math.inf, rtt_seconds=0.0 if is_local else network.rtt_seconds)
+            egress = self.egress[source.cluster]
+            if source.cluster == target:
+                egress = Egress(self.timeline, self.network.intra_bytes_per_second)
             self._transfers[key] = Transfers(
-                self.timeline, egress, link, num_layers=network.num_layers, is_wanted=self._decisions.__contains__
+                self.timeline, egress, num_layers=self.network.num_layers, is_wanted=self._decisions.__contains__
             )
         return self._transfers[key]
 

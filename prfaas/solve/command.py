@@ -7,12 +7,11 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prfaas import config
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import Method
-from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.planning.fleet import Demand, Fleet, cheapest_fleet
@@ -28,7 +27,7 @@ from prfaas.solve.files.deployment_file import (
 from prfaas.solve.files.quantities import EGRESS_PRICE, LOAD, NUMBER
 from prfaas.solve.files.traces import find_trace
 from prfaas.solve.study import Study, study
-from prfaas.units import ValueKind, parse_rate, parse_ratio
+from prfaas.units import KINDS, ValueKind
 
 C = TypeVar("C", PrfaasCluster, PdCluster)
 
@@ -47,7 +46,7 @@ def plan_for(flags: Namespace) -> Study:
         deployment = deployment_of(written, where="--pd", folder=Path())
     workload = find_trace(flags.trace or written.trace, beside=None if flags.trace else file.parent)
     if flags.local_turns is not None:
-        workload = _with_local_turns(workload, _value("--local-turns", flags.local_turns))
+        workload = _with_local_turns(workload, _parse("--local-turns", flags.local_turns, KINDS["ratio"]))
     return study(
         _overridden(deployment, flags),
         workload,
@@ -119,26 +118,18 @@ def _with_local_turns(workload: Workload, ratio: float) -> Workload:
     return replace(workload, later=replace(workload.later, local_ratio=ratio))
 
 
-def _value(flag: str, text: str) -> float:
+def _parse(flag: str, text: str, kind: ValueKind) -> Any:
     try:
-        return parse_ratio(text)
-    except ValueError as error:
-        raise ConfigError(f'{flag} {text!r}: {error}; write a number from 0 to 1 such as "0.5" or "50%"') from error
-
-
-def _parse(flag: str, text: str, kind: ValueKind) -> tuple[str, float]:
-    try:
-        unit, value = kind.parse(text)
+        return kind.parse(text)
     except ValueError as error:
         raise ConfigError(f"{flag} {text!r}: {error}; write {kind.accepted}") from error
-    return unit, value
 
 
 def _overridden(deployment: Deployment, flags: Namespace) -> Deployment:
     if flags.bandwidth is not None:
         deployment = _with_bandwidth(deployment, flags.bandwidth)
     if flags.egress_price is not None:
-        price = _egress_price(flags.egress_price)
+        price = _parse("--egress-price", flags.egress_price, EGRESS_PRICE)
         clusters = tuple(replace(cluster, egress_price=price) for cluster in deployment.prfaas)
         deployment = replace(deployment, prfaas=clusters)
     if flags.slo is not None:
@@ -148,20 +139,9 @@ def _overridden(deployment: Deployment, flags: Namespace) -> Deployment:
     return deployment
 
 
-def _egress_price(text: str) -> EgressPrice:
-    try:
-        price: EgressPrice = EGRESS_PRICE.parse(text)
-    except ValueError as error:
-        raise ConfigError(f"--egress-price {text!r}: {error}; write {EGRESS_PRICE.accepted}") from error
-    return price
-
-
 def _with_bandwidth(deployment: Deployment, text: str) -> Deployment:
-    try:
-        rate = parse_rate(text)
-    except ValueError as error:
-        raise ConfigError(f'--bandwidth {text!r}: {error}; write a rate such as "100Gbps"') from error
-    if rate <= 0:
+    rate = _parse("--bandwidth", text, KINDS["rate"])
+    if not rate:
         raise ConfigError(f"--bandwidth {text!r}: must be above 0")
     clusters = tuple(replace(cluster, egress_bytes_per_second=rate) for cluster in deployment.prfaas)
     return replace(deployment, prfaas=clusters, paths=())
@@ -203,9 +183,4 @@ def _with_prices(deployment: Deployment, text: str) -> Deployment:
 
 def _priced(cluster: C, prices: dict[str, str]) -> C:
     text = prices.get(cluster.name.lower(), prices.get(cluster.profile.hardware.lower()))
-    if text is None:
-        return cluster
-    try:
-        return replace(cluster, price_per_hour=NUMBER.parse(text))
-    except ValueError as error:
-        raise ConfigError(f"--prices: {text!r}: {error}; write {NUMBER.accepted}") from error
+    return cluster if text is None else replace(cluster, price_per_hour=_parse("--prices", text, NUMBER))

@@ -139,7 +139,7 @@ def run(system: str, setting: Setting, trace: Trace, *, rate: float, count: int 
     """Return one system under one trace at `rate` requests per second."""
     twin = _run(system, setting, trace.requests(count, rate, seed))
     slo = RapidSlo(tpot_seconds=setting.itl_slo_seconds)
-    return summarise(twin.requests, CountingRules(slo), gaps=twin.gaps.arrays())
+    return summarise(twin.requests, CountingRules(slo))
 
 
 def saturated_throughput(system: str, setting: Setting, trace: Trace, *, count: int = 400) -> float:

@@ -1,4 +1,4 @@
-"""Meters of a run: gaps between tokens, durations of steps, and amounts spread over time."""
+"""Meters of a run: durations of steps, and amounts spread over time."""
 
 from __future__ import annotations
 
@@ -10,25 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from prfaas.model.cost.curve import FloatArray
-
-
-class TokenGaps:
-    """Seconds between two tokens of a request, with the number of tokens that followed such a gap."""
-
-    def __init__(self) -> None:
-        self._seconds: list[float] = []
-        self._tokens: list[float] = []
-
-    def add(self, seconds: float, num_tokens: float) -> None:
-        """Count `num_tokens` tokens that followed a gap of `seconds`."""
-        if not num_tokens:
-            return
-        self._seconds.append(seconds)
-        self._tokens.append(num_tokens)
-
-    def arrays(self) -> tuple[FloatArray, FloatArray]:
-        """Return (seconds, tokens)."""
-        return np.array(self._seconds), np.array(self._tokens)
 
 
 class StepLog:

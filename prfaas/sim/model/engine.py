@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile
-from prfaas.sim.kernel.meter import Meter, StepLog, TokenGaps
+from prfaas.sim.kernel.meter import Meter, StepLog
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.request import SimulatedRequest
 
@@ -40,15 +40,12 @@ class DecodeBatch:
         self._members: dict[int, tuple[SimulatedRequest, int, int, int]] = {}
         self._log = StepLog()
         self._joined = 0
-        # Requests that have no token yet; their first token follows no gap.
-        self._num_fresh = 0
 
     def join(self, request: SimulatedRequest, context: int, num_tokens: int, *, has_token: bool = True) -> None:
         """Add a request that holds `context` tokens and will get `num_tokens` more."""
         self._joined += 1
         self.num += 1
         self.context += context
-        self._num_fresh += not has_token
         end = self.steps + num_tokens
         self._members[self._joined] = request, end, context + num_tokens, self.steps + (not has_token)
         heapq.heappush(self._ends, (end, self._joined))
@@ -73,10 +70,6 @@ class DecodeBatch:
         self.num -= 1
         self.context -= final - left
         return request, left
-
-    def num_gaps(self, num_steps: int) -> int:
-        """Return the number of tokens in `num_steps` steps that follow another token of the same request."""
-        return self.num * num_steps - self._num_fresh
 
     @property
     def fixed_seconds(self) -> float:
@@ -108,7 +101,6 @@ class DecodeBatch:
     def advance(self, num_steps: int, seconds: float) -> list[SimulatedRequest]:
         """Take `num_steps` steps that took `seconds` together. Return the requests that now have all tokens."""
         self.steps += num_steps
-        self._num_fresh = 0
         self._log.add(num_steps, seconds / num_steps)
         self.context += self.num * num_steps
         ended = []
@@ -183,10 +175,10 @@ class SimulatedEngine:
     `busy` counts the seconds in which the engine computed anything, `held` token-seconds of KV.
     """
 
-    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: TokenGaps) -> None:
+    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks) -> None:
         self.busy = Meter()
         self.held = Meter()
-        self._timeline, self._spec, self._callbacks, self._gaps = timeline, spec, callbacks, gaps
+        self._timeline, self._spec, self._callbacks = timeline, spec, callbacks
         self._batch = DecodeBatch(spec.decode)
         self._queue: deque[Prefill] = deque()
         # Requests that decode and have no token yet.
@@ -247,9 +239,7 @@ class SimulatedEngine:
 
     def _note_stall(self, prefill: Prefill) -> None:
         """Count the gap before the next token of a preempted request that has been computed again."""
-        stall = self._timeline.now - prefill.since
-        self._gaps.add(stall, 1)
-        prefill.request.stalls.append(stall)
+        prefill.request.stalls.append(self._timeline.now - prefill.since)
 
     def _ended(self, request: SimulatedRequest) -> None:
         request.decode_end = self._timeline.now
@@ -264,8 +254,8 @@ class SimulatedInstance(SimulatedEngine):
     step.
     """
 
-    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: TokenGaps) -> None:
-        super().__init__(timeline, spec, callbacks, gaps)
+    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks) -> None:
+        super().__init__(timeline, spec, callbacks)
         self._fixed_prefill = spec.prefill.seconds(0.0)
         # Prompts that have begun and are not finished.
         self._current: list[Prefill] = []
@@ -390,7 +380,6 @@ class SimulatedInstance(SimulatedEngine):
         # From here on nothing is left of the run that an arrival could shorten.
         steps, self._num_steps = self._num_steps, 1
         if self._batch.num:
-            self._gaps.add(passed / steps, self._batch.num_gaps(steps))
             for request in self._batch.advance(steps, passed):
                 self._ended(request)
         for prefill, tokens in self._chunk:

@@ -1,4 +1,4 @@
-"""Simulated network: the egress of a cluster and its links, and transfers of KV over them."""
+"""Simulated network: the egress of a cluster, and transfers of KV over it."""
 
 from __future__ import annotations
 
@@ -17,59 +17,41 @@ Arrived = Callable[[Any], None]
 _ROUNDING = 1e-12
 
 
-class SimulatedLink:
-    """Flows that share one link equally.
-
-    `served` counts the bytes that a flow present from the start would have sent: a flow of S bytes that joins at
-    `served` = v ends at v + S.
-    """
-
-    def __init__(self, rate: float, rtt_seconds: float) -> None:
-        self.rate = rate
-        self.rtt_seconds = rtt_seconds
-        self.served = 0.0
-        self.flow_rate = 0.0
-        # Heap of (value of `served` at its end, order, callback, argument).
-        self.flows: list[tuple[float, int, Arrived, Any]] = []
-
-
 class Egress:
-    """Links that leave one cluster and together carry at most `bytes_per_second`.
+    """Shared way out of one cluster, which carries at most `bytes_per_second`. All flows have equal shares.
 
-    The capacity is shared max-min fairly between links by their number of flows, and equally between flows of a link.
     `busy` counts seconds in which anything flowed, `sent` bytes including flows that have not ended.
     """
 
-    def __init__(self, timeline: Timeline, bytes_per_second: float) -> None:
+    def __init__(self, timeline: Timeline, bytes_per_second: float, *, rtt_seconds: float = 0.0) -> None:
         self.bytes_per_second = bytes_per_second
         self.busy = Meter()
         self.sent = Meter()
-        self.links: list[SimulatedLink] = []
         self._timeline = timeline
         self._full_rate = bytes_per_second
+        self._delay_seconds = 0.5 * rtt_seconds
         self._shares: list[float] = []
         # Start of the present time without any rate.
         self._down_since = math.inf
         self._moved_at = 0.0
+        # Bytes that a flow present from the start would have sent: a flow of S bytes that joins at v ends at v + S.
+        self._served = 0.0
+        # Heap of (value of `_served` at its end, order, callback, argument).
+        self._flows: list[tuple[float, int, Arrived, Any]] = []
         self._num_flows = 0
         # Ends of flows that were planned at an earlier version are void.
         self._version = 0
 
-    def link(self, bytes_per_second: float, *, rtt_seconds: float = 0.0) -> SimulatedLink:
-        """Add a link and return it."""
-        self.links.append(SimulatedLink(bytes_per_second, rtt_seconds))
-        return self.links[-1]
-
-    def send(self, link: SimulatedLink, num_bytes: float, arrived: Arrived, argument: Any) -> None:
-        """Send a flow over a link and call `arrived(argument)` half a round trip after its last byte has left."""
-        if math.isinf(min(link.rate, self.bytes_per_second)):
+    def send(self, num_bytes: float, arrived: Arrived, argument: Any) -> None:
+        """Send a flow and call `arrived(argument)` half a round trip after its last byte has left."""
+        if math.isinf(self.bytes_per_second):
             self.sent.add(self._timeline.now, self._timeline.now, num_bytes)
-            self._timeline.at(self._timeline.now + 0.5 * link.rtt_seconds, arrived, argument)
+            self._timeline.at(self._timeline.now + self._delay_seconds, arrived, argument)
             return
         self._move()
         self._num_flows += 1
-        heapq.heappush(link.flows, (link.served + num_bytes, self._num_flows, arrived, argument))
-        self._share()
+        heapq.heappush(self._flows, (self._served + num_bytes, self._num_flows, arrived, argument))
+        self._plan_next_end()
 
     @property
     def is_limited(self) -> bool:
@@ -98,70 +80,60 @@ class Egress:
     def _set_rate(self) -> None:
         self._move()
         self.bytes_per_second = math.prod(self._shares, start=self._full_rate)
-        self._share()
+        self._plan_next_end()
 
     def drop(self, is_unwanted: Callable[[Any], bool]) -> None:
         """Abandon the flows whose argument is unwanted."""
         self._move()
-        for link in self.links:
-            link.flows = [flow for flow in link.flows if not is_unwanted(flow[3])]
-            heapq.heapify(link.flows)
-        self._share()
+        self._flows = [flow for flow in self._flows if not is_unwanted(flow[3])]
+        heapq.heapify(self._flows)
+        self._plan_next_end()
 
     @property
     def down_seconds(self) -> float:
         """Return for how long the egress has had no rate; 0 while it has one."""
         return max(0.0, self._timeline.now - self._down_since)
 
-    def bytes_left(self, link: SimulatedLink, argument: Any) -> float:
-        """Return the bytes of a link's flows with this argument that have not left."""
+    def bytes_left(self, argument: Any) -> float:
+        """Return the bytes of the flows with this argument that have not left."""
         self._move()
-        return math.fsum(flow[0] - link.served for flow in link.flows if flow[3] is argument)
+        return math.fsum(flow[0] - self._served for flow in self._flows if flow[3] is argument)
 
     def queued_bytes(self) -> float:
         """Return the bytes that have entered and not left."""
         self._move()
-        return math.fsum(flow[0] - link.served for link in self.links for flow in link.flows)
+        return math.fsum(flow[0] - self._served for flow in self._flows)
+
+    @property
+    def _flow_rate(self) -> float:
+        return self.bytes_per_second / len(self._flows)
 
     def _move(self) -> None:
         """Advance all flows to now."""
         before, self._moved_at = self._moved_at, self._timeline.now
         passed = self._moved_at - before
-        if passed and self.bytes_per_second and any(link.flows for link in self.links):
+        if passed and self.bytes_per_second and self._flows:
             self.busy.add(before, self._moved_at, passed)
-            rate = sum(link.flow_rate * len(link.flows) for link in self.links)
-            self.sent.add(before, self._moved_at, rate * passed)
-            for link in self.links:
-                link.served += link.flow_rate * passed
+            self.sent.add(before, self._moved_at, self.bytes_per_second * passed)
+            self._served += self._flow_rate * passed
 
-    def _share(self) -> None:
-        """Set the rate of each link, and plan the end of the next flow."""
-        left, active = self.bytes_per_second, [link for link in self.links if link.flows]
-        num_flows = sum(len(link.flows) for link in active)
-        for link in sorted(active, key=lambda link: link.rate / len(link.flows)):
-            link.flow_rate = min(link.rate / len(link.flows), left / num_flows)
-            left -= link.flow_rate * len(link.flows)
-            num_flows -= len(link.flows)
+    def _plan_next_end(self) -> None:
         self._version += 1
-        if active and self.bytes_per_second:
-            after = min((link.flows[0][0] - link.served) / link.flow_rate for link in active)
+        if self._flows and self.bytes_per_second:
+            after = (self._flows[0][0] - self._served) / self._flow_rate
             self._timeline.at(self._timeline.now + max(after, 0.0), self._end_flows, self._version)
 
     def _end_flows(self, version: int) -> None:
         if version != self._version:
             return
         self._move()
-        for link in self.links:
-            self._release(link)
-        self._share()
-
-    def _release(self, link: SimulatedLink) -> None:
-        slack = link.flow_rate * _ROUNDING * (1.0 + self._timeline.now)
-        while link.flows and link.flows[0][0] <= link.served + slack:
-            _, _, arrived, argument = heapq.heappop(link.flows)
-            self._timeline.at(self._timeline.now + 0.5 * link.rtt_seconds, arrived, argument)
-        if not link.flows:
-            link.served = 0.0
+        slack = self._flow_rate * _ROUNDING * (1.0 + self._timeline.now)
+        while self._flows and self._flows[0][0] <= self._served + slack:
+            _, _, arrived, argument = heapq.heappop(self._flows)
+            self._timeline.at(self._timeline.now + self._delay_seconds, arrived, argument)
+        if not self._flows:
+            self._served = 0.0
+        self._plan_next_end()
 
 
 # A link as fast as the prefill falls behind by at most one piece of this many.
@@ -169,7 +141,7 @@ _NUM_PIECES = 8
 
 
 class Transfers:
-    """KV transfers over one link. With `num_layers` above 1, KV leaves while prefill computes.
+    """KV transfers over one egress. With `num_layers` above 1, KV leaves while prefill computes.
 
     Layers then leave in a few pieces, each when its last layer is computed. The pieces become smaller towards the end,
     and the last layer leaves alone at the end of the prefill.
@@ -179,13 +151,12 @@ class Transfers:
         self,
         timeline: Timeline,
         egress: Egress,
-        link: SimulatedLink,
         *,
         num_layers: int,
         is_wanted: Callable[[SimulatedRequest], bool] = lambda _: True,
     ) -> None:
         self._is_wanted = is_wanted
-        self._timeline, self._egress, self._link = timeline, egress, link
+        self._timeline, self._egress = timeline, egress
         self._pieces = list(_pieces(num_layers))
         # Start, total and unsent bytes of each transfer that has not arrived.
         self._active: dict[SimulatedRequest, tuple[float, float, float]] = {}
@@ -220,14 +191,14 @@ class Transfers:
         if self._is_wanted(request):
             started_at, total_bytes, unsent_bytes = self._active[request]
             self._active[request] = started_at, total_bytes, unsent_bytes - num_bytes
-            self._egress.send(self._link, num_bytes, arrived, request)
+            self._egress.send(num_bytes, arrived, request)
         else:
             self._active.pop(request, None)
 
     def progress(self, request: SimulatedRequest, *, waited_seconds: float) -> InboundProgress:
         """Return what has arrived of a request's KV."""
         started_at, total_bytes, unsent_bytes = self._active.get(request, (self._timeline.now, 0.0, 0.0))
-        missing_bytes = unsent_bytes + self._egress.bytes_left(self._link, request)
+        missing_bytes = unsent_bytes + self._egress.bytes_left(request)
         flowing_seconds = self._timeline.now - started_at
         paused_seconds = waited_seconds if missing_bytes >= total_bytes else self._egress.down_seconds
         return InboundProgress(waited_seconds, total_bytes, missing_bytes, flowing_seconds, paused_seconds)

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 
+from prfaas.model.cost.curve import FloatArray
 from prfaas.sim.kernel.meter import StepLog
 from prfaas.types import BlockHash
 
@@ -73,15 +74,23 @@ class SimulatedRequest:
         further = self.num_output_tokens - 1
         return (self.decode_end - self.first_token) / further if further > 0 else 0.0
 
-    def gap_quantile(self, ratio: float) -> float:
-        """Return a quantile of the gaps between its tokens; the TPOT if steps are not simulated or it has no gap."""
+    @property
+    def gaps(self) -> tuple[FloatArray, FloatArray]:
+        """Return the gaps between its tokens in seconds, and the number of tokens after each such gap.
+
+        All gaps equal the TPOT if steps are not simulated.
+        """
         parts = [log.between(first, last) for log, first, last in self.decoded if last > first]
         if not parts and not self.stalls:
-            return self.tpot
+            return np.array([self.tpot]), np.array([self.num_output_tokens - 1.0])
         seconds = np.concatenate([*(gaps for gaps, _ in parts), np.array(self.stalls)])
-        weights = np.concatenate([*(count for _, count in parts), np.ones(len(self.stalls))])
+        return seconds, np.concatenate([*(count for _, count in parts), np.ones(len(self.stalls))])
+
+    def gap_quantile(self, ratio: float) -> float:
+        """Return a quantile of the gaps between its tokens; 0 if there is none."""
+        seconds, num_tokens = self.gaps
         order = np.argsort(seconds, kind="stable")
-        reached = np.cumsum(weights[order])
+        reached = np.cumsum(num_tokens[order])
         return float(seconds[order][np.searchsorted(reached, ratio * reached[-1])])
 
     @property

@@ -12,7 +12,6 @@ from statistics import median
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition, PartitionState, SharingPolicy, StepLoad, next_sharing
-from prfaas.sim.kernel.meter import TokenGaps
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedEngine
 from prfaas.sim.model.request import SimulatedRequest
@@ -157,10 +156,8 @@ class SharedInstance(SimulatedEngine):
     request decodes. Each decode step is an event, since the next may have another partition.
     """
 
-    def __init__(
-        self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, gaps: TokenGaps, *, sharing: SharingSpec
-    ) -> None:
-        super().__init__(timeline, spec, callbacks, gaps)
+    def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks, *, sharing: SharingSpec) -> None:
+        super().__init__(timeline, spec, callbacks)
         self._speeds, self._policy = sharing.speeds, sharing.policy
         self._table = share_table(spec, sharing.speeds, context_tokens=sharing.context_tokens)
         # Requests with KV that join the batch at the next step.
@@ -282,7 +279,6 @@ class SharedInstance(SimulatedEngine):
         now = self._timeline.now
         self.busy.add(now - seconds, now, seconds)
         self.held.add(now - seconds, now, seconds * self._batch.context)
-        self._gaps.add(seconds, self._batch.num_gaps(1))
         for request in self._fresh:
             request.first_token = now
         self._fresh.clear()

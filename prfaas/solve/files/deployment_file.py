@@ -21,8 +21,8 @@ from prfaas.units import choice, parse_seconds, parse_tokens
 
 
 @dataclass(frozen=True)
-class PrfaasSection:
-    """PrfaaS cluster."""
+class ClusterSection:
+    """Settings of every cluster."""
 
     name: str = setting("text", required=True, doc="Name of the cluster.")
     profile: str = setting("text", default="", doc="Measured profile: a catalogued name or a YAML file.")
@@ -31,33 +31,30 @@ class PrfaasSection:
     )
     gpus_per_instance: int = setting("count", default=8, minimum=1, doc="With `hardware`: GPUs of one instance.")
     measured: str = setting("text", default="", doc='With `hardware`: one measured prefill, such as "32K=2.1s".')
-    instances: int = setting("count", required=True, minimum=1, doc="N_prfaas.")
-    bandwidth: float | None = setting("rate", default=None, minimum=1, doc="Egress over all links; empty: no limit.")
-    egress_price: EgressPrice | None = setting(
-        EGRESS_PRICE, default=None, doc='Price of a GB that leaves: "0.05", "0.05, 0.02@22-6" with hours of the day.'
-    )
+    instances: int = setting("count", required=True, minimum=1, doc="Number of instances.")
     price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
 
 
 @dataclass(frozen=True)
-class PdSection:
+class PrfaasSection(ClusterSection):
+    """PrfaaS cluster."""
+
+    bandwidth: float | None = setting("rate", default=None, minimum=1, doc="Egress over all links; empty: no limit.")
+    egress_price: EgressPrice | None = setting(
+        EGRESS_PRICE, default=None, doc='Price of a GB that leaves: "0.05", "0.05, 0.02@22-6" with hours of the day.'
+    )
+
+
+@dataclass(frozen=True)
+class PdSection(ClusterSection):
     """PD cluster."""
 
-    name: str = setting("text", required=True, doc="Name of the cluster.")
-    profile: str = setting("text", default="", doc="Measured profile: a catalogued name or a YAML file.")
-    hardware: str = setting(
-        "text", default="", doc="In place of a profile: a GPU of the table, whose times are inferred."
-    )
-    gpus_per_instance: int = setting("count", default=8, minimum=1, doc="With `hardware`: GPUs of one instance.")
-    measured: str = setting("text", default="", doc='With `hardware`: one measured prefill, such as "32K=2.1s".')
-    instances: int = setting("count", required=True, minimum=1, doc="N_p + N_d.")
     prefill_instances: int | None = setting("count", default=None, doc="Fixes N_p; empty: the planner chooses.")
     shared_instances: int = setting("count", default=0, doc="Instances that may prefill and decode at once.")
     overlap: float = setting("ratio", default=0.0, doc="Extra work of a shared instance over one role at a time.")
     intra_bandwidth: float | None = setting(
         "rate", default=None, minimum=1, doc="Rate from one prefill instance to the decode nodes; empty: no limit."
     )
-    price: float | None = setting(NUMBER, default=None, doc="Price of one instance for an hour, in any currency.")
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,7 @@ def deployment_of(written: DeploymentFile, *, where: str, folder: Path) -> Deplo
     return deployment
 
 
-def _profile(section: PrfaasSection | PdSection, model: Geometry, folder: Path) -> tuple[Profile, float | None]:
+def _profile(section: ClusterSection, model: Geometry, folder: Path) -> tuple[Profile, float | None]:
     """Return a cluster's profile and the price of one instance: measured, or inferred from its hardware."""
     if bool(section.profile) == bool(section.hardware):
         raise ConfigError(f"cluster {section.name!r}: write either a profile or the hardware")
@@ -142,7 +139,7 @@ def _profile(section: PrfaasSection | PdSection, model: Geometry, folder: Path) 
     return profile, gpu.price * count if section.price is None else section.price
 
 
-def _measured(section: PrfaasSection | PdSection) -> tuple[float, float] | None:
+def _measured(section: ClusterSection) -> tuple[float, float] | None:
     """Return tokens and seconds of the measured prefill."""
     if not section.measured:
         return None

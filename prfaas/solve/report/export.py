@@ -19,7 +19,7 @@ def to_json(study: Study) -> dict[str, Any]:
     """
     return {
         "trace": _trace(study.workload),
-        "deployments": [_deployment(option) for option in study.options],
+        "deployments": [figures(option) for option in study.options],
         "bound": {
             "system_throughput": study.fractional.system_throughput,
             "integer_split_system_throughput": study.integer.system_throughput,
@@ -40,7 +40,8 @@ def _trace(workload: Workload) -> dict[str, Any]:
     }
 
 
-def _deployment(option: Option) -> dict[str, Any]:
+def figures(option: Option) -> dict[str, Any]:
+    """Return the figures of one deployment; None where a figure does not apply."""
     plan, deployment = option.plan, option.deployment
     remote = bool(deployment.prfaas)
     egress = plan.egress_bytes_per_second

@@ -10,9 +10,26 @@ from prfaas.model.deployment import Deployment
 from prfaas.model.planning.fleet import Demand, Fleet
 from prfaas.model.planning.plan import Plan
 from prfaas.solve.files.quantities import show_gbps, show_seconds, show_tokens
-from prfaas.solve.study import Option, Study
+from prfaas.solve.report.export import figures
+from prfaas.solve.study import Study
 
 _NONE = "-"
+# Label and format of a deployment's figures, by their JSON name.
+_FIGURES = {
+    "threshold_tokens": ("threshold t, tokens", "{:.0f}"),
+    "num_prfaas": ("N_prfaas", "{:.0f}"),
+    "num_prefill": ("N_p", "{:.5g}"),
+    "num_decode": ("N_d", "{:.5g}"),
+    "offload_ratio": ("offloaded p", "{:.1%}"),
+    "mean_offloaded_tokens": ("mean offloaded length, tokens", "{:.0f}"),
+    "prfaas_throughput": ("Θ_prfaas, req/s", "{:.2f}"),
+    "pd_prefill_throughput": ("Θ_pd-p, req/s", "{:.2f}"),
+    "pd_decode_throughput": ("Θ_pd-d, req/s", "{:.2f}"),
+    "system_throughput": ("Λ_max, req/s", "{:.2f}"),
+    "egress_gbps": ("egress, Gbps", "{:.1f}"),
+    "ttft_mean_seconds": ("TTFT mean, s (no queue)", "{:.2f}"),
+    "ttft_p90_seconds": ("TTFT P90, s (no queue)", "{:.2f}"),
+}
 
 
 def render(study: Study, *, explain: bool) -> str:
@@ -184,28 +201,6 @@ def _mark(inferred: Sequence[str]) -> str:
     return "inferred" if inferred else ""
 
 
-def _rows(option: Option) -> dict[str, tuple[str, float | None, str]]:
-    """Return the label, value and format of each figure by its JSON name."""
-    plan = option.plan
-    num_prfaas = sum(cluster.num_instances for cluster in option.deployment.prfaas)
-    egress = None if plan.egress_bytes_per_second is None else plan.egress_bytes_per_second * 8 / 1e9
-    return {
-        "threshold_tokens": ("threshold t, tokens", plan.threshold_tokens, "{:.0f}"),
-        "num_prfaas": ("N_prfaas", num_prfaas or None, "{:.0f}"),
-        "num_prefill": ("N_p", plan.num_prefill or None, _count(plan.num_prefill)),
-        "num_decode": ("N_d", plan.num_decode, _count(plan.num_decode)),
-        "offload_ratio": ("offloaded p", plan.offload_ratio if num_prfaas else None, "{:.1%}"),
-        "mean_offloaded_tokens": ("mean offloaded length, tokens", plan.mean_offloaded_tokens, "{:.0f}"),
-        "prfaas_throughput": ("Θ_prfaas, req/s", plan.prfaas_throughput, "{:.2f}"),
-        "pd_prefill_throughput": ("Θ_pd-p, req/s", plan.pd_prefill_throughput, "{:.2f}"),
-        "pd_decode_throughput": ("Θ_pd-d, req/s", plan.pd_decode_throughput, "{:.2f}"),
-        "system_throughput": ("Λ_max, req/s", plan.system_throughput, "{:.2f}"),
-        "egress_gbps": ("egress, Gbps", egress, "{:.1f}"),
-        "ttft_mean_seconds": ("TTFT mean, s (no queue)", option.queue_free.mean_seconds, "{:.2f}"),
-        "ttft_p90_seconds": ("TTFT P90, s (no queue)", option.queue_free.quantile_seconds, "{:.2f}"),
-    }
-
-
 def _count(number: float) -> str:
     """Return the format of a number of instances: whole numbers without decimals."""
     return "{:.0f}" if abs(number - round(number)) < 1e-6 else "{:.2f}"
@@ -220,10 +215,9 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _options(study: Study) -> str:
-    columns = [_rows(option) for option in study.options]
+    columns = [figures(option) for option in study.options]
     rows = [["", *(option.deployment.name for option in study.options)]]
-    for name, (label, _, _) in columns[0].items():
-        rows.append([label, *(_cell(*column[name][1:]) for column in columns)])
+    rows += [[label, *(_cell(column[name], form) for column in columns)] for name, (label, form) in _FIGURES.items()]
     if len(study.main.plan.splits) > 1:
         splits = ", ".join(f"{s.cluster} {s.num_prefill:g}/{s.num_decode:g}" for s in study.main.plan.splits)
         return _table(rows) + f"\n  splits N_p/N_d: {splits}"
