@@ -1,4 +1,7 @@
-"""Both hosts of a link measurement: one sends a prompt's layers, the other checks and discards them."""
+"""Both hosts of a link measurement: one sends a prompt's layers, the other checks and discards them.
+
+The layers are random bytes, so connections are authenticated but never encrypted.
+"""
 
 from __future__ import annotations
 
@@ -46,20 +49,16 @@ Progress = Callable[[int, LinkStats], None]  # Called with the number of bytes t
 class BenchReceiver:
     """Receiving host. All transfers share one piece of memory, since nobody reads it."""
 
-    def __init__(
-        self,
-        config: ReceiverConfig,
-        *,
-        key: bytes,
-        report: Callable[[str], None],
-        name: str = RECEIVER_NAME,
-    ) -> None:
-        """`report` gets one line per transfer, from any thread; `name` is that of the certificate, if there is one."""
+    def __init__(self, address: str, *, key: bytes, report: Callable[[str], None]) -> None:
+        """`report` gets one line per transfer, from any thread."""
         self._report = report
         self._memory = _memory(MEMORY_BYTES)
         self._sizes: dict[bytes, int] = {}
         self._lock = threading.Lock()
-        self._receiver = Receiver(config, local_name=name, key=key, accept=self._accept, on_event=self._on_event)
+        config = ReceiverConfig(address, insecure_plaintext=True)
+        self._receiver = Receiver(
+            config, local_name=RECEIVER_NAME, key=key, accept=self._accept, on_event=self._on_event
+        )
         self.start, self.close = self._receiver.start, self._receiver.close
 
     @property
@@ -111,24 +110,14 @@ class TransferRun:
 class BenchSender:
     """Sending host: a link over which transfers run one after another."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        config: LinkConfig,
-        key: bytes,
-        layer_bytes: Sequence[int],
-        name: str = SENDER_NAME,
-        peer_name: str = RECEIVER_NAME,
-    ) -> None:
-        """`name` and `peer_name` are those of the certificates, if there are any."""
+    def __init__(self, address: str, *, key: bytes, layer_bytes: Sequence[int]) -> None:
         self._layers = _overlapping(_memory(max(MEMORY_BYTES, *layer_bytes)), layer_bytes)
         self._watch = _TransferWatch()
         self._link = Link(
             address,
-            config=config,
-            local_name=name,
-            peer_name=peer_name,
+            config=LinkConfig(insecure_plaintext=True),
+            local_name=SENDER_NAME,
+            peer_name=RECEIVER_NAME,
             key=key,
             on_event=lambda event: self._watch.on_event(event),
         )

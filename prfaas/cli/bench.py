@@ -5,25 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import prfaas
 from prfaas import grants
-from prfaas.bench.link import RECEIVER_NAME, SENDER_NAME, BenchReceiver, BenchSender, Progress
+from prfaas.bench.link import BenchReceiver, BenchSender, Progress
 from prfaas.bench.report import Host, Measurement, render, to_json
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, run, value_of
-from prfaas.errors import ConfigError, RemoteProtocolError
-from prfaas.transport.net import tls
-from prfaas.transport.net.tls import CertificateFiles, Certificates, common_name
-from prfaas.transport.receiver.server import ReceiverConfig
-from prfaas.transport.sender.link import LinkConfig
+from prfaas.errors import RemoteProtocolError
 from prfaas.transport.sender.stats import LinkStats
 
-TLS_FILES = ("authority", "certificate", "key")
 KERNEL = Path("/proc/sys/net")
 MAX_TOKENS = (1 << 32) - 1
 NUM_LAYERS, LAYER_BYTES = 64, 16 << 20  # Sent without a model.
@@ -51,11 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     end.add_argument("--listen", metavar="HOST:PORT", type=value_of("address"), help="receive at this address")
     end.add_argument("--to", metavar="HOST:PORT", type=value_of("address"), help="send to the receiver at this address")
     link.add_argument("--secret-file", required=True, type=Path, metavar="FILE", help="the deployment's secret")
-    link.add_argument("--insecure-plaintext", action="store_true", help="allow public addresses, unencrypted")
-    for what in TLS_FILES:
-        link.add_argument(f"--tls-{what}", type=Path, metavar="FILE", help=f"PEM file: the {what}, as agents have it")
-    link.add_argument("--name", metavar="NAME", help="with --tls-: the name in this host's certificate")
-    link.add_argument("--peer", metavar="NAME", help="with --tls- and --to: the name in the receiver's certificate")
     link.add_argument(
         "--model", metavar="NAME|CONFIG", help="send its layers; see prfaas-solve; without it 64 layers of 16 MiB"
     )
@@ -81,40 +70,12 @@ def _key(flags: argparse.Namespace) -> bytes:
     return grants.derive_key(grants.read_secret(flags.secret_file), "bench")
 
 
-def _certificates(flags: argparse.Namespace) -> Certificates | None:
-    """Return the certificates of the --tls- flags, which are given together with --name."""
-    files = [getattr(flags, f"tls_{what}") for what in TLS_FILES]
-    if not any(files):
-        return None
-    if not all(files) or not flags.name or (flags.to and not flags.peer):
-        raise ConfigError(
-            "tls: --tls-authority, --tls-certificate, --tls-key, --name, and with --to --peer, go together"
-        )
-    named = CertificateFiles(*files)
-    certificates = Certificates(named)
-    _check_own(named, certificates, name=flags.name)
-    return certificates
-
-
-def _check_own(files: CertificateFiles, certificates: Certificates, *, name: str) -> None:
-    """Raise ConfigError for a certificate that the receiver would reject, since TLS hardly tells why."""
-    try:
-        name_shown = common_name(tls.certificate_shown(certificates.client_context(), certificates.server_context()))
-    except ssl.SSLCertVerificationError as error:
-        raise ConfigError(f"--tls-certificate: {tls.describe_certificate(files)}") from error
-    if name_shown != name:
-        raise ConfigError(f"--name: {files.certificate} is for {name_shown or 'no name'}, not for {name}")
-
-
 def _serve(flags: argparse.Namespace) -> int:
     """Run the receiver until SIGINT or SIGTERM."""
     stopping = {signal.SIGINT, signal.SIGTERM}
     # All later threads inherit the mask, so that only sigtimedwait below gets the signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
-    config = ReceiverConfig(
-        flags.listen, certificates=_certificates(flags), insecure_plaintext=flags.insecure_plaintext
-    )
-    receiver = BenchReceiver(config, key=_key(flags), report=_print_line, name=flags.name or RECEIVER_NAME)
+    receiver = BenchReceiver(flags.listen, key=_key(flags), report=_print_line)
     _print_line(f"listening on {receiver.start()}")
     refused: dict[str, int] = {}
     while signal.sigtimedwait(stopping, REFUSAL_REPORT_SECONDS) is None:
@@ -130,9 +91,7 @@ def _print_line(line: str) -> None:
 
 def _measure(flags: argparse.Namespace) -> int:
     sizes, prefill_seconds = _layers(flags)
-    config = LinkConfig(certificates=_certificates(flags), insecure_plaintext=flags.insecure_plaintext)
-    names = {"name": flags.name or SENDER_NAME, "peer_name": flags.peer or RECEIVER_NAME}
-    near = BenchSender(flags.to, config=config, key=_key(flags), layer_bytes=sizes, **names)
+    near = BenchSender(flags.to, key=_key(flags), layer_bytes=sizes)
     try:
         found = _runs(near, sizes, prefill_seconds, flags)
     finally:
