@@ -55,13 +55,12 @@ def test_delays_on_a_shared_link_agree_with_simulated_transfers() -> None:
     sizes, gaps = generator.exponential(1.0, 20_000), generator.exponential(1 / 0.7, 20_000)
     timeline, moments, ends = Timeline(), np.cumsum(gaps), np.zeros(len(sizes))
     egress = Egress(timeline, 1.0)
-    link = egress.link(math.inf)
 
     def note(index: int) -> None:
         ends[index] = timeline.now
 
     for index, (moment, size) in enumerate(zip(moments.tolist(), sizes.tolist(), strict=True)):
-        timeline.at(moment, lambda flow: egress.send(link, flow[1], note, flow[0]), (index, size))
+        timeline.at(moment, lambda flow: egress.send(flow[1], note, flow[0]), (index, size))
     timeline.run()
     delays = ends - moments - sizes
     model = SharedLink(0.7, 1.0, 1.0)

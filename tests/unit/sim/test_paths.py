@@ -92,9 +92,8 @@ def test_calm_egress_never_moves_the_threshold() -> None:
 def link_watch(timeline: Timeline, under_way: Sized) -> tuple[EgressMonitor, Callable[[float], None]]:
     """Over an egress of 100 bytes per second, and what sends over it."""
     egress = Egress(timeline, 100.0)
-    link = egress.link(math.inf)
     watch = EgressMonitor(timeline, {REMOTE: egress}, [HOME], active=under_way, threshold_tokens=1000)
-    return watch, lambda num_bytes: egress.send(link, num_bytes, lambda _: None, None)
+    return watch, lambda num_bytes: egress.send(num_bytes, lambda _: None, None)
 
 
 def test_late_transfer_is_sampled() -> None:
@@ -125,8 +124,7 @@ def test_first_second_after_a_pause_counts_a_tenth() -> None:
 def test_egress_change_delays_current_flows() -> None:
     timeline, arrived = Timeline(), list[float]()
     egress = Egress(timeline, 100.0)
-    link = egress.link(math.inf)
-    egress.send(link, 1000.0, lambda _: arrived.append(timeline.now), None)
+    egress.send(1000.0, lambda _: arrived.append(timeline.now), None)
     timeline.at(4.0, egress.begin_change, 0.0)
     timeline.at(6.0, egress.begin_change, 0.5)
     timeline.at(6.0, egress.end_change, 0.0)
