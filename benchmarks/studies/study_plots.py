@@ -11,7 +11,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.studies.studies import Row, Table
-from prfaas.sim.plots import frontier
 from prfaas.solve.report.plots import save
 
 _BASELINE, _LOCAL, _THIRD, _FOURTH, _FIFTH = "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9"
@@ -164,3 +163,12 @@ PLOTS: Mapping[str, Mapping[str, Draw]] = MappingProxyType({
     "overlap": {"twin-overlap": _overlap},
     "rapid": {"rapid-throughput": _rapid(4, "served (req/s)"), "rapid-goodput": _rapid(5, "goodput (req/s)")},
 })  # fmt: skip
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (more is better, less is better) that no point equals or beats in both, ascending."""
+    found: list[tuple[float, float]] = []
+    for more, less in sorted(set(points), key=lambda point: (-point[0], point[1])):
+        if not found or less < found[-1][1]:
+            found.append((more, less))
+    return found[::-1]

@@ -6,14 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 
 import prfaas
 from prfaas import config
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, run
-from prfaas.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +32,6 @@ def _parser(scenario: type[object]) -> argparse.ArgumentParser:
         metavar="SETTING=A,B",
         help="one run per value, on all cores: load=50%%,80%%, or with the same arrivals variant=a,b",
     )
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write plots of the runs as SVG")
     config.add_flags(parser, scenario, reads_files=False)
     return parser
 
@@ -47,7 +43,6 @@ def _run(flags: argparse.Namespace) -> int:
     if flags.check_config:
         print(config.show(command.read(flags.config, given)), end="")
         return 0
-    plots = _plots("prfaas.sim.plots", flags.plot)
     if flags.compare:
         runs = command.compare(flags.config, given, flags.compare, _progress)
     else:
@@ -57,21 +52,7 @@ def _run(flags: argparse.Namespace) -> int:
         print(json.dumps(listed, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(report.render(runs), end="")
-    for file in plots.write_all(runs, flags.plot) if plots else ():
-        sys.stderr.write(f"{file}\n")
     return 0
-
-
-def _plots(module: str, folder: Path | None) -> ModuleType | None:
-    """Return the plot module and create `folder` before minutes of simulation. Return None without a folder."""
-    if folder is None:
-        return None
-    loaded = startup.load_extra(module, extra="plot")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--plot {folder}: {error.strerror}; name a folder; a missing one is created") from error
-    return loaded
 
 
 def _progress(done: int, total: int) -> None:

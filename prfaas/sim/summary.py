@@ -48,16 +48,14 @@ def _edges(end: float) -> FloatArray:
 
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
-_PERCENTS = tuple(percent / 100 for percent in range(101))
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Mean, quantiles in the order of `QUANTILES`, and percentiles 0 to 100, in seconds; NaN without values."""
+    """Mean and quantiles in the order of `QUANTILES`, in seconds; NaN without values."""
 
     mean: float
     quantiles: tuple[float, ...]
-    percentiles: tuple[float, ...] = ()
 
     def quantile(self, ratio: float) -> float:
         """Return one of `QUANTILES`."""
@@ -122,16 +120,11 @@ def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distr
     if not len(values):
         return Distribution(float("nan"), (float("nan"),) * len(QUANTILES))
     if weights is None:
-        percentiles = tuple(np.quantile(values, _PERCENTS).tolist())
-        return Distribution(float(values.mean()), tuple(np.quantile(values, QUANTILES).tolist()), percentiles)
+        return Distribution(float(values.mean()), tuple(np.quantile(values, QUANTILES).tolist()))
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
-
-    def at(ratios: Sequence[float]) -> tuple[float, ...]:
-        indices = np.minimum(np.searchsorted(reached, np.array(ratios) * reached[-1]), len(values) - 1)
-        return tuple(values[order][indices].tolist())
-
-    return Distribution(float(values @ weights / weights.sum()), at(QUANTILES), at(_PERCENTS))
+    indices = np.minimum(np.searchsorted(reached, np.array(QUANTILES) * reached[-1]), len(values) - 1)
+    return Distribution(float(values @ weights / weights.sum()), tuple(values[order][indices].tolist()))
 
 
 @dataclass(frozen=True)

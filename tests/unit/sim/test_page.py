@@ -32,7 +32,7 @@ def test_every_table_is_on_the_page_once(page: str, name: str) -> None:
 
 
 def test_the_captions_of_the_case_study_are_the_commands_that_make_its_tables(page: str) -> None:
-    assert f"`prfaas-sim --sweep load={','.join(LOADS)} --requests {NUM_REQUESTS}`" in page
+    assert f"`prfaas-sim --compare load={','.join(LOADS)} --requests {NUM_REQUESTS}`" in page
     assert f"`--compare variant=... --load {SAME_LOAD} --requests {NUM_REQUESTS}`" in page
 
 
