@@ -14,11 +14,10 @@ from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
 from prfaas.sim.builder import deploy, refuse_longer_than_memory, sharing_speeds, threshold_tokens
-from prfaas.sim.kernel.meter import LoadSeries
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.stations import StationTwin
-from prfaas.sim.summary import CountingRules, Slo, Summary, summarise
+from prfaas.sim.summary import CountingRules, Summary, summarise
 from prfaas.sim.workload.conversations import read_conversations
 from prfaas.sim.workload.traffic import draw_requests, longest_tokens, recorded_requests
 from prfaas.solve.files import catalog
@@ -129,9 +128,8 @@ def traffic(scenario: Scenario, setup: ResolvedScenario, rate: float) -> list[Si
 
 def counting(scenario: Scenario) -> CountingRules:
     """Return the scenario's rules of measurement."""
-    goodput = scenario.goodput
-    slo = Slo(goodput.ttft, goodput.tpot, goodput.itl)
-    return CountingRules(slo, scenario.warmup, float("inf") if scenario.timeout is None else scenario.timeout)
+    timeout_seconds = float("inf") if scenario.timeout is None else scenario.timeout
+    return CountingRules(scenario.goodput, scenario.warmup, timeout_seconds)
 
 
 def simulate(scenario: Scenario, *, rate: float | None = None) -> SimulationRun:
@@ -151,7 +149,7 @@ def _run_stations(scenario: Scenario, setup: ResolvedScenario, rate: float) -> S
     twin = StationTwin(setup.deployment, setup.workload, setup.plan, scenario)
     requests = traffic(scenario, setup, rate)
     twin.run(requests)
-    return summarise(requests, counting(scenario), busy=twin.busy(), loads=twin.loads())
+    return summarise(requests, counting(scenario), loads=twin.loads())
 
 
 def _run_instances(scenario: Scenario, setup: ResolvedScenario, rate: float) -> Summary:
@@ -163,9 +161,4 @@ def _run_instances(scenario: Scenario, setup: ResolvedScenario, rate: float) -> 
         opening = [conversations.first(request.index, request.arrival) for request in opening]
     refuse_longer_than_memory(twin, conversations.longest_tokens if conversations else longest_tokens(opening))
     twin.run(opening)
-    return summarise(
-        twin.requests,
-        counting(scenario),
-        busy={name: LoadSeries([engine.busy]) for name, engine in twin.instances.items()},
-        loads=twin.loads(),
-    )
+    return summarise(twin.requests, counting(scenario), loads=twin.loads())

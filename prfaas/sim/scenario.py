@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from prfaas.config import record, setting
+from prfaas.sim.model.request import SimulatedRequest
 from prfaas.solve.files.catalog import CASE_STUDY
 from prfaas.units import choice
 
@@ -31,6 +32,14 @@ class GoodputSection:
     ttft: float | None = setting("seconds", default=None, minimum=1e-6, doc="Longest time to first token.")
     tpot: float | None = setting("seconds", default=None, minimum=1e-6, doc="Longest mean time per further token.")
     itl: float | None = setting("seconds", default=None, minimum=1e-6, doc="Largest P95 of a request's gaps.")
+
+    def met(self, request: SimulatedRequest) -> bool:
+        """Return whether a request that ended meets all of them."""
+        if self.ttft is not None and request.ttft > self.ttft:
+            return False
+        if self.tpot is not None and request.tpot > self.tpot:
+            return False
+        return self.itl is None or request.gap_quantile(0.95) <= self.itl
 
 
 @dataclass(frozen=True)

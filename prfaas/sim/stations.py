@@ -104,16 +104,13 @@ class StationTwin:
         self._await_next()
         self.timeline.run()
 
-    def busy(self) -> dict[str, LoadSeries]:
-        """Return the busy share of each station."""
-        pools = {"prfaas": self.remote, "pd-prefill": self.local, "pd-decode": self.decode}
-        shares = {name: LoadSeries([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
-        return shares | ({"egress": LoadSeries([self.egress.busy])} if self.remote else {})
-
     def loads(self) -> dict[str, LoadSeries]:
-        """Return the busy share of each station's servers, and the egress in bytes per second."""
-        found = {f"busy {name}": load for name, load in self.busy().items() if name != "egress"}
-        return found | ({"egress": LoadSeries([self.egress.sent])} if self.remote else {})
+        """Return the busy share of each station's servers and of the egress, and the egress in bytes per second."""
+        pools = {"busy prfaas": self.remote, "busy pd-prefill": self.local, "busy pd-decode": self.decode}
+        found = {name: LoadSeries([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
+        if self.remote:
+            found |= {"busy egress": LoadSeries([self.egress.busy]), "egress": LoadSeries([self.egress.sent])}
+        return found
 
     def _await_next(self) -> None:
         request = next(self._arriving, None)

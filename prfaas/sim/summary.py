@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from prfaas.model.cost.curve import FloatArray
 from prfaas.sim.kernel.meter import LoadSeries, integral_since
 from prfaas.sim.model.request import SimulatedRequest
+from prfaas.sim.scenario import GoodputSection
 
 NUM_BINS = 100
 _STAGES: Mapping[str, Callable[[SimulatedRequest], tuple[float, float]]] = {
@@ -63,34 +65,14 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Slo:
-    """Service-level objectives of goodput; None is no bound.
-
-    `itl_seconds` applies to the P95 of a request's own gaps.
-    """
-
-    ttft_seconds: float | None = None
-    tpot_seconds: float | None = None
-    itl_seconds: float | None = None
-
-    def met(self, request: SimulatedRequest) -> bool:
-        """Return whether a request that ended meets all of them."""
-        if self.ttft_seconds is not None and request.ttft > self.ttft_seconds:
-            return False
-        if self.tpot_seconds is not None and request.tpot > self.tpot_seconds:
-            return False
-        return self.itl_seconds is None or request.gap_quantile(0.95) <= self.itl_seconds
-
-
-@dataclass(frozen=True)
 class Summary:
     """Results of a run.
 
     `throughput`, `goodput` and `arrivals` are requests per second between the warm-up's end and the last arrival. Ratios
     are shares of the counted requests: `success_ratio` ended within the timeout, `attainment` met the objectives,
     `retried_ratio` were sent again, `stale_ratio` found less prefix than the index reported, `preempted_ratio` were
-    preempted. `cached_ratio` is the share of prompt tokens that was found in caches. `utilisation` (by station or
-    instance), `memory` (by cluster and role) and egress are means from 0 to the last arrival; `over_time` has parts.
+    preempted. `cached_ratio` is the share of prompt tokens that was found in caches. `utilisation` and `memory` (by station,
+    or by cluster and role) and egress are means from 0 to the last arrival; `over_time` has parts.
     """
 
     num_requests: int
@@ -131,7 +113,7 @@ def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distr
 class CountingRules:
     """Rules of measurement: the first `warmup_ratio` of the requests is not counted."""
 
-    slo: Slo = Slo()
+    goodput: GoodputSection = field(default_factory=GoodputSection)
     warmup_ratio: float = 0.1
     timeout_seconds: float = float("inf")
 
@@ -140,8 +122,7 @@ def summarise(
     requests: Sequence[SimulatedRequest],
     counting: CountingRules,
     *,
-    busy: Mapping[str, LoadSeries] | None = None,
-    loads: Mapping[str, LoadSeries] | None = None,
+    loads: Mapping[str, LoadSeries] = MappingProxyType({}),
 ) -> Summary:
     """Return the summary of all requests of a run, ascending by arrival."""
     counted = requests[int(len(requests) * counting.warmup_ratio) :]
@@ -150,9 +131,10 @@ def summarise(
     in_time = [request for request in counted if request.end_to_end <= counting.timeout_seconds]
     ended = sum(1 for request in requests if start < request.decode_end <= end)
     reasons = Counter(request.reason for request in counted)
-    attainment = sum(counting.slo.met(request) for request in in_time) / len(counted)
+    attainment = sum(counting.goodput.met(request) for request in in_time) / len(counted)
     prompt_tokens = sum(request.num_prompt_tokens for request in counted)
-    means = {name: _mean(load, end) for name, load in (loads or {}).items()}
+    whole = np.array([0.0, max(end, 1e-12)])
+    means = {name: load.over(whole)[0] for name, load in loads.items()}
     return Summary(
         num_requests=len(counted),
         arrivals=(len(counted) - 1) / span,
@@ -167,8 +149,8 @@ def summarise(
         prefill_wait=_distribution_of(in_time, lambda request: request.prefill_start - request.arrival),
         reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
         egress_bytes_per_second=math.fsum(mean for name, mean in means.items() if name.startswith("egress")),
-        utilisation={name: _mean(load, end) for name, load in (busy or {}).items()},
-        over_time=requests_over_time(requests, end) | loads_over_time(loads or {}, end),
+        utilisation={name.removeprefix("busy "): mean for name, mean in means.items() if name.startswith("busy ")},
+        over_time=requests_over_time(requests, end) | loads_over_time(loads, end),
         memory={name: mean for name, mean in means.items() if name.startswith("memory ")},
         cached_ratio=sum(request.num_found_tokens for request in counted) / prompt_tokens,
         stale_ratio=_share(counted, lambda request: request.num_found_tokens < request.num_known_tokens),
@@ -179,10 +161,6 @@ def summarise(
 
 def _share(requests: Sequence[SimulatedRequest], condition: Callable[[SimulatedRequest], bool]) -> float:
     return sum(map(condition, requests)) / len(requests)
-
-
-def _mean(load: LoadSeries, end: float) -> float:
-    return load.over(np.array([0.0, max(end, 1e-12)]))[0]
 
 
 def _distribution_of(requests: Sequence[SimulatedRequest], value: Callable[[SimulatedRequest], float]) -> Distribution:

@@ -15,7 +15,8 @@ from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.model.sharing import SharingSpec, SharingSpeeds, modelled_speeds
-from prfaas.sim.summary import CountingRules, Slo, Summary, summarise
+from prfaas.sim.scenario import GoodputSection
+from prfaas.sim.summary import CountingRules, Summary, summarise
 from prfaas.sim.twin import NetworkSpec, RoutingRules, SimulatedNode, Twin
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
@@ -127,7 +128,7 @@ def _run(system: str, setting: Setting, requests: list[SimulatedRequest]) -> Twi
     return twin
 
 
-class RapidSlo(Slo):
+class RapidSlo(GoodputSection):
     """Objectives of the paper: its TTFT applies per started 1,000 prompt tokens."""
 
     def met(self, request: SimulatedRequest) -> bool:
@@ -138,7 +139,7 @@ class RapidSlo(Slo):
 def run(system: str, setting: Setting, trace: Trace, *, rate: float, count: int = 400, seed: int = 1) -> Summary:
     """Return one system under one trace at `rate` requests per second."""
     twin = _run(system, setting, trace.requests(count, rate, seed))
-    slo = RapidSlo(tpot_seconds=setting.itl_slo_seconds)
+    slo = RapidSlo(tpot=setting.itl_slo_seconds)
     return summarise(twin.requests, CountingRules(slo))
 
 

@@ -40,11 +40,6 @@ class PrefixCache:
         self._pool = Pool(2 * max_blocks * _SLOT_BYTES, on_change=on_change)
         self._arena = self._pool.arena(_layout(block_tokens))
 
-    @property
-    def num_blocks(self) -> int:
-        """Return the number of cached blocks."""
-        return self._pool.stats().slots_by_kind["prefix"]
-
     def match(self, blocks: Sequence[BlockHash]) -> int:
         """Return the cached tokens of a prompt with these blocks, from its start."""
         return _leading(self._pool.find_all(self._arena, 0, blocks)) * self.block_tokens

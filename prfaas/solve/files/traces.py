@@ -92,7 +92,7 @@ def read_requests(path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
     if path.suffix == ".json":
         requests, inferred = _conversations(text, path)
     elif path.suffix == ".csv":
-        requests = [request for request, _ in _requests(_csv_fields(text, path), path)]
+        requests = list(_requests(_csv_fields(text, path), path))
     else:
         requests, inferred = _lines(list(_jsonl_fields(text, path)), path)
     _check(requests, path)
@@ -161,15 +161,13 @@ def _jsonl_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any
         yield line, fields
 
 
-def _requests(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path
-) -> Iterator[tuple[TraceRequest, Mapping[str, Any]]]:
-    """Yield each line as a request with its fields. Column names are looked up again only when the fields change."""
+def _requests(rows: Iterable[tuple[int, Mapping[str, Any]]], path: Path) -> Iterator[TraceRequest]:
+    """Yield each line as a request. Column names are looked up again only when the fields change."""
     known: Set[str] = set()
     for line, fields in rows:
         if fields.keys() != known:
             known, keys = set(fields), _column_keys(fields, path, line)
-        yield _request(fields, keys, path, line), fields
+        yield _request(fields, keys, path, line)
 
 
 def _column_keys(fields: Mapping[str, Any], path: Path, line: int) -> dict[str, str]:
@@ -187,7 +185,9 @@ def _request(fields: Mapping[str, Any], keys: Mapping[str, str], path: Path, lin
         raise ConfigError(f"{path} line {line}: {keys['prompt']}: empty")
     # The last token is always computed.
     cached = min(cached, prompt - 1)
-    return TraceRequest(prompt, values.get("output"), cached, values.get("timestamp"), int(values.get("turn") or 1))
+    turn, ids = int(values.get("turn") or 1), fields.get("hash_ids")
+    blocks = tuple(ids) if isinstance(ids, list) else ()
+    return TraceRequest(prompt, values.get("output"), cached, values.get("timestamp"), turn, blocks)
 
 
 def _number(written: Any, name: str, where: str) -> float | None:
@@ -204,24 +204,22 @@ def _number(written: Any, name: str, where: str) -> float | None:
     return value
 
 
-def _with_hash_ids(rows: Iterable[tuple[TraceRequest, Mapping[str, Any]]]) -> Iterator[TraceRequest]:
+def _with_hits(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
     """Turn Mooncake's hash ids into prefix hits: a block is cached once an earlier request contained it."""
-    seen: set[Any] = set()
-    for request, fields in rows:
-        ids = fields.get("hash_ids")
-        if not isinstance(ids, list):
-            yield request
-            continue
-        known = next((index for index, block in enumerate(ids) if block not in seen), len(ids))
-        seen.update(ids)
-        cached = min(known * MOONCAKE_BLOCK_TOKENS, request.prompt_tokens - 1)
-        yield replace(request, cached_tokens=max(cached, 0.0), blocks=tuple(ids))
+    seen: set[int] = set()
+    for request in requests:
+        if request.blocks:
+            hits = sum(1 for _ in itertools.takewhile(seen.__contains__, request.blocks))
+            seen.update(request.blocks)
+            cached = min(hits * MOONCAKE_BLOCK_TOKENS, request.prompt_tokens - 1)
+            request = replace(request, cached_tokens=cached)
+        yield request
 
 
 def _lines(rows: list[tuple[int, Mapping[str, Any]]], path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
     """Return the requests of lines that hold one request each, or one conversation each as in WildChat."""
     if not rows or _messages(rows[0][1]) is None:
-        return list(_with_hash_ids(_requests(rows, path))), ()
+        return list(_with_hits(_requests(rows, path))), ()
     return _listed([fields for _, fields in rows], path)
 
 
