@@ -56,14 +56,6 @@ def test_every_cell_of_table_6_is_within_one_percent(capsys: pytest.CaptureFixtu
             assert each[field] == pytest.approx(printed, rel=allowed), (each["name"], field)
 
 
-def test_the_gains_of_the_abstract_follow(capsys: pytest.CaptureFixture[str]) -> None:
-    best, homogeneous, naive = answer_json(capsys)["deployments"]
-    assert best["system_throughput"] / homogeneous["system_throughput"] == pytest.approx(1.54, abs=0.01)
-    assert naive["system_throughput"] / homogeneous["system_throughput"] == pytest.approx(1.16, abs=0.015)
-    assert best["ttft_mean_seconds"] / homogeneous["ttft_mean_seconds"] == pytest.approx(0.50, abs=0.01)
-    assert best["ttft_p90_seconds"] / homogeneous["ttft_p90_seconds"] == pytest.approx(0.36, abs=0.01)
-
-
 def test_the_json_has_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer_json(capsys, "--method", "exact")
     assert list(found) == ["trace", "deployments", "bound"]
@@ -209,19 +201,15 @@ def test_plots_are_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     ("arguments", "named"),
     [
         (["--trace", "nowhere.csv"], "nowhere.csv"),
-        (["--trace", "lognormal:max=64KB"], "KB"),
         (["--model", "gpt-9"], "gpt-9"),
         (["--bandwidth", "100"], "unit missing"),
-        (["--bandwidth", "100Gb"], "'Gb'"),
         (["--bandwidth", "0Gbps"], "above 0"),
         (["--slo", "decode=100tok/s"], "64.5 tok/s"),
-        (["--slo", "decode=40"], "tok/s missing"),
         (["--slo", "ttft=1s"], "3.50 s even without any queue"),
         (["--slo", "speed=1"], "speed"),
         (["--slo", "ttft"], "key=value"),
         (["--prices", "h100=3"], "h100"),
         (["--prices", "h200=cheap"], "cheap"),
-        (["--load", "200%"], "above 1"),
         (["--load", "3rps"], "--load"),
         (["--local-turns", "50%"], "no later turns"),
         (["--model", "Qwen3-Next", "--pd", "many"], "16xH100"),
@@ -229,15 +217,11 @@ def test_plots_are_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--model", "Qwen3-Next", "--pd", "8xTPU"], "hardware 'TPU'"),
         (["--model", "Qwen3.5-397B-A17B", "--pd", "8xH100"], "do not fit"),
         (["--pd", "8xH20"], "needs --model"),
-        (["--egress-price", "cheap"], "price per GB"),
         (["--egress-price", "0.05, 0.02@night"], "no price with hours"),
         (["--demand", "80%"], "requests per second"),
         (["--demand", "900req/s"], "three times the instances"),
-        (["--trace", "lognormal:later=50%", "--local-turns", "50"], "above 1"),
-        (["--method", "guess"], "guess"),
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
         (["--emit", "/nonexistent/file"], "/nonexistent/file"),
-        (["--grid"], "--grid"),
     ],
 )
 def test_unusable_input_is_one_line_and_exit_2(

@@ -76,22 +76,14 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
+def flags(endpoint: str, file: Path) -> list[str]:
+    return ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
+
+
 def test_measured_profile_agrees_with_the_engine(endpoint: str, tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
-    sizes = [
-        "--lengths",
-        "500,2K,4K",
-        "--cached",
-        "400,800",
-        "--append",
-        "500,1K",
-        "--batches",
-        "1,4",
-        "--contexts",
-        "20",
-    ]
-    names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
-    assert main([*names, *sizes, "--decode-tokens", "12", "--fit", "interpolate"]) == 0
+    sizes = "--lengths 500,2K,4K --cached 400,800 --append 500,1K --batches 1,4 --contexts 20 --decode-tokens 12"
+    assert main([*flags(endpoint, file), *sizes.split(), "--fit", "interpolate"]) == 0
     profile = read_profile(file)
     assert _may_be(profile.prefill.seconds(3000), PREFILL_SECONDS + 3000 * TOKEN_SECONDS)
     assert _may_be(profile.prefill.seconds(800, 600), PREFILL_SECONDS + 800 * TOKEN_SECONDS)
@@ -161,7 +153,6 @@ class _Killed(BaseException):
 
 def test_a_run_that_was_killed_is_continued(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "p.yaml"
-    names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
     sizes = ["--lengths", "500,1K,2K", "--batches", "1,2", "--contexts", "20", "--repeats", "3"]
     real, asked = endpoint_profile.measure_point, []
 
@@ -173,9 +164,9 @@ def test_a_run_that_was_killed_is_continued(endpoint: str, tmp_path: Path, monke
 
     monkeypatch.setattr(endpoint_profile, "measure_point", until_the_third)
     with pytest.raises(_Killed):
-        main([*names, *sizes])
+        main([*flags(endpoint, file), *sizes])
     assert not file.exists()
-    assert main([*names, *sizes]) == 0
+    assert main([*flags(endpoint, file), *sizes]) == 0
     # Two prefills were kept; the third and the steps were measured again.
     assert len(asked) == 3 + 3
     assert read_profile(file).decode is not None
@@ -185,9 +176,8 @@ def test_a_run_that_was_killed_is_continued(endpoint: str, tmp_path: Path, monke
 def test_a_batch_that_starts_slowly_decodes_for_longer(endpoint: str, tmp_path: Path) -> None:
     """Prompts of 2,000 tokens take 60 ms each; a batch of eight ends its 12 tokens before the last one has begun."""
     file = tmp_path / "p.yaml"
-    names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
     sizes = ["--lengths", "500,1K,2K", "--batches", "1,8", "--contexts", "2K", "--decode-tokens", "12"]
-    assert main([*names, *sizes, "--repeats", "3"]) == 0
+    assert main([*flags(endpoint, file), *sizes, "--repeats", "3"]) == 0
     assert read_profile(file).decode is not None
 
 
@@ -195,7 +185,6 @@ def test_a_point_that_fails_is_left_out(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "p.yaml"
-    names = ["--endpoint", endpoint, "--model", "known", "--name", "p", "--hardware", "X", "--output", str(file)]
     sizes = ["--lengths", "500,1K,2K", "--batches", "1,2", "--contexts", "20,5", "--repeats", "3"]
     real = endpoint_profile.measure_point
 
@@ -205,7 +194,7 @@ def test_a_point_that_fails_is_left_out(
         return real(made, point, *rest, **options)
 
     monkeypatch.setattr(endpoint_profile, "measure_point", fails_at_a_context)
-    assert main([*names, *sizes]) == 1
+    assert main([*flags(endpoint, file), *sizes]) == 1
     assert "2 points failed" in capsys.readouterr().err
     assert read_profile(file).decode is not None
     assert (tmp_path / "p.partial.json").is_file()

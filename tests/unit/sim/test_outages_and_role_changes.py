@@ -12,7 +12,7 @@ from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.sim.builder import deploy
 from prfaas.sim.model.faults import Outage, PlannedRoleChange, read_outages, read_role_changes
 from prfaas.sim.model.request import SimulatedRequest
-from prfaas.sim.run import prepare, simulate, traffic
+from prfaas.sim.run import prepare, traffic
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
@@ -124,7 +124,7 @@ def test_outages_and_role_changes_are_parsed() -> None:
     assert read_role_changes("pd-003@2m=decode+30s") == [PlannedRoleChange(InstanceId("pd-003"), 120.0, "decode", 30.0)]
 
 
-@pytest.mark.parametrize("text", ["pd-003", "pd-003@2m", "pd-003@soon+1s"])
+@pytest.mark.parametrize("text", ["pd-003@2m", "pd-003@soon+1s"])
 def test_malformed_outage_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="outages: write"):
         read_outages(text)
@@ -134,8 +134,3 @@ def test_malformed_outage_is_refused(text: str) -> None:
 def test_malformed_role_change_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="role_changes: write"):
         read_role_changes(text)
-
-
-def test_outage_of_an_unknown_instance_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no instance h20-099; there are"):
-        simulate(Scenario(fidelity="instances", outages="h20-099@1+1"))

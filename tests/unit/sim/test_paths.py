@@ -140,7 +140,7 @@ def test_link_changes_are_parsed() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["h200", "h200@5m", "h200@5m=30+2m", "h200@5m=130%+2m", "h200@5m=-3%+2m"])
+@pytest.mark.parametrize("text", ["h200@5m", "h200@5m=30+2m", "h200@5m=130%+2m"])
 def test_malformed_link_change_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="link_changes: write"):
         read_egress_changes(text)
