@@ -248,8 +248,6 @@ THRESHOLD_TOKENS = _gauge(
     "prfaas_manager_threshold_tokens",
     "Threshold t in force, from the plan or the settings, before congestion raises it.",
 )
-DASHBOARD_WATCHERS = _gauge("prfaas_manager_dashboard_watchers", "Dashboard pages connected to this manager.")
-DASHBOARD_REFUSALS = _counter("prfaas_manager_dashboard_refusals", "Dashboard pages rejected (503) beyond the limit.")
 STAGE_UTILIZATION = _gauge(
     "prfaas_manager_stage_utilization_ratio",
     "Requests in progress divided by the capacity of the role's instances, smoothed.",
@@ -310,8 +308,6 @@ MANAGER_HELD_BYTES = _gauge(
 )
 MANAGER_SESSIONS = _gauge("prfaas_manager_sessions", "Sessions that this manager remembers.")
 MANAGER_BLOCKS = _gauge("prfaas_manager_index_blocks", "Blocks and checkpoints in the index, once per holder.")
-MANAGER_RUNS = _gauge("prfaas_manager_index_runs", "Block runs (up to 64 blocks each) in the index.")
-MANAGER_EVENTS = _counter("prfaas_manager_announcements", "Block runs and checkpoints announced by nodes.")
 MANAGER_RESYNCS = _counter("prfaas_manager_full_announcements", "Full announcements requested from nodes.", ("reason",))
 MANAGER_REFUSALS = _counter(
     "prfaas_manager_refusals", "Calls and announcements rejected, by reason.", ("call", "reason")
@@ -324,7 +320,6 @@ MANAGER_CALL_SECONDS = _histogram(
 )
 MANAGER_RECORD_UP = _gauge("prfaas_manager_record_up", "1 while the durable record accepts writes.")
 MANAGER_WRITES = _gauge("prfaas_manager_clusters_written", "Clusters whose record this manager writes.")
-MANAGER_SNAPSHOTS = _counter("prfaas_manager_snapshots", "Cluster snapshots written.", ("outcome",))
 MANAGER_RELOADS = _counter("prfaas_manager_reloads", "Times a cluster was read again from the record.")
 MANAGER_TASKS_ENDED = _counter(
     "prfaas_manager_tasks_ended", "Background tasks that failed unexpectedly; they restart after one second.", ("task",)

@@ -17,7 +17,7 @@ from prfaas.console.config import ConsoleConfig
 from prfaas.console.pages import tls_of
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.routing.policy import read_policy
+from prfaas.manager.routing.policy import read_endpoint_picker, read_ppd_table
 from prfaas.router.config import RouterConfig
 from prfaas.router.http.admission import read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
@@ -86,7 +86,8 @@ def _check_agent(settings: AgentConfig) -> None:
 def _check_manager(settings: ManagerConfig) -> None:
     grants.read_secret(settings.secret_file)
     _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
-    read_policy(settings)
+    read_endpoint_picker(settings.endpoint_picker)
+    read_ppd_table(settings.ppd_table)
     if settings.redis_url:
         with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
             startup.load_extra("prfaas.index.store.redis_store", extra="manager").RedisStore(settings.redis_url)

@@ -1,4 +1,4 @@
-"""Queries to the index and their results: a prompt's hashes in, matches of nodes and clusters out."""
+"""Queries to the index and their results: a prompt's hashes in, matches of nodes out."""
 
 from __future__ import annotations
 
@@ -73,23 +73,13 @@ class NodeMatch(NamedTuple):
     reason: CutReason
 
 
-class ClusterMatch(NamedTuple):
-    """Prefix match of all nodes of one cluster together, with blocks spread over them."""
-
-    cluster: ClusterName
-    usable_tokens: int
-    attention_tokens: int
-    reason: CutReason
-
-
 @dataclass(frozen=True)
 class MatchResult:
-    """Nodes and clusters that hold anything of the prompt, best first.
+    """Nodes that hold anything of the prompt, best first.
 
     `odd_lengths` are longer lengths at which a checkpoint depends on this prompt's units, but whose hash the query did
     not state. The caller that has the tokens hashes them (`HashChain.at`) and asks again with these `checkpoints`.
     """
 
     nodes: tuple[NodeMatch, ...]
-    clusters: tuple[ClusterMatch, ...]
     odd_lengths: tuple[int, ...] = ()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToDict
@@ -14,14 +15,14 @@ from prfaas import logs, metrics
 from prfaas.errors import MissingExtraError, RecordUnreachable
 from prfaas.index.segments import digest_of_node
 from prfaas.index.store.redis_store import Keys, RedisStore
-from prfaas.manager.api.gauges import Gauges
+from prfaas.manager.api.gauges import refresh_gauges
 from prfaas.manager.api.grpc import GrpcServer
 from prfaas.manager.api.http import HttpServer
 from prfaas.manager.api.service import Service
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.dashboard.feed import Feed
 from prfaas.manager.dashboard.overview import Overview
-from prfaas.manager.dashboard.pages import DashboardPages, Solver
+from prfaas.manager.dashboard.pages import DashboardPages
 from prfaas.manager.operations.commands import Copies, PoolOrders
 from prfaas.manager.operations.operations import Operations
 from prfaas.manager.operations.rebalancer import Rebalancer
@@ -169,7 +170,6 @@ class Manager:
 
     def _make_http(self) -> None:
         config = self._config
-        gauges = Gauges(self.world, paths=self.paths, routing=self.routing, replication=self.replication)
         overview = Overview(
             name=config.name,
             started_at=time.time(),
@@ -184,7 +184,6 @@ class Manager:
             wall_clock=time.time,
         )
         self._feed = Feed(overview)
-        solver = Solver(self._planner.form, self._planner.prepared) if self._planner else None
         self._http_proxy = tls_proxy_for(
             config.http_listen,
             config.certificates(alpn_protocols=("http/1.1",)),
@@ -194,7 +193,13 @@ class Manager:
         )
         self._http = HttpServer(
             INNER if self._http_proxy else config.http_listen,
-            refresh_metrics=gauges.refresh,
+            refresh_metrics=partial(
+                refresh_gauges,
+                self.world,
+                paths=self.paths,
+                routing=self.routing,
+                replication=self.replication,
+            ),
             is_ready=lambda: self.is_ready,
             json_pages={
                 "/state": self._state,
@@ -205,7 +210,7 @@ class Manager:
                 "/ppd": self.routing.ppd_table.to_dict,
             },
             decisions=self.routing.decisions,
-            dashboard=DashboardPages(self._feed, solver),
+            dashboard=DashboardPages(self._feed, self._planner),
         )
 
     @property

@@ -171,7 +171,8 @@ class Reporter:
             await _until_one_fails(
                 *([self._send_figures(channel, self._figures)] if self._figures is not None else []),
                 self._send_outcomes(channel),
-                *([self._watch_commands(channel), self._send_copy_ends(channel)] if response.gives_commands else []),
+                self._watch_commands(channel),
+                self._send_copy_ends(channel),
                 self._follow_changes(channel),
                 self._stream_events(channel, response.heartbeat_seconds, response.silence_seconds),
             )

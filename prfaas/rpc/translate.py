@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import get_args
+from typing import TypeVar, get_args
 
 import msgpack
 
@@ -34,6 +34,13 @@ from prfaas.types import (
     TransferId,
 )
 
+Word = TypeVar("Word", bound=str)
+_CLUSTER_KINDS: tuple[ClusterKind, ...] = get_args(ClusterKind)
+_ROLES: tuple[InstanceRole, ...] = get_args(InstanceRole)
+_TIERS: tuple[Tier, ...] = get_args(Tier)
+_ORDERS: tuple[PoolOrder, ...] = get_args(PoolOrder)
+_OUTCOMES: tuple[CopyOutcome, ...] = ("completed", *get_args(FailureReason))
+
 
 def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
     layouts = [msgpack.packb(layout.to_dict()) for layout in node.layouts] if with_layouts else []
@@ -62,12 +69,11 @@ def node_from(message: pb.Node) -> Node:
     """
     if not (message.name and message.cluster and message.epoch):
         raise IndexRefusal("malformed", "a node has a name, a cluster and an epoch")
-    kind = _check_word(get_args(ClusterKind), message.cluster_kind, "cluster kind")
     layouts = tuple(_layout(packed) for packed in message.layouts)
     return Node(
         AgentName(message.name),
         ClusterName(message.cluster),
-        "prfaas" if kind == "prfaas" else "pd",
+        _word(_CLUSTER_KINDS, message.cluster_kind, "cluster kind"),
         message.wire_address,
         message.epoch,
         layouts,
@@ -77,10 +83,12 @@ def node_from(message: pb.Node) -> Node:
     )
 
 
-def _check_word(allowed: tuple[str, ...], value: str, kind: str) -> str:
-    if value not in allowed:
-        raise IndexRefusal("malformed", f"{kind} {value!r} is not one of {', '.join(allowed)}")
-    return value
+def _word(allowed: Sequence[Word], value: str, kind: str) -> Word:
+    """Return a word of the wire as a value of its closed set."""
+    for word in allowed:
+        if word == value:
+            return word
+    raise IndexRefusal("malformed", f"{kind} {value!r} is not one of {', '.join(allowed)}")
 
 
 def _layout(packed: bytes) -> Layout:
@@ -90,18 +98,7 @@ def _layout(packed: bytes) -> Layout:
         raise IndexRefusal("malformed", f"layout: {error}") from error
 
 
-_ROLES: dict[str, InstanceRole] = {"prefill": "prefill", "decode": "decode", "both": "both"}
 ANNOUNCED = "announced"
-_TIERS: dict[str, Tier] = {"gpu": "gpu", "memory": "memory", "ssd": "ssd"}
-
-
-def role_from(word: str) -> InstanceRole:
-    """Decode a role.
-
-    Raises:
-        IndexRefusal: the word is not a role.
-    """
-    return _ROLES[_check_word(tuple(_ROLES), word, "role")]
 
 
 def ordered_role_from(word: str) -> InstanceRole | None:
@@ -110,11 +107,11 @@ def ordered_role_from(word: str) -> InstanceRole | None:
     Raises:
         IndexRefusal: the word is not a role.
     """
-    return None if word == ANNOUNCED else role_from(word)
+    return None if word == ANNOUNCED else _word(_ROLES, word, "role")
 
 
 def _engine(message: pb.Engine) -> Engine:
-    return Engine(InstanceId(message.instance), message.url, role_from(message.role), message.model)
+    return Engine(InstanceId(message.instance), message.url, _word(_ROLES, message.role, "role"), message.model)
 
 
 def batch_message(sequence: int, announcements: Iterable[Announcement], *, reset: bool = False) -> pb.Batch:
@@ -157,7 +154,7 @@ def _holding_message(holding: Holding) -> pb.Holding:
 
 
 def _holding(message: pb.Holding) -> Holding:
-    return Holding(message.layout, message.group, _TIERS[_check_word(tuple(_TIERS), message.tier, "tier")])
+    return Holding(message.layout, message.group, _word(_TIERS, message.tier, "tier"))
 
 
 def announcements_from(batch: pb.Batch) -> list[Announcement]:
@@ -237,7 +234,7 @@ def tiers_from(names: Iterable[str]) -> frozenset[Tier]:
     Raises:
         IndexRefusal: there is no such tier.
     """
-    return frozenset(_TIERS[_check_word(tuple(_TIERS), name, "tier")] for name in names) or POOL_TIERS
+    return frozenset(_word(_TIERS, name, "tier") for name in names) or POOL_TIERS
 
 
 def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int, BlockHash], ...]:
@@ -247,7 +244,6 @@ def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int
 def answer_message(answer: MatchResult) -> pb.MatchResponse:
     return pb.MatchResponse(
         nodes=[pb.NodeMatch(**node._asdict()) for node in answer.nodes],
-        clusters=[pb.ClusterMatch(**cluster._asdict()) for cluster in answer.clusters],
         odd_lengths=answer.odd_lengths,
     )
 
@@ -268,18 +264,13 @@ def prefix_from(message: pb.Prefix) -> Prefix:
     return prefix
 
 
-_ORDERS: dict[str, PoolOrder] = {order: order for order in get_args(PoolOrder)}
-
-
 def pool_order_from(word: str) -> PoolOrder:
     """Decode a pool order.
 
     Raises:
         IndexRefusal: there is no such order.
     """
-    if word not in _ORDERS:
-        raise IndexRefusal("protocol", f"order: {word!r} is not one of {', '.join(_ORDERS)}")
-    return _ORDERS[word]
+    return _word(_ORDERS, word, "order")
 
 
 def command_message(command: AgentCommand) -> pb.Command:
@@ -306,7 +297,7 @@ def command_from(message: pb.Command) -> AgentCommand | None:
             return CopyCommand(TransferId(copy.transfer_id), copy.grant, checked, copy.priority)
         case "pool" if message.pool.order in _ORDERS:
             order = message.pool
-            return PoolCommand(TransferId(order.command_id), BlockHash(order.end_hash), _ORDERS[order.order])
+            return PoolCommand(TransferId(order.command_id), BlockHash(order.end_hash), pool_order_from(order.order))
         case "probe":
             return ProbeCommand(TransferId(message.probe.transfer_id), message.probe.grant)
     return None
@@ -316,13 +307,7 @@ def copy_end_message(end: CopyEnd) -> pb.ReportCommandsRequest.End:
     return pb.ReportCommandsRequest.End(**vars(end))
 
 
-_OUTCOMES: dict[str, CopyOutcome] = {
-    "completed": "completed",
-    **{reason: reason for reason in get_args(FailureReason)},
-}
-
-
 def copy_end_from(message: pb.ReportCommandsRequest.End) -> CopyEnd:
     """Decode the end of a command. An unknown failure of a newer agent counts as `protocol`."""
-    outcome = _OUTCOMES.get(message.outcome, "protocol")
+    outcome: CopyOutcome = next((word for word in _OUTCOMES if word == message.outcome), "protocol")
     return CopyEnd(TransferId(message.transfer_id), outcome, message.message, message.moved_bytes, message.held_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
 from prfaas.rpc.tasks import cancel_tasks
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, Shard
-from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, POLL_SECONDS, until
 from tools.free_ports import free_address
 
 SECRET = bytes(range(32))
@@ -155,6 +155,17 @@ class Deployment:
         return Reporter(
             targets, node=node, secret=SECRET, figures=(lambda: figures) if isinstance(figures, Figures) else figures
         )
+
+    async def node(self, name: str, *managers: Manager, holds: Sequence[PoolEvent] = (), **fields: Any) -> Reporter:
+        """Start a node's reporter, and return it once a manager has registered the node and knows what it `holds`."""
+        reporter = self.reporter(name, *managers, **fields)
+        self.run(reporter)
+        reporter.publish(holds)
+        await until(lambda: reporter.status.manager is not None, what=name)
+        await until(
+            lambda: not holds or 0 < reporter.status.sequence == reporter.status.acknowledged, what="its blocks"
+        )
+        return reporter
 
     def run(self, reporter: Reporter) -> asyncio.Task[None]:
         task = asyncio.create_task(reporter.run())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from prfaas.hashing import HashChain, root_hash
@@ -77,11 +76,12 @@ def serves(group: KVGroup, blocks: set[int], exact: set[int], length: int) -> bo
     )
 
 
-def usable_by_brute_force(nodes: list[Node], chain: HashChain, limit: int) -> int:
-    """The longest prefix that these nodes serve together, blocks of all of them taken as one."""
-    ranks = nodes[0].layouts
-    groups = ranks[0].groups
-    parts = [(groups[index], *_held_by_any(nodes, rank, index, chain)) for rank, index in _parts(ranks)]
+def usable_by_brute_force(node: Node, chain: HashChain, limit: int) -> int:
+    """The longest prefix that all groups of all ranks of a node serve."""
+    groups = node.layouts[0].groups
+    parts = [
+        (group, *tokens_held(node, rank, index, chain)) for rank in node.layouts for index, group in enumerate(groups)
+    ]
     parts.sort(key=lambda part: not part[0].is_state)  # The groups that fail soonest come first.
     has_state = any(group.is_state for group in groups)
     for length in range(limit, 0, -1):
@@ -90,16 +90,6 @@ def usable_by_brute_force(nodes: list[Node], chain: HashChain, limit: int) -> in
         if all(serves(group, blocks, exact, length) for group, blocks, exact in parts):
             return length
     return 0
-
-
-def _parts(ranks: list[Layout]) -> Iterator[tuple[int, int]]:
-    """(rank, group) of everything that must serve a length."""
-    return itertools.product(range(len(ranks)), range(len(ranks[0].groups)))
-
-
-def _held_by_any(nodes: list[Node], rank: int, index: int, chain: HashChain) -> tuple[set[int], set[int]]:
-    held = [tokens_held(node, node.layouts[rank], index, chain) for node in nodes]
-    return set().union(*(blocks for blocks, _ in held)), set().union(*(exact for _, exact in held))
 
 
 class World:

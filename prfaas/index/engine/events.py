@@ -1,8 +1,7 @@
-"""vLLM's KV cache events, decoded: batches of stored, removed and cleared blocks, in either encoding.
+"""vLLM's KV cache events, decoded: batches of stored, removed and cleared blocks.
 
-A batch is a msgpack array (time, events, data-parallel rank). An event is a map with its class name under "type". Engines
-from before June 2026 send an array instead: the class name, then the fields in the order below. Unknown fields and events
-are ignored.
+A batch is a msgpack array (time, events, data-parallel rank). An event is a map with its class name under "type".
+Unknown fields and events are ignored.
 """
 
 from __future__ import annotations
@@ -18,11 +17,6 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.units import split_address
 
 EngineHash = int | bytes  # vLLM's own hash of at least 64 bits: opaque, and equal in every KV group.
-_STORED_FIELDS = (
-    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
-    *("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
-)
-_REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
 _GPU = "GPU"
 
 
@@ -77,18 +71,10 @@ def decode_batch(payload: bytes) -> list[EngineEvent]:
     """
     try:
         batch = msgpack.unpackb(payload, strict_map_key=False)
-        found = [_event(*_named(item)) for item in batch[1]]
+        found = [_event(event["type"], event) for event in batch[1]]
     except (msgpack.UnpackException, ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
         raise RemoteProtocolError("malformed", f"a batch of KV events cannot be read: {error!r}") from error
     return [event for event in found if event is not None]
-
-
-def _named(item: Any) -> tuple[str, dict[str, Any]]:
-    """Return an event's name and its fields by name."""
-    if isinstance(item, dict):
-        return item["type"], item
-    names: Sequence[str] = {"BlockStored": _STORED_FIELDS, "BlockRemoved": _REMOVED_FIELDS}.get(item[0], ())
-    return item[0], dict(zip(names, item[1:], strict=False))
 
 
 def _event(name: str, fields: dict[str, Any]) -> EngineEvent | None:

@@ -282,7 +282,7 @@ class Index:
     # Queries
 
     def match(self, query: Query, *, tiers: frozenset[Tier] = POOL_TIERS) -> MatchResult:
-        """Return the part of a prompt that each live node and cluster can serve.
+        """Return the part of a prompt that each live node can serve.
 
         Raises:
             IndexRefusal: no node has registered the model, or the query's hashes are malformed.

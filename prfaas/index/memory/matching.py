@@ -1,20 +1,18 @@
-"""Matching: from held bits to a result. Shards are joined, KV groups combined, nodes and clusters ranked."""
+"""Matching: from held bits to a result. Shards are joined, KV groups combined, nodes ranked."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from operator import and_, or_
-from typing import TypeVar
+from operator import and_
 
-from prfaas.index.query import ClusterMatch, MatchResult, NodeMatch
+from prfaas.index.query import MatchResult, NodeMatch
 from prfaas.kv.layout import Layout
 from prfaas.kv.match import HeldBlocks, MatchRules, PrefixMatch, match_prefix
 from prfaas.types import AgentName, ClusterName
 
-Match = TypeVar("Match", NodeMatch, ClusterMatch)
-_Ranked = tuple[int, int, Match]  # Usable and attention tokens, negated so that the best match sorts first.
+_Ranked = tuple[int, int, NodeMatch]  # Usable and attention tokens, negated so that the best match sorts first.
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +116,8 @@ class MatchEvidence:
             self.add(engine, place, sum(1 << positions[length] for length in ends))
 
     def result(self, odd_lengths: Iterable[int]) -> MatchResult:
-        """Return nodes and clusters, best first, and the `odd_lengths` that would beat every node."""
-        nodes: list[_Ranked[NodeMatch]] = []
-        clusters: list[_Ranked[ClusterMatch]] = []
-        by_shape: dict[EngineShape, list[list[int]]] = {}
-        last: dict[EngineShape, PrefixMatch] = {}
+        """Return nodes, best first, and the `odd_lengths` that would beat every node."""
+        nodes: list[_Ranked] = []
         known: dict[tuple[object, ...], PrefixMatch] = {}  # Many nodes hold the same blocks of a prompt.
         for engine, found in self._found.items():
             shape = engine.shape
@@ -131,18 +126,10 @@ class MatchEvidence:
             if match is None:
                 match = known[key] = match_prefix(shape.rules, shape.held(found, self._ends), self._limit_tokens)
             nodes.append((-match[0], -match[1], _new(NodeMatch, (engine.node, shape.cluster, *match))))
-            by_shape.setdefault(shape, []).append(found)
-            last[shape] = match
-        for shape, places in by_shape.items():
-            match = last[shape]
-            if len(places) > 1:
-                held = _union([shape.held(found, self._ends) for found in places])
-                match = match_prefix(shape.rules, held, self._limit_tokens)
-            clusters.append((-match[0], -match[1], _new(ClusterMatch, (shape.cluster, *match))))
         ranked = _best_of_each(nodes)
         best = ranked[0].usable_tokens if ranked else 0
         longer = tuple([length for length in odd_lengths if length > best])
-        return MatchResult(tuple(ranked), tuple(_best_of_each(clusters)), longer)
+        return MatchResult(tuple(ranked), longer)
 
 
 def _ones(bits: int) -> Iterator[int]:
@@ -153,14 +140,8 @@ def _ones(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def _union(places: Sequence[HeldBlocks]) -> HeldBlocks:
-    blocks = [functools.reduce(or_, bits) for bits in zip(*(place.blocks for place in places), strict=True)]
-    exact = [functools.reduce(or_, bits) for bits in zip(*(place.exact for place in places), strict=True)]
-    return HeldBlocks(tuple(blocks), tuple(exact), places[0].ends)
-
-
-def _best_of_each(rows: list[_Ranked[Match]]) -> list[Match]:
-    """Return useful matches, best first, then by name. Of a node or cluster with two shapes only the better one."""
+def _best_of_each(rows: list[_Ranked]) -> list[NodeMatch]:
+    """Return useful matches, best first, then by name. Of a node with two shapes only the better one."""
     rows.sort()
     useful = [row[2] for row in rows if row[0] or row[1]]
     best = {match[0]: match for match in reversed(useful)}

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prfaas import logs, metrics, tracing
 from prfaas.errors import ConfigError, FencedError, IndexRefusal
 from prfaas.index.membership import Node
-from prfaas.manager.api.service import UNREADABLE, QueryHandler, Service
+from prfaas.manager.api.service import UNREADABLE, Service
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.operations.commands import CommandSource
 from prfaas.manager.operations.operations import Operations, check_is_no_node
@@ -72,7 +72,6 @@ class GrpcServer:
         self._service = service
         self._world = world
         self._replication = replication
-        self._queries = QueryHandler(service)
         self._command_sources = command_sources
         self._operations = operations
         self._proxy: TlsProxy | None = None
@@ -140,12 +139,13 @@ class GrpcServer:
             await self._proxy.close()
 
     def _methods(self) -> dict[str, Callable[..., Any]]:
+        service = self._service
         return {
             "Register": self._unary("Register", self._register),
             "Heartbeat": self._unary("Heartbeat", self._heartbeat),
             "ReportLinks": self._unary("ReportLinks", self._report_links),
-            "Match": self._unary("Match", self._queries.match),
-            "Route": self._unary("Route", self._queries.route),
+            "Match": self._unary("Match", service.match),
+            "Route": self._unary("Route", service.route),
             "ReportTransfer": self._unary("ReportTransfer", self._report_transfer),
             "ReportRequests": self._unary("ReportRequests", self._report_requests),
             "ReportCommands": self._unary("ReportCommands", self._report_commands),
@@ -294,7 +294,7 @@ class GrpcServer:
                 await context.write(reply)
 
         try:
-            await self._queries.each(questions, who, write)
+            await self._service.each(questions, who, write)
         except IndexRefusal as error:
             await _abort(context, "Ask", error)
 

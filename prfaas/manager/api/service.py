@@ -17,9 +17,14 @@ from prfaas.rpc.tasks import TimeSlice
 from prfaas.rpc.translate import answer_message, query_from, tiers_from
 from prfaas.types import AgentName
 
+UNREADABLE = "the message cannot be decoded"
+
+log = logs.get("manager.grpc")
+Write = Callable[[pb.Reply], Awaitable[None]]
+
 
 class Service:
-    """Answers from memory. Opens no sockets and never waits."""
+    """Answers from memory. Opens no sockets. `who` is the caller's proven name."""
 
     def __init__(
         self,
@@ -37,7 +42,7 @@ class Service:
         self.outcomes = OutcomeLog(clock)
         self._note = note
 
-    def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
+    async def match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
         """Return how much of a prompt is cached on each node.
 
         Raises:
@@ -48,7 +53,7 @@ class Service:
         self._note(query, answer)
         return answer_message(answer)
 
-    def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
+    async def route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:
         """Return where a request runs.
 
         Raises:
@@ -58,66 +63,6 @@ class Service:
         # The router repeats the call with the hashes at these lengths.
         if request.checkpoints or not response.odd_lengths:
             metrics.MANAGER_DECISIONS.labels(route=response.route, reason=response.reason).inc()
-        return response
-
-    def report_requests(self, request: pb.ReportRequestsRequest) -> None:
-        """Record the outcomes of requests, once."""
-        if self.outcomes.is_repeated(request.reporter, request.number):
-            return
-        for report in request.requests:
-            self.outcomes.note(report)
-            recorded = self.routing.decisions.get(report.decision_id)
-            if recorded is not None:
-                self.routing.ppd_table.note(recorded, report)
-
-    def report_transfer(self, request: pb.ReportTransferRequest) -> None:
-        """Compare the predictions of decisions with what engines found, and record the times of transfers.
-
-        Raises:
-            IndexRefusal: the node has not registered.
-        """
-        cluster = self._world.cluster_of(AgentName(request.node))
-        for timing in request.timings:
-            self.outcomes.note_timing(timing)
-        for promise in request.promises:
-            found = min(promise.found_tokens, promise.predicted_tokens)
-            metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="found").inc(found)
-            missing = promise.predicted_tokens - found
-            metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="missing").inc(missing)
-            metrics.MANAGER_PROMISES.labels(cluster=cluster, outcome="broken" if missing else "kept").inc()
-
-    def state(self, *, index_stale: bool) -> pb.StateSnapshot:
-        """Return the state from which routers decide short prompts."""
-        return pb.StateSnapshot(
-            version=self._world.version,
-            manager=self._name,
-            nodes=[self._world.node_state(member) for member in self._world.live()],
-            threshold_tokens=self.routing.threshold_tokens,
-            local_policy=self.routing.policy.local_policy,
-            without_prefill=self.routing.policy.without_prefill,
-            index_stale=index_stale,
-            settling=self._world.is_settling,
-            resting_instances=sorted(self._world.resting),
-        )
-
-
-UNREADABLE = "the message cannot be decoded"
-
-log = logs.get("manager.grpc")
-Write = Callable[[pb.Reply], Awaitable[None]]
-
-
-class QueryHandler:
-    """Answers Match and Route from memory."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def match(self, request: pb.MatchRequest, who: str) -> pb.MatchResponse:
-        return self._service.match(request)
-
-    async def route(self, request: pb.RouteRequest, who: str) -> pb.RouteResponse:
-        response = self._service.route(request)
         tracing.current().note(route=response.route, reason=response.reason, cached_tokens=response.cached_tokens)
         return response
 
@@ -159,6 +104,46 @@ class QueryHandler:
             return pb.Reply(id=question.id, refusal=pb.Refusal(reason=FAILED, message=type(error).__name__))
         metrics.MANAGER_CALL_SECONDS.labels(call=call).observe(time.perf_counter() - started)
         return reply
+
+    def report_requests(self, request: pb.ReportRequestsRequest) -> None:
+        """Record the outcomes of requests, once."""
+        if self.outcomes.is_repeated(request.reporter, request.number):
+            return
+        for report in request.requests:
+            self.outcomes.note(report)
+            recorded = self.routing.decisions.get(report.decision_id)
+            if recorded is not None:
+                self.routing.ppd_table.note(recorded, report)
+
+    def report_transfer(self, request: pb.ReportTransferRequest) -> None:
+        """Compare the predictions of decisions with what engines found, and record the times of transfers.
+
+        Raises:
+            IndexRefusal: the node has not registered.
+        """
+        cluster = self._world.cluster_of(AgentName(request.node))
+        for timing in request.timings:
+            self.outcomes.note_timing(timing)
+        for promise in request.promises:
+            found = min(promise.found_tokens, promise.predicted_tokens)
+            metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="found").inc(found)
+            missing = promise.predicted_tokens - found
+            metrics.MANAGER_PREDICTED_TOKENS.labels(cluster=cluster, kind="missing").inc(missing)
+            metrics.MANAGER_PROMISES.labels(cluster=cluster, outcome="broken" if missing else "kept").inc()
+
+    def state(self, *, index_stale: bool) -> pb.StateSnapshot:
+        """Return the state from which routers decide short prompts."""
+        return pb.StateSnapshot(
+            version=self._world.version,
+            manager=self._name,
+            nodes=[self._world.node_state(member) for member in self._world.live()],
+            threshold_tokens=self.routing.threshold_tokens,
+            local_policy=self.routing.config.local_policy,
+            without_prefill=self.routing.config.without_prefill,
+            index_stale=index_stale,
+            settling=self._world.is_settling,
+            resting_instances=sorted(self._world.resting),
+        )
 
 
 def _join(replies: list[pb.Reply]) -> pb.Reply:

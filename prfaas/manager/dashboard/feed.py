@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from prfaas import metrics
 from prfaas.manager.dashboard.overview import Overview, decision_counts
 from prfaas.manager.routing.outcomes import outcome_counts, ttft_totals
 
@@ -154,8 +153,6 @@ def _role_changes(before: Sample, now: Sample) -> Iterator[Change]:
 
 TICK_SECONDS = 0.5  # Agents report changes as often, so a page shows them within two seconds.
 TICKS_A_SAMPLE = 2
-
-
 MAX_WATCHERS = 64  # Each watcher is a connection, with a document of tens of KB twice a second.
 
 
@@ -190,12 +187,12 @@ class Feed:
         """Add a watcher, and return False if there are too many. `leave` removes it."""
         if self._num_watchers >= MAX_WATCHERS:
             return False
-        self._count(1)
+        self._num_watchers += 1
         return True
 
     def leave(self) -> None:
         """Remove a watcher."""
-        self._count(-1)
+        self._num_watchers -= 1
 
     async def close(self) -> None:
         """End all event streams."""
@@ -209,10 +206,6 @@ class Feed:
         yield self._now()
         while await self._ticks():
             yield self._event
-
-    def _count(self, change: int) -> None:
-        self._num_watchers += change
-        metrics.DASHBOARD_WATCHERS.set(self._num_watchers)
 
     async def _ticks(self) -> bool:
         """Wait for the next tick, and return False if there is none."""

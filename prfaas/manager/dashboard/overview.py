@@ -70,7 +70,7 @@ class Overview:
             "version": self.world.version,
             "is_settling": self.world.is_settling,
             "is_stale": self.is_stale(),
-            "local_policy": self.routing.policy.local_policy,
+            "local_policy": self.routing.config.local_policy,
             "threshold_tokens": self.routing.threshold_tokens,
             "can_plan": self.can_plan,
         }

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import mimetypes
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from prfaas import metrics
 from prfaas.errors import ConfigError
 from prfaas.manager.dashboard.feed import MAX_WATCHERS, Feed
+
+if TYPE_CHECKING:
+    from prfaas.manager.planning.planner import Planner
 
 # The browser contacts this server only, whatever the data contains.
 HEADERS = {
@@ -30,17 +31,6 @@ _WRITE_SECONDS = 5.0  # Limit for one event to a browser that has stopped readin
 
 
 @dataclass(frozen=True)
-class Solver:
-    """Functions that answer what-if questions.
-
-    `prepared` reads the present; the function that it returns may run in a thread.
-    """
-
-    form: Callable[[], dict[str, Any]]
-    prepared: Callable[[], Callable[[Mapping[str, Any]], dict[str, Any]]]
-
-
-@dataclass(frozen=True)
 class _File:
     content_type: str
     body: bytes
@@ -49,10 +39,10 @@ class _File:
 class DashboardPages:
     """Routes under /dashboard/."""
 
-    def __init__(self, feed: Feed, solver: Solver | None) -> None:
-        """`solver` is None if the manager has no deployment to solve."""
+    def __init__(self, feed: Feed, planner: Planner | None) -> None:
+        """`planner` answers what-if questions; it is None if the manager has no deployment to solve."""
         self._feed = feed
-        self._solver = solver
+        self._planner = planner
         self._solving = asyncio.Lock()
         self._files = _read_files()
 
@@ -81,13 +71,13 @@ class DashboardPages:
         return web.Response(body=found.body, headers={"Content-Type": found.content_type} | HEADERS)
 
     async def _form(self, request: web.Request) -> web.Response:
-        if self._solver is None:
+        if self._planner is None:
             return _refusal(404, "the manager has no `deployment` to solve")
-        return web.json_response(self._solver.form())
+        return web.json_response(self._planner.form())
 
     async def _what_if(self, request: web.Request) -> web.Response:
         """Solve one question at a time, since a question may take a core for seconds."""
-        if self._solver is None:
+        if self._planner is None:
             return _refusal(404, "the manager has no `deployment` to solve")
         if request.content_type != "application/json":
             return _refusal(415, "the question is JSON")
@@ -99,7 +89,7 @@ class DashboardPages:
             if self._solving.locked():
                 return _refusal(503, "another question is being solved")
             async with self._solving:
-                return web.json_response(await asyncio.to_thread(self._solver.prepared(), question))
+                return web.json_response(await asyncio.to_thread(self._planner.prepared(), question))
         except TimeoutError:
             return _refusal(408, "the question did not arrive in time")
         except (ConfigError, ValueError, ArithmeticError, web.RequestPayloadError) as error:
@@ -107,7 +97,6 @@ class DashboardPages:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if not self._feed.enter():
-            metrics.DASHBOARD_REFUSALS.inc()
             return _refusal(503, f"{MAX_WATCHERS} pages watch this manager already")
         try:
             return await self._watched(request)

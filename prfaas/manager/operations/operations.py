@@ -174,10 +174,10 @@ class Operations:
         with self._operators.act(who, "set_role", target=request.node, role=request.role) as found:
             role = ordered_role_from(request.role)
             seconds = request.timeout_seconds
-            changes = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
-            found["num_requests_left"] = sum(change.num_requests_left for change in changes)
-            found["num_engines_unknown"] = sum(change.is_load_unknown for change in changes)
-        return pb.SetRoleResponse(changes=[pb.SetRoleResponse.Change(**vars(change)) for change in changes])
+            response = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
+            found["num_requests_left"] = sum(change.num_requests_left for change in response.changes)
+            found["num_engines_unknown"] = sum(change.is_load_unknown for change in response.changes)
+        return response
 
 
 def check_is_no_node(world: World, who: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from prfaas.errors import IndexRefusal
 from prfaas.index.membership import Member
@@ -18,18 +17,8 @@ from prfaas.manager.state.quiescence import (
     unreported_instances,
 )
 from prfaas.manager.state.world import World, role_record
-from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
-
-
-@dataclass(frozen=True)
-class RoleChangeResult:
-    """Change of one instance. `num_requests_left` were running when it took the role, as far as its agent reported."""
-
-    instance: InstanceId
-    before: InstanceRole
-    after: InstanceRole
-    num_requests_left: int
-    is_load_unknown: bool
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import AgentName, ClusterName, InstanceRole
 
 
 class RoleOrders:
@@ -43,7 +32,7 @@ class RoleOrders:
         self._is_automatic, self._clock = is_automatic, clock
         self._one_at_a_time = asyncio.Lock()
 
-    async def carry_out(self, name: AgentName, role: InstanceRole | None, *, seconds: float) -> list[RoleChangeResult]:
+    async def carry_out(self, name: AgentName, role: InstanceRole | None, *, seconds: float) -> pb.SetRoleResponse:
         """Change the role of a node's instances and return what changed. Running requests have `seconds` to end.
 
         A role of None restores the role that each instance announces.
@@ -62,16 +51,17 @@ class RoleOrders:
             self._world.order_role(name, role)
             await writer.append(role_record(name, role))
         left, unknown = requests_by_instance(idle), unreported_instances(idle)
-        return [
-            RoleChangeResult(
-                engine.instance,
-                engine.role,
-                new_role,
-                left.get(engine.instance, 0),
+        changes = [
+            pb.SetRoleResponse.Change(
+                instance=engine.instance,
+                before=engine.role,
+                after=new_role,
+                num_requests_left=left.get(engine.instance, 0),
                 is_load_unknown=engine.instance in unknown,
             )
             for engine, new_role in zip(before.node.engines, after, strict=True)
         ]
+        return pb.SetRoleResponse(changes=changes)
 
     async def _drain(self, member: Member, seconds: float) -> Member:
         name, cluster = member.node.name, member.node.cluster

@@ -21,10 +21,10 @@ from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.link_probes import REPEAT_SECONDS as PROBE_REPEAT_SECONDS
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.planning.role_changes import MIN_GAIN_RATIO, RoleAssignment, RoleChanges
+from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
 from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.state.traffic import Traffic, likely_output_tokens
-from prfaas.manager.state.world import OFFLOAD_NOTHING, Advice, ClusterSupply, ThresholdPlan, World
+from prfaas.manager.state.world import OFFLOAD_NOTHING, ClusterSupply, ThresholdPlan, World
 from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
@@ -184,7 +184,7 @@ class Planner:
         deployment, (workload, source) = self._now(inputs), self._traffic_now()
         arrivals = self._traffic.per_second(self._clock())
         try:
-            plan, best, undivided = await asyncio.to_thread(_solved, deployment, workload)
+            plan, best = await asyncio.to_thread(_solved, deployment, workload)
             ttft = mean_ttft_seconds(plan, deployment, workload, arrivals)
             self._max_batches = {pd.name: decode_capacity(pd, deployment, workload).max_batch for pd in deployment.pd}
         except (ConfigError, ValueError, ArithmeticError) as error:
@@ -210,8 +210,6 @@ class Planner:
             draining=roles.draining,
             arrivals_per_second=arrivals,
             ttft_seconds=ttft,
-            undivided_requests_per_second=undivided.system_throughput,
-            advice=_advice(plan, best, undivided, gain=MIN_GAIN_RATIO),
         )
         self._adopt()
 
@@ -275,7 +273,6 @@ class Planner:
             threshold_tokens=plan.threshold_tokens,
             requests_per_second=round(plan.requests_per_second, 3),
             limit=plan.limit,
-            advice=plan.advice,
         )
 
 
@@ -290,20 +287,10 @@ def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
     )
 
 
-def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan, Plan]:
-    """Return the best plan with the present split, with the best split, and if every instance had both roles."""
-    free = [replace(cluster, num_prefill=None) for cluster in deployment.pd]
-    undivided = [replace(cluster, shared_instances=cluster.num_instances) for cluster in free]
-    splits = (deployment.pd, tuple(free), tuple(undivided))
-    now, best, none = (best_plan(replace(deployment, pd=pd), workload, method="exact") for pd in splits)
-    return now, best, none
-
-
-def _advice(now: Plan, best: Plan, undivided: Plan, *, gain: float) -> Advice:
-    """Return the recommended change. A small cluster has few splits, and even the best may leave much of it idle."""
-    if undivided.system_throughput > (1 + gain) * best.system_throughput:
-        return "do_not_disaggregate"
-    return "other_split" if best.system_throughput > (1 + gain) * now.system_throughput else "keep"
+def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan]:
+    """Return the best plan with the present split, and with the best split."""
+    free = replace(deployment, pd=tuple([replace(cluster, num_prefill=None) for cluster in deployment.pd]))
+    return best_plan(deployment, workload, method="exact"), best_plan(free, workload, method="exact")
 
 
 def _threshold(plan: Plan, *, has_prfaas: bool) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from prfaas import logs, metrics
 from prfaas.index.membership import Member
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.state.quiescence import SETTLE_SECONDS, RoleChangeProgress, RoleChangeState, requests_by_instance
+from prfaas.manager.state.quiescence import RoleChangeProgress, RoleChangeState, requests_by_instance
 from prfaas.manager.state.world import ThresholdPlan, World
 from prfaas.scheduler.roles import ClusterRoles, Role, RoleRules, RoleWishes, Stage, step
 from prfaas.types import ClusterName, InstanceId
@@ -69,8 +69,7 @@ class RoleChanges:
         if self._change is not None:
             self._change.withdraw()
         self._draining = draining
-        seconds = max(ROLE_DRAIN_SECONDS, SETTLE_SECONDS)
-        self._change = RoleChangeProgress(timeout_seconds=seconds, now=now) if draining else None
+        self._change = RoleChangeProgress(timeout_seconds=ROLE_DRAIN_SECONDS, now=now) if draining else None
 
     def _drained(self, plan: ThresholdPlan, change: RoleChangeProgress, now: float) -> RoleAssignment | None:
         """Return the roles once the draining instances are idle, unregistered, or out of time."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from prfaas import logs, metrics
+from prfaas import logs
 from prfaas.errors import FencedError, RecordUnreachable
 from prfaas.index.store.redis_store import RedisStore, StreamEntry, WriterLease
 from prfaas.manager.state.world import World, forgotten_record, is_block_record
@@ -240,12 +240,7 @@ class ClusterWriter:
 
     async def _write_snapshot(self, lease: WriterLease, *, chunks: AsyncIterator[bytes]) -> None:
         covers, self._bytes_since_snapshot, self._snapshot_bytes = self._last_id, 0, 0
-        try:
-            await self._store.write_snapshot(lease, covers=covers, chunks=chunks, renewed=lambda: self._lease)
-        except (RecordUnreachable, FencedError):
-            metrics.MANAGER_SNAPSHOTS.labels(outcome="failed").inc()
-            raise
-        metrics.MANAGER_SNAPSHOTS.labels(outcome="completed").inc()
+        await self._store.write_snapshot(lease, covers=covers, chunks=chunks, renewed=lambda: self._lease)
 
     async def _chunks(self, *, is_record_complete: bool) -> AsyncIterator[bytes]:
         """Yield memory's records.

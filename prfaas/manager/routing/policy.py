@@ -1,25 +1,23 @@
-"""Policy settings of a manager with their files read, and the PPD table that recent requests refresh."""
+"""Files of a manager's policy, and the PPD table that recent requests refresh."""
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prfaas import logs
 from prfaas.errors import ConfigError
-from prfaas.manager.config import ManagerConfig
 from prfaas.manager.routing.decision_log import RecordedDecision
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.pd_prefill import later_turn
 from prfaas.scheduler.ppd import FAILED_SECONDS, PpdRefresh, PpdTable, ServedTurn, read_measured, to_measured
-from prfaas.scheduler.snapshot import LocalPolicy, WithoutPrefill
 
 REFRESH_SECONDS = 5.0
+WINDOW_SECONDS = 600.0  # Turns of so long refresh the table.
 _WAS_LOCAL = {"ppd_table_local": True, "ppd_table_pd": False}  # Keyed by the reason of the decision.
 MAX_SECONDS = 3600.0
 
@@ -27,10 +25,10 @@ MAX_SECONDS = 3600.0
 class LivePpdTable:
     """PPD table that recent turns refresh. Without a table it stays empty."""
 
-    def __init__(self, table: PpdTable | None, *, window_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, table: PpdTable | None, *, clock: Callable[[], float]) -> None:
         """`clock` is monotonic."""
         self._clock = clock
-        self._refresh = PpdRefresh(table, window_seconds=window_seconds) if table and window_seconds else None
+        self._refresh = PpdRefresh(table, window_seconds=WINDOW_SECONDS) if table else None
         self._current = table
         self._due = 0.0
 
@@ -78,38 +76,14 @@ MAX_RATES = 256  # The least recently used rate goes first.
 _log = logs.get("manager.policy")
 
 
-@dataclass(frozen=True)
-class PolicySettings:
-    """Fields of a scheduler snapshot that the settings determine."""
-
-    local_policy: LocalPolicy
-    non_cached_tokens: int
-    ppd_table: PpdTable | None
-    endpoint_picker: str
-    local_turns_ratio: float
-    without_prefill: WithoutPrefill
-
-
-def read_policy(config: ManagerConfig) -> PolicySettings:
-    """Read the policy and its files.
+def read_endpoint_picker(path: Path | None) -> str:
+    """Return the text of an EndpointPickerConfig after loading it; empty without a file. Ignored parts are logged.
 
     Raises:
-        ConfigError: a file cannot be used.
+        ConfigError: the file cannot be used.
     """
-    table = None if config.ppd_table is None else _read_table(config.ppd_table)
-    picker = "" if config.endpoint_picker is None else _read_picker(config.endpoint_picker)
-    return PolicySettings(
-        config.local_policy,
-        config.non_cached_tokens,
-        table,
-        picker,
-        config.local_turns_ratio,
-        config.without_prefill,
-    )
-
-
-def _read_picker(path: Path) -> str:
-    """Return the text of an EndpointPickerConfig after loading it. Parts without effect are logged."""
+    if path is None:
+        return ""
     try:
         text = path.read_text()
     except OSError as error:
@@ -119,7 +93,14 @@ def _read_picker(path: Path) -> str:
     return text
 
 
-def _read_table(path: Path) -> PpdTable:
+def read_ppd_table(path: Path | None) -> PpdTable | None:
+    """Return the table of a file, or None without a file.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    if path is None:
+        return None
     try:
         return read_measured(json.loads(path.read_text()))
     except (OSError, ValueError) as error:

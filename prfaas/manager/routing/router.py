@@ -12,7 +12,7 @@ from prfaas.index.query import MatchResult, Query
 from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.decision_log import DecisionLog, RecordedDecision
-from prfaas.manager.routing.policy import LivePpdTable, RequestRates, read_policy
+from prfaas.manager.routing.policy import LivePpdTable, RequestRates, read_endpoint_picker, read_ppd_table
 from prfaas.manager.state.instances import InstancePlace, Instances, Places
 from prfaas.manager.state.sessions import SESSION_SECONDS, Session, Sessions
 from prfaas.manager.state.traffic import MIN_WINDOW_SECONDS, RequestSample, Traffic
@@ -24,7 +24,6 @@ from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, ClusterName, InstanceId, TransferId
 
-PPD_WINDOW_SECONDS = 600.0  # Turns of so long refresh the PPD table.
 _WARNING_SECONDS = 300.0  # Shortest time between two warnings about one model.
 _SEED_BYTES = 4  # Leading bytes of the request id.
 _log = logs.get("manager.routing")
@@ -45,15 +44,15 @@ class RequestRouter:
         note: Callable[[Query, MatchResult], None] = lambda query, answer: None,
     ) -> None:
         """`clock` is monotonic; `wall_clock` is Unix time, for grants. `note` receives every index query and answer."""
-        self._config = config
+        self.config = config
         self._world = world
         self._paths = paths
         self.path_cost: Callable[[ClusterName, float], PathCost | None] = lambda destination, capacity: None
         self._grant_key = grants.derive_key(secret, "grant")
         self._clock = clock
         self._wall_clock = wall_clock
-        self.policy = read_policy(config)
-        self.ppd_table = LivePpdTable(self.policy.ppd_table, window_seconds=PPD_WINDOW_SECONDS, clock=clock)
+        self._endpoint_picker = read_endpoint_picker(config.endpoint_picker)
+        self.ppd_table = LivePpdTable(read_ppd_table(config.ppd_table), clock=clock)
         self._rates = RequestRates()
         self.traffic = Traffic(window_seconds=max(config.plan_seconds, MIN_WINDOW_SECONDS))
         self._instances = Instances(world, clock=clock)
@@ -71,7 +70,7 @@ class RequestRouter:
     def threshold_tokens(self) -> int:
         """Return the plan's threshold, or the configured one while there is no plan."""
         plan = self._world.plan
-        return self._config.threshold_tokens if plan is None else plan.threshold_tokens
+        return self.config.threshold_tokens if plan is None else plan.threshold_tokens
 
     def route(self, request: pb.RouteRequest) -> pb.RouteResponse:
         """Return where a request runs, with the grant for its transfer.
@@ -114,7 +113,7 @@ class RequestRouter:
     def _snapshot(self, request: pb.RouteRequest, places: Places) -> Snapshot:
         """Return the deployment as the scheduler sees it."""
         instances = self._instances.states(places, cluster=request.cluster, in_flight=request.in_flight)
-        always_abundant = self._config.bandwidth == "abundant"
+        always_abundant = self.config.bandwidth == "abundant"
         states = self._paths.states(
             (instance.cluster for instance in instances),
             threshold_tokens=self.threshold_tokens,
@@ -126,14 +125,14 @@ class RequestRouter:
             instances,
             self._paths.down,
             paths=states,
-            local_policy=self.policy.local_policy,
-            non_cached_tokens=self.policy.non_cached_tokens,
+            local_policy=self.config.local_policy,
+            non_cached_tokens=self.config.non_cached_tokens,
             ppd_table=self.ppd_table.current(),
-            endpoint_picker=self.policy.endpoint_picker,
-            local_turns_ratio=self.policy.local_turns_ratio,
-            without_prefill=self.policy.without_prefill,
+            endpoint_picker=self._endpoint_picker,
+            local_turns_ratio=self.config.local_turns_ratio,
+            without_prefill=self.config.without_prefill,
             requests_per_second=self._rates.per_second(request.cluster, request.model, self._clock()),
-            fetch_tokens=0 if self._config.bandwidth == "scarce" else self._config.fetch_tokens,
+            fetch_tokens=0 if self.config.bandwidth == "scarce" else self.config.fetch_tokens,
         )
 
     def _match(self, request: pb.RouteRequest, now: float) -> MatchResult | None:
@@ -239,7 +238,7 @@ class RequestRouter:
             destination_address=decode.member.node.wire_address,
             prompt_hash=BlockHash(request.prompt_hash),
             num_tokens=request.num_prompt_tokens - 1,
-            max_bytes=self._config.max_transfer_bytes,
+            max_bytes=self.config.max_transfer_bytes,
             tenant=request.tenant,
             expires_at=self._wall_clock() + GRANT_SECONDS,
         )

@@ -29,8 +29,6 @@ from prfaas.rpc.translate import (
 from prfaas.scheduler.roles import Role
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
-# Recommendation of a plan: nothing, change roles to `best_splits`, or give every instance both roles.
-Advice = Literal["keep", "other_split", "do_not_disaggregate"]
 OFFLOAD_NOTHING = (1 << 31) - 1  # Threshold of a plan under which every prompt stays local.
 BatchOutcome = Literal["applied", "known", "gap"]
 _ANNOUNCEMENTS_PER_RECORD = 512  # At most 300 KB of full segments.
@@ -69,8 +67,6 @@ class ThresholdPlan:
     )  # Instances without new work, and their next role.
     arrivals_per_second: float = 0.0  # Measured; 0 while unknown.
     ttft_seconds: float | None = None  # Mean at these arrivals with queueing; None if unknown or unbounded.
-    undivided_requests_per_second: float = 0.0  # Sustained if every PD instance had both roles without interference.
-    advice: Advice = "keep"
 
     def to_json(self) -> bytes:
         """Return the inverse of `from_json`."""
@@ -90,7 +86,8 @@ class ThresholdPlan:
                 for name in ("splits", "best_splits")
             }
             read["supplies"] = {cluster: ClusterSupply(**rates) for cluster, rates in fields["supplies"].items()}
-            return ThresholdPlan(**{**fields, **read})
+            known = ThresholdPlan.__dataclass_fields__.keys()  # Another version of this program may write more.
+            return ThresholdPlan(**{name: value for name, value in (fields | read).items() if name in known})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a plan: {error}") from error
 
@@ -239,7 +236,6 @@ class World:
             except IndexRefusal as error:
                 metrics.MANAGER_REFUSALS.labels(call="ReportEvents", reason=error.reason).inc()
         self._sequences[name] = batch.sequence
-        metrics.MANAGER_EVENTS.inc(len(announcements))
 
     def differs(self, name: AgentName, digests: dict[Holding, Digest]) -> bool:
         """Return whether the index and the node's own digests disagree."""

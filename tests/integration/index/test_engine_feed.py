@@ -128,14 +128,6 @@ async def test_earlier_events_are_replayed_and_new_events_followed(followed: Fol
     await followed.until_blocks(0)
 
 
-async def test_blocks_of_an_adapter_are_not_announced(followed: Followed) -> None:
-    engine = followed.engine()
-    engine.grow(2)
-    engine.grow(1, extra=("adapter",))
-    engine.grow(2)
-    await followed.until_blocks(2)
-
-
 async def test_a_restarted_engine_replaces_its_former_blocks(followed: Followed) -> None:
     first = followed.engine()
     first.grow(9)
@@ -176,13 +168,6 @@ async def test_lost_batches_void_the_known_blocks(followed: Followed) -> None:
     engine.num_blocks = 0
     engine.grow(3)
     await followed.until_blocks(3)
-
-
-async def test_a_stopped_engine_loses_its_blocks(followed: Followed) -> None:
-    followed.engine().grow(5)
-    await followed.until_blocks(5)
-    followed.layouts = []
-    await followed.until_blocks(0)
 
 
 async def test_malformed_batches_are_counted_and_the_feed_goes_on(followed: Followed) -> None:

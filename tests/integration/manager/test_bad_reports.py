@@ -12,19 +12,17 @@ from prometheus_client import REGISTRY
 from prfaas.errors import IndexRefusal
 from prfaas.index.inventory import Inventory
 from prfaas.index.membership import Node
-from prfaas.index.segments import Announcement, Checkpoint, Holding, Segment
+from prfaas.index.segments import Announcement, Holding, Segment
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import batch_message, digest_messages, node_message
-from prfaas.types import AgentName, BlockHash, ClusterName
+from prfaas.types import AgentName, ClusterName
 from tests.support.deployment import (
     SECRET,
     Deployment,
     chain_of,
     hybrid_layout,
-    match_request,
-    removed,
     stored,
 )
 from tests.support.waiting import PATIENCE_SECONDS
@@ -33,8 +31,6 @@ LAYOUT = hybrid_layout()
 CHAIN = chain_of(640)
 NODE = AgentName("n1")
 EPOCH = 7
-ATTENTION, LINEAR = Holding(LAYOUT.fingerprint, 0, "memory"), Holding(LAYOUT.fingerprint, 1, "memory")
-HEAD, TAIL = CHAIN.at(16), CHAIN.at(16)[:8]
 
 
 class Speaker:
@@ -101,14 +97,6 @@ def resyncs(reason: str) -> float:
     return REGISTRY.get_sample_value("prfaas_manager_full_announcements_total", {"reason": reason}) or 0.0
 
 
-async def test_repeated_batch_is_applied_once(speaker: Speaker) -> None:
-    inventory = Inventory()
-    came, went = told(inventory, 320), inventory.apply(removed(LAYOUT, CHAIN, 320))
-    for sequence, announced in ((1, came), (2, went), (1, came), (2, went), (1, came)):
-        assert (await speaker.batch(sequence, announced)).acknowledged == sequence
-    assert speaker.is_known_as(inventory)
-
-
 async def test_batches_after_a_gap_wait_for_a_full_announcement(speaker: Speaker) -> None:
     inventory, before = Inventory(), resyncs("gap")
     first, later = told(inventory, 160), told(inventory, 320)
@@ -122,37 +110,19 @@ async def test_batches_after_a_gap_wait_for_a_full_announcement(speaker: Speaker
     assert speaker.is_known_as(inventory)
 
 
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [
-        (Segment(Holding(bytes(16), 0, "memory"), HEAD, TAIL, 1, True), "unknown_layout"),
-        (Segment(ATTENTION, HEAD, TAIL, 1, True, ((ATTENTION, 1),)), "wrong_block_size"),
-        (Checkpoint(ATTENTION, CHAIN.at(32), CHAIN.at(16), 32, True), "wrong_block_size"),
-        (Segment(ATTENTION, HEAD, bytes(8), 1, True), "alien_hash"),
-        (Checkpoint(LINEAR, BlockHash(b"short"), CHAIN.at(32), 33, True), "alien_hash"),
-        (Segment(ATTENTION, HEAD, TAIL, 2, True), "malformed"),
-    ],
-)
-async def test_impossible_announcement_is_skipped(speaker: Speaker, bad: Announcement, reason: str) -> None:
-    inventory, before = Inventory(), refused(reason)
+async def test_impossible_announcement_is_skipped(speaker: Speaker) -> None:
+    inventory, before = Inventory(), refused("malformed")
+    bad = Segment(Holding(LAYOUT.fingerprint, 0, "memory"), CHAIN.at(16), CHAIN.at(16)[:8], 2, True)
     good = told(inventory, 320)
     assert (await speaker.batch(1, [good[0], bad, *good[1:]])).acknowledged == 1
-    assert refused(reason) == before + 1
+    assert refused("malformed") == before + 1
     assert speaker.is_known_as(inventory)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pb.Change(),
-        pb.Change(segment=pb.Segment(holding=3, head=HEAD, tails=TAIL, bitmap=1)),
-        pb.Change(segment=pb.Segment(head=HEAD, tails=TAIL, bitmap=1, states=[pb.States(holding=3, bitmap=1)])),
-    ],
-)
-async def test_malformed_batch_ends_the_stream(speaker: Speaker, changes: pb.Change) -> None:
+async def test_malformed_batch_ends_the_stream(speaker: Speaker) -> None:
     inventory, before = Inventory(), refused("malformed")
     good = batch_message(1, told(inventory, 320))
-    spoilt = pb.Batch(sequence=1, holdings=good.holdings, changes=[*good.changes, changes])
+    spoilt = pb.Batch(sequence=1, holdings=good.holdings, changes=[*good.changes, pb.Change()])
     with pytest.raises(IndexRefusal) as refusal:
         await speaker.say(pb.ReportEventsRequest(batch=spoilt))
     assert (refusal.value.reason, refused("malformed")) == ("malformed", before + 1)
@@ -174,26 +144,9 @@ async def test_wrong_digests_request_a_full_announcement(speaker: Speaker) -> No
     assert speaker.is_known_as(inventory)
 
 
-async def test_older_epoch_of_a_node_is_refused(speaker: Speaker) -> None:
-    before = refused("stale_epoch")
-    with pytest.raises(IndexRefusal) as refusal:
-        await speaker.greet(epoch=EPOCH - 1)
-    assert (refusal.value.reason, refused("stale_epoch")) == ("stale_epoch", before + 1)
-
-
 async def test_stream_without_hello_is_refused(speaker: Speaker) -> None:
     speaker.begin()
     with pytest.raises(IndexRefusal) as refusal:
         await speaker.batch(1, told(Inventory(), 320))
     assert refusal.value.reason == "unknown_node"
     assert speaker.is_known_as(Inventory())
-
-
-async def test_malformed_queries_are_refused_and_counted(speaker: Speaker) -> None:
-    cut_short = match_request(CHAIN)
-    cut_short.units = cut_short.units[:-1]
-    for request, reason in ((match_request(CHAIN, model="unheard-of"), "unknown_model"), (cut_short, "alien_hash")):
-        before = refused(reason, call="Match")
-        with pytest.raises(IndexRefusal) as refusal:
-            await speaker.channel.call("Match", request, timeout_seconds=PATIENCE_SECONDS)
-        assert (refusal.value.reason, refused(reason, call="Match")) == (reason, before + 1)

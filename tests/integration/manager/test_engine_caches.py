@@ -82,10 +82,3 @@ async def test_device_blocks_count_for_their_tier_and_leave_with_the_engine(
     assert await site.usable(CHAIN) == {}
     await asyncio.to_thread(site.hands.pop("n1").close)
     await until_gpu_tokens(site, {})
-
-
-async def test_unknown_tier_is_refused(site: AgentDeployment) -> None:
-    request = match_request(CHAIN, model=MODEL)
-    request.tiers.append("tape")
-    with pytest.raises(IndexRefusal, match="tape"):
-        await site.client.match(request)

@@ -43,10 +43,7 @@ def file(tmp_path: Path) -> Path:
 async def _node(deployment: Deployment, name: str, *managers: Manager, figures: Figures | None = None) -> Reporter:
     """p…: of the PrfaaS cluster; i…: a PD-P instance; d…: a decode instance."""
     kind = {"p": ("prfaas", "prfaas", "prefill"), "i": ("pd", "pd", "prefill"), "d": ("pd", "pd", "decode")}[name[0]]
-    reporter = deployment.reporter(name, *managers, cluster=kind[0], kind=kind[1], role=kind[2], figures=figures)  # type: ignore[arg-type]
-    deployment.run(reporter)
-    await until(lambda: reporter.status.manager, what=name)
-    return reporter
+    return await deployment.node(name, *managers, cluster=kind[0], kind=kind[1], role=kind[2], figures=figures)
 
 
 async def _planned(manager: Manager, *, after: int = 0) -> ThresholdPlan:
@@ -97,19 +94,6 @@ async def test_threshold_falls_with_more_remote_prefill(deployment: Deployment, 
     assert two.threshold_tokens < single.threshold_tokens < OFFLOAD_NOTHING
 
 
-async def test_plan_advises_against_a_bad_split(deployment: Deployment, file: Path) -> None:
-    manager = await deployment.start_manager(deployment=file)
-    for name in ("i1", "d1"):
-        await _node(deployment, name, manager)
-    two = await _settled(manager, {"pd": (1.0, 1.0)}, 0)
-    assert two.advice == "do_not_disaggregate", "one and a half of the two would prefill"
-    assert two.undivided_requests_per_second > 1.5 * two.best_requests_per_second
-    for name in ("d2", "i3"):
-        await _node(deployment, name, manager)
-    four = await _settled(manager, {"pd": (2.0, 2.0)}, 0)
-    assert (four.advice, four.best_splits) == ("other_split", {"pd": (3.0, 1.0)})
-
-
 async def test_measured_rate_replaces_that_of_the_file(deployment: Deployment, file: Path) -> None:
     manager = await deployment.start_manager(deployment=file)
     slow = Figures(links=(replace(LINK, capacity_bytes_per_second=20e6),))
@@ -151,36 +135,8 @@ async def test_lower_bound_of_a_probe_is_named_as_such(deployment: Deployment, f
     await until(lambda: _links_of(manager) == expected, what="a plan that says so")
 
 
-@pytest.mark.soak
-async def test_forgotten_rate_stays_in_the_plan_for_a_while(deployment: Deployment, file: Path) -> None:
-    manager = await deployment.start_manager(deployment=file, plan_seconds=1.0)
-    links = [replace(LINK, capacity_bytes_per_second=20e6)]
-    deployment.run(
-        deployment.reporter("p1", manager, cluster="prfaas", kind="prfaas", figures=lambda: Figures(tuple(links)))
-    )
-    for name in ("d1", "i1"):
-        await _node(deployment, name, manager)
-    await until(lambda: _links_of(manager).startswith("measured: prfaas to pd"), what="a plan with the rate")
-    links[0] = replace(LINK, capacity_bytes_per_second=0.0)
-    await until(lambda: not manager.paths.views()[0].capacity_bytes_per_second, what="that it is not known")
-    assert manager.world.plan is not None
-    after = manager.world.plan.version + 3  # Plans are at least a second apart.
-    await until(lambda: manager.world.plan is not None and manager.world.plan.version >= after, what="three plans")
-    assert _links_of(manager).startswith("measured: prfaas to pd")
-
-
 def _links_of(manager: Manager) -> str:
     return manager.world.plan.inputs["links"] if manager.world.plan else ""
-
-
-async def test_second_manager_reads_the_plan_from_the_record(deployment: Deployment, file: Path) -> None:
-    await deployment.start_redis()
-    first = await deployment.start_manager(deployment=file, name="m1")
-    for name in ("p1", "i1", "d1"):
-        await _node(deployment, name, first)
-    plan = await _settled(first, {"pd": (1.0, 1.0)}, 1)
-    second = await deployment.start_manager(deployment=file, name="m2")
-    await until(lambda: second.routing.threshold_tokens == plan.threshold_tokens, what="the plan")
 
 
 async def test_recorded_plan_needs_a_deployment(deployment: Deployment, file: Path) -> None:

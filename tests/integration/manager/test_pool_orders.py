@@ -105,7 +105,7 @@ async def test_only_operators_give_orders_and_malformed_ones_are_refused(site: A
     await site.node("a")
     with pytest.raises(IndexRefusal, match="is not an operator"):
         await _order(site, "pin", _prefix(1), who="router")
-    with pytest.raises(IndexRefusal, match="order: 'polish'"):
+    with pytest.raises(IndexRefusal, match="order 'polish'"):
         await _order(site, "polish", _prefix(1))
     with pytest.raises(IndexRefusal, match="end_hash: 3 bytes"):
         await _order(site, "pin", Prefix("tiny", b"", 0, _prefix(1).end_hash[:3]))  # type: ignore[arg-type]

@@ -32,8 +32,7 @@ LAYOUT = hybrid_layout()
 
 async def test_simultaneous_queries_get_their_own_answers(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
+    reporter = await deployment.node("n1", manager)
     client = deployment.client(manager)
     reporter.publish(stored(LAYOUT, chain_of(641), 640))
     await until_usable(client, chain_of(641), {"n1": 640})
@@ -49,9 +48,7 @@ async def test_simultaneous_queries_get_their_own_answers(deployment: Deployment
 
 async def test_queries_of_one_message_are_answered_together(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(641), 640))
+    await deployment.node("n1", manager, holds=stored(LAYOUT, chain_of(641), 640))
     await until_usable(deployment.client(manager), chain_of(641), {"n1": 640})
     channel = Channel(manager.address, name="router", secret=SECRET)
 

@@ -15,7 +15,6 @@ from aiohttp.test_utils import TestServer
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain
 from prfaas.index.query import Query
-from prfaas.manager.operations.rebalancer import INTAKE_RATIO
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.rebalance import RebalanceLimits
 from tests.support.agent_deployment import AgentDeployment, running_agents
@@ -98,41 +97,6 @@ async def test_only_the_hot_prefix_spreads(deployment: Deployment, tmp_path: Pat
             assert _holders(site, chain) == {"n0"}
         for name in _holders(site, HOT):
             assert await asyncio.to_thread(site.hands[name].holds, prefix_of(HOT, LENGTH))
-
-
-@pytest.mark.soak
-async def test_new_node_receives_one_copy_at_a_time_within_its_budget(deployment: Deployment, tmp_path: Path) -> None:
-    intake = 4.0 * PREFIX_BYTES
-    async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=intake / INTAKE_RATIO) as site:
-        chains = [HOT, *RARE[:3]]
-        await site.node("old")
-        for chain in chains:
-            await asyncio.to_thread(site.hands["old"].leave, prefix_of(chain, LENGTH))
-        await _until_held_by(site, chains[-1], 1)
-        async with _asking(site, dict(zip((1, 2, 3, 4), chains, strict=True))) as asking:
-            await until(lambda: asking.num_rounds > 200, what="all of them to be hot")
-            joined = time.monotonic()
-            await site.node("fresh")
-            most_at_once, num_received = 0, 0
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while num_received < len(chains):
-                    most_at_once = max(most_at_once, len(list(site.manager.copies.orders())))
-                    received = await asyncio.to_thread(_received, site, "fresh")
-                    num_received = len(received)
-                    assert sum(received) <= intake * (time.monotonic() - joined)
-                    await asyncio.sleep(0.02)
-        assert most_at_once <= 1, "each may be over before anybody looks"
-
-
-@pytest.mark.soak
-async def test_without_a_budget_nothing_is_copied(deployment: Deployment, tmp_path: Path) -> None:
-    async with running_agents(deployment, tmp_path, rebalance_bytes_per_second=0.0) as site:
-        await site.node("a")
-        await site.node("b")
-        await asyncio.to_thread(site.hands["a"].leave, prefix_of(HOT, LENGTH))
-        async with _asking(site, {1: HOT}) as asking:
-            await until(lambda: asking.num_rounds > 200, what="many questions")
-        assert _holders(site, HOT) == {"a"}
 
 
 async def test_draining_node_copies_hot_prefixes_and_gets_no_requests(site: AgentDeployment) -> None:

@@ -76,10 +76,7 @@ async def relay(redis: EmbeddedRedis) -> AsyncIterator[Relay]:
 
 async def test_record_catches_up_once_a_full_redis_has_room(deployment: Deployment, redis: EmbeddedRedis) -> None:
     manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 160))
-    await until(lambda: reporter.status.acknowledged >= 1)
+    reporter = await deployment.node("n1", manager, holds=stored(LAYOUT, chain_of(640), 160))
     store = RedisStore(redis.url)
     await store._client.config_set("maxmemory", 1)
     reporter.publish(stored(LAYOUT, chain_of(640), 320))
@@ -97,9 +94,7 @@ async def test_writer_without_redis_keeps_answering_and_loses_nothing(
 ) -> None:
     cut_off = await deployment.start_manager(redis_url=relay.url, lease_seconds=1.0)  # Redis ends this lease soon.
     connected = await deployment.start_manager()
-    reporter = deployment.reporter("n1", cut_off, connected)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 160))
+    reporter = await deployment.node("n1", cut_off, connected, holds=stored(LAYOUT, chain_of(640), 160))
     await until_usable(deployment.client(connected), chain_of(640), {"n1": 160})
     await relay.cut()
     reporter.publish(stored(LAYOUT, chain_of(640), 320))
@@ -110,9 +105,7 @@ async def test_writer_without_redis_keeps_answering_and_loses_nothing(
         while await store.writer(ClusterName("east")) is not None:  # noqa: ASYNC110 - Redis ends the lease
             await asyncio.sleep(0.02)
     await store.close()
-    newcomer = deployment.reporter("n2", connected)
-    deployment.run(newcomer)
-    newcomer.publish(stored(LAYOUT, chain_of(640), 480))
+    await deployment.node("n2", connected, holds=stored(LAYOUT, chain_of(640), 480))
     await until(lambda: connected.replication.num_written == 1, what="the other side's writer")
     await relay.mend()
     await until(lambda: cut_off.replication.num_written == 0, what="the cut-off writer's giving way")

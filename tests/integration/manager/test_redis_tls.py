@@ -86,9 +86,7 @@ async def test_managers_share_a_record_over_mutual_tls(door: TlsProxy, deploymen
     """The managers are made after the door, and so end before it."""
     url = _url(door, Authority(tmp_path).issue("manager"))
     writer, follower = [await deployment.start_manager(name=name, redis_url=url) for name in ("one", "two")]
-    reporter = deployment.reporter("n1", writer)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(160), 160))
+    await deployment.node("n1", writer, holds=stored(LAYOUT, chain_of(160), 160))
     await until_usable(deployment.client(follower), chain_of(161), {"n1": 160})
 
 

@@ -22,7 +22,6 @@ from tests.support.deployment import (
     Deployment,
     chain_of,
     hybrid_layout,
-    match_request,
     removed,
     stored,
     until_usable,
@@ -36,8 +35,7 @@ SHORT_EXPIRY_SECONDS = 1.0
 
 async def test_stored_blocks_are_matched_and_removed_ones_are_not(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
+    reporter = await deployment.node("n1", manager)
     chain = chain_of(640)
     reporter.publish(stored(LAYOUT, chain, 320))
     await until(lambda: reporter.status.acknowledged >= 1)
@@ -48,59 +46,9 @@ async def test_stored_blocks_are_matched_and_removed_ones_are_not(deployment: De
     assert await usable(client, chain) == {"n1": 0}, "the state at 320 lacks an attention block below it"
 
 
-async def test_state_at_an_odd_length_needs_the_hinted_checkpoint(
-    deployment: Deployment,
-) -> None:
-    manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
-    first_turn = chain_of(327)
-    reporter.publish([*stored(LAYOUT, first_turn, 327), *stored(LAYOUT, chain_of(336), 336, state=False)])
-    await until(lambda: reporter.status.acknowledged >= 1)
-    second_turn = chain_of(500)
-    client = deployment.client(manager)
-    response = await client.match(match_request(second_turn))
-    assert list(response.odd_lengths) == [327]
-    assert await usable(client, second_turn, stated=(327,)) == {"n1": 327}
-
-
-async def test_other_salts_and_models_never_match(deployment: Deployment) -> None:
-    manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(320), 320))
-    await until(lambda: reporter.status.acknowledged >= 1)
-    client = deployment.client(manager)
-    assert await usable(client, chain_of(640, salt=b"other tenant")) == {}
-    with pytest.raises(IndexRefusal, match="unheard-of") as refusal:
-        await client.match(match_request(chain_of(640), model="unheard-of"))
-    assert refusal.value.reason == "unknown_model"
-    request = match_request(chain_of(640), model=MODEL)
-    request.units = request.units[:-1]
-    with pytest.raises(IndexRefusal) as alien:
-        await client.match(request)
-    assert alien.value.reason == "alien_hash"
-
-
-async def test_restarted_node_starts_empty(deployment: Deployment) -> None:
-    manager = await deployment.start_manager()
-    first = deployment.reporter("n1", manager)
-    running = deployment.run(first)
-    first.publish(stored(LAYOUT, chain_of(320), 320))
-    await until(lambda: first.status.acknowledged >= 1)
-    await deployment.end(running)
-    second = deployment.reporter("n1", manager)
-    deployment.run(second)
-    await until(lambda: second.status.manager is not None)
-    assert await usable(deployment.client(manager), chain_of(640)) == {}
-
-
 async def test_lost_block_is_found_by_the_digest(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(320), 320))
-    await until(lambda: reporter.status.acknowledged >= 1)
+    reporter = await deployment.node("n1", manager, holds=stored(LAYOUT, chain_of(320), 320))
     manager.world.index.reset(next(iter(manager.world.membership)).node.name)
     await until(lambda: reporter.status.num_full_announcements >= 1, what="the announcement of everything")
     client = deployment.client(manager)
@@ -136,9 +84,7 @@ async def test_node_with_an_older_epoch_registers_after_the_expiry(deployment: D
 
 async def test_node_may_not_report_for_another(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
-    await until(lambda: reporter.status.manager is not None)
+    await deployment.node("n1", manager)
     thief = Channel(manager.address, name="n2", secret=SECRET)
     request = pb.HeartbeatRequest(node="n1", epoch=1)
     with pytest.raises(IndexRefusal) as refusal:
@@ -166,8 +112,7 @@ async def test_watchers_see_nodes_join_and_leave(deployment: Deployment) -> None
 
 async def test_missing_tokens_are_counted_by_cluster(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager, cluster="honest")
-    deployment.run(reporter)
+    reporter = await deployment.node("n1", manager, cluster="honest")
     reporter.note_promise(predicted_tokens=320, found_tokens=320)
     reporter.note_promise(predicted_tokens=320, found_tokens=160)
     await until(lambda: _counted("prfaas_manager_promises_total", outcome="broken") == 1)
@@ -195,8 +140,7 @@ async def test_invalid_figure_ends_the_session_only(deployment: Deployment) -> N
 
 async def test_events_continue_after_an_invalid_one(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
+    reporter = await deployment.node("n1", manager)
     chain = chain_of(320)
     reporter.publish(stored(LAYOUT, chain, 320))
     await until(lambda: reporter.status.acknowledged >= 1)

@@ -25,8 +25,7 @@ async def node(
     deployment: Deployment, manager: Manager, name: str, role: InstanceRole, *, kind: ClusterKind = "pd"
 ) -> None:
     cluster = "east" if kind == "prfaas" else "west"
-    deployment.run(deployment.reporter(name, manager, cluster=cluster, kind=kind, role=role))
-    await until(lambda: f"{name}-engine" in roles(manager), what=name)
+    await deployment.node(name, manager, cluster=cluster, kind=kind, role=role)
 
 
 async def order(
@@ -98,36 +97,18 @@ async def test_routers_of_other_managers_send_no_requests_either(deployment: Dep
     await until(lambda: not second.world.draining, what="the end of an order whose manager has ended")
 
 
-@pytest.mark.parametrize(
-    ("name", "role", "message"),
-    [
+async def test_order_that_would_break_a_cluster_is_refused(deployment: Deployment) -> None:
+    manager = await deployment.start_manager()
+    await node(deployment, manager, "n1", "both")
+    await node(deployment, manager, "e1", "prefill", kind="prfaas")
+    for name, role, message in (
         ("n1", "prefill", "no instance of west would decode"),
         ("e1", "decode", "all instances prefill"),
         ("n1", "leader", "role"),
         ("nobody", "decode", "unknown or silent"),
-    ],
-)
-async def test_order_that_would_break_a_cluster_is_refused(
-    deployment: Deployment, name: str, role: str, message: str
-) -> None:
-    manager = await deployment.start_manager()
-    await node(deployment, manager, "n1", "both")
-    await node(deployment, manager, "e1", "prefill", kind="prfaas")
-    before = num_actions("failed")
-    with pytest.raises(IndexRefusal, match=message):
-        await order(deployment, manager, name, role)
-    assert num_actions("failed") == before + 1
+    ):
+        before = num_actions("failed")
+        with pytest.raises(IndexRefusal, match=message):
+            await order(deployment, manager, name, role)
+        assert num_actions("failed") == before + 1
     assert roles(manager) == {"n1-engine": "both", "e1-engine": "prefill"}
-
-
-@pytest.mark.parametrize("who", ["router", "n2"])
-async def test_only_operators_change_roles(deployment: Deployment, who: str, caplog: pytest.LogCaptureFixture) -> None:
-    manager = await deployment.start_manager()
-    for name in ("n1", "n2"):
-        await node(deployment, manager, name, "both")
-    before = num_actions("refused")
-    with caplog.at_level("INFO"), pytest.raises(IndexRefusal, match="operators"):
-        await order(deployment, manager, "n1", "prefill", who=who)
-    assert num_actions("refused") == before + 1
-    assert f"admin.action_ended who={who} action=set_role target=n1 outcome=refused role=prefill" in caplog.text
-    assert roles(manager)["n1-engine"] == "both"

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas import grants, metrics
 from prfaas.errors import IndexRefusal
@@ -36,12 +37,8 @@ def route_request(chain: HashChain, **fields: object) -> pb.RouteRequest:
 
 async def two_clusters(deployment: Deployment, manager: Manager, *, figures: Figures | None = None) -> ManagerClient:
     """A PrfaaS node "prefill" and a PD node "decode", both known to the manager."""
-    prefill = deployment.reporter("prefill", manager, cluster="prfaas", kind="prfaas", role="prefill", figures=figures)
-    decode = deployment.reporter("decode", manager, cluster="pd")
-    deployment.run(prefill)
-    deployment.run(decode)
-    await until(lambda: prefill.status.manager and decode.status.manager, what="both nodes")
-    deployment.reporters = {"prefill": prefill, "decode": decode}
+    await deployment.node("prefill", manager, cluster="prfaas", kind="prfaas", role="prefill", figures=figures)
+    deployment.reporters["decode"] = await deployment.node("decode", manager, cluster="pd")
     return deployment.client(manager)
 
 
@@ -118,20 +115,24 @@ async def test_link_that_is_down_is_not_used(deployment: Deployment, is_down: bo
 
 async def test_unknown_model_is_refused(deployment: Deployment) -> None:
     client = await two_clusters(deployment, await deployment.start_manager(threshold_tokens=500))
+    before = _num_unknown_models()
     with pytest.raises(IndexRefusal) as unknown:
         await client.route(route_request(chain_of(1000), model="unheard-of"))
-    assert unknown.value.reason == "unknown_model"
+    assert (unknown.value.reason, _num_unknown_models()) == ("unknown_model", before + 1)
     with pytest.raises(IndexRefusal) as nobody:
         await client.route(route_request(chain_of(1000), excluded_instances=["decode-engine"]))
     assert nobody.value.reason == "no_route"
 
 
+def _num_unknown_models() -> float:
+    labels = {"call": "Route", "reason": "unknown_model"}
+    return REGISTRY.get_sample_value("prfaas_manager_refusals_total", labels) or 0.0
+
+
 async def test_session_returns_to_its_node(deployment: Deployment) -> None:
     manager = await deployment.start_manager(threshold_tokens=5000)
     client = await two_clusters(deployment, manager)
-    second_node = deployment.reporter("another", manager, cluster="pd")
-    deployment.run(second_node)
-    await until(lambda: second_node.status.manager)
+    await deployment.node("another", manager, cluster="pd")
     first = await client.route(route_request(chain_of(100), session="s", excluded_instances=["another-engine"]))
     assert first.decode.node == "decode"
     second = await client.route(route_request(chain_of(200), session="s"))

@@ -31,10 +31,7 @@ async def replicated(tmp_path: Path) -> AsyncIterator[ReplicatedRedis]:
 
 async def test_record_survives_a_failover(deployment: Deployment, replicated: ReplicatedRedis) -> None:
     manager = await deployment.start_manager(redis_url=replicated.url)
-    reporter = deployment.reporter("n1", manager)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 160))
-    await until(lambda: reporter.status.acknowledged >= 1)
+    reporter = await deployment.node("n1", manager, holds=stored(LAYOUT, chain_of(640), 160))
     replicated.master.kill()
     await until_usable(deployment.client(manager), chain_of(640), {"n1": 160})
     reporter.publish(stored(LAYOUT, chain_of(640), 320))

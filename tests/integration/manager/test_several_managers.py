@@ -9,7 +9,7 @@ import pytest
 from prfaas.errors import FencedError
 from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, StreamEntry
 from prfaas.manager.record.cluster_writer import RELOAD
-from prfaas.types import AgentName, ClusterName
+from prfaas.types import ClusterName
 from tests.integration.manager.test_routing import route_request
 from tests.support.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -18,34 +18,19 @@ LAYOUT = hybrid_layout()
 EAST = ClusterName("east")
 
 
-async def test_every_manager_answers_with_reports_to_one(deployment: Deployment) -> None:
-    await deployment.start_redis()
-    first, second = await deployment.start_manager(), await deployment.start_manager()
-    reporter = deployment.reporter("n1", first)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 320))
-    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
-    assert second.world.index.digests(AgentName("n1")) == first.world.index.digests(AgentName("n1"))
-
-
 async def test_agent_is_redirected_to_the_writer(deployment: Deployment) -> None:
     await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
-    first_reporter = deployment.reporter("n1", first)
-    deployment.run(first_reporter)
+    first_reporter = await deployment.node("n1", first)
     await until(lambda: first_reporter.status.manager == first.address)
-    second_reporter = deployment.reporter("n2", second)
-    deployment.run(second_reporter)
+    second_reporter = await deployment.node("n2", second)
     await until(lambda: second_reporter.status.manager == first.address, what="the redirect")
 
 
 async def test_second_manager_takes_over_with_the_record(deployment: Deployment) -> None:
     await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
-    reporter = deployment.reporter("n1", first, second)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 320))
-    await until(lambda: reporter.status.acknowledged >= 1)
+    reporter = await deployment.node("n1", first, second, holds=stored(LAYOUT, chain_of(640), 320))
     await deployment.stop_manager(first)
     await until(lambda: reporter.status.manager == second.address, what="the move to the other manager")
     await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
@@ -54,24 +39,10 @@ async def test_second_manager_takes_over_with_the_record(deployment: Deployment)
     await until_usable(deployment.client(second), chain_of(641), {"n1": 640})
 
 
-async def test_late_manager_reads_the_record(deployment: Deployment) -> None:
-    await deployment.start_redis()
-    first = await deployment.start_manager()
-    reporter = deployment.reporter("n1", first)
-    deployment.run(reporter)
-    for length in range(16, 321, 16):
-        reporter.publish(stored(LAYOUT, chain_of(640), length))
-    await until(lambda: reporter.status.sequence and reporter.status.acknowledged == reporter.status.sequence)
-    late = await deployment.start_manager()
-    await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
-
-
 async def test_answers_continue_while_redis_is_dead(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
-    reporter = deployment.reporter("n1", first)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 160))
+    reporter = await deployment.node("n1", first, holds=stored(LAYOUT, chain_of(640), 160))
     await until_usable(deployment.client(second), chain_of(640), {"n1": 160})
     killed = redis.pid
     kill(killed)
@@ -87,9 +58,7 @@ async def test_answers_continue_while_redis_is_dead(deployment: Deployment) -> N
 async def test_empty_redis_is_filled_from_memory(deployment: Deployment) -> None:
     redis = await deployment.start_redis()
     first, second = await deployment.start_manager(), await deployment.start_manager()
-    reporter = deployment.reporter("n1", first)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 320))
+    reporter = await deployment.node("n1", first, holds=stored(LAYOUT, chain_of(640), 320))
     await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
     store = RedisStore(redis.url)
     await store._client.flushall()
@@ -145,10 +114,7 @@ async def test_next_writer_ends_a_break_in_the_record(deployment: Deployment) ->
     await end_lease(store)
     await store.close()
     first = await deployment.start_manager()
-    reporter = deployment.reporter("n1", first)
-    deployment.run(reporter)
-    reporter.publish(stored(LAYOUT, chain_of(640), 320))
-    await until(lambda: reporter.status.acknowledged >= 1)
+    await deployment.node("n1", first, holds=stored(LAYOUT, chain_of(640), 320))
     second = await deployment.start_manager()
     await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
 
@@ -166,9 +132,7 @@ async def test_managers_of_one_redis_may_have_different_policies(deployment: Dep
         for x in (0.0, 1.0)
     ]
     deployment.run(deployment.reporter("p", managers[0], role="prefill"))
-    decode = deployment.reporter("d", managers[0], role="decode")
-    deployment.run(decode)
-    decode.publish(stored(LAYOUT, chain_of(640), 640))
+    await deployment.node("d", managers[0], role="decode", holds=stored(LAYOUT, chain_of(640), 640))
     for manager, reason in zip(managers, ("static_pd", "static_local"), strict=True):
         await until(lambda manager=manager: len(manager.world.live()) == 2)  # type: ignore[misc]
         client = deployment.client(manager, deadline_seconds=PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""Random lives of an engine's cache, told in either encoding with batches lost, against what the engine really holds."""
+"""Random lives of an engine's cache, told with batches lost, against what the engine really holds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Engine:
         return self._event("BlockRemoved", {"block_hashes": [gone.encode()], "medium": "GPU", "group_idx": which})
 
     def _event(self, kind: str, fields: dict[str, Any]) -> Any:
-        return {"type": kind, **fields} if self.random.random() < 0.5 else [kind, *fields.values()]
+        return {"type": kind, **fields}
 
     def usable(self, prompt: tuple[int, ...], salt: str) -> int:
         """The longest prefix that all groups hold, by looking at every length."""

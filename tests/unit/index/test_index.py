@@ -92,32 +92,6 @@ def test_a_block_counts_only_when_all_its_shards_are_there() -> None:
     assert usable(index, query()) == [(160, 160, "blocks")]
 
 
-def test_nodes_of_one_cluster_add_up() -> None:
-    index = index_of(DENSE, *blocks(DENSE, range(160)))
-    second, inventory = AgentName("n2"), Inventory()
-    inventory.add_layout(DENSE)
-    inventory.apply(blocks(DENSE, range(160)))
-    later = inventory.apply(blocks(DENSE, range(160, 320)))
-    index.register(second, cluster=EAST, epoch=1, layouts=[DENSE])
-    index.apply(second, later)
-    answer = index.match(query())
-    assert [(match.node, match.usable_tokens) for match in answer.nodes] == [(NODE, 160)]
-    assert [(match.cluster, match.usable_tokens) for match in answer.clusters] == [(EAST, 320)]
-
-
-def test_blocks_of_different_engine_shapes_do_not_add_up() -> None:
-    halves = layouts("m", group("full_attention", 16), size=2)
-    index, both = index_of(DENSE, *blocks(DENSE, range(160))), AgentName("n2")
-    inventory = Inventory()
-    for layout in halves:
-        inventory.add_layout(layout)
-    told = [announcement for layout in halves for announcement in inventory.apply(blocks(layout, range(320)))]
-    gone = [BlockRemoved(layout.fingerprint, 0, LONG.at(end)) for layout in halves for end in range(16, 161, 16)]
-    index.register(both, cluster=EAST, epoch=1, layouts=halves)
-    index.apply(both, [*told, *inventory.apply(gone)])
-    assert [(match.cluster, match.usable_tokens) for match in index.match(query()).clusters] == [(EAST, 160)]
-
-
 def test_a_new_epoch_voids_all_holdings_and_a_sweep_frees_them() -> None:
     index = index_of(HYBRID, *blocks(HYBRID, range(1600)), *state(HYBRID, 800))
     assert index.register(NODE, cluster=EAST, epoch=2, layouts=[HYBRID])
@@ -345,16 +319,6 @@ def test_announcing_twice_changes_nothing() -> None:
     assert index.digests(NODE) == inventory.digests()
     assert index.digests(NODE)[ATTENTION].num_blocks == 100
     assert index.digests(NODE)[LINEAR] == Digest(1, int.from_bytes(LONG.at(807)[:8], "little"))
-
-
-def test_exported_announcements_make_an_equal_index() -> None:
-    index = index_of(HYBRID, *blocks(HYBRID, range(3200)), *state(HYBRID, 807), *state(HYBRID, 1600))
-    copy = Index()
-    copy.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
-    for name, announcement in index.announcements(lambda name: name == NODE):
-        copy.apply(name, [announcement])
-    assert copy.digests(NODE) == index.digests(NODE)
-    assert copy.match(query(stated=(807,))) == index.match(query(stated=(807,)))
 
 
 @pytest.mark.parametrize("length", [48, 40])

@@ -40,11 +40,9 @@ class Clock:
         return self.now
 
 
-def table_after(
-    recorded: RecordedDecision, *, window_seconds: float = 600.0, changes: Mapping[str, object] = NOTHING
-) -> PpdTable | None:
+def table_after(recorded: RecordedDecision, *, changes: Mapping[str, object] = NOTHING) -> PpdTable | None:
     clock = Clock()
-    live = LivePpdTable(TABLE, window_seconds=window_seconds, clock=clock)
+    live = LivePpdTable(TABLE, clock=clock)
     assert live.current() == TABLE
     report = pb.ReportRequestsRequest.Answered(status=200, ttft_seconds=0.5, tpot_seconds=0.03, streamed=True)
     for name, value in changes.items():
@@ -95,10 +93,6 @@ def test_first_turn_changes_nothing() -> None:
     assert table_after(decided(turn=1)) == TABLE
 
 
-def test_without_a_window_the_table_stays() -> None:
-    assert table_after(decided(turn=2), window_seconds=0.0) == TABLE
-
-
 def test_page_can_be_loaded_as_a_table() -> None:
-    assert LivePpdTable(TABLE, window_seconds=600.0, clock=Clock()).to_dict() == to_measured(TABLE)
-    assert LivePpdTable(None, window_seconds=600.0, clock=Clock()).to_dict() == {}
+    assert LivePpdTable(TABLE, clock=Clock()).to_dict() == to_measured(TABLE)
+    assert LivePpdTable(None, clock=Clock()).to_dict() == {}

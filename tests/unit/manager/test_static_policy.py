@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from benchmarks.studies.ppd.deployments import GRID, roles_and_ratio
 from prfaas.config import load_mapping
 from prfaas.index.membership import Engine, Node
 from prfaas.manager.config import ManagerConfig
@@ -54,22 +51,6 @@ def _decided(snapshot: Snapshot, decode: InstanceId, *, turn: int, seed: int = 1
     decision = route(snapshot, facts)
     assert decision.decode == decode
     return decision
-
-
-@pytest.mark.parametrize("configuration", GRID)
-def test_each_kind_of_node_has_its_role(configuration: str) -> None:
-    roles, ratio = roles_and_ratio(configuration)
-    snapshot = _snapshot(roles, ratio)
-    routes = {"R": ("local", "local"), "D": ("remote", "remote"), "pD": ("remote", "local")}
-    for name in (name for name, role in roles.items() if role != "prefill"):
-        for seed in (0, 1, SEEDS - 1):
-            found = tuple(_decided(snapshot, name, turn=turn, seed=seed).route for turn in (1, 2))
-            assert found == routes[name.partition("-")[0]], name
-
-
-def test_17_configurations_of_the_paper_have_five_values_of_x() -> None:
-    ratios = Counter(roles_and_ratio(configuration)[1] for configuration in GRID)
-    assert ratios == {0.0: 7, 1.0: 6, 0.5: 2, 2 / 3: 1, 1 / 3: 1}
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.2, 0.5, 0.75, 1.0])

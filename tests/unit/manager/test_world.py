@@ -41,17 +41,6 @@ def usable(world: World) -> list[int]:
     return [match.usable_tokens for match in world.index.match(query()).nodes]
 
 
-def test_silent_node_expires_and_returns() -> None:
-    clock = Clock()
-    world = World(expiry_seconds=30.0, clock=clock)
-    told(world)
-    clock.now += 30.0
-    world.refresh()
-    assert usable(world) == []
-    world.record_report(NODE, epoch=1, links=None)
-    assert usable(world) == [800]
-
-
 def test_records_restore_blocks_without_liveness() -> None:
     clock = Clock()
     world, copy = World(expiry_seconds=30.0, clock=clock), World(expiry_seconds=30.0, clock=clock)
@@ -64,14 +53,6 @@ def test_records_restore_blocks_without_liveness() -> None:
     assert usable(copy) == [800]
     assert copy.sequence(NODE, 1) == world.sequence(NODE, 1)
     assert copy.index.digests(NODE) == world.index.digests(NODE)
-
-
-def test_registration_with_the_same_epoch_keeps_blocks() -> None:
-    world = World(expiry_seconds=30.0, clock=Clock())
-    told(world)
-    assert not world.register(node_with(HYBRID))
-    assert usable(world) == [800]
-    assert world.sequence(NODE, 1) == 1
 
 
 def test_new_epoch_starts_empty() -> None:
@@ -123,24 +104,6 @@ def test_nodes_stay_alive_while_reports_cannot_arrive() -> None:
     world.refresh()
     world.keep_alive(but=())
     assert world.live() == [], "what was silent before is not brought back"
-
-
-def test_record_of_an_older_epoch_is_refused() -> None:
-    world = World(expiry_seconds=30.0, clock=Clock())
-    told(world, epoch=5)
-    with pytest.raises(IndexRefusal) as refusal:
-        world.apply_record(node_record(node_with(HYBRID, epoch=4)))
-    assert refusal.value.reason == "stale_epoch"
-
-
-def test_version_changes_only_with_news_for_routers() -> None:
-    world = World(expiry_seconds=30.0, clock=Clock())
-    told(world)
-    version = world.version
-    world.record_report(NODE, epoch=1, links=None)
-    assert world.version == version
-    world.forget(NODE)
-    assert world.version > version
 
 
 def test_forgotten_node_neither_drains_nor_lives() -> None:

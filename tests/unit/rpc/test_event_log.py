@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from prfaas.errors import IndexRefusal
 from prfaas.hashing import HashChain, root_hash
 from prfaas.index.inventory import Inventory
 from prfaas.manager.state.world import World
@@ -12,7 +9,7 @@ from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.rpc import event_log
 from prfaas.rpc.event_log import EventLog
 from prfaas.rpc.generated import manager_pb2 as pb
-from tests.unit.index.test_index import DENSE, LONG, NODE, blocks
+from tests.unit.index.test_index import DENSE, NODE, blocks
 from tests.unit.manager.test_world import node_with
 
 
@@ -75,18 +72,6 @@ def test_manager_that_lost_batches_gets_everything() -> None:
     assert not manager.world.differs(NODE, dict(log.inventory.digests()))
 
 
-def test_reset_ends_a_gap() -> None:
-    log, manager = new_log(), Manager()
-    log.publish(blocks(DENSE, range(320)))
-    log.take()
-    log.publish(blocks(DENSE, range(320, 640)))
-    assert manager.take(log.take()) == ["gap"]
-    assert manager.num_blocks == 0
-    log.announce_everything()
-    assert manager.take(log.take()) == ["applied"]
-    assert manager.num_blocks == 40
-
-
 def test_large_pool_is_announced_in_several_batches() -> None:
     log, manager = new_log(), Manager()
     count = event_log.ANNOUNCEMENTS_PER_BATCH * 64 * 16 + 16
@@ -108,11 +93,6 @@ def test_single_blocks_are_announced_by_the_cell() -> None:
     (message,) = log.take()
     assert len(message.batch.changes) == 3
     assert message.ByteSize() < 130 * 10
-
-
-def test_event_of_an_unknown_layout_is_refused() -> None:
-    with pytest.raises(IndexRefusal):
-        new_log().publish([BlockStored(bytes(16), 0, LONG.at(16), LONG.root, 16)])
 
 
 def test_too_many_untaken_changes_are_announced_as_a_whole() -> None:
