@@ -107,9 +107,10 @@ class Twin:
             self.timeline,
             self._limited,
             list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
-            active=self._decisions,
             threshold_tokens=rules.snapshot.threshold_tokens,
         )
+        if rules.follows_congestion and self._limited:
+            self.path_monitor.start()
         self._transfers: dict[tuple[InstanceId, ClusterName], Transfers] = {}
         self._arriving: Iterator[SimulatedRequest] = iter(())
         self._recomputes = {name: RecomputeQueue() for name in self._nodes}
@@ -171,8 +172,6 @@ class Twin:
         agent = self._nodes[decision.prefill or decision.decode].state.agent
         request.num_known_tokens = min(facts.cached_at(agent), request.num_prompt_tokens - 1)
         self._decisions[request] = decision
-        if self.rules.follows_congestion and self._limited:
-            self.path_monitor.wake()
         for name in {decision.decode, decision.prefill or decision.decode}:
             self._count(name, 1)
         self._session_agent[request.session] = self._nodes[decision.decode].state.agent

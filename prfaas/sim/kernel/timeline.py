@@ -22,6 +22,11 @@ class Timeline:
         self._added += 1
         heapq.heappush(self._due, (seconds, self._added, action, argument))
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no action is due any more."""
+        return not self._due
+
     def run(self) -> None:
         """Run all actions, including those that they add."""
         due, pop = self._due, heapq.heappop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prfaas.scheduler.congestion import Congestion, CongestionLimits, PathSample, raised_threshold, step
@@ -23,8 +23,7 @@ Pair = tuple[ClusterName, ClusterName]
 class EgressMonitor:
     """Simulated path monitor: samples each cluster's egress once a second, and `scheduler.congestion` moves t.
 
-    `fields` has the corresponding fields of a `Snapshot`. Sampling pauses while no request is active, nothing is queued
-    and no t is raised. `wake` resumes it; during the pause nothing was sent.
+    `fields` has the corresponding fields of a `Snapshot`. Sampling ends when nothing else is left to happen.
     """
 
     def __init__(
@@ -33,26 +32,19 @@ class EgressMonitor:
         egress: Mapping[ClusterName, Egress],
         targets: Sequence[ClusterName],
         *,
-        active: Sized,
         threshold_tokens: int,
     ) -> None:
         self.fields: dict[str, Any] = {}
-        self._timeline, self._egress, self._targets, self._active = timeline, egress, targets, active
+        self._timeline, self._egress, self._targets = timeline, egress, targets
         self._threshold_tokens = threshold_tokens
         self._states = {name: Congestion() for name in egress}
         self._sent = {name: deque([0.0], maxlen=_MEAN_OVER + 1) for name in egress}
         self._estimates = dict.fromkeys(egress, RateEstimate())
         self._down: frozenset[Pair] = frozenset()
-        self._asleep_since: float | None = 0.0
 
-    def wake(self) -> None:
-        """Resume sampling because a request is active."""
-        if self._asleep_since is not None:
-            num_missed = min(int((self._timeline.now - self._asleep_since) / _EVERY_SECONDS), _MEAN_OVER)
-            for name, egress in self._egress.items():
-                self._sent[name].extend([egress.sent.total] * num_missed)
-            self._asleep_since = None
-            self._timeline.at(self._timeline.now + _EVERY_SECONDS, self._sample, None)
+    def start(self) -> None:
+        """Begin to sample."""
+        self._timeline.at(self._timeline.now + _EVERY_SECONDS, self._sample, None)
 
     def set_down(self, source: ClusterName, *, is_down: bool) -> None:
         """Note that all links of a cluster are down, or up again."""
@@ -68,12 +60,8 @@ class EgressMonitor:
             sample = PathSample(rate, self._known_capacity(name, queued), int(queued), 0.0, 0.0, 0.0)
             self._states[name] = step(self._states[name], sample, now=self._timeline.now, limits=_LIMITS)
         self._update_fields()
-        is_busy = any(egress.queued_bytes() for egress in self._egress.values())
-        is_raised = any(state.multiplier > 1.0 for state in self._states.values())
-        if self._active or is_busy or is_raised:
-            self._timeline.at(self._timeline.now + _EVERY_SECONDS, self._sample, None)
-        else:
-            self._asleep_since = self._timeline.now
+        if not self._timeline.is_empty:
+            self.start()
 
     def _known_capacity(self, name: ClusterName, queued: float) -> float:
         """Return the rate that agents would report, since they learn it only while the link is busy; 0 if unknown."""

@@ -286,9 +286,6 @@ def _check(requests: list[TraceRequest], path: Path) -> None:
         )
 
 
-DEFAULT_TRACE = "lognormal"
-
-
 @dataclass(frozen=True)
 class LogNormalSpec:
     """Truncated log-normal; the defaults are the paper's case study."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sized
 
 import pytest
 
@@ -89,36 +88,17 @@ def test_calm_egress_never_moves_the_threshold() -> None:
     assert Watched("", congestion=True).mean_ttft == Watched("").mean_ttft
 
 
-def link_watch(timeline: Timeline, under_way: Sized) -> tuple[EgressMonitor, Callable[[float], None]]:
-    """Over an egress of 100 bytes per second, and what sends over it."""
+def test_queued_bytes_raise_the_threshold_until_they_have_left() -> None:
+    timeline, raised = Timeline(), list[object]()
     egress = Egress(timeline, 100.0)
-    watch = EgressMonitor(timeline, {REMOTE: egress}, [HOME], active=under_way, threshold_tokens=1000)
-    return watch, lambda num_bytes: egress.send(num_bytes, lambda _: None, None)
-
-
-def test_late_transfer_is_sampled() -> None:
-    timeline, under_way = Timeline(), {"a prompt"}
-    watch, send = link_watch(timeline, under_way)
-    watch.wake()
-    timeline.at(5.0, send, 10_000.0)
-    raised: list[object] = []
-    timeline.at(30.0, lambda _: raised.extend(watch.fields["paths"]), None)
-    timeline.at(60.0, lambda _: under_way.clear(), None)
+    monitor = EgressMonitor(timeline, {REMOTE: egress}, [HOME], threshold_tokens=1000)
+    monitor.start()
+    timeline.at(5.0, lambda _: egress.send(10_000.0, lambda _: None, None), None)
+    timeline.at(30.0, lambda _: raised.extend(monitor.fields["paths"]), None)
+    timeline.at(300.0, lambda _: None, None)
     timeline.run()
     assert raised
-    assert watch.fields["paths"] == ()
-
-
-def test_first_second_after_a_pause_counts_a_tenth() -> None:
-    timeline = Timeline()
-    watch, send = link_watch(timeline, ())
-    for start in (100.0, 200.0):
-        timeline.at(start, lambda _: watch.wake(), None)
-        timeline.at(start, send, 95.0)
-    raised: list[object] = []
-    timeline.at(202.0, lambda _: raised.extend(watch.fields["paths"]), None)
-    timeline.run()
-    assert not raised
+    assert monitor.fields["paths"] == ()
 
 
 def test_egress_change_delays_current_flows() -> None:
