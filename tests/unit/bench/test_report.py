@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from prfaas.bench.link import TransferRun
-from prfaas.bench.report import Host, Measurement, recommendations, render, to_json
+from prfaas.bench.report import Host, Measurement, recommendations, to_json
 from prfaas.transport.sender.stats import LinkStats
 
 LINK = LinkStats(**dict.fromkeys(LinkStats.__dataclass_fields__, 0) | {"min_rtt_seconds": 0.03, "num_connections": 8})  # type: ignore[arg-type]
@@ -49,9 +49,3 @@ def test_figures_are_medians_with_their_ends() -> None:
     assert (found["cold_bytes_per_second"], found["link_ratio"]) == (2.5e8, 0.5)
     assert found["sender_cpu_seconds_per_gb"]["median"] == pytest.approx(0.4)
     assert not {"exposed_seconds", "prefill_seconds"} & set(found)
-
-
-def test_the_text_has_what_people_ask_for() -> None:
-    text = render(replace(FOUND, paced=[RUN], prefill_seconds=0.8), GOOD_HOST)
-    for word in ("4.000 Gbit/s (3.200 to 8.000)", "50.0 ms", "behind a prefill of 0.800 s", "30.00 ms at least", "→"):
-        assert word in text, word

@@ -108,9 +108,7 @@ def test_unusable_input_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "Expecting value"),
         ('{"entries": [', "Expecting value"),
-        ("{}", "it lacks 'entries'"),
         ('{"entries": [], "weights": {"w_ttft": 1, "w_tpot": 1}}', "at least one entry"),
     ],
 )

@@ -64,11 +64,6 @@ def test_median_over_prompt_lengths_is_used(tmp_path: Path) -> None:
         assert speeds.prefill_speed(OVERALLOCATED) == pytest.approx(0.8)
 
 
-def test_side_without_a_partner_has_the_whole_device(tmp_path: Path) -> None:
-    speeds = read(MEASURED, tmp_path)
-    assert speeds.decode_speed(Partition(1.0, 0.0)) == speeds.prefill_speed(Partition(0.0, 1.0)) == 1.0
-
-
 def test_the_overlap_is_that_of_the_best_partition(tmp_path: Path) -> None:
     speeds = read(MEASURED, tmp_path)
     assert speeds.overlap == pytest.approx(0.625 + 0.8 - 1.0)

@@ -110,12 +110,6 @@ def test_death_during_a_role_change_delays_the_instance_until_both_end(dies_at: 
     assert later and all(decision.decode == PREFILLS for decision in later)
 
 
-def test_decode_instance_changes_to_prefill() -> None:
-    run = Watched(role_changes=f"{DECODES}@10s=prefill+5s")
-    assert all_answered(run.twin.requests)
-    assert any(decision.prefill == DECODES for _, decision in run.chosen)
-
-
 def test_outages_and_role_changes_are_parsed() -> None:
     assert read_outages("pd-003@2m+30s, prfaas-000@5+1m") == [
         Outage(InstanceId("pd-003"), 120.0, 30.0),

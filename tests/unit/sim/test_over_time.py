@@ -30,10 +30,3 @@ def test_time_spent_in_a_stage_adds_up() -> None:
     requests = [request(0.3, 1.7, 2.9, 3.1, 4.4, 9.99), request(2.2, 2.21, 7.3, 7.35, 7.4, 8.8)]
     decode = requests_over_time(requests, 10.0)["decode"]
     assert sum(decode) * 10.0 / NUM_BINS == pytest.approx(9.99 - 4.4 + 8.8 - 7.4)
-
-
-def test_requests_without_an_end_are_left_out() -> None:
-    assert (
-        sum(requests_over_time([SimulatedRequest(0, 1.0, num_prompt_tokens=1, num_output_tokens=1)], 5.0)["waiting"])
-        == 0.0
-    )

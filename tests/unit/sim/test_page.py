@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.studies.studies import LOADS, NUM_REQUESTS, SAME_LOAD
 from benchmarks.twin.page import CONSTANTS, PAGE, RESULT, TABLES, with_tables
 
 
@@ -29,8 +28,3 @@ def test_every_table_shows_the_results(page: str, results: dict[str, Any]) -> No
 @pytest.mark.parametrize("name", [*TABLES, *CONSTANTS])
 def test_every_table_is_on_the_page_once(page: str, name: str) -> None:
     assert page.count(f"<!-- table: {name} -->") == 1
-
-
-def test_the_captions_of_the_case_study_are_the_commands_that_make_its_tables(page: str) -> None:
-    assert f"`prfaas-sim --compare load={','.join(LOADS)} --requests {NUM_REQUESTS}`" in page
-    assert f"`--compare variant=... --load {SAME_LOAD} --requests {NUM_REQUESTS}`" in page

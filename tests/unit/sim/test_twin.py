@@ -64,13 +64,6 @@ def test_a_later_turn_finds_its_conversation_where_it_was_answered() -> None:
     assert {request.reason for request in twin.requests if request.turn == 2} == {"suffix_cached"}
 
 
-def test_a_cache_too_small_for_its_conversations_forgets_them() -> None:
-    turns = [Turn(2048, 512), Turn(512, 64)]
-    twin, conversations = twin_of(Scenario(local_policy="suffix", non_cached_tokens=1024, cache_tokens=2048), turns)
-    twin.run([conversations.first(session, 60.0 * session) for session in range(20)])
-    assert {request.reason for request in twin.requests if request.turn == 2} == {"suffix_uncached"}
-
-
 def test_blocks_that_the_receiver_holds_are_not_sent() -> None:
     turns = [Turn(40_960, 512), Turn(40_960, 64)]
     twin, conversations = twin_of(Scenario(), turns)

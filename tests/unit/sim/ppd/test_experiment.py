@@ -9,13 +9,9 @@ from statistics import median
 
 import pytest
 
-from benchmarks.studies.ppd.deployments import kinds
 from benchmarks.studies.ppd.experiment import Effort, TurnFigures, measure, ppd_table, workload
-from benchmarks.studies.ppd.interference import slowdown_ratio
-from prfaas.errors import ConfigError
 from prfaas.ppd.workloads import SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType, read_measured, to_measured
-from prfaas.sim.workload.conversations import Turn
 
 MEASURED = Path(__file__).parents[3] / "data" / "ppd-grid-2P2D.csv"
 ONCE = Effort(seeds=(1,))
@@ -69,19 +65,6 @@ def test_local_prefill_gains_where_measured(pairs: Pairs) -> None:
             assert (held_out.ttft_seconds > rest.ttft_seconds) == (ttft > other_ttft)
 
 
-@pytest.mark.parametrize("name", ["4R", "1P_1D_2pD", "2R_1P_1D"])
-def test_every_configuration_of_the_grid_has_four_nodes_and_answers(name: str) -> None:
-    assert len(kinds(name)) == 4
-    later = measure(name, [Turn(128, 16), Turn(64, 16)], qps=1.0, effort=ONCE)[1]
-    assert later.success_ratio == 1.0
-
-
-@pytest.mark.parametrize("name", ["2P", "2D_1R", "0P_2D", "2X"])
-def test_unknown_configuration_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="PPD configuration"):
-        kinds(name)
-
-
 def test_the_table_is_one_that_managers_load() -> None:
     done: list[int] = []
     table = ppd_table(1, 3, rates=(0.5,), progress=lambda number, _: done.append(number))
@@ -90,15 +73,3 @@ def test_the_table_is_one_that_managers_load() -> None:
     again = read_measured(json.loads(json.dumps(to_measured(table))))
     for simulated, measured in zip(again.entries, table.entries, strict=True):
         assert table.score(simulated) == pytest.approx(table.score(measured))
-
-
-@pytest.mark.parametrize(
-    ("num_decoding", "num_prefills", "measured_ratio"), [(10, 1, 0.02), (50, 1, 0.57), (90, 4, 1.40), (150, 1, 1.14)]
-)
-def test_full_prefill_slows_decode_as_measured(num_decoding: int, num_prefills: int, measured_ratio: float) -> None:
-    assert slowdown_ratio(num_decoding, num_prefills, "full") == pytest.approx(measured_ratio, abs=0.15)
-
-
-def test_append_hardly_slows_decode() -> None:
-    assert 0 < slowdown_ratio(200, 4, "append") < 0.05
-    assert slowdown_ratio(200, 0, "full") == 0.0

@@ -1,11 +1,10 @@
-"""x between 0 and 1, and by a table: who prefills later turns; and the outcomes behind the paper's figures."""
+"""x between 0 and 1, and by a table: who prefills later turns."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.studies.ppd.deployments import LaterTurns
-from benchmarks.studies.ppd.experiment import TIMEOUT_SECONDS
 from benchmarks.studies.ppd.figures import Case, Outcome, outcome
 from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, WorkloadType
@@ -30,16 +29,3 @@ def test_dynamic_follows_the_table(ttft: float, local_ratio: float) -> None:
     ]
     table = PpdTable(tuple(PpdEntry(context, kind, 1.0, 1.0, ttft, 1.0, 1.0) for context, kind in cells))
     assert run(LaterTurns(table=table, qps=1.0)).local_ratio == local_ratio
-
-
-def test_replica_prefills_all_turns_for_any_x() -> None:
-    assert outcome(Case("4R", (TURNS,), 2.0, LaterTurns(0.0))).local_ratio == 1.0
-
-
-def test_waiting_at_the_client_counts_neither_as_latency_nor_as_timeout() -> None:
-    crowd = outcome(Case("1P_1D", ((Turn(16, 1200), Turn(16, 16)),), 40.0, LaterTurns(1.0), count=200))
-    # At most fifty conversations are active; the rest wait.
-    assert crowd.latency.quantile(0.99) < TIMEOUT_SECONDS
-    assert crowd.num_late == 0
-    alone = outcome(Case("1P_1D", ((Turn(16, 5000), Turn(16, 16)),), 1.0, LaterTurns(1.0), count=2))
-    assert alone.num_late == 2
