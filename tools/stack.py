@@ -91,7 +91,6 @@ class Stack:
         address: str | None = None,
         connector: Mapping[str, Any] | None = None,
         connector_class: tuple[str, str] | None = None,
-        load_failure: str = "recompute",
         environment: Mapping[str, str] | None = None,
     ) -> EngineProcess:
         """Start a vLLM server whose connector attaches to `agent`; without an agent it has no connector.
@@ -108,7 +107,7 @@ class Stack:
             transfer = {
                 "kv_connector": "PrfaasConnector",
                 "kv_role": role,
-                "kv_load_failure_policy": load_failure,
+                "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"agent_socket": str(agent.socket)} | dict(connector or {}),
             }
             if connector_class is not None:

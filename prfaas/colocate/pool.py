@@ -105,7 +105,6 @@ class Pool:
             kv_layout.block_map(self._layout),
             item,
             directions=("send", "receive"),
-            free_block_ratio=lambda: 0.0,
             sleeps_when_idle=False,
         )
         self._worker = WorkerSide(worker, layers, self._layout, make_copier=partial(copier_for, device=cache.kv.device))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from prfaas.config import load_mapping, setting
 from prfaas.config_checks import check_socket_path
 
-ADMISSIONS = ("wait", "preallocate", "auto")
 LAYERWISE_MODES = ("auto", "on", "off")
 
 
@@ -19,7 +18,8 @@ class ConnectorSettings:
     """Settings of the connector inside one engine."""
 
     REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
-        "plenty_ratio": "`admission: auto` preallocates while half of the engine blocks are free",
+        "admission": "a decode request gets engine blocks once its KV is in host memory",
+        "plenty_ratio": "a decode request gets engine blocks once its KV is in host memory",
         "reset_wait_seconds": "a reset waits 60 s for the agent",
         "idle_wait_seconds": "an idle engine sleeps at most 10 ms",
         "receive_timeout_seconds": "an engine computes a prompt when its KV would come later than a local prefill",
@@ -45,12 +45,6 @@ class ConnectorSettings:
     reuse_min_tokens: int = setting(
         "tokens", default=256, doc="Shorter prompts and answers are neither looked up nor stored."
     )
-    admission: str = setting(
-        "text",
-        default="wait",
-        doc="When a decode request gets engine blocks: wait (once its KV is in host memory), preallocate (at once), "
-        "or auto (at once while half of the blocks are free).",
-    )
     layerwise: str = setting(
         "text",
         default="auto",
@@ -65,8 +59,6 @@ class ConnectorSettings:
 
     def __post_init__(self) -> None:
         check_socket_path("agent_socket", self.agent_socket)
-        if self.admission not in ADMISSIONS:
-            raise ValueError(f"admission: {self.admission!r}; write {', '.join(ADMISSIONS)}")
         if self.layerwise not in LAYERWISE_MODES:
             raise ValueError(f"layerwise: {self.layerwise!r}; write {', '.join(LAYERWISE_MODES)}")
 

@@ -35,7 +35,6 @@ REUSES_SHORT_ONES = {"reuse": True, "reuse_min_tokens": 16}
 # Functions of these packages count as calls of a step without transfers.
 COUNTED = tuple(str(Path(prfaas.__file__).parent / name) for name in ("connector", "agent"))
 MAX_CALLS = 40
-ADMISSIONS = ("wait", "preallocate", "auto")
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +78,9 @@ def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str, *, priority
     return request_id
 
 
-@pytest.mark.parametrize(
-    ("shape", "admission"),
-    [("dense", "wait"), ("windowed", "preallocate"), ("recurrent", "wait"), ("recurrent", "auto")],
-)
-def test_only_the_last_token_of_a_transferred_prompt_is_computed(
-    engines: ScheduledEngines, shape: str, admission: str
-) -> None:
-    prefiller, decoder = engines.prefiller(shape), engines.decoder(shape, admission=admission)
+@pytest.mark.parametrize("shape", ["dense", "windowed", "recurrent"])
+def test_only_the_last_token_of_a_transferred_prompt_is_computed(engines: ScheduledEngines, shape: str) -> None:
+    prefiller, decoder = engines.prefiller(shape), engines.decoder(shape)
     prompt = prompt_of(1, LENGTH)
     grant = engines.grant(prompt)
     ids = [_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)]
@@ -156,10 +150,9 @@ def test_changed_bytes_are_noticed(engines: ScheduledEngines) -> None:
     assert {name for _, _, name, _ in decoder.told.wrong_blocks} == {"state.0", "state.1", "full.0"}
 
 
-@pytest.mark.parametrize("admission", ADMISSIONS)
-def test_requests_end_right_when_blocks_are_scarce(engines: ScheduledEngines, admission: str) -> None:
+def test_requests_end_right_when_blocks_are_scarce(engines: ScheduledEngines) -> None:
     """Five requests of ten blocks share 23 blocks and grow while they decode, so vLLM preempts them."""
-    prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", num_blocks=24, admission=admission)
+    prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", num_blocks=24)
     prompts = [prompt_of(seed, LENGTH) for seed in range(3, 8)]
     grants = [engines.grant(prompt) for prompt in prompts]
     ids = [_decode(decoder, *leg, answer_tokens=60) for leg in zip(prompts, grants, strict=True)]
@@ -182,19 +175,6 @@ def test_priority_applies_to_the_wire_if_vllm_schedules_by_priority(
     engines.assert_nothing_is_left()
     sent = get_json(f"{engines.nodes.east.status_url}/transfers")
     assert [transfer["priority"] for transfer in sent if transfer["transfer_id"] == transfer_id.hex()] == [on_the_wire]
-
-
-@pytest.mark.parametrize("admission", ["wait", "preallocate"])
-def test_a_client_that_leaves_during_its_transfer_frees_everything(engines: ScheduledEngines, admission: str) -> None:
-    prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent", admission=admission)
-    prompt = prompt_of(9, LENGTH)
-    grant = engines.grant(prompt)
-    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
-    decoder.step()
-    decoder.abort(decoding)
-    engines.run_until_finished([prefilling])
-    assert decoder.told.outcomes == {"receive aborted": 1}
-    engines.assert_nothing_is_left()
 
 
 def test_the_decode_side_computes_a_prompt_whose_prefill_is_aborted(engines: ScheduledEngines) -> None:
@@ -225,13 +205,16 @@ def test_a_prefill_leg_with_another_prompt_than_granted_sends_nothing(engines: S
 
 
 @pytest.mark.parametrize(("policy", "ends"), [("recompute", "length"), ("fail", "error")])
-def test_missing_kv_ends_as_the_load_failure_policy_says(engines: ScheduledEngines, policy: str, ends: str) -> None:
-    decoder = engines.decoder("recurrent", admission="preallocate", load_failure=policy)
+def test_lost_kv_ends_as_the_load_failure_policy_says(engines: ScheduledEngines, policy: str, ends: str) -> None:
+    prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent", load_failure=policy)
     prompt = prompt_of(11, LENGTH)
-    decoding = _decode(decoder, prompt, engines.grant(prompt, expires_at=time.time() + 2.0))
+    grant = engines.grant(prompt)
+    decoding = _decode(decoder, prompt, grant)
+    engines.run_until_finished([_prefill(prefiller, prompt, grant)], stepping=[prefiller])
+    decoder.reuse_slot(decoding)
     engines.run_until_finished([decoding])
     assert decoder.told.finished == {decoding: ends}
-    assert decoder.told.outcomes == {"receive deadline": 1}
+    assert decoder.told.outcomes == {"receive overwritten": 1}
     assert decoder.told.wrong_blocks == []
     engines.assert_nothing_is_left()
 
@@ -274,13 +257,10 @@ def test_a_step_without_transfers_costs_few_calls_and_no_message(
     assert len(set(map(id, metadata))) == 1
 
 
-@pytest.mark.parametrize("admission", ["wait", "preallocate"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_an_idle_engine_sleeps_unless_other_ranks_wait_for_it(
-    engines: ScheduledEngines, num_ranks: int, admission: str
-) -> None:
+def test_an_idle_engine_sleeps_unless_other_ranks_wait_for_it(engines: ScheduledEngines, num_ranks: int) -> None:
     """Ranks of experts compute together, even without work of their own."""
-    decoder = engines.decoder("dense", admission=admission, data_parallel_size=num_ranks)
+    decoder = engines.decoder("dense", data_parallel_size=num_ranks)
     prompt = prompt_of(38, LENGTH)
     decoding = _decode(decoder, prompt, engines.grant(prompt))
     decoder.step()
@@ -361,7 +341,7 @@ def test_a_parked_request_skips_prefix_lookups_and_keeps_its_local_prefix(engine
     assert decoder.told.resumed_at == {"first": 0, decoding: LENGTH - 1}
     assert decoder.told.wrong_blocks == []
     block_bytes = sum(cache[0].nbytes for cache in caches_of(config_of(*SHAPES["dense"], num_blocks=1)).values())
-    assert decoder.told.loaded_bytes == 4 * block_bytes, "the engine holds six of ten blocks"
+    assert decoder.told.copied_bytes["receive"] == 4 * block_bytes, "the engine holds six of ten blocks"
     engines.assert_nothing_is_left()
 
 
@@ -462,6 +442,7 @@ def test_a_reset_during_prefill_ends_the_transfer_and_both_sides_compute_again(
     assert decoder.told.resumed_at == {decoding: 0}
     assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
     assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send reset": 1}, {"receive incomplete": 1})
+    assert prefiller.told.answers[prefilling] == {"prfaas_sent": "reset"}
     engines.assert_nothing_is_left()
 
 
@@ -475,6 +456,8 @@ def test_a_preempted_prefill_still_sends_its_whole_prompt(engines: ScheduledEngi
     assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True)  # The only way to have vLLM preempt.
     engines.run_until_finished([decoding, prefilling])
     assert prefiller.num_preemptions(prefilling) == 1
+    sent, loaded = prefiller.told.copied_bytes, decoder.told.copied_bytes
+    assert sent["send"] == loaded["receive"], "no block is copied twice"
     assert decoder.told.resumed_at == {decoding: LENGTH - 1}
     assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
     assert (prefiller.told.outcomes, decoder.told.outcomes) == ({"send completed": 1}, {"receive completed": 1})
@@ -500,17 +483,13 @@ def test_a_preempted_answer_reuses_its_prompt_from_the_pool(
     assert decoder.told.outcomes == {"receive completed": 1, "reuse completed": 1, "store completed": 1}
 
 
-@pytest.mark.parametrize("admission", ["wait", "preallocate"])
-def test_a_reset_during_a_transfer_makes_the_engine_compute_the_prompt(
-    engines: ScheduledEngines, admission: str
-) -> None:
-    prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent", admission=admission)
+def test_a_reset_during_a_transfer_makes_the_engine_compute_the_prompt(engines: ScheduledEngines) -> None:
+    prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
     prompt = prompt_of(24, LENGTH)
     grant = engines.grant(prompt)
     decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
     decoder.step()
-    is_whole = decoder.scheduler.reset_prefix_cache(reset_connector=True)
-    assert is_whole == (admission == "wait"), "vLLM does not reset while a request has blocks"
+    assert decoder.scheduler.reset_prefix_cache(reset_connector=True)
     engines.run_until_finished([decoding, prefilling])
     assert decoder.told.resumed_at == {decoding: 0}
     assert decoder.told.wrong_blocks == []
@@ -568,7 +547,7 @@ def test_only_the_missing_state_is_loaded_beside_local_attention(engines: Schedu
     engines.run_until_finished(["second"])
     assert engine.told.resumed_at["second"] == LENGTH
     states, block = _bytes_of("checkpointed")
-    assert engine.told.loaded_bytes == states + block
+    assert engine.told.copied_bytes["receive"] == states + block
     assert engine.told.wrong_blocks == []
     engines.assert_nothing_is_left()
 
@@ -603,14 +582,4 @@ def test_a_transfer_no_longer_than_local_attention_still_loads_its_state(
     assert decoder.told.resumed_at[decoding] == 288
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive completed": 1}
-    engines.assert_nothing_is_left()
-
-
-def test_a_client_that_leaves_during_prefill_leaves_no_block_pinned(engines: ScheduledEngines) -> None:
-    engine = engines.decoder("checkpointed", caches_prefixes=True, **REUSES_SHORT_ONES)
-    engine.submit("leaves", prompt_of(36, LENGTH), {}, answer_tokens=1)
-    wait_until(lambda: engine.step() >= 0 and engine.num_computed_tokens("leaves") >= 64)
-    engine.abort("leaves")
-    wait_until(lambda: engine.step() >= 0 and not engine.has_work, what="an engine that rests")
-    assert engine.num_free_blocks == engine.num_blocks - 1
     engines.assert_nothing_is_left()

@@ -196,8 +196,8 @@ def _run(
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [
-        ("checkpointed", {"admission": "wait", "caches_prefixes": True, "asynchronous": True}),
-        ("windowed", {"admission": "preallocate"}),
+        ("checkpointed", {"caches_prefixes": True, "asynchronous": True}),
+        ("windowed", {}),
     ],
 )
 def test_random_requests_with_two_kills_leave_nothing(
@@ -210,17 +210,17 @@ def test_random_requests_with_two_kills_leave_nothing(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "admission", "caches_prefixes"),
+    ("shape", "caches_prefixes"),
     [
-        ("dense", "auto", True),
-        ("windowed", "preallocate", False),
-        ("recurrent", "wait", False),
-        ("checkpointed", "auto", True),
-        ("checkpointed and windowed", "preallocate", True),
+        ("dense", True),
+        ("windowed", False),
+        ("recurrent", False),
+        ("checkpointed", True),
+        ("checkpointed and windowed", True),
     ],
 )
 def test_two_hundred_random_requests_with_three_kills_leave_nothing(
-    engines: ScheduledEngines, shape: str, admission: str, caches_prefixes: bool, asynchronous: bool
+    engines: ScheduledEngines, shape: str, caches_prefixes: bool, asynchronous: bool
 ) -> None:
-    settings = {"admission": admission, "caches_prefixes": caches_prefixes, "asynchronous": asynchronous}
+    settings = {"caches_prefixes": caches_prefixes, "asynchronous": asynchronous}
     _run(engines, shape, num_requests=200, victims=["west", "east", "west"], seed=6, **settings)

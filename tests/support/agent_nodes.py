@@ -113,6 +113,30 @@ def receiving(engine: FakeEngine, prompt: Sequence[int], grant: str) -> Running:
     return engine.submit(f"d{prompt[0]}", prompt, parameters)
 
 
+def prefill_leg(engine: FakeEngine, prompt: Sequence[int], grant: str, *, chunk_tokens: int = 100) -> None:
+    """Run a prefill leg from its request to its end."""
+    prefilling = sending(engine, prompt, grant)
+    engine.await_answer(prefilling)
+    engine.prefill(prefilling, chunk_tokens=chunk_tokens)
+    engine.finish(prefilling)
+
+
+def load_and_finish(engine: FakeEngine, running: Running, num_tokens: int = NUM_TOKENS) -> None:
+    """Load so many tokens for a request, check its blocks, and end it."""
+    assert engine.await_answer(running) == num_tokens
+    assert engine.load(running, num_tokens)
+    assert engine.wrong_blocks(running, num_tokens) == []
+    engine.finish(running)
+
+
+def leave_prefix(engine: FakeEngine, prompt: Sequence[int], request_id: str = "first") -> None:
+    """Compute a prompt of which the pool holds nothing, and leave it there."""
+    running = engine.submit(request_id, prompt, {})
+    assert engine.await_answer(running) == 0
+    engine.prefill(running, chunk_tokens=64)
+    engine.finish(running, leaves=True)
+
+
 @contextmanager
 def running_nodes(directory: Path, **settings: Any) -> Iterator[Nodes]:
     with Children(directory) as children:

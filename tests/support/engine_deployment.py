@@ -33,7 +33,6 @@ class EngineOptions:
     flags: tuple[str, ...]
     kv_role: str = "kv_both"
     connector: Mapping[str, Any] = field(default_factory=dict)
-    load_failure: str = "recompute"
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -120,7 +119,6 @@ class Deployment:
                 extra=chosen.flags,
                 address=self._engine_addresses[name],
                 connector=PATIENT | dict(chosen.connector),
-                load_failure=chosen.load_failure,
                 environment=chosen.environment,
             )
         for engine in self.engines.values():

@@ -38,16 +38,6 @@ GRANT_SECONDS = 60.0
 # vLLM's rotary kernel for CPUs turns query rows of shape [token, head, dim], as in LFM2, by positions of other tokens. The
 # result then depends on the neighbours in the batch. vLLM's PyTorch form is right.
 FLAGS = {"lfm2": ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')}
-# Each admission runs with full attention, windows and states. The other families use "wait" and recompute.
-ADMISSIONS = {
-    "gemma3": "preallocate",
-    "qwen3_next": "preallocate",
-    "qwen3": "auto",
-    "gpt_oss": "preallocate",
-    "nemotron_h": "preallocate",
-    "falcon_h1": "auto",
-}
-LOAD_FAILURE_POLICIES = {"gemma3": "fail", "gpt_oss": "fail"}
 # Here the prefill engine runs a compiled graph: Mamba2 and short convolutions. Only Dynamo compiles it, since kernels would
 # take a minute. Qwen3-Next's bfloat16 rounds differently when compiled.
 COMPILED = {"nemotron_h", "lfm2"}
@@ -263,8 +253,7 @@ def _engine_options(
     )
     west = EngineOptions(
         (*decoding, *decode_extra),
-        connector={"admission": ADMISSIONS.get(family, "wait"), **connector},
-        load_failure=LOAD_FAILURE_POLICIES.get(family, "recompute"),
+        connector=connector,
         environment={"VLLM_SERVER_DEV_MODE": "1"},  # Serves the resets of caches.
     )
     return {"east": east, "west": west}

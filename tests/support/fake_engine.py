@@ -11,7 +11,7 @@ import itertools
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -124,7 +124,6 @@ class FakeEngine:
         self._free = list(range(1, NUM_BLOCKS))
         self._pinned: Counter[int] = Counter()
         self._dropped: set[int] = set()  # Pinned blocks that no request holds.
-        self._loading: set[str] = set()  # Requests with blocks that wait for their load.
         self._kept: dict[str, Running] = {}  # Finished requests whose blocks the connector still uses.
         self.caches = {(layer.group, layer.layer): layer.pages for layer in memory.layers.values()}
         self._names = {(layer.group, layer.layer): name for name, layer in memory.layers.items()}
@@ -154,7 +153,6 @@ class FakeEngine:
             BlockMap(memory.groups),
             ConnectorSettings(agent_socket=agent_socket, **QUIET | settings),
             directions=directions,
-            free_block_ratio=lambda: len(self._free) / NUM_BLOCKS,
             pins=BlockPins(self._pinned.update, self._unpin),
             num_workers=num_replicas,
         )
@@ -202,30 +200,22 @@ class FakeEngine:
             self.step([])
         raise AssertionError("the agent has not answered")
 
-    def hold_prefix(self, running: Running, num_tokens: int) -> None:
-        """Give the request blocks that the engine's own prefix cache holds."""
-        running.computed = num_tokens
-        self._extend(running, num_tokens)
-        self._fill(running, 0, num_tokens)
-
     def prefill(self, running: Running, *, chunk_tokens: int) -> None:
         """Compute the whole prompt in chunks."""
         while running.computed < len(running.prompt):
             self.step([(running, min(chunk_tokens, len(running.prompt) - running.computed))])
 
-    def allocate(self, running: Running, external_tokens: int, *, local_tokens: int = 0) -> None:
+    def allocate(self, running: Running, external_tokens: int) -> None:
         """Give the request blocks for what was offered."""
-        self._extend(running, local_tokens + external_tokens)
-        if external_tokens:
-            self._loading.add(running.request_id)
+        self._extend(running, external_tokens)
         self.scheduler.on_allocated(running.request_id, external_tokens, lambda: running.tables)
 
-    def load(self, running: Running, external_tokens: int, *, local_tokens: int = 0) -> bool:
+    def load(self, running: Running, external_tokens: int) -> bool:
         """Allocate and load what was offered; whether it succeeded."""
-        self.allocate(running, external_tokens, local_tokens=local_tokens)
+        self.allocate(running, external_tokens)
         finished, failed = self.step([])
         assert finished == {running.request_id}
-        running.computed = local_tokens + external_tokens
+        running.computed = external_tokens
         return not failed
 
     def finish(self, running: Running, *, leaves: bool = False) -> None:
@@ -238,19 +228,17 @@ class FakeEngine:
             self.step([])
 
     def end(self, running: Running, *, leaves: bool = False) -> None:
-        """The request ends. Its blocks are free at once, or once what it `leaves` to the pool, or still loads, is copied."""
+        """The request ends. Its blocks are free at once, or once what it `leaves` to the pool is copied."""
         chain = self._chain_of(running.prompt[: running.computed])(running.tenant)
         finished = self.scheduler.on_finished(
             running.request_id, lambda: chain if leaves else None, lambda: running.tables
         )
         self._kept[running.request_id] = running
-        if not finished.keeps_blocks and running.request_id not in self._loading:
+        if not finished.keeps_blocks:
             self._release(running.request_id)
 
     def _release(self, request_id: str) -> None:
-        self._free_blocks(self._kept.pop(request_id))
-
-    def _free_blocks(self, running: Running) -> None:
+        running = self._kept.pop(request_id)
         for table in running.tables:
             for block in table:
                 self._drop(block)
@@ -270,16 +258,6 @@ class FakeEngine:
                 self._dropped.remove(block)
                 self._free.append(block)
 
-    def preempt(self, running: Running) -> None:
-        """Take the request's blocks away: it begins anew."""
-        self._free_blocks(running)
-        running.computed = 0
-
-    def look_up_again(self, running: Running) -> None:
-        """Do what vLLM's connector does before the engine asks for a preempted request."""
-        chain = self._chain_of(running.prompt)
-        self.scheduler.on_preempted(EngineRequest(running.request_id, len(running.prompt), {}, chain))
-
     def step(self, work: Sequence[tuple[Running, int]]) -> tuple[set[str], set[str]]:
         """One engine step: `work` are requests and the tokens they compute. Returns the loads that ended, and that failed."""
         for running, num_tokens in work:
@@ -297,8 +275,7 @@ class FakeEngine:
         self.scheduler.on_saved(Counter(number for worker in self._workers for number in worker.take_saved_steps()))
         self.scheduler.on_loaded(loaded.loaded, failed=loaded.failed)
         self.scheduler.on_stored(loaded.stored)
-        self._loading -= loaded.loaded
-        for request_id in loaded.stored | loaded.loaded & self._kept.keys():
+        for request_id in loaded.stored:
             self._release(request_id)
         return set(loaded.loaded), set(loaded.failed)
 
@@ -319,17 +296,6 @@ class FakeEngine:
 
     # Blocks
 
-    def slots_of(self, running: Running) -> list[list[int]]:
-        """By group, the pool's slots that hold what this request may load."""
-        transfer = self.scheduler._inbound.of_request(running.request_id)
-        assert transfer is not None and transfer.ready is not None
-        return transfer.ready.slots[0]
-
-    def change_byte(self, slot: int) -> None:
-        """Change the first byte of a slot of the pool."""
-        attached = self.worker._client.attached
-        self.worker._client.arena[attached.header_bytes + slot * attached.slot_bytes] ^= 1
-
     def _extend(self, running: Running, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens; those outside a window, and of older states, become null."""
         running.tables = running.tables or [[] for _ in self.groups]
@@ -344,35 +310,40 @@ class FakeEngine:
     def _fill(self, running: Running, start: int, end: int, *, only: tuple[int, int] | None = None) -> None:
         """Write what computing tokens [start, end) leaves in the blocks."""
         for g, n in [only] if only else list(self.caches):
-            for position, num_tokens in self._positions(g, start, end):
+            for position, num_tokens in changed_blocks(self.groups[g], start, end):
                 block = running.tables[g][position]
                 if block != NULL_BLOCK:
                     made = content(running.prompt[:num_tokens], (g, n), self.caches[g, n].shape[1])
                     for layers in self._replicas:
                         layers[self._names[g, n]].pages[block] = made
 
-    def _positions(self, g: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """(position, tokens up to the block's last one afterwards) of the blocks that tokens [start, end) change."""
-        engine = self.groups[g]
-        if engine.is_state:
-            yield engine.state_entry(end), end
-            return
-        for position in range(start // engine.block_tokens, -(-end // engine.block_tokens)):
-            yield position, min(end, (position + 1) * engine.block_tokens)
-
     def wrong_blocks(self, running: Running, num_tokens: int) -> list[tuple[int, int, int]]:
         """(group, layer, position) of the blocks that a model which resumes after `num_tokens` reads and that are not right."""
         wrong = []
         for g, n in self.caches:
-            engine = self.groups[g]
-            first = engine.first_block(num_tokens)
-            start = num_tokens - 1 if engine.is_state else first * engine.block_tokens
-            for position, end in self._positions(g, start, num_tokens):
+            for position, end in read_blocks(self.groups[g], num_tokens):
                 block = running.tables[g][position]
                 right = content(running.prompt[:end], (g, n), self.caches[g, n].shape[1])
                 if any(not torch.equal(layers[self._names[g, n]].pages[block], right) for layers in self._replicas):
                     wrong.append((g, n, position))
         return wrong
+
+
+def changed_blocks(group: KVGroup, before: int, after: int) -> list[tuple[int, int]]:
+    """Return (position, tokens up to the block's last one afterwards) of what computing tokens [before, after) writes."""
+    if group.is_state:
+        return [(group.state_entry(after), after)]
+    positions = range(before // group.block_tokens, -(-after // group.block_tokens))
+    return [(position, min(after, (position + 1) * group.block_tokens)) for position in positions]
+
+
+def read_blocks(group: KVGroup, num_tokens: int) -> list[tuple[int, int]]:
+    """Return (position, tokens up to the block's last one) of what the token after `num_tokens` reads."""
+    if not num_tokens:
+        return []
+    if group.is_state:
+        return [(group.state_entry(num_tokens), num_tokens)]
+    return changed_blocks(group, group.first_block(num_tokens) * group.block_tokens, num_tokens)
 
 
 def _copy_of(layers: dict[str, LayerBlocks]) -> dict[str, LayerBlocks]:

@@ -48,7 +48,8 @@ from prfaas.connector.vllm.kv_layout import Rank, block_map, describe
 from prfaas.connector.worker.copy_host import LayerBlocks
 from prfaas.kv.group import KVGroup
 from prfaas.types import Shard
-from tests.support.fake_engine import content
+from tests.support.fake_engine import changed_blocks, content, read_blocks
+from tests.support.waiting import wait_until
 
 BLOCK_TOKENS = 32
 NUM_HEADS = 2  # Of the model whose configuration vLLM reads.
@@ -77,7 +78,7 @@ class Observations:
         resumed_again_at: The same after a preemption.
         wrong_blocks: Blocks that were read with wrong bytes.
         outcomes: Transfers in vLLM's statistics.
-        loaded_bytes: Bytes copied to blocks in vLLM's statistics.
+        copied_bytes: Bytes copied from blocks (send) and to blocks (receive) in vLLM's statistics.
         loaded_tokens: Tokens that vLLM counts as loaded, by source.
         answers: `kv_transfer_params` of ended requests.
     """
@@ -87,7 +88,7 @@ class Observations:
     resumed_again_at: dict[str, int] = field(default_factory=dict)
     wrong_blocks: list[tuple[str, int, str, int]] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
-    loaded_bytes: int = 0
+    copied_bytes: Counter[str] = field(default_factory=Counter)
     loaded_tokens: Counter[str] = field(default_factory=Counter)
     answers: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
@@ -315,6 +316,13 @@ class ScheduledEngine:
         start, arena = client.attached.header_bytes, client.arena
         arena[start:] = bytes(len(arena) - start)
 
+    def reuse_slot(self, request_id: str) -> None:
+        """Make a slot that holds KV for a request look as if it was given to another block."""
+        side = self.scheduler.connector._scheduler
+        wait_until(lambda: side.poll() >= 0 and not side.waits(request_id), what="the transfer")
+        slot = side._inbound.of_request(request_id).ready.slots[0][0][0]
+        self.worker._worker._generations[slot] += 1  # type: ignore[union-attr]
+
     def is_looked_up(self, request_id: str) -> bool:
         """Return whether vLLM looks up the request's prefix next time."""
         return not self._requests[request_id].skip_reading_prefix_cache
@@ -359,9 +367,11 @@ class ScheduledEngine:
             self.told.loaded_tokens.update({source.value: n for source, n in stats.hits_by_source.items()})
         counts = (core.scheduler_stats and core.scheduler_stats.kv_connector_stats) or {}
         for name, count in counts.items():
-            if name.startswith("transfers "):
-                self.told.outcomes[name.removeprefix("transfers ")] += count
-        self.told.loaded_bytes += counts.get("bytes receive", 0)
+            kind, _, labels = name.partition(" ")
+            if kind == "transfers":
+                self.told.outcomes[labels] += count
+            elif kind == "bytes":
+                self.told.copied_bytes[labels] += count
 
     def _run_model(self, output: SchedulerOutput) -> None:
         """Each layer in turn: read what came before, write this step's tokens, say so as vLLM does."""
@@ -403,7 +413,7 @@ class ScheduledEngine:
             for position in self._wrong(layer, request_id, before)
         ]
         for request_id, before, after in work:
-            for position, end in _changed(self._groups[layer.group], before, after):
+            for position, end in changed_blocks(self._groups[layer.group], before, after):
                 if (page := self._page(layer, request_id, position)) is not None:
                     page[:] = self._content(self._requests[request_id], layer, end)
         for request_id, before, position in wrong:
@@ -413,7 +423,7 @@ class ScheduledEngine:
     def _wrong(self, layer: LayerBlocks, request_id: str, num_tokens: int) -> list[int]:
         """The positions of what the token after `num_tokens` reads that do not hold what they must."""
         found = []
-        for position, end in _held(self._groups[layer.group], num_tokens):
+        for position, end in read_blocks(self._groups[layer.group], num_tokens):
             page = self._page(layer, request_id, position)
             if page is None or not torch.equal(page, self._content(self._requests[request_id], layer, end)):
                 found.append(position)
@@ -476,20 +486,3 @@ class ScheduledEngine:
 
 def _ngrams(num_drafts: int) -> dict[str, Any]:
     return {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
-
-
-def _changed(group: KVGroup, before: int, after: int) -> list[tuple[int, int]]:
-    """(position, tokens up to the block's last one afterwards) of what computing tokens [before, after) writes."""
-    if group.is_state:
-        return [(group.state_entry(after), after)]
-    positions = range(before // group.block_tokens, -(-after // group.block_tokens))
-    return [(position, min(after, (position + 1) * group.block_tokens)) for position in positions]
-
-
-def _held(group: KVGroup, num_tokens: int) -> list[tuple[int, int]]:
-    """(position, tokens up to the block's last one) of what the token after `num_tokens` reads."""
-    if not num_tokens:
-        return []
-    if group.is_state:
-        return [(group.state_entry(num_tokens), num_tokens)]
-    return _changed(group, group.first_block(num_tokens) * group.block_tokens, num_tokens)

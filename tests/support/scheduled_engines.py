@@ -75,11 +75,13 @@ class ScheduledEngines:
         transfers = get_json(f"{self.nodes.west.status_url}/transfers")
         return sum((transfer["direction"], transfer["outcome"]) == ("in", "completed") for transfer in transfers)
 
-    def run_until_finished(self, request_ids: Sequence[str]) -> None:
-        """Step all engines in turn until these requests have ended."""
+    def run_until_finished(
+        self, request_ids: Sequence[str], *, stepping: Sequence[ScheduledEngine] | None = None
+    ) -> None:
+        """Step engines in turn until these requests have ended: those named, or all."""
 
         def finished() -> bool:
-            for engine in self.engines:
+            for engine in stepping or self.engines:
                 engine.step()
             return set(request_ids) <= {request_id for engine in self.engines for request_id in engine.told.finished}
 

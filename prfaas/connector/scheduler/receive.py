@@ -3,10 +3,8 @@
 A claim is for a transfer from another agent (`begin`) or for a prefix in this node's pool (`hold`).
 
 claimed ──ReceiveReady──▶ ready ──blocks allocated──▶ loading ──workers have copied──▶ gone (Release)
-claimed ──blocks preallocated──▶ allocated ──ReceiveReady──▶ loading
-claimed ──TransferFailed, silent agent, recompute──▶ gone: the engine computes the prompt
-allocated ──TransferFailed, silent agent, recompute──▶ gone: the load fails, and the engine computes the prompt
-any ──the request ends──▶ gone (Release): preallocated blocks are freed as a failed load
+claimed, ready ──TransferFailed, silent agent, recompute──▶ gone: the engine computes the prompt
+any ──the request ends──▶ gone (Release), from loading after the load
 
 The engine recomputes a prompt when its KV would arrive later than a local prefill ends (see `prfaas.scheduler.hedge`).
 vLLM cannot compute a request and load it at the same time, so the transfer is cancelled then.
@@ -25,7 +23,6 @@ from prfaas.connector.block_map import BlockMap
 from prfaas.connector.metadata import Counts, Load, LoadSource, Outcome, SlotSpan
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.transfer_table import TransferTable
-from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import NO_HASH, HashChain
 from prfaas.scheduler.hedge import InboundProgress, RecomputeQueue, decide
@@ -33,7 +30,6 @@ from prfaas.transfer_report import ReceivedReport
 from prfaas.types import TransferId
 
 MAX_UNCLAIMED = 1024  # Transfers to give up at the next agent.
-PLENTY_RATIO = 0.5  # With `admission: auto` requests get blocks early while this share of blocks is free.
 _log = logs.get("connector.inbound")
 
 
@@ -45,7 +41,6 @@ class InboundTransfer:
         claimed_at: Monotonic seconds.
         claim: Message that gives the transfer up at an agent that does not know it; None for this node's pool.
         local_tokens: Tokens in the engine's own prefix cache when the load was offered.
-        tables: Block ids by group that the engine has allocated.
         is_loading: A worker reads the slots, or is about to.
         is_abandoned: The request ended while it was loading.
     """
@@ -58,14 +53,8 @@ class InboundTransfer:
     claim: Receive | None = None
     ready: ReceiveReady | None = None
     local_tokens: int = 0
-    tables: Sequence[Sequence[int]] | None = None
     is_loading: bool = False
     is_abandoned: bool = False
-
-    @property
-    def awaits_data(self) -> bool:
-        """True if the request has engine blocks but no data yet. The engine does not ask for it any more."""
-        return self.tables is not None and not self.is_loading
 
 
 class InboundTransfers(TransferTable[InboundTransfer]):
@@ -74,17 +63,15 @@ class InboundTransfers(TransferTable[InboundTransfer]):
     def __init__(
         self,
         block_map: BlockMap,
-        settings: ConnectorSettings,
         *,
-        free_block_ratio: Callable[[], float],
+        silence_seconds: float,
         prefill_rate: PrefillRate,
         post: Callable[[Message], None],
         counts: Counts,
     ) -> None:
         super().__init__(post=post, counts=counts)
         self._map = block_map
-        self._settings = settings
-        self._free_block_ratio = free_block_ratio
+        self._silence_seconds = silence_seconds
         self._prefill_rate = prefill_rate
         self._recomputes = RecomputeQueue()
         self._loads: list[Load] = []
@@ -125,8 +112,6 @@ class InboundTransfers(TransferTable[InboundTransfer]):
             return
         if isinstance(message, ReceiveReady):
             transfer.ready = message
-            if transfer.tables is not None:
-                self._load(transfer)
         elif not transfer.is_loading:
             self._end(transfer, message.reason, message=message.message)
 
@@ -144,27 +129,15 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         if local_tokens >= transfer.num_tokens:
             self._release(transfer, "held")
             return 0
-        if transfer.ready is None and not self._may_preallocate(transfer):
+        if transfer.ready is None:
             return None
         transfer.local_tokens = local_tokens
         return transfer.num_tokens - local_tokens
 
     def waits(self, request_id: str) -> bool:
-        """Return whether the request stays parked: its KV may still come, and it may not have blocks before."""
+        """Return whether the request stays parked, since its KV may still come."""
         transfer = self.of_request(request_id)
-        if transfer is None or transfer.is_loading or transfer.ready is not None:
-            return False
-        return not self._may_preallocate(transfer)
-
-    def _may_preallocate(self, transfer: InboundTransfer) -> bool:
-        """Return whether the request may have engine blocks before its KV is there.
-
-        A prefix from this node's pool comes within a moment or never, and an engine may fail requests whose blocks stay
-        empty. So such a request always waits.
-        """
-        if transfer.source == "reuse" or self._settings.admission == "wait":
-            return False
-        return self._settings.admission == "preallocate" or self._free_block_ratio() >= PLENTY_RATIO
+        return transfer is not None and transfer.ready is None
 
     def on_progress(self, claims: Sequence[Sequence[Any]], *, now: float) -> None:
         """Recompute the prompts whose KV would come too late. `claims` is as in `Alive`."""
@@ -178,42 +151,31 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         progress = InboundProgress(waited, paused_seconds=waited) if claim is None else InboundProgress(waited, *claim)
         prefill_seconds = self._prefill_rate.seconds(transfer.num_tokens)
         local = self._recomputes.local_seconds(prefill_seconds, now=now)
-        decision = decide(progress, local_seconds=local, min_wait_seconds=self._settings.silence_seconds)
+        decision = decide(progress, local_seconds=local, min_wait_seconds=self._silence_seconds)
         if decision.action == "recompute":
             self._recomputes.add(prefill_seconds, now=now)
             self._counts.recompute_seconds["predicted"] += decision.remaining_seconds
             self._counts.recompute_seconds["local"] += decision.local_seconds
             self._release(transfer, "recomputed", message=f"{decision.reason}: {decision.remaining_seconds:.2f} s left")
 
-    @property
-    def num_awaited(self) -> int:
-        """Number of requests that have engine blocks and no data yet."""
-        return sum(transfer.awaits_data for transfer in self)
-
     def on_allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
-        """Take the blocks for an offered load. The load fails if the offer has lapsed, for example with its agent."""
+        """Load into the blocks for an offer. The load fails if the offer has lapsed, for example with its agent."""
         transfer = self.of_request(request_id)
         if transfer is None:
             self._failed_loads.append(request_id)
             return
-        assert transfer.tables is None, f"{transfer} has blocks already"
-        transfer.tables = [list(table) for table in tables]
-        if transfer.ready is not None:
-            self._load(transfer)
+        transfer.is_loading = True
+        ready = transfer.ready
+        assert ready is not None, f"{transfer} was not offered"
+        spans = self._map.missing(tables, transfer.num_tokens, local_tokens=transfer.local_tokens)
+        slots = tuple(SlotSpan.of(span, ready.slots, ready.generations) for span in spans)
+        self._loads.append(Load(request_id, slots))
 
     def on_declined(self, request_id: str) -> None:
         """Release an offer that the engine does not use: its own cache suffices."""
         transfer = self.of_request(request_id)
-        if transfer is not None and transfer.tables is None:
+        if transfer is not None and not transfer.is_loading:
             self._release(transfer, "held")
-
-    def _load(self, transfer: InboundTransfer) -> None:
-        assert transfer.tables is not None and transfer.ready is not None
-        transfer.is_loading = True
-        spans = self._map.missing(transfer.tables, transfer.num_tokens, local_tokens=transfer.local_tokens)
-        ready = transfer.ready
-        slots = tuple(SlotSpan.of(span, ready.slots, ready.generations) for span in spans)
-        self._loads.append(Load(transfer.request_id, slots))
 
     def take_loads(self) -> tuple[Load, ...]:
         """Return the loads of the next step."""
@@ -221,7 +183,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         return loads
 
     def take_failed_loads(self) -> tuple[str, ...]:
-        """Return the requests whose preallocated blocks stay empty."""
+        """Return the requests whose blocks stay empty."""
         failed, self._failed_loads = tuple(self._failed_loads), []
         return failed
 
@@ -269,8 +231,6 @@ class InboundTransfers(TransferTable[InboundTransfer]):
 
     def _end(self, transfer: InboundTransfer, outcome: Outcome, *, message: str = "") -> None:
         self._remove(transfer)
-        if transfer.awaits_data:
-            self._failed_loads.append(transfer.request_id)
         self._counts.transfers[transfer.source, outcome] += 1
         if transfer.source == "receive" and not transfer.is_abandoned:
             num_tokens = transfer.num_tokens if outcome == "completed" else 0

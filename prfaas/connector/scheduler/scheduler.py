@@ -48,9 +48,8 @@ from prfaas.hashing import HashChain
 from prfaas.transfer_report import SENT_KEY, ReceivedReport, fallback_report
 from prfaas.types import TransferId
 
-# An idle engine sleeps between two looks at the agent, each time twice as long. It notices no new request meanwhile.
-FIRST_PAUSE_SECONDS = 0.001
-MAX_PAUSE_SECONDS = 0.01
+# An idle engine waits so long for a message of the agent. It notices no new request meanwhile.
+PAUSE_SECONDS = 0.01
 REATTACH_WAIT_SECONDS = 0.02  # A new agent replies to its engine's scheduler within a millisecond.
 POLL_INTERVAL_SECONDS = 0.1  # Without transfers, the only possible news is that the agent was lost.
 RESET_WAIT_SECONDS = 60.0  # Forgetting a million blocks takes about 1 s in memory and 6 s on SSD.
@@ -80,7 +79,6 @@ class SchedulerSide:
         settings: ConnectorSettings,
         *,
         directions: Collection[Direction],
-        free_block_ratio: Callable[[], float],
         pins: BlockPins | None = None,
         sleeps_when_idle: bool = True,
         num_workers: int = 0,
@@ -92,7 +90,6 @@ class SchedulerSide:
             block_map: The engine's KV groups.
             settings: Settings of the connector.
             directions: Directions of transfers that the engine's role allows.
-            free_block_ratio: Returns the share of engine blocks that are free.
             pins: Keeps blocks from reuse. Without it, prompts leave no checkpoints.
             num_workers: Number of workers that report the end of their saves. 0 means that saves end with their step.
             sleeps_when_idle: Sleep in steps that compute nothing while a transfer is pending.
@@ -106,8 +103,7 @@ class SchedulerSide:
         self._outbound = OutboundTransfers(block_map, post=self._post, counts=counts)
         self._inbound = InboundTransfers(
             block_map,
-            settings,
-            free_block_ratio=free_block_ratio,
+            silence_seconds=settings.silence_seconds,
             prefill_rate=self.prefill_rate,
             post=self._post,
             counts=counts,
@@ -120,8 +116,7 @@ class SchedulerSide:
         self._saved_blocks = SavedBlocks(pins, num_workers=num_workers)
         self._forgotten: TransferId | None = None  # Latest reset that the agent has completed.
         self._may_sleep = False  # The last step computed nothing, and the present one has found no work yet.
-        self._max_pause_seconds = MAX_PAUSE_SECONDS if sleeps_when_idle else 0.0
-        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._pause_seconds = PAUSE_SECONDS if sleeps_when_idle else 0.0
         self._poll_at = 0.0  # Monotonic seconds.
         self._empty_step = Step()
         self.num_messages = 0  # Messages from the agent. A lost agent counts as a message.
@@ -244,14 +239,8 @@ class SchedulerSide:
         if not self._may_sleep:
             return False
         self._may_sleep = False
-        self._pause()
+        self.poll(self._pause_seconds)
         return True
-
-    def _pause(self) -> None:
-        if self.poll(min(self._pause_seconds, self._max_pause_seconds)):
-            self._pause_seconds = FIRST_PAUSE_SECONDS
-        else:
-            self._pause_seconds = min(2 * self._pause_seconds, self._max_pause_seconds)
 
     def load_source(self, request_id: str) -> LoadSource | None:
         """Return where the blocks of a request's claim come from."""
@@ -375,8 +364,6 @@ class SchedulerSide:
 
     def _plan_nothing(self, scheduled: Iterable[ScheduledRequest]) -> Step:
         self._may_sleep = next(iter(scheduled), None) is None
-        if not self._may_sleep:
-            self._pause_seconds = FIRST_PAUSE_SECONDS
         now = time.monotonic()
         if now >= self._poll_at:
             self._poll_at = now + POLL_INTERVAL_SECONDS
@@ -401,10 +388,6 @@ class SchedulerSide:
             self._stores.on_scheduled(request, reply_deadline=reply_deadline)
         saves += stores
         self._may_sleep = is_idle
-        if not is_idle:
-            self._pause_seconds = FIRST_PAUSE_SECONDS
-        if is_idle and not saves and self._inbound.num_awaited:
-            self._pause()  # The engine does not ask for these requests, so no other call sleeps.
         loads, ends, failed = self._inbound.take_loads(), self._outbound.take_ends(), self._inbound.take_failed_loads()
         attached, number = self._client.attached, self._saved_blocks.add(saves)
         return Step(tuple(saves), loads, ends, attached.epoch, failed, attached.session, number)

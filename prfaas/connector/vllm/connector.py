@@ -4,7 +4,7 @@ vLLM creates one instance in the scheduler's process and one in each worker's. I
 
 | where | when | method | effect |
 |---|---|---|---|
-| scheduler | engine start | bind_gpu_block_pool | counts free blocks, for `admission: auto`; pins blocks |
+| scheduler | engine start | bind_gpu_block_pool | pins blocks |
 | scheduler | engine start | bind_kv_cache_manager | finds the prefix that all groups hold (base class) |
 | scheduler | new request | on_new_request | asks the agent: Send or Receive, and Lookup |
 | scheduler | before the first run | supports_divergent_local_hybrid_hits | allows attention to reach beyond states |
@@ -130,7 +130,6 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
                 blocks,
                 self._settings,
                 directions=self._directions(),
-                free_block_ratio=self._free_block_ratio,
                 pins=BlockPins(self._pin, self._unpin),
                 # With data parallelism of experts, the steps of all ranks wait for this one.
                 sleeps_when_idle=vllm_config.parallel_config.data_parallel_size == 1,
@@ -161,10 +160,6 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _unpin(self, block_ids: Sequence[int]) -> None:
         self._block_pool.free_blocks([self._block_pool.blocks[block_id] for block_id in block_ids])
-
-    def _free_block_ratio(self) -> float:
-        pool = self._block_pool
-        return pool.get_num_free_blocks() / pool.num_gpu_blocks if pool is not None else 0.0
 
     def on_new_request(self, request: Any) -> None:
         assert self._scheduler is not None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-Config = Mapping[str, Any]
+from prfaas.model.kv.layer_kinds import Config, layer_kinds
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,17 @@ def model_size(config: Config) -> ModelSize | None:
     if not stated and not (config.get("intermediate_size") or config.get("moe_intermediate_size")):
         return None
     total, active = (stated["total"], stated["active"]) if stated else _counted(config)
-    full, local = _attention_layers(config)
+    kinds = layer_kinds(config)
+    local = kinds.count("window")
     pair = 2.0 * config["num_attention_heads"] * _pair_width(config)
     window = config.get("sliding_window") or config.get("attention_chunk_size") or 0
     return ModelSize(
-        total, active, pair * full, total * _weight_bytes(config), pair * local, int(window) if local else 0
+        total,
+        active,
+        pair * kinds.count("full"),
+        total * _weight_bytes(config),
+        pair * local,
+        int(window) if local else 0,
     )
 
 
@@ -65,53 +69,12 @@ def head_dim(config: Config) -> int:
     return int(stated or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _kinds(config: Config) -> list[Any]:
-    """Return what the config says of each layer, under any of the names in use."""
-    linear = config.get("linear_attn_config")
-    if linear:
-        return ["attention"] * len(linear["full_attn_layers"]) + ["mamba"] * len(linear["kda_layers"])
-    if config.get("attn_layer_period"):
-        period, offset = config["attn_layer_period"], config["attn_layer_offset"]
-        return ["attention" if i % period == offset else "mamba" for i in range(config["num_hidden_layers"])]
-    for name in ("attn_layer_indices", "full_attn_idxs"):
-        if config.get(name):
-            return ["attention" if i in config[name] else "mamba" for i in range(config["num_hidden_layers"])]
-    for name in (
-        "layer_types",
-        "layers_block_type",
-        "hybrid_override_pattern",
-        "hybrid_layer_pattern",
-        "attn_type_list",
-    ):
-        if config.get(name):
-            return list(config[name])
-    interval = config.get("full_attention_interval") or config.get("layer_group_size")
-    if interval:
-        return ["mamba" if (i + 1) % interval else "attention" for i in range(config["num_hidden_layers"])]
-    interval = config.get("sliding_window_pattern") or config.get("no_rope_layer_interval")
-    if interval:
-        return ["sliding_attention" if (i + 1) % interval else "attention" for i in range(config["num_hidden_layers"])]
-    return ["attention"] * config["num_hidden_layers"]
-
-
-def _attention_layers(config: Config) -> tuple[int, int]:
-    """Return the number of layers with full attention, and with windows or chunks."""
-    kinds = _kinds(config)
-    if "hybrid_layer_pattern" in config:
-        return kinds.count(0), kinds.count(1)
-    full = sum(kind in ("full_attention", "attention", "*", 1) for kind in kinds)
-    return full, kinds.count("sliding_attention")
-
-
 def _counted(config: Config) -> tuple[float, float]:
     """Return the parameters in total and per token."""
-    hidden, kinds = config["hidden_size"], _kinds(config)
-    num_attention = sum(_attention_layers(config))
-    num_linear = sum(kind in ("linear_attention", "mamba", "M", 0) for kind in kinds)
-    num_linear = 0 if "hybrid_layer_pattern" in config else num_linear
+    hidden, kinds = config["hidden_size"], layer_kinds(config)
+    num_attention = kinds.count("full") + kinds.count("window")
+    num_linear = num_attention if config.get("model_type") == "falcon_h1" else kinds.count("linear")
     mixers = num_attention * _attention_parameters(config) + num_linear * _linear_parameters(config)
-    if config.get("model_type") == "falcon_h1":
-        mixers += len(kinds) * _linear_parameters(config)
     total = active = mixers + config.get("vocab_size", 0) * hidden * (1 if config.get("tie_word_embeddings") else 2)
     for experts, used, width, shared in _feed_forward(config):
         matrices = 2 if config.get("model_type") == "nemotron_h" else 3
@@ -166,22 +129,16 @@ def _feed_forward(config: Config) -> list[tuple[int, int, int, int]]:
     width = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
     dense = config.get("intermediate_size_mlp") or config.get("intermediate_size") or width
     dense = max(dense) if isinstance(dense, list) else dense
-    layers = []
-    for index, kind in enumerate(_feed_forward_kinds(config)):
-        if kind == "none":
+    layers, kinds = [], layer_kinds(config)
+    is_apart = "experts" in kinds or "dense" in kinds  # No layer has attention and a feed-forward part.
+    for index, kind in enumerate(kinds):
+        if is_apart and kind not in ("experts", "dense"):
             continue
         is_sparse = bool(experts) and kind != "dense" and _is_sparse(config, index)
         layers.append((experts, used, width, _shared_width(config, width)) if is_sparse else (1, 1, dense, 0))
         if config.get("enable_moe_block"):
             layers.append((1, 1, dense, 0))
     return layers
-
-
-def _feed_forward_kinds(config: Config) -> list[str]:
-    if config.get("model_type") != "nemotron_h":
-        return ["any"] * config["num_hidden_layers"]
-    kinds = _kinds(config)
-    return ["any" if kind in ("E", "moe") else "dense" if kind in ("-", "mlp") else "none" for kind in kinds]
 
 
 def _is_sparse(config: Config, index: int) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import pytest
 
 from prfaas.connector.metadata import Step
-from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
-from tests.support.fake_engine import SHAPES, FakeEngine, Running
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, load_and_finish, prefill_leg, prompt_of, receiving, sending
+from tests.support.fake_engine import SHAPES, FakeEngine
 from tests.support.paused_process import paused, resume, stop
 from tests.support.waiting import wait_until
 
@@ -24,16 +23,13 @@ def _transfer(nodes: Nodes, prefiller: FakeEngine, decoder: FakeEngine, seed: in
     """Prefill and load one prompt; return whether its KV came from the other node, with the right bytes."""
     prompt = prompt_of(seed)
     grant = nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.prefill(prefilling, chunk_tokens=100)
-    prefiller.finish(prefilling)
-    num_tokens = decoder.await_answer(parked)
-    if num_tokens:
-        assert decoder.load(parked, num_tokens)
-        assert decoder.wrong_blocks(parked, num_tokens) == []
-    decoder.finish(parked)
-    return num_tokens == NUM_TOKENS
+    parked = receiving(decoder, prompt, grant)
+    prefill_leg(prefiller, prompt, grant)
+    if not decoder.await_answer(parked):
+        decoder.finish(parked)
+        return False
+    load_and_finish(decoder, parked)
+    return True
 
 
 @pytest.mark.parametrize("pause_seconds", PAUSES)
@@ -59,11 +55,10 @@ def test_a_frozen_decode_agent_costs_each_request_the_silence_at_most(nodes: Nod
     nodes.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("admission", ["wait", "preallocate"])
-def test_a_woken_agent_reaches_no_request_that_went_on(nodes: Nodes, admission: str) -> None:
+def test_a_woken_agent_reaches_no_request_that_went_on(nodes: Nodes) -> None:
     """All bytes have left the sender when the agent wakes, and its late answers name requests that compute by now."""
     prefiller = nodes.start(nodes.east, SHAPES["dense"])
-    decoder = nodes.start(nodes.west, SHAPES["dense"], silence_seconds=SILENCE_SECONDS, admission=admission)
+    decoder = nodes.start(nodes.west, SHAPES["dense"], silence_seconds=SILENCE_SECONDS)
     prompts = [prompt_of(seed) for seed in range(200, 206)]
     grants = [nodes.grant(prompt) for prompt in prompts]
     parked = [receiving(decoder, prompt, grant) for prompt, grant in zip(prompts, grants, strict=True)]
@@ -72,22 +67,14 @@ def test_a_woken_agent_reaches_no_request_that_went_on(nodes: Nodes, admission: 
         prefiller.await_answer(running)
         prefiller.step([(running, 100)])
     wait_until(lambda: nodes.status(nodes.west)["receiving"] == len(prompts), what="the opened transfers")
-    if admission == "preallocate":
-        for running in parked:
-            num_tokens = decoder.scheduler.num_external_tokens(running.request_id, 0)
-            assert num_tokens == NUM_TOKENS
-            decoder.allocate(running, num_tokens)
     stop(nodes.west.child.process.pid)
     try:
         for running in sent:
             prefiller.prefill(running, chunk_tokens=100)
             prefiller.end(running)
         prefiller.step([])
-        if admission == "preallocate":
-            _await_failed_loads(decoder, parked)
         for running in parked:
             assert decoder.await_answer(running) == 0
-            running.computed = 0
             decoder.prefill(running, chunk_tokens=100)
     finally:
         resume(nodes.west.child.process.pid)
@@ -103,17 +90,6 @@ def test_a_woken_agent_reaches_no_request_that_went_on(nodes: Nodes, admission: 
         assert decoder.wrong_blocks(running, NUM_TOKENS + 1) == []
         decoder.finish(running)
     assert decoder.outcomes() == {"receive agent_silent": len(prompts)}
-
-
-def _await_failed_loads(decoder: FakeEngine, parked: Sequence[Running]) -> None:
-    """Step until all loads have failed."""
-    failed: set[str] = set()
-
-    def have_failed() -> bool:
-        failed.update(decoder.step([])[1])
-        return failed == {running.request_id for running in parked}
-
-    wait_until(have_failed, what="the failed loads")
 
 
 @pytest.mark.parametrize("pause_seconds", PAUSES)

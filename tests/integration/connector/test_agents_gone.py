@@ -19,7 +19,7 @@ from prfaas.connector.metadata import Load, Save, SlotSpan, Step
 from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.copy_host import Copier
 from prfaas.connector.worker.worker import CopyResults, WorkerSide
-from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
+from tests.support.agent_nodes import NUM_TOKENS, Nodes, load_and_finish, prefill_leg, prompt_of, receiving, sending
 from tests.support.fake_engine import SHAPES, memory_of
 from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
@@ -39,11 +39,8 @@ def test_a_full_ring_delays_a_transfer_but_loses_nothing(nodes: Nodes) -> None:
         prefiller.prefill(prefilling, chunk_tokens=100)
         prefiller.end(prefilling)
         prefiller.step([])
-    assert decoder.await_answer(parked) == NUM_TOKENS
-    assert decoder.load(parked, NUM_TOKENS)
-    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
+    load_and_finish(decoder, parked)
     assert prefiller.worker.counts.ring_overflows > 0
-    decoder.finish(parked)
     nodes.assert_nothing_is_left()
 
 
@@ -92,6 +89,19 @@ def test_a_load_without_slots_for_a_rank_fails(nodes: Nodes) -> None:
     worker.start_loads()
     assert worker.take_results().failed == {"r"}
     worker.close()
+
+
+def test_a_load_that_is_planned_when_the_agent_dies_fails(mortal_nodes: Nodes) -> None:
+    prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
+    prompt = prompt_of(4)
+    grant = mortal_nodes.grant(prompt)
+    parked = receiving(decoder, prompt, grant)
+    prefill_leg(prefiller, prompt, grant)
+    decoder.allocate(parked, decoder.await_answer(parked))
+    os.kill(mortal_nodes.west.child.process.pid, signal.SIGKILL)
+    mortal_nodes.west.child.process.wait()
+    assert decoder.step([]) == ({parked.request_id}, {parked.request_id})
+    assert decoder.outcomes() == {"receive overwritten": 1}
 
 
 def test_a_new_agent_gets_no_handles_of_the_old_one(mortal_nodes: Nodes) -> None:

@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from prfaas.agent.engine.client import AgentClient
-from tests.support.agent_nodes import NUM_TOKENS, Nodes, prompt_of, receiving, sending
-from tests.support.fake_engine import SHAPES, FakeEngine, memory_of
+from tests.support.agent_nodes import (
+    NUM_TOKENS,
+    Nodes,
+    leave_prefix,
+    load_and_finish,
+    prefill_leg,
+    prompt_of,
+    receiving,
+)
+from tests.support.fake_engine import SHAPES, memory_of
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
 NUM_BYTES = 10 * (700 + 1000)  # Ten blocks of 32 tokens in two layers.
-
-
-def _send(engine: FakeEngine, prompt: list[int], grant: str) -> None:
-    prefilling = sending(engine, prompt, grant)
-    engine.await_answer(prefilling)
-    engine.prefill(prefilling, chunk_tokens=100)
-    engine.finish(prefilling)
 
 
 def _used_slots(nodes: Nodes) -> list[int]:
@@ -34,11 +35,8 @@ def test_one_copy_travels_and_every_rank_has_it(nodes: Nodes, senders: int, read
     prompt, before = prompt_of(1), _used_slots(nodes)
     grant = nodes.grant(prompt)
     parked = receiving(decoder, prompt, grant)
-    _send(prefiller, prompt, grant)
-    assert decoder.await_answer(parked) == NUM_TOKENS
-    assert decoder.load(parked, NUM_TOKENS)
-    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
-    decoder.finish(parked)
+    prefill_leg(prefiller, prompt, grant)
+    load_and_finish(decoder, parked)
     nodes.assert_nothing_is_left()
     sent: dict[str, Any] = get_json(f"{nodes.east.status_url}/transfers")[-1]
     assert sent["payload_bytes"] == NUM_BYTES
@@ -48,15 +46,8 @@ def test_one_copy_travels_and_every_rank_has_it(nodes: Nodes, senders: int, read
 
 def test_a_prefix_in_the_pool_is_loaded_by_every_rank(nodes: Nodes) -> None:
     engine = nodes.start(nodes.west, SHAPES["recurrent"], num_replicas=4, reuse=True, reuse_min_tokens=16)
-    first = engine.submit("first", prompt_of(2), {})
-    engine.await_answer(first)
-    engine.prefill(first, chunk_tokens=100)
-    engine.finish(first, leaves=True)
-    again = engine.submit("again", prompt_of(2, NUM_TOKENS + 60), {})
-    assert engine.await_answer(again) == NUM_TOKENS + 1
-    assert engine.load(again, NUM_TOKENS + 1)
-    assert engine.wrong_blocks(again, NUM_TOKENS + 1) == []
-    engine.finish(again)
+    leave_prefix(engine, prompt_of(2))
+    load_and_finish(engine, engine.submit("again", prompt_of(2, NUM_TOKENS + 60), {}), NUM_TOKENS + 1)
     nodes.assert_nothing_is_left()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,20 +16,22 @@ from prfaas.types import AgentName
 from tests.support.agent_nodes import (
     NUM_TOKENS,
     Nodes,
+    leave_prefix,
+    load_and_finish,
+    prefill_leg,
     prompt_of,
     receiving,
     running_nodes,
     sending,
 )
 from tests.support.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
-from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
 
 Leg = Callable[[FakeEngine, Sequence[int], str], Running]
 
 
-@pytest.mark.parametrize("chunk_tokens", [1000, 64, 50, 7], ids=lambda tokens: f"chunks of {tokens}")
+@pytest.mark.parametrize("chunk_tokens", [1000, 64, 7], ids=lambda tokens: f"chunks of {tokens}")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_block_that_decoding_reads_is_right(nodes: Nodes, shape: str, chunk_tokens: int) -> None:
     prefiller, decoder = nodes.pair(SHAPES[shape])
@@ -42,49 +43,11 @@ def test_every_block_that_decoding_reads_is_right(nodes: Nodes, shape: str, chun
     prefiller.prefill(prefilling, chunk_tokens=chunk_tokens)
     prefiller.finish(prefilling)
     assert decoder.num_free_blocks == NUM_BLOCKS - 1, "a parked request holds no blocks"
-    assert decoder.await_answer(parked) == NUM_TOKENS
-    assert decoder.load(parked, NUM_TOKENS)
-    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
-    decoder.finish(parked)
+    load_and_finish(decoder, parked)
     assert prefiller.outcomes() == {"send completed": 1}
     assert decoder.outcomes() == {"receive completed": 1}
     assert prefiller.num_free_blocks == decoder.num_free_blocks == NUM_BLOCKS - 1
     nodes.assert_nothing_is_left()
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_local_blocks_are_neither_computed_nor_overwritten(nodes: Nodes, shape: str) -> None:
-    prefiller, decoder = nodes.pair(SHAPES[shape])
-    prompt = prompt_of(2)
-    grant = nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling, local_tokens=128)
-    prefiller.hold_prefix(prefilling, 128)
-    prefiller.prefill(prefilling, chunk_tokens=64)
-    prefiller.finish(prefilling)
-    assert decoder.await_answer(parked, local_tokens=192) == NUM_TOKENS - 192
-    decoder.hold_prefix(parked, 192)
-    marked = _mark_held_blocks(decoder, parked)
-    assert decoder.load(parked, NUM_TOKENS - 192, local_tokens=192)
-    assert all((decoder.caches[key][block] == 99).all() for key, block in marked)
-    changed = {(*key, position) for key, position in _positions(decoder, parked, marked)}
-    assert set(decoder.wrong_blocks(parked, NUM_TOKENS)) <= changed
-
-
-def _mark_held_blocks(engine: FakeEngine, running: Running) -> list[tuple[tuple[int, int], int]]:
-    marked = []
-    for key in engine.caches:
-        if not engine.groups[key[0]].is_state:
-            for block in filter(None, running.tables[key[0]]):
-                engine.caches[key][block] = 99
-                marked.append((key, block))
-    return marked
-
-
-def _positions(
-    engine: FakeEngine, running: Running, marked: Sequence[tuple[tuple[int, int], int]]
-) -> list[tuple[tuple[int, int], int]]:
-    return [(key, running.tables[key[0]].index(block)) for key, block in marked if block in running.tables[key[0]]]
 
 
 def test_states_of_layers_without_a_hook_leave_after_the_pass_and_are_counted(nodes: Nodes) -> None:
@@ -129,50 +92,10 @@ def _transfer(
 ) -> Running:
     grant = nodes.grant(prompt)
     parked = receiving(decoder, prompt, grant)
-    _send(prefiller, prompt, grant, chunk_tokens=chunk_tokens)
-    num_tokens = decoder.await_answer(parked)
-    assert decoder.load(parked, num_tokens)
-    return parked
-
-
-def test_a_slot_that_is_reused_while_it_is_read_fails_the_load(nodes: Nodes) -> None:
-    prefiller, decoder = nodes.pair(SHAPES["dense"])
-    prompt = prompt_of(7)
-    grant = nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.prefill(prefilling, chunk_tokens=100)
-    num_tokens = decoder.await_answer(parked)
-    generations = decoder.worker._generations
-    generations[0] += 1  # Slot 0 holds the first block.
-    assert not decoder.load(parked, num_tokens)
-    assert decoder.outcomes() == {"receive overwritten": 1}
-    assert decoder.scheduler.num_external_tokens(parked.request_id, 0) == 0, "the engine computes it itself"
-
-
-@pytest.mark.parametrize("computed", [70, 200, NUM_TOKENS])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_preempted_prefill_copies_each_block_once(nodes: Nodes, shape: str, computed: int) -> None:
-    """With asynchronous scheduling it may lose its blocks before the engine hears of its token."""
-    prefiller, decoder = nodes.pair(SHAPES[shape])
-    prompt = prompt_of(36)
-    grant = nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.step([(prefilling, computed)])
-    prefiller.preempt(prefilling)
-    assert prefiller.await_answer(prefilling) == 0
-    if computed < NUM_TOKENS:
-        prefiller.prefill(prefilling, chunk_tokens=64)
-    prefiller.finish(prefilling)
-    assert prefiller.outcomes() == {"send completed": 1}
+    prefill_leg(prefiller, prompt, grant, chunk_tokens=chunk_tokens)
     assert decoder.await_answer(parked) == NUM_TOKENS
     assert decoder.load(parked, NUM_TOKENS)
-    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
-    sent, loaded = prefiller.worker.counts.copied_bytes, decoder.worker.counts.copied_bytes
-    assert sent["send"] == loaded["receive"], "no block is copied twice"
-    decoder.finish(parked)
-    nodes.assert_nothing_is_left()
+    return parked
 
 
 def test_an_unused_offer_holds_no_slots(nodes: Nodes) -> None:
@@ -180,90 +103,18 @@ def test_an_unused_offer_holds_no_slots(nodes: Nodes) -> None:
     prefiller, decoder = nodes.pair(SHAPES["dense"])
     prompt = prompt_of(37)
     grant = nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.prefill(prefilling, chunk_tokens=100)
-    prefiller.finish(prefilling)
+    parked = receiving(decoder, prompt, grant)
+    prefill_leg(prefiller, prompt, grant)
     assert decoder.await_answer(parked) == NUM_TOKENS
     decoder.allocate(parked, 0)
     assert decoder.outcomes() == {"receive held": 1}
     nodes.assert_nothing_is_left()
 
 
-def test_a_prefill_that_never_starts_ends_the_transfer(nodes: Nodes) -> None:
-    prefiller, decoder = nodes.pair(SHAPES["dense"])
-    prompt = prompt_of(9)
-    grant = nodes.grant(prompt)
-    parked, prefilling = receiving(decoder, prompt, grant), sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.finish(prefilling)
-    assert decoder.await_answer(parked) == 0
-    nodes.assert_nothing_is_left()
-
-
-@pytest.mark.parametrize("stage", ["claimed", "ready", "loading"])
-def test_a_decode_request_may_end_at_every_stage(nodes: Nodes, stage: str) -> None:
-    prefiller, decoder = nodes.pair(SHAPES["checkpointed"])
-    prompt = prompt_of(10)
-    grant = nodes.grant(prompt)
-    parked = receiving(decoder, prompt, grant)
-    if stage != "claimed":
-        prefilling = sending(prefiller, prompt, grant)
-        prefiller.await_answer(prefilling)
-        prefiller.prefill(prefilling, chunk_tokens=100)
-        prefiller.finish(prefilling)
-        assert decoder.await_answer(parked) == NUM_TOKENS
-    if stage == "loading":
-        decoder._extend(parked, NUM_TOKENS)
-        decoder.scheduler.on_allocated(parked.request_id, NUM_TOKENS, lambda: parked.tables)
-        decoder.scheduler.on_finished(parked.request_id, lambda: None, lambda: parked.tables)
-        decoder.step([])
-    else:
-        decoder.finish(parked)
-    assert decoder.outcomes() == {"receive aborted": 1}
-    nodes.assert_nothing_is_left()
-
-
-def test_requests_stop_waiting_after_an_unanswered_question(nodes: Nodes) -> None:
-    engine = nodes.start(nodes.east, SHAPES["dense"], reuse=True, reuse_min_tokens=16, silence_seconds=1.0)
-    prompts = map(prompt_of, itertools.count(42))
-
-    def sent() -> Running:
-        prompt = next(prompts)
-        return sending(engine, prompt, nodes.grant(prompt))
-
-    def num_slow() -> int:
-        return engine.outcomes().get("send agent_silent", 0)
-
-    def is_answered() -> bool:
-        before, request = num_slow(), sent()
-        engine.await_answer(request)
-        engine.finish(request)
-        return num_slow() == before
-
-    with paused(nodes.east.child.process.pid):
-        first = sent()
-        assert engine.await_answer(first) == 0
-        second = sent()
-        assert engine.scheduler.num_external_tokens(second.request_id, 0) == 0
-        assert num_slow() == 2
-        engine.finish(second)
-        engine.prefill(first, chunk_tokens=100)
-        engine.end(first, leaves=True)
-        engine.step([])
-        assert engine.num_free_blocks == NUM_BLOCKS - 1, "its blocks wait for the agent"
-    wait_until(is_answered, what="an answer")
-    nodes.assert_nothing_is_left()
-
-
-@pytest.mark.parametrize("admission", ["wait", "preallocate"])
-def test_a_transfer_that_does_not_begin_is_recomputed(nodes: Nodes, admission: str) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"], silence_seconds=0.5, admission=admission)
+def test_a_transfer_that_does_not_begin_is_recomputed(nodes: Nodes) -> None:
+    decoder = nodes.start(nodes.west, SHAPES["dense"], silence_seconds=0.5)
     prompt = prompt_of(14)
     parked = receiving(decoder, prompt, nodes.grant(prompt))
-    if admission == "preallocate":
-        decoder.allocate(parked, decoder.await_answer(parked))
-        wait_until(lambda: decoder.step([]) == ({parked.request_id}, {parked.request_id}), what="the failed load")
     assert decoder.await_answer(parked) == 0
     assert decoder.outcomes() == {"receive recomputed": 1}
     assert decoder.scheduler.counts.recompute_seconds["predicted"] > decoder.scheduler.counts.recompute_seconds["local"]
@@ -368,19 +219,9 @@ def test_a_refused_request_does_not_end_the_transfer_of_another(nodes: Nodes) ->
     wait_until(lambda: nodes.status(nodes.west)["receiving"] == 1)
     for engine in (decoder, beside):
         engine.finish(engine.submit("refused", [0], parameters, excluded="rejected"))
-    _send(prefiller, prompt, grant)
-    assert decoder.await_answer(parked) == NUM_TOKENS
-    assert decoder.load(parked, NUM_TOKENS)
-    assert decoder.wrong_blocks(parked, NUM_TOKENS) == []
-    decoder.finish(parked)
+    prefill_leg(prefiller, prompt, grant)
+    load_and_finish(decoder, parked)
     nodes.assert_nothing_is_left()
-
-
-def _send(prefiller: FakeEngine, prompt: Sequence[int], grant: str, *, chunk_tokens: int = 100) -> None:
-    prefilling = sending(prefiller, prompt, grant)
-    prefiller.await_answer(prefilling)
-    prefiller.prefill(prefilling, chunk_tokens=chunk_tokens)
-    prefiller.finish(prefilling)
 
 
 @pytest.mark.parametrize("flag", ["do_remote_prefill", "do_remote_decode"])
@@ -394,12 +235,6 @@ def test_transfers_of_other_connectors_are_ignored(nodes: Nodes, flag: str) -> N
     assert finished.params is None
 
 
-def test_a_request_without_parameters_does_not_touch_the_agent(nodes: Nodes) -> None:
-    decoder = nodes.start(nodes.west, SHAPES["dense"])
-    assert decoder.scheduler.num_external_tokens(decoder.submit("d", prompt_of(19), {}).request_id, 0) == 0
-    assert decoder.outcomes() == {}
-
-
 # Attention is reused at block boundaries, a window at the boundary where its request ended, a state at its exact length.
 STORED_AND_REUSED = [("dense", 301, 288), ("windowed", 320, 320), ("recurrent", 301, 301), ("checkpointed", 301, 301)]
 
@@ -409,10 +244,7 @@ def test_the_next_request_reuses_stored_blocks_even_after_a_restart(
     nodes: Nodes, shape: str, stored: int, reused: int
 ) -> None:
     first = nodes.start(nodes.west, SHAPES[shape], reuse=True, reuse_min_tokens=16)
-    turn = first.submit("turn 1", prompt_of(20, stored), {})
-    assert first.await_answer(turn) == 0
-    first.prefill(turn, chunk_tokens=64)
-    first.finish(turn, leaves=True)
+    leave_prefix(first, prompt_of(20, stored))
     checkpoints = first.outcomes().pop("checkpoint completed", 0)
     assert (checkpoints > 0) == (shape in ("windowed", "checkpointed"))
     assert first.outcomes().items() >= {"reuse no_prefix": 1, "store completed": 1}.items()
@@ -465,10 +297,7 @@ def test_a_transfer_carries_the_last_state_and_the_sender_keeps_earlier_ones(nod
 def test_another_tenant_reuses_nothing(nodes: Nodes) -> None:
     """The salt comes from the grant, else from the request, else from the engine."""
     engine = nodes.start(nodes.west, SHAPES["recurrent"], reuse=True, reuse_min_tokens=16, tenant="us")
-    turn = engine.submit("turn 1", prompt_of(21), {})
-    assert engine.await_answer(turn) == 0
-    engine.prefill(turn, chunk_tokens=64)
-    engine.finish(turn, leaves=True)
+    leave_prefix(engine, prompt_of(21))
     again, granted = prompt_of(21, NUM_TOKENS + 60), {"do_remote_decode": True}
     foreign = nodes.grant(again, tenant="them", source=AgentName("west"), destination=AgentName("east"))
     request = engine.submit("turn 2 of theirs", again[:-1], granted | {"prfaas_grant": foreign})

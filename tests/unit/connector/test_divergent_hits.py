@@ -39,9 +39,3 @@ def test_other_requests_are_looked_up_as_before_once_it_has_ended() -> None:
     assert not hits.are_allowed
     hits.forget("r")
     assert hits.are_allowed
-
-
-def test_an_engine_with_windows_counts_no_attention_beyond_them() -> None:
-    hits = DivergentHits(is_supported=False)
-    assert not hits.are_allowed
-    assert not hits.asks_again("r", 256, local_tokens=512, agreed_tokens=lambda: 0)

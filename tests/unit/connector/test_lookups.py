@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised
@@ -12,7 +10,6 @@ from prfaas.connector.metadata import Counts
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers
-from prfaas.connector.settings import ConnectorSettings
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 
@@ -23,8 +20,7 @@ GROUPS = BlockMap((KVGroup("full_attention", 16), KVGroup("linear_state", 1 << 2
 def _incoming(posted: list[Message]) -> InboundTransfers:
     return InboundTransfers(
         GROUPS,
-        ConnectorSettings(agent_socket=Path("a.sock")),
-        free_block_ratio=lambda: 0.0,
+        silence_seconds=2.0,
         prefill_rate=PrefillRate(),
         post=posted.append,
         counts=Counts(),

@@ -15,28 +15,6 @@ def _is_marked(request: Request) -> bool:
     return request.skip_reading_prefix_cache
 
 
-def test_a_request_is_marked_between_the_steps_in_which_it_waits() -> None:
-    parked, request = ParkedRequests(), Request("a")
-    assert not parked.wake(request), "its prefix was looked up"
-    parked.park(request)
-    assert not _is_marked(request), "the step that asked goes on with it"
-    for _ in range(3):
-        parked.mark(lambda request_id: True)
-        assert _is_marked(request)
-        assert parked.wake(request)
-        assert not _is_marked(request), "vLLM ignores what connectors say of marked requests"
-        parked.park(request)
-
-
-def test_what_no_longer_waits_is_looked_up_again() -> None:
-    parked, waiting, ready = ParkedRequests(), Request("a"), Request("b")
-    parked.park(waiting)
-    parked.park(ready)
-    parked.mark(lambda request_id: request_id == "a")
-    assert (_is_marked(waiting), _is_marked(ready)) == (True, False)
-    assert not parked.wake(ready)
-
-
 def test_one_whose_wait_ends_during_the_step_is_looked_up_in_the_next() -> None:
     parked, waiting, ready = ParkedRequests(), Request("a"), Request("b")
     parked.park(waiting)

@@ -25,7 +25,7 @@ def test_only_the_socket_is_required() -> None:
         ({"agent_socket": "a", "reuse": "perhaps"}, ["reuse", "perhaps"]),
         ({"agent_socket": None}, ["agent_socket", "write"]),
         ({"agent_socket": "/" + "a" * 107}, ["agent_socket", "has 108 bytes", "at most 107"]),
-        ({"agent_socket": "a", "admission": "soon"}, ["admission", "'soon'", "auto"]),
+        ({"agent_socket": "a", "layerwise": "soon"}, ["layerwise", "'soon'", "auto"]),
     ],
 )
 def test_a_mistake_names_the_key_and_what_is_accepted(given: dict[str, object], words: list[str]) -> None:
