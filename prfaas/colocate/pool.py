@@ -15,12 +15,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from prfaas import logs, metrics
+from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.colocate import kv_layout
 from prfaas.colocate.front import Blocks
 from prfaas.colocate.model.cache import Cache
-from prfaas.connector.metadata import Counts, ScheduledRequest, Step
+from prfaas.connector.counts import add_to_metrics
+from prfaas.connector.metadata import ScheduledRequest, Step
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, tenant_of
@@ -240,8 +241,8 @@ class Pool:
         self._take(loaded)
         for number in unkept:
             self._free(number)
-        self._count(self._scheduler.counts)
-        self._count(self._worker.counts)
+        add_to_metrics(self._scheduler.counts.take())
+        add_to_metrics(self._worker.counts.take())
 
     def _scheduled(self, complete: Mapping[int, tuple[int, ...]]) -> list[ScheduledRequest]:
         """Requests whose KV is that of their prompt and of nothing else: what a prefill leg sends."""
@@ -279,11 +280,3 @@ class Pool:
         if number in self._visits and self._visits[number].blocks is not None:
             self._forget(number)
             self._answers.free(number)
-
-    def _count(self, tally: Counts) -> None:
-        taken = tally.take()
-        for (direction, outcome), number in taken.transfers.items():
-            metrics.CONNECTOR_TRANSFERS.labels(direction=direction, outcome=outcome).inc(number)
-        for way, copied in taken.copied_bytes.items():
-            metrics.CONNECTOR_COPIED_BYTES.labels(direction=way).inc(copied)
-        metrics.CONNECTOR_RING_OVERFLOWS.inc(taken.ring_overflows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -14,7 +13,6 @@ from prfaas.types import TransferOutcome
 Tables = Callable[[], Sequence[Sequence[int]]]  # Block ids of a request by group.
 Direction = Literal["send", "receive"]
 LoadSource = Literal["receive", "reuse"]  # Another agent, or the pool of this node.
-TransferKind = Literal["send", "receive", "reuse", "store", "checkpoint", "fallback"]
 Outcome = TransferOutcome
 
 
@@ -30,35 +28,6 @@ class ScheduledRequest:
     tables: Tables
     before_tokens: int = 0
     states: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-
-
-@dataclass
-class Counts:
-    """Counts since the previous report."""
-
-    transfers: Counter[tuple[TransferKind, str]] = field(default_factory=Counter)
-    copied_bytes: Counter[Direction] = field(default_factory=Counter)
-    recompute_seconds: dict[Literal["predicted", "local"], float] = field(default_factory=lambda: defaultdict(float))
-    state_tail_bytes: int = 0  # States that left after the forward pass, since no hook reported the layer's end.
-    ring_overflows: int = 0  # Times that the agent's ring became full.
-
-    def take(self) -> Counts:
-        """Return the counts and start again at zero."""
-        taken = Counts(
-            self.transfers.copy(),
-            self.copied_bytes.copy(),
-            dict(self.recompute_seconds),
-            self.state_tail_bytes,
-            self.ring_overflows,
-        )
-        for counter in (self.transfers, self.copied_bytes, self.recompute_seconds):
-            counter.clear()
-        self.state_tail_bytes = self.ring_overflows = 0
-        return taken
-
-    def __bool__(self) -> bool:
-        # Recompute seconds come with a transfer.
-        return bool(self.transfers or self.copied_bytes or self.state_tail_bytes or self.ring_overflows)
 
 
 PerRank = Sequence[Sequence[Sequence[int]]]  # [rank][group][block of the transfer's list]

@@ -168,7 +168,8 @@ class FakeEngine:
 
     def outcomes(self) -> dict[str, int]:
         """Return the number of transfers by outcome, such as {"send completed": 1}."""
-        return {" ".join(key): count for key, count in self.scheduler.counts.transfers.items()}
+        counts = self.scheduler.counts.items()
+        return {key.removeprefix("transfers "): int(count) for key, count in counts if key.startswith("transfers ")}
 
     # A request's life
 

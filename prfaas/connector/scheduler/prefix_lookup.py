@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prfaas.agent.engine.protocol import LookedUp, Lookup, Message, Promised
-from prfaas.connector.metadata import Counts, Outcome
+from prfaas.connector.counts import Counts
+from prfaas.connector.metadata import Outcome
 from prfaas.connector.scheduler.receive import InboundTransfers
 from prfaas.connector.scheduler.transfer_table import TransferTable
 from prfaas.hashing import HashChain
@@ -89,7 +90,7 @@ class PrefixLookups(TransferTable[PrefixLookup]):
 
     def _end(self, lookup: PrefixLookup, outcome: Outcome) -> None:
         self._remove(lookup)
-        self._counts.transfers["reuse", outcome] += 1
+        self._counts.add_transfer("reuse", outcome)
 
 
 def _matches(chain: HashChain, length: object, block_hash: Any) -> bool:

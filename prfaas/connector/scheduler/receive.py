@@ -20,7 +20,8 @@ from typing import Any
 from prfaas import logs
 from prfaas.agent.engine.protocol import Hold, Message, Receive, ReceiveReady, Release, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Counts, Load, LoadSource, Outcome, SlotSpan
+from prfaas.connector.counts import Counts
+from prfaas.connector.metadata import Load, LoadSource, Outcome, SlotSpan
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.transfer_table import TransferTable
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
@@ -154,8 +155,8 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         decision = decide(progress, local_seconds=local, min_wait_seconds=self._silence_seconds)
         if decision.action == "recompute":
             self._recomputes.add(prefill_seconds, now=now)
-            self._counts.recompute_seconds["predicted"] += decision.remaining_seconds
-            self._counts.recompute_seconds["local"] += decision.local_seconds
+            self._counts.add("recompute predicted", decision.remaining_seconds)
+            self._counts.add("recompute local", decision.local_seconds)
             self._release(transfer, "recomputed", message=f"{decision.reason}: {decision.remaining_seconds:.2f} s left")
 
     def on_allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
@@ -191,8 +192,8 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         """End a transfer after every worker has read its slots."""
         transfer = self.of_request(request_id)
         if transfer is not None and transfer.is_loading:
-            outcome: Outcome = "overwritten" if has_failed else "completed"
-            self._release(transfer, "aborted" if transfer.is_abandoned else outcome)
+            outcome: Outcome = "aborted" if transfer.is_abandoned else "completed"
+            self._release(transfer, "overwritten" if has_failed else outcome)
 
     def end(self, request_id: str) -> ReceivedReport | None:
         """End the request, and return the outcome of its transfer from another agent.
@@ -231,7 +232,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
 
     def _end(self, transfer: InboundTransfer, outcome: Outcome, *, message: str = "") -> None:
         self._remove(transfer)
-        self._counts.transfers[transfer.source, outcome] += 1
+        self._counts.add_transfer(transfer.source, outcome)
         if transfer.source == "receive" and not transfer.is_abandoned:
             num_tokens = transfer.num_tokens if outcome == "completed" else 0
             report = ReceivedReport(transfer.transfer_id.hex(), outcome, num_tokens)

@@ -27,7 +27,8 @@ from prfaas.agent.engine.protocol import (
     TransferFailed,
 )
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Counts, Direction, LoadSource, Outcome, ScheduledRequest, Step, Tables
+from prfaas.connector.counts import Counts
+from prfaas.connector.metadata import Direction, LoadSource, Outcome, ScheduledRequest, Step, Tables
 from prfaas.connector.scheduler.liveness import HEARTBEAT_SECONDS, AgentLiveness
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
@@ -133,12 +134,12 @@ class SchedulerSide:
                 transfer = read_parameters(request, direction)
                 transfer_id = transfer.grant.transfer_id.hex() if transfer else ""
                 self._inbound.refuse(request.request_id, ReceivedReport(transfer_id, refusal))
-            self.counts.transfers[direction, refusal] += 1
+            self.counts.add_transfer(direction, refusal)
             _log.info("request.transfer_refused", request_id=request.request_id, direction=direction, reason=refusal)
         fallback = fallback_report(request.parameters)
         if fallback is not None and not direction:
             self._inbound.refuse(request.request_id, fallback)
-            self.counts.transfers["fallback", fallback.outcome] += 1
+            self.counts.add_transfer("fallback", fallback.outcome)
             fields = {"transfer_id": fallback.transfer_id, "reason": fallback.outcome}
             _log.info("request.fell_back", request_id=request.request_id, **fields)
         if direction != "receive" or refusal:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from prfaas import logs
 from prfaas.agent.engine.protocol import Cancel, Message, Send, SendOpened, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Counts, Outcome, Save, SlotSpan, Tables
+from prfaas.connector.counts import Counts
+from prfaas.connector.metadata import Outcome, Save, SlotSpan, Tables
 from prfaas.connector.scheduler.transfer_table import TransferTable
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import HashChain
@@ -115,6 +116,6 @@ class OutboundTransfers(TransferTable[OutboundTransfer]):
         elif transfer.saved_tokens < transfer.num_tokens:
             self._ends.append(transfer.opened.handle)
         self._given_up[transfer.request_id] = outcome
-        self._counts.transfers["send", outcome] += 1
+        self._counts.add_transfer("send", outcome)
         fields = {"transfer_id": transfer.transfer_id, "message": message}
         _log.info("request.sent", request_id=transfer.request_id, outcome=outcome, **fields)

@@ -19,7 +19,8 @@ from typing import Literal
 from prfaas import logs
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap, BlockSpan
-from prfaas.connector.metadata import Counts, Outcome, Save, ScheduledRequest, SlotSpan
+from prfaas.connector.counts import Counts
+from prfaas.connector.metadata import Outcome, Save, ScheduledRequest, SlotSpan
 from prfaas.hashing import HashChain
 from prfaas.types import GroupBlocks, TransferId
 
@@ -247,7 +248,7 @@ class PrefixStores:
 
     def _count(self, blocks: StoredBlocks) -> Outcome:
         outcome: Outcome = blocks.failure or "completed"
-        self._counts.transfers[blocks.kind, outcome] += 1
+        self._counts.add_transfer(blocks.kind, outcome)
         return outcome
 
     def fail_all(self, reason: Outcome) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from prfaas.agent.engine.protocol import Message
-from prfaas.connector.metadata import Counts, Outcome
+from prfaas.connector.counts import Counts
+from prfaas.connector.metadata import Outcome
 from prfaas.types import TransferId
 
 

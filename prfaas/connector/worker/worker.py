@@ -12,7 +12,8 @@ from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.connector.block_map import BlockSpan
-from prfaas.connector.metadata import Copy, Counts, Save, Step
+from prfaas.connector.counts import Counts
+from prfaas.connector.metadata import Copy, Save, Step
 from prfaas.connector.worker.copy_host import BlockPairs, Copier, LayerBlocks, LayerCopy
 from prfaas.kv.layout import Layout
 
@@ -170,7 +171,7 @@ class WorkerSide:
         layers = [self._layers[name] for name in names]
         copies = [(layer, self._saves[layer.group].pairs) for layer in layers]
         ready = [entry for layer in layers for entry in self._saves[layer.group].entries(layer.layer)]
-        self.counts.copied_bytes["send"] += _num_bytes(copies)
+        self.counts.add("bytes send", _num_bytes(copies))
 
         def report() -> None:
             if (ready or entries) and self._is_writer:
@@ -185,7 +186,7 @@ class WorkerSide:
         for name in self._pending:
             if name in self.linear_layers:
                 num_sent = self._saves[self._layers[name].group].num_sent
-                self.counts.state_tail_bytes += num_sent * self._layers[name].slice.payload_bytes
+                self.counts.add("state_tail_bytes", num_sent * self._layers[name].slice.payload_bytes)
         is_new_session = step.session != self._session and step.epoch == self._epoch
         if not (step.saves or step.ends or is_new_session):
             return
@@ -213,7 +214,7 @@ class WorkerSide:
             self._backlog.extend(entries)
             if was_full or self._flush():
                 return
-            self.counts.ring_overflows += 1
+            self.counts.add("ring_overflows")
         _log.warning("ring.overflow_started")
         threading.Thread(target=self._flush_later, name="prfaas-ring", daemon=True).start()
 
@@ -246,7 +247,7 @@ class WorkerSide:
         if loads:
             names = [name for group in pairs for name in self._names_by_group[group]]
             layers = [(self._layers[name], pairs[self._layers[name].group]) for name in names]
-            self.counts.copied_bytes["receive"] += _num_bytes(layers)
+            self.counts.add("bytes receive", _num_bytes(layers))
             self._copier.load(layers, partial(self._check_loads, loads))
 
     def _check_loads(self, loads: Sequence[tuple[str, Sequence[Copy]]]) -> None:

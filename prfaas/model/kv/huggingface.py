@@ -49,7 +49,7 @@ def geometry(
 
 def _groups(config: Config, element: int) -> tuple[GroupBytes, ...]:
     """Return a group for each kind of layer that keeps KV. The last layers of Gemma 3n use the KV of earlier ones."""
-    kinds = layer_kinds(config)
+    kinds = layer_kinds(config, may_be_uniform=config["model_type"] not in _MIXED)
     kinds = kinds[: len(kinds) - (config.get("num_kv_shared_layers") or 0)]
     full, window = kinds.count("full"), kinds.count("window")
     # Each layer of Falcon-H1 has attention and Mamba-2 side by side.
@@ -228,3 +228,4 @@ _LINEAR: Mapping[str, Callable[[Config, int], GroupBytes]] = MappingProxyType({
     "kimi_linear": _kda,
     "jamba": _mamba1,
 })  # fmt: skip
+_MIXED = frozenset({*_LINEAR, "mimo_v2_flash"}) - {"falcon_h1"}

@@ -27,23 +27,27 @@ _WORDS: Mapping[str, LayerKind] = {
 }
 
 
-def layer_kinds(config: Config) -> list[LayerKind]:
-    """Return the kind of each layer.
+def layer_kinds(config: Config, *, may_be_uniform: bool = True) -> list[LayerKind]:
+    """Return the kind of each layer. A config that tells nothing has layers of one kind, if that may be.
 
     Raises:
-        ConfigError: a kind is unknown.
+        ConfigError: a kind is unknown, or the config tells nothing.
         KeyError: a field is missing.
     """
     if config.get("use_cla"):
         raise ConfigError(f"layers of model type {config['model_type']!r} that share KV (use_cla) are not known")
-    return _listed(config) or _periodic(config)
+    kinds = _listed(config) or _periodic(config)
+    if not kinds and not may_be_uniform:
+        raise ConfigError(f"model type {config['model_type']!r}: config.json does not tell the kinds of the layers")
+    return kinds or [_only_kind(config)] * config["num_hidden_layers"]
 
 
 def _listed(config: Config) -> list[LayerKind] | None:
     """Return the kinds of a config that lists them for each layer, by word or by number."""
     linear = config.get("linear_attn_config")
     if linear:  # Kimi Linear.
-        return ["full"] * len(linear["full_attn_layers"]) + ["linear"] * len(linear["kda_layers"])
+        num_full = len(linear["full_attn_layers"])
+        return ["full" if index < num_full else "linear" for index in range(num_full + len(linear["kda_layers"]))]
     for name in ("attn_layer_indices", "full_attn_idxs"):  # Bamba, LFM2.
         if config.get(name):
             return ["full" if index in config[name] else "linear" for index in range(config["num_hidden_layers"])]
@@ -61,8 +65,8 @@ def _listed(config: Config) -> list[LayerKind] | None:
     return [_WORDS[word] for word in words]
 
 
-def _periodic(config: Config) -> list[LayerKind]:
-    """Return the kinds of a config that gives the period of full attention, or has one kind."""
+def _periodic(config: Config) -> list[LayerKind] | None:
+    """Return the kinds of a config that gives the period of full attention."""
     count = config["num_hidden_layers"]
     if config.get("attn_layer_period"):  # Jamba.
         period, offset = config["attn_layer_period"], config["attn_layer_offset"]
@@ -72,10 +76,12 @@ def _periodic(config: Config) -> list[LayerKind]:
     if not period:
         rest = "window"  # Gemma; Llama 4.
         period = config.get("sliding_window_pattern") or config.get("no_rope_layer_interval")
-    if period:
-        return [rest if (index + 1) % period else "full" for index in range(count)]
+    return [rest if (index + 1) % period else "full" for index in range(count)] if period else None
+
+
+def _only_kind(config: Config) -> LayerKind:
     if not config.get("sliding_window") or not config.get("use_sliding_window", True):
-        return ["full"] * count
+        return "full"
     if config["model_type"] != "mistral":
         raise ConfigError(f"sliding windows of model type {config['model_type']!r} without layer_types are not known")
-    return ["window"] * count
+    return "window"

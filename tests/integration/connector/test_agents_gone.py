@@ -40,7 +40,7 @@ def test_a_full_ring_delays_a_transfer_but_loses_nothing(nodes: Nodes) -> None:
         prefiller.end(prefilling)
         prefiller.step([])
     load_and_finish(decoder, parked)
-    assert prefiller.worker.counts.ring_overflows > 0
+    assert prefiller.worker.counts["ring_overflows"] > 0
     nodes.assert_nothing_is_left()
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from prfaas.agent.engine.protocol import Cancel, Message, SendOpened, Store, TransferFailed
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Counts, Save, ScheduledRequest
+from prfaas.connector.counts import Counts
+from prfaas.connector.metadata import Save, ScheduledRequest
 from prfaas.connector.scheduler.store import BlockPins, PrefixStores
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
@@ -98,7 +99,7 @@ def test_slots_are_copied_to_by_the_next_step_which_also_ends_the_pins() -> None
         (2, (1103,), ((31,),)),
     ]
     assert (engine.num_pinned, engine.checkpoints.has_pins) == (0, False)
-    assert engine.counts.transfers == {("checkpoint", "completed"): 1}
+    assert engine.counts == {"transfers checkpoint completed": 1}
 
 
 def _failed(engine: Engine) -> list[Save]:
@@ -124,7 +125,7 @@ def test_a_checkpoint_that_finds_no_slots_ends_its_pins(end: Callable[[Engine], 
     assert end(engine) == []
     assert (engine.num_pinned, engine.checkpoints.has_pins) == (0, False)
     assert engine.posted[-1] == Cancel(engine.asked[0].transfer_id)
-    assert engine.counts.transfers == {("checkpoint", outcome): 1}
+    assert engine.counts == {f"transfers checkpoint {outcome}": 1}
 
 
 def test_a_request_that_has_ended_leaves_no_more() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from prfaas.agent.engine.protocol import Hold, LookedUp, Lookup, Message, Promised
 from prfaas.connector.block_map import BlockMap
-from prfaas.connector.metadata import Counts
+from prfaas.connector.counts import Counts
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
 from prfaas.connector.scheduler.receive import InboundTransfers

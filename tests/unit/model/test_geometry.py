@@ -79,6 +79,7 @@ def test_each_published_form_is_read(name: str) -> None:
         ("Granite-4.0-H-Small", 32.2, 9),
         ("Llama-4-Maverick-17B-128E", 400, 17),
         ("gpt-oss-120b", 117, 5.5),
+        ("LFM2-8B-A1B", 8.3, 1.5),
         ("Llama-3.1-70B", 70.6, 70.6),
     ],
 )
@@ -132,7 +133,8 @@ def test_eight_bit_kv_halves_what_attention_keeps_and_leaves_states_alone() -> N
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*X"}, "X"),
         ({"model_type": "llama", "torch_dtype": "int3"}, "int3"),
         ({"model_type": "llama", "num_hidden_layers": None}, "num_hidden_layers"),
-        ({"model_type": "bailing_hybrid", "num_kv_heads_for_linear_attn": 0}, "KDA"),
+        ({"model_type": "bailing_hybrid", "num_kv_heads_for_linear_attn": 0, "layer_group_size": 2}, "KDA"),
+        ({"model_type": "nemotron_h"}, "kinds of the layers"),
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding"),
     ],
 )
