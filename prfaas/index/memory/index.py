@@ -167,15 +167,9 @@ class Index:
     # Nodes
 
     def register(self, name: AgentName, *, cluster: ClusterName, epoch: int, layouts: Sequence[Layout]) -> bool:
-        """Add a node, and return whether its earlier holdings are void (a new epoch, or other layouts than before).
-
-        Raises:
-            IndexRefusal: `epoch` is older than the known epoch.
-        """
+        """Add a node, and return whether its earlier holdings are void (a new epoch, or other layouts than before)."""
         by_fingerprint = {layout.fingerprint: layout for layout in layouts}
         known = self._nodes.get(name)
-        if known and epoch < known.epoch:
-            raise IndexRefusal("stale_epoch", f"{name} registers epoch {epoch}; epoch {known.epoch} is known")
         if known and (known.epoch, known.cluster) == (epoch, cluster) and known.layouts.keys() <= by_fingerprint.keys():
             self._add_layouts(known, by_fingerprint)
             return False
@@ -213,10 +207,6 @@ class Index:
         if node and node.live != live:
             node.live = live
             self._answering.clear()
-
-    def epoch(self, name: AgentName) -> int | None:
-        node = self._nodes.get(name)
-        return node.epoch if node else None
 
     def models(self) -> frozenset[str]:
         """Return every model of which a node has, or lately had, a layout."""

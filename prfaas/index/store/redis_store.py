@@ -271,25 +271,17 @@ class RedisStore:
 
     # Values that expire
 
-    async def put_figures(self, lease: WriterLease, data: bytes, *, seconds: float) -> None:
-        await self._put(lease, self.keys.figures(lease.cluster), data, seconds)
+    async def put(self, lease: WriterLease, key: str, data: bytes, *, seconds: float) -> None:
+        """Write a value of the lease's cluster that expires.
 
-    async def put_plan(self, lease: WriterLease, data: bytes, *, seconds: float) -> None:
-        await self._put(lease, self.keys.plan(lease.cluster), data, seconds)
-
-    async def _put(self, lease: WriterLease, key: str, data: bytes, seconds: float) -> None:
+        Raises:
+            FencedError: another manager has the lease by now.
+        """
         arguments: list[str | bytes | int] = [lease.owner, lease.epoch, data, round(seconds * 1000)]
         await self._run("put", [self.keys.lease(lease.cluster), key], arguments)
 
-    async def figures(self, clusters: Iterable[ClusterName]) -> dict[ClusterName, bytes]:
-        return await self._get_each(clusters, self.keys.figures)
-
-    async def plans(self, clusters: Iterable[ClusterName]) -> dict[ClusterName, bytes]:
-        return await self._get_each(clusters, self.keys.plan)
-
-    async def _get_each(
-        self, clusters: Iterable[ClusterName], key: Callable[[ClusterName], str]
-    ) -> dict[ClusterName, bytes]:
+    async def get(self, clusters: Iterable[ClusterName], key: Callable[[ClusterName], str]) -> dict[ClusterName, bytes]:
+        """Return the values that clusters have at `key`, such as `keys.plan`."""
         wanted = list(clusters)
         async with _translated(), self._client.pipeline(transaction=False) as pipeline:
             for cluster in wanted:

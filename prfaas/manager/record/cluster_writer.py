@@ -178,7 +178,8 @@ class ClusterWriter:
             raise FencedError(f"another manager wrote {self.cluster} after this manager's lease had ended")
         self._lease, self._renewed_at = lease, _now()
         if self._world.plan is not None:
-            await self._store.put_plan(lease, self._world.plan.to_json(), seconds=PLAN_EXPIRY_SECONDS)
+            plan, key = self._world.plan.to_json(), self._store.keys.plan(self.cluster)
+            await self._store.put(lease, key, plan, seconds=PLAN_EXPIRY_SECONDS)
         self._forget_silent()
         return lease
 
@@ -187,7 +188,8 @@ class ClusterWriter:
         if _now() < self._published_at + self._period(_FIGURES_SECONDS):
             return
         self._published_at = _now()
-        await self._store.put_figures(lease, self._world.figures(self.cluster), seconds=_FIGURES_EXPIRY_SECONDS)
+        figures, key = self._world.figures(self.cluster), self._store.keys.figures(self.cluster)
+        await self._store.put(lease, key, figures, seconds=_FIGURES_EXPIRY_SECONDS)
 
     def _forget_silent(self) -> None:
         for name in self._world.silent_for(self._forget_seconds, self.cluster):

@@ -163,7 +163,7 @@ class Replication:
         self._figures, self._figures_due = {}, 0.0
         await self._read_figures()
         if self._takes_plans:
-            for data in (await self._store.plans(self._clusters)).values():
+            for data in (await self._store.get(self._clusters, self._store.keys.plan)).values():
                 self._world.apply_plan(data)
         self._world.refresh()
 
@@ -186,7 +186,7 @@ class Replication:
         """Read the figures of the clusters that other managers write, if they are due."""
         if _now() < self._figures_due:
             return
-        found = await self._store.figures(self._followed)
+        found = await self._store.get(self._followed, self._store.keys.figures)
         for cluster, data in found.items():
             # Ownership may have changed meanwhile.
             if cluster not in self._writers and data != self._figures.get(cluster):

@@ -258,7 +258,7 @@ async def test_batches_and_figures_are_written_during_a_snapshot(redis: Embedded
     await store._client.delete(store.keys.figures(EAST))
     async with asyncio.timeout(PATIENCE_SECONDS):
         await writer.append(node_record(node("n2")))
-        await _until_there(lambda: store.figures([EAST]))
+        await _until_there(lambda: store.get([EAST], store.keys.figures))
         assert await store.read_snapshot(EAST) == (START_ID, []), "it is still being written"
         world.may_end = True
         await _until_there(lambda: store._client.exists(store.keys.snapshot(EAST)))

@@ -131,21 +131,6 @@ async def _is_drained(site: AgentDeployment) -> None:
         await operator.drain(pb.DrainRequest(node="nobody"))
 
 
-@pytest.mark.soak
-async def test_stopping_agent_copies_hot_prefixes_first(site: AgentDeployment) -> None:
-    await site.node("a", **{"drain-seconds": "60s"})
-    await site.node("b")
-    for chain in (HOT, RARE[0]):
-        await asyncio.to_thread(site.hands["a"].leave, prefix_of(chain, LENGTH))
-    await _until_held_by(site, RARE[0], 1)
-    await site.client.match(match_request(HOT))
-    process = site.agents["a"].process
-    process.terminate()
-    assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
-    assert await asyncio.to_thread(site.hands["b"].holds, prefix_of(HOT, LENGTH))
-    assert not await asyncio.to_thread(site.hands["b"].holds, prefix_of(RARE[0], LENGTH))
-
-
 def _engine(name: str, *, url: str = "http://127.0.0.1:9") -> str:
     return f"[{{instance: {name}-engine, url: '{url}', role: both, model: {MODEL}}}]"
 

@@ -82,7 +82,7 @@ async def test_late_write_of_a_fenced_writer_is_refused(deployment: Deployment) 
     with pytest.raises(FencedError):
         await store.append(old, [StreamEntry(f"{old.epoch}-2", f"{old.epoch}-1", b"late")])
     with pytest.raises(FencedError):
-        await store.put_figures(old, b"late", seconds=1)
+        await store.put(old, store.keys.figures(EAST), b"late", seconds=1)
     with pytest.raises(FencedError):
         await store.write_snapshot(old, covers=f"{old.epoch}-1", chunks=_late_chunks())
     assert [entry.data for entry in await store.tail(EAST, START_ID)] == [b"early"]

@@ -102,14 +102,6 @@ def test_a_new_epoch_voids_all_holdings_and_a_sweep_frees_them() -> None:
     assert index.num_runs() == 0
 
 
-def test_an_older_epoch_is_refused() -> None:
-    index = index_of(DENSE)
-    index.register(NODE, cluster=EAST, epoch=7, layouts=[DENSE])
-    with pytest.raises(IndexRefusal, match="epoch 6") as refusal:
-        index.register(NODE, cluster=EAST, epoch=6, layouts=[DENSE])
-    assert refusal.value.reason == "stale_epoch"
-
-
 def test_a_silent_node_is_left_out_and_keeps_its_holdings() -> None:
     index = index_of(DENSE, *blocks(DENSE, range(160)))
     index.set_live(NODE, False)
