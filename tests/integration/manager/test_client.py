@@ -14,8 +14,8 @@ from prometheus_client import REGISTRY
 from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.methods import SERVICE_NAME
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY
+from tests.integration.manager.scripted_manager import scripted_manager
 from tests.support.deployment import SECRET, Deployment
 from tests.support.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
@@ -38,38 +38,27 @@ async def _say_nothing(request: bytes, context: Any) -> AsyncIterator[bytes]:
 
 async def test_silent_manager_is_left(deployment: Deployment) -> None:
     manager = await deployment.start_manager(name="talks")
-    silent = grpc.aio.server()
-    calls = {"WatchState": grpc.unary_stream_rpc_method_handler(_say_nothing)}
-    silent.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, calls),))
-    address = f"127.0.0.1:{silent.add_insecure_port('127.0.0.1:0')}"
-    await silent.start()
-    client = ManagerClient([address, manager.address], name="router", secret=SECRET)
-    snapshots = client.watch_state()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        assert await anext(snapshots)
-    await snapshots.aclose()
-    await client.close()
-    await silent.stop(None)
+    async with scripted_manager(WatchState=grpc.unary_stream_rpc_method_handler(_say_nothing)) as addresses:
+        client = ManagerClient([*addresses, manager.address], name="router", secret=SECRET)
+        snapshots = client.watch_state()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await anext(snapshots)
+        await snapshots.aclose()
+        await client.close()
 
 
 async def test_call_fails_if_every_manager_names_another_writer() -> None:
-    addresses: list[str] = []
-
     async def send_on(request: bytes, context: Any) -> bytes:
         trailing = ((REASON_KEY, "not_writer"), (WRITER_KEY, addresses[1]))
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another manager writes", trailing)
         raise AssertionError("abort raises")
 
-    server = grpc.aio.server()
-    calls = {"Copy": grpc.unary_unary_rpc_method_handler(send_on)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, calls),))
-    addresses += [f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}" for _ in range(2)]
-    await server.start()
-    client = ManagerClient(addresses, name="router", secret=SECRET)
-    with pytest.raises(ManagerUnreachable, match="no longer writes the cluster"):
-        await client.copy(pb.CopyRequest(), timeout_seconds=PATIENCE_SECONDS)
-    await client.close()
-    await server.stop(None)
+    copy = grpc.unary_unary_rpc_method_handler(send_on)
+    async with scripted_manager(num_addresses=2, Copy=copy) as addresses:
+        client = ManagerClient(addresses, name="router", secret=SECRET)
+        with pytest.raises(ManagerUnreachable, match="no longer writes the cluster"):
+            await client.copy(pb.CopyRequest(), timeout_seconds=PATIENCE_SECONDS)
+        await client.close()
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])

@@ -244,12 +244,24 @@ class Endless(World):
             yield node_record(node("n1"))
 
 
-async def test_batches_and_figures_are_written_during_a_snapshot(redis: EmbeddedRedis) -> None:
+Snapshotting = tuple[RedisStore, Endless, ClusterWriter]
+
+
+@pytest.fixture
+async def snapshotting(redis: EmbeddedRedis) -> AsyncIterator[Snapshotting]:
+    """A writer that has not started, whose snapshots have no end until they may have one."""
     store = RedisStore(redis.url, timeout_seconds=PATIENCE_SECONDS)
     world = Endless(expiry_seconds=PATIENCE_SECONDS, clock=asyncio.get_running_loop().time)
     writer = ClusterWriter(
         EAST, store=store, world=world, owner="first:7410 x", lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0
     )
+    yield store, world, writer
+    await writer.close()
+    await store.close()
+
+
+async def test_batches_and_figures_are_written_during_a_snapshot(snapshotting: Snapshotting) -> None:
+    store, world, writer = snapshotting
     lease = await store.acquire(EAST, owner="first:7410 x", seconds=PATIENCE_SECONDS)
     writer.start(lease, START_ID, behind=False)
     for _ in range(65):
@@ -265,16 +277,10 @@ async def test_batches_and_figures_are_written_during_a_snapshot(redis: Embedded
     covers, _ = await store.read_snapshot(EAST)
     (entry,) = await store.tail(EAST, covers)
     assert (entry.before, entry.data) == (covers, node_record(node("n2")))
-    await writer.close()
-    await store.close()
 
 
-async def test_snapshot_completes_under_a_renewed_lease(redis: EmbeddedRedis) -> None:
-    store = RedisStore(redis.url, timeout_seconds=PATIENCE_SECONDS)
-    world = Endless(expiry_seconds=PATIENCE_SECONDS, clock=asyncio.get_running_loop().time)
-    writer = ClusterWriter(
-        EAST, store=store, world=world, owner="first:7410 x", lease_seconds=PATIENCE_SECONDS, forget_seconds=1800.0
-    )
+async def test_snapshot_completes_under_a_renewed_lease(snapshotting: Snapshotting) -> None:
+    store, world, writer = snapshotting
     writer._published_at = float("inf")  # Figures under an ended lease would end the writer.
     lease = await store.acquire(EAST, owner="first:7410 x", seconds=PATIENCE_SECONDS)
     writer.start(lease, START_ID, behind=True)
@@ -293,5 +299,3 @@ async def test_snapshot_completes_under_a_renewed_lease(redis: EmbeddedRedis) ->
     covers, _ = await store.read_snapshot(EAST)
     (entry,) = await store.tail(EAST, covers)
     assert entry.data == node_record(node("n2"))
-    await writer.close()
-    await store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -13,8 +14,8 @@ from prfaas.errors import IndexRefusal, ManagerUnreachable
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.methods import SERVICE_NAME
 from prfaas.rpc.streams import BATCHES_KEY, FAILED
+from tests.integration.manager.scripted_manager import scripted_manager
 from tests.support.deployment import (
     SECRET,
     Deployment,
@@ -93,6 +94,18 @@ async def _until_refused(client: ManagerClient) -> None:
             await asyncio.sleep(POLL_SECONDS)
 
 
+@asynccontextmanager
+async def _client_of(ask: Any) -> AsyncIterator[ManagerClient]:
+    """Yield a client of a manager that answers streams of queries with `ask`."""
+    handler = grpc.stream_stream_rpc_method_handler(
+        ask, pb.Question.FromString, lambda reply: reply.SerializeToString()
+    )
+    async with scripted_manager(Ask=handler) as addresses:
+        client = ManagerClient(addresses, name="router", secret=SECRET, deadline_seconds=PATIENCE_SECONDS)
+        yield client
+        await client.close()
+
+
 class _Recording:
     """Server that answers each query with its limit, and records the size of each message."""
 
@@ -113,25 +126,12 @@ class _Recording:
 
     async def asked_at_once(self, requests: list[pb.MatchRequest]) -> list[int]:
         """Return the limits that came back: first of one query, then of these while the server reads nothing."""
-        server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(
-            self.ask, pb.Question.FromString, lambda reply: reply.SerializeToString()
-        )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {"Ask": handler}),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        client = ManagerClient(
-            [f"127.0.0.1:{port}"], name="router", secret=b"s" * 32, deadline_seconds=PATIENCE_SECONDS
-        )
-        try:
+        async with _client_of(self.ask) as client:
             await client.match(pb.MatchRequest(limit_tokens=1))
             asked = [asyncio.create_task(client.match(request)) for request in requests]
             await asyncio.sleep(0)
             self.gate.set()
             return [answer.odd_lengths[0] for answer in await asyncio.gather(*asked)]
-        finally:
-            await client.close()
-            await server.stop(None)
 
 
 async def test_batches_are_bounded_in_number_and_size() -> None:
@@ -145,8 +145,6 @@ async def test_batches_are_bounded_in_number_and_size() -> None:
 
 
 async def test_failed_query_does_not_affect_others() -> None:
-    server = grpc.aio.server()
-
     async def ask(questions: AsyncIterator[pb.Question], context: Any) -> AsyncIterator[pb.Reply]:
         async for question in (part async for message in questions for part in (message, *message.further)):
             if question.match.limit_tokens:
@@ -154,18 +152,8 @@ async def test_failed_query_does_not_affect_others() -> None:
             else:
                 yield pb.Reply(id=question.id, refusal=pb.Refusal(reason=FAILED, message="KeyError"))
 
-    handler = grpc.stream_stream_rpc_method_handler(
-        ask, pb.Question.FromString, lambda reply: reply.SerializeToString()
-    )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {"Ask": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    client = ManagerClient([f"127.0.0.1:{port}"], name="router", secret=b"s" * 32)
-    try:
+    async with _client_of(ask) as client:
         failed = asyncio.create_task(client.match(pb.MatchRequest()))
         assert (await client.match(pb.MatchRequest(limit_tokens=7))).odd_lengths == [7]
         with pytest.raises(ManagerUnreachable, match="KeyError"):
             await failed
-    finally:
-        await client.close()
-        await server.stop(None)

@@ -49,10 +49,16 @@ async def test_stored_blocks_are_matched_and_removed_ones_are_not(deployment: De
 async def test_lost_block_is_found_by_the_digest(deployment: Deployment) -> None:
     manager = await deployment.start_manager()
     reporter = await deployment.node("n1", manager, holds=stored(LAYOUT, chain_of(320), 320))
+    before = _num_resyncs()
     manager.world.index.reset(next(iter(manager.world.membership)).node.name)
     await until(lambda: reporter.status.num_full_announcements >= 1, what="the announcement of everything")
     client = deployment.client(manager)
     await until_usable(client, chain_of(640), {"n1": 320})
+    assert _num_resyncs() > before
+
+
+def _num_resyncs() -> float:
+    return REGISTRY.get_sample_value("prfaas_manager_full_announcements_total", {"reason": "digest"}) or 0.0
 
 
 async def test_silent_node_returns_with_its_blocks(deployment: Deployment) -> None:

@@ -11,7 +11,7 @@ from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, StreamEnt
 from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import ClusterName
 from tests.integration.manager.test_routing import route_request
-from tests.support.deployment import Deployment, chain_of, hybrid_layout, kill, stored, until_usable
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 LAYOUT = hybrid_layout()
@@ -37,22 +37,6 @@ async def test_second_manager_takes_over_with_the_record(deployment: Deployment)
     assert reporter.status.num_full_announcements == 0, "the record was enough"
     reporter.publish(stored(LAYOUT, chain_of(640), 640))
     await until_usable(deployment.client(second), chain_of(641), {"n1": 640})
-
-
-async def test_answers_continue_while_redis_is_dead(deployment: Deployment) -> None:
-    redis = await deployment.start_redis()
-    first, second = await deployment.start_manager(), await deployment.start_manager()
-    reporter = await deployment.node("n1", first, holds=stored(LAYOUT, chain_of(640), 160))
-    await until_usable(deployment.client(second), chain_of(640), {"n1": 160})
-    killed = redis.pid
-    kill(killed)
-    client = deployment.client(first)
-    reporter.publish(stored(LAYOUT, chain_of(640), 320))
-    await until_usable(client, chain_of(640), {"n1": 320})
-    await until(lambda: redis.pid != killed, what="Redis again")
-    await until_usable(deployment.client(second), chain_of(640), {"n1": 320})
-    late = await deployment.start_manager()
-    await until_usable(deployment.client(late), chain_of(640), {"n1": 320})
 
 
 async def test_empty_redis_is_filled_from_memory(deployment: Deployment) -> None:

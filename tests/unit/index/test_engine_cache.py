@@ -219,11 +219,6 @@ def test_a_salted_chain_is_announced_under_its_tenant() -> None:
     ]
 
 
-def test_blocks_after_an_orphan_are_orphans() -> None:
-    cache = cache_of(FULL)
-    assert cache.apply([stored(0, 1, has_extras=True), stored(1, 3)]) == []
-
-
 def test_an_image_makes_the_rest_of_the_chain_orphans() -> None:
     cache = cache_of(FULL)
     events = cache.apply([stored(0, 2), stored(2, 3, has_extras=True), stored(3, 4)])

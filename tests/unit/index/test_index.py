@@ -252,20 +252,6 @@ def test_a_state_outlasts_its_blocks_and_serves_when_they_return() -> None:
         assert usable(target, query()) == [(800, 1600, "state")]
 
 
-def test_a_state_among_many_forks_is_found() -> None:
-    inventory, index = Inventory(), Index()
-    inventory.add_layout(HYBRID)
-    index.register(NODE, cluster=EAST, epoch=1, layouts=[HYBRID])
-    for number in range(100):
-        chain = HashChain(root_hash("m"), [*range(160), *range(5000 + number, 5320 + number)])
-        ends = range(16, 481, 16)
-        events = [BlockStored(HYBRID.fingerprint, 0, chain.at(end), chain.at(end - 16), end) for end in ends]
-        ending = BlockStored(HYBRID.fingerprint, 1, chain.at(480), chain.at(480), 480)
-        index.apply(NODE, inventory.apply([*events, ending]))
-        assert usable(index, query(chain)) == [(480, 480, "complete")]
-    assert index.digests(NODE) == inventory.digests()
-
-
 def test_a_copied_index_removes_a_state_beside_any_fork() -> None:
     """A copy meets the forks of a cell in another order than they came in."""
     inventory, index, copy = Inventory(), Index(), Index()

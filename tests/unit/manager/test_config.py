@@ -30,24 +30,6 @@ def test_impossible_value_is_refused(name: str, value: str, message: str) -> Non
         load_mapping(ManagerConfig, {"secret_file": "secret", name: value}, where="test")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "needs"),
-    [
-        ("role_changes", "apply", "deployment"),
-        ("redis_directory", "/var/lib/prfaas", "no redis_url"),
-        ("fetch_tokens", "2Ki", "bandwidth: abundant or measured"),
-        ("endpoint_picker", "picker.yaml", "local_policy: endpoint_picker"),
-        ("non_cached_tokens", "17", "local_policy: suffix"),
-        ("ppd_table", "table.json", "local_policy: ppd"),
-    ],
-)
-def test_setting_without_effect_is_refused(name: str, value: str, needs: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: needs {needs}$"):
-        load_mapping(
-            ManagerConfig, {"secret_file": "secret", "redis_url": "redis://127.0.0.1", name: value}, where="test"
-        )
-
-
 def test_certificates_in_the_url_apply_to_a_redis_cluster() -> None:
     store = RedisStore("rediss+cluster://h1:1,h2:2?ssl_ca_certs=/ca.pem")
     assert store._client.connection_kwargs["ssl_ca_certs"] == "/ca.pem"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -98,15 +97,6 @@ async def test_copy_ends_when_either_node_expires() -> None:
         ended = copies.order(_order())
         copies.expire(LIVE - {AgentName(silent)})
         assert (await ended).outcome == "unreachable"
-
-
-async def test_cancelled_caller_does_not_end_the_copy_for_others() -> None:
-    copies = _copies(_Clock())
-    ended = copies.order(_order())
-    waiting = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(ended), 60))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    assert len(copies) == 1 and not ended.cancelled()
 
 
 async def test_copy_takes_the_highest_priority_of_its_orders() -> None:

@@ -91,21 +91,6 @@ def test_replaced_nodes_keep_their_liveness_without_blocks() -> None:
     assert world.live() == []
 
 
-def test_nodes_stay_alive_while_reports_cannot_arrive() -> None:
-    clock = Clock()
-    world = World(expiry_seconds=30.0, clock=clock)
-    told(world)
-    world.register(replace(node_with(HYBRID), name=AgentName("w1"), cluster=ClusterName("west")))
-    clock.now += 31.0
-    world.keep_alive(but={ClusterName("west")})
-    assert [member.node.name for member in world.live()] == [NODE]
-    world.refresh()
-    clock.now += 31.0
-    world.refresh()
-    world.keep_alive(but=())
-    assert world.live() == [], "what was silent before is not brought back"
-
-
 def test_forgotten_node_neither_drains_nor_lives() -> None:
     world = World(expiry_seconds=30.0, clock=Clock())
     told(world)
