@@ -471,14 +471,9 @@ def _scalar(given: _Given) -> str:
     raise ValueError("empty" if given.content is None else "a single value is expected")
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type[Any], *, reads_files: bool) -> None:
-    """Add --config, --check-config and one flag for each setting of `cls`. All values stay texts.
-
-    `reads_files` says in the help that --check-config reads the files that settings name.
-    """
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
+    """Add --config and one flag for each setting of `cls`. All values stay texts."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML")
-    before = "read the files that settings name, " if reads_files else ""
-    parser.add_argument("--check-config", action="store_true", help=f"{before}print the settings and exit")
     for path, spec in paths(cls):
         on = {"nargs": "?", "const": "true"} if spec.kind is KINDS["flag"] else {}
         help_text = f"{spec.doc} Write {spec.accepted}.".replace("%", "%%")
@@ -507,7 +502,9 @@ def parse(
     """
     parser = argparse.ArgumentParser(prog=f"prfaas-{component}", description=doc)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
-    add_flags(parser, cls, reads_files=check is not None)
+    check_help = "read the files that settings name, print the settings and exit"
+    parser.add_argument("--check-config", action="store_true", help=check_help)
+    add_flags(parser, cls)
     namespace = parser.parse_args(argv)
     try:
         config = load(cls, component=component, file=namespace.config, flags=given_flags(namespace), check=check)

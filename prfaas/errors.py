@@ -36,20 +36,20 @@ class LayoutError(PrfaasError):
     """Two layouts differ, or a KV cache cannot be described. The message names the difference."""
 
 
-class GrantError(PrfaasError):
-    """A grant is forged, expired or for another agent. `reason` is a word of a closed set."""
+class _CountedError(PrfaasError):
+    """Base of errors that are counted by `reason`, a word of a closed set."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class IndexRefusal(PrfaasError):
-    """The index cannot place an announcement or a query. `reason` is a word of a closed set."""
+class GrantError(_CountedError):
+    """A grant is forged, expired or for another agent."""
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class IndexRefusal(_CountedError):
+    """The index cannot place an announcement or a query."""
 
 
 class RecordUnreachable(PrfaasError):
@@ -87,9 +87,5 @@ class LocalProtocolError(PrfaasError):
     """Our own code was about to break a protocol."""
 
 
-class RemoteProtocolError(PrfaasError):
-    """The peer broke a protocol. `reason` is a word of a closed set."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+class RemoteProtocolError(_CountedError):
+    """The peer broke a protocol."""

@@ -12,10 +12,9 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 _CLIENT_FAULT_MODULES = ("aiohttp.http_exceptions", "aiohttp.web_protocol")
-Level = Literal["debug", "info", "warning", "error"]
 
 
 class _Event:
@@ -47,9 +46,6 @@ class Log:
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
-
-    def debug(self, event: str, **fields: Any) -> None:
-        self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
         self._write(logging.INFO, event, fields)
@@ -118,7 +114,7 @@ def _is_relevant(record: logging.LogRecord) -> bool:
     return not (isinstance(error, ConnectionResetError) or type(error).__module__ in _CLIENT_FAULT_MODULES)
 
 
-def setup(component: str, *, level: Level = "info", stream: TextIO | None = None, logger: str = "") -> None:
+def setup(component: str, *, stream: TextIO | None = None, logger: str = "") -> None:
     """Send all logs of this process to `stream` (default stderr): text on a terminal, else JSON lines.
 
     Inside a host process, `logger="prfaas"` leaves the logs of other libraries unchanged.
@@ -131,5 +127,5 @@ def setup(component: str, *, level: Level = "info", stream: TextIO | None = None
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(level.upper())
+    root.setLevel(logging.INFO)
     root.propagate = False

@@ -63,11 +63,6 @@ TRANSFER_PHASE_SECONDS = _histogram(
     (0.001, 0.005, 0.02, *TTFT_BUCKETS_SECONDS),
     ("phase",),
 )
-COPIES = _counter(
-    "prfaas_agent_copies",
-    "Prefix copies that ended at this node. outcome is completed or the failure reason.",
-    ("outcome",),
-)
 LINK_PROBES = _counter(
     "prfaas_agent_link_probes",
     "Link probes that ended. direction is in or out. outcome is completed, taken (in) or the failure reason.",
@@ -81,7 +76,6 @@ POOL_SLOTS = _gauge(
 POOL_TENANT_BYTES = _gauge(
     "prfaas_agent_pool_tenant_bytes", "Prefix blocks of each tenant in the setting `tenants`.", ("tenant",)
 )
-SSD_SLOTS = _gauge("prfaas_agent_ssd_slots", "Slots of the SSD tier, by the kinds of the pool.", ("kind",))
 SSD_BYTES = _counter(
     "prfaas_agent_ssd_bytes", "Payload bytes moved by the SSD tier. direction is read or write.", ("direction",)
 )
@@ -131,9 +125,6 @@ LINK_CONGESTED = _gauge(
     "1 while the link is congested for this reason: queue, loss or rtt.",
     ("peer", "reason"),
 )
-LINK_QUEUE_SECONDS = _gauge(
-    "prfaas_agent_link_queue_seconds", "Queued bytes divided by the achievable rate.", ("peer",)
-)
 LINK_QUEUED_BYTES = _gauge(
     "prfaas_agent_link_queued_bytes", "Payload bytes ready to send, not taken by a connection.", ("peer",)
 )
@@ -144,11 +135,6 @@ LINK_RTT_SECONDS = _gauge(
 )
 LINK_RETRANSMITS = _gauge(
     "prfaas_agent_link_retransmit_ratio", "Share of bytes retransmitted in the last third of a second.", ("peer",)
-)
-LINK_UTILIZATION = _gauge(
-    "prfaas_agent_link_utilization_ratio",
-    "Rate in the last third of a second divided by the achievable rate; 0: unknown.",
-    ("peer",),
 )
 LINK_ACHIEVABLE = _gauge(
     "prfaas_agent_link_achievable_bytes_per_second", "Payload rate that the link can carry; 0: unknown.", ("peer",)
@@ -188,11 +174,6 @@ DECISIONS = _counter(
 )
 TTFT_SECONDS = _histogram(
     "prfaas_router_ttft_seconds", "Time from a request's arrival to the first token.", TTFT_BUCKETS_SECONDS, ("route",)
-)
-TOKENISED_CHATS = _counter(
-    "prfaas_router_tokenised_chats",
-    "Chat requests tokenised. how is whole, added (new messages only) or compared (both, as a check).",
-    ("how",),
 )
 QUOTA_REFUSALS = _counter(
     "prfaas_router_quota_refusals",

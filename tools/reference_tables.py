@@ -162,7 +162,7 @@ def annotated_yaml(component: str, cls: type[Any]) -> str:
     command = "prfaas" if component == "console" else f"prfaas-{component}"
     head = [
         f"# {command}: every setting with its default; what stays at its default may be left out.",
-        f"# Written by `make docs` from {cls.__module__.replace('.', '/')}.py. `--check-config` shows what is in force.",
+        f"# Written by `make docs` from {cls.__module__.replace('.', '/')}.py. `prfaas config check FILE` checks it.",
     ]
     return "\n".join(head + _yaml_lines(cls, EXAMPLES.get(component, {}), indent="")) + "\n"
 

@@ -30,24 +30,20 @@ _log = logs.get("agent.status")
 _SHUTDOWN_POLL_SECONDS = 0.05
 _CONGESTION_REASONS: tuple[CongestionReason, ...] = typing.get_args(CongestionReason)
 _NUMBER_GAUGES: dict[Gauge, Callable[[LinkStats], float]] = {
-    metrics.LINK_QUEUE_SECONDS: lambda link: link.queue_seconds,
     metrics.LINK_QUEUED_BYTES: lambda link: link.queued_bytes,
     metrics.LINK_RTT_SECONDS: lambda link: link.rtt_seconds,
     metrics.LINK_RETRANSMITS: lambda link: link.resent_ratio,
-    metrics.LINK_UTILIZATION: lambda link: link.utilization_ratio,
     metrics.LINK_ACHIEVABLE: lambda link: link.achievable_bytes_per_second,
 }
 
 
-def measure_pool(pool: Pool, ssd: SsdTier | None, *, tenants: Iterable[str]) -> None:
-    """Set the gauges of pool and SSD, and of the named tenants."""
+def measure_pool(pool: Pool, *, tenants: Iterable[str]) -> None:
+    """Set the gauges of the pool, and of the named tenants."""
     stats = pool.stats()
     for kind, count in stats.slots_by_kind.items():
         metrics.POOL_SLOTS.labels(kind=kind).set(count)
     for tenant in tenants:
         metrics.POOL_TENANT_BYTES.labels(tenant=tenant).set(stats.tenant_bytes.get(tenant, 0))
-    for kind, count in (ssd.slots_by_kind() if ssd else {}).items():
-        metrics.SSD_SLOTS.labels(kind=kind).set(count)
 
 
 def pool_page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:

@@ -303,7 +303,7 @@ def _add(commands: Any, name: str, command: Command, text: str) -> argparse.Argu
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.set_defaults(command=command)
     parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON, as without a terminal")
-    config.add_flags(parser, ConsoleConfig, reads_files=True)
+    config.add_flags(parser, ConsoleConfig)
     return parser
 
 
@@ -371,12 +371,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             component="console",
             file=_file(arguments),
             flags=config.given_flags(arguments),
-            check=check_named_files if arguments.check_config else None,
         )
         settings = beside_components(settings, DIRECTORY)
-        if arguments.check_config:
-            sys.stdout.write(config.show(settings))
-            return 0
         return _run(Call(settings, arguments))
     except (KeyboardInterrupt, BrokenPipeError):
         return 130

@@ -105,9 +105,7 @@ def readiness(base: str, *, timeout_seconds: float, tls: ssl.SSLContext | None) 
         return f"no answer: {_why(error, base)}"
 
 
-def first_json(
-    bases: Sequence[str], path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None, key: str = ""
-) -> Any:
+def first_json(bases: Sequence[str], path: str, *, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> Any:
     """Return a page from the first server that has it, or None if no answering server has it.
 
     Raises:
@@ -116,7 +114,7 @@ def first_json(
     failures: list[PageUnreachable] = []
     for base in bases:
         try:
-            found = read_json(base.rstrip("/") + path, timeout_seconds=timeout_seconds, tls=tls, key=key)
+            found = read_json(base.rstrip("/") + path, timeout_seconds=timeout_seconds, tls=tls)
         except PageUnreachable as error:
             failures.append(error)
             continue

@@ -18,9 +18,9 @@ from prfaas.router.sidecar.server import open_sidecar
 from tests.e2e.test_router import cluster
 from tests.integration.router.gateway import start_envoy
 from tests.support.engine_deployment import CHUNK_TOKENS, random_prompt
-from tests.support.engine_pair import NUM_OUTPUT_TOKENS, EnginePair
+from tests.support.engine_pair import NUM_OUTPUT_TOKENS, EnginePair, num_outcomes, resumes_at
 from tests.support.waiting import until
-from tools.demo.client import Answer, complete, is_answering, transfers
+from tools.demo.client import Answer, complete, is_answering, prefilled_tokens, transfers
 from tools.free_ports import free_address
 from tools.processes import Children
 
@@ -84,9 +84,12 @@ async def test_answers_through_envoy_are_those_of_one_engine(pair: EnginePair, t
 async def test_a_killed_prefill_engine_leaves_no_transfer_and_is_used_again_after_its_restart(
     pair: EnginePair, tmp_path: Path
 ) -> None:
+    """It then reuses the KV in its node's pool."""
     async with _gateway(pair, tmp_path) as url:
-        prompt = random_prompt(LONG_TOKENS, seed=8000)
+        prompt, stored = random_prompt(LONG_TOKENS, seed=8000), random_prompt(600, seed=7999)
         wanted = await asyncio.to_thread(pair.alone, prompt)
+        expected = await asyncio.to_thread(pair.at, pair.prefill, stored)
+        await until(lambda: num_outcomes(pair.prefill, "store", "completed") > 0, what="the blocks in the pool")
         known = transfers(pair.east.status_url).keys()
         asking = asyncio.create_task(_ask(pair, url, prompt))
         await until(lambda: transfers(pair.east.status_url).keys() - known, what="the transfer's begin")
@@ -95,6 +98,8 @@ async def test_a_killed_prefill_engine_leaves_no_transfer_and_is_used_again_afte
         assert answer.token_ids == wanted
         await until(lambda: _ended(pair), what="the end of all transfers")
         await asyncio.to_thread(pair.await_engine, "east")
+        assert await asyncio.to_thread(pair.at, pair.prefill, stored) == expected
+        assert prefilled_tokens(pair.prefill.url) == 600 - resumes_at(pair.layout(), 599), "the rest is in the pool"
         for seed in itertools.count(8001):  # Until the picker has seen the engine again.
             again = await _ask(pair, url, random_prompt(LONG_TOKENS, seed=seed))
             if again.headers["x-prfaas-route"] == "remote":

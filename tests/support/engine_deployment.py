@@ -14,7 +14,7 @@ from prfaas.kv.layout import Layout
 from prfaas.types import ClusterKind, InstanceRole
 from tests.support.embedded_redis import kill_embedded_redis
 from tests.support.waiting import wait_until
-from tools.demo.client import Answer, complete, get_json, get_text, is_answering, prompt_tokens
+from tools.demo.client import Answer, complete, get_json, is_answering, prompt_tokens
 from tools.free_ports import free_address
 from tools.link import Relay
 from tools.processes import Child, Children
@@ -206,12 +206,6 @@ class Deployment:
         """Return the transfers that have come to a node, oldest first."""
         records = get_json(f"{self.agents[name].status_url}/transfers")
         return [record for record in records if record["direction"] == "in"]
-
-    def agent_metric(self, name: str) -> float:
-        """Return the sum of a metric over all agents and labels."""
-        pages = [get_text(f"{agent.status_url}/metrics") for agent in self.agents.values()]
-        lines = [line for page in pages for line in page.splitlines() if line.startswith(name)]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from tests.support.paced_engine import PacedEngine
+from tests.support.secret_files import write_deployment_secret
 from tests.support.waiting import PATIENCE_SECONDS
 from tools.demo.client import is_answering
 from tools.free_ports import free_address
@@ -66,10 +67,9 @@ def running_processes(
                 instances.append({**instance, "wire": "127.0.0.1:1"})
                 _wait_for(children, engines[name], f"http://{address}/health")
             clusters.append({"name": cluster, "kind": kind, "instances": instances})
-        (directory / "secret").write_bytes(bytes(32))
-        (directory / "secret").chmod(0o600)
         listen, file = free_address(), directory / "router.yaml"
-        written = {"listen": listen, "secret_file": str(directory / "secret"), "clusters": clusters, **settings}
+        secret_file = str(write_deployment_secret(directory))
+        written = {"listen": listen, "secret_file": secret_file, "clusters": clusters, **settings}
         file.write_text(yaml.safe_dump(written))
         command = (sys.executable, "-c", _limited(max_descriptors) + ROUTER, "--config", str(file))
         router = children.start("router", command)

@@ -1,4 +1,4 @@
-"""Files of keys that only their owner may read."""
+"""Files of secrets that only their owner may read."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ def write_secret(path: Path, text: str) -> Path:
     path.touch(mode=0o600)
     path.write_text(text)
     return path
+
+
+def write_deployment_secret(directory: Path) -> Path:
+    """Write a file that can serve as a deployment's `secret_file`."""
+    return write_secret(directory / "secret", 32 * "s")

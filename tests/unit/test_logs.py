@@ -46,14 +46,6 @@ def test_a_field_cannot_hide_the_head_of_a_line() -> None:
     assert written(stream)[0]["level"] == "info"
 
 
-def test_the_level_decides_what_is_written() -> None:
-    stream = io.StringIO()
-    logs.setup("agent", level="warning", stream=stream, logger="prfaas")
-    logs.get("agent").info("quiet")
-    logs.get("agent").error("loud")
-    assert [line["event"] for line in written(stream)] == ["loud"]
-
-
 def test_an_exception_brings_its_trace() -> None:
     stream = io.StringIO()
     logs.setup("agent", stream=stream, logger="prfaas")

@@ -34,18 +34,9 @@ TABLE = TransitionTable(
 )
 
 
-def test_an_allowed_event_leads_to_the_next_state() -> None:
-    assert TABLE.next(Door.CLOSED, Action.PULL) is Door.OPEN
-    assert TABLE.allows(Door.OPEN, Action.SHUT) and not TABLE.allows(Door.OPEN, Action.REMOVE)
-
-
 def test_an_event_outside_the_table_is_refused_by_name() -> None:
     with pytest.raises(LocalProtocolError, match="door: REMOVE is not allowed in state OPEN"):
         TABLE.next(Door.OPEN, Action.REMOVE)
-
-
-def test_a_state_that_no_event_leaves_is_final() -> None:
-    assert TABLE.final_states == {Door.REMOVED}
 
 
 def test_the_diagram_lists_every_transition() -> None:

@@ -72,14 +72,6 @@ def test_a_choice_takes_its_words_only() -> None:
         role.parse("both")
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "text"),
-    [("bytes", 4 << 30, "4GiB"), ("seconds", 0.02, "20ms"), ("rate", 1.25e9, "10Gbps"), ("tokens", 32_000, "32K")],
-)
-def test_values_are_shown_in_the_unit_people_would_write(kind: units.KindName, value: float, text: str) -> None:
-    assert KINDS[kind].show(value) == text
-
-
 @pytest.mark.parametrize("kind", ["bytes", "tokens", "count"])
 @given(value=st.integers(0, 1 << 80))
 def test_whole_numbers_survive_showing_and_reading(kind: units.KindName, value: int) -> None:
@@ -90,11 +82,6 @@ def test_whole_numbers_survive_showing_and_reading(kind: units.KindName, value: 
 @given(value=st.floats(0, 1e15, allow_subnormal=False))
 def test_quantities_survive_showing_and_reading(kind: units.KindName, value: float) -> None:
     assert KINDS[kind].parse(KINDS[kind].show(value)) == value
-
-
-@given(value=st.floats(0, 1, allow_subnormal=False))
-def test_ratios_survive_showing_and_reading(value: float) -> None:
-    assert KINDS["ratio"].parse(KINDS["ratio"].show(value)) == value
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

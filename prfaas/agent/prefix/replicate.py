@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from prfaas import metrics
 from prfaas.agent.links import wire_priority
 from prfaas.agent.outcomes import CommandOutcomes
 from prfaas.agent.prefix.promotion import LocalHoldings, promote
@@ -220,7 +219,6 @@ class PrefixCopies:
             copy.placement.release()
 
     def _end(self, end: CopyEnd) -> None:
-        metrics.COPIES.labels(outcome=end.outcome).inc()
         self._outcomes.add(end)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
-from prfaas.transport.net.tls import CERTIFICATE_FAULTS, CertificateFiles, certificate_shown, make_contexts
+from prfaas.transport.net.tls import CERTIFICATE_FAULTS, CertificateFiles, certificate_shown, common_name, make_contexts
 
 SOON_SECONDS = 14 * 86400.0
 _REMEDIES: dict[int, tuple[Subject, str]] = {  # X509_V_ERR_* codes, as in CERTIFICATE_FAULTS.
@@ -108,12 +108,10 @@ def _rejected(files: CertificateFiles, error: ssl.SSLCertVerificationError, wher
 
 
 def _name(path: Path, shown: dict[str, object], wanted: str | None, where: str) -> Finding:
-    subject = shown.get("subject", ())
-    assert isinstance(subject, tuple), "ssl returns tuples"
-    names = [value for pairs in subject for kind, value in pairs if kind == "commonName"]
-    if wanted is None or wanted in names:
-        return good("certificate_name", where, f"{path} is for {', '.join(names)}")
-    message = f"{path} is for {', '.join(names) or 'no name'}, but peers expect {wanted}"
+    name = common_name(shown)
+    if wanted in (None, name):
+        return good("certificate_name", where, f"{path} is for {name}")
+    message = f"{path} is for {name or 'no name'}, but peers expect {wanted}"
     return bad("certificate_name", where, message, remedy=f"issue a certificate with the common name {wanted}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -60,8 +61,11 @@ def examine(patient: Patient) -> list[Finding]:
     loaded: dict[str, Any] = {}
     findings: list[Finding] = []
     for component, path in patient.files.items():
+        load = functools.partial(config.load, COMPONENTS[component], component=component, file=path)
         try:
-            loaded[component] = config.load(COMPONENTS[component], component=component, file=path)
+            loaded[component] = load()
+            load(check=patient.check)
+            findings.append(good("configuration", str(path), "accepted at the start"))
         except ConfigError as error:
             findings.append(_misconfigured(path, error))
     agent: AgentConfig | None = loaded.get("agent")
@@ -69,7 +73,7 @@ def examine(patient: Patient) -> list[Finding]:
     if agent:
         findings += room_findings(machine, agent, where="agent")
     for component, settings in loaded.items():
-        findings += _once(component, list(_CHECKS[component](settings, patient)), patient)
+        findings += _CHECKS[component](settings, patient)
     findings += _certificates(patient.console, name=patient.console.name, where="console")
     seconds, tls = patient.console.timeout, _client_tls(patient.console)
     pages = patient.console.pages
@@ -79,36 +83,6 @@ def examine(patient: Patient) -> list[Finding]:
     is_named = expects_manager or pages != default(ConsoleConfig, "pages")
     findings += [network.clock_finding(page, is_named=is_named, timeout_seconds=seconds, tls=tls) for page in pages]
     return findings
-
-
-def _once(component: str, findings: list[Finding], patient: Patient) -> list[Finding]:
-    """Return the findings on a component, and any further reason for which it would refuse to start."""
-    path, refusal = patient.files[component], ""
-
-    def check(settings: Any) -> None:
-        nonlocal refusal
-        try:
-            patient.check(settings)
-        except ConfigError as error:
-            refusal = str(error)
-            raise
-
-    try:
-        config.load(COMPONENTS[component], component=component, file=path, check=check)
-    except ConfigError as error:
-        same = next((finding for finding in findings if _explains(finding, refusal.partition(":")[0], component)), None)
-        if same is None:
-            return [_misconfigured(path, error), *findings]
-        placed = replace(same, message=f"{str(error).removesuffix(refusal)}{same.message}")
-        return [placed if finding is same else finding for finding in findings]
-    return [good("configuration", str(path), "accepted at the start"), *findings]
-
-
-def _explains(finding: Finding, setting: str, component: str) -> bool:
-    """Return whether a finding explains why the start refuses a setting."""
-    where = f"{component}, clients" if setting.startswith("client_") else component
-    subject = next((subject for part, subject in _SUBJECTS.items() if part in setting), "nothing")
-    return (finding.outcome, finding.where) == ("bad", where) and finding.subject.startswith(subject)
 
 
 def _misconfigured(path: Path, error: ConfigError) -> Finding:
@@ -250,8 +224,6 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
         )
 
 
-# Subjects of findings by the settings that they concern.
-_SUBJECTS = {"secret_file": "secret", "redis_url": "record", "tls.": "certificate_"}
 COMPONENTS: Mapping[str, type[Any]] = {
     "agent": AgentConfig,
     "manager": ManagerConfig,

@@ -23,8 +23,6 @@ Subject = Literal[
     "congestion_control",
     "send_buffer",
     "receive_buffer",
-    "slow_start_after_idle",
-    "tcp_options",
     "certificate_files",
     "certificate_key",
     "certificate_authority",

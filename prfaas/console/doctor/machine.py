@@ -19,10 +19,6 @@ _SYSCTLS = (
     "net/ipv4/tcp_available_congestion_control",
     "net/ipv4/tcp_allowed_congestion_control",
     "net/ipv4/tcp_rmem",
-    "net/ipv4/tcp_slow_start_after_idle",
-    "net/ipv4/tcp_window_scaling",
-    "net/ipv4/tcp_sack",
-    "net/ipv4/tcp_timestamps",
     "net/core/wmem_max",
 )
 _UNLIMITED = 1 << 62
@@ -71,13 +67,8 @@ def _available_bytes(meminfo: str) -> int | None:
 def tcp_findings(machine: Machine, *, congestion_control: str) -> Iterator[Finding]:
     """Check that this machine can fill long links."""
     yield _congestion_control(machine.sysctls, congestion_control)
-    yield _at_least(
-        "send_buffer", "net.core.wmem_max", machine.sysctls.get("net/core/wmem_max"), least=MIN_SEND_BUFFER_BYTES
-    )
+    yield _send_buffer(machine.sysctls.get("net/core/wmem_max"))
     yield _receive_buffer(machine.sysctls.get("net/ipv4/tcp_rmem"))
-    yield _slow_start(machine.sysctls.get("net/ipv4/tcp_slow_start_after_idle"))
-    for name in ("tcp_window_scaling", "tcp_sack", "tcp_timestamps"):
-        yield _is_on(name, machine.sysctls.get(f"net/ipv4/{name}"))
 
 
 def _congestion_control(sysctls: Mapping[str, str], wanted: str) -> Finding:
@@ -98,11 +89,12 @@ def _congestion_control(sysctls: Mapping[str, str], wanted: str) -> Finding:
     return good(subject, "", f"{wanted} is there and allowed")
 
 
-def _at_least(subject: Subject, name: str, text: str | None, *, least: int) -> Finding:
-    if text is None or int(text) >= least:
-        return good(subject, "", f"{name}: {text or 'not limited here'}")
+def _send_buffer(text: str | None) -> Finding:
+    name = "net.core.wmem_max"
+    if text is None or int(text) >= MIN_SEND_BUFFER_BYTES:
+        return good("send_buffer", "", f"{name}: {text or 'not limited here'}")
     message = f"{name} is {size(int(text))}; it bounds what a connection has in flight"
-    return bad(subject, "", message, remedy=f"sysctl -w {name}={least}")
+    return bad("send_buffer", "", message, remedy=f"sysctl -w {name}={MIN_SEND_BUFFER_BYTES}")
 
 
 def _receive_buffer(text: str | None) -> Finding:
@@ -112,20 +104,6 @@ def _receive_buffer(text: str | None) -> Finding:
     least, usual, most = text.split()
     message = f"net.ipv4.tcp_rmem ends at {size(int(most))}; the window cannot cover a long link"
     return bad(subject, "", message, remedy=f'sysctl -w net.ipv4.tcp_rmem="{least} {usual} {MIN_RECEIVE_BUFFER_BYTES}"')
-
-
-def _slow_start(text: str | None) -> Finding:
-    name = "net.ipv4.tcp_slow_start_after_idle"
-    if text in (None, "0"):
-        return good("slow_start_after_idle", "", f"{name}: off")
-    message = f"{name} is on: without BBR each burst after a pause starts from nothing"
-    return warning("slow_start_after_idle", "", message, remedy=f"sysctl -w {name}=0")
-
-
-def _is_on(name: str, text: str | None) -> Finding:
-    if text != "0":
-        return good("tcp_options", "", f"net.ipv4.{name}: on")
-    return bad("tcp_options", "", f"net.ipv4.{name} is off; long links need it", remedy=f"sysctl -w net.ipv4.{name}=1")
 
 
 def disk_finding(directory: Path, ssd_bytes: int, *, where: str) -> Finding:

@@ -61,24 +61,25 @@ def _not_bound(address: str, error: OSError, *, key: str, where: str) -> Finding
 def pages_finding(address: str, settings: Any, *, where: str) -> Finding:
     """Check the encryption of status pages. They are plain on loopback and with `insecure_plaintext` (`tls_proxy_for`)."""
     is_plain = settings.tls.certificate is None or settings.insecure_plaintext or is_loopback(split_address(address)[0])
-    return _plaintext(address, settings, is_encrypted=not is_plain, where=where)
+    return _plaintext(address, is_encrypted=not is_plain, where=where)
 
 
 def calls_finding(address: str, settings: Any, *, where: str) -> Finding:
     """Check the encryption of gRPC, which needs certificates."""
-    return _plaintext(address, settings, is_encrypted=settings.tls.certificate is not None, where=where)
+    return _plaintext(address, is_encrypted=settings.tls.certificate is not None, where=where)
 
 
 def wire_finding(address: str, agent: AgentConfig, *, where: str) -> Finding:
     """Check the encryption of KV transfers. Private networks may use plain text."""
     host, _ = split_address(address)
     is_encrypted = agent.tls.certificate is not None and not agent.insecure_plaintext
+    if is_encrypted or agent.insecure_plaintext or is_loopback(host):
+        return _plaintext(address, is_encrypted=is_encrypted, where=where)
     with contextlib.suppress(OSError):
-        if not (is_encrypted or agent.insecure_plaintext or is_loopback(host) or public_address(host)):
-            return good(
-                "plaintext", where, f"{address} is unencrypted, on a private network; only the secret protects it"
-            )
-    return _plaintext(address, agent, is_encrypted=is_encrypted, where=where)
+        if public_address(host):
+            remedy = "set tls with authority, certificate and key"
+            return bad("plaintext", where, f"{address} is public, and the wire is unencrypted", remedy=remedy)
+    return good("plaintext", where, f"{address} is unencrypted, on a private network; only the secret protects it")
 
 
 def router_address_finding(router: RouterConfig, *, where: str) -> Finding:
@@ -117,20 +118,12 @@ def leg_findings(urls: Mapping[str, str], settings: Any, *, where: str) -> Itera
         )
 
 
-def _plaintext(address: str, settings: Any, *, is_encrypted: bool, where: str) -> Finding:
-    """Check that a port beyond this machine is encrypted, or unencrypted by consent."""
+def _plaintext(address: str, *, is_encrypted: bool, where: str) -> Finding:
+    """Check that a port beyond this machine is encrypted. Without consent, plain text has stopped the configuration."""
     if is_encrypted or is_loopback(split_address(address)[0]):
         return good("plaintext", where, f"{address}: {'encrypted' if is_encrypted else 'loopback only'}")
-    if settings.insecure_plaintext:
-        remedy = "set tls with authority, certificate and key, and leave insecure_plaintext out"
-        return warning("plaintext", where, f"{address} is unencrypted, as insecure_plaintext allows", remedy=remedy)
-    remedy = "set tls with authority, certificate and key"
-    return bad(
-        "plaintext",
-        where,
-        f"{address} is beyond loopback without TLS, so the component refuses to start",
-        remedy=remedy,
-    )
+    remedy = "set tls with authority, certificate and key, and leave insecure_plaintext out"
+    return warning("plaintext", where, f"{address} is unencrypted, as insecure_plaintext allows", remedy=remedy)
 
 
 def why_unreached(address: str, *, timeout_seconds: float) -> str:

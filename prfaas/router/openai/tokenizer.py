@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import msgspec
 
-from prfaas import metrics
 from prfaas.router.engines.fleet import Instance
 from prfaas.router.engines.legs import request_payload
 from prfaas.router.openai.conversation import STAND_IN, Conversation, ConversationCache, EarlierTurn, PromptForm
@@ -94,16 +93,13 @@ class Tokenizer:
         form, earlier = conversation.form, self._cache.earlier(conversation)
         guess = await self._guess(instance, request, form=form, earlier=earlier) if earlier is not None else None
         if guess is not None and not form.is_due:
-            how, prompt = "added", TokenizedPrompt(guess)
+            prompt: TokenizedPrompt | None = TokenizedPrompt(guess)
         else:
-            how, whole = "whole", await self._tokenize_whole(instance, request)
-            if whole is None:
+            prompt = await self._tokenize_whole(instance, request)
+            if prompt is None:
                 return None
-            prompt = whole
             if earlier is not None:
-                how = "compared"
                 form.compare(guess, prompt.token_ids)
-        metrics.TOKENISED_CHATS.labels(how=how).inc()
         self._cache.remember(conversation, prompt.token_ids)
         return prompt
 

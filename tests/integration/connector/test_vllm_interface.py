@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import pickle
+import pickle  # noqa: TID251 - vLLM itself sends metadata in this form.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -18,10 +18,6 @@ SYSCTLS = {
     "net/ipv4/tcp_available_congestion_control": "reno cubic bbr",
     "net/ipv4/tcp_allowed_congestion_control": "reno cubic bbr",
     "net/ipv4/tcp_rmem": "4096\t131072\t67108864",
-    "net/ipv4/tcp_slow_start_after_idle": "0",
-    "net/ipv4/tcp_window_scaling": "1",
-    "net/ipv4/tcp_sack": "1",
-    "net/ipv4/tcp_timestamps": "1",
     "net/core/wmem_max": "16777216",
 }
 

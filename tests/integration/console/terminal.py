@@ -85,16 +85,6 @@ def _terminal() -> Iterator[tuple[TextIO, list[bytes]]]:
         reading.join(SECONDS)
 
 
-def run_on_terminal(*arguments: str) -> Ran:
-    """On a terminal of 200 columns; what it wrote to either stream is its output."""
-    main, secondary = pty.openpty()
-    environment = {**os.environ, **TERMINAL}
-    with subprocess.Popen([*COMMAND, *arguments], stdout=secondary, stderr=secondary, env=environment) as process:
-        os.close(secondary)
-        output = _read_all(main)
-        return Ran(process.wait(SECONDS), output.decode())
-
-
 def _read_all(terminal: int) -> bytes:
     parts = []
     try:

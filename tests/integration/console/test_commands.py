@@ -13,17 +13,16 @@ import pytest
 from prfaas.console.authority import Authority, IssuedCertificate
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
-from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal, run_on_terminal
+from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal
 from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.support.agent_deployment import AgentDeployment
 from tests.support.certificates import tls_config, tls_record
 from tests.support.deployment import Deployment, match_request
 from tests.support.paced_engine import PacedEngine
 from tests.support.prefix_engine import chain_of, prefix_of
-from tests.support.secret_files import write_secret
+from tests.support.secret_files import write_deployment_secret
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.demo.client import get_json
-from tools.reference_tables import COMPONENTS
 
 NUM_BLOCKS = 5 + 2 + 1  # A prefix of 160 tokens: attention, window, state.
 
@@ -52,7 +51,7 @@ async def test_status_shows_every_live_node_to_programs_and_to_people(site: Agen
     assert ran.status == 0, ran.error
     assert [item["node"]["name"] for item in ran.document["state"]["nodes"]] == ["east-0", "pd-0"]
     assert ran.document["threshold_tokens"] == site.manager.routing.threshold_tokens
-    seen = await asyncio.to_thread(run_on_terminal, "status", *flags_of(site))
+    seen = await asyncio.to_thread(run_here_on_terminal, "status", *flags_of(site))
     assert seen.status == 0
     assert "Clusters" in seen.output and "west" in seen.output and "prfaas" in seen.output
     assert not seen.output.lstrip().startswith("{")
@@ -212,18 +211,6 @@ async def test_drain_of_a_node_that_is_not_known_to_be_empty_ends_with_status_1(
     assert "both, drains" in (await prfaas(site, "status", terminal=True)).output
 
 
-async def test_drain_is_refused_with_another_secret(
-    site: AgentDeployment, deployment: Deployment, tmp_path: Path
-) -> None:
-    await _reported(site, deployment, "staying")
-    secret = tmp_path / "another"
-    secret.touch(mode=0o600)
-    secret.write_bytes(bytes(32))
-    ran = await prfaas(site, "drain", "staying", secret=secret)
-    assert ran.status == 2 and "secret" in ran.error
-    assert not site.manager.world.leaving
-
-
 async def test_explain_says_of_whom_it_asked_when_nobody_knows(site: AgentDeployment) -> None:
     ran = await prfaas(site, "explain", "00ff")
     assert ran.status == 2 and "00ff: none of the latest requests" in ran.error
@@ -249,7 +236,7 @@ def test_a_manager_that_does_not_answer_is_named() -> None:
 
 def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Path) -> None:
     good, bad = tmp_path / "router.yaml", tmp_path / "agent-east.yaml"
-    good.write_text(f"secret_file: {_secret(tmp_path)}\nmanagers: [m:1]\n")
+    good.write_text(f"secret_file: {write_deployment_secret(tmp_path)}\nmanagers: [m:1]\n")
     bad.write_text("name: a\nsecret_file: /s\npool_byte: 4GiB\n")
     ran = run_here("config", "check", str(good), str(bad))
     outcomes: dict[str, Any] = {Path(item["file"]).name: item["outcome"] for item in ran.document}
@@ -267,14 +254,6 @@ def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Pa
         ("line 1", "name"),
     ]
     assert run_here_on_terminal("config", "check", str(good)).status == 0
-
-
-def _secret(directory: Path) -> Path:
-    """Return a file that will do for a deployment's secret."""
-    file = directory / "secret"
-    file.write_bytes(bytes(32))
-    file.chmod(0o600)
-    return file
 
 
 def test_top_outlives_managers_that_do_not_answer() -> None:
@@ -313,25 +292,3 @@ async def test_what_tls_leaves_unsaid_is_said(site: AgentDeployment, tmp_path: P
     refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, own.path))
     await asking.stop()
     assert (refused.status, "rejects the certificate" in refused.error) == (2, True), refused.error
-
-
-def test_config_check_reads_the_annotated_file_of_every_component(tmp_path: Path) -> None:
-    secret = str(_secret(tmp_path))
-    for component in COMPONENTS:
-        text = Path(f"deploy/{component}.yaml").read_text()
-        (tmp_path / f"{component}.yaml").write_text(text.replace("/etc/prfaas/secret", secret))
-    ran = run_here("config", "check", *(str(tmp_path / f"{component}.yaml") for component in COMPONENTS))
-    assert {item["component"]: item["outcome"] for item in ran.document} == dict.fromkeys(COMPONENTS, "good")
-
-
-def test_a_command_that_checks_its_settings_reads_the_files_that_they_name(tmp_path: Path) -> None:
-    write_secret(tmp_path / "key", "one\n")
-    checked = run_here("status", "--check-config", f"--router-key-file={tmp_path / 'key'}")
-    assert (checked.status, f"router_key_file: {tmp_path / 'key'}" in checked.output) == (0, True)
-    refused = run_here("status", "--check-config", f"--router-key-file={tmp_path / 'none'}")
-    assert (refused.status, refused.output) == (2, "")
-    assert f"flag --router-key-file: router_key_file: {tmp_path / 'none'} cannot be read" in refused.error
-
-
-def test_config_check_takes_the_files_that_the_machine_has() -> None:
-    assert "cannot be read" not in run_here("config", "check").output

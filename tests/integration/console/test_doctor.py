@@ -86,14 +86,6 @@ def _small_receive_buffer(patient: Patient) -> None:
     patient.set_kernel(**{"net/ipv4/tcp_rmem": "4096 131072 6291456"})
 
 
-def _slow_start_after_idle(patient: Patient) -> None:
-    patient.set_kernel(**{"net/ipv4/tcp_slow_start_after_idle": "1"})
-
-
-def _no_window_scaling(patient: Patient) -> None:
-    patient.set_kernel(**{"net/ipv4/tcp_window_scaling": "0"})
-
-
 def _pool_beyond_memory(patient: Patient) -> None:
     patient.agent["pool_bytes"] = "64GiB"
 
@@ -122,10 +114,6 @@ def _key_of_another_certificate(patient: Patient) -> None:
     patient.agent["tls"]["key"] = str(changed.key)
 
 
-def _no_file_of_the_key(patient: Patient) -> None:
-    patient.certify().key.unlink()
-
-
 def _another_authority(patient: Patient) -> None:
     patient.certify()
     patient.agent["tls"]["authority"] = str(Authority(patient.directory, "stranger").path)
@@ -149,18 +137,6 @@ def _key_that_others_may_read(patient: Patient) -> None:
 def _engine_that_is_not_there(patient: Patient) -> None:
     engine = {"instance": "west-0/0", "url": f"http://{free_address()}", "role": "both", "model": "tiny"}
     patient.agent["engines"] = [engine]
-
-
-def _manager_beyond_loopback_in_plain_text(patient: Patient) -> None:
-    patient.manager = {"listen": "0.0.0.0:0", "http_listen": free_address(), "secret_file": str(patient.secret)}
-
-
-def _pages_beyond_loopback_for_everybody(patient: Patient) -> None:
-    patient.agent["status_listen"] = "0.0.0.0:0"
-
-
-def _wire_beyond_private_networks_in_plain_text(patient: Patient) -> None:
-    patient.agent["listen"] = "0.0.0.0:0"
 
 
 def _pages_in_plain_text_beside_certificates(patient: Patient) -> None:
@@ -189,10 +165,6 @@ def _router_that_asks_for_no_key(patient: Patient) -> None:
     _router(patient, listen="0.0.0.0:0", insecure_plaintext=True)
 
 
-def _gateways_port_in_plain_text(patient: Patient) -> None:
-    _router(patient, ext_proc_listen="0.0.0.0:0")
-
-
 def _sidecar_in_plain_text(patient: Patient) -> None:
     patient.sidecar = {"listen": "0.0.0.0:0", "status_listen": free_address(), "insecure_plaintext": True}
 
@@ -202,25 +174,9 @@ def _file_of_keys_without_one(patient: Patient) -> None:
     _router(patient, api_keys_file=str(patient.directory / "keys"))
 
 
-def _no_file_with_the_engines_key(patient: Patient) -> None:
-    _router(patient, engine_api_key_file=str(patient.directory / "none"))
-
-
 def _manager(patient: Patient, **settings: str) -> None:
     addresses = {"listen": free_address(), "http_listen": free_address()}
     patient.manager = {**addresses, "secret_file": str(patient.secret), **settings}
-
-
-def _no_file_of_the_deployment(patient: Patient) -> None:
-    _manager(patient, deployment=str(patient.directory / "none.yaml"))
-
-
-def _url_of_no_redis(patient: Patient) -> None:
-    _manager(patient, redis_url="http://x")
-
-
-def _one_address_twice(patient: Patient) -> None:
-    patient.agent["status_listen"] = patient.agent["listen"]
 
 
 def _redis_that_is_not_there(patient: Patient) -> None:
@@ -258,14 +214,6 @@ def _wire_that_is_not_there(patient: Patient) -> None:
     _router(patient)
 
 
-def _keys(patient: Patient, name: str, mode: int) -> str:
-    file = patient.directory / name
-    file.touch(mode=0o600)
-    file.write_text("a-key a-client\n")
-    file.chmod(mode)
-    return str(file)
-
-
 def _prefill_leg_in_plain_text_beside_certificates(patient: Patient) -> None:
     _router(patient, tls=tls_record(patient.certify("router")), insecure_plaintext=True)
     far = {"name": "e", "url": "http://192.0.2.1:8000", "role": "prefill", "agent": "e", "wire": patient.wire}
@@ -279,30 +227,9 @@ def _prefill_engine_in_plain_text_beside_certificates(patient: Patient) -> None:
     patient.agent |= {"cluster": "east", "cluster_kind": "prfaas", "engines": [engine]}
 
 
-def _clients_keys_that_others_may_read(patient: Patient) -> None:
-    _router(patient, api_keys_file=_keys(patient, "clients", 0o644))
-
-
-def _operators_keys_that_others_may_read(patient: Patient) -> None:
-    _router(patient, operator_keys_file=_keys(patient, "operators", 0o604))
-
-
 def _keys_of_clients_that_are_operators(patient: Patient) -> None:
-    keys = _keys(patient, "keys", 0o600)
+    keys = str(write_secret(patient.directory / "keys", "a-key a-client\n"))
     _router(patient, api_keys_file=keys, operator_keys_file=keys)
-
-
-def _redis_directory_too_long_for_a_socket(patient: Patient) -> None:
-    _manager(patient, redis_directory=f"/var/lib/{'r' * 100}")
-
-
-def _one_port_under_two_names(patient: Patient) -> None:
-    patient.agent["listen"] = patient.agent["status_listen"].replace("127.0.0.1", "localhost")
-
-
-def _executor_without_its_profile(patient: Patient) -> None:
-    profile = {"partition": "affinity", "profile": str(patient.directory / "none.yaml")}
-    patient.colocate = {"listen": free_address(), **profile}
 
 
 def _executor_without_an_agent(patient: Patient) -> None:
@@ -318,8 +245,6 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_bbr_for_root_alone, "congestion_control", 'tcp_allowed_congestion_control="reno cubic bbr"'),
     (_small_send_buffer, "send_buffer", "sysctl -w net.core.wmem_max=4194304"),
     (_small_receive_buffer, "receive_buffer", 'sysctl -w net.ipv4.tcp_rmem="4096 131072 33554432"'),
-    (_slow_start_after_idle, "slow_start_after_idle", "sysctl -w net.ipv4.tcp_slow_start_after_idle=0"),
-    (_no_window_scaling, "tcp_options", "sysctl -w net.ipv4.tcp_window_scaling=1"),
     (_pool_beyond_memory, "memory", "pool_bytes: 3276MiB"),
     (_no_directory_for_the_socket, "socket_directory", "install -d"),
     (_advertises_all_addresses, "advertised_address", "write advertise"),
@@ -331,24 +256,13 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_revoked_certificate, "certificate_revoked", "another, with a new key"),
     (_key_that_others_may_read, "key_mode", "chmod 600"),
     (_engine_that_is_not_there, "engine", "curl http://127.0.0.1"),
-    (_manager_beyond_loopback_in_plain_text, "configuration", "set tls or insecure_plaintext"),
-    (_pages_beyond_loopback_for_everybody, "configuration", "set tls or insecure_plaintext"),
-    (_wire_beyond_private_networks_in_plain_text, "configuration", "set tls or insecure_plaintext"),
     (_pages_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_wire_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_managers_pages_in_plain_text_beside_certificates, "plaintext", "leave insecure_plaintext out"),
     (_router_that_asks_for_no_key, "keys", "write api_keys_file"),
-    (_gateways_port_in_plain_text, "configuration", "set tls or insecure_plaintext"),
     (_sidecar_in_plain_text, "plaintext", "leave insecure_plaintext out"),
     (_file_of_keys_without_one, "configuration", "router.yaml line 1: api_keys_file: "),
-    (_no_file_with_the_engines_key, "configuration", "engine_api_key_file: "),
-    (_no_file_of_the_deployment, "configuration", "manager.yaml line 1: deployment: "),
-    (_url_of_no_redis, "record", "redis+sentinel://"),
-    (_redis_directory_too_long_for_a_socket, "configuration", "at most 107"),
-    (_one_port_under_two_names, "configuration", "write another port"),
-    (_executor_without_its_profile, "configuration", "colocate.yaml line 3: profile: "),
     (_executor_without_an_agent, "agent_socket", "start prfaas-agent"),
-    (_one_address_twice, "configuration", "write another port"),
     (_redis_that_is_not_there, "record", "redis-cli"),
     (_record_that_goes_with_its_manager, "record", "redis_directory: /var/lib/prfaas/redis"),
     (_advertises_what_is_no_address_of_this_machine, "advertised_address", "write advertise"),
@@ -357,8 +271,6 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_events_at_no_socket, "kv_events", "--kv-events-config"),
     (_ssd_beyond_the_disk, "disk", "ssd_bytes: "),
     (_wire_that_is_not_there, "wire", "nc -vz 127.0.0.1"),
-    (_clients_keys_that_others_may_read, "configuration", "clients has mode 644"),
-    (_operators_keys_that_others_may_read, "configuration", "operators has mode 604"),
     (_prefill_leg_in_plain_text_beside_certificates, "plaintext", "https:// in its url"),
     (_prefill_engine_in_plain_text_beside_certificates, "plaintext", "https:// in its url"),
     (_keys_of_clients_that_are_operators, "keys", "operator keys only"),
@@ -373,16 +285,6 @@ def test_what_is_planted_is_found_with_its_remedy(
     ran = patient.examine("--timeout=2")
     assert remedy in faults(ran)[subject]
     assert ran.status == 1
-
-
-REFUSED_AND_FOUND = (_short_secret, _key_of_another_certificate, _url_of_no_redis, _no_file_of_the_key)
-
-
-@pytest.mark.parametrize("plant", REFUSED_AND_FOUND, ids=lambda item: item.__name__)
-def test_what_the_start_refuses_stands_once_with_its_place(patient: Patient, plant: Callable[[Patient], None]) -> None:
-    plant(patient)
-    faults = [item for item in patient.examine("--timeout=2").document if item["outcome"] == "bad"]
-    assert len(faults) == 1 and re.search(r"\.yaml line \d+: ", faults[0]["message"])
 
 
 def test_what_is_encrypted_is_called_so(patient: Patient) -> None:
@@ -436,9 +338,8 @@ def test_what_tells_which_clients_to_let_in_is_looked_at(
     assert faults(patient.examine()) == {}
     spoil(authority)
     found = faults(patient.examine())
-    assert list(found) == [subject]
     assert message in found[subject]
-    assert bool(re.search(r"router.yaml line \d+: ", found[subject])) != starts
+    assert ("configuration" in found) != starts
 
 
 def test_a_port_that_something_else_holds_is_found(patient: Patient) -> None:

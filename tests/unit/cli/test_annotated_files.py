@@ -10,6 +10,7 @@ import pytest
 from prfaas import config
 from prfaas.cli.component import check_named_files
 from prfaas.console.authority import Authority
+from tests.support.secret_files import write_deployment_secret
 from tools.reference_tables import COMPONENTS, ROOT
 
 MANAGERS = {"managers": "[m:1]"}
@@ -56,8 +57,7 @@ def test_an_annotated_file_starts_with_its_lines_uncommented_and_filled_in(
     component: str, values: dict[str, str], uncommented: bool, tmp_path: Path
 ) -> None:
     Authority(tmp_path).issue("own")
-    (tmp_path / "secret").write_bytes(bytes(32))
-    (tmp_path / "secret").chmod(0o600)
+    write_deployment_secret(tmp_path)
     text = (ROOT / f"deploy/{component}.yaml").read_text().replace("/etc/prfaas/secret", f"{tmp_path}/secret")
     if "managers" in values:  # Managers announce the clusters.
         text, num_blocks = re.subn(r"^clusters:\n(?:  .*\n)+", "clusters: []\n", text, flags=re.MULTILINE)

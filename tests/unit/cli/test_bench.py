@@ -9,16 +9,14 @@ import pytest
 
 from prfaas.cli.bench import main, progress_line
 from prfaas.transport.sender.stats import LinkStats
+from tests.support.secret_files import write_deployment_secret
 
 TO = ("link", "--to", "127.0.0.1:9", "--secret-file")
 
 
 @pytest.fixture
 def secret(tmp_path: Path) -> str:
-    path = tmp_path / "secret"
-    path.write_bytes(bytes(32))
-    path.chmod(0o600)
-    return str(path)
+    return str(write_deployment_secret(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
-from tests.support.secret_files import write_secret
+from tests.support.secret_files import write_deployment_secret, write_secret
 
 KEYS = ("authority", "certificate", "key", "revocations")
 CERTIFICATES = "tls:\n  authority: {0}/authority.pem\n  certificate: {0}/own.pem\n  key: {0}/own.key\n"
@@ -65,8 +65,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
     Authority(tmp_path)
     (tmp_path / "text").write_text("some text")
     write_secret(tmp_path / "empty", "")
-    (tmp_path / "secret").write_bytes(bytes(32))
-    (tmp_path / "secret").chmod(0o600)
+    write_deployment_secret(tmp_path)
     file = tmp_path / "settings.yaml"
     needs_secret = cls in (ManagerConfig, RouterConfig)
     file.write_text(text.format(tmp_path) + (f"secret_file: {tmp_path}/secret\n" if needs_secret else ""))
@@ -108,8 +107,7 @@ def test_of_certificates_the_file_that_cannot_be_used_is_named(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "secret").write_bytes(bytes(32))
-    (tmp_path / "secret").chmod(0o600)
+    write_deployment_secret(tmp_path)
     (tmp_path / "text").write_text("some text")
     issued = Authority(tmp_path).issue("own")
     paths = {name: getattr(issued, name) for name in KEYS} | {key: tmp_path / spoilt}

@@ -87,7 +87,6 @@ def test_recorded_conversations_are_simulated(capsys: pytest.CaptureFixture[str]
         (["--fidelity", "instances", "--role-changes", "h200-000@1s=decode+1s"], "h200-000 is of a PrfaaS cluster"),
         (["--arrivals", "gamma:depth=30%"], "depth: needs process: diurnal"),
         (["--prefill-instances", "8"], "prefill_instances: 8 of 8 leave none that decodes"),
-        (["--variant", "homogeneous-pd", "--threshold", "9K"], "threshold: needs variant: prfaas-pd"),
         (["--arrivals", "trace"], "arrivals: trace needs trace"),
         (["--arrivals", "trace", "--trace", "t.jsonl", "--load", "2req/s"], "load: a trace arrives at its own times"),
         (["--fidelity", "instances", "--think", "3s"], "think: needs turns or conversations"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import pytest
 
 from prfaas import grants
@@ -53,6 +54,20 @@ def test_the_prefill_leg_has_the_granted_tokens_and_the_decode_leg_one_more() ->
         assert refusal_reason(replace(leg, excluded="rejected"), asked) == "rejected"
 
 
-@pytest.mark.parametrize("text", [None, 7, "", "?", "AAAA", TEXT[:-60], "A" * 5000])
+def _text(body: bytes) -> str:
+    """Return the text of a grant around any bytes."""
+    return grants.to_text(body + bytes(32))
+
+
+OF_ANOTHER_TYPE = _text(msgpack.packb(vars(GRANT) | {"v": 1, "num_tokens": "100"}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, 7, "", "?", "%%%", "AAAA", [[[]]], {"prfaas_grant": {"": None}}, TEXT[:-60], "A" * 5000),
+        *(_text(b"\xc1" * 50), _text(b"\x91" * 2000), OF_ANOTHER_TYPE),
+    ],
+)
 def test_a_grant_that_cannot_be_read_is_none(text: object) -> None:
     assert read_parameters(request(100, prfaas_grant=text), "send") is None

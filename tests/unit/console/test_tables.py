@@ -74,10 +74,8 @@ def test_what_to_do_stands_in_lines_that_a_narrow_terminal_does_not_break(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     remedy = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0 net.core.default_qdisc=fq"
-    show_table(
-        findings_table([bad("slow_start_after_idle", "", "connections start anew after each pause", remedy=remedy)])
-    )
-    assert f"slow start after idle: {remedy}" in capsys.readouterr().out.splitlines()
+    show_table(findings_table([bad("send_buffer", "", "it bounds what a connection has in flight", remedy=remedy)]))
+    assert f"send buffer: {remedy}" in capsys.readouterr().out.splitlines()
 
 
 def test_an_instance_that_gets_nothing_new_says_so_in_the_status() -> None:
