@@ -1,4 +1,4 @@
-"""`prfaas-ppd`: PPD's decision table. `build` measures it on live endpoints, `show` prints it."""
+"""`prfaas-ppd`: PPD's decision table. `build` measures it on live endpoints."""
 
 from __future__ import annotations
 
@@ -8,34 +8,29 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import prfaas
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, list_of, run
-from prfaas.errors import ConfigError
 from prfaas.ppd.table import PpdRun, build_table
-from prfaas.ppd.table_text import draw
-from prfaas.ppd.workloads import FIRST_TURNS, REQUEST_RATES, SECOND_TURNS, TableCell
-from prfaas.scheduler.ppd import PpdTable, read_measured, to_measured
+from prfaas.ppd.workloads import FIRST_TURNS, REQUEST_RATES, SECOND_TURNS
+from prfaas.scheduler.ppd import TableCell, to_measured
 
 T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build or show a table. Return 2 for a bad flag or file, 1 when nothing could be measured."""
+    """Build a table. Return 2 for a bad flag or file, 1 when nothing could be measured."""
     flags = _parser().parse_args(argv)
-    return run("prfaas-ppd", lambda: {"build": _build, "show": _show}[flags.what](flags))
+    return run("prfaas-ppd", lambda: _build(flags))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="prfaas-ppd", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     commands = parser.add_subparsers(dest="what", required=True)
-    show = commands.add_parser("show", help="draw a table")
-    show.add_argument("table", type=Path, metavar="TABLE", help="JSON file, as `build` and PPD's authors write it")
     build = commands.add_parser("build", help="measure a table")
     build.add_argument(
         "--pd",
@@ -67,9 +62,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="requests per second; a conversation makes two",
     )
-    for command in (show, build):
-        command.add_argument("--w-ttft", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
-        command.add_argument("--w-tpot", type=float, metavar="WEIGHT", help="in place of the table's own, or of 1")
+    build.add_argument("--w-ttft", type=float, default=1.0, metavar="WEIGHT", help="of the table; 1 by default")
+    build.add_argument("--w-tpot", type=float, default=1.0, metavar="WEIGHT", help="of the table; 1 by default")
     return parser
 
 
@@ -101,23 +95,6 @@ def _word(known: dict[Any, Any]) -> Callable[[str], Any]:
     return read
 
 
-def _show(flags: argparse.Namespace) -> int:
-    try:
-        table = read_measured(json.loads(flags.table.read_text()))
-        print(draw(_weighted(table, flags)))
-    except ValueError as error:
-        raise ConfigError(f"{flags.table}: {error}") from error
-    return 0
-
-
-def _weighted(table: PpdTable, flags: argparse.Namespace) -> PpdTable:
-    return replace(
-        table,
-        ttft_weight=table.ttft_weight if flags.w_ttft is None else flags.w_ttft,
-        tpot_weight=table.tpot_weight if flags.w_tpot is None else flags.w_tpot,
-    )
-
-
 def _build(flags: argparse.Namespace) -> int:
     _check_can_be_written(flags.out)
     measurement = startup.load_extra("prfaas.ppd.measurement", extra="router")
@@ -125,14 +102,13 @@ def _build(flags: argparse.Namespace) -> int:
         TableCell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps
     ]
     pd, local = asyncio.run(_runs(measurement, flags, cells))
-    weights = {"ttft_weight": 1.0 if flags.w_ttft is None else flags.w_ttft}
     try:
-        table = build_table(pd, local, **weights, tpot_weight=1.0 if flags.w_tpot is None else flags.w_tpot)
+        table = build_table(pd, local, ttft_weight=flags.w_ttft, tpot_weight=flags.w_tpot)
     except ValueError as error:
         sys.stderr.write(f"prfaas-ppd: nothing to decide by: {error}\n")
         return 1
     flags.out.write_text(json.dumps(to_measured(table), indent=1) + "\n")
-    print(draw(table))
+    print(f"{flags.out}: {len(table.entries)} cells")
     return 0
 
 
@@ -152,7 +128,7 @@ async def _runs(
     runs: tuple[list[PpdRun], list[PpdRun]] = ([], [])
     async with measurement.aiohttp.ClientSession(connector=measurement.aiohttp.TCPConnector(limit=0)) as session:
         for number, cell in enumerate(cells, 1):
-            line = f"{number}/{len(cells)} {cell.context} {cell.workload} {cell.qps:g} QPS"
+            line = f"{number}/{len(cells)} {cell.context_class} {cell.workload_type} {cell.qps:g} QPS"
             pd, local = [await measurement.measure(session, end, cell, effort) for end in ends]
             sys.stderr.write(
                 f"{line}: TTFT {pd.run.ttft_seconds:.3f} s by P, {local.run.ttft_seconds:.3f} s by D\n"

@@ -15,7 +15,8 @@ from statistics import fmean
 import aiohttp
 
 from prfaas.ppd.table import MIN_SUCCESS_RATIO, PpdRun
-from prfaas.ppd.workloads import NUM_TURNS, TableCell
+from prfaas.ppd.workloads import FIRST_TURNS, NUM_TURNS, SECOND_TURNS
+from prfaas.scheduler.ppd import TableCell
 from prfaas.scheduler.route import Route
 
 # Headers of a router of prfaas: the session's name, the route, and its reason.
@@ -84,7 +85,8 @@ async def measure(
     """
     starts = _arrivals(random.Random(f"{effort.seed} {cell}"), cell.qps / NUM_TURNS, effort)
     source = random.SystemRandom()
-    prompts = [[source.randrange(endpoint.vocabulary) for _ in range(cell.first[0] + cell.second[0])] for _ in starts]
+    num_tokens = FIRST_TURNS[cell.context_class][0] + SECOND_TURNS[cell.workload_type][0]
+    prompts = [[source.randrange(endpoint.vocabulary) for _ in range(num_tokens)] for _ in starts]
     started = time.monotonic()
     conversations = [
         _converse(session, endpoint, cell, prompt=prompt, at=started + start)
@@ -96,7 +98,7 @@ async def measure(
     ttft = fmean(turn.ttft_seconds for turn in turns) if turns else 0.0
     tpot = fmean(turn.tpot_seconds for turn in turns) if turns else 0.0
     success_ratio = len(turns) / max(1, len(starts) - strayed.total())
-    run = PpdRun(cell.context, cell.workload, cell.qps, ttft, tpot, success_ratio)
+    run = PpdRun(cell, ttft, tpot, success_ratio)
     return CellMeasurement(run, len(starts), strayed)
 
 
@@ -114,11 +116,11 @@ async def _converse(
     """Return the second turn of a conversation; None if one of the turns failed. Both name the same session."""
     name = f"ppd-{secrets.token_hex(8)}"
     await asyncio.sleep(at - time.monotonic())
-    num_first, num_answer = cell.first
+    num_first, num_answer = FIRST_TURNS[cell.context_class]
     try:
         first = await _ask(session, endpoint, prompt[:num_first], num_answer, name=name)
         later = prompt[:num_first] + first.token_ids + prompt[num_first:]
-        return await _ask(session, endpoint, later, cell.second[1], name=name)
+        return await _ask(session, endpoint, later, SECOND_TURNS[cell.workload_type][1], name=name)
     except _TurnFailed:
         return None
 

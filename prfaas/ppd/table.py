@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prfaas.scheduler.ppd import ContextClass, PpdEntry, PpdTable, TableCellKey, WorkloadType
+from prfaas.scheduler.ppd import PpdEntry, PpdTable, TableCell
 
 MIN_SUCCESS_RATIO = 0.95  # Below it a run has failed, and its averages say nothing.
 
 
 @dataclass(frozen=True)
 class PpdRun:
-    """Turn-2 averages of one workload at one rate, with all turns prefilled in the same way."""
+    """Turn-2 averages of one cell, with all turns prefilled in the same way."""
 
-    context_class: ContextClass
-    workload_type: WorkloadType
-    qps: float
+    cell: TableCell
     ttft_seconds: float
     tpot_seconds: float
     success_ratio: float
-
-    @property
-    def key(self) -> TableCellKey:
-        return self.context_class, self.workload_type, self.qps
 
     @property
     def has_failed(self) -> bool:
@@ -38,12 +32,12 @@ def build_table(pd: Iterable[PpdRun], ppd: Iterable[PpdRun], *, ttft_weight: flo
     Raises:
         ValueError: no cell was measured both ways.
     """
-    local_runs = {run.key: run for run in ppd}
+    local_runs = {run.cell: run for run in ppd}
     entries = []
     for run in pd:
-        local = local_runs.get(run.key)
+        local = local_runs.get(run.cell)
         if local is None or (local.has_failed and not run.has_failed):
             continue
         ttft, tpot = (0.0, 0.0) if run.has_failed else (run.ttft_seconds, run.tpot_seconds)
-        entries.append(PpdEntry(*run.key, ttft, local.ttft_seconds, tpot, local.tpot_seconds))
+        entries.append(PpdEntry(*run.cell, ttft, local.ttft_seconds, tpot, local.tpot_seconds))
     return PpdTable(tuple(entries), ttft_weight, tpot_weight)

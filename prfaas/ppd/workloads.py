@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
 
 NUM_TURNS = 2  # Requests of one conversation.
@@ -24,20 +22,3 @@ SECOND_TURNS: dict[WorkloadType, tuple[int, int]] = {
     "big_paste": (512, 64),
     "huge_paste": (1024, 32),
 }
-
-
-@dataclass(frozen=True)
-class TableCell:
-    """One cell of the table. `qps` is in requests per second; each conversation makes `NUM_TURNS` requests."""
-
-    context: ContextClass
-    workload: WorkloadType
-    qps: float
-
-    @property
-    def first(self) -> tuple[int, int]:
-        return FIRST_TURNS[self.context]
-
-    @property
-    def second(self) -> tuple[int, int]:
-        return SECOND_TURNS[self.workload]

@@ -207,7 +207,8 @@ class RouterConfig:
     silence_seconds: float = setting(
         "seconds",
         default=2.0,
-        doc="Time without an answer to a health check, after which an engine's requests move to another engine.",
+        doc="Time without an answer to a health check, after which an engine gets no new requests. "
+        "After half as long again its requests move to another engine.",
     )
     traces_endpoint: str = setting("text", default="", doc=SETTING_DOC)
     engine_tls: EngineTls = setting(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 ContextClass = Literal["small", "large"]
 WorkloadType = Literal[
@@ -25,7 +25,6 @@ WorkloadType = Literal[
     "big_paste",
     "huge_paste",
 ]
-TableCellKey = tuple[ContextClass, WorkloadType, float]  # The number is the rate in requests per second.
 DEFAULT_OUTPUT_TOKENS = 128  # Output length of a request that names no limit.
 SMALL_CONTEXT_TOKENS = 512
 MIN_TURNS = 20  # Turns that one side of a cell needs before a refresh uses them.
@@ -65,6 +64,14 @@ def _classify(limits: Sequence[tuple[float, WorkloadType]], value: int) -> Workl
     return next(name for limit, name in limits if value <= limit)
 
 
+class TableCell(NamedTuple):
+    """One cell of the table. `qps` is in requests per second; each conversation makes two requests."""
+
+    context_class: ContextClass
+    workload_type: WorkloadType
+    qps: float
+
+
 @dataclass(frozen=True)
 class PpdEntry:
     """Turn-2 averages of one cell: prefilled by P (`pd`) and by the decode node (`ppd`). 0 is a failed measurement."""
@@ -78,8 +85,8 @@ class PpdEntry:
     ppd_tpot_seconds: float
 
     @property
-    def key(self) -> TableCellKey:
-        return self.context_class, self.workload_type, self.qps
+    def cell(self) -> TableCell:
+        return TableCell(self.context_class, self.workload_type, self.qps)
 
     @property
     def pd_failed(self) -> bool:
@@ -113,8 +120,8 @@ class PpdTable:
             raise ValueError("a cell of context class, workload and qps appears twice")
 
     @cached_property
-    def _cells(self) -> Mapping[TableCellKey, PpdEntry]:
-        return {entry.key: entry for entry in self.entries}
+    def _cells(self) -> Mapping[TableCell, PpdEntry]:
+        return {entry.cell: entry for entry in self.entries}
 
     @cached_property
     def _measured_qps(self) -> frozenset[float]:
@@ -127,20 +134,10 @@ class PpdTable:
     def find(self, turn: LaterTurn, qps: float) -> PpdEntry | None:
         """Return the cell of a turn at the nearest measured rate, or None if it was not measured."""
         workload = workload_type(turn.num_input_tokens, turn.num_output_tokens or DEFAULT_OUTPUT_TOKENS)
-        return self._cells.get((context_class(turn.num_cached_tokens), workload, self.nearest_qps(qps)))
+        return self._cells.get(TableCell(context_class(turn.num_cached_tokens), workload, self.nearest_qps(qps)))
 
     def score(self, entry: PpdEntry) -> float:
         return entry.score(ttft_weight=self.ttft_weight, tpot_weight=self.tpot_weight)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields in a form that JSON can hold."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> PpdTable:
-        """Return the inverse of `to_dict`."""
-        entries = tuple(PpdEntry(**entry) for entry in fields["entries"])
-        return PpdTable(entries, fields["ttft_weight"], fields["tpot_weight"])
 
 
 @dataclass(frozen=True)
@@ -233,33 +230,33 @@ class PpdRefresh:
     def __init__(self, table: PpdTable, *, window_seconds: float) -> None:
         self._table = table
         self._window_seconds = window_seconds
-        self._served: dict[tuple[TableCellKey, bool], deque[ServedTurn]] = {}
+        self._served: dict[tuple[TableCell, bool], deque[ServedTurn]] = {}
 
     def note(self, served: ServedTurn) -> None:
         """Take one turn. A turn of a cell that the table lacks is ignored."""
         entry = self._table.find(served.turn, served.qps)
         if entry is not None:
-            self._served.setdefault((entry.key, served.was_local), deque(maxlen=MAX_TURNS)).append(served)
+            self._served.setdefault((entry.cell, served.was_local), deque(maxlen=MAX_TURNS)).append(served)
 
     def table(self, now: float) -> PpdTable:
         """Return the table with every side of a cell that has enough recent turns."""
         return replace(self._table, entries=tuple(self._refreshed(entry, now) for entry in self._table.entries))
 
     def _refreshed(self, entry: PpdEntry, now: float) -> PpdEntry:
-        pd_ttft, pd_tpot = self._averages(entry.key, False, now)
-        ppd_ttft, ppd_tpot = self._averages(entry.key, True, now)
+        pd_ttft, pd_tpot = self._averages(entry.cell, False, now)
+        ppd_ttft, ppd_tpot = self._averages(entry.cell, True, now)
         return PpdEntry(
-            *entry.key,
+            *entry.cell,
             pd_ttft_seconds=pd_ttft or entry.pd_ttft_seconds,
             ppd_ttft_seconds=ppd_ttft or entry.ppd_ttft_seconds,
             pd_tpot_seconds=pd_tpot or entry.pd_tpot_seconds,
             ppd_tpot_seconds=ppd_tpot or entry.ppd_tpot_seconds,
         )
 
-    def _averages(self, key: TableCellKey, was_local: bool, now: float) -> tuple[float | None, float | None]:
+    def _averages(self, cell: TableCell, was_local: bool, now: float) -> tuple[float | None, float | None]:
         """Return the mean TTFT and TPOT of one side of a cell, each if enough recent turns have it."""
         since = now - self._window_seconds
-        recent = [turn for turn in self._served.get((key, was_local), ()) if turn.at > since]
+        recent = [turn for turn in self._served.get((cell, was_local), ()) if turn.at > since]
         tpots = [turn.tpot_seconds for turn in recent if turn.tpot_seconds is not None]
         return _mean([turn.ttft_seconds for turn in recent]), _mean(tpots)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from prfaas.scheduler.ppd import PpdTable
 from prfaas.scheduler.threshold import PathCost
@@ -108,27 +110,12 @@ class Snapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in a form that JSON can hold."""
-        fields = asdict(self)
-        fields["links_down"] = sorted(map(list, self.links_down))
-        fields["ppd_table"] = self.ppd_table.to_dict() if self.ppd_table else None
-        return fields
+        return _to_dict(self)
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Snapshot:
         """Return the inverse of `to_dict`."""
-        table = fields["ppd_table"]
-        read = {
-            "instances": tuple(InstanceState(**instance) for instance in fields["instances"]),
-            "links_down": frozenset((ClusterName(a), ClusterName(b)) for a, b in fields["links_down"]),
-            "paths": tuple(_path(path) for path in fields["paths"]),
-            "ppd_table": PpdTable.from_dict(table) if table else None,
-        }
-        return Snapshot(**{**fields, **read})
-
-
-def _path(fields: Mapping[str, Any]) -> PathState:
-    cost = fields["cost"]
-    return PathState(**{**fields, "cost": PathCost(**cost) if cost else None})
+        return msgspec.convert(fields, Snapshot)
 
 
 @dataclass(frozen=True)
@@ -168,9 +155,14 @@ class RequestFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in a form that JSON can hold."""
-        return {**asdict(self), "excluded": sorted(self.excluded)}
+        return _to_dict(self)
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> RequestFacts:
         """Return the inverse of `to_dict`."""
-        return RequestFacts(**{**fields, "excluded": frozenset(fields["excluded"])})
+        return msgspec.convert(fields, RequestFacts)
+
+
+def _to_dict(value: Snapshot | RequestFacts) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(value, order="deterministic")
+    return fields

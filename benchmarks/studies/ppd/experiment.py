@@ -12,7 +12,7 @@ from benchmarks.studies.ppd.deployments import LaterTurns, conversations, twin
 from benchmarks.studies.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
 from prfaas.ppd.table import PpdRun, build_table
 from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
-from prfaas.scheduler.ppd import ContextClass, PpdTable, WorkloadType
+from prfaas.scheduler.ppd import ContextClass, PpdTable, TableCell, WorkloadType
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.workload.conversations import Turn
@@ -93,7 +93,7 @@ _CLEAN = Effort(harness=TURN_HARNESS)
 def _turn_2(cell: tuple[str, ContextClass, WorkloadType, float]) -> PpdRun:
     configuration, context, kind, qps = cell
     later = measure(configuration, workload(context, kind), qps=qps, effort=_CLEAN)[1]
-    return PpdRun(context, kind, qps, later.ttft_seconds, later.tpot_seconds, later.success_ratio)
+    return PpdRun(TableCell(context, kind, qps), later.ttft_seconds, later.tpot_seconds, later.success_ratio)
 
 
 def ppd_table(

@@ -65,7 +65,7 @@ class LivePpdTable:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table in the form of `ppd_table`, which `prfaas-ppd show` draws; empty without a table."""
+        """Return the table in the form of the setting `ppd_table`, with scores; empty without a table."""
         table = self.current()
         return {} if table is None else to_measured(table)
 

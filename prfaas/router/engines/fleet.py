@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal
 
 import aiohttp
@@ -24,7 +23,9 @@ STREAM_PATIENCE = 10  # A stream that has begun cannot move, so it ends only aft
 MAX_TIMER_DELAY_SECONDS = 0.5
 BREAKER_FAILURES = 5  # Consecutive failures that open a circuit breaker.
 BREAKER_SECONDS = 10.0  # Time that it stays open.
+SECOND_CHECK_RATIO = 0.5  # Time for the answer to a second health check, relative to the first.
 Leg = Literal["prefill", "decode", "stream"]  # A stream is a decode leg after its first byte.
+Health = Literal["healthy", "unhealthy", "down", "silent", "unknown"]
 _log = logs.get("router.fleet")
 
 
@@ -43,33 +44,6 @@ _MODELS = msgspec.json.Decoder(_Models)
 
 class EngineSilent(Exception):
     """Engine that answers no health checks, and whose legs are better served elsewhere."""
-
-
-class EngineWatch:
-    """Context of one leg, which ends by EngineSilent when its engine falls silent."""
-
-    def __init__(self, engine: str, leg: Leg, watches: set[EngineWatch]) -> None:
-        self.leg = leg
-        self._engine = engine
-        self._watches = watches
-        self._limit = asyncio.timeout(None)
-
-    async def __aenter__(self) -> None:
-        await self._limit.__aenter__()
-        self._watches.add(self)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watches.discard(self)
-        try:
-            await self._limit.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            raise EngineSilent(f"{self._engine} does not answer") from late
-
-    def end(self) -> None:
-        """End the leg at the next turn of the loop."""
-        self._limit.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass
@@ -148,7 +122,7 @@ class Instance:
     renders: bool = True
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     heard_at: float = 0.0  # Monotonic time of the latest bytes of an answer.
-    _watches: set[EngineWatch] = field(default_factory=set)
+    _watches: dict[asyncio.Timeout, Leg] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -165,15 +139,27 @@ class Instance:
             self.num_requests -= 1
             self.num_tokens -= num_tokens
 
-    def watched(self, leg: Leg) -> EngineWatch:
-        """Return the context that `end_legs` ends by EngineSilent if it ends this kind of leg."""
-        return EngineWatch(self.address.name, leg, self._watches)
+    @contextlib.asynccontextmanager
+    async def watched(self, leg: Leg) -> AsyncIterator[None]:
+        """Run a block that `end_legs` ends by EngineSilent if it ends this kind of leg."""
+        watch = asyncio.timeout(None)
+        try:
+            async with watch:
+                self._watches[watch] = leg
+                yield
+        except TimeoutError as error:
+            if watch.expired():
+                raise EngineSilent(f"{self.address.name} does not answer") from error
+            raise
+        finally:
+            self._watches.pop(watch, None)
 
     def end_legs(self, *legs: Leg) -> None:
         """End the running legs of these kinds, because the engine does not answer."""
-        for watch in self._watches:
-            if watch.leg in legs:
-                watch.end()
+        now = asyncio.get_running_loop().time()
+        for watch, leg in self._watches.items():
+            if leg in legs:
+                watch.reschedule(now)
 
     @property
     def is_available(self) -> bool:
@@ -349,30 +335,43 @@ class Fleet:
             running.discard(instance)
 
     async def _check_health(self, instance: Instance) -> None:
+        """Check the health of one engine, and end its legs if it cannot serve them.
+
+        An engine that leaves a check unanswered gets no new requests. Its legs move if a second check is not answered
+        either, because a busy engine may only be late.
+        """
+        was_silent = instance.silent_since is not None
+        health = await self._ask_health(instance, self._config.silence_seconds)
+        if health == "silent" and not was_silent:
+            instance.fell_silent()
+            health = await self._ask_health(instance, self._config.silence_seconds * SECOND_CHECK_RATIO)
+        if health in ("healthy", "unhealthy"):
+            instance.answered()
+            if health == "healthy" and not instance.healthy:
+                _log.info("instance.came_up", instance=instance.address.name, models=sorted(instance.base_models))
+            instance.healthy = health == "healthy"
+        if health not in ("healthy", "unknown"):
+            self._move_legs(instance)
+
+    async def _ask_health(self, instance: Instance, seconds: float) -> Health:
+        """Return the answer to a health check within so many seconds. `down` is already noted at the instance."""
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._config.silence_seconds) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 async with self._session.get(f"{instance.url}/health") as response:
-                    healthy = response.status == 200
-                if healthy and not (instance.healthy and instance.models):
+                    is_healthy = response.status == 200
+                if is_healthy and not (instance.healthy and instance.models):
                     await self._read_models(instance)
         except (aiohttp.ClientError, OSError, ValueError, LookupError) as error:
-            if time.monotonic() - started > self._config.silence_seconds + MAX_TIMER_DELAY_SECONDS:
-                return  # This process itself stood still, so the time says nothing about the engine.
+            if time.monotonic() - started > seconds + MAX_TIMER_DELAY_SECONDS:
+                return "unknown"  # This process itself stood still, so the time says nothing about the engine.
             if limit.expired() and instance.heard_at > started:
-                return  # Bytes of an answer came meanwhile, so the engine is busy and not silent.
+                return "unknown"  # Bytes of an answer came meanwhile, so the engine is busy and not silent.
             if limit.expired() and instance.healthy:
-                instance.fell_silent()
-            else:
-                instance.failed(repr(error))
-            self._move_legs(instance)
-            return
-        instance.answered()
-        if healthy and not instance.healthy:
-            _log.info("instance.came_up", instance=instance.address.name, models=sorted(instance.base_models))
-        instance.healthy = healthy
-        if not healthy:
-            self._move_legs(instance)
+                return "silent"
+            instance.failed(repr(error))
+            return "down"
+        return "healthy" if is_healthy else "unhealthy"
 
     def _move_legs(self, instance: Instance) -> None:
         """End the legs of an instance that fails its health checks, as far as another instance can take them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterable
 
 from prfaas.scheduler.endpoint_picker.config import load
@@ -21,7 +20,7 @@ def pick_decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | No
     """Return the decode profile's choice among the healthy instances that decode; None if it leaves none."""
     candidates = _candidates((instance for instance in snapshot.instances if instance.decodes), request)
     endpoints = [_endpoint(candidate, request) for candidate in candidates]
-    picked = _picker(snapshot).pick_decode(endpoints, _pick_request(snapshot, request))
+    picked = _picker(snapshot).pick_decode(endpoints, PickRequest(request.num_prompt_tokens))
     return _find(candidates, picked[0]) if picked else None
 
 
@@ -32,7 +31,7 @@ def pick_prefill(
     instances = (instance for instance in snapshot.instances if instance.prefills_within(decode.cluster))
     candidates = _candidates(instances, request)
     endpoints = [_endpoint(candidate, request) for candidate in candidates]
-    pick_request = _pick_request(snapshot, request)
+    pick_request = PickRequest(request.num_prompt_tokens)  # Matches are counted in tokens.
     picked, reason = _picker(snapshot).pick_prefill(endpoints, pick_request, _endpoint(decode, request))
     return (_find(candidates, picked) if picked else None), reason
 
@@ -63,10 +62,3 @@ def _endpoint(instance: InstanceState, request: RequestFacts) -> Endpoint:
         num_in_flight_tokens=instance.num_in_flight_tokens,
         last_cold_use=instance.last_cold_use,
     )
-
-
-def _pick_request(snapshot: Snapshot, request: RequestFacts) -> PickRequest:
-    """Return the request with matches counted in tokens. The first instance on the session's node is its endpoint."""
-    own = [instance.instance for instance in snapshot.instances if instance.agent == request.session_agent]
-    token = b64encode(own[0].encode()).decode() if own else None
-    return PickRequest(request.num_prompt_tokens, 1, session_token=token)

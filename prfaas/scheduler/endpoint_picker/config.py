@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import yaml
+from msgspec import Struct
 
 from prfaas.errors import ConfigError
 from prfaas.scheduler.endpoint_picker.parameters import (
@@ -17,12 +19,12 @@ from prfaas.scheduler.endpoint_picker.parameters import (
     NoParameters,
     PdHandler,
     PrefixDecider,
+    Text,
     read,
 )
 from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, SchedulingProfile
 from prfaas.scheduler.endpoint_picker.plugins import FILTERS, SCORERS
 
-_API_VERSIONS = ("llm-d.ai/v1alpha1", "llm-d.ai/v1", "inference.networking.x-k8s.io/v1alpha1")
 _GATES = {
     "flowControl": "requests queue, and are refused, at the router (admission, quotas)",
     "haPopulateNonLeaderDatastore": "every manager knows all instances",
@@ -59,6 +61,52 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
 }
 
 
+class _Shape(Struct, frozen=True, forbid_unknown_fields=True):
+    """Part of a file."""
+
+
+class _PluginSpec(_Shape, frozen=True):
+    type: str
+    name: str | None = None
+    parameters: Any = None
+
+    @property
+    def label(self) -> str:
+        return self.name or self.type
+
+
+class _Reference(_Shape, frozen=True):
+    pluginRef: str
+    weight: float = 1.0
+
+
+class _ProfileSpec(_Shape, frozen=True):
+    name: Text
+    plugins: list[_Reference] | None = None
+
+
+class _Extractor(_Shape, frozen=True):
+    pluginRef: str
+
+
+class _Source(_Extractor, frozen=True):
+    extractors: list[_Extractor] | None = None
+
+
+class _DataLayer(_Shape, frozen=True):
+    injectDefaults: bool | None = None
+    sources: list[_Source] | None = None
+
+
+class _File(_Shape, frozen=True):
+    kind: Literal["EndpointPickerConfig"]
+    apiVersion: Literal["llm-d.ai/v1alpha1", "llm-d.ai/v1", "inference.networking.x-k8s.io/v1alpha1"]
+    featureGates: list[str] | None = None
+    plugins: list[_PluginSpec] | None = None
+    schedulingProfiles: list[_ProfileSpec] | None = None
+    dataLayer: _DataLayer | None = None
+
+
 @dataclass(frozen=True)
 class _Plugin:
     name: str
@@ -74,124 +122,100 @@ def load(text: str, *, name: str) -> EndpointPicker:
         ConfigError: the text is not a valid EndpointPickerConfig; the message names the key.
     """
     try:
-        return _read_picker(yaml.safe_load(text))
+        return _make_picker(msgspec.convert(yaml.safe_load(text), _File))
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
-    except ValueError as error:
+    except ValueError as error:  # The errors of msgspec are ValueErrors.
         raise ConfigError(f"{name}: {error}") from error
-    except (TypeError, AttributeError) as error:  # A list or number in place of a record, or the reverse.
-        raise ConfigError(f"{name}: a field has another shape than in an EndpointPickerConfig: {error}") from error
 
 
-def _read_picker(fields: Any) -> EndpointPicker:
-    if not isinstance(fields, Mapping) or fields.get("kind") != "EndpointPickerConfig":
-        raise ValueError("kind: EndpointPickerConfig is expected")
-    unknown = set(fields) - {"apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles", "dataLayer"}
-    if unknown:
-        raise ValueError(f"{sorted(map(str, unknown))[0]}: unknown key")
-    if fields.get("apiVersion") not in _API_VERSIONS:
-        raise ValueError(f"apiVersion: one of {', '.join(_API_VERSIONS)}")
-    warnings = _gate_warnings(fields.get("featureGates") or [])
-    plugins = _read_plugins(fields.get("plugins") or [])
-    warnings += _plugin_warnings(fields.get("plugins") or [])
-    warnings += _data_layer_warnings(fields.get("dataLayer"), plugins)
-    profiles = _read_profiles(fields.get("schedulingProfiles"), plugins)
+def _make_picker(file: _File) -> EndpointPicker:
+    specs = file.plugins or []
+    plugins = _read_plugins(specs)
+    warnings = (
+        *_gate_warnings(file.featureGates or []),
+        *_plugin_warnings(specs),
+        *_data_layer_warnings(file.dataLayer, plugins),
+    )
+    profiles = _make_profiles(file.schedulingProfiles or [], plugins)
     handler = _find_handler(plugins, profiles)
-    if isinstance(handler.parameters, NoParameters):
+    if isinstance(handler, NoParameters):
         return EndpointPicker(profiles, next(iter(profiles)), None, None, warnings)
-    decode, prefill, decider_name = _stages(handler.parameters, profiles)
-    decider = _find_decider(decider_name, plugins)
-    return EndpointPicker(profiles, decode, prefill, decider, warnings)
+    decode, prefill, decider_name = _stages(handler, profiles)
+    return EndpointPicker(profiles, decode, prefill, _find_decider(decider_name, plugins), warnings)
 
 
-def _gate_warnings(given: Sequence[Any]) -> tuple[str, ...]:
-    """Return warnings for the enabled gates, none of which has an effect."""
-    warnings = []
+def _gate_warnings(given: Sequence[str]) -> Iterator[str]:
+    """Yield warnings for the enabled gates, none of which has an effect."""
     for gate in given:
-        name, _, value = str(gate).partition("=")
+        name, _, value = gate.partition("=")
         if name not in _GATES:
             raise ValueError(f"featureGates: {name} is unknown")
         if value != "false":
-            warnings.append(f"featureGates: {name} changes nothing: {_GATES[name]}")
-    return tuple(warnings)
+            yield f"featureGates: {name} changes nothing: {_GATES[name]}"
 
 
-def _read_plugins(given: Sequence[Any]) -> dict[str, _Plugin]:
+def _read_plugins(specs: Sequence[_PluginSpec]) -> dict[str, _Plugin]:
     plugins: dict[str, _Plugin] = {}
-    for item in given:
-        if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
-            raise ValueError("plugins: each has a type")
-        kind, name = item["type"], item.get("name") or item["type"]
-        if name in plugins:
-            raise ValueError(f"plugins: {name} appears twice")
+    for spec in specs:
+        if spec.label in plugins:
+            raise ValueError(f"plugins: {spec.label} appears twice")
         try:
-            plugins[name] = _Plugin(name, kind, _read_parameters(kind, item.get("parameters")))
+            plugins[spec.label] = _Plugin(spec.label, spec.type, _read_parameters(spec))
         except ValueError as error:
-            raise ValueError(f"plugins: {name}: {error}") from error
+            raise ValueError(f"plugins: {spec.label}: {error}") from error
     return plugins
 
 
-def _read_parameters(kind: str, given: Any) -> Any:
-    if kind in _BUILT_IN:
+def _read_parameters(spec: _PluginSpec) -> Any:
+    if spec.type in _BUILT_IN:
         return None
-    if kind not in _PARAMETERS:
-        raise ValueError(f"type {kind} is unknown; known: {', '.join(sorted(_PARAMETERS))}")
-    return read(kind, _PARAMETERS[kind], given)
+    if spec.type not in _PARAMETERS:
+        raise ValueError(f"type {spec.type} is unknown; known: {', '.join(sorted(_PARAMETERS))}")
+    return read(spec.type, _PARAMETERS[spec.type], spec.parameters)
 
 
-def _plugin_warnings(given: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return warnings for plugins and parameters without an effect."""
-    warnings = []
-    for item in given:
-        kind, parameters = item["type"], item.get("parameters") or {}
-        where = f"plugins: {item.get('name') or kind}"
-        if kind == "lora-affinity-scorer":
-            warnings.append(f"{where}: loaded adapters are not known, so all endpoints score alike")
-        if kind in _BUILT_IN and parameters:
-            warnings.append(f"{where}: its parameters change nothing: prfaas does its work itself")
-        idle = IGNORED.get(kind, ()) + _NO_EFFECT.get(kind, ())
-        warnings += [f"{where}: {name} changes nothing in prfaas" for name in parameters if name in idle]
+def _plugin_warnings(specs: Sequence[_PluginSpec]) -> Iterator[str]:
+    """Yield warnings for plugins and parameters without an effect."""
+    for spec in specs:
+        parameters, where = spec.parameters or {}, f"plugins: {spec.label}"
+        if spec.type in _BUILT_IN:
+            if parameters:
+                yield f"{where}: its parameters change nothing: prfaas does its work itself"
+            continue
+        idle = IGNORED.get(spec.type, ()) + _NO_EFFECT.get(spec.type, ())
+        yield from (f"{where}: {name} changes nothing in prfaas" for name in parameters if name in idle)
         if parameters.get("ttftSource") == "latencyPredictor":
-            warnings.append(f"{where}: ttftSource: there is no latency predictor, so no endpoint counts as slow")
-    return tuple(warnings)
+            yield f"{where}: ttftSource: there is no latency predictor, so no endpoint counts as slow"
 
 
-def _data_layer_warnings(given: Any, plugins: Mapping[str, _Plugin]) -> tuple[str, ...]:
-    """Return a warning for a data layer, because prfaas collects the same figures itself."""
+def _data_layer_warnings(given: _DataLayer | None, plugins: Mapping[str, _Plugin]) -> Iterator[str]:
+    """Yield a warning for a data layer, because prfaas collects the same figures itself."""
     if given is None:
-        return ()
-    unknown = set(given) - {"injectDefaults", "sources"}
-    if unknown:
-        raise ValueError(f"dataLayer: {sorted(map(str, unknown))[0]} is not offered")
-    for source in given.get("sources") or []:
-        for item in (source, *(source.get("extractors") or [])):
-            if item.get("pluginRef") not in plugins:
-                raise ValueError(f"dataLayer: pluginRef {item.get('pluginRef')!r} names no plugin")
-    return ("dataLayer changes nothing: agents report the load and the caches of their engines",)
+        return
+    for source in given.sources or []:
+        for item in (source, *(source.extractors or [])):
+            if item.pluginRef not in plugins:
+                raise ValueError(f"dataLayer: pluginRef {item.pluginRef!r} names no plugin")
+    yield "dataLayer changes nothing: agents report the load and the caches of their engines"
 
 
-def _read_profiles(given: Any, plugins: Mapping[str, _Plugin]) -> dict[str, SchedulingProfile]:
+def _make_profiles(specs: Sequence[_ProfileSpec], plugins: Mapping[str, _Plugin]) -> dict[str, SchedulingProfile]:
     """Return the profiles. Without any, return one profile of all filters and scorers."""
-    if not given:
+    if not specs:
         used = [(plugin, 1.0) for plugin in plugins.values() if plugin.kind in (*FILTERS, *SCORERS, *_PICKERS)]
         return {"default": _make_profile("default", used)}
     profiles: dict[str, SchedulingProfile] = {}
-    for item in given:
-        name = item.get("name")
-        if not name:
-            raise ValueError("schedulingProfiles: each has a name")
-        if name in profiles:
-            raise ValueError(f"schedulingProfiles: {name} appears twice")
-        used = [_referenced_plugin(reference, plugins, name) for reference in item.get("plugins") or []]
-        profiles[name] = _make_profile(name, used)
+    for spec in specs:
+        if spec.name in profiles:
+            raise ValueError(f"schedulingProfiles: {spec.name} appears twice")
+        used = []
+        for reference in spec.plugins or []:
+            if reference.pluginRef not in plugins:
+                raise ValueError(f"schedulingProfiles: {spec.name}: pluginRef {reference.pluginRef!r} names no plugin")
+            used.append((plugins[reference.pluginRef], reference.weight))
+        profiles[spec.name] = _make_profile(spec.name, used)
     return profiles
-
-
-def _referenced_plugin(item: Mapping[str, Any], plugins: Mapping[str, _Plugin], profile: str) -> tuple[_Plugin, float]:
-    reference = item.get("pluginRef")
-    if not reference or reference not in plugins:
-        raise ValueError(f"schedulingProfiles: {profile}: pluginRef {reference!r} names no plugin")
-    return plugins[reference], float(item.get("weight", 1.0))
 
 
 def _make_profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> SchedulingProfile:
@@ -208,21 +232,22 @@ def _make_profile(name: str, used: Sequence[tuple[_Plugin, float]]) -> Schedulin
     return SchedulingProfile(name, filters, scorers, pickers[0].parameters.maxNumOfEndpoints if pickers else 1)
 
 
-def _find_handler(plugins: Mapping[str, _Plugin], profiles: Mapping[str, SchedulingProfile]) -> _Plugin:
-    """Return the only profile handler. A single profile needs none."""
-    handlers = [plugin for plugin in plugins.values() if plugin.kind in _HANDLERS]
+def _find_handler(
+    plugins: Mapping[str, _Plugin], profiles: Mapping[str, SchedulingProfile]
+) -> PdHandler | NoParameters:
+    """Return the parameters of the only profile handler. A single profile needs none."""
+    handlers = [plugin.parameters for plugin in plugins.values() if plugin.kind in _HANDLERS]
     if len(handlers) > 1:
         raise ValueError("plugins: two profile handlers")
     if not handlers and len(profiles) > 1:
         raise ValueError("plugins: several profiles need a profile handler")
-    if handlers and isinstance(handlers[0].parameters, NoParameters) and len(profiles) > 1:
+    handler: PdHandler | NoParameters = handlers[0] if handlers else NoParameters()
+    if isinstance(handler, NoParameters) and len(profiles) > 1:
         raise ValueError("plugins: single-profile-handler takes one profile")
-    return handlers[0] if handlers else _Plugin("single-profile-handler", "single-profile-handler", NoParameters())
+    return handler
 
 
-def _stages(
-    handler: PdHandler | DisaggHandler, profiles: Mapping[str, SchedulingProfile]
-) -> tuple[str, str | None, str]:
+def _stages(handler: PdHandler, profiles: Mapping[str, SchedulingProfile]) -> tuple[str, str | None, str]:
     """Return the decode profile, the prefill profile (None if there is none), and the decider's name."""
     nested = handler if isinstance(handler, DisaggHandler) else DisaggHandler()
     decode = nested.profiles.get("decode", handler.decodeProfile)

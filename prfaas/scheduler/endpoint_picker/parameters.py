@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
-P = TypeVar("P")
-Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
+import msgspec
+from msgspec import Meta, Struct
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+Stage = Literal["decode", "prefill"]
+Text = Annotated[str, Meta(min_length=1)]
 _PRODUCER = ("prefixMatchInfoProducerName", "prefixPluginName", "prefixPluginType")
 _LOAD_PRODUCER = ("inFlightLoadProducerName",)
 
@@ -38,185 +42,124 @@ IGNORED: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class NoParameters:
+class Parameters(Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of a plugin."""
+
+
+class NoParameters(Parameters, frozen=True):
     """Plugin without parameters."""
 
 
-@dataclass(frozen=True)
-class ByLabel:
+class ByLabel(Parameters, frozen=True):
     """`by-label`: endpoints whose label has one of the values."""
 
-    label: str = ""
+    label: Text
     validValues: tuple[str, ...] = ()
     allowsNoLabel: bool = False
 
     def __post_init__(self) -> None:
-        _require(bool(self.label), "label: the name of a label")
-        _require(bool(self.validValues) or self.allowsNoLabel, "validValues: at least one, or allowsNoLabel: true")
+        if not (self.validValues or self.allowsNoLabel):
+            raise ValueError("validValues: at least one, or allowsNoLabel: true")
 
 
-@dataclass(frozen=True)
-class Selector:
+class LabelExpression(Parameters, frozen=True):
+    """One condition of a Kubernetes label selector."""
+
+    key: Text
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: tuple[str, ...] = ()
+
+
+class Selector(Parameters, frozen=True):
     """`label-selector-filter`: a Kubernetes label selector."""
 
-    matchLabels: Mapping[str, str] = field(default_factory=dict)
-    matchExpressions: tuple[Mapping[str, Any], ...] = ()
-
-    def __post_init__(self) -> None:
-        operators = get_args(Operator)
-        for expression in self.matchExpressions:
-            _require(expression.get("operator") in operators, f"operator: one of {', '.join(operators)}")
-            _require(bool(expression.get("key")), "key: the name of a label")
+    matchLabels: dict[str, str] = {}
+    matchExpressions: tuple[LabelExpression, ...] = ()
 
 
-@dataclass(frozen=True)
-class PrefixCacheAffinity:
+class PrefixCacheAffinity(Parameters, frozen=True):
     """`prefix-cache-affinity-filter`. The throughput is llm-d's calibration: tokens/s of Qwen3-32B on two H100."""
 
-    affinityThreshold: float = 0.8
-    maxTTFTPenaltyMs: float = 18_000
-    ttftSource: str = "prefillThroughput"
+    affinityThreshold: Ratio = 0.8
+    maxTTFTPenaltyMs: Annotated[float, Meta(ge=0)] = 18_000
+    ttftSource: Literal["prefillThroughput", "latencyPredictor"] = "prefillThroughput"
     peakPrefillThroughput: float = 15_928
 
     def __post_init__(self) -> None:
-        _require(0 <= self.affinityThreshold <= 1, "affinityThreshold: from 0 to 1")
-        _require(self.maxTTFTPenaltyMs >= 0, "maxTTFTPenaltyMs: at least 0")
-        known = ("prefillThroughput", "latencyPredictor")
-        _require(self.ttftSource in known, f"ttftSource: one of {', '.join(known)}")
         needed = self.maxTTFTPenaltyMs > 0 and self.ttftSource == "prefillThroughput"
-        _require(self.peakPrefillThroughput > 0 or not needed, "peakPrefillThroughput: above 0")
+        if needed and self.peakPrefillThroughput <= 0:
+            raise ValueError("peakPrefillThroughput: above 0")
 
 
-@dataclass(frozen=True)
-class PrefixCacheScoring:
+class PrefixCacheScoring(Parameters, frozen=True):
     """`prefix-cache-scorer`."""
 
-    matchLengthWeight: float = 0.0
-    matchLengthScaleTokens: int = 8192
-
-    def __post_init__(self) -> None:
-        _require(0 <= self.matchLengthWeight <= 1, "matchLengthWeight: from 0 to 1")
-        _require(self.matchLengthScaleTokens > 0, "matchLengthScaleTokens: above 0")
+    matchLengthWeight: Ratio = 0.0
+    matchLengthScaleTokens: Annotated[int, Meta(gt=0)] = 8192
 
 
-@dataclass(frozen=True)
-class LoadAware:
+class LoadAware(Parameters, frozen=True):
     """`load-aware-scorer`."""
 
-    threshold: int = 128
-
-    def __post_init__(self) -> None:
-        _require(self.threshold > 0, "threshold: above 0")
+    threshold: Annotated[int, Meta(gt=0)] = 128
 
 
-@dataclass(frozen=True)
-class ActiveRequests:
+class ActiveRequests(Parameters, frozen=True):
     """`active-request-scorer`."""
 
-    idleThreshold: int = 0
-    maxBusyScore: float = 1.0
-
-    def __post_init__(self) -> None:
-        _require(self.idleThreshold >= 0, "idleThreshold: at least 0")
-        _require(0 <= self.maxBusyScore <= 1, "maxBusyScore: from 0 to 1")
+    idleThreshold: Annotated[int, Meta(ge=0)] = 0
+    maxBusyScore: Ratio = 1.0
 
 
-@dataclass(frozen=True)
-class TokenLoad:
+class TokenLoad(Parameters, frozen=True):
     """`token-load-scorer`."""
 
-    queueThresholdTokens: int = 4_194_304
-
-    def __post_init__(self) -> None:
-        _require(self.queueThresholdTokens > 0, "queueThresholdTokens: above 0")
+    queueThresholdTokens: Annotated[int, Meta(gt=0)] = 4_194_304
 
 
-@dataclass(frozen=True)
-class MaxScore:
+class MaxScore(Parameters, frozen=True):
     """`max-score-picker`."""
 
-    maxNumOfEndpoints: int = 1
-
-    def __post_init__(self) -> None:
-        _require(self.maxNumOfEndpoints >= 1, "maxNumOfEndpoints: at least 1")
+    maxNumOfEndpoints: Annotated[int, Meta(ge=1)] = 1
 
 
-@dataclass(frozen=True)
-class PrefixDecider:
+class PrefixDecider(Parameters, frozen=True):
     """`prefix-based-pd-decider`."""
 
-    nonCachedTokens: int = 0
-    promptTokens: int = 0
-
-    def __post_init__(self) -> None:
-        _require(self.nonCachedTokens >= 0, "nonCachedTokens: at least 0")
-        _require(self.promptTokens >= 0, "promptTokens: at least 0")
+    nonCachedTokens: Annotated[int, Meta(ge=0)] = 0
+    promptTokens: Annotated[int, Meta(ge=0)] = 0
 
 
-@dataclass(frozen=True)
-class PdHandler:
+class PdHandler(Parameters, frozen=True):
     """`pd-profile-handler`."""
 
     decodeProfile: str = "decode"
     prefillProfile: str = "prefill"
-    primaryPort: int = 0
+    primaryPort: Port = 0
     deciderPluginName: str = ""
 
-    def __post_init__(self) -> None:
-        _require(0 <= self.primaryPort <= 65_535, "primaryPort: from 0 to 65535")
 
-
-@dataclass(frozen=True)
-class DisaggHandler:
+class DisaggHandler(PdHandler, frozen=True):
     """`disagg-profile-handler`: profiles and deciders by stage. It also reads the flat fields of its predecessor."""
 
-    profiles: Mapping[str, str] = field(default_factory=dict)
-    deciders: Mapping[str, str] = field(default_factory=dict)
-    stageOrder: str = "decode-first"
-    decodeProfile: str = "decode"
-    prefillProfile: str = "prefill"
-    deciderPluginName: str = ""
-    primaryPort: int = 0
-
-    def __post_init__(self) -> None:
-        _require(self.stageOrder == "decode-first", "stageOrder: decode-first, the only order offered")
-        stages = set(self.profiles) | set(self.deciders)
-        _require(stages <= {"decode", "prefill"}, "profiles, deciders: decode, prefill")
-        _require(0 <= self.primaryPort <= 65_535, "primaryPort: from 0 to 65535")
+    profiles: dict[Stage, str] = {}
+    deciders: dict[Stage, str] = {}
+    stageOrder: Literal["decode-first"] = "decode-first"
 
 
-def read(kind: str, cls: type[P], given: Mapping[str, Any] | None) -> P:
+P = TypeVar("P", bound=Parameters)
+
+
+def read(kind: str, cls: type[P], given: Any) -> P:
     """Return the parameters of a plugin of this kind, without the ignored ones.
 
     Raises:
         ValueError: a parameter is unknown, of another type, or out of its range.
     """
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError("parameters: a mapping")
-    hints, ignored = get_type_hints(cls), IGNORED.get(kind, ())
-    values = {}
-    for name, value in (given or {}).items():
-        if name in hints:
-            values[name] = _typed(name, value, hints[name])
-        elif name not in ignored:
-            known = ", ".join([*(known.name for known in fields(cls)), *ignored]) or "none"  # type: ignore[arg-type]
-            raise ValueError(f"{name}: unknown parameter; known: {known}")
-    return cls(**values)
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    origin = get_origin(kind) or kind
-    if origin is tuple and isinstance(value, list):
-        return tuple(value)
-    if origin is float and type(value) is int:
-        return float(value)
-    wanted = {tuple: list, Mapping: Mapping}.get(origin, origin)
-    if isinstance(value, wanted) and (wanted is bool or type(value) is not bool):
-        return value
-    raise ValueError(f"{name}: {value!r} is no {getattr(wanted, '__name__', wanted)}")
-
-
-def _require(condition: bool, accepted: str) -> None:
-    if not condition:
-        raise ValueError(accepted)
+    if isinstance(given, Mapping):
+        given = {name: value for name, value in given.items() if name not in IGNORED.get(kind, ())}
+    try:
+        return msgspec.convert({} if given is None else given, cls)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(cls)) or "none"
+        raise ValueError(f"{error}; known parameters: {known}") from error

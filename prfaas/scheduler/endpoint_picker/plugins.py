@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from prfaas.scheduler.endpoint_picker.parameters import (
     ActiveRequests,
     ByLabel,
+    LabelExpression,
     LoadAware,
     NoParameters,
     PrefixCacheAffinity,
@@ -23,7 +23,6 @@ ROLE_LABEL = "llm-d.ai/role"
 _ROLES: dict[str, frozenset[str | None]] = {
     "decode": frozenset({None, "decode", "prefill-decode", "both", "encode-prefill-decode"}),
     "prefill": frozenset({"prefill", "prefill-decode", "both", "encode-prefill", "encode-prefill-decode"}),
-    "encode": frozenset({"encode", "encode-prefill", "encode-prefill-decode"}),
 }
 
 
@@ -31,8 +30,8 @@ _ROLES: dict[str, frozenset[str | None]] = {
 class Endpoint:
     """One model server. None marks a figure that was not measured.
 
-    `name` is namespace/name, as in session tokens. `num_matched_blocks` refers to the prompt of the present request.
-    `num_in_flight` counts the picker's own unfinished requests. Only the order of `last_cold_use` counts.
+    `num_matched_blocks` refers to the prompt of the present request. `num_in_flight` counts the picker's own unfinished
+    requests. Only the order of `last_cold_use` counts.
     """
 
     name: str
@@ -48,11 +47,10 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class PickRequest:
-    """Properties of a request that plugins read. `session_token` is base64 of an endpoint's name."""
+    """Properties of a request that plugins read."""
 
     num_tokens: int = 0
     block_tokens: int = 1
-    session_token: str | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -95,13 +93,13 @@ def by_selector(endpoints: Sequence[Endpoint], request: PickRequest, parameters:
     ]
 
 
-def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
-    key, values = expression["key"], expression.get("values") or ()
-    match expression["operator"]:
+def _matches(labels: Mapping[str, str], expression: LabelExpression) -> bool:
+    key = expression.key
+    match expression.operator:
         case "In":
-            return labels.get(key) in values
+            return labels.get(key) in expression.values
         case "NotIn":
-            return labels.get(key) not in values
+            return labels.get(key) not in expression.values
         case "Exists":
             return key in labels
         case _:
@@ -109,7 +107,7 @@ def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
 
 
 def by_role(role: str) -> Filter:
-    """Return the filter for endpoints that can do a stage: decode, prefill or encode."""
+    """Return the filter for endpoints that can decode, or can prefill."""
 
     def keep(endpoints: Sequence[Endpoint], request: PickRequest, parameters: Any) -> list[Endpoint]:
         return [endpoint for endpoint in endpoints if endpoint.labels.get(ROLE_LABEL) in _ROLES[role]]
@@ -138,31 +136,13 @@ def _ttft_seconds(endpoint: Endpoint, parameters: PrefixCacheAffinity) -> float:
     return (endpoint.num_in_flight_tokens or 0) / throughput if throughput else 0.0
 
 
-def by_session(endpoints: Sequence[Endpoint], request: PickRequest, parameters: Any) -> list[Endpoint]:
-    """Return the session's own endpoint if it is available, otherwise all."""
-    own = [endpoint for endpoint in endpoints if endpoint.name == session_endpoint(request)]
-    return own or list(endpoints)
-
-
-def session_endpoint(request: PickRequest) -> str | None:
-    """Return the endpoint that the session token names; None without a valid token."""
-    if request.session_token is None:
-        return None
-    try:
-        return b64decode(request.session_token, validate=True).decode()
-    except ValueError:
-        return None
-
-
 FILTERS: dict[str, tuple[type[Any], Filter]] = {
     "by-label": (ByLabel, by_label),
     "by-label-selector": (Selector, by_selector),
     "label-selector-filter": (Selector, by_selector),
     "decode-filter": (NoParameters, by_role("decode")),
     "prefill-filter": (NoParameters, by_role("prefill")),
-    "encode-filter": (NoParameters, by_role("encode")),
     "prefix-cache-affinity-filter": (PrefixCacheAffinity, prefix_cache_affinity),
-    "session-affinity-filter": (NoParameters, by_session),
 }
 
 
@@ -240,17 +220,6 @@ def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, parameters: 
     return [1 - order.index(position) / (len(endpoints) - 1) for position in range(len(endpoints))]
 
 
-def session_affinity(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
-    """Return 1 for the endpoint that the session token names."""
-    own = session_endpoint(request)
-    return [float(endpoint.name == own) for endpoint in endpoints]
-
-
-def lora_affinity(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
-    """Return equal scores, because the loaded adapters are not known."""
-    return [0.0] * len(endpoints)
-
-
 SCORERS: dict[str, tuple[type[Any], Scorer]] = {
     "load-aware-scorer": (LoadAware, load_aware),
     "queue-scorer": (NoParameters, queue),
@@ -261,6 +230,4 @@ SCORERS: dict[str, tuple[type[Any], Scorer]] = {
     "active-request-scorer": (ActiveRequests, active_requests),
     "token-load-scorer": (TokenLoad, token_load),
     "no-hit-lru-scorer": (NoParameters, no_hit_lru),
-    "session-affinity-scorer": (NoParameters, session_affinity),
-    "lora-affinity-scorer": (NoParameters, lora_affinity),
 }

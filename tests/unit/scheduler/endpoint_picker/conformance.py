@@ -19,11 +19,14 @@ NOT_OFFERED = {
     "context-length-aware.range": "the plugin is not offered: a configuration that names it is refused",
     "sidecar.other-connectors": "the sidecar hands over by NIXL's two steps or our own grants",
     "sidecar.encode": "no encode stage is offered",
-    "scorer.lora-affinity-scorer": "loaded adapters are not known",
+    "scorer.lora-affinity-scorer": "the plugin is not offered: a configuration that names it is refused",
+    "scorer.session-affinity-scorer": "the plugin is not offered: a configuration that names it is refused",
+    "filter.session-affinity": "the plugin is not offered: a configuration that names it is refused",
 }
 _NO_RETRIES = "after a failed prefill the decode engine computes the prompt, without a retry"
 NOT_OFFERED_CASES = {
     ("routing-headers", "two encoders"): "no encode stage is offered",
+    ("role-filters", "encode-filter"): "no encode stage is offered",
     ("sidecar.prefill-header", "sampling, comma"): "the first host of the header prefills",
 } | {
     ("sidecar.nixlv2", f"prefill answers {case}"): _NO_RETRIES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,45 +14,12 @@ from prfaas.scheduler.endpoint_picker.picker import EndpointPicker
 from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint, PickRequest
 
 OLD, CURRENT, NEXT = "inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1", "llm-d.ai/v1"
-TOKENS = {"modelName": "org/model", "vllm": {"url": "http://localhost:8000"}}
-PRECISE = {"prefixMatchInfoProducerName": "precise-prefix-cache-producer"}
-INDEX = {"kvBlockIndexConfig": {"enableMetrics": True}}
-FED_BY_DATA: dict[str, Any] = {
+PRODUCERS: dict[str, Any] = {
+    "token-producer": {"modelName": "org/model", "vllm": {"url": "http://localhost:8000"}},
+    "precise-prefix-cache-producer": {"tokenProcessorConfig": {"blockSize": 16, "hashSeed": "42"}},
     "endpoint-notification-source": {},
     "metrics-data-source": {},
     "core-metrics-extractor": {},
-}
-FED_BY_EVENTS = {
-    "token-producer": TOKENS,
-    "precise-prefix-cache-producer": {
-        "tokenProcessorConfig": {"blockSize": 16, "hashSeed": "42"},
-        "kvEventsConfig": {"zmqEndpoint": "tcp://0.0.0.0:5557"},
-        "indexerConfig": INDEX,
-    },
-}
-APPROXIMATE = {"approx-prefix-cache-producer": {"maxPrefixTokensToMatch": 16384, "lruCapacityPerServer": 31250}}
-ONE: dict[str, Any] = {"decode-filter": {}, "max-score-picker": {}, "single-profile-handler": {}}
-DECIDER = {"prefix-based-pd-decider": {"nonCachedTokens": 16}}
-SPLIT: dict[str, Any] = {
-    **{kind: {} for kind in ("queue-scorer", "prefill-filter", "decode-filter", "max-score-picker")},
-    **DECIDER,
-    "disagg-profile-handler": {"deciders": {"prefill": "prefix-based-pd-decider"}},
-}
-BOTH = {
-    stage: {f"{stage}-filter": None, "max-score-picker": None, "prefix-cache-scorer": 2, "queue-scorer": 1}
-    for stage in ("prefill", "decode")
-}
-PAIR: dict[str, Any] = {
-    **{kind: {} for kind in ("prefill-filter", "decode-filter", "active-request-scorer", "max-score-picker")},
-    **{kind: {} for kind in ("inflight-load-producer", "always-disagg-pd-decider")},
-    "token-load-scorer": {"inFlightLoadProducerName": "inflight-load-producer"},
-    "approx-prefix-cache-producer": {"maxPrefixTokensToMatch": 131072},
-    "prefix-cache-affinity-filter": {"peakPrefillThroughput": 33821},
-    "disagg-profile-handler": {"deciders": {"prefill": "always-disagg-pd-decider"}},
-}
-OF_PAIR = {
-    "prefill": {"prefill-filter": None, "prefix-cache-affinity-filter": None, "token-load-scorer": None},
-    "decode": {"decode-filter": None, "active-request-scorer": None, "max-score-picker": None},
 }
 SOURCES = {
     "sources": [
@@ -61,186 +27,135 @@ SOURCES = {
         {"pluginRef": "endpoint-notification-source", "extractors": [{"pluginRef": "precise-prefix-cache-producer"}]},
     ]
 }
+ONE: dict[str, Any] = {"decode-filter": {}, "max-score-picker": {}, "single-profile-handler": {}}
+SPLIT: dict[str, Any] = {
+    **{kind: {} for kind in ("prefix-cache-scorer", "queue-scorer", "prefill-filter", "decode-filter")},
+    "max-score-picker": {},
+    "prefix-based-pd-decider": {"nonCachedTokens": 16},
+    "disagg-profile-handler": {"deciders": {"prefill": "prefix-based-pd-decider"}},
+}
+BOTH = {
+    stage: {f"{stage}-filter": 1, "max-score-picker": 1, "prefix-cache-scorer": 2, "queue-scorer": 1}
+    for stage in ("prefill", "decode")
+}
+GUIDE: dict[str, Any] = {
+    **{kind: {} for kind in ("prefill-filter", "decode-filter", "active-request-scorer", "max-score-picker")},
+    **{kind: {} for kind in ("inflight-load-producer", "always-disagg-pd-decider")},
+    "token-load-scorer": {"inFlightLoadProducerName": "inflight-load-producer"},
+    "approx-prefix-cache-producer": {"maxPrefixTokensToMatch": 131072},
+    "prefix-cache-affinity-filter": {"peakPrefillThroughput": 33821},
+    "disagg-profile-handler": {"deciders": {"prefill": "always-disagg-pd-decider"}},
+}
+STAGES_OF_GUIDE = {
+    "prefill": {"prefill-filter": 1, "prefix-cache-affinity-filter": 1, "token-load-scorer": 1},
+    "decode": {"decode-filter": 1, "active-request-scorer": 1, "max-score-picker": 1},
+}
 
 
-@dataclass(frozen=True)
-class File:
-    """One configuration: the parameters of each plugin, the weight of each in a profile (None: none is given)."""
-
-    plugins: Mapping[str, Any]
-    profiles: Mapping[str, Mapping[str, float | None]]
-    api: str = CURRENT
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    def text(self) -> str:
-        plugins = [
-            {"type": kind} | ({"parameters": parameters} if parameters else {})
-            for kind, parameters in self.plugins.items()
-        ]
-        profiles = [
-            {
-                "name": name,
-                "plugins": [{"pluginRef": ref} | ({"weight": w} if w else {}) for ref, w in plugins_of.items()],
-            }
-            for name, plugins_of in self.profiles.items()
-        ]
-        head = {"apiVersion": self.api, "kind": "EndpointPickerConfig"} | dict(self.more)
-        return yaml.safe_dump(head | {"plugins": plugins, "schedulingProfiles": profiles}, sort_keys=False)
+def _file(
+    plugins: Mapping[str, Any], profiles: Mapping[str, Mapping[str, float]], *, api: str = CURRENT, **more: Any
+) -> str:
+    """Return a configuration from the parameters of each plugin, and its weight in each profile."""
+    fields = {
+        "apiVersion": api,
+        "kind": "EndpointPickerConfig",
+        "plugins": [{"type": kind, "parameters": parameters} for kind, parameters in plugins.items()],
+        "schedulingProfiles": [
+            {"name": name, "plugins": [{"pluginRef": ref, "weight": weight} for ref, weight in weights.items()]}
+            for name, weights in profiles.items()
+        ],
+    }
+    return yaml.safe_dump(fields | more, sort_keys=False)
 
 
-def _one_profile(scorers: Mapping[str, float], **more: Any) -> dict[str, Any]:
-    return {"default": {"decode-filter": None, "max-score-picker": None, **scorers}}
+def _one_profile(**scorers: float) -> dict[str, Any]:
+    named = {kind.replace("_", "-"): weight for kind, weight in scorers.items()}
+    return {"default": {"decode-filter": 1, "max-score-picker": 1, **named}}
 
 
-PREFIX: dict[str, Any] = {"prefix-cache-scorer": {}}
-LOADED: dict[str, tuple[File, tuple[str, ...]]] = {
-    "the smallest one": (File({**PREFIX, **ONE}, _one_profile({"prefix-cache-scorer": 2})), ()),
-    "estimated caches and load": (
-        File(
-            {**PREFIX, "load-aware-scorer": {}, **ONE}, _one_profile({"prefix-cache-scorer": 1, "load-aware-scorer": 1})
-        ),
-        (),
-    ),
-    "an approximate producer": (
-        File({**APPROXIMATE, **PREFIX, **ONE}, _one_profile({"prefix-cache-scorer": 2})),
-        ("approx-prefix-cache-producer",),
-    ),
-    "an index fed by events": (
-        File({**FED_BY_EVENTS, "prefix-cache-scorer": PRECISE, **ONE}, _one_profile({"prefix-cache-scorer": 10})),
-        ("token-producer", "precise-prefix-cache-producer", "prefixMatchInfoProducerName"),
-    ),
+LOADED: dict[str, tuple[str, tuple[str, ...]]] = {
     "an index fed by a data layer": (
-        File(
+        _file(
             {
-                **FED_BY_EVENTS,
-                **FED_BY_DATA,
-                "prefix-cache-scorer": PRECISE,
+                **PRODUCERS,
+                "prefix-cache-scorer": {"prefixMatchInfoProducerName": "precise-prefix-cache-producer"},
                 "kv-cache-utilization-scorer": {},
-                "queue-scorer": {},
                 **ONE,
             },
-            _one_profile({"prefix-cache-scorer": 2, "kv-cache-utilization-scorer": 1, "queue-scorer": 1}),
-            more={"dataLayer": SOURCES},
+            _one_profile(prefix_cache_scorer=2, kv_cache_utilization_scorer=1),
+            dataLayer=SOURCES,
         ),
         ("token-producer", "precise-prefix-cache-producer", "prefixMatchInfoProducerName", "dataLayer changes nothing"),
     ),
     "cold requests spread": (
-        File(
-            {
-                "precise-prefix-cache-producer": {"tokenProcessorConfig": {"blockSizeTokens": 5}},
-                "prefix-cache-scorer": PRECISE,
-                "no-hit-lru-scorer": {"lruSize": 2048},
-                **ONE,
-            },
-            _one_profile({"prefix-cache-scorer": 2, "no-hit-lru-scorer": 1}),
-        ),
-        ("precise-prefix-cache-producer", "prefixMatchInfoProducerName", "lruSize"),
+        _file({"no-hit-lru-scorer": {"lruSize": 2048}, **ONE}, _one_profile(no_hit_lru_scorer=1)),
+        ("lruSize",),
     ),
-    "P/D": (File({**APPROXIMATE, **PREFIX, **SPLIT}, BOTH), ("approx-prefix-cache-producer",)),
-    "P/D of the guides": (File(PAIR, OF_PAIR), ("inFlightLoadProducerName", "approx-prefix-cache-producer")),
-    "P/D of the guides, apiVersion v1": (
-        File(PAIR, OF_PAIR, NEXT),
+    "P/D of the guides": (
+        _file(GUIDE, STAGES_OF_GUIDE, api=NEXT),
         ("inFlightLoadProducerName", "approx-prefix-cache-producer"),
     ),
-    "P/D of llm-d-inference-scheduler, without the gate": (
-        File(
-            {"disagg-headers-handler": {}, "prefix-cache-scorer": {"blockSizeTokens": 16, "autoTune": False}, **SPLIT},
-            BOTH,
-            OLD,
-        ),
-        ("blockSizeTokens", "autoTune"),
+    "P/D of llm-d-inference-scheduler": (
+        _file({"disagg-headers-handler": {}, **SPLIT, "prefix-cache-scorer": {"blockSizeTokens": 16}}, BOTH, api=OLD),
+        ("blockSizeTokens",),
     ),
     "the precise scorer's older name": (
-        File(
-            {"precise-prefix-cache-scorer": {"indexerConfig": INDEX}, **ONE},
-            _one_profile({"precise-prefix-cache-scorer": 2}),
-            OLD,
+        _file(
+            {"precise-prefix-cache-scorer": {"indexerConfig": {}}, **ONE},
+            _one_profile(precise_prefix_cache_scorer=2),
+            api=OLD,
         ),
         ("indexerConfig",),
     ),
+    "gates of the router's own work": (
+        _file(ONE, _one_profile(), featureGates=["flowControl", "prepareDataPlugins=false"]),
+        ("flowControl",),
+    ),
+    "no latency predictor": (
+        _file({"prefix-cache-affinity-filter": {"ttftSource": "latencyPredictor"}, **ONE}, _one_profile()),
+        ("no latency predictor",),
+    ),
 }
-
-ENCODE = "always-disagg-multimodal-decider"
-REFUSED: dict[str, tuple[File, str]] = {
-    "data parallel": (
-        File(
-            {**PREFIX, **ONE, "data-parallel-profile-handler": {"primaryPort": 8000}},
-            _one_profile({"prefix-cache-scorer": 2}),
-        ),
-        "type data-parallel-profile-handler is unknown",
-    ),
-    "a burst's own producer": (
-        File(
-            {"burst-prefix-cache-producer": {"windowDurationMs": 100}, **PREFIX, **ONE},
-            _one_profile({"prefix-cache-scorer": 2}),
-        ),
-        "type burst-prefix-cache-producer is unknown",
-    ),
-    "embeddings of images": (
-        File({**FED_BY_DATA, "mm-embeddings-cache-producer": {"cacheSizeInMB": 2048}, **ONE}, _one_profile({})),
-        "type mm-embeddings-cache-producer is unknown",
-    ),
-    "topology": (
-        File({**APPROXIMATE, **PREFIX, "topology-extractor": {}, **SPLIT}, BOTH),
-        "type topology-extractor is unknown",
-    ),
-    "an admitter": (
-        File({"probabilistic-admitter": {}, "random-picker": {}}, {"default": {"random-picker": None}}, OLD),
-        "type probabilistic-admitter is unknown",
-    ),
-    "encode, prefill, decode": (
-        File({"encode-filter": {}, "always-disagg-multimodal-decider": {}, **SPLIT}, {**BOTH, "encode": {}}),
-        f"type {ENCODE} is unknown",
-    ),
+REFUSED: dict[str, tuple[str, str]] = {
     "encode by the handler": (
-        File({**SPLIT, "disagg-profile-handler": {"deciders": {"encode": "prefix-based-pd-decider"}}}, BOTH),
-        "profiles, deciders: decode, prefill",
+        _file({**SPLIT, "disagg-profile-handler": {"deciders": {"encode": "prefix-based-pd-decider"}}}, BOTH),
+        "disagg-profile-handler: .*encode",
     ),
-    "a GPU's figures": (
-        File({"dcgm-data-source": {"port": 9400}, **ONE}, _one_profile({})),
-        "type dcgm-data-source is unknown",
-    ),
-    "programs' fairness": (
-        File({"program-aware-fairness": {}, **ONE}, _one_profile({}), OLD, {"featureGates": ["flowControl"]}),
-        "type program-aware-fairness is unknown",
-    ),
-    "flow control": (
-        File(
-            {**PREFIX, **ONE}, _one_profile({"prefix-cache-scorer": 2}), more={"flowControl": {"enableEviction": True}}
-        ),
-        "flowControl: unknown key",
-    ),
+    "flow control": (_file(ONE, _one_profile(), flowControl={"enableEviction": True}), "flowControl"),
     "endpoints that a data layer finds": (
-        File({**PREFIX, **ONE}, _one_profile({}), more={"dataLayer": {"discovery": {"pluginRef": "x"}}}),
-        "dataLayer: discovery is not offered",
+        _file(ONE, _one_profile(), dataLayer={"discovery": {"pluginRef": "x"}}),
+        "discovery",
     ),
     "a data layer of plugins that are not there": (
-        File({**PREFIX, **ONE}, _one_profile({}), more={"dataLayer": SOURCES}),
+        _file(ONE, _one_profile(), dataLayer=SOURCES),
         "dataLayer: pluginRef 'metrics-data-source' names no plugin",
     ),
     "a limit in the handler": (
-        File({"pd-profile-handler": {"threshold": 10}}, {"decode": {}, "prefill": {}}, OLD),
-        "threshold: unknown parameter",
+        _file({"pd-profile-handler": {"threshold": 10}}, {"decode": {}, "prefill": {}}, api=OLD),
+        "pd-profile-handler: .*threshold",
     ),
+    **{
+        kind: (_file({kind: {}, **ONE}, _one_profile()), f"type {kind} is unknown")
+        for kind in ("data-parallel-profile-handler", "session-affinity-scorer", "lora-affinity-scorer")
+    },
 }
 
 
-@pytest.mark.parametrize(("file", "warned"), LOADED.values(), ids=LOADED)
-def test_shipped_files_load_with_warnings_for_settings_without_effect(file: File, warned: tuple[str, ...]) -> None:
-    warnings = load(file.text(), name="epp.yaml").warnings
+@pytest.mark.parametrize(("text", "warned"), LOADED.values(), ids=LOADED)
+def test_shipped_files_load_with_warnings_for_settings_without_effect(text: str, warned: tuple[str, ...]) -> None:
+    warnings = load(text, name="epp.yaml").warnings
     assert len(warnings) == len(warned), warnings
-    for part in warned:
-        assert sum(part in warning for warning in warnings) >= 1, (part, warnings)
+    assert all(any(part in warning for warning in warnings) for part in warned), warnings
 
 
-@pytest.mark.parametrize(("file", "says"), REFUSED.values(), ids=REFUSED)
-def test_unsupported_features_are_rejected_by_name(file: File, says: str) -> None:
+@pytest.mark.parametrize(("text", "says"), REFUSED.values(), ids=REFUSED)
+def test_unsupported_features_are_rejected_by_name(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=rf"epp\.yaml: .*{says}"):
-        load(file.text(), name="epp.yaml")
+        load(text, name="epp.yaml")
 
 
-def _splits(picker: EndpointPicker, num_tokens: int, *, cached: int = 0) -> bool:
-    decode = Endpoint("d", {ROLE_LABEL: "decode"}, num_matched_blocks=cached)
+def _splits(picker: EndpointPicker, num_tokens: int) -> bool:
+    decode = Endpoint("d", {ROLE_LABEL: "decode"}, num_matched_blocks=0)
     prefill = Endpoint("p", {ROLE_LABEL: "prefill"})
     return picker.pick_prefill([decode, prefill], PickRequest(num_tokens), decode)[0] is not None
 
@@ -248,18 +163,17 @@ def _splits(picker: EndpointPicker, num_tokens: int, *, cached: int = 0) -> bool
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("P/D", (False, True, True)),
-        ("P/D of llm-d-inference-scheduler, without the gate", (False, True, True)),
-        ("P/D of the guides, apiVersion v1", (True, True, True)),
+        ("P/D of llm-d-inference-scheduler", (False, True, True)),
+        ("P/D of the guides", (True, True, True)),
     ],
 )
 def test_limit_counts_from_the_uncached_tokens_in_every_apiversion(name: str, split: tuple[bool, ...]) -> None:
-    picker = load(LOADED[name][0].text(), name="x")
+    picker = load(LOADED[name][0], name="x")
     assert tuple(_splits(picker, num_tokens) for num_tokens in (15, 16, 17)) == split
 
 
 def test_precise_scorer_scores_by_the_cached_share() -> None:
-    picker = load(LOADED["the precise scorer's older name"][0].text(), name="x")
+    picker = load(LOADED["the precise scorer's older name"][0], name="x")
     cold, warm = (Endpoint(name, num_matched_blocks=cached) for name, cached in (("cold", 1), ("warm", 9)))
     assert picker.profiles["default"].scores([cold, warm], PickRequest(10)) == [0.2, 1.8]
 
@@ -267,38 +181,29 @@ def test_precise_scorer_scores_by_the_cached_share() -> None:
 FILE = """apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
-- type: decode-filter
 - type: load-aware-scorer
   parameters:
     threshold: 5
-- type: max-score-picker
 schedulingProfiles:
 - name: default
   plugins:
-  - pluginRef: decode-filter
-  - pluginRef: max-score-picker
+  - pluginRef: load-aware-scorer
 """
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("threshold: 5", "threshold: 0", "plugins: load-aware-scorer: threshold: above 0"),
-        ("threshold: 5", "limit: 5", "plugins: load-aware-scorer: limit: unknown parameter"),
-        ("- type: max-score-picker", "- type: max", "plugins: max: type max is unknown"),
-        ("- type: max-score-picker", "- name: max", "plugins: each has a type"),
-        ("  - pluginRef: max-score-picker", "  - pluginRef: x", "schedulingProfiles: default: pluginRef 'x'"),
-        ("- name: default", "- weight: 1", "schedulingProfiles: each has a name"),
-        ("llm-d.ai/v1alpha1", "llm-d.ai/v9", "apiVersion: one of"),
-        ("kind: EndpointPickerConfig", "kind: Pod", "kind: EndpointPickerConfig is expected"),
-        ("schedulingProfiles:", "profiles:", "profiles: unknown key"),
+        ("threshold: 5", "threshold: 0", "plugins: load-aware-scorer: .*threshold"),
+        ("- type: load-aware-scorer", "- name: max", "type.*plugins"),
+        ("- name: default", "- name: ''", "name"),
+        ("- pluginRef: load-aware-scorer", "- {pluginRef: load-aware-scorer, weight: null}", "weight"),
+        ("llm-d.ai/v1alpha1", "llm-d.ai/v9", "apiVersion"),
+        ("kind: EndpointPickerConfig", "kind: Pod", "kind"),
+        ("schedulingProfiles:", "profiles:", "profiles"),
         ("    threshold: 5", "    threshold: [5", "not YAML: "),
-        ("plugins:\n- type: d", "plugins: 5\nx:\n- type: d", "x: unknown key"),
-        ("    threshold: 5", "    threshold: \x01", "not YAML: "),
     ],
 )
 def test_error_names_its_key_in_one_line(old: str, new: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^epp\.yaml: .*{says}.*$"):
         load(FILE.replace(old, new, 1), name="epp.yaml")
-    assert str(caught.value).startswith(f"epp.yaml: {says}")
-    assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from prfaas.errors import ConfigError
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider, read
 from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker
-from prfaas.scheduler.endpoint_picker.plugins import FILTERS, ROLE_LABEL, SCORERS, Endpoint, PickRequest
+from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint, PickRequest
 from tests.unit.scheduler.endpoint_picker.conformance import CASES, DATA, NOT_OFFERED, cases
 
 MINIMAL = (DATA / "llmd-minimal.yaml").read_text()
@@ -44,7 +44,7 @@ def test_prefix_based_decider(case: dict[str, Any]) -> None:
                 "nonCachedTokens", 0
             )
         else:
-            with pytest.raises(ValueError, match=r"parameters|nonCachedTokens|promptTokens"):
+            with pytest.raises(ValueError, match="parameters"):
                 read("prefix-based-pd-decider", PrefixDecider, raw)
         return
     cached = given.get("cached_blocks_on_decode")
@@ -156,8 +156,8 @@ def test_parameters_of_the_pd_handler(case: dict[str, Any]) -> None:
 QUEUE, PICKER, SINGLE = {"type": "queue-scorer"}, {"type": "max-score-picker"}, {"type": "single-profile-handler"}
 ONE = [{"name": "one", "plugins": [{"pluginRef": "queue-scorer"}]}]
 LOADER: dict[str, tuple[list[Any], list[Any] | None, dict[str, Any], str]] = {
-    "unknown parameter field": ([{"type": "queue-scorer", "parameters": {"x": 1}}], ONE, {}, "x: unknown parameter"),
-    "invalid parameters": ([{"type": "load-aware-scorer", "parameters": {"threshold": "x"}}], None, {}, "is no int"),
+    "unknown parameter field": ([{"type": "queue-scorer", "parameters": {"x": 1}}], ONE, {}, "unknown field `x`"),
+    "invalid parameters": ([{"type": "load-aware-scorer", "parameters": {"threshold": "x"}}], None, {}, "threshold"),
     "two profile handlers": ([SINGLE, {"type": "pd-profile-handler"}, QUEUE], ONE, {}, "two profile handlers"),
     "two profiles with one name": ([QUEUE], ONE * 2, {}, "one appears twice"),
     "unknown plugin type": ([{"type": "magic-scorer"}], None, {}, "magic-scorer is unknown"),
@@ -202,33 +202,6 @@ def test_file_of_the_earlier_project_loads_and_follows_todays_rule(num_tokens: i
     assert _cycle(picker, endpoints, PickRequest(num_tokens)) == ("d", "p" if splits else None)
 
 
-@pytest.mark.parametrize(
-    ("plugin", "warned"),
-    [
-        (
-            "type: prefix-cache-scorer\n  parameters: {lruCapacityPerServer: 5, matchLengthWeight: 0.5}",
-            "lruCapacityPerServer",
-        ),
-        ("type: max-score-picker\n  parameters: {maxNumOfEndpoints: 3}", "maxNumOfEndpoints"),
-        ("type: lora-affinity-scorer", "adapters"),
-        ("type: approx-prefix-cache-producer\n  parameters: {autoTune: false}", "parameters change nothing"),
-        ("type: prefix-cache-affinity-filter\n  parameters: {ttftSource: latencyPredictor}", "no latency predictor"),
-        ("type: token-load-scorer\n  parameters: {queueThresholdTokens: 9}", None),
-    ],
-)
-def test_settings_without_effect_give_a_warning(plugin: str, warned: str | None) -> None:
-    text = f"apiVersion: {CURRENT}\nkind: EndpointPickerConfig\nplugins:\n- {plugin}\n"
-    warnings = load(text, name="x").warnings
-    assert len(warnings) == (warned is not None)
-    assert warned is None or warned in warnings[0]
-
-
-def test_gate_for_work_of_the_router_is_accepted_with_a_warning() -> None:
-    text = f"apiVersion: {CURRENT}\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\n"
-    assert "at the router" in load(text, name="x").warnings[0]
-    assert load(text.replace("flowControl", "flowControl=false"), name="x").warnings == ()
-
-
 def test_default_plugins_prefer_the_warm_endpoint_until_it_is_far_behind() -> None:
     kinds = ("prefix-cache-affinity-filter", "token-load-scorer", "max-score-picker")
     picker = _config([{"type": kind} for kind in kinds])
@@ -238,41 +211,3 @@ def test_default_plugins_prefer_the_warm_endpoint_until_it_is_far_behind() -> No
             Endpoint("warm", num_matched_blocks=90, num_in_flight_tokens=in_flight),
         ]
         assert picker.pick_decode(endpoints, PickRequest(100))[0].name == name
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not YAML"),
-        ("kind: Pod", "EndpointPickerConfig is expected"),
-        ("kind: EndpointPickerConfig", "apiVersion: one of"),
-        (f"kind: EndpointPickerConfig\napiVersion: {CURRENT}\nx: 1", "x: unknown key"),
-        (f"kind: EndpointPickerConfig\napiVersion: {CURRENT}\nplugins: [1]", "each has a type"),
-    ],
-)
-def test_other_files_are_rejected_with_their_name(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)epp.yaml: .*{message}"):
-        load(text, name="epp.yaml")
-
-
-def test_no_plugin_is_both_filter_and_scorer() -> None:
-    assert not set(FILTERS) & set(SCORERS)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"plugins": 5}, "another shape"),
-        ({"schedulingProfiles": ["x"]}, "another shape"),
-        ({"schedulingProfiles": [{"name": "one", "plugins": ["queue-scorer"]}]}, "another shape"),
-        (
-            {"schedulingProfiles": [{"name": "one", "plugins": [{"pluginRef": "queue-scorer", "weight": None}]}]},
-            "another shape",
-        ),
-        ({"schedulingProfiles": [{"plugins": []}]}, "schedulingProfiles: each has a name"),
-    ],
-)
-def test_file_of_another_shape_is_rejected_with_its_name(fields: dict[str, Any], says: str) -> None:
-    written = {"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": [QUEUE, SINGLE]} | fields
-    with pytest.raises(ConfigError, match=rf"epp.yaml: .*{says}"):
-        load(yaml.safe_dump(written), name="epp.yaml")

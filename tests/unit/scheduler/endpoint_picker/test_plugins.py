@@ -73,14 +73,6 @@ def test_warm_endpoint_that_is_too_slow_loses_its_preference() -> None:
     assert _keep("prefix-cache-affinity-filter", {}, endpoints, PickRequest(100)) == {"warm", "idle"}
 
 
-@cases("filter.session-affinity")
-def test_session_filter(case: dict[str, Any]) -> None:
-    endpoints = [Endpoint(name) for name in case["given"]["endpoints"]]
-    request = PickRequest(session_token="ZGVmYXVsdC9nb25l")
-    assert _keep("session-affinity-filter", {}, endpoints, request) == set(case["expect"]["keep"])
-    assert _keep("session-affinity-filter", {}, endpoints, PickRequest(session_token="cG9kMQ==")) == {"pod1"}
-
-
 @cases("max-score-picker")
 def test_max_score_picker(case: dict[str, Any]) -> None:
     scores, expected = case["given"]["scores"], case["expect"]
@@ -132,14 +124,6 @@ def test_no_hit_lru_scorer(case: dict[str, Any]) -> None:
         for cached, use in zip(case["given"]["cached"], uses, strict=True)
     ]
     assert _score("no-hit-lru-scorer", endpoints, PickRequest(10)) == case["expect"]["scores"]
-
-
-@cases("scorer.session-affinity-scorer")
-def test_session_scorer(case: dict[str, Any]) -> None:
-    endpoints = [Endpoint("pod1"), Endpoint("pod2")]
-    request = PickRequest(session_token=case["given"]["token"])
-    assert _score("session-affinity-scorer", endpoints, request) == case["expect"]["scores"]
-    assert _score("session-affinity-scorer", endpoints, PickRequest(session_token="cG9kMg==")) == [0.0, 1.0]
 
 
 @cases("profile")
