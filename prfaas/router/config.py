@@ -95,7 +95,7 @@ class LimitsConfig:
     client_ratio: float = setting(
         "ratio",
         default=0.5,
-        doc="Share of these limits for one address or key, and of `max_requests` for one of several clients.",
+        doc="Share of these limits for one address or key beside others, and of `max_requests` for one of several clients.",
     )
     header_time: float = setting("seconds", default=20.0, doc="Longest wait for the headers of a request.")
     body_time: float = setting("seconds", default=60.0, doc="Longest wait for the body of a request.")

@@ -45,6 +45,7 @@ CERTIFICATE_CHECK_SECONDS = 5.0
 DRAIN_SECONDS = 10.0  # Time that running answers have after a stop.
 MAX_CLIENT_HANDSHAKES = 1024
 CLIENT_IDLE_SECONDS = 75.0  # Longer than the 60 s of common load balancers.
+LINGER_SECONDS = 0.5  # For the rest of a refused body, so that the client reads the answer before a reset.
 BACKLOG = 64  # Connections that are accepted at once, before any is refused.
 # Descriptors of a client's connection with two legs; with TLS two more lead from the proxy to the server.
 PLAIN_DESCRIPTORS, TLS_DESCRIPTORS = 3, 5
@@ -161,6 +162,7 @@ async def _bound(
         shutdown_timeout=DRAIN_SECONDS,
         handler_cancellation=True,
         keepalive_timeout=CLIENT_IDLE_SECONDS,
+        lingering_time=LINGER_SECONDS,
         **counted,
     )
     await runner.setup()
@@ -217,7 +219,7 @@ async def _running_router(
         records = RequestRecords()
         try:
             router = Router(
-                fleet,
+                fleet=fleet,
                 handler=handler,
                 proxy=Proxy(fleet.any_decode, session),
                 admission=admission,

@@ -13,20 +13,6 @@ from prfaas.router.ext_proc.endpoint_choice import DESTINATION, OWN_HEADERS, SUB
 
 CHUNK_BYTES = 62_000  # Envoy accepts no larger chunk of a body.
 _LOAD_BALANCER, _SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"
-_PHASES = (
-    "request_headers",
-    "request_body",
-    "request_trailers",
-    "response_headers",
-    "response_body",
-    "response_trailers",
-)
-
-
-def phase_of(request: Any) -> str | None:
-    """Return the phase of a message; None for an unknown one."""
-    phase: str | None = request.WhichOneof("request")
-    return phase if phase in _PHASES else None
 
 
 def headers_of(message: Any) -> dict[str, str]:

@@ -20,7 +20,6 @@ from prfaas.router.ext_proc.endpoint_choice import EndpointChooser, GatewayReque
 from prfaas.router.ext_proc.messages import (
     body_chunks,
     headers_of,
-    phase_of,
     refuse,
     send_to,
     subset_of,
@@ -66,7 +65,7 @@ class Exchange:
                     yield response
 
     async def _respond(self, message: Any) -> list[Any]:
-        phase = phase_of(message)
+        phase = message.WhichOneof("request")
         match phase:
             case "request_headers":
                 return await self._request_headers(message)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from aiohttp import web
@@ -29,7 +30,7 @@ from prfaas.router.openai.request import (
 )
 from prfaas.router.routing.manager_client import DecisionClient
 from prfaas.router.routing.record import CLIENT_GONE, RequestRecord, RequestRecords, outcome_of_status
-from prfaas.router.routing.serve import NoEngineReady, RequestHandler
+from prfaas.router.routing.serve import NoEngineReady, RequestHandler, stream_response
 
 REFUSALS = (
     BadRequest,
@@ -90,33 +91,20 @@ class UnhandledRequests(AbstractAccessLogger):
             metrics.REQUESTS.labels(status=str(response.status), route="none", outcome=outcome).inc()
 
 
+@dataclass(frozen=True)
 class Router:
     """Handlers of the routes. The manager, if any, hears of every completed request."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        *,
-        handler: RequestHandler,
-        proxy: Proxy,
-        admission: RequestAdmission,
-        operators: OperatorKeys,
-        records: RequestRecords,
-        manager: DecisionClient | None,
-        request_timeout: float,
-        connections: ClientConnections,
-        bodies: BodyBudget,
-    ) -> None:
-        self._fleet = fleet
-        self._handler = handler
-        self._proxy = proxy
-        self._admission = admission
-        self._operators = operators
-        self._records = records
-        self._manager = manager
-        self._request_timeout = request_timeout
-        self._connections = connections
-        self._bodies = bodies
+    fleet: Fleet
+    handler: RequestHandler
+    proxy: Proxy
+    admission: RequestAdmission
+    operators: OperatorKeys
+    records: RequestRecords
+    manager: DecisionClient | None
+    request_timeout: float
+    connections: ClientConnections
+    bodies: BodyBudget
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         return await self._complete(request, "completions")
@@ -136,11 +124,11 @@ class Router:
 
     async def _in_time(self, answer: Awaitable[web.StreamResponse], record: RequestRecord) -> web.StreamResponse:
         try:
-            async with asyncio.timeout(self._request_timeout):
+            async with asyncio.timeout(self.request_timeout):
                 return await answer
         except TimeoutError:
             record.status, record.is_broken = 504, record.ttft_seconds is not None
-            late = timeout_response(self._request_timeout)
+            late = timeout_response(self.request_timeout)
             late.headers.update(record.headers())
             return late
         except asyncio.CancelledError:
@@ -156,19 +144,23 @@ class Router:
 
     def _report(self, record: RequestRecord) -> None:
         record.publish()
-        if self._manager is not None and (report := record.manager_report()) is not None:
-            self._manager.report(report)
+        if self.manager is not None and (report := record.manager_report()) is not None:
+            self.manager.report(report)
 
     async def _answer(self, request: web.Request, endpoint: Endpoint, record: RequestRecord) -> web.StreamResponse:
         try:
-            client = self._admission.admit(request.headers.get("Authorization"))
+            client = self.admission.admit(request.headers.get("Authorization"))
             record.client = client.name
-            self._records.add(record)
+            self.records.add(record)
             with self._hold(request, client) as body:
                 parsed = parse(endpoint, await body.read(request), tenant=client.tenant)
                 session = session_of(request.headers.get(SESSION_HEADER))
-                with self._admission.place(client), self._charged(client, parsed.estimated_prompt_tokens, record):
-                    return await self._handler.handle(request, parsed, record, session=session)
+                with self.admission.place(client), self._charged(client, parsed.estimated_prompt_tokens, record):
+                    opening = self.handler.open(parsed, record, session=session)
+                    del parsed
+                    answer = await opening
+                    body.release()  # Nothing refers to it any more.
+                    return await stream_response(request, answer, record)
         except REFUSALS as error:
             response = refusal_response(error)
         record.status = response.status
@@ -177,7 +169,7 @@ class Router:
 
     def _hold(self, request: web.Request, client: Client) -> HeldBody:
         """Return the body of a client's request, which counts for its address and its key."""
-        return self._bodies.hold(self._connections.address(request), f"key {client.name}")
+        return self.bodies.hold(self.connections.address(request), client.name)
 
     @contextlib.contextmanager
     def _charged(self, client: Client, estimated_tokens: int, record: RequestRecord) -> Iterator[None]:
@@ -185,7 +177,7 @@ class Router:
 
         The router does not read the answers to forwarded requests, so the estimate stands for them.
         """
-        self._admission.charge(client, estimated_tokens)
+        self.admission.charge(client, estimated_tokens)
         is_refused = False
         try:
             yield
@@ -195,7 +187,7 @@ class Router:
         finally:
             forwarded_tokens = 0 if is_refused else estimated_tokens
             used = forwarded_tokens if record.path else record.num_tokens(estimated_tokens)
-            self._admission.settle(client, estimated=estimated_tokens, used=used)
+            self.admission.settle(client, estimated=estimated_tokens, used=used)
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Forward a request for a path that needs no decision to a decode instance."""
@@ -205,13 +197,13 @@ class Router:
     async def _forward(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
         response: web.StreamResponse
         try:
-            client = self._admission.admit(request.headers.get("Authorization"))
+            client = self.admission.admit(request.headers.get("Authorization"))
             check_path(request.path)
             with self._hold(request, client) as body:
                 raw = await body.read(request)
-                with self._admission.place(client), self._charged(client, len(raw) // BYTES_PER_TOKEN, record):
+                with self.admission.place(client), self._charged(client, len(raw) // BYTES_PER_TOKEN, record):
                     headers = record.headers()
-                    response = await self._proxy.forward(request, raw, tenant=client.tenant, headers=headers)
+                    response = await self.proxy.forward(request, raw, tenant=client.tenant, headers=headers)
         except REFUSALS as error:
             response = refusal_response(error)
             response.headers.update(record.headers())
@@ -220,13 +212,13 @@ class Router:
 
     async def health(self, request: web.Request) -> web.Response:
         """Return 200 if an instance can answer. Operators also see the instances."""
-        ready = self._fleet.any_decode() is not None
+        ready = self.fleet.any_decode() is not None
         page: dict[str, object] = {"status": "ok" if ready else "no engine is ready"}
-        if self._operators.may_see(request.headers.get("Authorization")):
-            if self._fleet.is_stale:
+        if self.operators.may_see(request.headers.get("Authorization")):
+            if self.fleet.is_stale:
                 page["fleet"] = "stale: no manager has answered since the start"
             page["instances"] = {
-                instance.address.name: instance.healthy and instance.silent_since is None for instance in self._fleet
+                instance.address.name: instance.healthy and instance.silent_since is None for instance in self.fleet
             }
         return web.json_response(page, status=200 if ready else 503)
 
@@ -238,14 +230,14 @@ class Router:
         refusal = self._refuse_page(request, "decision")
         if refusal is not None:
             return refusal
-        found = [record.explanation() for record in self._records.of(request.match_info["request_id"])]
+        found = [record.explanation() for record in self.records.of(request.match_info["request_id"])]
         if not found:
             return error_response(404, "no recent request of that id", kind="not_found")
         return web.json_response(found[0] | ({"others": found[1:]} if found[1:] else {}))
 
     def _refuse_page(self, request: web.Request, page: Literal["metrics", "decision"]) -> web.Response | None:
         """Return the refusal of an operators' page; None if the sender may see it."""
-        if self._operators.may_see(request.headers.get("Authorization")):
+        if self.operators.may_see(request.headers.get("Authorization")):
             return None
         metrics.PAGE_REFUSALS.labels(page=page).inc()
         message = "only for operators: send a key of operator_keys_file as Authorization: Bearer <key>"

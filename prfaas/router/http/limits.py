@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import ipaddress
 import resource
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from prfaas.router.openai.request import MAX_BODY_BYTES
 
 RESERVED_DESCRIPTORS = 192  # For listening sockets, managers, files, and connections that are being refused.
 MAX_CONNECTIONS = 65_536
+LONE_SECONDS = 60.0  # Time after which an absent client gets no room kept.
 # Whether a request has reached a handler. Releases of aiohttp without keys for requests take a text.
 HANDLED: Any = web.RequestKey("handled", bool) if hasattr(web, "RequestKey") else "handled"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -88,59 +90,103 @@ class ConnectionBudget:
 
 
 class BodyBudget:
-    """Bytes of request bodies in memory, in total and by client."""
+    """Bytes of request bodies in memory, in total and by client.
+
+    Each client may hold its share. A lone client, beside which no other has come for `LONE_SECONDS`, may hold everything.
+    Its bodies on their way stay within the share nevertheless, so that slow ones leave room for the next client.
+    """
 
     def __init__(self, total_bytes: int, bytes_per_client: int, seconds: float) -> None:
         self.seconds = seconds
         self._total_bytes = total_bytes
         self._bytes_per_client = max(bytes_per_client, MAX_BODY_BYTES)
-        self._held: Counter[str] = Counter()
         self._num_bytes = 0
+        self._held: Counter[str] = Counter()
+        self._coming: Counter[str] = Counter()  # The part of `_held` whose bodies are not complete.
+        self._latest: tuple[dict[str, float], dict[str, float]] = ({}, {})  # Two latest addresses, and owners of keys.
 
-    def hold(self, *clients: str) -> HeldBody:
-        """Return the body of one request. `clients` are its address and its key's owner."""
+    def hold(self, address: str, owner: str) -> HeldBody:
+        """Return the body of one request, which counts for its address and for its key's owner."""
+        clients = (f"address {address}", f"key {owner}")
+        for latest, client in zip(self._latest, clients, strict=True):
+            latest.pop(client, None)
+            latest[client] = time.monotonic()
+            if len(latest) > 2:
+                del latest[next(iter(latest))]
         return HeldBody(self, clients)
 
-    def take(self, clients: tuple[str, ...], num_bytes: int) -> None:
-        """Count more bytes of a body; fewer if the number is negative.
+    def take(self, clients: Sequence[str], num_bytes: int) -> None:
+        """Count more bytes of a body that is on its way.
 
         Raises:
             AdmissionRefused: there are too many.
         """
-        if num_bytes > 0:
-            self._check_room(clients, num_bytes)
+        self._check_room(clients, num_bytes)
         self._num_bytes += num_bytes
-        for client in clients:
-            left = self._held[client] + num_bytes
-            if left > 0:
-                self._held[client] = left
-            else:
-                self._held.pop(client, None)
+        _add(self._held, clients, num_bytes)
+        _add(self._coming, clients, num_bytes)
 
-    def _check_room(self, clients: tuple[str, ...], num_bytes: int) -> None:
+    def complete(self, clients: Sequence[str], num_bytes: int) -> None:
+        """Note that a body of so many bytes is complete."""
+        _add(self._coming, clients, -num_bytes)
+
+    def release(self, clients: Sequence[str], num_bytes: int) -> None:
+        """Stop counting a complete body."""
+        self._num_bytes -= num_bytes
+        _add(self._held, clients, -num_bytes)
+
+    def _check_room(self, clients: Sequence[str], num_bytes: int) -> None:
         if self._num_bytes + num_bytes > self._total_bytes:
             reason = "body_bytes"
-        elif any(self._held[client] + num_bytes > self._bytes_per_client for client in clients):
+        elif any(
+            (self._coming if self._is_alone(client, latest) else self._held)[client] + num_bytes
+            > self._bytes_per_client
+            for latest, client in zip(self._latest, clients, strict=True)
+        ):
             reason = "body_bytes_of_client"
         else:
             return
         metrics.CLIENT_REFUSALS.labels(reason=reason).inc()
         raise AdmissionRefused(429, "too many request bodies are in memory; retry later")
 
+    @staticmethod
+    def _is_alone(client: str, latest: Mapping[str, float]) -> bool:
+        since = time.monotonic() - LONE_SECONDS
+        return all(other == client or at < since for other, at in latest.items())
+
+
+def _add(counter: Counter[str], clients: Sequence[str], num_bytes: int) -> None:
+    for client in clients:
+        counter[client] += num_bytes
+        if not counter[client]:
+            del counter[client]
+
 
 class HeldBody:
-    """Body of one request, whose bytes count for its clients while the context is open."""
+    """Body of one request, whose bytes count for its clients until it is released, at the latest when the context ends."""
 
-    def __init__(self, budget: BodyBudget, clients: tuple[str, ...]) -> None:
+    def __init__(self, budget: BodyBudget, clients: Sequence[str]) -> None:
         self._budget = budget
         self._clients = clients
         self._num_bytes = 0
+        self._is_complete = False
 
     def __enter__(self) -> HeldBody:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._budget.take(self._clients, -self._num_bytes)
+        self.release()
+
+    def release(self) -> None:
+        """Stop counting the body, which nobody needs any more."""
+        self._complete()
+        self._budget.release(self._clients, self._num_bytes)
+        self._num_bytes = 0
+
+    def _complete(self) -> None:
+        if not self._is_complete:
+            self._budget.complete(self._clients, self._num_bytes)
+            self._is_complete = True
 
     async def read(self, request: web.Request) -> bytes:
         """Return the body of a request.
@@ -154,6 +200,7 @@ class HeldBody:
         if request.content.is_eof():  # The whole body came with the headers.
             whole = await request.content.read()
             self._take(len(whole))
+            self._complete()
             return whole
         chunks: list[bytes] = []
         try:
@@ -164,6 +211,7 @@ class HeldBody:
         except TimeoutError as error:
             metrics.CLIENT_REFUSALS.labels(reason="slow_body").inc()
             raise AdmissionRefused(408, f"the body has not come within {self._budget.seconds:g} s") from error
+        self._complete()
         return b"".join(chunks)
 
     def _take(self, num_bytes: int) -> None:
@@ -223,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
         self._has_request = True
 
     def end_request(self) -> None:
-        """Note that the request has been answered. Time counts from the first byte of the next one."""
+        """Note that the request has been read and answered. Time counts from the first byte of the next one."""
         self._has_request = False
 
     def end_late(self) -> None:
@@ -293,8 +341,19 @@ class ClientConnections:
                 return await handler(request)
             connection.begin_request()
             try:
-                return await handler(request)
-            finally:
-                connection.end_request()
+                response = await handler(request)
+            except web.HTTPException as refusal:
+                _close_if_unread(request, refusal, connection)
+                raise
+            _close_if_unread(request, response, connection)
+            return response
 
         return follow
+
+
+def _close_if_unread(request: web.Request, response: web.StreamResponse, connection: ClientConnection) -> None:
+    """End a request. After the answer to one whose body has not all come, aiohttp closes the connection."""
+    if request.content.is_eof():
+        connection.end_request()
+    else:
+        response.force_close()

@@ -61,21 +61,24 @@ class RequestHandler:
     tokenizer: Tokenizer
     pd_protocol: PdProtocol = "prfaas"
 
-    async def handle(
-        self, request: web.Request, parsed: ParsedRequest, record: RequestRecord, *, session: str
-    ) -> web.StreamResponse:
-        """Return the response, already sent.
+    async def open(self, parsed: ParsedRequest, record: RequestRecord, *, session: str) -> EngineResponse:
+        """Return the first response whose first bytes have come.
 
         Raises:
             NoEngineReady: there is no healthy decode instance.
             LegFailed: every instance tried failed before its first byte.
         """
         routing = await self.routing_request(parsed, session)
-        response = await self._open(routing, parsed, record)
-        try:
-            return await stream_response(request, response, record)
-        finally:
-            await response.close()
+        plan = await self.decisions.plan(routing)
+        while True:
+            record.note_plan(plan)
+            try:
+                return await self._send_legs(plan, routing, parsed, record)
+            except LegFailed as failure:
+                record.note_failure(failure)
+                if len(record.failures) >= MAX_TRIES:
+                    raise failure.without_traceback() from None
+                routing, plan = await self._replan(failure.without_traceback(), routing, plan)
 
     async def routing_request(self, parsed: ParsedRequest, session: str) -> RoutingRequest:
         """Return the facts that decide the route. The prompt is tokenised only if it could exceed the threshold.
@@ -114,19 +117,6 @@ class RequestHandler:
             ):
                 async with instance.watched("decode"):
                     return await self.tokenizer.prompt(instance, parsed)
-
-    async def _open(self, routing: RoutingRequest, parsed: ParsedRequest, record: RequestRecord) -> EngineResponse:
-        """Return the first response whose first bytes have come."""
-        plan = await self.decisions.plan(routing)
-        while True:
-            record.note_plan(plan)
-            try:
-                return await self._send_legs(plan, routing, parsed, record)
-            except LegFailed as failure:
-                record.note_failure(failure)
-                if len(record.failures) >= MAX_TRIES:
-                    raise failure.without_traceback() from None
-                routing, plan = await self._replan(failure.without_traceback(), routing, plan)
 
     async def _replan(
         self, failure: LegFailed, routing: RoutingRequest, plan: RoutePlan
@@ -209,7 +199,15 @@ def _leg_span(name: str, instance: Instance) -> AbstractContextManager[tracing.S
 
 
 async def stream_response(request: web.Request, response: EngineResponse, record: RequestRecord) -> web.StreamResponse:
-    """Send an engine's response to the client as it comes.
+    """Send an engine's response to the client as it comes, and close it."""
+    try:
+        return await _stream_response(request, response, record)
+    finally:
+        await response.close()
+
+
+async def _stream_response(request: web.Request, response: EngineResponse, record: RequestRecord) -> web.StreamResponse:
+    """Send a response.
 
     A failure after the first byte ends a stream by an error event, and its connection without a proper end.
     So the client does not mistake half an answer for all of it.

@@ -80,10 +80,7 @@ class Sidecar:
         prefill = _instance(host, f"{self._scheme}://{host}", role="prefill")
         grant = request.headers.get(GRANT_HEADER, "")
         response = await self._handover.open(SidecarRequest(request.path, raw, body, headers, grant), prefill)
-        try:
-            return await stream_response(request, response, record)
-        finally:
-            await response.close()
+        return await stream_response(request, response, record)
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Forward any other request to the engine."""
