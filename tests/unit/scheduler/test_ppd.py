@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prfaas.ppd.table import PpdRun, build_table
 from prfaas.ppd.workloads import SECOND_TURNS
 from prfaas.scheduler.ppd import (
     LaterTurn,
-    PpdEntry,
     TableCell,
     context_class,
     prefills_locally,
@@ -135,18 +132,6 @@ def test_table_in_the_authors_form_is_written_as_it_was_read() -> None:
     assert written["weights"] == AUTHORS["weights"]
     for entry, expected in zip(written["entries"], AUTHORS["entries"], strict=True):
         assert entry == pytest.approx({name: expected[name] for name in entry}, abs=1e-6)
-
-
-seconds = st.floats(0.001, 10)
-entries = st.builds(PpdEntry, st.just("small"), st.just("tiny"), st.just(1.0), seconds, seconds, seconds, seconds)
-
-
-@given(entries, st.floats(0, 10), st.floats(0, 100), st.floats(0, 100))
-def test_larger_tpot_weight_makes_no_more_cells_local_if_local_prefill_costs_tpot(
-    entry: PpdEntry, ttft: float, tpot: float, more: float
-) -> None:
-    if entry.ppd_tpot_seconds >= entry.pd_tpot_seconds and entry.score(ttft_weight=ttft, tpot_weight=tpot) <= 0:
-        assert entry.score(ttft_weight=ttft, tpot_weight=tpot + more) <= 0
 
 
 def test_local_share_of_the_authors_table_falls_with_the_tpot_weight() -> None:

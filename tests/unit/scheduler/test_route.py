@@ -18,9 +18,7 @@ from prfaas.types import AgentName, ClusterName
 from tests.unit.scheduler.deployment import (
     EAST,
     EAST_CLUSTER,
-    FAST,
     PD_P,
-    SLOW,
     TABLE,
     WEST,
     WEST_CLUSTER,
@@ -44,35 +42,20 @@ def _over(**path: Any) -> Snapshot:
 @pytest.mark.parametrize(
     ("snapshot", "request_", "route_", "reason"),
     [
-        (SNAPSHOT, LONG, "remote", "long"),
-        (SNAPSHOT, RequestFacts(T), "local", "short"),
         (SNAPSHOT, RequestFacts(9 * T, counted=False), "local", "short"),
         (replace(SNAPSHOT, threshold_tokens=0), RequestFacts(1), "local", "short"),
-        (SNAPSHOT, RequestFacts(9 * T, cached_tokens={WEST.agent: 8 * T}), "local", "short"),
-        (SNAPSHOT, RequestFacts(9 * T, cached_tokens={EAST.agent: 8 * T}), "remote", "long"),
         (SNAPSHOT, RequestFacts(9 * T, obstacle="media"), "local", "not_transferable"),
-        (Snapshot(T, (WEST,)), LONG, "local", "no_prefill_instance"),
         (Snapshot(T, (replace(EAST, healthy=False), WEST)), LONG, "local", "no_prefill_instance"),
         (SNAPSHOT, replace(LONG, excluded=frozenset([EAST.instance])), "local", "no_prefill_instance"),
-        (replace(SNAPSHOT, links_down=frozenset([(EAST.cluster, WEST.cluster)])), LONG, "local", "link_down"),
         (Snapshot(T, (EAST,)), LONG, "refused", "no_decode_instance"),
         (Snapshot(T, (EAST, replace(WEST, healthy=False))), LONG, "refused", "no_decode_instance"),
         (Snapshot(T, ()), LONG, "refused", "no_decode_instance"),
-        # The pair's own threshold, and what its link costs.
-        (_over(threshold_tokens=2 * T), RequestFacts(2 * T), "local", "congested"),
-        (_over(threshold_tokens=2 * T), RequestFacts(2 * T + 1), "remote", "long"),
-        (_over(threshold_tokens=2 * T), RequestFacts(T), "local", "short"),
+        # The pair's own threshold.
         (_over(threshold_tokens=T // 2), RequestFacts(T // 2 + 1), "remote", "long"),
         (_over(threshold_tokens=T // 2), RequestFacts(T // 2), "local", "short"),
-        (_over(cost=SLOW), LONG, "local", "link_too_slow"),
-        (_over(cost=FAST), LONG, "remote", "long"),
-        # The bandwidth-abundant rule.
-        (_over(is_abundant=True), RequestFacts(9 * T, cached_tokens={EAST.agent: 8 * T}), "remote", "cached_elsewhere"),
-        (_over(is_abundant=True), RequestFacts(9 * T, cached_tokens={EAST.agent: 7 * T}), "remote", "long"),
-        (_over(is_abundant=True), RequestFacts(9 * T, cached_tokens={WEST.agent: 8 * T}), "local", "short"),
     ],
 )
-def test_each_case_has_its_route_and_reason(
+def test_case_beyond_the_table_of_all_policies_has_its_route_and_reason(
     snapshot: Snapshot, request_: RequestFacts, route_: str, reason: str
 ) -> None:
     decision = route(snapshot, request_)
@@ -93,32 +76,17 @@ def _picked(limit: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "request_", "route_", "reason"),
     [
-        ({"local_policy": "pd"}, MIDDLE, "remote", "pd"),
-        ({"local_policy": "pd"}, LONG, "remote", "long"),
         ({"local_policy": "pd"}, replace(MIDDLE, counted=False), "local", "short"),
-        ({"local_policy": "pd"}, RequestFacts(1), "local", "short"),
         ({"local_policy": "pd", "instances": (EAST, WEST)}, MIDDLE, "local", "no_pd_prefill_instance"),
-        ({"local_policy": "suffix", "non_cached_tokens": T // 2}, MIDDLE, "remote", "suffix_uncached"),
-        ({"local_policy": "suffix", "non_cached_tokens": T // 2 + 1}, MIDDLE, "local", "suffix_cached"),
         ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, turn=1), "remote", "ppd_first_turn"),
-        ({"local_policy": "ppd", "ppd_table": TABLE}, LATER, "local", "ppd_table_local"),
-        ({"local_policy": "ppd", "ppd_table": replace(TABLE, tpot_weight=9.0)}, LATER, "remote", "ppd_table_pd"),
         ({"local_policy": "pd", "instances": (EAST, WEST), **REFUSING}, MIDDLE, "refused", "no_pd_prefill_instance"),
         ({"local_policy": "pd", **REFUSING}, MIDDLE, "remote", "pd"),
         ({"instances": (WEST, PD_P), **REFUSING}, LONG, "refused", "no_prefill_instance"),
         ({"instances": (WEST, PD_P), **REFUSING}, MIDDLE, "local", "short"),
-        (_picked(T // 2), MIDDLE, "remote", "suffix_uncached"),
-        (_picked(T // 2 + 1), MIDDLE, "local", "suffix_cached"),
-        (_picked(T // 2), LATER, "local", "suffix_cached"),
         (_picked(0), MIDDLE, "local", "pd_disabled"),
-        (_picked(T // 2), LONG, "remote", "long"),
         (_picked(T // 2), replace(MIDDLE, caches_known=False), "local", "no_cache_information"),
         (_picked(0), replace(MIDDLE, caches_known=False), "local", "pd_disabled"),
         (_picked(1) | {"instances": (EAST, WEST)}, MIDDLE, "local", "no_pd_prefill_instance"),
-        # The KV of the earlier turns is not there any more: a first turn again.
-        ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, cached_tokens={}), "remote", "ppd_first_turn"),
-        # Another cluster first, then the table.
-        ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, num_prompt_tokens=2 * T), "remote", "long"),
     ],
 )
 def test_local_requests_follow_the_policy_of_the_pd_cluster(

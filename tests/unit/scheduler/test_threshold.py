@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prfaas.scheduler.threshold import PathCost, Supply, is_abundant, prefill_site
-
-lengths = st.integers(0, 1000)
 
 
 def _site(total: int, pd: int, prfaas: int, *, abundant: bool, t: int = 100) -> str:
@@ -36,22 +30,6 @@ def _site(total: int, pd: int, prfaas: int, *, abundant: bool, t: int = 100) -> 
 def test_rule_at_its_limits(total: int, pd: int, prfaas: int, scarce: str, abundant: str) -> None:
     assert _site(total, pd, prfaas, abundant=False) == scarce
     assert _site(total, pd, prfaas, abundant=True) == abundant
-
-
-def test_rule_is_the_inequality_of_the_paper() -> None:
-    for total, pd, prfaas, t in product(range(0, 60, 7), repeat=4):
-        scarce = _site(total, pd, prfaas, t=t, abundant=False)
-        assert (scarce == "pd") == (total - pd <= t)
-        abundant = _site(total, pd, prfaas, t=t, abundant=True)
-        assert (abundant == "prfaas") == (total - max(pd, prfaas) > t)
-
-
-@given(lengths, lengths, lengths, st.booleans(), lengths, lengths)
-def test_higher_threshold_keeps_more_prefill_local(
-    total: int, pd: int, prfaas: int, abundant: bool, t: int, more: int
-) -> None:
-    if _site(total, pd, prfaas, abundant=abundant, t=t) == "pd":
-        assert _site(total, pd, prfaas, abundant=abundant, t=t + more) == "pd"
 
 
 def test_transfer_pays_if_the_path_is_faster_than_computing() -> None:
