@@ -64,6 +64,12 @@ class RunningRouter:
         async with self.session.get(self.url + path, headers=self.operator) as response:
             return response.status, await response.json()
 
+    async def decided(self, prompt: list[int], **headers: str) -> dict[str, Any]:
+        """Ask for a completion, and return the record of its decision."""
+        _, _, answered = await self.post({"prompt": prompt, "max_tokens": 64}, **headers)
+        record: dict[str, Any] = (await self.get(f"/debug/decision/{answered['x-request-id']}"))[1]
+        return record
+
     async def status(self, path: str, headers: Mapping[str, str]) -> int:
         """Status of an answer."""
         async with self.session.get(self.url + path, headers=headers) as response:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from prfaas.hashing import HashChain, root_hash
 from prfaas.index.membership import Engine, Node
 from prfaas.kv.layout import Layout
 from prfaas.manager.daemon import Manager
@@ -18,7 +19,7 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
-from tests.support.deployment import SECRET, Deployment, hybrid_layout
+from tests.support.deployment import SECRET, Deployment, hybrid_layout, stored
 from tests.support.paced_engine import MODEL, PacedEngine
 from tests.support.router import RunningRouter, operators_beside
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -45,6 +46,14 @@ class Managed:
     reporters: dict[str, Reporter]
     reports: list[asyncio.Task[None]]
 
+    async def hold(self, prompt: list[int], *, tenant: str = "") -> None:
+        """Let the first decode node report a prompt's KV, as an engine leaves it that was sent this salt."""
+        reporter = self.reporters["west-0"]
+        before = reporter.status.acknowledged
+        chain = HashChain(root_hash(MODEL, tenant.encode()), prompt)
+        reporter.publish(stored(hybrid_layout(MODEL), chain, len(prompt)))
+        await until(lambda: reporter.status.acknowledged > before)
+
 
 @contextlib.asynccontextmanager
 async def make_managed(
@@ -52,11 +61,16 @@ async def make_managed(
     *,
     router_secret: bytes = SECRET,
     num_wests: int = 1,
+    one_cluster: bool = False,
+    manager_settings: Mapping[str, Any] = {"threshold_tokens": T},
     with_redis: bool = False,
     layouts: tuple[Layout, ...] = (hybrid_layout(MODEL),),
     **settings: Any,
 ) -> AsyncIterator[Managed]:
-    """Everything, started; `settings` are the router's."""
+    """Start everything, and yield it once the engines are healthy; `settings` are the router's.
+
+    The east prefills for the wests from a cluster of its own, or as a PD-P instance of theirs.
+    """
     easts = [PacedEngine()]
     wests = [PacedEngine(prefilled_by=easts) for _ in range(num_wests)]
     for engine in (*easts, *wests):
@@ -64,10 +78,11 @@ async def make_managed(
     async with Deployment(directory) as deployment:
         if with_redis:
             await deployment.start_redis()
-        manager = await deployment.start_manager(threshold_tokens=T)
-        reporters = {"east": _reporter("east", manager, "prfaas", "prefill", easts[0], layouts)}
+        manager = await deployment.start_manager(**manager_settings)
+        kind, role = ("pd", "decode") if one_cluster else ("prfaas", "both")
+        reporters = {"east": _reporter("east", manager, kind, "prefill", easts[0], layouts)}
         for number, engine in enumerate(wests):
-            reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", "both", engine, layouts)
+            reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", role, engine, layouts)
         reports = [deployment.run(reporter) for reporter in reporters.values()]
         await until(
             lambda: all(reporter.status.manager for reporter in reporters.values()), what="the nodes at the manager"

@@ -157,17 +157,6 @@ async def test_disconnected_client_ends_its_request(engine: PacedEngine, authori
         await until(lambda: engine.num_broken_off == 1, what="the end of the engine's request")
 
 
-async def test_prfaas_explain_works_over_https(engine: PacedEngine, authority: Authority) -> None:
-    issued = authority.issue("router")
-    async with _router(engine, _client(authority), **_files(issued, "certificate", "key")) as router:
-        await router.until_health(west_0=True)
-        await router.post({"prompt": "x"}, **{"x-request-id": "r9"})
-        own = [f"--tls-{name}={getattr(issued, name)}" for name in ("authority", "certificate", "key")]
-        flags = [f"--routers={router.url}", "--pages=", "--timeout=60", *own]
-        ran = await asyncio.to_thread(run_here, "explain", "r9", *flags)
-        assert ran.status == 0 and ran.document["request_id"] == "r9", ran.error
-
-
 @pytest.mark.parametrize("names", [("certificate", "key"), ("certificate", "key", "authority")])
 async def test_doctor_recognises_a_running_router(
     engine: PacedEngine, authority: Authority, tmp_path: Path, names: tuple[str, ...]

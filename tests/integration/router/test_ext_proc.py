@@ -56,12 +56,18 @@ class Gateway:
         return [answer async for answer in self._stub.Process(iter(messages))]
 
 
-@pytest.fixture
-async def gateway() -> AsyncIterator[Gateway]:
+@contextlib.asynccontextmanager
+async def _gateway(**settings: Any) -> AsyncIterator[Gateway]:
     picker = free_address()
-    making = running_router(num_wests=2, ext_proc_listen=picker, picker=open_picker)
+    making = running_router(ext_proc_listen=picker, picker=open_picker, **settings)
     async with making as router, grpc.aio.insecure_channel(picker) as channel:
         yield Gateway(router, channel)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    async with _gateway(num_wests=2) as made:
+        yield made
 
 
 def _headers(
@@ -131,11 +137,9 @@ async def test_buffered_body_gets_its_destination_at_its_end(gateway: Gateway, h
 @pytest.mark.parametrize("modes", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
 async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str, modes: Any) -> None:
     write_secret(tmp_path / "clients", "key-a acme\n")
-    picker = free_address()
-    making = running_router(ext_proc_listen=picker, picker=open_picker, api_keys_file=tmp_path / "clients")
-    async with making as router, grpc.aio.insecure_channel(picker) as channel:
+    async with _gateway(api_keys_file=tmp_path / "clients") as gateway:
         asked = [_headers(path=path, modes=modes, authorization="Bearer key-a"), *_body(SHORT)]
-        first, *rest = await Gateway(router, channel).exchange(asked)
+        first, *rest = await gateway.exchange(asked)
     if modes is DUPLEX:
         headers = _set(first)
         body = b"".join(response.request_body.response.body_mutation.streamed_response.body for response in rest)
@@ -147,30 +151,22 @@ async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str, mod
 
 async def test_requests_without_a_decision_count_against_the_token_quota(tmp_path: Path) -> None:
     write_secret(tmp_path / "clients", "key-a acme\n")
-    picker = free_address()
-    making = running_router(
-        ext_proc_listen=picker,
-        picker=open_picker,
-        api_keys_file=tmp_path / "clients",
-        quotas=(QuotaConfig(client="acme", tokens_per_minute=1),),
-    )
-    async with making as router, grpc.aio.insecure_channel(picker) as channel:
+    quotas = (QuotaConfig(client="acme", tokens_per_minute=1),)
+    async with _gateway(api_keys_file=tmp_path / "clients", quotas=quotas) as gateway:
         asked = [_headers(path="/v1/responses", authorization="Bearer key-a"), *_body("x" * 4000)]
-        first, *_ = await Gateway(router, channel).exchange(asked)
+        first, *_ = await gateway.exchange(asked)
         assert DESTINATION in _set(first)
-        (answer,) = await Gateway(router, channel).exchange(asked)
+        (answer,) = await gateway.exchange(asked)
         assert answer.immediate_response.status.code == 429
 
 
-async def test_refused_request_costs_no_tokens(tmp_path: Path) -> None:
-    picker = free_address()
-    making = running_router(ext_proc_listen=picker, picker=open_picker, tokens_per_minute=1)
-    async with making as router, grpc.aio.insecure_channel(picker) as channel:
-        router.west.healthy = False
-        await router.until_health(west_0=False)
+async def test_refused_request_costs_no_tokens() -> None:
+    async with _gateway(tokens_per_minute=1) as gateway:
+        gateway.router.west.healthy = False
+        await gateway.router.until_health(west_0=False)
         statuses = []
         for _ in range(2):
-            (answer,) = await Gateway(router, channel).exchange([_headers(), *_body(SHORT)])
+            (answer,) = await gateway.exchange([_headers(), *_body(SHORT)])
             statuses.append(answer.immediate_response.status.code)
         assert statuses == [503, 503]
 
@@ -215,20 +211,14 @@ async def test_refused_request_has_an_id_a_log_line_and_a_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_secret(tmp_path / "clients", "key-a acme\nkey-b poor\n")
-    picker = free_address()
-    making = running_router(
-        ext_proc_listen=picker,
-        picker=open_picker,
-        api_keys_file=tmp_path / "clients",
-        quotas=(QuotaConfig(client="poor", requests_per_minute=1),),
-    )
+    quotas = (QuotaConfig(client="poor", requests_per_minute=1),)
     nobody = {"route": "refused", "reason": "no_decode_instance"}
     before = _counted("prfaas_router_decisions_total", **nobody), counted_requests(503, "forwarded", "failed")
     caplog.set_level(logging.INFO, logger="prfaas.router")
-    async with making as router, grpc.aio.insecure_channel(picker) as channel:
+    async with _gateway(api_keys_file=tmp_path / "clients", quotas=quotas) as gateway:
+        router = gateway.router
         router.west.healthy = False
         await router.until_health(west_0=False)
-        gateway = Gateway(router, channel)
         cases: tuple[tuple[str, int, str, str], ...] = (
             ("r503", 503, "key-a", "/v1/completions"),
             ("r503-on", 503, "key-a", "/v1/embeddings"),
@@ -297,18 +287,13 @@ async def test_only_endpoints_of_the_gateways_subset_are_chosen(gateway: Gateway
 
 
 async def test_engine_outside_the_subset_is_not_chosen_even_if_all_breakers_are_open(open_at_once: None) -> None:
-    picker = free_address()
-    async with (
-        running_router(ext_proc_listen=picker, picker=open_picker) as router,
-        grpc.aio.insecure_channel(picker) as channel,
-    ):
-        router.west.status = 500
-        assert (await router.post({"prompt": SHORT}))[0] == 500
-        (refused,) = await Gateway(router, channel).exchange([_headers(subset="10.9.9.9:1"), *_body(SHORT)])
+    async with _gateway() as gateway:
+        west = gateway.router.west
+        west.status = 500
+        assert (await gateway.router.post({"prompt": SHORT}))[0] == 500
+        (refused,) = await gateway.exchange([_headers(subset="10.9.9.9:1"), *_body(SHORT)])
         assert refused.immediate_response.status.code == 503
-        first, *_ = await Gateway(router, channel).exchange(
-            [_headers(subset=host_port(router.west.url)), *_body(SHORT)]
-        )
+        first, *_ = await gateway.exchange([_headers(subset=host_port(west.url)), *_body(SHORT)])
         assert DESTINATION in _set(first)
 
 

@@ -7,24 +7,15 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.hashing import HashChain, root_hash
-from prfaas.index.membership import Engine, Node
 from prfaas.manager.daemon import Manager
-from prfaas.router.config import RouterConfig
-from prfaas.router.server import open_router
-from prfaas.rpc.reporter import Reporter
-from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
-from tests.support.deployment import SECRET, Deployment, hybrid_layout, stored
-from tests.support.paced_engine import MODEL, PacedEngine
-from tests.support.router import RunningRouter
+from tests.integration.router.managed import Managed, make_managed
+from tests.support.deployment import SECRET, Deployment
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.unit.scheduler.endpoint_picker.conformance import DATA
 
@@ -32,62 +23,19 @@ TURN_ONE = list(range(1, 161))
 TURN_TWO = [*TURN_ONE, *range(201, 241)]
 
 
-@dataclass
-class Pair:
-    """A PD-P and a PD-D instance of one cluster; `router.east` prefills."""
-
-    router: RunningRouter
-    decode: Reporter
-    deployment: Deployment
-    manager: Manager
-
-    async def asked(self, prompt: list[int], *, session: str = "") -> tuple[str, str]:
-        """Route and reason."""
-        _, _, headers = await self.router.post({"prompt": prompt, "max_tokens": 64}, **{"x-session-id": session})
-        return headers["x-prfaas-route"], headers["x-prfaas-reason"]
-
-    async def holds(self, prompt: list[int]) -> None:
-        """The decode node has this prompt's KV from here on."""
-        before = self.decode.status.acknowledged
-        chain = HashChain(root_hash(MODEL), prompt)
-        self.decode.publish(stored(hybrid_layout(MODEL), chain, len(prompt)))
-        await until(lambda: self.decode.status.acknowledged > before)
-
-
 @contextlib.asynccontextmanager
-async def _pair(directory: Path, *, num_decodes: int = 1, **settings: Any) -> AsyncIterator[Pair]:
-    prefilling = PacedEngine()
-    decoding = [PacedEngine(prefilled_by=[prefilling]) for _ in range(num_decodes)]
-    for engine in (prefilling, *decoding):
-        await engine.start()
-    async with Deployment(directory) as deployment:
-        manager = await deployment.start_manager(**settings)
-        reporters = [
-            _reporter("west-p", manager, "prefill", prefilling),
-            *(_reporter(f"west-d{n}", manager, "decode", engine) for n, engine in enumerate(decoding)),
-        ]
-        for reporter in reporters:
-            deployment.run(reporter)
-        await until(lambda: all(reporter.status.manager for reporter in reporters), what="the nodes at the manager")
-        config = RouterConfig(
-            secret_file="-",
-            listen="127.0.0.1:0",
-            probe_interval=0.1,
-            manager_timeout=PATIENCE_SECONDS,  # Long enough that the manager decides even on a busy machine.
-            managers=(manager.address,),
-        )
-        async with open_router(config, SECRET) as address, aiohttp.ClientSession() as session:
-            router = RunningRouter(f"http://{address}", [prefilling], decoding, session)
-            await router.until_health(**{"west-p_0": True}, **{f"west-d{n}_0": True for n in range(num_decodes)})
-            yield Pair(router, reporters[1], deployment, manager)
-    for engine in (prefilling, *decoding):
-        await engine.stop()
+async def _pair(directory: Path, *, num_wests: int = 1, **manager_settings: Any) -> AsyncIterator[Managed]:
+    """Start a PD-P instance, `router.east`, and PD-D instances of the same cluster."""
+    making = make_managed(directory, num_wests=num_wests, one_cluster=True, manager_settings=manager_settings)
+    async with making as managed:
+        await managed.router.until_health(east_0=True, **{f"west-{n}_0": True for n in range(num_wests)})
+        yield managed
 
 
-def _reporter(name: str, manager: Manager, role: InstanceRole, engine: PacedEngine) -> Reporter:
-    description = Engine(InstanceId(f"{name}/0"), engine.url, role, MODEL)
-    node = Node(AgentName(name), ClusterName("west"), "pd", f"{name}:7400", 1, (hybrid_layout(MODEL),), (description,))
-    return Reporter((manager.address,), node=node, secret=SECRET)
+async def _asked(pair: Managed, prompt: list[int], **headers: str) -> tuple[str, str]:
+    """Return the route and the reason of one request."""
+    record = await pair.router.decided(prompt, **headers)
+    return record["route"], record["reason"]
 
 
 def _table(directory: Path, *, local_gain: float) -> Path:
@@ -110,14 +58,6 @@ def _table(directory: Path, *, local_gain: float) -> Path:
     return written
 
 
-async def test_policy_pd_prefills_every_turn_on_a_pd_p_instance(tmp_path: Path) -> None:
-    async with _pair(tmp_path, local_policy="pd") as pair:
-        assert await pair.asked(TURN_ONE) == ("remote", "pd")
-        await pair.holds(TURN_ONE)
-        assert await pair.asked(TURN_TWO) == ("remote", "pd")
-        assert len(pair.router.east.bodies) == 2
-
-
 @pytest.mark.parametrize(
     ("local_gain", "expected"), [(0.5, ("local", "ppd_table_local")), (-0.5, ("remote", "ppd_table_pd"))]
 )
@@ -125,32 +65,20 @@ async def test_ppd_prefills_first_turns_on_pd_p_and_later_turns_by_its_table(
     tmp_path: Path, local_gain: float, expected: tuple[str, str]
 ) -> None:
     async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=local_gain)) as pair:
-        assert await pair.asked(TURN_ONE) == ("remote", "ppd_first_turn")
-        await pair.holds(TURN_ONE)
-        assert await pair.asked(TURN_TWO) == expected
+        assert await _asked(pair, TURN_ONE) == ("remote", "ppd_first_turn")
+        await pair.hold(TURN_ONE)
+        assert await _asked(pair, TURN_TWO) == expected
 
 
 async def test_ppd_treats_the_first_completion_of_a_session_as_its_first_turn(
     tmp_path: Path,
 ) -> None:
     async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=0.5)) as pair:
-        await pair.asked(TURN_ONE, session="one")
-        await pair.holds(TURN_ONE)
-        assert await pair.asked(TURN_TWO, session="two") == ("remote", "ppd_first_turn")
-        assert await pair.asked(TURN_TWO, session="two") == ("local", "ppd_table_local")
-        assert await pair.asked(TURN_TWO) == ("local", "ppd_table_local"), "without a session the KV says it"
-
-
-async def test_ppd_treats_a_turn_without_kv_as_a_first_turn(tmp_path: Path) -> None:
-    async with _pair(tmp_path, local_policy="ppd", ppd_table=_table(tmp_path, local_gain=0.5)) as pair:
-        assert await pair.asked(TURN_TWO) == ("remote", "ppd_first_turn")
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(41, ("local", "suffix_cached")), (40, ("remote", "suffix_uncached"))])
-async def test_uncached_suffix_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
-    async with _pair(tmp_path, local_policy="suffix", non_cached_tokens=limit) as pair:
-        await pair.holds(TURN_ONE)
-        assert await pair.asked(TURN_TWO) == expected
+        await _asked(pair, TURN_ONE, **{"x-session-id": "one"})
+        await pair.hold(TURN_ONE)
+        assert await _asked(pair, TURN_TWO, **{"x-session-id": "two"}) == ("remote", "ppd_first_turn")
+        assert await _asked(pair, TURN_TWO, **{"x-session-id": "two"}) == ("local", "ppd_table_local")
+        assert await _asked(pair, TURN_TWO) == ("local", "ppd_table_local"), "without a session the KV says it"
 
 
 def _picker(directory: Path, limit: int) -> Path:
@@ -165,9 +93,9 @@ def _picker(directory: Path, limit: int) -> Path:
 async def test_configuration_of_llm_d_decides(tmp_path: Path, limit: int, expected: tuple[str, str]) -> None:
     settings: dict[str, Any] = {"local_policy": "endpoint_picker", "endpoint_picker": _picker(tmp_path, limit)}
     async with _pair(tmp_path, **settings) as pair:
-        assert await pair.asked(TURN_ONE) == ("remote", "suffix_uncached")
-        await pair.holds(TURN_ONE)
-        assert await pair.asked(TURN_TWO) == expected
+        assert await _asked(pair, TURN_ONE) == ("remote", "suffix_uncached")
+        await pair.hold(TURN_ONE)
+        assert await _asked(pair, TURN_TWO) == expected
 
 
 async def test_endpoint_picker_knows_the_tokens_in_flight(tmp_path: Path) -> None:
@@ -175,14 +103,14 @@ async def test_endpoint_picker_knows_the_tokens_in_flight(tmp_path: Path) -> Non
     written = tmp_path / "picker.yaml"
     written.write_text(f"apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}")
     settings: dict[str, Any] = {"local_policy": "endpoint_picker", "endpoint_picker": written}
-    async with _pair(tmp_path, num_decodes=2, **settings) as pair, asyncio.TaskGroup() as tasks:
+    async with _pair(tmp_path, num_wests=2, **settings) as pair, asyncio.TaskGroup() as tasks:
         for engine in pair.router.wests:
             engine.hangs = True
-        asking = [tasks.create_task(pair.asked(TURN_ONE))]
+        asking = [tasks.create_task(_asked(pair, TURN_ONE))]
         await until(lambda: any(engine.bodies for engine in pair.router.wests))
         busy, free = sorted(pair.router.wests, key=lambda engine: -len(engine.bodies))
         for prompt, count in (([1, 2, 3], 1), ([4, 5, 6], 2)):
-            asking.append(tasks.create_task(pair.asked(prompt)))
+            asking.append(tasks.create_task(_asked(pair, prompt)))
             await until(lambda count=count: len(free.bodies) == count)  # type: ignore[misc]
         assert len(busy.bodies) == 1
         for task in asking:
@@ -191,7 +119,7 @@ async def test_endpoint_picker_knows_the_tokens_in_flight(tmp_path: Path) -> Non
 
 async def test_first_turn_stays_a_first_turn_when_it_is_retried(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"local_policy": "ppd", "ppd_table": _table(tmp_path, local_gain=0.5)}
-    async with _pair(tmp_path, num_decodes=2, **settings) as pair:
+    async with _pair(tmp_path, num_wests=2, **settings) as pair:
         pair.router.wests[0].break_after_tokens = 0  # The engine closes the connection before a first token.
         record: dict[str, Any] = {"failures": []}
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -206,9 +134,9 @@ async def test_first_turn_stays_a_first_turn_when_it_is_retried(tmp_path: Path) 
 
 async def test_request_without_a_prefill_instance_is_refused_if_configured(tmp_path: Path) -> None:
     async with _pair(tmp_path, local_policy="pd", without_prefill="refuse") as pair:
-        assert await pair.asked(TURN_ONE) == ("remote", "pd")
+        assert await _asked(pair, TURN_ONE) == ("remote", "pd")
         pair.router.east.healthy = False
-        await pair.router.until_health(**{"west-p_0": False})
+        await pair.router.until_health(east_0=False)
         status, body, headers = await pair.router.post({"prompt": TURN_ONE})
         assert (status, headers["x-prfaas-reason"]) == (503, "no_pd_prefill_instance")
         assert b"PD-P" in body
@@ -216,21 +144,16 @@ async def test_request_without_a_prefill_instance_is_refused_if_configured(tmp_p
 
 async def test_router_without_an_answer_keeps_the_managers_policy_and_reports_it(tmp_path: Path) -> None:
     async with _pair(tmp_path, local_policy="pd", without_prefill="refuse") as pair:
-        assert await pair.asked(TURN_ONE) == ("remote", "pd")
+        assert await _asked(pair, TURN_ONE) == ("remote", "pd")
         await pair.deployment.stop_manager(pair.manager)
         _, _, headers = await pair.router.post({"prompt": TURN_ONE})
         _, record = await pair.router.get(f"/debug/decision/{headers['x-request-id']}")
         assert (record["route"], record["reason"], record["decided_by"]) == ("remote", "pd", "router")
         assert "no manager answered in time" in record["explanation"]
         pair.router.east.healthy = False
-        await pair.router.until_health(**{"west-p_0": False})
+        await pair.router.until_health(east_0=False)
         status, _, headers = await pair.router.post({"prompt": TURN_ONE})
         assert (status, headers["x-prfaas-reason"]) == (503, "no_pd_prefill_instance")
-
-
-async def test_decode_instance_prefills_by_default(tmp_path: Path) -> None:
-    async with _pair(tmp_path) as pair:
-        assert await pair.asked(TURN_ONE) == ("local", "short")
 
 
 def test_policy_ppd_needs_its_table(tmp_path: Path) -> None:

@@ -13,11 +13,9 @@ from prfaas import grants
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import ClientTenantConfig
 from tests.integration.router.managed import PROMPT, Managed, make_managed
-from tests.support.deployment import hybrid_layout, stored
 from tests.support.paced_engine import MODEL
-from tests.support.router import LONG, SHORT, RunningRouter, running_router
+from tests.support.router import LONG, SHORT, running_router
 from tests.support.secret_files import write_secret
-from tests.support.waiting import until
 
 KEYS = "key-alice alice\nkey-bob bob\nkey-ann ann\nkey-none\n"
 TENANTS = (ClientTenantConfig(tenant="acme", clients=("bob", "ann")),)
@@ -35,41 +33,34 @@ async def _managed(directory: Path) -> AsyncIterator[Managed]:
         yield managed
 
 
-async def _decided(router: RunningRouter, client: str, **headers: str) -> dict[str, Any]:
-    _, _, answered = await router.post({"prompt": PROMPT}, Authorization=f"Bearer key-{client}", **headers)
-    record: dict[str, Any] = (await router.get(f"/debug/decision/{answered['x-request-id']}"))[1]
-    return record
-
-
-async def _keeps(managed: Managed, tenant: str) -> None:
-    """The decode engine's node holds the prompt as an engine leaves it that was sent this salt."""
-    chain, reporter = HashChain(root_hash(MODEL, tenant.encode()), PROMPT), managed.reporters["west-0"]
-    reporter.publish(stored(hybrid_layout(MODEL), chain, 160))
-    await until(lambda: reporter.status.acknowledged >= 1)
+async def _num_cached(managed: Managed, client: str) -> int:
+    """Return the tokens of the prompt that one client finds cached."""
+    found: int = (await managed.router.decided(PROMPT, Authorization=f"Bearer key-{client}"))["num_cached_tokens"]
+    return found
 
 
 async def test_client_finds_only_its_own_cached_prompt(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
-        first = await _decided(managed.router, "alice")
+        first = await managed.router.decided(PROMPT, Authorization="Bearer key-alice")
         assert (first["decided_by"], first["num_cached_tokens"]) == ("manager", 0)
         salt = managed.router.west.bodies[-1]["cache_salt"]
-        await _keeps(managed, salt)
-        found = {name: (await _decided(managed.router, name))["num_cached_tokens"] for name in ("alice", "bob", "none")}
+        await managed.hold(PROMPT[:160], tenant=salt)
+        found = {name: await _num_cached(managed, name) for name in ("alice", "bob", "none")}
     assert found == {"alice": 160, "bob": 0, "none": 0}
 
 
 async def test_clients_of_one_tenant_share_a_cache(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
-        await _decided(managed.router, "bob")
-        await _keeps(managed, managed.router.west.bodies[-1]["cache_salt"])
-        found = {name: (await _decided(managed.router, name))["num_cached_tokens"] for name in ("ann", "bob", "alice")}
+        await managed.router.decided(PROMPT, Authorization="Bearer key-bob")
+        await managed.hold(PROMPT[:160], tenant=managed.router.west.bodies[-1]["cache_salt"])
+        found = {name: await _num_cached(managed, name) for name in ("ann", "bob", "alice")}
     assert found == {"ann": 160, "bob": 160, "alice": 0}
 
 
 async def test_same_session_name_is_a_separate_session_of_each_tenant(tmp_path: Path) -> None:
     async with _managed(tmp_path) as managed:
         for client in ("alice", "bob", "ann"):
-            await _decided(managed.router, client, **{"x-session-id": "chat"})
+            await managed.router.decided(PROMPT, **{"Authorization": f"Bearer key-{client}", "x-session-id": "chat"})
         sessions = {(tenant, name) for tenant, name, _, _ in managed.manager.routing.sessions.latest(now=0.0)}
     assert sessions == {("alice", "chat"), ("acme", "chat")}
 

@@ -18,9 +18,9 @@ from prfaas.router.server import open_router
 from prfaas.scheduler.route import NO_LAYOUT, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from tests.integration.router.managed import PROMPT, SETTINGS, Managed, T, make_managed
-from tests.support.deployment import SECRET, hybrid_layout, stored
+from tests.support.deployment import SECRET
 from tests.support.paced_engine import MODEL
-from tests.support.router import RunningRouter, running_router
+from tests.support.router import running_router
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 DECIDED = ("route", "reason", "decode", "prefill", "decided_by", "num_prompt_tokens", "num_cached_tokens")
@@ -33,14 +33,8 @@ async def managed(tmp_path: Path) -> AsyncIterator[Managed]:
         yield made
 
 
-async def _decided(router: RunningRouter, prompt: list[int], **headers: str) -> dict[str, object]:
-    _, _, answered = await router.post({"prompt": prompt}, **headers)
-    _, record = await router.get(f"/debug/decision/{answered['x-request-id']}")
-    return dict(record)
-
-
 async def test_manager_decides_long_prompts_with_its_grant_and_threshold(managed: Managed) -> None:
-    record = await _decided(managed.router, PROMPT)
+    record = await managed.router.decided(PROMPT)
     assert (record["decided_by"], record["route"], record["reason"]) == ("manager", "remote", "long")
     assert NO_LAYOUT not in str(record["explanation"])
     text = managed.router.west.bodies[0]["kv_transfer_params"]["prfaas_grant"]
@@ -53,14 +47,14 @@ async def test_manager_decides_long_prompts_with_its_grant_and_threshold(managed
 async def test_explanation_mentions_a_model_without_a_layout(tmp_path: Path) -> None:
     async with make_managed(tmp_path, layouts=()) as managed:
         await managed.router.until_health(**{"east_0": True, "west-0_0": True})
-        record = await _decided(managed.router, PROMPT)
+        record = await managed.router.decided(PROMPT)
     assert record["decided_by"] == "manager"
     assert NO_LAYOUT in str(record["explanation"])
 
 
 async def test_manager_gets_reports_of_completed_requests(managed: Managed) -> None:
     answered = managed.manager.service.outcomes
-    decided = bytes.fromhex(str((await _decided(managed.router, PROMPT))["decision_id"]))
+    decided = bytes.fromhex(str((await managed.router.decided(PROMPT))["decision_id"]))
     await until(lambda: answered.get(decided), what="the report")
     ended = answered.get(decided)
     assert ended is not None and ended.outcome == "completed"
@@ -69,23 +63,20 @@ async def test_manager_gets_reports_of_completed_requests(managed: Managed) -> N
 
 
 async def test_cached_prefix_keeps_a_long_prompt_local(managed: Managed) -> None:
-    chain = HashChain(root_hash(MODEL), PROMPT)
-    reporter = managed.reporters["west-0"]
-    reporter.publish(stored(hybrid_layout(MODEL), chain, 160))
-    await until(lambda: reporter.status.acknowledged >= 1)
-    record = await _decided(managed.router, PROMPT)
+    await managed.hold(PROMPT[:160])
+    record = await managed.router.decided(PROMPT)
     assert (record["decided_by"], record["reason"], record["num_cached_tokens"]) == ("manager", "short", 160)
     assert managed.router.west.bodies[-1]["kv_transfer_params"] == {"prfaas_promised_tokens": 160}
 
 
 async def test_short_prompt_is_decided_without_the_manager(managed: Managed) -> None:
-    record = await _decided(managed.router, PROMPT[:T])
+    record = await managed.router.decided(PROMPT[:T])
     assert (record["decided_by"], record["reason"]) == ("router", "short")
 
 
 async def test_router_continues_without_the_manager(managed: Managed) -> None:
     await managed.deployment.stop_manager(managed.manager)
-    record = await _decided(managed.router, PROMPT)
+    record = await managed.router.decided(PROMPT)
     assert (record["decided_by"], record["route"], record["reason"]) == ("router", "remote", "long")
     assert record["status"] == 200
 
@@ -123,7 +114,7 @@ async def test_restarted_manager_removes_no_instance(managed: Managed) -> None:
     await managed.deployment.stop_manager(managed.manager)
     await managed.deployment.start_manager(listen=address, threshold_tokens=7 * T)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while (await _decided(managed.router, PROMPT))["reason"] != "short":  # noqa: ASYNC110 - asked over HTTP
+        while (await managed.router.decided(PROMPT))["reason"] != "short":  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.05)
     assert await managed.router.health() == {"east_0": True, "west-0_0": True}
 
@@ -131,8 +122,7 @@ async def test_restarted_manager_removes_no_instance(managed: Managed) -> None:
 async def test_routers_of_different_managers_decide_alike(tmp_path: Path) -> None:
     async with make_managed(tmp_path, with_redis=True) as managed:
         second = await managed.deployment.start_manager(threshold_tokens=T)
-        reporter = managed.reporters["west-0"]
-        reporter.publish(stored(hybrid_layout(MODEL), HashChain(root_hash(MODEL), PROMPT), 160))
+        await managed.hold(PROMPT[:160])
         await until(lambda: second.world.index.num_blocks() == 11, what="the blocks at the second manager")
         await until(lambda: len(second.world.live()) == 2, what="the nodes at the second manager")
         config = RouterConfig(**SETTINGS, managers=(second.address,))
@@ -143,13 +133,13 @@ async def test_routers_of_different_managers_decide_alike(tmp_path: Path) -> Non
             prompts = [PROMPT, PROMPT[:T], PROMPT[:150], PROMPT + PROMPT, [*PROMPT[:170], *range(900, 1000)]]
             for prompt in prompts:
                 decision, other_decision = [
-                    {key: (await _decided(router, prompt))[key] for key in DECIDED} for router in routers
+                    {key: (await router.decided(prompt))[key] for key in DECIDED} for router in routers
                 ]
                 assert decision == other_decision
 
 
 async def test_managers_decision_can_be_replayed(managed: Managed) -> None:
-    record = await _decided(managed.router, PROMPT)
+    record = await managed.router.decided(PROMPT)
     url = f"http://{managed.manager.http_address}/decisions/"
     async with aiohttp.ClientSession() as session:
         async with session.get(url + str(record["decision_id"])) as answer:
@@ -178,7 +168,7 @@ async def test_router_that_starts_alone_serves_from_the_stored_fleet(tmp_path: P
             router = replace(managed.router, url=f"http://{address}")
             await router.until_health(**{"east_0": True, "west-0_0": True})
             assert "stale" in (await router.get("/health"))[1]["fleet"]
-            record = await _decided(router, PROMPT)
+            record = await router.decided(PROMPT)
             assert (record["decided_by"], record["route"], record["reason"]) == ("router", "remote", "long")
 
 
@@ -200,7 +190,7 @@ async def test_static_clusters_serve_until_a_manager_answers(tmp_path: Path) -> 
         async with open_router(_lonely("127.0.0.1:1", clusters=clusters), SECRET) as address:
             router = replace(beside, url=f"http://{address}")
             await router.until_health(east_0=True, west_0=True)
-            assert (await _decided(router, PROMPT))["route"] == "local"
+            assert (await router.decided(PROMPT))["route"] == "local"
     async with make_managed(tmp_path, clusters=clusters) as managed:
         await managed.router.until_health(**{"east_0": True, "west-0_0": True})
-        assert (await _decided(managed.router, PROMPT))["decided_by"] == "manager"
+        assert (await managed.router.decided(PROMPT))["decided_by"] == "manager"
