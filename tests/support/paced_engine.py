@@ -44,6 +44,7 @@ class PacedEngine:
         sessions: x-session-id of each of `bodies`.
         says: Headers of streamed answers, in place of a router's.
         chats: Number of messages of each tokenised chat.
+        answers_probes: While it is not set, health checks get no answer.
     """
 
     healthy: bool = True
@@ -71,12 +72,14 @@ class PacedEngine:
     num_tokenised: int = 0
     chats: list[int] = field(default_factory=list)
     num_probes: int = 0
+    answers_probes: asyncio.Event = field(default_factory=asyncio.Event)
     num_broken_off: int = 0
     url: str = ""
     tls: ssl.SSLContext | None = None
     _runner: web.AppRunner | None = None
 
     async def start(self, port: int = 0) -> None:
+        self.answers_probes.set()
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
@@ -99,6 +102,7 @@ class PacedEngine:
 
     async def _health(self, request: web.Request) -> web.Response:
         self.num_probes += 1
+        await self.answers_probes.wait()
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -152,7 +152,7 @@ class BodyBudget:
     @staticmethod
     def _is_alone(client: str, latest: Mapping[str, float]) -> bool:
         since = time.monotonic() - LONE_SECONDS
-        return all(other == client or at < since for other, at in latest.items())
+        return all(name == client or at < since for name, at in latest.items())
 
 
 def _add(counter: Counter[str], clients: Sequence[str], num_bytes: int) -> None:
@@ -179,11 +179,12 @@ class HeldBody:
 
     def release(self) -> None:
         """Stop counting the body, which nobody needs any more."""
-        self._complete()
+        self.complete()
         self._budget.release(self._clients, self._num_bytes)
         self._num_bytes = 0
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
+        """Note that the whole body has come."""
         if not self._is_complete:
             self._budget.complete(self._clients, self._num_bytes)
             self._is_complete = True
@@ -199,22 +200,28 @@ class HeldBody:
             raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length or 0)
         if request.content.is_eof():  # The whole body came with the headers.
             whole = await request.content.read()
-            self._take(len(whole))
-            self._complete()
+            self.take(len(whole))
+            self.complete()
             return whole
         chunks: list[bytes] = []
         try:
             async with asyncio.timeout(self._budget.seconds):
                 async for chunk in request.content.iter_any():
-                    self._take(len(chunk))
+                    self.take(len(chunk))
                     chunks.append(chunk)
         except TimeoutError as error:
             metrics.CLIENT_REFUSALS.labels(reason="slow_body").inc()
             raise AdmissionRefused(408, f"the body has not come within {self._budget.seconds:g} s") from error
-        self._complete()
+        self.complete()
         return b"".join(chunks)
 
-    def _take(self, num_bytes: int) -> None:
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that have come.
+
+        Raises:
+            AdmissionRefused: the clients hold too much already.
+            web.HTTPRequestEntityTooLarge: the body is too large.
+        """
         if self._num_bytes + num_bytes > MAX_BODY_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, self._num_bytes + num_bytes)
         self._budget.take(self._clients, num_bytes)

@@ -125,7 +125,9 @@ def load(text: str, *, name: str) -> EndpointPicker:
         return _make_picker(msgspec.convert(yaml.safe_load(text), _File))
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
-    except ValueError as error:  # The errors of msgspec are ValueErrors.
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: not an EndpointPickerConfig: {error}") from error
+    except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
 
 

@@ -79,7 +79,8 @@ async def make_managed(
         if with_redis:
             await deployment.start_redis()
         manager = await deployment.start_manager(**manager_settings)
-        kind, role = ("pd", "decode") if one_cluster else ("prfaas", "both")
+        kind: ClusterKind = "pd" if one_cluster else "prfaas"
+        role: InstanceRole = "decode" if one_cluster else "both"
         reporters = {"east": _reporter("east", manager, kind, "prefill", easts[0], layouts)}
         for number, engine in enumerate(wests):
             reporters[f"west-{number}"] = _reporter(f"west-{number}", manager, "pd", role, engine, layouts)

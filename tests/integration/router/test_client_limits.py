@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.router.config import LimitsConfig
 from prfaas.router.http.limits import network_of
+from prfaas.router.openai.request import ParsedRequest
 from tests.support.paced_engine import MODEL
-from tests.support.router import SHORT, running_router
+from tests.support.router import SHORT, RunningRouter, running_router
 from tests.support.router_process import RouterProcess, running_processes
 from tests.support.secret_files import write_secret
 from tests.support.waiting import until
@@ -96,22 +101,55 @@ async def test_key_cannot_take_all_requests(tmp_path: Path) -> None:
             task.cancel()
 
 
+LARGE = json.dumps({"model": MODEL, "prompt": "x", "stream": True, "metadata": "y" * (30 << 20)}).encode()
+
+
+def _post(router: RunningRouter, raw: bytes, **headers: str) -> Any:
+    return router.session.post(f"{router.url}/v1/completions", data=io.BytesIO(raw), headers=headers)
+
+
 async def test_bodies_beyond_the_memory_limit_are_refused() -> None:
-    limits = LimitsConfig(body_bytes=40 << 20)
-    async with running_router(limits=limits) as router:
+    async with running_router(limits=LimitsConfig(body_bytes=40 << 20)) as router:
         router.west.hangs = True
-        raw = json.dumps({"model": MODEL, "prompt": "x", "metadata": "y" * (30 << 20)}).encode()
-
-        async def post() -> int:
-            async with router.session.post(f"{router.url}/v1/completions", data=io.BytesIO(raw)) as response:
-                return response.status
-
-        first = asyncio.create_task(post())
+        first = asyncio.create_task(_post(router, LARGE).__aenter__())
         await until(lambda: router.west.bodies)
-        assert await post() == 429
+        async with _post(router, LARGE) as response:
+            assert response.status == 429
         router.west.hangs = False
         assert (await router.post({"prompt": SHORT}))[0] == 200
         first.cancel()
+
+
+async def test_body_counts_only_until_the_answer_begins() -> None:
+    async with running_router(limits=LimitsConfig(body_bytes=40 << 20)) as router:
+        router.west.token_seconds = 3600.0
+        async with _post(router, LARGE) as first:
+            await first.content.readany()
+            assert not any(isinstance(held, ParsedRequest) for held in gc.get_objects())
+            async with _post(router, LARGE) as second:
+                assert (first.status, second.status) == (200, 200)
+                first.close()
+                second.close()
+
+
+@pytest.mark.parametrize("rest", [b"[", b" " * 990], ids=["late", "whole"])
+async def test_refused_request_is_answered_and_its_connection_closed(tmp_path: Path, rest: bytes) -> None:
+    keys = write_secret(tmp_path / "keys", "a first\n")
+    async with running_router(api_keys_file=keys, limits=LimitsConfig(header_time=1.0)) as router:
+        reader, writer = await asyncio.open_connection(*router.url.removeprefix("http://").split(":"))
+        before = _counted("slow_headers")
+        with contextlib.closing(writer):
+            writer.write(HALF_BODY)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+            writer.write(rest)  # It is part of the body, not the start of another request.
+            started = time.monotonic()
+            await reader.read()
+            assert time.monotonic() - started < 5.0, "aiohttp's own delay is 10 s"
+        assert _counted("slow_headers") == before
+
+
+def _counted(reason: str) -> float:
+    return REGISTRY.get_sample_value("prfaas_router_client_refusals_total", {"reason": reason}) or 0.0
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,20 @@ async def test_unhealthy_prefill_engine_gets_no_requests(router: RunningRouter) 
     assert headers["x-prfaas-reason"] == "no_prefill_instance"
 
 
+async def test_engine_that_answers_the_second_health_check_keeps_its_requests() -> None:
+    async with running_router(num_wests=2, silence_seconds=2.0) as router:
+        for engine in router.wests:
+            engine.prefill_seconds = 3.5
+        asking = asyncio.create_task(router.post({"prompt": SHORT}))
+        await until(lambda: any(engine.bodies for engine in router.wests))
+        busy = next(number for number, engine in enumerate(router.wests) if engine.bodies)
+        router.wests[busy].answers_probes.clear()
+        await router.until_health(**{f"west_{busy}": False})
+        router.wests[busy].answers_probes.set()
+        assert (await asking)[0] == 200
+        assert [len(engine.bodies) for engine in router.wests] == [1 - busy, busy]
+
+
 async def test_answer_that_does_not_begin_in_time_gets_504() -> None:
     async with running_router(request_timeout=0.3) as router:
         router.west.hangs = True

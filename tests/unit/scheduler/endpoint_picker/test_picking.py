@@ -170,7 +170,7 @@ LOADER: dict[str, tuple[list[Any], list[Any] | None, dict[str, Any], str]] = {
         {},
         "two pickers",
     ),
-    "profile plugin without pluginRef": ([QUEUE], [{"name": "one", "plugins": [{"weight": 1}]}], {}, "names no plugin"),
+    "profile plugin without pluginRef": ([QUEUE], [{"name": "one", "plugins": [{"weight": 1}]}], {}, "pluginRef"),
 }
 
 
