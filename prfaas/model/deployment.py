@@ -28,8 +28,6 @@ class PdCluster:
 
     `num_prefill` fixes N_p; None leaves it to the solver. `shared_instances` may prefill and decode at once, as in
     RAPID-Serve: the shares a, b ≤ 1 of both roles satisfy a + b ≤ 1 + `overlap`, and N_p need not be whole.
-    `intra_bytes_per_second` is what one prefill instance can send to the decode nodes of its cluster. None means no
-    limit, as in equation (4).
     """
 
     name: str
@@ -38,7 +36,6 @@ class PdCluster:
     num_prefill: int | None = None
     shared_instances: int = 0
     overlap: float = 0.0
-    intra_bytes_per_second: float | None = None
     price_per_hour: float | None = None
 
     @property

@@ -210,13 +210,13 @@ def _fit_note(cluster: PrfaasCluster | PdCluster) -> str:
 
 
 def _intra_note(deployment: Deployment, workload: Workload, plan: Plan) -> str:
-    if any(cluster.intra_bytes_per_second is not None for cluster in deployment.pd) or not plan.num_prefill:
+    if not plan.num_prefill:
         return ""
     each = plan.local_bytes_per_second / plan.num_prefill
     mean = expectation(workload.prefilled, OfNewTokens(deployment.model.curve())) / expectation(workload.prefilled, ONE)
     return (
         "equation (4) ignores the network inside a PD cluster: that holds while each prefill instance can send"
-        f" {each * 8 / 1e9:.1f} Gbps (an average request is {mean / 2**20:.0f} MiB); set intra_bandwidth to plan with less"
+        f" {each * 8 / 1e9:.1f} Gbps (an average request is {mean / 2**20:.0f} MiB)"
     )
 
 

@@ -133,8 +133,7 @@ def option_costs(loads: LoadModel, solution: Solution) -> list[Cost]:
     decode = solution.decode_costs
     costs: list[Cost] = []
     for index, cluster in enumerate(deployment.pd):
-        local = ((solution.local[index], cluster.profile.prefill), (solution.intra[index], kv))
-        costs.append(WeightedCost(((decode[index], ONE), *local)))
+        costs.append(WeightedCost(((decode[index], ONE), (solution.local[index], cluster.profile.prefill))))
     for route in solution.routes:
         seconds = (solution.remote[route.source], deployment.prfaas[route.source].profile.prefill)
         price = solution.egress[route.source] + (0.0 if route.path is None else solution.paths[route.path])

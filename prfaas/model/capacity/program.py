@@ -52,7 +52,7 @@ class Solution:
     """Optimum of the program: rates, and the price of each station in requests per second per unit.
 
     `remote` and `local` price busy instances, `decode` decode instances, `roles` an instance whose role is free.
-    `egress`, `paths` and `intra` price bytes per second. `remote_flows` [PrfaaS] and `local_flows` [PD] are requests
+    `egress` and `paths` price bytes per second. `remote_flows` [PrfaaS] and `local_flows` [PD] are requests
     per second. `decode_costs` [PD] prices the decode time of one prefilled request.
     """
 
@@ -65,7 +65,6 @@ class Solution:
     egress: FloatArray
     paths: FloatArray
     local: FloatArray
-    intra: FloatArray
     decode: FloatArray
     roles: FloatArray
     decode_costs: FloatArray
@@ -82,8 +81,7 @@ class Solution:
         paths = _worth(self.paths, [path.bytes_per_second for path in deployment.paths])
         roles = 0.0
         for d, (cluster, bounds) in enumerate(zip(deployment.pd, box, strict=True)):
-            prefill = float(self.local[d] + self.intra[d] * (cluster.intra_bytes_per_second or 0.0))
-            roles += _roles_value(cluster, prefill, decode=float(self.decode[d]), bounds=bounds)
+            roles += _roles_value(cluster, float(self.local[d]), decode=float(self.decode[d]), bounds=bounds)
         return float(instances + egress + paths + roles)
 
 
@@ -165,7 +163,7 @@ class _Program:
         self._high: list[float] = []
         # Rows that price each station, by its field in `Solution`; None where it is no limit.
         self._priced: dict[str, list[int | None]] = {
-            name: [] for name in ("remote", "egress", "paths", "local", "intra", "decode", "roles")
+            name: [] for name in ("remote", "egress", "paths", "local", "decode", "roles")
         }
 
     def solve(self, box: Box) -> Solution:
@@ -227,11 +225,6 @@ class _Program:
         local = self._local[:, index]
         remote = self._remote[:, [r for r, route in enumerate(self._routes) if route.target == index]]
         self._limit("local", 0.0, (local, demand.local_seconds[:, index]), ([prefill], -1.0))
-        if cluster.intra_bytes_per_second is None:
-            self._priced["intra"].append(None)
-        else:
-            intra = cluster.intra_bytes_per_second / BYTES_PER_GBIT
-            self._limit("intra", 0.0, (local, demand.kv_bytes / BYTES_PER_GBIT), ([prefill], -intra))
         seconds = decode_seconds_per_prefilled(self._loads)[index]
         weights = np.repeat(demand.weight[:, None], remote.shape[1], axis=1)
         self._limit("decode", 0.0, (local, seconds * demand.weight), (remote, seconds * weights), ([decode], -1.0))
@@ -297,7 +290,6 @@ class _Program:
             egress=of("egress", BYTES_PER_GBIT),
             paths=of("paths", BYTES_PER_GBIT),
             local=of("local"),
-            intra=of("intra", BYTES_PER_GBIT),
             decode=of("decode"),
             roles=of("roles"),
             decode_costs=of("decode") * np.array(decode_seconds_per_prefilled(self._loads)),

@@ -11,7 +11,6 @@ import numpy as np
 from prfaas.model.capacity import throughput
 from prfaas.model.capacity.loads import LoadModel, Loads
 from prfaas.model.cost.curve import FloatArray
-from prfaas.model.deployment import PdCluster
 from prfaas.model.planning.plan import Limit, Plan, Split
 
 # The paper's form is scanned at so many thresholds before the root is sought, since its curves need not be monotone.
@@ -57,7 +56,7 @@ class SinglePd:
         """Return Θ_pd-p / (1 − p), the arrivals per second for which the local prefill instances suffice."""
         if not loads.local_ratio:
             return math.inf
-        return throughput.pd_prefill_throughput(num_prefill, _busy_seconds(self._pd, loads))
+        return throughput.pd_prefill_throughput(num_prefill, loads.local_seconds[0])
 
     def decode(self, num_prefill: float) -> float:
         """Return Θ_pd-d of the instances that N_p leaves."""
@@ -177,13 +176,6 @@ class SinglePd:
             return "pd-prefill"
         computed = sum(n / seconds for (n, _), seconds in zip(self._stations, loads.remote_seconds, strict=True))
         return "link" if long < computed * (1 - 1e-9) else "prfaas"
-
-
-def _busy_seconds(cluster: PdCluster, loads: Loads) -> float:
-    """Return prefill-instance-seconds per request: computing, or sending to the decode nodes if that takes longer."""
-    if cluster.intra_bytes_per_second is None:
-        return loads.local_seconds[0]
-    return max(loads.local_seconds[0], loads.local_bytes / cluster.intra_bytes_per_second)
 
 
 def _first_at_least(claim: Callable[[int], bool], low: int, high: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from prfaas import config
 from prfaas.config import record, records, setting
@@ -49,12 +51,13 @@ class PrfaasSection(ClusterSection):
 class PdSection(ClusterSection):
     """PD cluster."""
 
+    REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
+        "intra_bandwidth": "a note of the plan says what the network inside a PD cluster must carry"
+    }
+
     prefill_instances: int | None = setting("count", default=None, doc="Fixes N_p; empty: the planner chooses.")
     shared_instances: int = setting("count", default=0, doc="Instances that may prefill and decode at once.")
     overlap: float = setting("ratio", default=0.0, doc="Extra work of a shared instance over one role at a time.")
-    intra_bandwidth: float | None = setting(
-        "rate", default=None, minimum=1, doc="Rate from one prefill instance to the decode nodes; empty: no limit."
-    )
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,6 @@ def _pd(section: PdSection, model: Geometry, folder: Path) -> PdCluster:
         num_prefill=section.prefill_instances,
         shared_instances=section.shared_instances,
         overlap=section.overlap,
-        intra_bytes_per_second=section.intra_bandwidth,
         price_per_hour=price,
     )
 

@@ -80,12 +80,6 @@ def test_overlap_adds_roles() -> None:
     assert gains == sorted(gains)
 
 
-def test_an_intra_cluster_network_can_limit_local_prefill() -> None:
-    deployment, traffic = case_study()
-    narrow = replace(deployment, pd=(replace(deployment.pd[0], intra_bytes_per_second=50e6),))
-    assert best_plan(narrow, traffic, method="exact").system_throughput < 0.9 * 3.187
-
-
 def test_local_turns_take_decode_capacity() -> None:
     deployment, traffic = case_study()
     turns = LaterTurns(0.4, PAPER_LENGTHS, local_ratio=0.0)

@@ -27,12 +27,6 @@ def test_notes_name_the_assumptions() -> None:
     assert "each prefill instance can send 1.6 Gbps" in text
 
 
-def test_intra_bandwidth_removes_its_note() -> None:
-    deployment, workload = case_study()
-    known = replace(deployment, pd=(replace(deployment.pd[0], intra_bytes_per_second=100e9),))
-    assert not any("equation (4)" in note for note in quick(known, workload).notes)
-
-
 def test_deployment_without_prfaas_clusters_has_no_threshold_and_no_plots(tmp_path: Path) -> None:
     deployment, workload = case_study()
     alone = quick(replace(deployment, prfaas=()), workload)
