@@ -130,8 +130,8 @@ def study(
 
 
 def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: float) -> Option:
-    free = ttft.queue_free(plan, deployment, workload)
-    queued = ttft.with_queueing(plan, deployment, workload, arrivals_per_second=arrivals)
+    free = ttft.estimate_ttft(plan, deployment, workload)
+    queued = ttft.estimate_ttft(plan, deployment, workload, arrivals_per_second=arrivals)
     rate = plan.egress_bytes_per_second or 0.0
     egress = 0.0
     for cluster, share in zip(deployment.prfaas, plan.remote_shares, strict=True):
@@ -148,7 +148,7 @@ def _check_ttft(plan: Plan, deployment: Deployment, workload: Workload) -> None:
     objectives = deployment.objectives
     if objectives.ttft_seconds is None:
         return
-    reached = ttft.queue_free(plan, deployment, workload, quantile=objectives.ttft_quantile).quantile_seconds
+    reached = ttft.estimate_ttft(plan, deployment, workload, quantile=objectives.ttft_quantile).quantile_seconds
     if reached > objectives.ttft_seconds:
         raise ConfigError(
             f"slo ttft={objectives.ttft_seconds:g}s cannot be met: P{objectives.ttft_quantile * 100:g} of the best plan"
@@ -170,7 +170,7 @@ def _slo_rate(plan: Plan, deployment: Deployment, workload: Workload) -> float |
     low, high = 0.0, plan.system_throughput
     for _ in range(20):
         rate = 0.5 * (low + high)
-        reached = ttft.with_queueing(
+        reached = ttft.estimate_ttft(
             plan, deployment, workload, arrivals_per_second=rate, quantile=objectives.ttft_quantile
         )
         low, high = (rate, high) if reached.quantile_seconds <= objectives.ttft_seconds else (low, rate)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prfaas.model.capacity.ttft import with_queueing
+from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
@@ -151,7 +151,7 @@ def mean_ttft_seconds(
     """Return the mean TTFT with queueing, or None without arrivals and if the queues grow without bound."""
     if not arrivals_per_second:
         return None
-    seconds = with_queueing(plan, deployment, workload, arrivals_per_second=arrivals_per_second).mean_seconds
+    seconds = estimate_ttft(plan, deployment, workload, arrivals_per_second=arrivals_per_second).mean_seconds
     return seconds if math.isfinite(seconds) else None
 
 

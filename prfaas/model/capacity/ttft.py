@@ -14,7 +14,7 @@ from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 
-# Longer traces are represented by so many requests. With queues there are fewer, since a bisection visits all of them.
+# Longer traces are represented by so many requests. With queues there are fewer, since each has many delays.
 _NUM_POINTS = 1 << 15
 _NUM_QUEUED_POINTS = 1 << 10
 
@@ -41,19 +41,16 @@ class _Path:
         return self.prefill + self.transfer
 
 
-def queue_free(plan: Plan, deployment: Deployment, workload: Workload, *, quantile: float = 0.9) -> Ttft:
-    """Return the paper's TTFT: T_prefill(L), plus S_kv(L) over the egress if offloaded. Local transfers are free."""
-    paths = _paths(plan, deployment, workload, _NUM_POINTS)
-    weights = np.concatenate([path.weights for path in paths])
-    seconds = np.concatenate([path.service for path in paths])
-    return Ttft(float(weights @ seconds / weights.sum()), _weighted_quantile(seconds, weights, quantile))
-
-
-def with_queueing(
-    plan: Plan, deployment: Deployment, workload: Workload, *, arrivals_per_second: float, quantile: float = 0.9
+def estimate_ttft(
+    plan: Plan, deployment: Deployment, workload: Workload, *, arrivals_per_second: float = 0.0, quantile: float = 0.9
 ) -> Ttft:
-    """Return TTFT with Poisson arrivals: M/G/k before each cluster's prefill instances, a shared link, places to decode."""
-    paths = [path for path in _paths(plan, deployment, workload, _NUM_QUEUED_POINTS) if path.weights.any()]
+    """Return TTFT with Poisson arrivals: M/G/k before each cluster's prefill instances, a shared link, places to decode.
+
+    Without arrivals nobody waits, as in the paper: T_prefill(L), plus S_kv(L) over the egress if offloaded. Transfers
+    within a cluster are free.
+    """
+    num_points = _NUM_QUEUED_POINTS if arrivals_per_second else _NUM_POINTS
+    paths = [path for path in _paths(plan, deployment, workload, num_points) if path.weights.any()]
     total = sum(path.weights.sum() for path in paths)
     decode = _decode_wait(plan, deployment, workload, arrivals_per_second)
     mean = decode
@@ -138,10 +135,3 @@ def _queued_quantile(waits: list[tuple[_Path, QueueModel, FloatArray]], quantile
         middle = 0.5 * (low + high)
         low, high = (middle, high) if beyond(middle) > 1 - quantile else (low, middle)
     return high
-
-
-def _weighted_quantile(values: FloatArray, weights: FloatArray, quantile: float) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    index = min(int(np.searchsorted(reached, quantile * reached[-1])), len(values) - 1)
-    return float(values[order][index])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import LoadModel
-from prfaas.model.capacity.ttft import with_queueing
+from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
@@ -123,7 +123,7 @@ def _is_fast_enough(fleet: Fleet, workload: Workload, demand: Demand) -> bool:
     objectives = fleet.deployment.objectives
     if objectives.ttft_seconds is None:
         return True
-    reached = with_queueing(
+    reached = estimate_ttft(
         fleet.plan,
         fleet.deployment,
         workload,

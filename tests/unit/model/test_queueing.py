@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from prfaas.model.capacity.queueing import QueueModel, SharedLink, erlang_c
-from prfaas.sim.kernel.timeline import Timeline
-from prfaas.sim.model.network import Egress
 
 
 def test_wait_of_one_server_follows_pollaczek_khinchine() -> None:
@@ -47,27 +45,6 @@ def test_a_full_link_delays_without_bound_and_an_idle_one_not_at_all() -> None:
     seconds = np.array([1.0, 2.0])
     assert np.isinf(SharedLink(1.0, 1.0, 0.0).delays(seconds)).all()
     assert not SharedLink(0.0, 1.0, 0.0).delays(seconds).any()
-
-
-def test_delays_on_a_shared_link_agree_with_simulated_transfers() -> None:
-    """Poisson arrivals of exponential sizes over the twin's own egress, at 70 % of its rate."""
-    generator = np.random.default_rng(5)
-    sizes, gaps = generator.exponential(1.0, 20_000), generator.exponential(1 / 0.7, 20_000)
-    timeline, moments, ends = Timeline(), np.cumsum(gaps), np.zeros(len(sizes))
-    egress = Egress(timeline, 1.0)
-
-    def note(index: int) -> None:
-        ends[index] = timeline.now
-
-    for index, (moment, size) in enumerate(zip(moments.tolist(), sizes.tolist(), strict=True)):
-        timeline.at(moment, lambda flow: egress.send(flow[1], note, flow[0]), (index, size))
-    timeline.run()
-    delays = ends - moments - sizes
-    model = SharedLink(0.7, 1.0, 1.0)
-    middle = (sizes > 0.9) & (sizes < 1.1)
-    found = model.delays(np.array([1.0]))[:, 0]
-    assert delays.mean() == pytest.approx(float(model.mean_delay_seconds(sizes).mean()), rel=0.05)
-    assert delays[middle].std() == pytest.approx(float(found.std()), rel=0.25)
 
 
 def test_departures_are_smoother_than_poisson_if_service_is() -> None:

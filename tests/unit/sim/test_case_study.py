@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.solver.paper import TABLE_6
-from prfaas.model.capacity.ttft import queue_free
+from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.model.planning.plan import Plan
 from prfaas.sim.run import SimulationRun, prepare, simulate, traffic
 from prfaas.sim.scenario import Scenario
@@ -84,5 +84,5 @@ def test_without_queues_the_twin_has_the_solvers_ttft() -> None:
     scenario = Scenario(load=ALMOST_IDLE, requests=8_000, first_token_steps=0, warmup=0.0)
     run = simulate(scenario)
     plan: Plan = run.setup.plan
-    expected = queue_free(plan, run.setup.deployment, run.setup.workload)
+    expected = estimate_ttft(plan, run.setup.deployment, run.setup.workload)
     assert run.summary.ttft.mean == pytest.approx(expected.mean_seconds, rel=0.02)

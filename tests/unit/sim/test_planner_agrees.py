@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from prfaas.model.capacity.ttft import with_queueing
+from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.sim.run import simulate
 from prfaas.sim.scenario import Scenario
 from prfaas.solve.files import catalog
@@ -27,7 +27,7 @@ def errors(scenario: Scenario, *, seeds: Sequence[int]) -> tuple[float, float]:
     """Return the relative errors of mean and P90 against the means of runs with these seeds."""
     runs = [simulate(replace(scenario, seed=seed)) for seed in seeds]
     setup, rate = runs[0].setup, runs[0].rate
-    found = with_queueing(setup.plan, setup.deployment, setup.workload, arrivals_per_second=rate, quantile=0.9)
+    found = estimate_ttft(setup.plan, setup.deployment, setup.workload, arrivals_per_second=rate, quantile=0.9)
     mean = fmean(run.summary.ttft.mean for run in runs)
     tail = fmean(run.summary.ttft.quantile(0.9) for run in runs)
     return found.mean_seconds / mean - 1, found.quantile_seconds / tail - 1
