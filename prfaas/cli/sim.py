@@ -32,7 +32,7 @@ def _parser(scenario: type[object]) -> argparse.ArgumentParser:
         metavar="SETTING=A,B",
         help="one run per value, on all cores: load=50%%,80%%, or with the same arrivals variant=a,b",
     )
-    config.add_flags(parser, scenario, reads_files=False)
+    config.add_flags(parser, scenario)
     return parser
 
 
@@ -40,9 +40,6 @@ def _run(flags: argparse.Namespace) -> int:
     command = startup.load_extra("prfaas.sim.command", extra="solve")
     report = startup.load_extra("prfaas.sim.report", extra="solve")
     given = config.given_flags(flags)
-    if flags.check_config:
-        print(config.show(command.read(flags.config, given)), end="")
-        return 0
     if flags.compare:
         runs = command.compare(flags.config, given, flags.compare, _progress)
     else:
