@@ -6,8 +6,6 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
@@ -257,12 +255,11 @@ def _tenant_of(number: int, model: str) -> BlockHash:
     return root_hash(model, TENANTS[number - 1].encode())
 
 
-@settings(max_examples=settings().max_examples * 2 // 5)
-@given(seed=st.integers(0, 1 << 32), num_steps=st.integers(1, 150), shares=st.sampled_from(SHARES))
-def test_random_histories_keep_every_invariant(seed: int, num_steps: int, shares: TenantShares) -> None:
-    history = History(random.Random(seed), shares)
+@pytest.mark.parametrize("seed", range(20))
+def test_random_histories_keep_every_invariant(seed: int) -> None:
+    history = History(random.Random(seed), SHARES[seed % len(SHARES)])
     try:
-        for _ in range(num_steps):
+        for _ in range(400):
             history.step()
         history.end_everything()
     finally:

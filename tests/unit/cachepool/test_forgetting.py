@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.file_arena import FileArena
-from prfaas.cachepool.pool import Pool, SlotPool
-from prfaas.pool_events import BlockRemoved, BlocksStored, PoolChange
+from prfaas.cachepool.pool import SlotPool
+from prfaas.pool_events import BlockRemoved
 from tests.support.pool_integrity import check_integrity
 from tests.support.pool_layouts import ROOT, SLOT_BYTES, hybrid, name
 from tests.unit.cachepool.test_pool import ATTENTION, STATE, Node
@@ -64,23 +63,4 @@ def test_forgetting_empties_each_ssd_slot_once(tmp_path: Path) -> None:
     pool.forget(MODEL)
     assert arena.num_emptied - before == 600
     check_integrity(pool)
-    pool.close()
-
-
-def test_forgetting_frees_the_tenants_room() -> None:
-    changes: list[PoolChange] = []
-    pool = Pool(8 * SLOT_BYTES, shares=TenantShares(each_tenant=0.5), on_change=changes.append)
-    arena = pool.arena(hybrid())
-    for _ in range(2):
-        lease = pool.open_lease("test")
-        slots = pool.allocate(arena, 2, lease)
-        assert slots is not None
-        for number, slot in enumerate(slots, 1):
-            pool.publish(arena, slot, BlockIdentity(ATTENTION, name(number), ROOT, 32, ROOT, ROOT))
-        pool.end_lease(lease)
-        assert pool.stats().tenant_bytes == {ROOT.hex(): 2 * SLOT_BYTES}
-        pool.forget(MODEL)
-        assert pool.stats().tenant_bytes == {ROOT.hex(): 0}
-        check_integrity(pool)
-    assert sum(isinstance(change, BlocksStored) for change in changes) == 4
     pool.close()

@@ -136,15 +136,6 @@ def test_recency_counts_from_the_start_of_a_read() -> None:
     assert node.holds(1, 2, 3) == [2, 3]
 
 
-def test_a_state_leaves_before_its_attention_block() -> None:
-    node = Node(num_prefix=2)
-    node.keep(1)
-    node.keep(1, parent=1, group=STATE)
-    node.keep(2)
-    assert node.holds(1, group=ATTENTION) == [1]
-    assert node.holds(1, group=STATE) == []
-
-
 def test_a_state_at_a_unit_end_can_leave() -> None:
     node = Node(num_prefix=1)
     node.keep(1, parent=1, group=STATE)
@@ -240,18 +231,6 @@ def test_chain_returns_a_block_and_all_its_ancestors() -> None:
     state = node.pool.find(node.arena, STATE, name(3))
     assert set(node.pool.chain(node.arena, name(3))) == {*slots, state}
     assert node.pool.chain(node.arena, name(9)) == []
-
-
-def test_removal_keeps_blocks_in_use_and_their_ancestors() -> None:
-    node = Node()
-    node.keep(1, 2, 3, 4)
-    lease = node.pool.open_lease("reader")
-    node.pool.pin(node.arena, [node.slot(1), node.slot(2), node.slot(3)], lease)
-    assert node.remove(2) == 1
-    assert node.holds(1, 2, 3, 4) == [1, 2, 3]
-    node.pool.end_lease(lease)
-    assert node.remove(2) == 3
-    check_integrity(node.pool)
 
 
 def test_an_empty_arena_is_dropped(node: Node) -> None:
