@@ -20,7 +20,7 @@ from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.engine.protocol import Promised
 from prfaas.agent.engine.tls_ports import announced_url
 from prfaas.errors import RemoteProtocolError
-from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
+from prfaas.index.engine.feed import EngineCacheFeed
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
 from prfaas.kv.layout import Layout
 from prfaas.rpc.reporter import Reporter
@@ -181,7 +181,9 @@ class NodeReporter:
         )
         self._feeds = [
             EngineCacheFeed(
-                EngineSource(InstanceId(engine.instance), engine.kv_events, engine.kv_events_replay),
+                InstanceId(engine.instance),
+                events=engine.kv_events,
+                replay=engine.kv_events_replay,
                 layouts=functools.partial(layouts_of, engine.instance, engine.model),
                 add_layout=self.reporter.add_layout,
                 publish=self.reporter.publish,

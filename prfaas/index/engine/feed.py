@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import xxhash
@@ -15,7 +14,7 @@ import zmq.asyncio
 from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
 from prfaas.index.engine.cache import EngineCache, gpu_layout
-from prfaas.index.engine.events import check_endpoint, decode_batch
+from prfaas.index.engine.events import decode_batch
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import PoolEvent
 from prfaas.types import InstanceId
@@ -60,40 +59,27 @@ _END = -1  # Number of the message after the last replayed batch.
 log = logs.get("index.engine_feed")
 
 
-@dataclass(frozen=True)
-class EngineSource:
-    """Endpoints at which an engine publishes its KV events and replays lost ones ("" if it does not).
-
-    Raises:
-        ValueError: an endpoint is malformed.
-    """
-
-    instance: InstanceId
-    events: str
-    replay: str = ""
-
-    def __post_init__(self) -> None:
-        for endpoint in filter(None, (self.events, self.replay)):
-            check_endpoint(endpoint)
-
-
 class EngineCacheFeed:
     """Follower of one engine's events while it is attached. When it goes, all its blocks are removed."""
 
     def __init__(
         self,
-        source: EngineSource,
+        instance: InstanceId,
         *,
+        events: str,
+        replay: str,
         layouts: Callable[[], Sequence[Layout]],
         add_layout: Callable[[Layout], None],
         publish: Callable[[Iterable[PoolEvent]], None],
         check_seconds: float = 5.0,
     ) -> None:
-        """Take `layouts` of the attached ranks, () unless all are there, and `publish` for events of the tier "gpu".
+        """Take the endpoints of an engine's KV events and of lost ones (empty if it does not replay them).
+
+        `layouts` returns those of the attached ranks, () unless all are there; `publish` takes events of the tier "gpu".
 
         After `check_seconds` without a batch the feed asks the engine whether it has sent more.
         """
-        self._source = source
+        self._instance, self._events, self._replay_endpoint = instance, events, replay
         self._layouts_now = layouts
         self._add_layout = add_layout
         self._publish = publish
@@ -113,18 +99,18 @@ class EngineCacheFeed:
         try:
             await self._follow(layouts)
         except zmq.ZMQError as error:
-            log.warning("engine.events_connect_failed", instance=self._source.instance, error=str(error))
+            log.warning("engine.events_connect_failed", instance=self._instance, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow(self, layouts: tuple[Layout, ...]) -> None:
         """Follow one life of the engine."""
-        own = [gpu_layout(layout, self._source.instance) for layout in layouts]
+        own = [gpu_layout(layout, self._instance) for layout in layouts]
         for layout in own:
             self._add_layout(layout)
         cache = EngineCache(own)
         subscriber = self._context.socket(zmq.SUB)
         try:
-            subscriber.connect(self._source.events)
+            subscriber.connect(self._events)
             subscriber.subscribe(b"")
             self._sequence.restart()
             await self._listen(cache, subscriber, layouts)
@@ -160,7 +146,7 @@ class EngineCacheFeed:
         """Take a batch before which no other will come. Missing batches are lost, and so is the known state."""
         verdict = self._sequence.judge(number, payload)
         if verdict == "gap":
-            log.warning("engine.events_lost", instance=self._source.instance, after=self._sequence.last, next=number)
+            log.warning("engine.events_lost", instance=self._instance, after=self._sequence.last, next=number)
             metrics.ENGINE_EVENT_BATCHES.labels(outcome="lost").inc(number - self._sequence.last - 1)
             self._publish(cache.clear())
         if verdict in ("next", "gap"):
@@ -182,11 +168,11 @@ class EngineCacheFeed:
         self._publish(changes)
 
     def _note_malformed(self, error: str) -> None:
-        log.warning("engine.events_malformed", instance=self._source.instance, error=error)
+        log.warning("engine.events_malformed", instance=self._instance, error=error)
         metrics.ENGINE_EVENT_BATCHES.labels(outcome="malformed").inc()
 
     def _restart(self, cache: EngineCache) -> None:
-        log.info("engine.restarted", instance=self._source.instance)
+        log.info("engine.restarted", instance=self._instance)
         self._publish(cache.clear())
         self._sequence.restart()
 
@@ -207,13 +193,13 @@ class EngineCacheFeed:
 
     async def _replayed(self, first: int) -> list[tuple[int, bytes]] | None:
         """Return the batches from `first` on that the engine remembers, or None when it does not answer."""
-        if not self._source.replay:
+        if not self._replay_endpoint:
             return None
         dealer = self._context.socket(zmq.DEALER)
         found: list[tuple[int, bytes]] = []
         room_bytes = _MAX_REPLAY_BYTES
         try:
-            dealer.connect(self._source.replay)
+            dealer.connect(self._replay_endpoint)
             await dealer.send_multipart([b"", first.to_bytes(_NUMBER_BYTES, "big")])
             while room_bytes > 0 and await dealer.poll(_REPLAY_SECONDS * 1000):
                 message = _numbered(await dealer.recv_multipart())
@@ -224,7 +210,7 @@ class EngineCacheFeed:
                     return found
                 found.append(message)
                 room_bytes -= len(message[1]) + _BATCH_OBJECT_BYTES
-            log.warning("engine.replay_unfinished", instance=self._source.instance, first=first, batches=len(found))
+            log.warning("engine.replay_unfinished", instance=self._instance, first=first, batches=len(found))
             return None
         finally:
             dealer.close(linger=0)

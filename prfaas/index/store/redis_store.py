@@ -72,6 +72,7 @@ class Keys:
 MIN_VERSION = (6, 2)  # The first with XTRIM MINID.
 START_ID = "0-0"
 MAX_WAIT_SECONDS = 5.0  # Longest wait of `read`.
+_CLUSTER_POLL_SECONDS = 0.01  # Period of looking for entries in a Redis Cluster.
 _RECORDS_PER_REPLY = 16  # Of up to 150 KB, so that 20 Mbit/s carry a reply within the timeout.
 _TAIL_BYTES = 1 << 20
 _TAIL_ENTRIES = 512
@@ -115,7 +116,6 @@ class RedisStore:
             self._tail = _connect(url, timeout_seconds + MAX_WAIT_SECONDS)
         except ValueError as error:
             raise ConfigError(f"redis_url: {error}; write {_FORMS}") from error
-        self._spread = ClusterTail(self._tail) if isinstance(self._tail, RedisCluster) else None
         self._scripts = {name: self._client.register_script(_lua(name)) for name in _SCRIPTS}
 
     async def check(self) -> None:
@@ -131,14 +131,12 @@ class RedisStore:
     async def infos(self) -> list[dict[str, Any]]:
         """Return the INFO of Redis, or of every primary of a Redis Cluster."""
         async with _translated():
-            if self._spread is None:
+            if not isinstance(self._client, RedisCluster):
                 return [await self._client.info()]
             await self._client.initialize()  # The client learns its nodes.
             return [await self._client.info(target_nodes=node) for node in self._client.get_primaries()]
 
     async def close(self) -> None:
-        if self._spread is not None:
-            await self._spread.close()
         for client in (self._client, self._tail):
             await _close(client)
 
@@ -190,14 +188,31 @@ class RedisStore:
         """Return the entries after the given ids, waiting for the first entry of any cluster; {} when none came."""
         streams: dict[Any, Any] = {self.keys.events(cluster): position for cluster, position in after.items()}
         by_key = {self.keys.events(cluster): cluster for cluster in after}
-        block = max(1, round(min(wait_seconds, MAX_WAIT_SECONDS) * 1000))
+        wait_seconds = min(wait_seconds, MAX_WAIT_SECONDS)
         async with _translated():
-            found = await (self._spread or self._tail).xread(streams, count=_RECORDS_PER_REPLY, block=block)
+            if isinstance(self._tail, RedisCluster):
+                found = await self._read_each(streams, wait_seconds)
+            else:
+                block = max(1, round(wait_seconds * 1000))
+                found = await self._tail.xread(streams, count=_RECORDS_PER_REPLY, block=block)
         entries = {by_key[_text(key)]: [_entry(*item) for item in items] for key, items in found or ()}
         for cluster, found_entries in entries.items():
             if len(found_entries) == _RECORDS_PER_REPLY:
                 found_entries += await self.tail(cluster, found_entries[-1].id)
         return entries
+
+    async def _read_each(self, streams: Mapping[str, str], wait_seconds: float) -> list[Any]:
+        """Ask for every stream until one has entries: they lie on different slots, so no call can wait for all."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + wait_seconds
+        while True:
+            replies = [
+                await self._tail.xread({key: position}, count=_RECORDS_PER_REPLY) for key, position in streams.items()
+            ]
+            found = [stream for reply in replies for stream in reply or ()]
+            if found or clock() >= ends:
+                return found
+            await asyncio.sleep(_CLUSTER_POLL_SECONDS)
 
     async def tail(self, cluster: ClusterName, after: str) -> list[StreamEntry]:
         """Return some entries after an id without waiting."""
@@ -374,42 +389,3 @@ async def _translated() -> AsyncIterator[None]:
         raise RecordUnreachable(f"Redis refuses: {error}") from error
     except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
         raise RecordUnreachable(f"Redis does not answer: {error}") from error
-
-
-class ClusterTail:
-    """XREAD over streams on different slots of a Redis Cluster, with one call per stream."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._reads: dict[str, tuple[str, asyncio.Task[Any]]] = {}  # By stream: the start id and the call.
-
-    async def xread(self, streams: Mapping[str, str], *, count: int, block: int) -> list[Any]:
-        """Return [stream, entries] of the streams with new entries; [] when none came within `block` milliseconds.
-
-        Errors of a call are raised as they are.
-        """
-        for key in self._reads.keys() - streams.keys():
-            self._reads.pop(key)[1].cancel()
-        for key, position in streams.items():
-            self._start_read(key, position, count=count, block=block)
-        calls = [call for _, call in self._reads.values()]
-        await asyncio.wait(calls, timeout=block / 1000, return_when=asyncio.FIRST_COMPLETED)
-        answered = [key for key, (_, call) in self._reads.items() if call.done()]
-        return [part for key in answered for part in self._reads.pop(key)[1].result() or ()]
-
-    def _start_read(self, key: str, position: str, *, count: int, block: int) -> None:
-        after, call = self._reads.get(key, (None, None))
-        if after == position:
-            return
-        if call is not None:
-            call.cancel()
-        asked = self._client.xread({key: position}, count=count, block=block)
-        self._reads[key] = (position, asyncio.create_task(asked, name=f"tail of {key}"))
-
-    async def close(self) -> None:
-        """Cancel the waiting calls."""
-        calls = [call for _, call in self._reads.values()]
-        self._reads.clear()
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)

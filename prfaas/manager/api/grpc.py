@@ -95,18 +95,6 @@ class GrpcServer:
         Raises:
             ConfigError: the address is taken, or the certificates cannot be used.
         """
-        self.address = self._bind()
-
-    async def start(self) -> None:
-        """Answer calls. Health reports NOT_SERVING until `set_serving`."""
-        self._server.add_generic_rpc_handlers((server_handlers(self._methods()),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        await self.set_serving(False)
-        await self._server.start()
-        if self._proxy is not None:
-            self._proxy.start(self._inner)
-
-    def _bind(self) -> str:
         config, certificates = self._config, self._config.certificates(alpn_protocols=("h2",))
         if certificates is not None:
             refused = metrics.MANAGER_TLS_REFUSALS
@@ -118,12 +106,22 @@ class GrpcServer:
             )
             self._proxy.bind()
             self._inner = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-            return self._proxy.address
+            self.address = self._proxy.address
+            return
         host, _ = split_address(config.listen)
         try:
-            return f"{host}:{self._server.add_insecure_port(config.listen)}"
+            self.address = f"{host}:{self._server.add_insecure_port(config.listen)}"
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"listen {config.listen}: {error}") from error
+
+    async def start(self) -> None:
+        """Answer calls. Health reports NOT_SERVING until `set_serving`."""
+        self._server.add_generic_rpc_handlers((server_handlers(self._methods()),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        await self.set_serving(False)
+        await self._server.start()
+        if self._proxy is not None:
+            self._proxy.start(self._inner)
 
     async def set_serving(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING

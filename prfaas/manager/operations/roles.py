@@ -8,14 +8,7 @@ from collections.abc import Callable
 from prfaas.errors import IndexRefusal
 from prfaas.index.membership import Member
 from prfaas.manager.record.replication import Replication
-from prfaas.manager.state.quiescence import (
-    POLL_SECONDS,
-    RoleChangeProgress,
-    RoleChangeState,
-    is_busy,
-    requests_by_instance,
-    unreported_instances,
-)
+from prfaas.manager.state.quiescence import requests_by_instance, unreported_instances, until_idle
 from prfaas.manager.state.world import World, role_record
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, ClusterName, InstanceRole
@@ -64,17 +57,12 @@ class RoleOrders:
         return pb.SetRoleResponse(changes=changes)
 
     async def _drain(self, member: Member, seconds: float) -> Member:
-        name, cluster = member.node.name, member.node.cluster
-        change = RoleChangeProgress(timeout_seconds=seconds, now=self._clock())
+        cluster = member.node.cluster
         self._world.set_changing_role(cluster, frozenset(engine.instance for engine in member.node.engines))
         try:
-            while change.step(is_busy=is_busy(member), now=self._clock()) is not RoleChangeState.APPLIED:
-                await asyncio.sleep(POLL_SECONDS)
-                member = self._world.live_member(name)
+            return await until_idle(self._world, member.node.name, seconds=seconds, clock=self._clock)
         finally:
-            change.withdraw()
             self._world.set_changing_role(cluster, frozenset())
-        return member
 
     def _check(self, member: Member, role: InstanceRole | None) -> list[InstanceRole]:
         """Return the roles after the change, or raise IndexRefusal if they are not possible."""

@@ -103,9 +103,8 @@ async def until_idle(world: World, name: AgentName, *, seconds: float, clock: Ca
     Raises:
         IndexRefusal: the node is silent.
     """
-    started = clock()
-    while (waited := clock() - started) < seconds:
-        if waited >= SETTLE_SECONDS and not is_busy(world.live_member(name)):
-            break
+    member, progress = world.live_member(name), RoleChangeProgress(timeout_seconds=seconds, now=clock())
+    while progress.step(is_busy=is_busy(member), now=clock()) is not RoleChangeState.APPLIED:
         await asyncio.sleep(POLL_SECONDS)
-    return world.live_member(name)
+        member = world.live_member(name)
+    return member

@@ -11,7 +11,7 @@ import zmq
 from prometheus_client import REGISTRY
 
 from prfaas.hashing import HashChain, root_hash
-from prfaas.index.engine.feed import EngineCacheFeed, EngineSource
+from prfaas.index.engine.feed import EngineCacheFeed
 from prfaas.index.inventory import Inventory
 from prfaas.index.memory.index import Index
 from prfaas.index.query import Query
@@ -75,9 +75,14 @@ class Followed:
         self.events, self.replay = f"ipc://{directory}/events", f"ipc://{directory}/replay"
         self.layouts: list[Layout] = [LAYOUT]
         self.index, self._inventory = Index(), Inventory()
-        source = EngineSource(InstanceId("e1"), self.events, self.replay)
         self._feed = EngineCacheFeed(
-            source, layouts=lambda: self.layouts, add_layout=self._add, publish=self._publish, check_seconds=0.3
+            InstanceId("e1"),
+            events=self.events,
+            replay=self.replay,
+            layouts=lambda: self.layouts,
+            add_layout=self._add,
+            publish=self._publish,
+            check_seconds=0.3,
         )
         self.task = asyncio.create_task(self._feed.run())
         self._engines: list[Engine] = []
