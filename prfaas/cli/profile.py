@@ -84,7 +84,7 @@ def _measure(flags: argparse.Namespace, results: Measurements) -> list[str]:
     endpoint.prefill_seconds(endpoint.prompt(min(flags.lengths)))
     for done, point in enumerate(points):
         _show_progress(done, len(points), point)
-        if results.of(point) is not None:
+        if point.key in results.found:
             continue
         try:
             measured = endpoint_profile.measure_point(
@@ -108,7 +108,7 @@ def _show_progress(done: int, total: int, point: Point) -> None:
 
 
 def _profile(flags: argparse.Namespace, results: Measurements, failed: Sequence[str]) -> dict[str, Any]:
-    found = [(point, measured) for point in _points(flags) if (measured := results.of(point)) is not None]
+    found = [(point, results.found[point.key]) for point in _points(flags) if point.key in results.found]
     worst = max((measured.error / measured.seconds for _, measured in found), default=0.0)
     source = f"prfaas-profile {prfaas.__version__}, standard errors of at most {worst:.1%}, batch 1 for prefill"
     return {

@@ -85,8 +85,7 @@ class Twin:
         self.requests: list[SimulatedRequest] = []
         self.rules, self.network, self._follow_up, self._watch = rules, network, follow_up, watch
         self._nodes = {node.state.instance: node for node in nodes}
-        self._states = [node.state for node in self._nodes.values()]
-        self._position = {name: index for index, name in enumerate(self._nodes)}
+        self._states = {name: node.state for name, node in self._nodes.items()}
         room = {node.state.agent: node.cache_blocks for node in self._nodes.values()}
         self._caches = NodeCaches(self.timeline, rules.caches, room)
         self.instances = {name: self._engine(node) for name, node in self._nodes.items()}
@@ -100,13 +99,13 @@ class Twin:
         rate = network.egress_bytes_per_second.get
         self.egress = {
             name: Egress(self.timeline, rate(name, math.inf), rtt_seconds=network.rtt_seconds)
-            for name in dict.fromkeys(state.cluster for state in self._states)
+            for name in dict.fromkeys(state.cluster for state in self._states.values())
         }
         self._limited = {name: egress for name, egress in self.egress.items() if egress.is_limited}
         self.path_monitor = EgressMonitor(
             self.timeline,
             self._limited,
-            list(dict.fromkeys(state.cluster for state in self._states if state.cluster_kind == "pd")),
+            list(dict.fromkeys(state.cluster for state in self._states.values() if state.cluster_kind == "pd")),
             threshold_tokens=rules.snapshot.threshold_tokens,
         )
         if rules.follows_congestion and self._limited:
@@ -179,7 +178,7 @@ class Twin:
 
     def _inputs(self, request: SimulatedRequest) -> tuple[Snapshot, RequestFacts]:
         """Return the inputs of `route`."""
-        snapshot = replace(self.rules.snapshot, instances=tuple(self._states), **self.path_monitor.fields)
+        snapshot = replace(self.rules.snapshot, instances=tuple(self._states.values()), **self.path_monitor.fields)
         facts = RequestFacts(
             request.num_prompt_tokens,
             num_cached_tokens=0 if request.blocks else request.num_cached_tokens,
@@ -192,7 +191,7 @@ class Twin:
         return snapshot, facts
 
     def _count(self, name: InstanceId, change: int) -> None:
-        num_requests = self._states[self._position[name]].num_requests + change
+        num_requests = self._states[name].num_requests + change
         self._set_state(name, num_requests=num_requests)
         if name in self._draining and not num_requests:
             self._drained(name)
@@ -308,9 +307,8 @@ class Twin:
         outages, roles, changes = events.outages, events.role_changes, events.egress_changes
         _refuse_unknown("outages", "instance", (outage.instance for outage in outages), self._nodes)
         _refuse_unknown("role_changes", "instance", (change.instance for change in roles), self._nodes)
-        only_prefill = {state.instance for state in self._states if state.cluster_kind == "prfaas"}
         for change in roles:
-            if change.instance in only_prefill:
+            if self._states[change.instance].cluster_kind == "prfaas":
                 raise ConfigError(f"role_changes: {change.instance} is of a PrfaaS cluster, which only prefills")
         clusters = (change.cluster for change in changes)
         _refuse_unknown("link_changes", "cluster with egress", clusters, self._limited)
@@ -322,8 +320,7 @@ class Twin:
             self.timeline.at(egress_change.start, self._change_egress, egress_change)
 
     def _set_state(self, name: InstanceId, **fields: Any) -> None:
-        position = self._position[name]
-        self._states[position] = replace(self._states[position], **fields)
+        self._states[name] = replace(self._states[name], **fields)
 
     def _die(self, outage: Outage) -> None:
         name = outage.instance
@@ -399,7 +396,7 @@ class Twin:
 
     def _drain(self, name: InstanceId) -> None:
         self._draining.add(name)
-        if not self._states[self._position[name]].num_requests:
+        if not self._states[name].num_requests:
             self._drained(name)
 
     def _drained(self, name: InstanceId) -> None:
@@ -420,7 +417,7 @@ class Twin:
     def _set_role(self, change: PlannedRoleChange) -> None:
         name = change.instance
         self._set_state(name, role=change.role)
-        self._nodes[name] = replace(self._nodes[name], state=self._states[self._position[name]])
+        self._nodes[name] = replace(self._nodes[name], state=self._states[name])
         before, after = self.instances[name], self._engine(self._nodes[name])
         after.busy, after.held = before.busy, before.held
         self.instances[name] = after

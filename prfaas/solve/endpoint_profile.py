@@ -125,10 +125,6 @@ class Measurements:
             points = {key: asdict(value) for key, value in self.found.items()}
             self._path.write_text(json.dumps({"settings": self._settings, "points": points}), encoding="utf-8")
 
-    def of(self, point: Point) -> Measurement | None:
-        """Return the result of a point, or None."""
-        return self.found.get(point.key)
-
     def close(self) -> None:
         """Remove the file, since the profile is written."""
         if self._path is not None:
