@@ -223,7 +223,6 @@ class NearEnd:
             "outcome": ends[0].outcome,
             "moved_bytes": ends[0].moved_bytes,
             "bytes_per_second": state.achievable_bytes_per_second,
-            "least_bytes_per_second": state.least_bytes_per_second,
             "seconds": time.monotonic() - began,
             "cpu_seconds": cpu_seconds() - cpu,
         }

@@ -244,7 +244,6 @@ class NodeReporter:
             queue_seconds=link.queue_seconds,
             congestion=link.congestion or "",
             is_probed=link.rate_source == "probe",
-            least_bytes_per_second=link.least_bytes_per_second,
         )
 
 

@@ -111,13 +111,11 @@ def link_table(state: Mapping[str, Any]) -> Table:
 
 def _link_row(node: Mapping[str, Any], link: Mapping[str, Any]) -> tuple[str, ...]:
     carried, capacity = link.get("bytes_per_second", 0.0), link.get("capacity_bytes_per_second", 0.0)
-    least = link.get("least_bytes_per_second", 0.0)
-    unknown = f"at least {bit_rate(least)}" if least else "not known"
     return (
         node["name"],
         link["peer"],
         "down" if link.get("is_down") else bit_rate(carried),
-        bit_rate(capacity) if capacity else unknown,
+        bit_rate(capacity) if capacity else "not known",
         percent(carried / capacity) if capacity else "",
         size(int(link.get("queued_bytes", 0))),
         f"{link.get('rtt_seconds', 0.0) * 1000:.1f} ms",

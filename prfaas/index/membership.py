@@ -53,7 +53,6 @@ class LinkFigures:
     queue_seconds: float = 0.0  # Time that the queued bytes take at the achievable rate.
     congestion: str = ""  # Cause as the agent sees it: queue, loss or rtt; empty without congestion.
     is_probed: bool = False  # A probe found the capacity.
-    least_bytes_per_second: float = 0.0  # Lower bound from a probe while the capacity is not known.
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,6 @@ class OutboundProbes:
             message=message,
             moved_bytes=probe.moved_bytes,
             bytes_per_second=round(found.achievable_bytes_per_second),
-            least_bytes_per_second=round(found.least_bytes_per_second),
         )
         self._end(CopyEnd(probe.transfer_id, outcome, message, moved_bytes=probe.moved_bytes))
 

@@ -58,8 +58,6 @@ class PathMonitor:
     is_probed: bool = False  # The last known rate was measured by a probe.
     best_bytes_per_second: float = 0.0  # Highest mean rate per link of late.
     best_at: float = float("-inf")
-    least_bytes_per_second: float = 0.0  # Lower bound of one link's rate, from a probe that did not find the rate.
-    least_at: float = float("-inf")  # Time of the last report of the lower bound.
     is_abundant: bool = False
     is_down: bool = False
     evaluated_at: float = float("-inf")
@@ -72,11 +70,6 @@ class PathMonitor:
         self.planned_bytes_per_second, self.known_at = mean * self.num_links, now
         if mean >= self.best_bytes_per_second or now - self.best_at >= BEST_SECONDS:
             self.best_bytes_per_second, self.best_at = mean, now
-
-    def record_lower_bound(self, least_bytes_per_second: float, *, now: float) -> None:
-        """Record a lower bound of a link's rate from a probe; 0 if there is none."""
-        if least_bytes_per_second:
-            self.least_bytes_per_second, self.least_at = least_bytes_per_second, now
 
     def planned(self, *, now: float, within_seconds: float) -> float:
         """Return the rate as far as it was known within `within_seconds`, else 0."""
@@ -133,7 +126,6 @@ class Paths:
             path.num_links = max(len(figures), num_nodes[pair[0]]) if path.is_probed else len(figures)
             if path.known:
                 path.plan_with_known(now=self._clock())
-            path.record_lower_bound(max(link.least_bytes_per_second for link in figures), now=self._clock())
             path.is_down = all(link.is_down for link in figures)
         self.down = frozenset(pair for pair, path in self._watched.items() if path.is_down)
         return links
@@ -193,11 +185,6 @@ class Paths:
         Unknown links count like the known ones. A link that was slow and is no longer known counts as before.
         """
         return self._path(source, destination).planned(now=self._clock(), within_seconds=within_seconds)
-
-    def least_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
-        """Return the lower bound from a recent probe that did not find the rate, or 0."""
-        path = self._path(source, destination)
-        return path.least_bytes_per_second if self._clock() - path.least_at < within_seconds else 0.0
 
     def is_probed(self, source: str, destination: str) -> bool:
         """Return whether the known rate of a path was measured by a probe of one of its links."""

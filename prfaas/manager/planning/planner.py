@@ -55,7 +55,6 @@ class _Inputs:
     roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # Counts by cluster and role.
     rates: tuple[tuple[str, str, float], ...]  # Measured (source, destination, bytes per second).
     probed: frozenset[Pair] = frozenset()  # Rates that a probe measured.
-    bounded: frozenset[Pair] = frozenset()  # Paths with a lower bound from a probe above the measured rate.
 
     def has_rates_of(self, earlier: _Inputs) -> bool:
         """Return whether the rates are about the same."""
@@ -152,19 +151,17 @@ class Planner:
                 roles.setdefault(member.node.cluster, Counter()).update(
                     (assigned or {}).get(engine.instance, engine.role) for engine in member.node.engines
                 )
-        rates, probed, bounded = self._rates()
+        rates, probed = self._rates()
         listed = tuple((cluster, tuple(sorted(counts.items()))) for cluster, counts in sorted(roles.items()))
-        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), probed, bounded)
+        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), probed)
 
-    def _rates(self) -> tuple[dict[Pair, float], frozenset[Pair], frozenset[Pair]]:
-        """Return each path's rate (0 if unknown), the paths measured by a probe, and the paths with a lower bound."""
+    def _rates(self) -> tuple[dict[Pair, float], frozenset[Pair]]:
+        """Return each path's rate (0 if unknown), and the paths measured by a probe."""
         within, file = rate_lifetime_seconds(self._config), self._deployment
         pairs = [(cluster.name, pd.name) for cluster in file.prfaas for pd in file.pd]
         found = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
-        least = {pair: self._paths.least_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
         probed = frozenset(pair for pair in pairs if found[pair] and self._paths.is_probed(*pair))
-        bounded = frozenset(pair for pair in pairs if least[pair] > found[pair])
-        return bounded_rates(file, found, probed, least), probed, bounded
+        return bounded_rates(file, found, probed), probed
 
     def _leads(self, inputs: _Inputs) -> bool:
         """Return whether this manager makes the plan: it writes the first live PD cluster."""
@@ -245,10 +242,8 @@ class Planner:
             f"{source} to {target}" + (" (probe)" if (source, target) in inputs.probed else "")
             for source, target, _ in inputs.rates
         )
-        bounded = ", ".join(f"{source} to {target}" for source, target in sorted(inputs.bounded))
         rest = f"{self._config.deployment}"
         known = [f"measured: {measured}"] if measured else []
-        known += [f"a lower bound from a probe: {bounded}"] if bounded else []
         return {
             "lengths": lengths,
             "profiles": rest,
@@ -312,21 +307,10 @@ def rate_lifetime_seconds(config: ManagerConfig) -> float:
     return max(config.plan_seconds, 2 * PROBE_REPEAT_SECONDS if config.link_probe_bytes else 0.0)
 
 
-def bounded_rates(
-    file: Deployment, rates: Mapping[Pair, float], probed: Container[Pair], least: Mapping[Pair, float]
-) -> dict[Pair, float]:
-    """Limit probed rates to the file's, since a probe measures one link and others may share its path.
-
-    `least` has lower bounds from probes that did not find a rate. They raise a known rate, up to the file's.
-    """
+def bounded_rates(file: Deployment, rates: Mapping[Pair, float], probed: Container[Pair]) -> dict[Pair, float]:
+    """Limit probed rates to the file's, since a probe measures one link and others may share its path."""
     listed = {(link.source, link.target): link.bytes_per_second for link in file.paths}
-
-    def within(pair: Pair, rate: float) -> float:
-        most = listed.get(pair, math.inf)
-        rate = min(rate, most) if pair in probed else rate
-        return max(rate, min(least.get(pair, 0.0), most)) if rate else rate
-
-    return {pair: within(pair, rate) for pair, rate in rates.items()}
+    return {pair: min(rate, listed.get(pair, math.inf)) if pair in probed else rate for pair, rate in rates.items()}
 
 
 def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[ClusterPath]:

@@ -187,7 +187,6 @@ class LinkHealth:
     utilization_ratio: float = 0.0  # Used share of the rate estimate; 0 if unknown.
     resent_ratio: float = 0.0  # Retransmitted share of the bytes.
     rate_source: RateSource | None = None
-    least_bytes_per_second: float = 0.0  # Lower bound found by a probe while the rate is unknown; 0 for none.
 
 
 class RateEstimator:
@@ -198,7 +197,7 @@ class RateEstimator:
         self.source: RateSource = "transfers"  # Origin of the bytes that wait at present.
         self._samples: deque[LinkSample] = deque()
         self._saturated_rates: deque[tuple[float, float]] = deque()  # Ends of full windows, and their rates.
-        self._estimate, self._least = RateEstimate(), RateEstimate()
+        self._estimate = RateEstimate()
 
     @property
     def is_saturated(self) -> bool:
@@ -217,12 +216,11 @@ class RateEstimator:
         seconds = self._saturated_rates[-1][0] - self._saturated_rates[0][0]
         return seconds >= WINDOW_SECONDS and 0 < max(rates) <= STEADY_RATIO * min(rates)
 
-    def forget(self, *, least_bytes_per_second: float, now: float) -> None:
-        """Forget everything but a lower bound that a probe has found."""
-        self._estimate, self._least = RateEstimate(), RateEstimate(least_bytes_per_second, now, "probe")
+    def forget(self) -> None:
+        """Forget everything, since a probe has not found a rate."""
+        self._estimate, self.health = RateEstimate(), LinkHealth()
         self._saturated_rates.clear()
         self._samples.clear()
-        self.health = LinkHealth(least_bytes_per_second=least_bytes_per_second)
 
     def add(self, sample: LinkSample) -> None:
         """Update `health`."""
@@ -244,7 +242,6 @@ class RateEstimator:
             utilization_ratio=min(1.0, carried / rate) if rate else 0.0,
             resent_ratio=resent_ratio,
             rate_source=self._estimate.source if rate else None,
-            least_bytes_per_second=0.0 if rate else self._least.at(sample.at),
         )
 
     def _rate(self, sample: LinkSample) -> float:

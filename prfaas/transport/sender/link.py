@@ -227,7 +227,7 @@ class Link:
     def end_probe(self) -> LinkHealth:
         """End the probe and return its findings."""
         with self._changed:
-            self._monitor.end_probe(time.monotonic())
+            self._monitor.end_probe()
             if self._outbox.num_transfers > 1:
                 # Ordinary transfers were opened during the probe.
                 self._monitor.transfer_opened()

@@ -68,7 +68,6 @@ class LinkMonitor:
         self.min_rtt_seconds = 0.0  # Minimum over all connections at the last sample.
         self.is_probing = False
         self.has_found = False  # The probe has found what the link carries.
-        self._probed_least = 0.0  # Lower bound of the rate, from the running probe.
         self._growth = Growth()  # Totals over all connections.
         self._round_trips: RoundTripTracker[ConnectionWorker] = RoundTripTracker()
         self._estimator = RateEstimator()
@@ -78,22 +77,17 @@ class LinkMonitor:
     def health(self) -> LinkHealth:
         """Health of the link, with rates in bytes of payload. The findings of a probe show when it has ended."""
         health, ratio = LinkHealth() if self.is_probing else self._estimator.health, self.packing.packed_ratio
-        return replace(
-            health,
-            achievable_bytes_per_second=health.achievable_bytes_per_second / ratio,
-            least_bytes_per_second=health.least_bytes_per_second / ratio,
-        )
+        return replace(health, achievable_bytes_per_second=health.achievable_bytes_per_second / ratio)
 
     def begin_probe(self) -> None:
         """Note that the bytes sent from now on measure what the link carries."""
-        self.is_probing, self.has_found, self._probed_least = True, False, 0.0
+        self.is_probing, self.has_found = True, False
         self._estimator.source = "probe"
 
-    def end_probe(self, now: float) -> None:
-        """Note the end of the probe. Without a steady rate it leaves a lower bound."""
+    def end_probe(self) -> None:
+        """Note the end of the probe. Without a steady rate it has found nothing."""
         if not self.has_found:
-            least_since_sample = self.packing.packed_ratio * self.bounds.take_lower_bound()
-            self._estimator.forget(least_bytes_per_second=max(self._probed_least, least_since_sample), now=now)
+            self._estimator.forget()
         self.is_probing = False
 
     def transfer_opened(self) -> None:
@@ -113,7 +107,6 @@ class LinkMonitor:
         self._estimator.add(sample)
         if self.is_probing:
             self.has_found |= self._estimator.is_steady
-            self._probed_least = max(self._probed_least, sample.least_bytes_per_second)
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
             # The connections take turns.
             self._num_searches += 1

@@ -122,19 +122,6 @@ async def test_probed_rate_is_named_as_such(deployment: Deployment, file: Path) 
     await until(lambda: _links_of(manager).startswith("measured: prfaas to pd (probe)"), what="a plan with it")
 
 
-async def test_lower_bound_of_a_probe_is_named_as_such(deployment: Deployment, file: Path) -> None:
-    manager = await deployment.start_manager(deployment=file)
-    bounded = Figures(links=(replace(LINK, capacity_bytes_per_second=0.0, least_bytes_per_second=20e6),))
-    for name in ("p1", "d1", "i1"):
-        await _node(deployment, name, manager, figures=bounded if name == "p1" else None)
-    await until(
-        lambda: manager.paths.least_bytes_per_second("prfaas", "pd", within_seconds=60) == 20e6, what="the bound"
-    )
-    await _node(deployment, "i2", manager)
-    expected = f"a lower bound from a probe: prfaas to pd; else {file}"
-    await until(lambda: _links_of(manager) == expected, what="a plan that says so")
-
-
 def _links_of(manager: Manager) -> str:
     return manager.world.plan.inputs["links"] if manager.world.plan else ""
 

@@ -52,18 +52,9 @@ def test_probed_rate_counts_up_to_the_rate_of_the_file() -> None:
     file, _ = case_study()
     listed = replace(file, paths=(ClusterPath("a", "x", 5e9), ClusterPath("b", "x", 5e9)))
     rates = {("a", "x"): 8e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
-    within = bounded_rates(listed, rates, {("a", "x"), ("c", "x")}, {})
+    within = bounded_rates(listed, rates, {("a", "x"), ("c", "x")})
     assert within == {("a", "x"): 5e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
-    assert bounded_rates(listed, {("a", "x"): 2e9}, {("a", "x")}, {}) == {("a", "x"): 2e9}
-
-
-@pytest.mark.parametrize(
-    ("known", "least", "planned"), [(1e9, 3e9, 3e9), (1e9, 8e9, 5e9), (4e9, 3e9, 4e9), (6e9, 8e9, 6e9), (0.0, 3e9, 0.0)]
-)
-def test_lower_bound_raises_a_rate_up_to_that_of_the_file(known: float, least: float, planned: float) -> None:
-    file, _ = case_study()
-    listed = replace(file, paths=(ClusterPath("a", "x", 5e9),))
-    assert bounded_rates(listed, {("a", "x"): known}, frozenset(), {("a", "x"): least}) == {("a", "x"): planned}
+    assert bounded_rates(listed, {("a", "x"): 2e9}, {("a", "x")}) == {("a", "x"): 2e9}
 
 
 @pytest.mark.parametrize(

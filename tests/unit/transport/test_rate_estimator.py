@@ -186,17 +186,11 @@ def test_estimate_comes_from_the_probe_until_transfers_confirm_it() -> None:
     assert [health.achievable_bytes_per_second for health in healths] == pytest.approx([100 * MB] * 3)
 
 
-def test_lower_bound_of_a_probe_replaces_the_estimate_until_a_rate_is_known_or_it_expires() -> None:
+def test_estimate_is_unknown_after_a_probe_that_found_none() -> None:
     estimator = RateEstimator()
     _healths(estimator, _samples(_steady, 1))
-    estimator.forget(least_bytes_per_second=5.0 * MB, now=1.0)
-    assert estimator.health == LinkHealth(least_bytes_per_second=5.0 * MB)
-    before, after = _healths(estimator, [IDLE._replace(at=30.9), IDLE._replace(at=31.0)])
-    assert (before.least_bytes_per_second, after.least_bytes_per_second) == (5.0 * MB, 0.0)
-    estimator.forget(least_bytes_per_second=5.0 * MB, now=1.0)
-    known = _healths(estimator, _samples(_steady, 2))[-1]
-    assert known.least_bytes_per_second == 0.0
-    assert known.achievable_bytes_per_second == pytest.approx(100 * MB)
+    estimator.forget()
+    assert _healths(estimator, [IDLE._replace(at=1.1)]) == [LinkHealth()]
 
 
 def test_late_bytes_at_the_start_of_a_probe_are_no_bound() -> None:
