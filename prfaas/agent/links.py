@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from prfaas.agent.config import AgentConfig, PeerRateConfig
 from prfaas.transport.congestion.rate_budget import RateBudget
@@ -100,10 +99,6 @@ class Links:
     def stats(self) -> list[LinkStats]:
         """Return the figures of each link; callable from any thread."""
         return [link.snapshot() for link in list(self._links.values())]
-
-    def page(self) -> list[dict[str, Any]]:
-        """Return the figures of each link as JSON; callable from any thread."""
-        return [stats.to_dict() for stats in self.stats()]
 
     def take_idle(self, now: float) -> list[Link]:
         """Remove and return links that were idle for long, for the caller to close; peers may have left or moved."""

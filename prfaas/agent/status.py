@@ -53,7 +53,7 @@ def pool_page(pool: Pool, ssd: SsdTier | None) -> dict[str, Any]:
         "pool": stats.slots_by_kind,
         "leases": stats.num_leases,
         "tenant_bytes": stats.tenant_bytes,
-        "ssd": ssd.slots_by_kind() if ssd else None,
+        "ssd": ssd.pool.stats().slots_by_kind if ssd else None,
     }
 
 

@@ -19,8 +19,7 @@ from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.file_arena import AlignedBuffer, FileArena, saved_layouts
 from prfaas.cachepool.pool import Pool, SlotPool
-from prfaas.cachepool.removal import RunCut
-from prfaas.cachepool.slots import LeaseId, SlotTable
+from prfaas.cachepool.slots import LeaseId
 from prfaas.errors import ConfigError
 from prfaas.kv.layout import Layout
 from prfaas.pool_events import BlocksRemoved, BlocksStored, PoolChange
@@ -99,7 +98,7 @@ class SsdTier:
         self._memory = memory
         self._post = post
         self._on_change = on_change
-        self._pool: SlotPool[FileArena] = SlotPool(
+        self.pool: SlotPool[FileArena] = SlotPool(
             budget_bytes,
             transfer_ratio=_IN_FLIGHT_RATIO,
             on_change=on_change,
@@ -121,54 +120,29 @@ class SsdTier:
         """Publish the blocks of an earlier life; `on_layout` gets each layout first."""
         for layout in saved_layouts(self._directory):
             try:
-                arena = self._pool.arena(layout)
+                arena = self.pool.arena(layout)
             except OSError as error:
                 _log.warning("ssd.restore_failed", model=layout.model, error=str(error))
                 continue
             on_layout(layout)
-            self._pool.restore(arena, arena.blocks())
-        _log.info("ssd.restored", **self._pool.stats().slots_by_kind)
+            self.pool.restore(arena, arena.blocks())
+        _log.info("ssd.restored", **self.pool.stats().slots_by_kind)
 
     # Queries
 
     def holds(self, layout: Layout, group: int, hashes: Iterable[BlockHash]) -> list[bool]:
         """Return for each block whether it can be read."""
-        arena = self._arena(layout)
+        arena = self.pool.arena_of(layout.fingerprint)
         if arena is None:
             return [False for _ in hashes]
-        found = self._pool.find_all(arena, group, hashes)
+        found = self.pool.find_all(arena, group, hashes)
         return [slot is not None and arena.is_readable(slot) for slot in found]
-
-    def identity(self, layout: Layout, group: int, block_hash: BlockHash) -> BlockIdentity | None:
-        """Return the identity of a block if it is here."""
-        arena = self._arena(layout)
-        slot = None if arena is None else self._pool.find(arena, group, block_hash)
-        return None if arena is None or slot is None else self._pool.identity(arena, slot)
-
-    def states_after(self, layout: Layout, group: int, unit: BlockHash) -> dict[BlockHash, int]:
-        """Return the same as `Pool.states_after`, for this tier."""
-        arena = self._arena(layout)
-        return {} if arena is None else self._pool.states_after(arena, group, unit)
-
-    def _arena(self, layout: Layout) -> FileArena | None:
-        return self._pool.arena_of(layout.fingerprint)
-
-    @property
-    def tables(self) -> list[SlotTable]:
-        return self._pool.tables
-
-    def slots_by_kind(self) -> dict[str, int]:
-        return self._pool.stats().slots_by_kind
 
     def is_idle(self) -> bool:
         """Return whether nothing waits to be written or read."""
         return not (self._to_write or self._to_read or self._writing or self._reading)
 
     # Removal
-
-    def cut(self, cuts: Iterable[RunCut]) -> int:
-        """Do `Pool.cut` for this tier."""
-        return self._pool.cut(cuts)
 
     def exclude_from_writes(self, hashes: Set[BlockHash], then: Callable[[], None]) -> bool:
         """Drop these blocks from the write queue, and return whether none is being written now.
@@ -184,7 +158,7 @@ class SsdTier:
         Pending reads of the model report failure. `then` is called once nothing of the model is being written or read.
         Files of an agent that is killed before then may still hold blocks of the model.
         """
-        num_bytes = self._pool.forget(model)
+        num_bytes = self.pool.forget(model)
         self._give_up(lambda job: job.arena.layout.model == model)
         if self._have_ended({job for job in self._jobs() if job.arena.layout.model == model}, then):
             then()
@@ -236,7 +210,7 @@ class SsdTier:
             return True
         try:
             arena = self._arena_for(found[0].layout)
-            if arena is None or self._pool.find(arena, key[1], key[2]) is not None:
+            if arena is None or self.pool.find(arena, key[1], key[2]) is not None:
                 return True
             return self._write_from(*found, arena)
         except OSError as error:
@@ -246,7 +220,7 @@ class SsdTier:
 
     def _arena_for(self, layout: Layout) -> FileArena | None:
         """Return the arena for blocks of this layout, or None if the budget cannot hold even one block in flight."""
-        arena = self._pool.arena(layout)
+        arena = self.pool.arena(layout)
         if arena.stride_bytes <= self._in_flight_bytes:
             return arena
         if layout.fingerprint not in self._too_wide:
@@ -260,14 +234,14 @@ class SsdTier:
         _log.warning("ssd.write_failed", error=error)
 
     def _write_from(self, source: Arena, source_slot: int, arena: FileArena) -> bool:
-        lease = self._pool.open_lease("writer")
+        lease = self.pool.open_lease("writer")
         try:
-            taken = self._pool.allocate(arena, 1, lease)
+            taken = self.pool.allocate(arena, 1, lease)
         except OSError:
-            self._pool.end_lease(lease)
+            self.pool.end_lease(lease)
             raise
         if taken is None:
-            self._pool.end_lease(lease)
+            self.pool.end_lease(lease)
             return False
         block, reader = self._memory.identity(source, source_slot), self._memory.open_lease("ssd")
         self._memory.pin(source, [source_slot], reader, is_use=False)
@@ -294,8 +268,8 @@ class SsdTier:
         if error:
             self._note_write_failure(error)
         else:
-            self._pool.publish(job.arena, job.slot, job.block)
-        self._pool.end_lease(job.target_lease)
+            self.pool.publish(job.arena, job.slot, job.block)
+        self.pool.end_lease(job.target_lease)
         self._memory.end_lease(job.source_lease)
         self._call_waiters()
         self.pump()
@@ -307,12 +281,12 @@ class SsdTier:
 
         The slot must stay in use until `done` is called with whether the block is intact.
         """
-        arena = self._arena(layout)
-        slot = None if arena is None else self._pool.find(arena, block.group, block.block_hash)
+        arena = self.pool.arena_of(layout.fingerprint)
+        slot = None if arena is None else self.pool.find(arena, block.group, block.block_hash)
         if arena is None or slot is None or not arena.is_readable(slot):
             return False
-        lease = self._pool.open_lease("reader")
-        self._pool.pin(arena, [slot], lease)
+        lease = self.pool.open_lease("reader")
+        self.pool.pin(arena, [slot], lease)
         self._to_read.append(_ReadJob(arena, slot, block, into, lease, done))
         return True
 
@@ -324,7 +298,7 @@ class SsdTier:
         unread = list(filter(is_meant, self._to_read))
         self._to_read = deque(itertools.filterfalse(is_meant, self._to_read))
         for job in unread:
-            self._pool.end_lease(job.lease)
+            self.pool.end_lease(job.lease)
             job.done(False)
 
     def _begin_read(self, job: _ReadJob) -> None:
@@ -345,14 +319,14 @@ class SsdTier:
         self._reading.discard(job)
         group, block_hash = job.block.group, job.block.block_hash
         # The block may have been forgotten meanwhile.
-        is_known = self._pool.find(job.arena, group, block_hash) == job.slot
+        is_known = self.pool.find(job.arena, group, block_hash) == job.slot
         if is_whole:
             metrics.SSD_BYTES.labels(direction="read").inc(_num_bytes(job.arena, job.block))
         elif is_known and job.arena.is_readable(job.slot):
             metrics.SSD_FAILURES.labels(reason="read").inc()
             job.arena.mark_failed(job.slot)
             self._on_change(BlocksRemoved(job.arena.layout.fingerprint, group, (block_hash,), "ssd"))
-        self._pool.end_lease(job.lease)
+        self.pool.end_lease(job.lease)
         job.done(is_whole and is_known)
         self._call_waiters()
         self.pump()
@@ -367,7 +341,7 @@ class SsdTier:
         """Wait for the threads. Queued blocks are not written any more."""
         self._is_closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._pool.close()
+        self.pool.close()
         os.close(self._lock)
 
 

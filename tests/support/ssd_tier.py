@@ -99,7 +99,7 @@ class Tier:
         return bytes(into) if answers[0] else None
 
     def close(self) -> None:
-        check_integrity(self.ssd._pool)
+        check_integrity(self.ssd.pool)
         check_integrity(self.memory)
         self.ssd.close()
         self.memory.close()

@@ -52,7 +52,7 @@ class Pins:
             self._pin(command.end_hash, chains, held_bytes)
         elif command.order == "remove":
             cuts = self._cuts(command.end_hash)
-            removed_bytes = self._pool.cut(cuts) + (0 if self._ssd is None else self._ssd.cut(cuts))
+            removed_bytes = self._pool.cut(cuts) + (0 if self._ssd is None else self._ssd.pool.cut(cuts))
         is_found = bool(held_bytes or removed_bytes or command.order == "unpin")
         outcome: CopyOutcome = "completed" if is_found else "evicted"
         _log.info("pool.order_ended", order=command.order, end_hash=command.end_hash.hex(), outcome=outcome)
@@ -84,4 +84,4 @@ class Pins:
             self._pool.end_lease(lease)
 
     def _cuts(self, end_hash: BlockHash) -> list[RunCut]:
-        return removal([*self._pool.tables, *(() if self._ssd is None else self._ssd.tables)], end_hash)
+        return removal([*self._pool.tables, *(() if self._ssd is None else self._ssd.pool.tables)], end_hash)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import TransferPlan, is_prefix_block
-from prfaas.cachepool.arena import Arena
-from prfaas.cachepool.pool import Pool
+from prfaas.cachepool.arena import Arena, SlotMemory
+from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.ssd import SsdTier
 from prfaas.types import BlockHash
 
@@ -23,6 +24,10 @@ class LocalHoldings:
         self._pool = pool
         self._ssd = ssd
         self.arena = arena
+        ssd_arena = None if ssd is None else ssd.pool.arena_of(arena.layout.fingerprint)
+        self._tiers: list[tuple[SlotPool[Any], SlotMemory]] = [(pool, arena)]
+        if ssd is not None and ssd_arena is not None:
+            self._tiers.append((ssd.pool, ssd_arena))
 
     def has(self, group: int, block_hash: BlockHash) -> bool:
         """Return whether a block is held."""
@@ -38,16 +43,19 @@ class LocalHoldings:
 
     def parent(self, group: int, block_hash: BlockHash) -> BlockHash | None:
         """Return the parent of a held block, else None."""
-        slot = self._pool.find(self.arena, group, block_hash)
-        if slot is not None:
-            return self._pool.identity(self.arena, slot).parent
-        identity = None if self._ssd is None else self._ssd.identity(self.arena.layout, group, block_hash)
-        return None if identity is None else identity.parent
+        for pool, arena in self._tiers:
+            slot = pool.find(arena, group, block_hash)
+            if slot is not None:
+                return pool.identity(arena, slot).parent
+        return None
 
     def states_after(self, group: int, unit: BlockHash) -> dict[BlockHash, int]:
         """Return the linear states after a hash unit, with their lengths in tokens."""
-        in_memory = self._pool.states_after(self.arena, group, unit)
-        return in_memory if self._ssd is None else self._ssd.states_after(self.arena.layout, group, unit) | in_memory
+        return {
+            block_hash: length
+            for pool, arena in self._tiers
+            for block_hash, length in pool.states_after(arena, group, unit).items()
+        }
 
 
 class Promotion:

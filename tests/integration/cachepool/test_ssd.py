@@ -59,7 +59,8 @@ def test_a_restart_restores_all_blocks(tmp_path: Path) -> None:
     assert {(event.group, event.block_hash) for event in told} == {(0, block_hash) for block_hash in _names(0, 10)} | {
         (STATE, name(9))
     }
-    assert second.ssd.states_after(LAYOUT, STATE, name(9)) == {name(9): 320}
+    (arena,) = second.ssd.pool.arenas
+    assert second.ssd.pool.states_after(arena, STATE, name(9)) == {name(9): 320}
     assert second.read(name(7)) == content_of(name(7))
     second.close()
 

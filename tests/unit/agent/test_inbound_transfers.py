@@ -103,20 +103,22 @@ class Node:
             probes=InboundProbes(grant_check=GrantCheck(AgentName("west"), KEY), max_bytes=0),
         )
         self.answers: list[Acceptance | Rejection] = []
-        self.token = grants.sign(
-            Grant(
-                TRANSFER,
-                source=AgentName("east"),
-                destination=AgentName("west"),
-                destination_address="127.0.0.1:1",
-                prompt_hash=CHAIN.at(NUM_TOKENS),
-                num_tokens=NUM_TOKENS,
-                max_bytes=1 << 20,
-                tenant="",
-                expires_at=time.time() + 60.0,
-            ),
-            KEY,
+        self.token = b""
+        self.grant()
+
+    def grant(self, *, num_tokens: int = NUM_TOKENS, max_bytes: int = 1 << 20) -> None:
+        granted = Grant(
+            TRANSFER,
+            source=AgentName("east"),
+            destination=AgentName("west"),
+            destination_address="127.0.0.1:1",
+            prompt_hash=CHAIN.at(NUM_TOKENS),
+            num_tokens=num_tokens,
+            max_bytes=max_bytes,
+            tenant="",
+            expires_at=time.time() + 60.0,
         )
+        self.token = grants.sign(granted, KEY)
 
     def _in_background(self, work: Callable[[], None], then: Callable[[bool], None]) -> None:
         def run() -> None:
@@ -135,11 +137,16 @@ class Node:
         self.arenas = tuple(self.pool.arena(layout) for layout in layouts)
 
     def open(
-        self, layouts: list[Layout], groups: tuple[GroupBlocks, ...] = GROUPS, *, is_described: bool = False
+        self,
+        layouts: list[Layout],
+        groups: tuple[GroupBlocks, ...] = GROUPS,
+        *,
+        is_described: bool = False,
+        sizes: list[int] | None = None,
     ) -> Acceptance | Rejection:
         described = tuple(layouts) if is_described else ()
         body = OpenBody(self.token, tuple(layout.fingerprint for layout in layouts), described, groups)
-        sizes = make_plan((layouts[0],), groups, NUM_TOKENS).object_bytes
+        sizes = sizes or make_plan((layouts[0],), groups, NUM_TOKENS).object_bytes
         self.transfers.on_open(
             OpenRequest(TRANSFER, "east", body.encode(), ObjectSizes.of(sizes), 60.0), self.answers.append
         )
@@ -197,6 +204,20 @@ def test_open_with_wrong_ranks_is_refused(node: Node, layouts: list[Layout]) -> 
     node.attach(*layouts[:2])
     answer = node.open(layouts)
     assert isinstance(answer, Rejection) and answer.reason == "no_layout"
+
+
+@pytest.mark.parametrize("granted", [{"max_bytes": 1}, {"num_tokens": 32}], ids=["bytes", "tokens"])
+def test_open_beyond_its_grant_is_refused(node: Node, granted: dict[str, int]) -> None:
+    node.attach(hybrid())
+    node.grant(**granted)
+    answer = node.open([hybrid()])
+    assert isinstance(answer, Rejection) and answer.reason == "protocol"
+
+
+def test_open_with_wrong_object_sizes_is_refused(node: Node) -> None:
+    node.attach(hybrid())
+    answer = node.open([hybrid()], sizes=[1, 2, 3])
+    assert isinstance(answer, Rejection) and answer.reason == "protocol"
 
 
 @pytest.mark.parametrize("has_come", [False, True])
