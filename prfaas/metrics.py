@@ -218,11 +218,6 @@ FLEET_STALE = _gauge("prfaas_router_fleet_stale", "1 while no manager has answer
 ENGINE_SILENCES = _counter(
     "prfaas_router_engine_silences", "Times an engine stopped to answer health checks.", ("instance",)
 )
-BREAKERS_OPENED = _counter(
-    "prfaas_router_breakers_opened",
-    "Times a circuit breaker opened after repeated failures of an engine.",
-    ("instance",),
-)
 
 MANAGER_NODES = _gauge("prfaas_manager_nodes", "Live nodes that this manager knows.", ("cluster",))
 THRESHOLD_TOKENS = _gauge(

@@ -189,7 +189,6 @@ class Instance:
     def failed_leg(self, reason: str) -> None:
         """Note a request that it took and did not answer."""
         if self.breaker.failed(time.monotonic()):
-            metrics.BREAKERS_OPENED.labels(instance=self.address.name).inc()
             _log.warning("instance.breaker_opened", instance=self.address.name, reason=reason, seconds=BREAKER_SECONDS)
 
     def state(self, *, is_last_resort: bool = False) -> InstanceState:

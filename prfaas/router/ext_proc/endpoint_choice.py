@@ -12,7 +12,7 @@ from prfaas.router.http.admission import Client, RequestAdmission
 from prfaas.router.http.proxy import check_path
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER, SESSION_HEADER, session_of
 from prfaas.router.openai.request import BYTES_PER_TOKEN, ENDPOINTS, parse, prepare_forwarded
-from prfaas.router.routing.decide import RoutePlan
+from prfaas.router.routing.plan import RoutePlan
 from prfaas.router.routing.record import RequestRecord, RequestRecords
 from prfaas.router.routing.serve import NoEngineReady, RequestHandler
 from prfaas.scheduler.placement import choose_instance

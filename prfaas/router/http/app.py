@@ -32,6 +32,16 @@ from prfaas.router.routing.manager_client import DecisionClient
 from prfaas.router.routing.record import CLIENT_GONE, RequestRecord, RequestRecords, outcome_of_status
 from prfaas.router.routing.serve import NoEngineReady, RequestHandler, stream_response
 
+SPAN_FIELDS = (
+    "route",
+    "reason",
+    "decided_by",
+    "num_prompt_tokens",
+    "transfer_id",
+    "fallback",
+    "status",
+    "ttft_seconds",
+)
 REFUSALS = (
     BadRequest,
     PathRefused,
@@ -120,7 +130,8 @@ class Router:
                 return await self._in_time(self._answer(request, endpoint, record), record)
             finally:
                 if span.traceparent:
-                    span.note(**record.attributes())
+                    summary = record.summary()
+                    span.note(**{name: summary.get(name) for name in SPAN_FIELDS})
 
     async def _in_time(self, answer: Awaitable[web.StreamResponse], record: RequestRecord) -> web.StreamResponse:
         try:

@@ -115,27 +115,21 @@ class BodyBudget:
                 del latest[next(iter(latest))]
         return HeldBody(self, clients)
 
-    def take(self, clients: Sequence[str], num_bytes: int) -> None:
-        """Count more bytes of a body that is on its way.
+    def count(self, clients: Sequence[str], *, held: int = 0, coming: int = 0) -> None:
+        """Add to the bytes in memory, and to the part of them whose bodies are not complete."""
+        self._num_bytes += held
+        for counter, num_bytes in ((self._held, held), (self._coming, coming)):
+            for client in clients:
+                counter[client] += num_bytes
+                if not counter[client]:
+                    del counter[client]
+
+    def check_room(self, clients: Sequence[str], num_bytes: int) -> None:
+        """Check that a body may have so many bytes more.
 
         Raises:
             AdmissionRefused: there are too many.
         """
-        self._check_room(clients, num_bytes)
-        self._num_bytes += num_bytes
-        _add(self._held, clients, num_bytes)
-        _add(self._coming, clients, num_bytes)
-
-    def complete(self, clients: Sequence[str], num_bytes: int) -> None:
-        """Note that a body of so many bytes is complete."""
-        _add(self._coming, clients, -num_bytes)
-
-    def release(self, clients: Sequence[str], num_bytes: int) -> None:
-        """Stop counting a complete body."""
-        self._num_bytes -= num_bytes
-        _add(self._held, clients, -num_bytes)
-
-    def _check_room(self, clients: Sequence[str], num_bytes: int) -> None:
         if self._num_bytes + num_bytes > self._total_bytes:
             reason = "body_bytes"
         elif any(
@@ -153,13 +147,6 @@ class BodyBudget:
     def _is_alone(client: str, latest: Mapping[str, float]) -> bool:
         since = time.monotonic() - LONE_SECONDS
         return all(name == client or at < since for name, at in latest.items())
-
-
-def _add(counter: Counter[str], clients: Sequence[str], num_bytes: int) -> None:
-    for client in clients:
-        counter[client] += num_bytes
-        if not counter[client]:
-            del counter[client]
 
 
 class HeldBody:
@@ -180,13 +167,13 @@ class HeldBody:
     def release(self) -> None:
         """Stop counting the body, which nobody needs any more."""
         self.complete()
-        self._budget.release(self._clients, self._num_bytes)
+        self._budget.count(self._clients, held=-self._num_bytes)
         self._num_bytes = 0
 
     def complete(self) -> None:
         """Note that the whole body has come."""
         if not self._is_complete:
-            self._budget.complete(self._clients, self._num_bytes)
+            self._budget.count(self._clients, coming=-self._num_bytes)
             self._is_complete = True
 
     async def read(self, request: web.Request) -> bytes:
@@ -224,7 +211,8 @@ class HeldBody:
         """
         if self._num_bytes + num_bytes > MAX_BODY_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, self._num_bytes + num_bytes)
-        self._budget.take(self._clients, num_bytes)
+        self._budget.check_room(self._clients, num_bytes)
+        self._budget.count(self._clients, held=num_bytes, coming=num_bytes)
         self._num_bytes += num_bytes
 
 

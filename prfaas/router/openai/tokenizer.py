@@ -92,9 +92,8 @@ class Tokenizer:
     ) -> TokenizedPrompt | None:
         form, earlier = conversation.form, self._cache.earlier(conversation)
         guess = await self._guess(instance, request, form=form, earlier=earlier) if earlier is not None else None
-        if guess is not None and not form.is_due:
-            prompt: TokenizedPrompt | None = TokenizedPrompt(guess)
-        else:
+        prompt = TokenizedPrompt(guess) if guess is not None and not form.is_due else None
+        if prompt is None:
             prompt = await self._tokenize_whole(instance, request)
             if prompt is None:
                 return None

@@ -5,70 +5,21 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from prfaas import grants, tracing
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet, Instance
 from prfaas.router.openai.tokenizer import TokenizedPrompt
-from prfaas.router.routing.manager_client import DecisionClient, RoutingRequest
-from prfaas.scheduler.route import Decision, route
-from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+from prfaas.router.routing.manager_client import DecisionClient
+from prfaas.router.routing.plan import RoutePlan, RoutingRequest
+from prfaas.scheduler.route import route
+from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import AgentName, TransferId
 
 MAX_SESSIONS = 100_000  # About 20 MB. The least recently used session is dropped first.
 MAX_TRANSFER_BYTES = 64 << 30
-
-
-@dataclass(frozen=True)
-class RoutePlan:
-    """Decision for one request, and what its execution needs. A remote route has `transfer_id` and `grant`.
-
-    `decision_id` identifies a manager's decision: its page `/decisions/<id>` has the snapshot.
-    `is_alone`: no manager answered, so the router decided.
-    """
-
-    decision: Decision
-    facts: RequestFacts
-    snapshot: Snapshot
-    decided_by: str = "router"
-    decision_id: str = ""
-    transfer_id: TransferId | None = None
-    grant: str = ""
-    fell_back: bool = False
-    is_alone: bool = False
-
-    @property
-    def promised_tokens(self) -> int:
-        """Return the tokens that the manager expects to be cached on the instance that prefills."""
-        return self.facts.num_cached_tokens if self.decided_by == "manager" and not self.fell_back else 0
-
-    @property
-    def is_remote(self) -> bool:
-        """Return whether both legs are to be sent."""
-        return self.decision.route == "remote" and not self.fell_back
-
-    def fallen_back(self) -> RoutePlan:
-        """Return the plan for the same decode instance without the prefill leg."""
-        return replace(self, fell_back=True)
-
-    def summary(self) -> dict[str, Any]:
-        """Return the fields for the request's log line."""
-        return {
-            "route": self.decision.route,
-            "reason": self.decision.reason,
-            "decode": self.decision.decode,
-            "prefill": self.decision.prefill,
-            "decided_by": self.decided_by,
-            "decision_id": self.decision_id or None,
-            "num_prompt_tokens": self.facts.num_prompt_tokens,
-            "num_cached_tokens": self.facts.num_cached_tokens,
-            "counted": self.facts.counted,
-            "obstacle": self.facts.obstacle,
-            "transfer_id": self.transfer_id.hex() if self.transfer_id else None,
-        }
 
 
 class DecisionMaker:
@@ -98,11 +49,9 @@ class DecisionMaker:
         identity = self._fleet[own.decode].identity
         chain = _hash_chain(identity, request.prompt, request.tenant)
         if self._manager is not None:
-            made = await self._manager.decide(identity, chain, request)
+            made = await self._manager.decide(identity, chain, request, snapshot)
             if made is not None:
-                facts = replace(request.facts, num_cached_tokens=made.cached_tokens, caches_known=made.caches_known)
-                grant = grants.to_text(made.grant) if made.grant else ""
-                return RoutePlan(made.decision, facts, snapshot, "manager", made.decision_id, made.transfer_id, grant)
+                return made
             # Instances may have left during the wait, so the router decides from a new snapshot.
             snapshot = self._fleet.snapshot(request.model, excluded=request.facts.excluded, is_alone=True)
             own = route(snapshot, request.facts)

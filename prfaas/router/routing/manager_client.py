@@ -3,62 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import replace
 
-from prfaas import logs, metrics
+from prfaas import grants, logs, metrics
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet, StandalonePolicy, addresses_of
 from prfaas.router.engines.stored_fleet import StoredFleet, read, write
-from prfaas.router.openai.tokenizer import TokenizedPrompt
+from prfaas.router.routing.plan import RoutePlan, RoutingRequest
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
-from prfaas.scheduler.snapshot import RequestFacts
+from prfaas.scheduler.snapshot import Snapshot
 from prfaas.types import InstanceId, TransferId
 
-REQUEST_ID_BYTES = 8
 FETCH_SECONDS = 10.0  # Longest wait for a prefix from another node. Afterwards the prefix is computed.
 REFUSED_SECONDS = 2.0  # Pause after a manager has refused the router.
 REPORT_SECONDS = 1.0
 MAX_REPORTS = 4096  # Beyond it the oldest report is dropped.
 MAX_ROUNDS = 2  # A second request states the hashes that the first response asked for.
 _log = logs.get("router.manager")
-
-
-@dataclass(frozen=True)
-class RoutingRequest:
-    """Request as decisions see it. Without a `prompt` its tokens do not matter. `tenant` salts its hashes.
-
-    `request_id` identifies the request at the managers, however often it is decided.
-    """
-
-    facts: RequestFacts
-    model: str | None
-    prompt: TokenizedPrompt | None = None
-    session: str = ""
-    tenant: str = ""
-    request_id: bytes = field(default_factory=partial(secrets.token_bytes, REQUEST_ID_BYTES))
-
-
-@dataclass(frozen=True)
-class ManagerDecision:
-    """Decision of a manager, with a grant for a remote route.
-
-    `cached_tokens` are usable on the instance that prefills. `caches_known` is as in `RequestFacts`.
-    """
-
-    decision: Decision
-    cached_tokens: int
-    caches_known: bool = True
-    decision_id: str = ""
-    transfer_id: TransferId | None = None
-    grant: bytes | None = None
 
 
 class DecisionClient:
@@ -149,8 +116,10 @@ class DecisionClient:
         metrics.FLEET_STALE.set(0)
         self._store()
 
-    async def decide(self, model: str, chain: HashChain, routing: RoutingRequest) -> ManagerDecision | None:
-        """Return the manager's decision; None if no manager answers in time or knows the model."""
+    async def decide(
+        self, model: str, chain: HashChain, routing: RoutingRequest, snapshot: Snapshot
+    ) -> RoutePlan | None:
+        """Return the plan of the manager's decision; None if no manager answers in time or knows the model."""
         unavailable = [instance.address.name for instance in self._fleet if not instance.is_available]
         request = pb.RouteRequest(
             model=model,
@@ -177,7 +146,8 @@ class DecisionClient:
         except (ManagerUnreachable, IndexRefusal) as error:
             _log.warning("manager.decision_missing", error=str(error))
             return None
-        return self._read(request.request_id, response, await self._fetch(model, chain, response))
+        fetched_tokens = await self._fetch(model, chain, response)
+        return self._read(routing, snapshot, response, fetched_tokens)
 
     async def _fetch(self, model: str, chain: HashChain, response: pb.RouteResponse) -> int:
         """Copy the prefix that the decision asks for. Return the tokens copied; 0 if the rest must be computed."""
@@ -211,12 +181,20 @@ class DecisionClient:
         except IndexRefusal:
             return "refused"
 
-    def _read(self, request_id: bytes, response: pb.RouteResponse, fetched_tokens: int) -> ManagerDecision | None:
-        """Return the decision in a response; None if it has a newer manager's reason or names unknown instances."""
+    def _read(
+        self, routing: RoutingRequest, snapshot: Snapshot, response: pb.RouteResponse, fetched_tokens: int
+    ) -> RoutePlan | None:
+        """Return the plan in a response; None if it has a newer manager's reason or names unknown instances."""
         if response.reason not in EXPLANATIONS:
             return None
+        facts = replace(
+            routing.facts,
+            num_cached_tokens=max(response.cached_tokens, fetched_tokens),
+            caches_known=not response.layout_unknown,
+        )
         if response.route == "refused":
-            return ManagerDecision(Decision("refused", response.reason), 0, decision_id=request_id.hex())
+            decision = Decision("refused", response.reason)
+            return RoutePlan(decision, facts, snapshot, "manager", routing.request_id.hex())
         is_remote = response.route == "remote"
         decision = Decision(
             "remote" if is_remote else "local",
@@ -226,13 +204,14 @@ class DecisionClient:
         )
         if any(name is not None and name not in self._fleet for name in (decision.decode, decision.prefill)):
             return None
-        return ManagerDecision(
+        return RoutePlan(
             decision,
-            max(response.cached_tokens, fetched_tokens),
-            caches_known=not response.layout_unknown,
-            decision_id=request_id.hex(),
-            transfer_id=TransferId(response.transfer_id) if is_remote else None,
-            grant=response.grant if is_remote else None,
+            facts,
+            snapshot,
+            "manager",
+            routing.request_id.hex(),
+            TransferId(response.transfer_id) if is_remote else None,
+            grants.to_text(response.grant) if is_remote else "",
         )
 
     async def close(self) -> None:

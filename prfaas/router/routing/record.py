@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from prfaas import logs, metrics
 from prfaas.router.engines.legs import LegFailed
-from prfaas.router.routing.decide import RoutePlan
+from prfaas.router.routing.plan import RoutePlan
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import explain
 from prfaas.transfer_report import ReceivedReport, fallback_params
@@ -25,16 +25,6 @@ Outcome = Literal["completed", "fell_back", "refused", "failed", "broken", "canc
 _COUNT = re.compile(rb'"(prompt|completion)_tokens":\s*(\d+)')  # Only the usage has this form: texts escape quotes.
 _COUNT_BYTES = 64  # End of a chunk in which a count may have begun.
 _EVENT = b"data: {"  # Start of each event of a stream but the last.
-_SPAN_FIELDS = (
-    "route",
-    "reason",
-    "decided_by",
-    "num_prompt_tokens",
-    "transfer_id",
-    "fallback",
-    "status",
-    "ttft_seconds",
-)
 _log = logs.get("router")
 
 
@@ -211,11 +201,6 @@ class RequestRecord:
             "ttft_seconds": self.ttft_seconds,
             "tpot_seconds": self.tpot_seconds,
         }
-
-    def attributes(self) -> dict[str, str | int | float | bool | None]:
-        """Return the attributes of the tracing span."""
-        summary = self.summary()
-        return {name: summary.get(name) for name in _SPAN_FIELDS}
 
     def publish(self) -> None:
         """Count the request, and write its log line."""

@@ -19,8 +19,8 @@ from prfaas.router.engines.fleet import EngineSilent, Fleet, Instance
 from prfaas.router.engines.legs import UNREACHABLE, EngineResponse, LegClient, LegFailed, SentLeg
 from prfaas.router.openai.request import PATHS, ParsedRequest, error_body, nixl_prefill_body, with_transfer_params
 from prfaas.router.openai.tokenizer import TokenizedPrompt, Tokenizer
-from prfaas.router.routing.decide import DecisionMaker, RoutePlan
-from prfaas.router.routing.manager_client import RoutingRequest
+from prfaas.router.routing.decide import DecisionMaker
+from prfaas.router.routing.plan import RoutePlan, RoutingRequest
 from prfaas.router.routing.record import RequestRecord
 from prfaas.scheduler.route import EXPLANATIONS, Decision
 from prfaas.scheduler.snapshot import RequestFacts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Literal
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -13,17 +13,26 @@ from aiohttp import web
 
 from prfaas import logs, metrics
 from prfaas.router.engines.fleet import Instance, InstanceAddress
-from prfaas.router.engines.legs import LegClient
+from prfaas.router.engines.legs import EngineResponse, LegClient, LegFailed
 from prfaas.router.http.app import REFUSALS, error_response, metrics_response, refusal_response, timeout_response
 from prfaas.router.http.proxy import Proxy
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER, request_id_of
-from prfaas.router.openai.request import MAX_BODY_BYTES, PARAMS_FIELD, PATHS, RESPONSES_PATH, parse_object
+from prfaas.router.openai.request import (
+    ENDPOINTS,
+    MAX_BODY_BYTES,
+    PARAMS_FIELD,
+    PATHS,
+    RESPONSES_PATH,
+    ParsedRequest,
+    nixl_prefill_body,
+    parse_object,
+    with_transfer_params,
+)
 from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.routing.record import RequestRecord
 from prfaas.router.routing.serve import stream_response
 from prfaas.router.server import engine_session, follow_certificates, serve_app
 from prfaas.router.sidecar.config import SidecarConfig
-from prfaas.router.sidecar.handover import Handover, SidecarRequest
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
 from prfaas.transport.net.tls_proxy import tls_proxy_for
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
@@ -45,11 +54,12 @@ class Sidecar:
         Raises:
             ConfigError: `prefill_hosts` has an entry that is no network.
         """
-        engine = _instance("engine", config.engine_url, role="decode")
-        legs = LegClient(session, prefill_seconds=PREFILL_SECONDS)
+        self._engine = _instance("engine", config.engine_url, role="decode")
         self._scheme = urlsplit(config.engine_url).scheme
-        self._handover = Handover(config, engine, legs, Tokenizer(session))
-        self._proxy = Proxy(lambda model: engine, session, _FORWARDED_HEADERS, REFUSED_FIELDS)
+        self._protocol = config.protocol
+        self._legs = LegClient(session, prefill_seconds=PREFILL_SECONDS)
+        self._tokenizer = Tokenizer(session)
+        self._proxy = Proxy(lambda model: self._engine, session, _FORWARDED_HEADERS, REFUSED_FIELDS)
         self._allowed = AllowList(config.prefill_hosts)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -71,6 +81,7 @@ class Sidecar:
             return timeout_response(REQUEST_SECONDS)
 
     async def _hand_over(self, request: web.Request, host: str) -> web.StreamResponse:
+        """Answer with the decode engine's response. It computes the prompt itself if the hand-over fails."""
         raw = await request.read()
         record = RequestRecord(request_id_of(request.headers.get("x-request-id")))
         headers = {"Content-Type": "application/json", "X-Request-Id": record.request_id}
@@ -78,9 +89,48 @@ class Sidecar:
             headers["Authorization"] = request.headers["Authorization"]
         body = parse_object(raw, refused=REFUSED_FIELDS)
         prefill = _instance(host, f"{self._scheme}://{host}", role="prefill")
-        grant = request.headers.get(GRANT_HEADER, "")
-        response = await self._handover.open(SidecarRequest(request.path, raw, body, headers, grant), prefill)
+        try:
+            if self._protocol == "prfaas":
+                grant = request.headers.get(GRANT_HEADER, "")
+                response = await self._send_both(prefill, request.path, raw, body, headers, grant=grant)
+            else:
+                response = await self._send_nixl(prefill, request.path, raw, body, headers)
+            metrics.SIDECAR_REQUESTS.labels(outcome="disaggregated").inc()
+        except LegFailed as failure:
+            if failure.reason == "decode_unreachable":
+                metrics.SIDECAR_REQUESTS.labels(outcome="failed").inc()
+                raise
+            _log.warning("prefill.failed", prefill=host, reason=failure.reason, message=str(failure))
+            failure.without_traceback()
+            metrics.SIDECAR_REQUESTS.labels(outcome="fell_back").inc()
+            response = await self._legs.decode(self._engine, request.path, raw, headers)
         return await stream_response(request, response, record)
+
+    async def _send_nixl(
+        self, prefill: Instance, path: str, raw: bytes, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> EngineResponse:
+        """Send the prefill leg, and then the decode leg."""
+        params = await self._legs.prefill_nixl(prefill, nixl_prefill_body(path, body), headers, path=path)
+        return await self._legs.decode(self._engine, path, with_transfer_params(raw, params), headers)
+
+    async def _send_both(
+        self, prefill: Instance, path: str, raw: bytes, body: dict[str, Any], headers: Mapping[str, str], *, grant: str
+    ) -> EngineResponse:
+        """Send both legs at once, over one list of token ids, under the gateway's grant."""
+        endpoint = ENDPOINTS.get(path)
+        if not grant or endpoint is None:
+            reason = "x-prfaas-grant is missing" if endpoint else f"{path} cannot be handed over"
+            raise LegFailed("prefill", "prefill_without_transfer", reason)
+        parsed = ParsedRequest(endpoint, body, raw)
+        prompt = None if parsed.obstacle() else await self._tokenizer.prompt(self._engine, parsed)
+        if prompt is None or len(prompt.token_ids) < 2:
+            raise LegFailed("prefill", "prefill_without_transfer", "one list of token ids cannot name its KV")
+        prefill_body = parsed.prefill_body(prompt.token_ids, grant, promised_tokens=0)
+        decode_body = parsed.decode_body(prompt.token_ids, grant, rendered=prompt.rendered)
+        return await self._legs.both(
+            asyncio.create_task(self._legs.prefill(prefill, prefill_body, headers)),
+            asyncio.create_task(self._legs.decode(self._engine, path, decode_body, headers)),
+        )
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Forward any other request to the engine."""

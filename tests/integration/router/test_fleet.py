@@ -15,8 +15,9 @@ from prfaas.router.engines.fleet import Fleet, Instance
 from prfaas.router.engines.legs import LegClient, LegFailed
 from prfaas.router.openai.tokenizer import TokenizedPrompt
 from prfaas.router.routing.decide import DecisionMaker
-from prfaas.router.routing.manager_client import DecisionClient, ManagerDecision, RoutingRequest
-from prfaas.scheduler.snapshot import RequestFacts
+from prfaas.router.routing.manager_client import DecisionClient
+from prfaas.router.routing.plan import RoutePlan, RoutingRequest
+from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.types import InstanceId
 
 
@@ -87,7 +88,9 @@ class _ManagerDuringDeparture(DecisionClient):
     def __init__(self, fleet: Fleet, remaining: Instance) -> None:
         self._fleet, self._remaining = fleet, remaining
 
-    async def decide(self, model: str, chain: HashChain, routing: RoutingRequest) -> ManagerDecision | None:
+    async def decide(
+        self, model: str, chain: HashChain, routing: RoutingRequest, snapshot: Snapshot
+    ) -> RoutePlan | None:
         self._fleet.update([self._remaining.address])
         return None
 
