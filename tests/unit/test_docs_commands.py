@@ -104,21 +104,27 @@ def _is_on_this_machine(words: Sequence[str]) -> None:
     assert shutil.which(words[0])
 
 
-def _applies(words: Sequence[str]) -> None:
-    """kubectl: a folder with a kustomization, or a name that a manifest asks for."""
-    manifests = "".join(file.read_text() for file in ROOT.glob("deploy/kubernetes*/*.yaml"))
-    if "apply" in words:
-        assert (ROOT / words[words.index("-k") + 1] / "kustomization.yaml").exists()
-    elif "secret" in words:
-        name, key = words[words.index("generic") + 1], words[-1].removeprefix("--from-file=").partition("=")[0]
-        assert f"secretName: {name}" in manifests
-        assert f"/{key.replace('node-1', '$(NODE)')}" in manifests
-    elif "label" in words:
-        name, value = words[-1].split("=")
-        assert f'nodeSelector: {{{name}: "{value}"}}' in manifests
+def _names_secrets(words: Sequence[str]) -> None:
+    """The chart asks for a Secret or a label of this name, or the namespace has it."""
+    chart = "".join(file.read_text() for file in (ROOT / "deploy/helm").rglob("*.yaml"))
+    if "secret" in words:
+        name = words[words.index("generic") + 1].removeprefix("west-")
+        assert f'"{name.removesuffix("-tls")}"' in chart or f": {name}" in chart
+        for word in words:
+            key = word.removeprefix("--from-file=").partition("=")[0]
+            assert not word.startswith("--from-file=") or f"/{key}" in chart
+    elif "label" in words and "node" in words:
+        key, value = words[-1].split("=")
+        assert f"nodeSelector: {{{key}: " in chart and f"name: {value}" in chart
     else:
-        assert words[1:3] == ["create", "namespace"]
-        assert f"namespace: {words[3]}\n" in manifests
+        assert "namespace" in words
+
+
+def _installs_chart(words: Sequence[str]) -> None:
+    """The chart and its files of values exist."""
+    assert words[1] == "install" and (ROOT / words[3] / "Chart.yaml").exists()
+    for flag, value in itertools.pairwise(words):
+        assert flag != "--values" or value.startswith("my-") or (ROOT / value).exists()
 
 
 def _starts_unit(words: Sequence[str]) -> None:
@@ -145,7 +151,8 @@ WAYS: dict[str, Callable[[Sequence[str]], None]] = {
     "python": _runs_python,
     "python3": _runs_python,
     "podman": _names_files,
-    "kubectl": _applies,
+    "helm": _installs_chart,
+    "kubectl": _names_secrets,
     "systemctl": _starts_unit,
     "useradd": _makes_user,
     "vllm": _serves_a_model,
@@ -234,7 +241,7 @@ def test_a_command_within_a_sentence_is_one_that_its_program_knows() -> None:
         "curl http://10.0.1.1:8080/v1/completion",
         "python -m tools.wam regional",
         "python -m tools.wan nowhere",
-        "kubectl apply -k deploy/kubernete",
+        "helm install west deploy/helms",
         "kubectl -n prfaas create secret generic prfaas-secrets --from-file=secret=/etc/prfaas/secret",
         "systemctl enable --now prfaas-agents",
         "cp deploy/systemd/none.service /etc",
