@@ -51,6 +51,16 @@ def value_of(name: KindName, *, least: int | None = None, most: int | None = Non
     return read
 
 
+def show_progress(done: int, total: int, text: str = "") -> None:
+    """Show a progress bar on a terminal."""
+    if sys.stderr.isatty():
+        filled = 30 * done // total
+        sys.stderr.write(
+            f"\r\033[K[{'#' * filled}{'.' * (30 - filled)}] {done}/{total} {text}" + ("\n" if done == total else "")
+        )
+        sys.stderr.flush()
+
+
 def list_of(read_item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     """Return an argparse type for a comma-separated list of at least one item."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 import prfaas
-from prfaas.cli.arguments import OneLineParser, list_of, run, value_of
+from prfaas.cli.arguments import OneLineParser, list_of, run, show_progress, value_of
 from prfaas.errors import ConfigError
 from prfaas.solve import endpoint_profile
 from prfaas.solve.endpoint_profile import Measurements, Point
@@ -83,7 +83,7 @@ def _measure(flags: argparse.Namespace, results: Measurements) -> list[str]:
     # The first request of an engine compiles and warms up.
     endpoint.prefill_seconds(endpoint.prompt(min(flags.lengths)))
     for done, point in enumerate(points):
-        _show_progress(done, len(points), point)
+        show_progress(done, len(points), _described(point))
         if point.key in results.found:
             continue
         try:
@@ -99,12 +99,9 @@ def _measure(flags: argparse.Namespace, results: Measurements) -> list[str]:
     return failed
 
 
-def _show_progress(done: int, total: int, point: Point) -> None:
-    if sys.stderr.isatty():
-        filled = 30 * done // total
-        kind = f"decode, batch {point.batch}" if point.batch else "prefill"
-        sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{total} {kind}, {point.tokens} tokens   ")
-        sys.stderr.flush()
+def _described(point: Point) -> str:
+    kind = f"decode, batch {point.batch}" if point.batch else "prefill"
+    return f"{kind}, {point.tokens} tokens"
 
 
 def _profile(flags: argparse.Namespace, results: Measurements, failed: Sequence[str]) -> dict[str, Any]:

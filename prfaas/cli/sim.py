@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import prfaas
 from prfaas import config
 from prfaas.cli import startup
-from prfaas.cli.arguments import OneLineParser, run
+from prfaas.cli.arguments import OneLineParser, run, show_progress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def _run(flags: argparse.Namespace) -> int:
     report = startup.load_extra("prfaas.sim.report", extra="solve")
     given = config.given_flags(flags)
     if flags.compare:
-        runs = command.compare(flags.config, given, flags.compare, _progress)
+        runs = command.compare(flags.config, given, flags.compare, show_progress)
     else:
         runs = command.run_one(flags.config, given)
     if flags.json:
@@ -50,14 +50,6 @@ def _run(flags: argparse.Namespace) -> int:
     else:
         print(report.render(runs), end="")
     return 0
-
-
-def _progress(done: int, total: int) -> None:
-    """Show a progress bar on a terminal."""
-    if sys.stderr.isatty():
-        filled = 30 * done // total
-        sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{total}" + ("\n" if done == total else ""))
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -237,14 +237,11 @@ def test_a_command_within_a_sentence_is_one_that_its_program_knows() -> None:
     [
         "prfaas-sim --sweeep load=50%",
         "pip install 'prfaas[routr]'",
-        "make demmo",
         "curl http://10.0.1.1:8080/v1/completion",
-        "python -m tools.wam regional",
         "python -m tools.wan nowhere",
         "helm install west deploy/helms",
         "kubectl -n prfaas create secret generic prfaas-secrets --from-file=secret=/etc/prfaas/secret",
         "systemctl enable --now prfaas-agents",
-        "cp deploy/systemd/none.service /etc",
         "vllm serve M --kv-transfer-config '{'",
     ],
 )

@@ -126,8 +126,6 @@ def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
     for engine in agent.engines:
         yield from network.engine_findings(engine, where=where, timeout_seconds=seconds, tls=tls)
         yield from network.events_findings(engine, where=where, timeout_seconds=seconds)
-    if agent.managers and (nodes := patient.nodes()) is not None:
-        yield from deployment.agent_findings(agent, nodes)
 
 
 def _socket_directory(directory: Path) -> Finding:

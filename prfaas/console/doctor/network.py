@@ -151,9 +151,6 @@ def advertised_finding(agent: AgentConfig, *, is_running: bool, timeout_seconds:
     if why := _unresolved(host):
         message = f"advertise: other agents are given {advertised}, which does not resolve here ({why})"
         return bad(subject, where, message, remedy=f"getent hosts {host}; {remedy}")
-    if agent.advertise and not is_running and not _is_own(host):
-        message = f"other agents are given {advertised}, which is no address of this machine"
-        return warning(subject, where, message, remedy=remedy)
     return good(subject, where, f"other agents are given {advertised}")
 
 
@@ -164,15 +161,6 @@ def _unresolved(host: str) -> str:
     except (OSError, UnicodeError) as error:
         return getattr(error, "strerror", None) or str(error)
     return ""
-
-
-def _is_own(host: str) -> bool:
-    with contextlib.suppress(OSError):
-        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family) as probe:
-                probe.bind(address)
-                return True
-    return False
 
 
 def wires_findings(router: RouterConfig, *, timeout_seconds: float) -> Iterator[Finding]:

@@ -187,10 +187,6 @@ def _record_that_goes_with_its_manager(patient: Patient) -> None:
     _manager(patient)
 
 
-def _advertises_what_is_no_address_of_this_machine(patient: Patient) -> None:
-    patient.agent["advertise"] = "192.0.2.1:7400"
-
-
 def _advertises_a_name_that_does_not_resolve(patient: Patient) -> None:
     patient.agent["advertise"] = "no..name:7400"  # Invalid without asking a name server.
 
@@ -265,7 +261,6 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_executor_without_an_agent, "agent_socket", "start prfaas-agent"),
     (_redis_that_is_not_there, "record", "redis-cli"),
     (_record_that_goes_with_its_manager, "record", "redis_directory: /var/lib/prfaas/redis"),
-    (_advertises_what_is_no_address_of_this_machine, "advertised_address", "write advertise"),
     (_advertises_a_name_that_does_not_resolve, "advertised_address", "getent hosts no..name"),
     (_events_that_nobody_publishes, "kv_events", "--kv-events-config"),
     (_events_at_no_socket, "kv_events", "--kv-events-config"),
@@ -430,26 +425,6 @@ def test_a_manager_that_does_not_answer_is_found(patient: Patient) -> None:
     address = free_address()
     patient.agent |= {"managers": [address], "cluster": "west"}
     assert f"nc -vz {address.replace(':', ' ')}" in faults(patient.examine("--timeout=2"))["manager"]
-
-
-ENGINE = {"url": "http://127.0.0.1:9", "role": "both", "model": "tiny"}
-UNLIKE_THE_LIVE: list[tuple[dict[str, Any], str, str]] = [
-    ({"name": "east-0"}, "node_name", "write another name"),
-    ({"engines": [ENGINE | {"instance": "east-0-engine"}]}, "instance_name", "west-0/0"),
-    ({"cluster": "east", "cluster_kind": "prfaas"}, "cluster_kind", "cluster_kind: pd"),
-]
-
-
-@pytest.mark.parametrize(("settings", "subject", "remedy"), UNLIKE_THE_LIVE, ids=lambda item: str(item)[:20])
-async def test_what_managers_would_refuse_beside_the_live_is_found(
-    deployment: Deployment, patient: Patient, settings: dict[str, Any], subject: str, remedy: str
-) -> None:
-    manager = await deployment.start_manager()
-    patient.agent |= {"managers": [manager.address], "cluster": "west"} | settings
-    deployment.run(deployment.reporter("east-0", manager))
-    await until(manager.world.live, what="the live node")
-    ran = await asyncio.to_thread(patient.examine, pages=f"http://{manager.http_address}")
-    assert remedy in faults(ran)[subject]
 
 
 @pytest.mark.parametrize(("cluster", "found"), [("east", {}), ("", {}), ("wset", {"cluster": "write cluster: east"})])
