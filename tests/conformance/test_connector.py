@@ -299,7 +299,7 @@ def test_a_decode_leg_with_prompt_log_probabilities_releases_its_transfer(
 @pytest.mark.parametrize("direction", ["do_remote_prefill", "do_remote_decode"])
 def test_other_connectors_see_no_direction_of_a_request_with_a_grant(engines: ScheduledEngines, direction: str) -> None:
     """NixlConnector under MultiConnector would take it for its own, and stop the engine if the transfer fails."""
-    engine, prompt = engines.decoder("dense"), prompt_of(23, LENGTH)
+    engine, prompt = engines.decoder("dense", **REUSES_SHORT_ONES), prompt_of(23, LENGTH)
     foreign = {direction: True, "remote_engine_id": "e"}
     engine.submit("ours", prompt, {direction: True, "prfaas_grant": "no grant", "more": 1}, answer_tokens=1)
     engine.submit("theirs", prompt, foreign, answer_tokens=1)
@@ -308,8 +308,13 @@ def test_other_connectors_see_no_direction_of_a_request_with_a_grant(engines: Sc
     assert engine.parameters("ours") == {"prfaas_grant": "no grant", "more": 1}
     assert engine.parameters("theirs") == foreign
     engines.run_until_finished(["ours", "theirs"])
-    assert engine.told.outcomes == {f"{'receive' if 'prefill' in direction else 'send'} no_grant": 1}
+    is_prefill = direction == "do_remote_prefill"
     engines.assert_nothing_is_left()
+    assert engine.told.outcomes == {
+        f"{'receive' if is_prefill else 'send'} no_grant": 1,
+        "reuse no_prefix": 1 if is_prefill else 2,  # No prefix of the pool replaces KV of another connector.
+        "store completed": 2,
+    }
 
 
 def test_the_first_of_several_answers_takes_the_transfer(engines: ScheduledEngines) -> None:

@@ -17,7 +17,6 @@ from prfaas.agent.engine.ring import RING_ENTRIES, EntryKind, RingEntry, RingWri
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.metadata import Load, Save, SlotSpan, Step
 from prfaas.connector.worker.copy_cuda import copier_for
-from prfaas.connector.worker.copy_host import Copier
 from prfaas.connector.worker.worker import CopyResults, WorkerSide
 from tests.support.agent_nodes import NUM_TOKENS, Nodes, load_and_finish, prefill_leg, prompt_of, receiving, sending
 from tests.support.fake_engine import SHAPES, memory_of
@@ -50,34 +49,6 @@ def _fill(ring: RingWriter | None) -> None:
     ring._counters[0] += RING_ENTRIES
     os.eventfd_write(ring.event_fd, 1)
     assert not ring.push(RingEntry(EntryKind.FORWARD_ENDED, handle=1))
-
-
-def test_a_copier_is_kept_until_the_worker_attaches_to_a_new_agent(mortal_nodes: Nodes) -> None:
-    """On a GPU each copier pins memory on the model's thread."""
-    made: list[Copier] = []
-
-    def make(client: AgentClient) -> Copier:
-        made.append(copier_for(client, device=torch.device("cpu")))
-        return made[-1]
-
-    memory = memory_of(SHAPES["dense"])
-    client = AgentClient(str(mortal_nodes.west.socket), instance="counted", role="worker", layout=memory.layout)
-    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=make)
-    os.kill(mortal_nodes.west.child.process.pid, signal.SIGKILL)
-    mortal_nodes.west.child.process.wait()
-    worker.begin_step(Step(epoch=0))
-    assert len(made) == 1
-    mortal_nodes.kill_agent("west")
-
-    def has_taken_the_new_one() -> bool:
-        worker.begin_step(Step(epoch=0))
-        return len(made) == 2
-
-    wait_until(has_taken_the_new_one, what="the new agent")
-    for _ in range(5):  # The scheduler has not attached to the new agent yet.
-        worker.begin_step(Step(epoch=0))
-    assert len(made) == 2 and worker._client.connected
-    worker.close()
 
 
 def test_a_load_without_slots_for_a_rank_fails(nodes: Nodes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from tests.support.agent_nodes import (
     prefill_leg,
     prompt_of,
     receiving,
-    running_nodes,
     sending,
 )
 from tests.support.fake_engine import NUM_BLOCKS, SHAPES, FakeEngine, Running
@@ -121,17 +119,6 @@ def test_a_transfer_that_does_not_begin_is_recomputed(nodes: Nodes) -> None:
     nodes.assert_nothing_is_left()
 
 
-def test_a_transfer_without_a_sender_ends_before_its_grant(tmp_path: Path) -> None:
-    with running_nodes(tmp_path, open_timeout_seconds="300ms") as nodes:
-        decoder = nodes.start(nodes.west, SHAPES["dense"])
-        nodes.east.child.process.kill()
-        prompt = prompt_of(14)
-        parked = receiving(decoder, prompt, nodes.grant(prompt, expires_at=time.time() + 120.0))
-        assert decoder.await_answer(parked) == 0
-        assert decoder.outcomes() == {"receive unreachable": 1}
-        wait_until(lambda: nodes.status(nodes.west)["receiving"] == 0)
-
-
 def test_the_engines_own_cache_makes_a_transfer_unnecessary(nodes: Nodes) -> None:
     decoder = nodes.start(nodes.west, SHAPES["dense"])
     prompt = prompt_of(15)
@@ -222,17 +209,6 @@ def test_a_refused_request_does_not_end_the_transfer_of_another(nodes: Nodes) ->
     prefill_leg(prefiller, prompt, grant)
     load_and_finish(decoder, parked)
     nodes.assert_nothing_is_left()
-
-
-@pytest.mark.parametrize("flag", ["do_remote_prefill", "do_remote_decode"])
-def test_transfers_of_other_connectors_are_ignored(nodes: Nodes, flag: str) -> None:
-    """Under MultiConnector the answer has no keys of this connector, and no prefix replaces the KV of the other."""
-    engine = nodes.start(nodes.west, SHAPES["dense"], reuse=True, reuse_min_tokens=1)
-    running = engine.submit("r", prompt_of(35), {flag: True, "remote_engine_id": "e"})
-    assert engine.await_answer(running) == 0
-    assert ("reuse no_prefix" in engine.outcomes()) == (flag == "do_remote_decode")
-    finished = engine.scheduler.on_finished("r", lambda: None, list)
-    assert finished.params is None
 
 
 # Attention is reused at block boundaries, a window at the boundary where its request ended, a state at its exact length.
