@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,16 +70,21 @@ def without_direction(parameters: Mapping[str, Any], direction: Direction) -> di
 
 def read_parameters(request: EngineRequest, direction: Direction) -> RequestedTransfer | None:
     """Return the transfer that the request asks for, or None if its grant cannot be read."""
-    text = request.parameters.get(GRANT_KEY)
-    if not isinstance(text, str):
-        return None
-    try:
-        token = grants.from_text(text)
-        grant = grants.unverified(token)
-    except GrantError:
+    found = _grant(request.parameters)
+    if found is None:
         return None
     trace = request.parameters.get(TRACE_KEY)
-    return RequestedTransfer(direction, token, grant, trace if isinstance(trace, str) and is_traceparent(trace) else "")
+    return RequestedTransfer(direction, *found, trace if isinstance(trace, str) and is_traceparent(trace) else "")
+
+
+def _grant(parameters: Mapping[str, Any]) -> tuple[bytes, Grant] | None:
+    """Return the grant with its signature, and without, or None if it cannot be read."""
+    text = parameters.get(GRANT_KEY)
+    try:
+        token = grants.from_text(text) if isinstance(text, str) else b""
+        return token, grants.unverified(token)
+    except GrantError:
+        return None
 
 
 def refusal_reason(request: EngineRequest, transfer: RequestedTransfer) -> Outcome | None:
@@ -96,11 +100,8 @@ def refusal_reason(request: EngineRequest, transfer: RequestedTransfer) -> Outco
 
 def tenant_of(parameters: Mapping[str, Any], salt: str | None, *, default: str) -> str:
     """Return the tenant whose salt is in the request's hashes: from the grant, else the request's salt, else `default`."""
-    text = parameters.get(GRANT_KEY)
-    if isinstance(text, str):
-        with contextlib.suppress(GrantError):
-            return grants.unverified(grants.from_text(text)).tenant
-    return salt or default
+    found = _grant(parameters)
+    return found[1].tenant if found is not None else salt or default
 
 
 def promised_tokens(parameters: Mapping[str, Any]) -> int:

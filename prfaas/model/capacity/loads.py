@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from prfaas.model.capacity.decoding import DecodeCapacity, decode_capacity
+from prfaas.model.capacity.throughput import prfaas_throughput
 from prfaas.model.cost.curve import NEW_TOKENS, ONE, CachedTokens, Curve, OfNewTokens
 from prfaas.model.cost.lengths import Cumulative
 from prfaas.model.cost.profile import PrefillProfile
@@ -54,6 +55,7 @@ class LoadModel:
             decode_capacity(cluster, deployment, workload) for cluster in deployment.pd
         )
         self._kv = deployment.model.curve()
+        self._stations = [(cluster.num_instances, deployment.egress(cluster)) for cluster in deployment.prfaas]
         self._remote = [cluster.profile.prefill for cluster in deployment.prfaas]
         self._local = [cluster.profile.prefill for cluster in deployment.pd]
         self._mass = self.lengths.cumulative(ONE)
@@ -69,6 +71,13 @@ class LoadModel:
     def nothing_offloaded(self) -> int:
         """Return the least threshold that is no shorter than any length."""
         return -int(-self.lengths.support[1] // 1)
+
+    def remote_rates(self, loads: Loads) -> list[float]:
+        """Return Θ_prfaas / p of each PrfaaS cluster, the arrivals per second for which it alone suffices."""
+        return [
+            prfaas_throughput(count, seconds, egress_bytes_per_second=egress, kv_bytes=loads.remote_bytes)
+            for (count, egress), seconds in zip(self._stations, loads.remote_seconds, strict=True)
+        ]
 
     def decode_seconds(self) -> tuple[float, ...]:
         """Return decode instance-seconds of an average request in each PD cluster."""

@@ -98,7 +98,7 @@ class ManyPd:
             offload_ratio=offload,
             local_ratio=local,
             mean_offloaded_tokens=loads.mean_offloaded_tokens if offload else None,
-            prfaas_throughput=self._remote(loads) if offload else None,
+            prfaas_throughput=offload * sum(self._loads.remote_rates(loads)) if offload else None,
             pd_prefill_throughput=self._local(loads, splits) if local else None,
             pd_decode_throughput=sum(c.num_decode(n) / seconds for c, n, seconds in decode),
             system_throughput=sustained,
@@ -109,19 +109,6 @@ class ManyPd:
                 (solution.remote_flows / remote_flow if remote_flow else solution.remote_flows).tolist()
             ),
             local_shares=tuple((solution.local_flows / local_flow if local_flow else solution.local_flows).tolist()),
-        )
-
-    def _remote(self, loads: Loads) -> float:
-        """Return Θ_prfaas summed over the clusters."""
-        long = loads.offload_ratio
-        return sum(
-            throughput.prfaas_throughput(
-                cluster.num_instances,
-                seconds / long,
-                egress_bytes_per_second=self._loads.deployment.egress(cluster),
-                kv_bytes=loads.remote_bytes / long,
-            )
-            for cluster, seconds in zip(self._loads.deployment.prfaas, loads.remote_seconds, strict=True)
         )
 
     def _local(self, loads: Loads, splits: Sequence[float]) -> float:

@@ -29,7 +29,7 @@ class SinglePd:
         deployment = loads.deployment
         (self._pd,) = deployment.pd
         self._loads = loads
-        self._stations = [(cluster.num_instances, deployment.egress(cluster)) for cluster in deployment.prfaas]
+        self._prfaas = deployment.prfaas
         (self._decode_seconds,) = loads.decode_seconds()
 
     def plan(self) -> Plan:
@@ -44,13 +44,7 @@ class SinglePd:
 
     def long(self, loads: Loads) -> float:
         """Return Σ Θ_prfaas / p, the arrivals per second for which the PrfaaS clusters suffice."""
-        return sum(self._remote_rates(loads)) if loads.offload_ratio else math.inf
-
-    def _remote_rates(self, loads: Loads) -> list[float]:
-        return [
-            throughput.prfaas_throughput(count, seconds, egress_bytes_per_second=egress, kv_bytes=loads.remote_bytes)
-            for (count, egress), seconds in zip(self._stations, loads.remote_seconds, strict=True)
-        ]
+        return sum(self._loads.remote_rates(loads)) if loads.offload_ratio else math.inf
 
     def short(self, loads: Loads, num_prefill: float) -> float:
         """Return Θ_pd-p / (1 − p), the arrivals per second for which the local prefill instances suffice."""
@@ -65,7 +59,7 @@ class SinglePd:
     def best_threshold(self, num_prefill: float) -> int:
         """Return the t that sustains most prefill with N_p instances: equation (7), to the token."""
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
-        if not self._stations:
+        if not self._prfaas:
             return high
         if self._loads.method == "paper":
             low, best, high = self._bracket(num_prefill)
@@ -146,7 +140,7 @@ class SinglePd:
         sustained = self.sustained(threshold, num_prefill)
         return Plan(
             name=self._loads.deployment.name,
-            threshold_tokens=threshold if self._stations and num_prefill else None,
+            threshold_tokens=threshold if self._prfaas and num_prefill else None,
             splits=(Split(self._pd.name, num_prefill, self._pd.num_decode(num_prefill)),),
             offload_ratio=offload,
             local_ratio=local,
@@ -155,7 +149,7 @@ class SinglePd:
             pd_prefill_throughput=self.short(loads, num_prefill) * local if local else None,
             pd_decode_throughput=self.decode(num_prefill),
             system_throughput=sustained,
-            egress_bytes_per_second=sustained * loads.remote_bytes if self._stations else None,
+            egress_bytes_per_second=sustained * loads.remote_bytes if self._prfaas else None,
             local_bytes_per_second=sustained * loads.local_bytes,
             limit=self._limit(loads, num_prefill),
             remote_shares=self._shares(loads),
@@ -163,9 +157,9 @@ class SinglePd:
         )
 
     def _shares(self, loads: Loads) -> tuple[float, ...]:
-        rates = self._remote_rates(loads) if loads.offload_ratio else []
+        rates = self._loads.remote_rates(loads) if loads.offload_ratio else []
         if not sum(rates):
-            return tuple(0.0 for _ in self._stations)
+            return tuple(0.0 for _ in self._prfaas)
         return tuple(rate / sum(rates) for rate in rates)
 
     def _limit(self, loads: Loads, num_prefill: float) -> Limit:
@@ -174,7 +168,7 @@ class SinglePd:
             return "pd-decode"
         if short < long:
             return "pd-prefill"
-        computed = sum(n / seconds for (n, _), seconds in zip(self._stations, loads.remote_seconds, strict=True))
+        computed = sum(c.num_instances / seconds for c, seconds in zip(self._prfaas, loads.remote_seconds, strict=True))
         return "link" if long < computed * (1 - 1e-9) else "prfaas"
 
 
