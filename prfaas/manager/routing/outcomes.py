@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, get_args
 
 from prfaas import metrics
@@ -47,72 +46,6 @@ def _within(seconds: float, most: float) -> float:
     return min(seconds, most) if seconds > 0 else 0.0
 
 
-@dataclass
-class _Transfer:
-    """Reports on one transfer. `awaited_until` is set once the router has reported its request."""
-
-    seconds: dict[TransferPhase, float] = field(default_factory=dict)
-    phases: Phases | None = None
-    ttft: float = 0.0
-    on_complete: Callable[[Phases], None] = lambda phases: None
-    awaited_until: float = 0.0
-
-    @property
-    def is_complete(self) -> bool:
-        return self.phases is not None and len(self.seconds) == len(_TRANSFER_PHASES)
-
-
-class PhaseCollector:
-    """Joins the reports of routers and agents on a transfer, in any order."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._transfers: OrderedDict[bytes, _Transfer] = OrderedDict()
-
-    def note_request(
-        self, transfer_id: bytes, phases: Phases, ttft: float, on_complete: Callable[[Phases], None]
-    ) -> None:
-        """Record the router's report. `on_complete` is called once, with divided phases if both agents report in time."""
-        transfer = self._transfer(transfer_id)
-        if transfer.phases is not None:
-            return
-        transfer.phases, transfer.ttft, transfer.on_complete = phases, ttft, on_complete
-        transfer.awaited_until = self._clock() + AWAITED_SECONDS
-        self._complete_ready(transfer_id, transfer)
-
-    def note_timing(self, timing: pb.ReportTransferRequest.Timing) -> None:
-        """Record the report of one of a transfer's agents."""
-        transfer = self._transfer(timing.transfer_id)
-        for phase in _TRANSFER_PHASES:
-            seconds = getattr(timing, f"{phase}_seconds")
-            if timing.HasField(f"{phase}_seconds") and 0 <= seconds < MAX_SECONDS:
-                transfer.seconds[phase] = seconds
-        self._complete_ready(timing.transfer_id, transfer)
-
-    def _complete_ready(self, transfer_id: bytes, transfer: _Transfer) -> None:
-        if transfer.is_complete and transfer.phases is not None:
-            del self._transfers[transfer_id]
-            transfer.on_complete(transfer_phases(transfer.phases["decide"], transfer.ttft, transfer.seconds))
-
-    def expire(self) -> None:
-        """Complete requests with undivided phases if the agents of their transfer do not report to this manager."""
-        now = self._clock()
-        for key, transfer in list(self._transfers.items()):
-            if transfer.phases is not None and transfer.awaited_until <= now:
-                self._give_up(self._transfers.pop(key))
-
-    def _transfer(self, transfer_id: bytes) -> _Transfer:
-        transfer = self._transfers.setdefault(transfer_id, _Transfer())
-        if len(self._transfers) > MAX_TRANSFERS:
-            self._give_up(self._transfers.popitem(last=False)[1])
-        return transfer
-
-    @staticmethod
-    def _give_up(transfer: _Transfer) -> None:
-        if transfer.phases is not None:
-            transfer.on_complete(transfer.phases)
-
-
 MAX_OUTCOMES = 1024
 ROUTES = frozenset({"local", "remote", "refused"})
 WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
@@ -133,12 +66,24 @@ class RequestOutcome:
     transfer_id: str = ""  # Hexadecimal, as in the logs of routers, agents and engines.
 
 
+@dataclass
+class _Transfer:
+    """Reports on one transfer, in any order."""
+
+    seconds: dict[TransferPhase, float] = field(default_factory=dict)  # As its agents say.
+    request: pb.ReportRequestsRequest.Answered | None = None
+    outcome: RequestOutcome | None = None
+    awaited_until: float = 0.0  # Set with the request and its outcome.
+
+
 class OutcomeLog:
     """Latest outcomes and their metrics. Reports with unknown routes or reasons are skipped: labels are closed sets."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` is monotonic."""
+        self._clock = clock
         self._by_decision: OrderedDict[bytes, RequestOutcome] = OrderedDict()
-        self._collector = PhaseCollector(clock)
+        self._transfers: OrderedDict[bytes, _Transfer] = OrderedDict()
         self._reporters: OrderedDict[bytes, int] = OrderedDict()  # Number of the last report of each.
         self._fallback_reasons: set[str] = set()
 
@@ -166,11 +111,17 @@ class OutcomeLog:
             self._by_decision[report.decision_id] = outcome
             if len(self._by_decision) > MAX_OUTCOMES:
                 self._by_decision.popitem(last=False)
-        on_complete = partial(self._complete_ready, report.route, report.decision_id)
         if report.transfer_id and outcome.phases:
-            self._collector.note_request(report.transfer_id, outcome.phases, outcome.ttft_seconds, on_complete)
+            self._await_agents(report, outcome)
         else:
-            on_complete(outcome.phases)
+            self._count_phases(report, outcome.phases)
+
+    def _await_agents(self, report: pb.ReportRequestsRequest.Answered, outcome: RequestOutcome) -> None:
+        transfer = self._transfer(report.transfer_id)
+        if transfer.request is None:
+            transfer.request, transfer.outcome = report, outcome
+            transfer.awaited_until = self._clock() + AWAITED_SECONDS
+            self._complete_ready(report.transfer_id, transfer)
 
     def _fallback_reason(self, word: str) -> str:
         """Return a router's word as a label. A caller cannot make any number of labels."""
@@ -178,19 +129,46 @@ class OutcomeLog:
             self._fallback_reasons.add(word)
         return word if word in self._fallback_reasons else "unknown"
 
-    def _complete_ready(self, route: str, decision_id: bytes, phases: Phases) -> None:
+    def _count_phases(self, report: pb.ReportRequestsRequest.Answered, phases: Phases) -> None:
         for phase, seconds in phases.items():
-            metrics.MANAGER_TTFT_PHASE_SECONDS.labels(route=route, phase=phase).inc(seconds)
-        if decision_id in self._by_decision:
-            self._by_decision[decision_id] = replace(self._by_decision[decision_id], phases=phases)
+            metrics.MANAGER_TTFT_PHASE_SECONDS.labels(route=report.route, phase=phase).inc(seconds)
+        if report.decision_id in self._by_decision:
+            self._by_decision[report.decision_id] = replace(self._by_decision[report.decision_id], phases=phases)
 
     def note_timing(self, timing: pb.ReportTransferRequest.Timing) -> None:
-        """Record an agent's times of a transfer."""
-        self._collector.note_timing(timing)
+        """Record the times of a transfer that one of its agents reports."""
+        transfer = self._transfer(timing.transfer_id)
+        for phase in _TRANSFER_PHASES:
+            seconds = getattr(timing, f"{phase}_seconds")
+            if timing.HasField(f"{phase}_seconds") and 0 <= seconds < MAX_SECONDS:
+                transfer.seconds[phase] = seconds
+        self._complete_ready(timing.transfer_id, transfer)
+
+    def _transfer(self, transfer_id: bytes) -> _Transfer:
+        transfer = self._transfers.setdefault(transfer_id, _Transfer())
+        if len(self._transfers) > MAX_TRANSFERS:
+            self._give_up(self._transfers.popitem(last=False)[1])
+        return transfer
+
+    def _complete_ready(self, transfer_id: bytes, transfer: _Transfer) -> None:
+        """Count a request with divided phases once its router and both agents have reported."""
+        if transfer.request is None or transfer.outcome is None or len(transfer.seconds) < len(_TRANSFER_PHASES):
+            return
+        del self._transfers[transfer_id]
+        outcome = transfer.outcome
+        phases = transfer_phases(outcome.phases["decide"], outcome.ttft_seconds, transfer.seconds)
+        self._count_phases(transfer.request, phases)
 
     def expire(self) -> None:
-        """Count the requests that no further report is expected of."""
-        self._collector.expire()
+        """Count requests with undivided phases if the agents of their transfer do not report to this manager."""
+        now = self._clock()
+        for key, transfer in list(self._transfers.items()):
+            if transfer.request is not None and transfer.awaited_until <= now:
+                self._give_up(self._transfers.pop(key))
+
+    def _give_up(self, transfer: _Transfer) -> None:
+        if transfer.request is not None and transfer.outcome is not None:
+            self._count_phases(transfer.request, transfer.outcome.phases)
 
     def get(self, decision_id: bytes) -> RequestOutcome | None:
         return self._by_decision.get(decision_id)

@@ -7,10 +7,26 @@ from collections.abc import Callable
 
 import pytest
 
-from prfaas.manager.routing.outcomes import AWAITED_SECONDS, MAX_TRANSFERS, PhaseCollector, Phases, transfer_phases
+from prfaas.manager.routing.outcomes import (
+    AWAITED_SECONDS,
+    MAX_TRANSFERS,
+    OutcomeLog,
+    Phases,
+    transfer_phases,
+    ttft_totals,
+)
 from prfaas.rpc.generated import manager_pb2 as pb
 
 ID = b"t" * 16
+REQUEST = pb.ReportRequestsRequest.Answered(
+    route="remote",
+    reason="long",
+    status=200,
+    ttft_seconds=2.0,
+    decide_seconds=0.25,
+    prefill_seconds=1.5,
+    transfer_id=ID,
+)
 UNDIVIDED: Phases = {"decide": 0.25, "leg": 1.5, "handover": 0.25}
 SENT = pb.ReportTransferRequest.Timing(transfer_id=ID, queue_seconds=0.5, prefill_seconds=0.75, wire_seconds=0.125)
 LOADED = pb.ReportTransferRequest.Timing(transfer_id=ID, load_seconds=0.0625)
@@ -18,20 +34,27 @@ DIVIDED: Phases = {"decide": 0.25, "queue": 0.5, "prefill": 0.75, "wire": 0.125,
 
 
 class Book:
-    """A collector with its own clock, and the phases that it settled."""
+    """A log with its own clock, and the phases that it has counted."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.settled: list[Phases] = []
-        self.collector = PhaseCollector(lambda: self.now)
+        self.log = OutcomeLog(lambda: self.now)
+        self._before = ttft_totals().get("remote", {})
 
-    def note_request(self, transfer_id: bytes = ID) -> None:
-        self.collector.note_request(transfer_id, UNDIVIDED, 2.0, self.settled.append)
+    def note_request(self) -> None:
+        self.log.note(REQUEST)
 
-    def after(self, seconds: float) -> list[Phases]:
+    @property
+    def counted(self) -> dict[str, float]:
+        """Seconds by phase."""
+        found = ttft_totals().get("remote", {})
+        grown = {phase: seconds - self._before.get(phase, 0.0) for phase, seconds in found.items()}
+        return {phase: seconds for phase, seconds in grown.items() if seconds and phase not in ("count", "sum")}
+
+    def after(self, seconds: float) -> dict[str, float]:
         self.now += seconds
-        self.collector.expire()
-        return self.settled
+        self.log.expire()
+        return self.counted
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -39,25 +62,25 @@ def test_reports_are_joined_in_any_order(order: tuple[int, ...]) -> None:
     book = Book()
     reports: list[Callable[[], None]] = [
         book.note_request,
-        lambda: book.collector.note_timing(SENT),
-        lambda: book.collector.note_timing(LOADED),
+        lambda: book.log.note_timing(SENT),
+        lambda: book.log.note_timing(LOADED),
     ]
     for number in order:
-        assert book.settled == []
+        assert book.counted == {}
         reports[number]()
-    assert book.settled == [DIVIDED]
+    assert book.counted == DIVIDED
     assert sum(DIVIDED.values()) == 2.0
-    assert book.after(2 * AWAITED_SECONDS) == [DIVIDED], "once"
+    assert book.after(2 * AWAITED_SECONDS) == DIVIDED, "once"
 
 
 @pytest.mark.parametrize("timings", [[], [SENT], [LOADED]])
 def test_late_reports_leave_the_phases_undivided(timings: list[pb.ReportTransferRequest.Timing]) -> None:
     book = Book()
     for timing in timings:
-        book.collector.note_timing(timing)
+        book.log.note_timing(timing)
     book.note_request()
-    assert book.after(0.9 * AWAITED_SECONDS) == []
-    assert book.after(0.1 * AWAITED_SECONDS) == [UNDIVIDED]
+    assert book.after(0.9 * AWAITED_SECONDS) == {}
+    assert book.after(0.1 * AWAITED_SECONDS) == UNDIVIDED
 
 
 def test_phases_never_exceed_the_ttft() -> None:
@@ -69,16 +92,14 @@ def test_phases_never_exceed_the_ttft() -> None:
 def test_impossible_time_counts_as_missing(seconds: float) -> None:
     book = Book()
     book.note_request()
-    book.collector.note_timing(SENT)
-    book.collector.note_timing(pb.ReportTransferRequest.Timing(transfer_id=ID, load_seconds=seconds))
-    assert book.after(AWAITED_SECONDS) == [UNDIVIDED]
+    book.log.note_timing(SENT)
+    book.log.note_timing(pb.ReportTransferRequest.Timing(transfer_id=ID, load_seconds=seconds))
+    assert book.after(AWAITED_SECONDS) == UNDIVIDED
 
 
 def test_oldest_of_too_many_transfers_is_settled_undivided() -> None:
     book = Book()
     book.note_request()
     for number in range(MAX_TRANSFERS):
-        book.collector.note_timing(
-            pb.ReportTransferRequest.Timing(transfer_id=number.to_bytes(16, "big"), load_seconds=1.0)
-        )
-    assert book.settled == [UNDIVIDED]
+        book.log.note_timing(pb.ReportTransferRequest.Timing(transfer_id=number.to_bytes(16, "big"), load_seconds=1.0))
+    assert book.counted == UNDIVIDED
