@@ -241,7 +241,6 @@ class NodeReporter:
             retransmit_ratio=retransmitted / sent if has_sample and is_regular else 0.0,
             num_connections=link.num_connections,
             is_down=link.is_down,
-            queue_seconds=link.queue_seconds,
             congestion=link.congestion or "",
             is_probed=link.rate_source == "probe",
         )

@@ -50,7 +50,6 @@ class LinkFigures:
     retransmit_ratio: float
     num_connections: int
     is_down: bool = False  # Dialled without an answer. A link that has not been dialled yet is not down.
-    queue_seconds: float = 0.0  # Time that the queued bytes take at the achievable rate.
     congestion: str = ""  # Cause as the agent sees it: queue, loss or rtt; empty without congestion.
     is_probed: bool = False  # A probe found the capacity.
 

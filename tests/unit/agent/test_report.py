@@ -49,7 +49,6 @@ async def test_figures_contain_congestion_and_limit_of_a_link() -> None:
             queued_bytes=7,
             retransmit_ratio=0.0,
             num_connections=8,
-            queue_seconds=0.7,
             congestion="queue",
         ),
     )

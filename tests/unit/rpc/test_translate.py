@@ -57,7 +57,7 @@ def test_digests_and_figures_are_translated_both_ways() -> None:
     source = inventory()
     source.apply([*blocks(HYBRID, range(1600)), *state(HYBRID, 807)])
     assert digests_from(digest_messages(source.digests())) == source.digests()
-    link = LinkFigures(AgentName("p"), 1.0, 2.0, 0.3, 0.2, 5, 0.01, 8, False, 0.7, "queue")
+    link = LinkFigures(AgentName("p"), 1.0, 2.0, 0.3, 0.2, 5, 0.01, 8, False, "queue")
     load = EngineLoad(InstanceId("e"), 1, 2, 0.5)
     assert figures_from([link_message(link)], [load_message(load)]) == Figures((link,), (load,))
 
