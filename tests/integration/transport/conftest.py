@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -30,14 +29,6 @@ def far(nothing_is_left: None) -> Iterator[Far]:
     made = make_far()
     yield made
     made.receiver.close()
-
-
-@pytest.fixture
-def refusing_address(nothing_is_left: None) -> Iterator[str]:
-    """Reserve an address where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture

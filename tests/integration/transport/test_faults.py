@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 import subprocess
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from prfaas.transport.congestion import stall_detector
-from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_have
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
@@ -23,7 +21,6 @@ from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
 from prfaas.transport.sender import link
 from prfaas.transport.sender.api import SendAccepted, SendFailed
-from prfaas.transport.sender.link import PACE_STEP_RATIO
 from tests.support.raw_peers import RawReceiver, RawSender
 from tests.support.transport_ends import (
     GIVES_UP_SECONDS,
@@ -74,23 +71,6 @@ def test_restarted_sender_does_not_keep_an_unknown_transfer_alive() -> None:
         [failed] = far.of(ReceiveFailed)
         assert isinstance(failed, ReceiveFailed) and failed.reason == "unreachable"
     far.receiver.close()
-
-
-def test_restarted_receiver_gets_everything_again(near_to: Callable[..., Near]) -> None:
-    first = make_far(listen=free_address())
-    objects = objects_of(MIB, MIB)
-    with Relay(first.address, LinkShape(bytes_per_second=2e6)) as relay:
-        near = near_to(relay.address)
-        relay.hold_after(MIB)
-        transfer_id = send(near, objects)
-        wait_until(lambda: relay.is_held)
-        first.receiver.close()
-        second = make_far(listen=first.address)
-        relay.release()
-        near.assert_completed(transfer_id)
-        assert second.contents(transfer_id) == objects
-        assert len(near.of(SendAccepted)) == 1
-    second.receiver.close()
 
 
 def test_accepted_transfer_names_the_process_of_the_peer(near_to: Callable[..., Near]) -> None:
@@ -195,12 +175,6 @@ def test_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[...
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
         near = near_to(f"{host}:{port}", num_connections=1, silence_seconds=GIVES_UP_SECONDS)
-        near.assert_failed(send(near, objects_of(10)), "unreachable")
-
-
-def test_peer_that_closes_every_connection_after_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
-    with RawReceiver(lambda connection: None) as receiver:
-        near = near_to(receiver.address, silence_seconds=GIVES_UP_SECONDS)
         near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
@@ -383,26 +357,6 @@ def test_cancel_leaves_when_the_peer_is_reachable_again(far: Far, near_to: Calla
     assert reasons == {first: "cancelled", second: "cancelled"}
 
 
-def test_permanent_failure_of_a_watcher_is_logged_once_a_second(
-    far: Far, near_to: Callable[..., Near], caplog: pytest.LogCaptureFixture
-) -> None:
-    def logged_at(event: str) -> list[float]:
-        return [record.created for record in caplog.records if record.getMessage().startswith(event)]
-
-    near = near_to(far.address)
-    near.assert_completed(send(near, objects_of(10)))
-    near.link._workers._stalls = None  # type: ignore[assignment]
-    far.receiver._reverse_dialers.append(None)  # type: ignore[arg-type]
-    events = ("link.watch_failed", "receiver.tick_failed")
-    try:
-        wait_until(lambda: all(len(logged_at(event)) > 1 for event in events))
-    finally:
-        far.receiver._reverse_dialers.pop()
-    for event in events:
-        first, second, *_ = logged_at(event)
-        assert second - first > 0.9
-
-
 def test_link_without_a_thread_fails_transfers_until_one_starts(far: Far, near_to: Callable[..., Near]) -> None:
     near = near_to(far.address)
     with no_thread_starts():
@@ -418,48 +372,6 @@ def test_missing_connections_are_made_once_threads_can_start(far: Far, near_to: 
         wait_until(lambda: "new thread" in near.link._dialler.last_error)
         near.assert_failed(send(near, objects_of(10), deadline=0.5, ready=False), "deadline")
     wait_until(lambda: near.link.snapshot().num_connections == 4)
-
-
-def test_slow_link_sends_chunks_small_enough_to_be_acknowledged_in_time(far: Far, near_to: Callable[..., Near]) -> None:
-    near = near_to(far.address, num_connections=1, budgets=(RateBudget(20_000),), packs=False)
-    transfer_id = send(near, [bytes(MIB)] * 64, deadline=2 * PATIENCE_SECONDS)
-    wait_until(lambda: any(near.acknowledged()), what="the first chunk, in a connection that lasts")
-    near.link.cancel(transfer_id, "cancelled", "seen enough")
-    assert isinstance(near.end(transfer_id), SendFailed)
-
-
-def _pace(near: Near) -> int:
-    return near.link.snapshot().pacing_bytes_per_second
-
-
-def _has_pace(near: Near, bytes_per_second: float) -> bool:
-    """Compare the pace as precisely as the kernel is told of changes."""
-    return math.isclose(_pace(near), bytes_per_second, rel_tol=1.1 * PACE_STEP_RATIO)
-
-
-def _sharing(far: Far, near_to: Callable[..., Near], budget: RateBudget, name: str) -> Near:
-    """Return a connected link that shares a budget."""
-    near = near_to(far.address, num_connections=2, name=name, budgets=(budget,), packs=False)
-    near.assert_completed(send(near, objects_of(10)))
-    wait_until(lambda: near.link.snapshot().num_connections == 2)
-    return near
-
-
-def _fill(near: Near) -> bytes:
-    """Send more bytes than a test can take."""
-    return send(near, [bytes(MIB)] * 1024, deadline=10 * PATIENCE_SECONDS)
-
-
-def test_links_divide_a_shared_budget_while_both_send(far: Far, near_to: Callable[..., Near]) -> None:
-    budget = RateBudget(8e6)
-    first, second = (_sharing(far, near_to, budget, name) for name in ("a", "b"))
-    far.discards = True
-    _fill(first)
-    wait_until(lambda: _has_pace(first, 8e6))
-    bulk = _fill(second)
-    wait_until(lambda: _has_pace(first, 4e6) and _has_pace(second, 4e6))
-    second.link.cancel(bulk, "cancelled", "seen enough")
-    wait_until(lambda: _has_pace(first, 8e6))
 
 
 @pytest.mark.root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import threading
 import time
@@ -145,14 +144,6 @@ def test_a_recorded_handshake_proves_nothing(far: Far) -> None:
         stranger.sendall(recorded)
         _await_close(stranger)
     wait_until(lambda: far.receiver.refused == {"secret": 1})
-
-
-def test_half_open_connections_do_not_keep_good_peers_out(far: Far, near_to: Callable[..., Near]) -> None:
-    flood = [_connect(far) for _ in range(2 * MAX_STRANGERS)]
-    _assert_good_peers_are_served(far, near_to)
-    wait_until(lambda: far.receiver.num_connections <= MAX_STRANGERS + 4, what="the end of displaced strangers")
-    for stranger in flood:
-        stranger.close()
 
 
 def test_a_flood_from_one_source_displaces_only_its_own_strangers(far: Far) -> None:
@@ -409,53 +400,3 @@ def test_packed_chunks_of_one_peer_leave_room_for_others(far: Far) -> None:
 
 
 # Noise
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_noise_after_the_handshake_harms_nobody(far: Far, near_to: Callable[..., Near], seed: int) -> None:
-    _send_noise(far, random.Random(seed), num_frames=50, noise_ratio=0.1)
-    _assert_good_peers_are_served(far, near_to)
-
-
-def _send_noise(far: Far, source: random.Random, *, num_frames: int, noise_ratio: float) -> int:
-    """Send valid frames and then noise, as a peer that knows the secret. Return the number of valid frames."""
-    num_valid = 0
-    with contextlib.suppress(OSError), RawSender(far.address) as raw:
-        transfer_id = raw.open(*NOISY_SIZES)
-        while num_valid < num_frames and source.random() >= noise_ratio:
-            raw.connection.write(_valid_frame(source, transfer_id))
-            num_valid += 1
-        last = source.randbytes(16)
-        raw.connection.write(encode_open(last, Open(ObjectSizes.of([]), 0, PATIENCE_SECONDS, b"body")))
-        while raw.heard()[0].transfer_id != last:
-            pass
-        for _ in range(10):  # One of them is bound to end the connection.
-            raw.connection.write(_noisy_frame(source, transfer_id))
-    return num_valid
-
-
-def _valid_frame(source: random.Random, transfer_id: bytes) -> bytes:
-    slab = Slab(source.randrange(3), 1, source.randrange(400), source.randrange(1, 100))
-    payload = source.randbytes(slab.num_bytes)
-    checksum = chunk_checksum(transfer_id, slab, [memoryview(payload)]) if source.random() < 0.99 else 0
-    return source.choice(
-        [
-            chunk_header(transfer_id, slab, checksum) + payload,
-            Header(FrameType.PING, 0).encode(),
-            Header(FrameType.END, 0, transfer_id, offset=sum(NOISY_SIZES)).encode(),
-            encode_open(transfer_id, Open(ObjectSizes.of(NOISY_SIZES), 0, PATIENCE_SECONDS, b"body")),
-            control(FrameType.CANCEL, ["cancelled", "never opened"], transfer_id=source.randbytes(16)),
-        ]
-    )
-
-
-def _noisy_frame(source: random.Random, transfer_id: bytes) -> bytes:
-    frame_type = source.choice(list(FrameType))
-    length = source.choice([0, 1, 10, 100])
-    is_chunk = frame_type in (FrameType.CHUNK, FrameType.PACKED)
-    count = source.choice([0, 1, 2, 10]) if is_chunk else 0
-    head = Header(frame_type, 0, transfer_id, source.randrange(4), source.choice([0, 5, 490]), 0, count).encode()
-    frame = bytearray(head[:8] + length.to_bytes(4, "little") + head[12:] + source.randbytes(length))
-    if source.random() < 0.3:
-        frame[source.randrange(len(frame))] ^= 1 << source.randrange(8)
-    return bytes(frame)

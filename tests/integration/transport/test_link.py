@@ -14,11 +14,11 @@ import pytest
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import read_tcp_info
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import MAX_OBJECTS, Have
+from prfaas.transport.protocol.messages import Have
 from prfaas.transport.protocol.wire import ConnectionState, FrameType, Header
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejection
-from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
+from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
 from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
 from tests.support.raw_peers import RawReceiver
 from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
@@ -100,13 +100,6 @@ def test_transfer_fails_after_a_chunk_was_damaged_three_times(far: Far, near_to:
         assert isinstance(failed, ReceiveFailed) and "3 times" in failed.message
 
 
-def test_refused_connection_makes_the_peer_unreachable_within_the_reconnect_time(
-    near_to: Callable[..., Near], refusing_address: str
-) -> None:
-    near = near_to(refusing_address, silence_seconds=GIVES_UP_SECONDS)
-    near.assert_failed(send(near, objects_of(10)), "unreachable")
-
-
 class _FailsOnce(list[Any]):
     """List of events whose second append fails, as a bug of a listener would."""
 
@@ -160,13 +153,6 @@ def test_peer_with_another_secret_or_name_is_unreachable(far: Far, near_to: Call
         near = near_to(far.address, silence_seconds=GIVES_UP_SECONDS, **settings)
         near.assert_failed(send(near, objects_of(10)), "unreachable")
     assert far.events == []
-
-
-def test_transfer_with_too_many_objects_fails(far: Far, near_to: Callable[..., Near]) -> None:
-    near, transfer_id = near_to(far.address), bytes(16)
-    near.link.open(SendRequest(transfer_id, b"", [1] * MAX_OBJECTS + [2], lambda index: memoryview(b"x"), 0, 60.0))
-    end = near.end(transfer_id)
-    assert isinstance(end, SendFailed) and end.reason == "protocol" and str(MAX_OBJECTS) in end.message
 
 
 class _SlowToWrite(socket.socket):

@@ -22,7 +22,6 @@ from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import (
     MAX_OBJECTS,
     MAX_SLABS,
-    Done,
     Have,
     ObjectSizes,
     Open,
@@ -39,10 +38,10 @@ from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import Acceptance, OpenRequest, ReceiveCompleted
 from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES, SCRATCH_BYTES
-from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed, SendRequest
+from prfaas.transport.sender.api import SendAccepted, SendFailed, SendRequest
 from prfaas.transport.sender.outbound_transfer import PeerState
 from tests.support.raw_peers import RawReceiver, RawSender
-from tests.support.transport_ends import Far, Near, fill_up, resident_bytes, send
+from tests.support.transport_ends import Far, Near, fill_up, resident_bytes
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20
@@ -156,32 +155,6 @@ def test_slow_control_frames_cost_their_receiver_their_length(far: Far) -> None:
         assert grown() < count * (3 * LARGE_FRAME_BYTES + 2 * CONNECTION_BYTES)
         for peer in peers:
             peer.connection.close()
-
-
-def _every_second_of_two_million(transfer_id: bytes) -> bytes:
-    """Return a HAVE that decodes to a million ranges."""
-    structure: bytes = msgpack.packb([[]])
-    bits = b"\x55" * (MAX_OBJECTS // 8)
-    head = Header(FrameType.HAVE, len(structure) + len(bits), transfer_id, offset=len(structure))
-    return head.encode() + structure + bits
-
-
-def test_an_unexpected_have_costs_its_sender_only_the_frame(near_to: Callable[..., Near]) -> None:
-    frame = _every_second_of_two_million(os.urandom(16))
-
-    def serve(connection: Connection) -> None:
-        header = connection.read_header()
-        connection.read_payload(header)
-        for _ in range(4):
-            connection.write(frame)
-        connection.write(messages.encode_have(header.transfer_id, Have(Ranges([(0, 1)]), ())))
-        connection.write(messages.encode_done(header.transfer_id, Done(0, 0)))
-        connection.read_header()
-
-    with RawReceiver(serve) as receiver, traced() as grown:
-        near = near_to(receiver.address, num_connections=1)
-        assert isinstance(near.end(send(near, [b"x"])), SendCompleted)
-        assert grown() < 3 * len(frame) + 2 * CONNECTION_BYTES
 
 
 def test_a_decoded_have_takes_bounded_memory() -> None:

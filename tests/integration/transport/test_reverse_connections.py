@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from prfaas.console.authority import Authority
-from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.congestion.stall_detector import FRUITLESS_SECONDS, PeerLiveness
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.handshake import Identity
@@ -88,15 +85,6 @@ def test_every_byte_arrives_over_reverse_connections(sender: DialledSender, far_
     wait_until(lambda: sender.near.link.snapshot().num_connections == far.receiver.num_connections == 3)
     assert sender.receiver.num_connections == 0
     assert far.receiver.reverse_dials()[0].error == ""
-
-
-def test_receiver_limits_its_sender_over_reverse_connections(
-    sender: DialledSender, far_behind: Callable[..., Far]
-) -> None:
-    budget = RateBudget(8e6)
-    far_behind(sender.address, num_connections=2, ingress_of=lambda peer: (budget,))
-    wait_until(lambda: sender.near.link.snapshot().num_connections == 2)
-    wait_until(lambda: sender.near.link.snapshot().pacing_bytes_per_second == 8_000_000)
 
 
 def test_round_trip_decides_the_number_of_reverse_connections(
@@ -226,24 +214,6 @@ def _assert_cancel_leaves(near: Near) -> None:
     with _served(near, near_end), contextlib.closing(Connection(far_end, state=ConnectionState.RECEIVING)) as peer:
         peer.set_read_timeout(PATIENCE_SECONDS)
         assert peer.read_header().type is FrameType.CANCEL
-
-
-def test_first_transfer_of_an_old_link_has_the_whole_reconnect_time(
-    near_to: Callable[..., Near],
-) -> None:
-    near = near_to("127.0.0.1:1", awaits_peer=True, silence_seconds=PATIENCE_SECONDS)
-    near.link._peer_liveness = PeerLiveness(now=time.monotonic() - 10 * PATIENCE_SECONDS)
-    offered_at = time.monotonic()
-    send(near, objects_of(10), deadline=10 * PATIENCE_SECONDS)
-    near_end, far_end = socket.socketpair()
-    with _served(near, near_end), contextlib.closing(Connection(far_end, state=ConnectionState.RECEIVING)) as peer:
-        peer.set_read_timeout(PATIENCE_SECONDS)
-        assert peer.read_header().type is FrameType.OPEN
-        near.link._cancel_late(offered_at + PATIENCE_SECONDS + FRUITLESS_SECONDS / 2)
-        assert not near.of(SendFailed)
-        near.link._cancel_late(offered_at + 2 * PATIENCE_SECONDS + FRUITLESS_SECONDS)
-        [failed] = near.of(SendFailed)
-        assert isinstance(failed, SendFailed) and failed.reason == "unreachable"
 
 
 def _cancelled(near: Near) -> None:

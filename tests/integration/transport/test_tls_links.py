@@ -72,14 +72,6 @@ def _end(near: Near) -> SendCompleted | SendFailed:
     return ended
 
 
-def test_every_byte_of_a_transfer_arrives(authority: Authority) -> None:
-    with _far(authority.issue("far")) as far, _near(far, authority.issue("near")) as near:
-        objects = objects_of(*SIZES)
-        transfer = send(near, objects)
-        assert isinstance(near.end(transfer), SendCompleted)
-        assert [bytes(content) for content in far.memory[transfer]] == objects
-
-
 def test_nothing_of_a_transfer_is_readable_on_the_network(authority: Authority) -> None:
     secret = b"the words of a prompt" * 1000
     taken = bytearray()

@@ -76,13 +76,3 @@ def test_a_transfer_written_from_the_document_arrives(far: Far) -> None:
         assert msgpack.unpackb(heard[DONE][1]) == [HEADER.size + len(payload), 0]
         wait_until(lambda: bool(far.of(ReceiveCompleted)))
     assert b"".join(bytes(content) for content in far.memory[transfer_id]) == payload
-
-
-def test_an_end_with_a_wrong_total_fails_its_transfer(far: Far) -> None:
-    right, wrong = os.urandom(16), os.urandom(16)
-    with _dialled(far) as peer:
-        for transfer_id in (right, wrong):
-            _open(peer, transfer_id)
-        peer.sendall(_frame(END, transfer_id=right, offset=200) + _frame(END, transfer_id=wrong, offset=199))
-        _, _, kind, _, _, refused, *_ = HEADER.unpack(_exactly(peer, HEADER.size))
-        assert (kind, refused) == (ERROR, wrong)

@@ -11,7 +11,7 @@ import pytest
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.codec.packing import LinkLoad
-from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, LASTING_SECONDS, MOVING_SECONDS, STALL_SECONDS
+from prfaas.transport.congestion.stall_detector import MOVING_SECONDS
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import TcpInfo
 from prfaas.transport.protocol.messages import decode_ending, encode_refusal
@@ -133,46 +133,12 @@ def test_new_process_ends_the_connections_to_the_earlier_one(link: IdleLink, two
     assert link.workers.process == SECOND_PROCESS
 
 
-def test_connections_that_read_the_memory_of_ended_transfers_are_aborted(link: IdleLink, two: Workers) -> None:
-    two[0].reading, two[1].reading = b"this", b"another"
-    link.workers.abort_readers({b"this"})
-    assert [worker.is_alive for worker in two] == [False, True]
-
-
-def test_longest_round_trip_of_the_sampled_connections_counts(link: IdleLink, two: Workers) -> None:
-    assert link.workers.rtt_seconds == 0.0
-    two[0].seen = IDLE
-    assert link.workers.rtt_seconds == 0.03
-    two[1].seen = dataclasses.replace(IDLE, rtt_seconds=0.2)
-    assert link.workers.rtt_seconds == 0.2
-
-
 def test_control_frame_is_leaving_while_the_peer_takes_unsent_bytes(link: IdleLink, two: Workers) -> None:
     for worker, transfer_id in zip(two, (b"first", b"second"), strict=True):
         worker.last_control, worker.liveness.moved_at = transfer_id, 100.0
     two[0].seen = dataclasses.replace(IDLE, unsent_bytes=1)
     assert link.workers.transfers_leaving(100.0 + MOVING_SECONDS) == {b"first"}
     assert link.workers.transfers_leaving(100.1 + MOVING_SECONDS) == set()
-
-
-def test_peer_that_still_takes_bytes_of_an_old_connection_is_slow(link: IdleLink, two: Workers) -> None:
-    two[1].liveness.began_at, two[1].liveness.moved_at = 100.0, 100.0 + LASTING_SECONDS
-    assert link.workers.is_any_slow(100.0 + LASTING_SECONDS)
-    assert not link.workers.is_any_slow(100.1 + LASTING_SECONDS + MOVING_SECONDS)
-
-
-def test_connection_that_stands_still_while_another_is_answered_is_stalled(link: IdleLink, two: Workers) -> None:
-    still, answered = two
-    still.liveness.oldest_at = 1.0
-    end = 1.0 + STALL_SECONDS
-    assert link.workers.stalled(end - 0.1) == ([], [])
-    stalled, to_ping = link.workers.stalled(end)
-    assert not stalled and set(to_ping) == set(two), "without any answer PINGs must tell"
-    answered.liveness.acknowledged(end, end, oldest_at=None, now=end)
-    assert link.workers.stalled(end + 0.5) == ([], [])
-    assert link.workers.stalled(end + 0.5 + GRACE_SECONDS) == ([still], [])
-    still.abort()
-    assert link.workers.stalled(end + 1.0 + GRACE_SECONDS) == ([], [])
 
 
 # Ends of a connection

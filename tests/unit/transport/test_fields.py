@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import tracemalloc
 from collections.abc import Callable
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prfaas.errors import RemoteProtocolError
 from prfaas.transport.protocol.messages import Fields, fields_of
@@ -88,10 +85,3 @@ def test_refused_bytes_take_no_more_memory_than_their_copy(read: Read, item: byt
         read(fields)
     assert tracemalloc.get_traced_memory()[1] < len(packed) + MIB // 4
     tracemalloc.stop()
-
-
-@given(st.binary(max_size=100), st.lists(st.sampled_from(READS), max_size=5))
-def test_noise_is_refused_or_read(packed: bytes, reads: list[Read]) -> None:
-    with contextlib.suppress(RemoteProtocolError), fields_of(packed, reason="body", what="TEST") as fields:
-        for read in reads:
-            read(fields)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from prfaas.errors import LocalProtocolError, RemoteProtocolError
+from prfaas.errors import RemoteProtocolError
 from prfaas.transport.protocol.messages import (
     MAX_SLABS,
     EndReason,
@@ -17,7 +17,7 @@ from prfaas.transport.protocol.messages import (
 )
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
-from prfaas.transport.receiver.admission import FAIR_FRAGMENTS, MAX_TRANSFERS
+from prfaas.transport.receiver.admission import FAIR_FRAGMENTS
 from prfaas.transport.receiver.api import (
     Acceptance,
     OpenRequest,
@@ -26,7 +26,7 @@ from prfaas.transport.receiver.api import (
     ReceiveMemoryFree,
     Rejection,
 )
-from prfaas.transport.receiver.assembler import MAX_FRAGMENTS, Assembler
+from prfaas.transport.receiver.assembler import MAX_CORRUPT_CHUNKS, MAX_FRAGMENTS, Assembler
 from prfaas.transport.receiver.transfers import (
     HAVE_SECONDS,
     REOPEN_CONNECTIONS,
@@ -151,12 +151,6 @@ def test_a_sender_that_counts_other_bytes_fails_its_transfer_once(receiver: Rece
     assert isinstance(failed, ReceiveFailed) and failed.reason == "protocol"
 
 
-def test_a_second_decision_is_an_error_of_the_caller(receiver: Receiver) -> None:
-    transfer = receiver.open("a")
-    with pytest.raises(LocalProtocolError, match="ACCEPT is not allowed"):
-        receiver.accept(transfer)
-
-
 def test_a_repeated_open_is_answered_with_have_at_once_or_at_a_later_tick(receiver: Receiver) -> None:
     transfer = receiver.open("a")
     receiver.now = 1.0
@@ -273,15 +267,6 @@ def test_a_cancel_that_overtakes_its_open_refuses_the_open(receiver: Receiver) -
     assert isinstance(failed, ReceiveFailed) and failed.message == kept.message
 
 
-def test_an_open_without_room_is_refused(receiver: Receiver) -> None:
-    requests = [receiver.request() for _ in range(MAX_TRANSFERS)]
-    for request in requests:
-        if receiver.transfers.refusal(request) is None:
-            receiver.transfers.open("a", request, now=0.0)
-    opened = [request for request in requests if receiver.transfers.get(request.transfer_id)]
-    assert len(opened) == MAX_TRANSFERS * 3 // 4, "a quarter is left to other peers"
-
-
 def test_chunks_that_split_the_arrived_area_at_once_stay_within_the_bound(receiver: Receiver) -> None:
     """Each transfer has one column with every second object; a chunk inside that column makes three of it."""
     connections = [str(number) for number in range(6)]
@@ -313,3 +298,9 @@ def test_one_transfer_has_bounded_fragments_however_much_room_there_is(outcome: 
         receiver.begin("b", transfer, Slab(num_objects - 2, 1, 10, 20))
     receiver.end("a", header, outcome)
     assert receiver.num_fragments <= 1, "everything else must arrive again"
+
+
+def test_a_transfer_with_many_corrupt_chunks_is_given_up() -> None:
+    assembler = Assembler(ObjectSizes([(MAX_CORRUPT_CHUNKS, 1)]), Ranges())
+    retries = [assembler.reject(Slab(0, 1, at, 1)) for at in range(MAX_CORRUPT_CHUNKS)]
+    assert retries == [True] * (MAX_CORRUPT_CHUNKS - 1) + [False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tracemalloc
 
 import msgpack
@@ -18,7 +17,6 @@ from prfaas.transport.protocol.messages import (
     MAX_RUNS,
     MAX_SLABS,
     Challenge,
-    Done,
     EndReason,
     Have,
     Hello,
@@ -132,10 +130,6 @@ def test_an_unknown_reason_reads_as_protocol_and_a_long_message_is_cut() -> None
     assert messages.decode_ending(msgpack.packb(["made up", "why"])) == EndReason("protocol", "why")
 
 
-def test_done_is_decoded_as_encoded() -> None:
-    assert messages.decode_done(_parts(messages.encode_done(ID, Done(7, 8)))[1]) == Done(7, 8)
-
-
 def test_an_open_of_too_many_sizes_is_refused_before_they_are_made() -> None:
     structure = msgpack.packb([[[1, 1]] * 300_000, 0, 1.0])
     header = Header(FrameType.OPEN, len(structure), ID, offset=len(structure))
@@ -194,22 +188,6 @@ def test_a_malformed_open_is_refused(body: object) -> None:
 def test_a_first_part_longer_than_its_frame_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="first part"):
         messages.decode_open(Header(FrameType.OPEN, 3, ID, offset=4), b"abc")
-
-
-@given(st.binary(max_size=300), st.integers(0, 300))
-def test_noise_in_any_body_is_refused_or_decoded(payload: bytes, offset: int) -> None:
-    header = Header(FrameType.OPEN, len(payload), ID, offset=offset)
-    for decode in (
-        messages.decode_hello,
-        messages.decode_challenge,
-        messages.decode_proof,
-        messages.decode_ending,
-        messages.decode_done,
-        lambda body: messages.decode_open(header, body),
-        lambda body: messages.decode_have(header, body, num_objects=1000),
-    ):
-        with contextlib.suppress(RemoteProtocolError):
-            decode(payload)
 
 
 plain_sizes = st.lists(st.integers(1, 9), max_size=30)

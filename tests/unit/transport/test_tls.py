@@ -66,20 +66,6 @@ def test_an_invalid_certificate_is_explained_at_both_ends(
     assert [bool(error) for error in errors] == [kind != "good"] * 2
 
 
-def test_a_peer_without_tls_is_named(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    _, listening = _contexts(authority.issue("far"), authority)
-    incoming = ssl.MemoryBIO()
-    incoming.write(b"PRFS" + bytes(44))
-    with pytest.raises(ssl.SSLError) as failed:
-        listening.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True).do_handshake()
-    assert describe_error(failed.value).startswith("the peer does not use TLS: ")
-
-
-def test_any_other_error_keeps_its_message() -> None:
-    assert describe_error(OSError("no such host")) == "no such host"
-
-
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)

@@ -53,12 +53,6 @@ def test_a_chunk_header_has_the_documented_bytes() -> None:
     assert chunk_header(bytes(range(16)), Slab(7, 2, 9, 5), 11) == expected
 
 
-@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
-def test_noise_is_no_header(noise: bytes) -> None:
-    with pytest.raises(RemoteProtocolError):
-        Header.decode(noise)
-
-
 @pytest.mark.parametrize(
     ("at", "value", "reason"),
     [
