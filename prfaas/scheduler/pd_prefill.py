@@ -10,41 +10,13 @@ from prfaas.scheduler.placement import LeaveReason, choose_instance, session_nod
 from prfaas.scheduler.ppd import LaterTurn, prefills_locally
 from prfaas.scheduler.snapshot import InstanceState, OwnPolicy, RequestFacts, Snapshot
 
-PdReason = Literal[
-    "short",
-    "pd",
-    "ppd_first_turn",
-    "session_node_full",
-    "session_node_slow",
-    "session_node_gone",
-    "ppd_table_local",
-    "ppd_table_pd",
-    "static_local",
-    "static_pd",
-    "suffix_cached",
-    "suffix_uncached",
-    "prompt_short",
-    "no_cache_information",
-    "pd_disabled",
-    "no_pd_prefill_instance",
-]
+PdReason = (
+    Literal["short", "ppd_first_turn", "ppd_table_local", "ppd_table_pd", "static_local", "static_pd"]
+    | LeaveReason
+    | PickReason
+)
 _LOCAL: frozenset[PdReason] = frozenset({"short", "ppd_table_local", "static_local", "suffix_cached"})
 _NUM_SEEDS = 1 << 32
-_LEAVE_REASONS: dict[LeaveReason, PdReason] = {
-    "full": "session_node_full",
-    "slow": "session_node_slow",
-    "gone": "session_node_gone",
-}
-_PICK_REASONS: dict[PickReason, PdReason] = {
-    "disaggregated": "suffix_uncached",
-    "always": "pd",
-    "suffix_cached": "suffix_cached",
-    "prompt_short": "prompt_short",
-    "no_cache_information": "no_cache_information",
-    "disabled": "pd_disabled",
-    "no_decider": "pd_disabled",
-    "no_prefill_endpoint": "no_pd_prefill_instance",
-}
 
 
 def choose_pd_prefill(
@@ -58,8 +30,7 @@ def choose_pd_prefill(
         return None, "short"
     policy = snapshot.local_policy
     if policy == "endpoint_picker":
-        picked, pick_reason = pick_prefill(snapshot, request, decode)
-        return picked, _PICK_REASONS[pick_reason]
+        return pick_prefill(snapshot, request, decode)
     reason = _preference(policy, snapshot, request, decode)
     if reason in _LOCAL:
         return None, reason
@@ -100,7 +71,7 @@ def _first_turn_reason(snapshot: Snapshot, request: RequestFacts, decode: Instan
     if stays_on_session_node(snapshot, request):
         own = session_node((instance for instance in snapshot.instances if instance.decodes), request)
         if not isinstance(own, list):
-            return _LEAVE_REASONS[own]
+            return own
     return "ppd_first_turn" if request.turn == 1 or not request.cached_at(decode.agent) else None
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts
 
 # Reasons for a session to leave its node: its KV is full, it has far more requests than another, or it is not available.
-LeaveReason = Literal["full", "slow", "gone"]
+LeaveReason = Literal["session_node_full", "session_node_slow", "session_node_gone"]
 REQUEST_TOKENS = 4096  # Work of a running request: about the uncached tokens of an 8K prompt.
 LOAD_SLACK = 32  # An instance with this many requests more than the least loaded one takes no new request.
 SESSION_TOKENS = 4 * REQUEST_TOKENS  # Cached tokens to assume on the session's node while the caches are unknown.
@@ -47,9 +47,9 @@ def session_node(candidates: Iterable[InstanceState], request: RequestFacts) -> 
     """Return the instances of the session's node that can take its next turn whatever their load, or why there are none."""
     left = usable(candidates, request)
     stages: tuple[tuple[LeaveReason, list[InstanceState]], ...] = (
-        ("gone", left),
-        ("full", with_room := _not_full(left)),
-        ("slow", _not_slow(with_room)),
+        ("session_node_gone", left),
+        ("session_node_full", with_room := _not_full(left)),
+        ("session_node_slow", _not_slow(with_room)),
     )
     own: list[InstanceState] = []
     for reason, instances in stages:

@@ -157,6 +157,8 @@ def prefills_locally(table: PpdTable, turn: LaterTurn, *, qps: float) -> bool:
 
 # --- Tables in the form of the authors' decision engine ---
 
+_TIMES = ("pd_ttft", "ppd_ttft", "pd_tpot", "ppd_tpot")
+
 
 def read_measured(fields: Mapping[str, Any]) -> PpdTable:
     """Return a table from the authors' form: milliseconds, and weights in `weights`.
@@ -174,15 +176,8 @@ def read_measured(fields: Mapping[str, Any]) -> PpdTable:
 
 
 def _read_entry(entry: Mapping[str, Any]) -> PpdEntry:
-    return PpdEntry(
-        entry["context_class"],
-        entry["workload_type"],
-        float(entry["qps"]),
-        float(entry["pd_ttft_ms"]) / 1000,
-        float(entry["ppd_ttft_ms"]) / 1000,
-        float(entry["pd_tpot_ms"]) / 1000,
-        float(entry["ppd_tpot_ms"]) / 1000,
-    )
+    seconds = {f"{name}_seconds": float(entry[f"{name}_ms"]) / 1000 for name in _TIMES}
+    return PpdEntry(entry["context_class"], entry["workload_type"], float(entry["qps"]), **seconds)
 
 
 def to_measured(table: PpdTable) -> dict[str, Any]:
@@ -198,10 +193,7 @@ def _entry_fields(table: PpdTable, entry: PpdEntry) -> dict[str, Any]:
         "workload_type": entry.workload_type,
         "qps": entry.qps,
         "use_ppd": entry.pd_failed or score > 0,
-        "pd_ttft_ms": entry.pd_ttft_seconds * 1000,
-        "ppd_ttft_ms": entry.ppd_ttft_seconds * 1000,
-        "pd_tpot_ms": entry.pd_tpot_seconds * 1000,
-        "ppd_tpot_ms": entry.ppd_tpot_seconds * 1000,
+        **{f"{name}_ms": getattr(entry, f"{name}_seconds") * 1000 for name in _TIMES},
         "score": score,
     }
 

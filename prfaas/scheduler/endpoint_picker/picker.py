@@ -10,15 +10,13 @@ from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider
 from prfaas.scheduler.endpoint_picker.plugins import Endpoint, Filter, PickRequest, Scorer
 
 PickReason = Literal[
-    "disaggregated",
-    "always",
+    "pd",
+    "suffix_uncached",
     "suffix_cached",
     "prompt_short",
-    "disabled",
+    "pd_disabled",
     "no_cache_information",
-    "no_decider",
-    "no_prefill_endpoint",
-    "no_decode_endpoint",
+    "no_pd_prefill_instance",
 ]
 
 
@@ -59,24 +57,22 @@ class Decider:
 
     prefix: PrefixDecider | None = None
 
-    def disaggregates(self, decode: Endpoint | None, request: PickRequest) -> tuple[bool, PickReason]:
+    def disaggregates(self, decode: Endpoint, request: PickRequest) -> tuple[bool, PickReason]:
         """Return whether the request is prefilled separately, and the reason.
 
         It is if suffix ≥ nonCachedTokens, where 0 means never. An endpoint with an unknown cache keeps the request.
         """
-        if decode is None:
-            return False, "no_decode_endpoint"
         if self.prefix is None:
-            return True, "always"
+            return True, "pd"
         limit = self.prefix.nonCachedTokens
         if limit == 0:
-            return False, "disabled"
+            return False, "pd_disabled"
         if request.num_tokens < self.prefix.promptTokens:
             return False, "prompt_short"
         if decode.num_matched_blocks is None:
             return False, "no_cache_information"
         suffix = request.num_tokens - request.cached_tokens(decode)
-        return (True, "disaggregated") if suffix >= limit else (False, "suffix_cached")
+        return (True, "suffix_uncached") if suffix >= limit else (False, "suffix_cached")
 
 
 @dataclass(frozen=True)
@@ -98,9 +94,9 @@ class EndpointPicker:
     ) -> tuple[Endpoint | None, PickReason]:
         """Return the endpoint that prefills in place of the chosen decode endpoint, or None, and the reason."""
         if self.decider is None or self.prefill_profile is None:
-            return None, "no_decider"
+            return None, "pd_disabled"
         splits, reason = self.decider.disaggregates(decode, request)
         if not splits:
             return None, reason
         prefill = self.profiles[self.prefill_profile].run(endpoints, request)
-        return (prefill[0], reason) if prefill else (None, "no_prefill_endpoint")
+        return (prefill[0], reason) if prefill else (None, "no_pd_prefill_instance")

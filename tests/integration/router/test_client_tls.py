@@ -157,7 +157,7 @@ async def test_disconnected_client_ends_its_request(engine: PacedEngine, authori
         await until(lambda: engine.num_broken_off == 1, what="the end of the engine's request")
 
 
-@pytest.mark.parametrize("names", [("certificate", "key"), ("certificate", "key", "authority")])
+@pytest.mark.parametrize("names", [("certificate", "key", "authority")])
 async def test_doctor_recognises_a_running_router(
     engine: PacedEngine, authority: Authority, tmp_path: Path, names: tuple[str, ...]
 ) -> None:

@@ -79,15 +79,6 @@ async def test_sidecar_hands_over_between_engines_with_mutual_tls(engine: PacedE
     assert ["max_tokens" in body for body in engine.bodies] == [True, False], "a prefill leg, then a decode leg"
 
 
-async def test_sidecar_rejects_an_engine_unknown_to_the_systems_authorities(engine: PacedEngine) -> None:
-    config = SidecarConfig(listen="127.0.0.1:0", engine_url=engine.url)
-    asked = {PREFILL_HEADER: engine.url.removeprefix("https://")}
-    async with open_sidecar(config) as address, aiohttp.ClientSession(f"http://{address}") as session:
-        response = await session.post("/v1/completions", json={"prompt": "x"}, headers=asked)
-        assert response.status == 503
-    assert not engine.bodies
-
-
 @pytest.mark.parametrize("engine_tls", ["system", "deployment"])
 async def test_engine_of_an_unknown_authority_gets_no_request(
     engine: PacedEngine, authority: Authority, tmp_path: Path, engine_tls: str

@@ -236,23 +236,6 @@ async def test_forwarded_request_without_an_engine_gets_503(router: RunningRoute
     assert status == 503 and body == error_body("no engine is ready", kind="service_unavailable", code=503)
 
 
-async def test_completion_without_an_engine_gets_503_in_openais_form(router: RunningRouter) -> None:
-    await router.west.stop()
-    for prompt in (SHORT, LONG):
-        status, body, _ = await router.post({"prompt": prompt})
-        assert status == 503 and b'"error"' in body and b"service_unavailable" in body
-    assert (await router.get("/health"))[0] == 503
-
-
-async def test_recovered_engine_gets_requests_again(router: RunningRouter) -> None:
-    port = int(router.west.url.rpartition(":")[2])
-    await router.west.stop()
-    await router.until_health(west_0=False)
-    await router.west.start(port)
-    await router.until_health(west_0=True)
-    assert (await router.post({"prompt": SHORT}))[0] == 200
-
-
 async def test_unhealthy_prefill_engine_gets_no_requests(router: RunningRouter) -> None:
     router.east.healthy = False
     await router.until_health(east_0=False)

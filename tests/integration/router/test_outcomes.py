@@ -84,13 +84,6 @@ async def test_request_beyond_a_quota_counts_as_refused() -> None:
             assert (await router.post({"prompt": SHORT}))[0] == 429
 
 
-async def test_request_without_an_engine_counts_as_failed(router: RunningRouter) -> None:
-    router.west.healthy = False
-    await router.until_health(west_0=False)
-    async with _Counted(503, "refused", "failed"):
-        assert (await router.post({"prompt": SHORT}))[0] == 503
-
-
 async def test_client_that_leaves_counts_as_cancelled(router: RunningRouter) -> None:
     router.west.hangs = True
     async with _Counted(499, "local", "cancelled"):

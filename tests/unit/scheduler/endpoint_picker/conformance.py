@@ -27,6 +27,7 @@ _NO_RETRIES = "after a failed prefill the decode engine computes the prompt, wit
 NOT_OFFERED_CASES = {
     ("routing-headers", "two encoders"): "no encode stage is offered",
     ("role-filters", "encode-filter"): "no encode stage is offered",
+    ("prefix-based-pd-decider", "no endpoint"): "the decider runs after the choice of a decode endpoint",
     ("sidecar.prefill-header", "sampling, comma"): "the first host of the header prefills",
 } | {
     ("sidecar.nixlv2", f"prefill answers {case}"): _NO_RETRIES

@@ -47,9 +47,7 @@ def test_prefix_based_decider(case: dict[str, Any]) -> None:
             with pytest.raises(ValueError, match="parameters"):
                 read("prefix-based-pd-decider", PrefixDecider, raw)
         return
-    cached = given.get("cached_blocks_on_decode")
-    is_there = "cached_blocks_on_decode" not in given or cached is not None
-    decode = Endpoint("decode", num_matched_blocks=cached) if is_there else None
+    decode = Endpoint("decode", num_matched_blocks=given.get("cached_blocks_on_decode"))
     parameters = PrefixDecider(given["nonCachedTokens"], given.get("promptTokens", 0))
     request = PickRequest(given["input_tokens"], given.get("block_size_tokens", 1))
     assert Decider(parameters).disaggregates(decode, request)[0] == expected["disaggregate"]
@@ -57,7 +55,7 @@ def test_prefix_based_decider(case: dict[str, Any]) -> None:
 
 @cases("always-disagg-pd-decider")
 def test_always_disagg_decider(case: dict[str, Any]) -> None:
-    assert Decider().disaggregates(Endpoint("d"), PickRequest(1)) == (case["expect"]["disaggregate"], "always")
+    assert Decider().disaggregates(Endpoint("d"), PickRequest(1)) == (case["expect"]["disaggregate"], "pd")
 
 
 def _pd(non_cached: int, *, block: int = 1) -> EndpointPicker:
@@ -188,7 +186,7 @@ def test_config_loader(case: dict[str, Any]) -> None:
     elif name == "one profile, no handler":
         picker, (a, b) = _config([QUEUE], ONE), (Endpoint("a", num_waiting=2), Endpoint("b"))
         assert picker.pick_decode([a, b], PickRequest(9)) == [b]
-        assert picker.pick_prefill([a, b], PickRequest(9), b) == (None, "no_decider")
+        assert picker.pick_prefill([a, b], PickRequest(9), b) == (None, "pd_disabled")
     else:
         order = [{"name": "one", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "queue-scorer"}]}]
         assert len(_config([QUEUE, PICKER], order).profiles["one"].scorers) == 1
