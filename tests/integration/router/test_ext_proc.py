@@ -263,11 +263,6 @@ async def test_chosen_request_has_a_log_line_with_the_engines_status(
         assert (" path=" in line) == (field == "path"), line
 
 
-async def test_request_without_a_body_goes_to_a_decode_engine(gateway: Gateway) -> None:
-    (answer,) = await gateway.exchange([_headers(path="/v1/models", ends=True)])
-    assert DESTINATION in _set(answer)
-
-
 async def test_answers_pass_unchanged(gateway: Gateway) -> None:
     headers = pb.ProcessingRequest(response_headers=pb.HttpHeaders(end_of_stream=False))
     body = pb.ProcessingRequest(response_body=pb.HttpBody(body=b"abc", end_of_stream=True))

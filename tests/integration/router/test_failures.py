@@ -112,23 +112,6 @@ async def _is_left_alone(router: RunningRouter, prompt: str, engine: PacedEngine
     return len(engine.bodies) >= 2 and not any(asked)
 
 
-async def test_engine_with_an_open_breaker_answers_if_the_only_other_engine_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fleet, "BREAKER_FAILURES", 2)
-    monkeypatch.setattr(fleet, "BREAKER_SECONDS", 3600.0)
-    async with running_router(num_wests=2) as router:
-        first, second = router.wests
-        first.status = 500
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await _is_left_alone(router, SHORT, first):
-                pass
-        first.status, second.status = 200, 500
-        num_asked = len(second.bodies)
-        assert await _asked(router, SHORT, first)
-        assert len(second.bodies) > num_asked
-
-
 async def test_only_decode_engine_is_asked_however_often_it_fails(open_at_once: None) -> None:
     async with running_router() as router:
         router.west.status = 500
@@ -255,14 +238,6 @@ async def test_engine_that_answers_the_second_health_check_keeps_its_requests() 
         router.wests[busy].answers_probes.set()
         assert (await asking)[0] == 200
         assert [len(engine.bodies) for engine in router.wests] == [1 - busy, busy]
-
-
-async def test_answer_that_does_not_begin_in_time_gets_504() -> None:
-    async with running_router(request_timeout=0.3) as router:
-        router.west.hangs = True
-        status, body, _ = await router.post({"prompt": SHORT})
-        assert status == 504 and b"timeout" in body
-        await until(lambda: router.west.num_broken_off == len(router.west.bodies))
 
 
 async def test_answer_that_does_not_end_in_time_is_aborted() -> None:

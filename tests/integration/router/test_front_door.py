@@ -133,11 +133,6 @@ async def test_body_above_the_limit_is_refused(path: str, field: str, monkeypatc
         assert router.west.bodies == []
 
 
-async def test_invalid_request_id_is_replaced(router: RunningRouter) -> None:
-    _, _, headers = await router.post({"prompt": SHORT}, **{"x-request-id": "a b"})
-    assert headers["x-request-id"] == router.west.request_ids[0] != "a b"
-
-
 async def test_other_paths_are_forwarded(router: RunningRouter) -> None:
     status, _, _ = await router.post({"input": "x"}, path="/v1/embeddings?k=v")
     assert (status, router.west.bodies) == (200, [{"model": MODEL, "input": "x"}])
@@ -171,6 +166,7 @@ async def test_late_answer_has_its_request_id() -> None:
         for path in ("/v1/completions", "/v1/embeddings"):
             status, _, headers = await router.post({"prompt": SHORT}, path=path, **{"x-request-id": "r1"})
             assert (status, headers["x-request-id"]) == (504, "r1")
+        await until(lambda: router.west.num_broken_off == 1, what="the end of the decode leg")
 
 
 async def test_forwarded_request_goes_to_an_engine_that_serves_its_model() -> None:
@@ -375,9 +371,3 @@ async def test_policy_pd_within_one_cluster_prefills_on_a_pd_p_instance() -> Non
             _, _, headers = await router.post({"prompt": prompt})
             assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("remote", "pd")
         assert [len(engine.bodies) for engine in (router.east, router.west)] == [2, 2]
-        await router.east.stop()
-        _, _, headers = await router.post({"prompt": SHORT})
-        assert headers["x-prfaas-fallback"] == "prefill_unreachable"
-    async with running_router(one_cluster=True) as router:
-        _, _, headers = await router.post({"prompt": LONG})
-        assert (headers["x-prfaas-route"], headers["x-prfaas-reason"]) == ("local", "no_prefill_instance")

@@ -119,15 +119,6 @@ def test_node_gets_no_prefix_twice_within_the_pause(seed: int) -> None:
         last[move.key, move.destination] = at
 
 
-@given(st.integers(0, 1 << 32))
-def test_joined_node_receives_no_more_than_its_time_allows(seed: int) -> None:
-    world = _history(seed, 80)
-    taken: dict[AgentName, int] = defaultdict(int)
-    for at, move in world.ordered:
-        taken[move.destination] += move.num_bytes
-        assert taken[move.destination] <= LIMITS.intake_bytes_per_second * (at - world.joined[move.destination]) + 1e-6
-
-
 @given(st.integers(0, 1 << 32), st.floats(0.5, 20.0))
 def test_wavering_rate_causes_no_endless_copies(seed: int, rate: float) -> None:
     chance = random.Random(seed)

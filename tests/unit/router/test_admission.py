@@ -160,13 +160,6 @@ def test_unused_estimated_tokens_are_given_back(clock: Clock) -> None:
     assert quotas.admit("acme") is not None, "more than one minute was given back"
 
 
-def test_longest_wait_is_reported(clock: Clock) -> None:
-    quotas = make_quotas(clock, requests_per_minute=1, tokens_per_minute=60)
-    quotas.admit("acme")
-    quotas.charge("acme", 180)
-    assert limit_and_wait(quotas.admit("acme")) == ("tokens", 120.0)
-
-
 @pytest.mark.parametrize("read", [read_clients, read_key])
 def test_a_key_file_that_everybody_may_read_is_refused_with_the_accepted_mode(
     read: Callable[..., object], tmp_path: Path

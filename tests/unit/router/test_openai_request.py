@@ -171,10 +171,6 @@ def test_prompt_that_cannot_fit_the_model_is_refused(endpoint: Any, body: dict[s
     request.check_length(0)
 
 
-def test_truncated_prompt_is_not_tokenised() -> None:
-    assert _completion(truncate_prompt_tokens=5).tokenize_body() is None
-
-
 @pytest.mark.parametrize("sent", [b'{"prompt": "x" }\n', b'{"prompt": [1, 2, 3], "cache_salt": null}'])
 def test_every_body_for_an_engine_has_the_tenants_salt(sent: bytes) -> None:
     request = parse("completions", sent, tenant="acme")

@@ -36,11 +36,6 @@ def _fetch(source: InstanceState, destination: InstanceState, num_tokens: int) -
     return PrefixFetch(source.agent, destination.agent, num_tokens)
 
 
-def test_prefix_of_the_prfaas_cluster_is_fetched_and_the_decode_node_computes_the_short_rest() -> None:
-    decision = route(ABUNDANT, _facts(3000, prefill=2500))
-    assert decision == Decision("local", "fetched", DECODE.instance, fetch=_fetch(PREFILL, DECODE, 2500))
-
-
 def test_prefix_of_the_pd_cluster_is_fetched_to_the_prfaas_cluster_for_a_long_rest() -> None:
     decision = route(ABUNDANT, _facts(5000, decode=2500, prefill=500))
     assert decision == Decision("remote", "long", DECODE.instance, PREFILL.instance, _fetch(DECODE, PREFILL, 2500))
@@ -72,7 +67,3 @@ def test_longest_prefix_is_fetched_and_among_equals_the_nearest() -> None:
 def test_unknown_node_is_no_source_of_a_fetch() -> None:
     facts = replace(_facts(3000), cached_tokens={AgentName("stranger"): 2500})
     assert find_fetch(ABUNDANT, facts, DECODE) is None
-
-
-def test_short_request_waits_for_no_fetch() -> None:
-    assert route(ABUNDANT, _facts(900, prefill=800)) == Decision("local", "short", DECODE.instance)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prfaas.scheduler.placement import KV_FULL_RATIO, LOAD_SLACK, REQUEST_TOKENS
 from prfaas.scheduler.route import EXPLANATIONS, Decision, Reason, route
 from prfaas.scheduler.snapshot import InstanceState, OwnPolicy, PathState, RequestFacts, Snapshot
-from prfaas.types import AgentName, ClusterName
+from prfaas.types import AgentName
 from tests.unit.scheduler.deployment import (
     EAST,
     EAST_CLUSTER,
@@ -288,7 +288,3 @@ def test_recorded_snapshot_and_request_give_the_same_decision(snapshot: Snapshot
 def test_every_reason_is_explained() -> None:
     words = {word for literal in get_args(Reason) for word in get_args(literal)}
     assert set(EXPLANATIONS) == words
-
-
-def test_path_without_figures_has_the_deployments_threshold() -> None:
-    assert SNAPSHOT.path(EAST_CLUSTER, ClusterName("x")).threshold_tokens == T
