@@ -51,7 +51,7 @@ def _rounds(num_prompts: int, *, on_change: Callable[[PoolChange], None] | None)
 
 def _round(pool: Pool, arena: Arena) -> list[float]:
     hashes = [BlockHash(os.urandom(16)) for _ in range(NUM_BLOCKS)]
-    lease = pool.open_lease("engine")
+    lease = pool.open_lease()
     marks = [time.process_time()]
     run = pool.allocate(arena, NUM_BLOCKS, lease)
     marks.append(time.process_time())

@@ -118,7 +118,7 @@ class _Node:
         found = self._pool.find_all(self._arena, ATTENTION, hashes)
         num_held = next((i for i, slot in enumerate(found) if slot is None), len(found))
         num_hit = self._usable(hashes, min(num_held, len(request.blocks)))
-        lease = self._pool.open_lease("engine")
+        lease = self._pool.open_lease()
         held = [slot for slot in found[:num_held] if slot is not None]
         self._pool.pin(self._arena, held[:num_hit], lease)
         if self._states and num_hit:

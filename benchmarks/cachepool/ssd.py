@@ -75,7 +75,7 @@ def _tier_rates(directory: Path) -> dict[str, float]:
             function, arguments = calls.get(timeout=60)
             function(*arguments)
 
-    lease = memory.open_lease("bench")
+    lease = memory.open_lease()
     slots = memory.allocate(arena, NUM_BLOCKS, lease)
     hashes = [BlockHash(os.urandom(16)) for _ in range(NUM_BLOCKS)]
     assert slots is not None

@@ -95,9 +95,9 @@ class SlotPool(Generic[Memory]):
 
     # Leases
 
-    def open_lease(self, owner: str) -> LeaseId:
+    def open_lease(self) -> LeaseId:
         lease = next(self._lease_ids)
-        self._leases[lease] = Lease(owner)
+        self._leases[lease] = Lease()
         return lease
 
     def end_lease(self, lease: LeaseId) -> None:
@@ -245,7 +245,7 @@ class SlotPool(Generic[Memory]):
         """Publish blocks that the slots of an unused arena hold since an earlier life of the pool."""
         slots = self._slots_of(arena)
         assert not slots.never_used, "only an unused arena is restored"
-        lease = self.open_lease("restore")
+        lease = self.open_lease()
         slots.reserve(blocks)
         self._leases[lease].written.append((slots, list(blocks)))
         self._transfer_bytes += len(blocks) * arena.stride_bytes

@@ -16,9 +16,8 @@ LeaseId = NewType("LeaseId", int)
 
 @dataclass(eq=False)
 class Lease:
-    """Uses of slots by one owner, whose name is for people. Its owner's answer or death ends a lease, never time."""
+    """Uses of slots by one owner. The owner's answer or death ends a lease, never time."""
 
-    owner: str
     written: list[tuple[SlotTable, list[int]]] = field(default_factory=list)  # Slots that the lease was given.
     read: list[tuple[BlockRun, int]] = field(default_factory=list)  # Runs, and the end up to which each is read.
     is_quarantined: bool = False  # Somebody may still write to the slots, but nobody reads them any more.

@@ -234,7 +234,7 @@ class SsdTier:
         _log.warning("ssd.write_failed", error=error)
 
     def _write_from(self, source: Arena, source_slot: int, arena: FileArena) -> bool:
-        lease = self.pool.open_lease("writer")
+        lease = self.pool.open_lease()
         try:
             taken = self.pool.allocate(arena, 1, lease)
         except OSError:
@@ -243,7 +243,7 @@ class SsdTier:
         if taken is None:
             self.pool.end_lease(lease)
             return False
-        block, reader = self._memory.identity(source, source_slot), self._memory.open_lease("ssd")
+        block, reader = self._memory.identity(source, source_slot), self._memory.open_lease()
         self._memory.pin(source, [source_slot], reader, is_use=False)
         self._write_budget.spend(_num_bytes(arena, block))
         job = _WriteJob(arena, taken[0], block, reader, lease)
@@ -285,7 +285,7 @@ class SsdTier:
         slot = None if arena is None else self.pool.find(arena, block.group, block.block_hash)
         if arena is None or slot is None or not arena.is_readable(slot):
             return False
-        lease = self.pool.open_lease("reader")
+        lease = self.pool.open_lease()
         self.pool.pin(arena, [slot], lease)
         self._to_read.append(_ReadJob(arena, slot, block, into, lease, done))
         return True

@@ -60,7 +60,7 @@ class Tier:
 
     def keep(self, hashes: list[BlockHash], *, group: int = 0, parent: BlockHash = ROOT, num_tokens: int = 32) -> None:
         """Put a chain into memory."""
-        lease = self.memory.open_lease("engine")
+        lease = self.memory.open_lease()
         slots = self.memory.allocate(self.arena, len(hashes), lease)
         assert slots is not None
         for slot, block_hash in zip(slots, hashes, strict=True):
@@ -70,7 +70,7 @@ class Tier:
 
     def ask(self, hashes: list[BlockHash]) -> None:
         """Use what memory holds of a chain."""
-        lease = self.memory.open_lease("reader")
+        lease = self.memory.open_lease()
         slots = self.memory.find_all(self.arena, 0, hashes)
         self.memory.pin(self.arena, [slot for slot in slots if slot is not None], lease)
         self.memory.end_lease(lease)

@@ -39,12 +39,11 @@ MAX_QUEUED_MESSAGES = 4096
 # An engine may hold so many requests parked while its workers attach.
 MAX_PENDING_CLAIMS = 1024
 _log = logs.get("agent.engines")
-_ids = itertools.count(1)
 
 
 @dataclass(eq=False)
 class EngineConnection:
-    """One attached scheduler or worker. `owner` names it in the pool's leases."""
+    """One attached scheduler or worker."""
 
     attach: Attach
     layout: Layout | None
@@ -54,7 +53,6 @@ class EngineConnection:
     # As in `Attached`.
     session: int = 0
     outbox: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(MAX_QUEUED_MESSAGES))
-    owner: str = field(default_factory=lambda: f"engine-{next(_ids)}")
     is_lost: bool = False
 
     @property

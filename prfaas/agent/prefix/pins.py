@@ -1,6 +1,6 @@
 """Prefixes that operators keep in this node's pool or remove from it, by commands of a manager.
 
-A pin is a lease of the operators: its blocks never leave. It names a prefix by the hash of its last token, and covers the
+A pin is a lease: its blocks never leave. It names a prefix by the hash of its last token, and covers the
 blocks in memory at that moment, in all groups and ranks. It ends with an unpin, a removal or the agent.
 """
 
@@ -17,7 +17,6 @@ from prfaas.cachepool.slots import LeaseId
 from prfaas.cachepool.ssd import SsdTier
 from prfaas.types import BlockHash, CopyEnd, CopyOutcome, PoolCommand
 
-OWNER = "operators"
 _log = logs.get("agent.pins")
 
 
@@ -73,7 +72,7 @@ class Pins:
         return [(arena, slots) for arena, slots in found if slots]
 
     def _pin(self, end_hash: BlockHash, chains: list[tuple[Arena, list[int]]], num_bytes: int) -> None:
-        lease = self._pool.open_lease(OWNER)
+        lease = self._pool.open_lease()
         for arena, slots in chains:
             self._pool.pin(arena, slots, lease, is_use=False)
         self._pinned[end_hash] = (lease, num_bytes)

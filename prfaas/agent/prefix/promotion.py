@@ -12,8 +12,6 @@ from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.ssd import SsdTier
 from prfaas.types import BlockHash
 
-# The SSD's threads write to the slots even after the engine has disconnected, so the slots are not the engine's.
-OWNER = "ssd"
 Done = Callable[[Placement | None], None]
 
 
@@ -111,7 +109,7 @@ def promote(
     """Return the promotion of a plan's blocks, not begun; None if a block is nowhere or memory is short."""
     if ssd is None or not all(_holds_all(LocalHoldings(pool, ssd, arena), plan) for arena in arenas):
         return None
-    placement = place(pool, plan, arenas, owner=OWNER)
+    placement = place(pool, plan, arenas)
     return None if placement is None else Promotion(placement, ssd, done)
 
 

@@ -124,7 +124,7 @@ class PrefixCopies:
             raise TransferRefused("no_layout", f"no engine on {agent} has a layout of {model!r}")
         plans = [self._plan(arenas, command.prefix, grant) for arenas in shapes]
         for arenas, plan in zip(shapes, plans, strict=True):
-            placement = place(self._pool, plan, arenas, owner=f"copy-{command.transfer_id.hex()}", may_allocate=False)
+            placement = place(self._pool, plan, arenas, may_allocate=False)
             if placement is not None:
                 self._send(command, grant, placement)
                 return

@@ -123,14 +123,12 @@ class Placement:
         self.pool.end_lease(self.lease)
 
 
-def place(
-    pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, owner: str, may_allocate: bool = True
-) -> Placement | None:
+def place(pool: Pool, plan: TransferPlan, arenas: tuple[Arena, ...], *, may_allocate: bool = True) -> Placement | None:
     """Pin the prefix blocks that are here, and allocate slots for the others.
 
     Return None if memory is short, or if a block is not here and nothing may be allocated.
     """
-    lease = pool.open_lease(owner)
+    lease = pool.open_lease()
     slots: list[int] = []
     held: set[int] = set()
     for objects in plan.ranges:

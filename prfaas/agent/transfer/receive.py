@@ -273,7 +273,7 @@ class InboundTransfers:
 
     def _begin(self, transfer: InboundTransfer, offer: Offer) -> Placement:
         transfer_id, plan = transfer.grant.transfer_id, offer.plan
-        placement = place(self._pool, plan, offer.arenas, owner=f"transfer-{transfer_id.hex()}")
+        placement = place(self._pool, plan, offer.arenas)
         if placement is None:
             raise TransferRefused("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
         transfer.placement = placement
@@ -388,8 +388,7 @@ class InboundTransfers:
         if transfer.claimed is None or transfer.placement is None:
             return
         if transfer.placement.plan.layouts != transfer.claimed.layouts:
-            owner = f"repack-{transfer.grant.transfer_id.hex()}"
-            transfer.repack = start_repack(transfer.claimed, transfer.arenas, transfer.placement, owner=owner)
+            transfer.repack = start_repack(transfer.claimed, transfer.arenas, transfer.placement)
 
     def _publish(self, transfer: InboundTransfer) -> None:
         """Make complete blocks available to later requests, once their hashes are verified."""

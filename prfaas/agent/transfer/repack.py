@@ -100,7 +100,7 @@ class RepackJob:
             self.target.release()
 
 
-def start_repack(claimed: Side, arenas: tuple[Arena, ...], source: Placement, *, owner: str) -> RepackJob:
+def start_repack(claimed: Side, arenas: tuple[Arena, ...], source: Placement) -> RepackJob:
     """Allocate the claimed blocks in these arenas and return the job that fills them.
 
     Raises:
@@ -112,7 +112,7 @@ def start_repack(claimed: Side, arenas: tuple[Arena, ...], source: Placement, *,
         if obstacle := next((text for text in found if text), None):
             raise LayoutError(obstacle)
         plan = make_plan(claimed.layouts, claimed.groups, source.plan.num_tokens)
-        target = place(source.pool, plan, arenas, owner=owner)
+        target = place(source.pool, plan, arenas)
         if target is None:
             raise TransferRefused("no_memory", f"no room for {len(plan.object_bytes)} repacked blocks")
         return RepackJob(source, target)

@@ -121,7 +121,7 @@ class OutboundTransfers:
     ) -> Placement:
         plan = make_plan(layouts_of(workers), request.groups, grant.num_tokens)
         check_granted_bytes(plan.total_bytes, grant)
-        placement = place(self._pool, plan, arenas_of(workers), owner=engine.owner)
+        placement = place(self._pool, plan, arenas_of(workers))
         if placement is None:
             raise TransferRefused("no_memory", "no room for the transfer's blocks")
         return placement

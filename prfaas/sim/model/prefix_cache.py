@@ -49,7 +49,7 @@ class PrefixCache:
         pool, chain = self._pool, blocks[: self._max_blocks]
         found = pool.find_all(self._arena, 0, chain)
         held = _leading(found)
-        lease = pool.open_lease("twin")
+        lease = pool.open_lease()
         if held:
             pool.pin(self._arena, [slot for slot in found[:held] if slot is not None], lease)
         if held < len(chain):

@@ -98,7 +98,7 @@ class History:
     def open(self) -> None:
         if len(self.leases) < 8:
             owner = self.rng.choice("abc")
-            self.leases.append(Lease(self.pool.open_lease(owner), owner))
+            self.leases.append(Lease(self.pool.open_lease(), owner))
 
     def allocate(self) -> None:
         if not self.leases:

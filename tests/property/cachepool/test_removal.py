@@ -76,7 +76,7 @@ class Node:
 
     def _store(self, chain: HashChain, blocks: GroupBlocks, tokens: Tokens, *, tier: int) -> None:
         pool, group = self.tiers[tier], self.layout.groups[blocks.group]
-        lease = pool.open_lease("test")
+        lease = pool.open_lease()
         for position, block_hash in enumerate(blocks.hashes):
             end = len(tokens)
             if not group.is_state:

@@ -30,7 +30,7 @@ class Side:
         self.events += change.each()
 
     def publish(self, hashes: list[BlockHash], parent: BlockHash, group: int, keep: bool) -> None:
-        lease = self.pool.open_lease("kept" if keep else "short")
+        lease = self.pool.open_lease()
         run = self.pool.allocate(self.arena, len(hashes), lease)
         if run is not None:
             lengths = range(32, 32 * len(hashes) + 32, 32)

@@ -66,7 +66,7 @@ class Node:
 
     def use(self, arenas: tuple[Arena, ...]) -> LeaseId:
         """Allocate one slot of each arena."""
-        lease = self.pool.open_lease("transfer")
+        lease = self.pool.open_lease()
         for arena in arenas:
             assert self.pool.allocate(arena, 1, lease)
         return lease

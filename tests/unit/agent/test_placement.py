@@ -38,7 +38,7 @@ class Node:
         self.plan: TransferPlan = make_plan(tuple(arena.layout for arena in self.arenas), GROUPS, NUM_TOKENS)
 
     def place(self) -> Placement:
-        placement = place(self.pool, self.plan, self.arenas, owner="test")
+        placement = place(self.pool, self.plan, self.arenas)
         assert placement is not None
         return placement
 
@@ -92,7 +92,7 @@ def test_consecutive_held_objects_of_one_size_form_one_range(node: Node) -> None
 
 
 def test_placement_without_allocation_needs_every_block(node: Node) -> None:
-    assert place(node.pool, node.plan, node.arenas, owner="test", may_allocate=False) is None
+    assert place(node.pool, node.plan, node.arenas, may_allocate=False) is None
     assert node.pool.stats().num_leases == 0
 
 
@@ -116,7 +116,7 @@ def test_ring_entries_outside_the_placement_are_ignored(
 ) -> None:
     pool = Pool(1 << 20)
     arenas = (pool.arena(hybrid()),)
-    placement = place(pool, make_plan((hybrid(),), UNHASHED_GROUPS, 96), arenas, owner="test")
+    placement = place(pool, make_plan((hybrid(),), UNHASHED_GROUPS, 96), arenas)
     assert placement is not None
     seen: list[tuple[int, int, int, int]] = []
     entry = RingEntry(EntryKind.LAYER_READY, 1, group, layer, first_block, num_blocks)

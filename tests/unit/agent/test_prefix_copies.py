@@ -86,7 +86,7 @@ def test_repeated_copy_command_changes_the_priority() -> None:
     (native,) = layouts(LATENT, Cut(1))
     arena, command = pool.arena(native), replace(_command(max_bytes=1 << 20), priority=1)
     plan = make_plan((native,), prefix_groups(native, command.prefix, root=root_hash("m")), 96)
-    placement = place(pool, plan, (arena,), owner="test")
+    placement = place(pool, plan, (arena,))
     assert placement is not None
     placement.publish(range(len(plan.object_bytes)))
     placement.release()

@@ -43,11 +43,11 @@ def test_unmappable_rank_is_refused_and_keeps_no_slots(change: Callable[[Layout]
     there, here = layouts(GROUPS, Cut(2)), layouts(GROUPS, Cut(1))
     there = there[0], change(there[1])
     plan = make_plan(there, block_lists(GROUPS, Cut(2), 96), 96)
-    source = place(pool, plan, tuple(pool.arena(layout) for layout in there), owner="source")
+    source = place(pool, plan, tuple(pool.arena(layout) for layout in there))
     assert source is not None
     claimed = Side(here, block_lists(GROUPS, Cut(1), 96))
     with pytest.raises(TransferRefused, match=named) as refused:
-        start_repack(claimed, tuple(pool.arena(layout) for layout in here), source, owner="target")
+        start_repack(claimed, tuple(pool.arena(layout) for layout in here), source)
     assert refused.value.reason == "layout_mismatch"
     source.release()
     assert pool.stats().num_leases == 0

@@ -22,7 +22,7 @@ def test_forgetting_a_model_removes_all_its_blocks_and_no_others() -> None:
     node.keep(4, parent=2)
     node.keep(3, parent=3, group=STATE)
     second = node.pool.arena(hybrid("other"))
-    lease = node.pool.open_lease("test")
+    lease = node.pool.open_lease()
     taken = node.pool.allocate(second, 1, lease)
     assert taken is not None
     node.pool.publish(second, taken[0], BlockIdentity(ATTENTION, name(1), ROOT, 32, ROOT))
@@ -53,7 +53,7 @@ def test_forgetting_empties_each_ssd_slot_once(tmp_path: Path) -> None:
         64 << 20, tier="ssd", make_arena=lambda layout, num_slots: CountingArena(layout, num_slots, directory=tmp_path)
     )
     arena = pool.arena(hybrid(MODEL))
-    lease = pool.open_lease("writer")
+    lease = pool.open_lease()
     slots = pool.allocate(arena, 600, lease)
     assert slots is not None
     hashes = [name(number) for number in range(1, 601)]

@@ -33,7 +33,7 @@ class Node:
 
     def keep(self, *numbers: int, parent: int | None = None, group: int = ATTENTION) -> None:
         """Publish a chain of idle blocks."""
-        lease = self.pool.open_lease("test")
+        lease = self.pool.open_lease()
         before = ROOT if parent is None else name(parent)
         start = 0 if parent is None else self._tokens_at(parent)
         for depth, number in enumerate(numbers):
@@ -65,7 +65,7 @@ class Node:
         return slot
 
     def use(self, *numbers: int) -> None:
-        lease = self.pool.open_lease("reader")
+        lease = self.pool.open_lease()
         self.pool.pin(self.arena, [self.slot(number) for number in numbers], lease)
         self.pool.end_lease(lease)
 
@@ -79,18 +79,18 @@ def node() -> Iterator[Node]:
 
 
 def test_each_allocation_gives_a_slot_a_new_generation(node: Node) -> None:
-    lease = node.pool.open_lease("first")
+    lease = node.pool.open_lease()
     first = node.pool.allocate(node.arena, 1, lease)
     assert first is not None
     generation = node.arena.generation(first[0])
     node.pool.end_lease(lease)
-    again = node.pool.allocate(node.arena, 1, node.pool.open_lease("second"))
+    again = node.pool.allocate(node.arena, 1, node.pool.open_lease())
     assert again == first
     assert node.arena.generation(first[0]) > generation
 
 
 def test_quarantined_slots_count_apart_until_their_lease_ends(node: Node) -> None:
-    writing, reading = node.pool.open_lease("engine"), node.pool.open_lease("other")
+    writing, reading = node.pool.open_lease(), node.pool.open_lease()
     node.pool.allocate(node.arena, 3, writing)
     node.pool.allocate(node.arena, 1, reading)
     node.pool.quarantine(writing)
@@ -113,7 +113,7 @@ def test_chains_are_evicted_from_the_tail_least_recently_used_first(node: Node) 
 def test_a_block_is_not_evicted_for_its_own_child() -> None:
     node = Node(num_prefix=1)
     node.keep(1)
-    lease = node.pool.open_lease("second")
+    lease = node.pool.open_lease()
     slots = node.pool.allocate(node.arena, 1, lease)
     assert slots is not None
     assert not node.pool.publish(node.arena, slots[0], BlockIdentity(ATTENTION, name(2), name(1), 64, name(1)))
@@ -127,7 +127,7 @@ def test_recency_counts_from_the_start_of_a_read() -> None:
     node = Node(num_prefix=2)
     node.keep(1)
     node.keep(2)
-    early, late = node.pool.open_lease("early"), node.pool.open_lease("late")
+    early, late = node.pool.open_lease(), node.pool.open_lease()
     node.pool.pin(node.arena, [node.slot(1)], early)
     node.pool.pin(node.arena, [node.slot(2)], late)
     node.pool.end_lease(late)
@@ -155,7 +155,7 @@ def test_a_block_that_names_itself_as_parent_can_leave() -> None:
 def test_a_partial_tail_keeps_its_previous_block() -> None:
     node = Node(num_prefix=2)
     node.keep(1)
-    lease = node.pool.open_lease("tail")
+    lease = node.pool.open_lease()
     slots = node.pool.allocate(node.arena, 1, lease)
     assert slots is not None
     unit = name(999)
@@ -171,7 +171,7 @@ def test_memory_of_free_slots_moves_to_another_arena() -> None:
     pool = Pool(8 * slot_bytes, transfer_ratio=1.0)
     first, second = (pool.arena(hybrid(model, slot_bytes=slot_bytes)) for model in ("first", "second"))
     for arena in (first, second, first):
-        lease = pool.open_lease("test")
+        lease = pool.open_lease()
         taken = pool.allocate(arena, 8, lease)
         assert taken is not None
         for slot in taken:
@@ -186,13 +186,13 @@ def test_memory_of_free_slots_moves_to_another_arena() -> None:
 def test_a_late_reader_notices_that_a_slots_memory_is_gone() -> None:
     pool = Pool(8 * SLOT_BYTES, transfer_ratio=1.0)
     first, second = (pool.arena(hybrid(model)) for model in ("first", "second"))
-    lease = pool.open_lease("reader")
+    lease = pool.open_lease()
     read = pool.allocate(first, 8, lease)
     assert read is not None
     generations = [first.generation(slot) for slot in read]
     pool.end_lease(lease)
     assert [first.generation(slot) for slot in read] == generations
-    assert pool.allocate(second, 8, pool.open_lease("another")) is not None
+    assert pool.allocate(second, 8, pool.open_lease()) is not None
     assert all(first.generation(slot) > then for slot, then in zip(read, generations, strict=True))
     pool.close()
 
@@ -207,10 +207,10 @@ class _Stubborn(Arena):
 def test_memory_that_the_system_refuses_stays_with_its_free_slots() -> None:
     pool: SlotPool[Arena] = SlotPool(8 * SLOT_BYTES, transfer_ratio=1.0, make_arena=_Stubborn)
     first, second = pool.arena(hybrid("a")), pool.arena(hybrid("b"))
-    lease = pool.open_lease("test")
+    lease = pool.open_lease()
     assert pool.allocate(first, 8, lease) is not None
     pool.end_lease(lease)
-    lease = pool.open_lease("test")
+    lease = pool.open_lease()
     with pytest.raises(OSError, match="not supported"):
         pool.allocate(second, 1, lease)
     check_integrity(pool)
@@ -235,7 +235,7 @@ def test_chain_returns_a_block_and_all_its_ancestors() -> None:
 
 def test_an_empty_arena_is_dropped(node: Node) -> None:
     second = node.pool.arena(hybrid("other"))
-    lease = node.pool.open_lease("transfer")
+    lease = node.pool.open_lease()
     node.pool.allocate(second, 2, lease)
     assert not node.pool.drop(second.layout.fingerprint)
     node.pool.quarantine(lease)
@@ -250,7 +250,7 @@ def test_an_arena_with_prefix_blocks_is_not_dropped(
 ) -> None:
     first, second = node.pool.arena(hybrid("first")), node.pool.arena(hybrid("second"))
     node.keep(1, 2)
-    lease = node.pool.open_lease("test")
+    lease = node.pool.open_lease()
     taken = node.pool.allocate(second, 1, lease)
     assert taken is not None
     node.pool.publish(second, taken[0], BlockIdentity(ATTENTION, name(7), ROOT, 32, ROOT))

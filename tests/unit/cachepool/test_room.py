@@ -26,7 +26,7 @@ class Node:
 
     def keep(self, first: int, end: int, *, root: BlockHash = ALICE, lease: LeaseId | None = None) -> list[bool]:
         """Publish blocks of one chain; which of them were taken."""
-        own = self.pool.open_lease("engine") if lease is None else lease
+        own = self.pool.open_lease() if lease is None else lease
         slots = self.pool.allocate(self.arena, end - first, own)
         assert slots is not None
         self.pool.publish_run(
@@ -48,7 +48,7 @@ class Node:
         return [number for number in range(first, end) if self.pool.find(self.arena, 0, name(number)) is not None]
 
     def ask(self, first: int, end: int) -> None:
-        lease = self.pool.open_lease("reader")
+        lease = self.pool.open_lease()
         slots = [self.pool.find(self.arena, 0, name(number)) for number in range(first, end)]
         self.pool.pin(self.arena, [slot for slot in slots if slot is not None], lease)
         self.pool.end_lease(lease)
@@ -70,7 +70,7 @@ def test_a_tenant_at_its_limit_evicts_only_its_own_blocks() -> None:
 
 def test_a_tenant_with_all_its_share_in_use_gets_no_more() -> None:
     node = Node(TenantShares(each_tenant=0.3))
-    lease = node.pool.open_lease("writer")
+    lease = node.pool.open_lease()
     assert node.keep(0, 5, lease=lease) == [True, True, True, False, False]
     assert node.keep(10, 11, lease=lease) == [False]
     assert node.keep(100, 103, root=BOB) == [True, True, True]
@@ -106,7 +106,7 @@ def test_blocks_on_probation_use_all_spare_room() -> None:
 
 def test_blocks_after_read_blocks_are_on_probation() -> None:
     node = Node(TenantShares(learns=True), probation_blocks=3)
-    lease = node.pool.open_lease("engine")
+    lease = node.pool.open_lease()
     slots = node.pool.allocate(node.arena, 8, lease)
     assert slots is not None
     hashes = [name(number) for number in range(8)]
