@@ -89,9 +89,6 @@ SIDECAR_TLS_REFUSALS = _counter(
     "Connections rejected for their certificate. port is listen or status_listen.",
     ("port", "reason"),
 )
-COLOCATE_TLS_REFUSALS = _counter(
-    "prfaas_colocate_tls_refusals", "Connections rejected for their certificate.", ("reason",)
-)
 GATEWAY_REFUSALS = _counter(
     "prfaas_router_gateway_refusals", "Gateway connections rejected for their certificate.", ("reason",)
 )
@@ -355,11 +352,4 @@ ENGINE_EVENT_ORPHANS = _counter(
     "prfaas_agent_engine_event_orphans",
     "Blocks in engine memory that are not announced, by reason: extra hash keys, or unknown tokens, parent or layout.",
     ("reason",),
-)
-
-COLOCATE_REQUESTS = _counter(
-    "prfaas_colocate_requests", "Completions answered. outcome is complete, cancelled, refused or failed.", ("outcome",)
-)
-COLOCATE_RESTARTS = _counter(
-    "prfaas_colocate_restarts", "Times a prefill or decode process died and was restarted.", ("side",)
 )

@@ -49,7 +49,7 @@ STATE_MACHINES: tuple[TransitionTable[Any, Any], ...] = (
 )
 TITLES = {
     "connector": "The connector, inside vLLM",
-    "colocate": "The colocated executor",
+    "colocate": "Colocated instances",
     "console": "The command `prfaas`",
 }
 TWO_CLUSTERS = """\

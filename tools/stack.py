@@ -127,11 +127,17 @@ class Stack:
         child = self._children.start(process_name, command)
         return child, config["listen"], f"http://{config['http_listen']}"
 
-    def start_colocate(self, **settings: Any) -> tuple[Child, str]:
-        """Start a colocated executor of a tiny model; return (process, address)."""
-        config: dict[str, Any] = {"listen": free_address(), "shape": "tiny", "num_threads": 1, **settings}
-        command = [_script("prfaas-colocate"), "serve", "--config", self._write("colocate", config)]
-        return self._children.start("colocate", command), config["listen"]
+    def start_colocate(
+        self, model: Path, *, extra: tuple[str, ...] = (), address: str | None = None, **settings: Any
+    ) -> EngineProcess:
+        """Start a colocated instance. `extra` are flags of vLLM, as for `start_engine`."""
+        address = address or free_address()
+        config = self._write("colocate", {"listen": address, "model": str(model), **settings})
+        command = [_script("prfaas-colocate"), "serve", "--config", config, "--"]
+        command += ["--served-model-name", model.name, "--dtype", _dtype(model), *extra]
+        eager = EAGER_ENVIRONMENT if "--enforce-eager" in extra else {}
+        child = self._children.start("colocate", command, environment={**ENGINE_ENVIRONMENT, **eager})
+        return EngineProcess(child, f"http://{address}")
 
     def start_sidecar(self, **settings: Any) -> tuple[Child, str, str]:
         """Start a sidecar; return (process, address, status address)."""

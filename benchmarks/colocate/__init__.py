@@ -1,1 +1,1 @@
-"""Prefill and decode at once against chunked hybrid batching, same device, same model, one run."""
+"""A colocated instance against vLLM's chunked prefill."""

@@ -1,133 +1,113 @@
-"""`make bench AREA=colocate`: the executor and chunked baselines in turn, in one run, as JSON."""
+"""A colocated instance against vLLM's chunked prefill: the same traffic, model and cores, one system after the other.
+
+make bench AREA=colocate ARGS='--model models/smollm2 --seconds 60'
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
-import os
-import platform
-import statistics
 import sys
-import time
-import timeit
-from collections.abc import Sequence
-from dataclasses import asdict
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
+import aiohttp
 
-from benchmarks.colocate import executor
-from benchmarks.colocate.lockstep import Baseline
-from benchmarks.colocate.setting import CPU, Setting
-from prfaas.colocate.processes.shared_memory import SIDES
-from prfaas.colocate.processes.supervisor import Supervisor
-from prfaas.model.cost.colocation import Colocation, ShareTable
-from prfaas.scheduler.colocation import PartitionState, SharingPolicy, StepLoad, next_sharing
-from prfaas.solve.files.profile_file import read_colocation
+from benchmarks.colocate.traffic import Client, LongPrompt
+from tools.demo.client import is_answering
+from tools.processes import Children
+from tools.real_model import make_real_model
+from tools.stack import EngineProcess, Stack
 
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "colocate.json"
-Round = dict[str, Any]
+START_SECONDS = 600.0
 
 
-async def rounds_of(setting: Setting, arguments: argparse.Namespace) -> tuple[list[Round], dict[str, Any]]:
-    """Return every mode once a round, so that what else the machine does falls on all of them; and the deaths' seconds."""
-    modes: dict[str, Colocation | None] = {"overallocated": None}
-    if arguments.profile:
-        modes["adaptive"] = read_colocation(arguments.profile)
-    baseline = Baseline(setting)
-    rounds: list[Round] = [{} for _ in range(arguments.rounds)]
-    deaths: dict[str, Any] = {}
-    for name, shared in modes.items():
-        async with Supervisor(executor.settings_of(setting, shared, arguments.itl_slo_seconds)) as running:
-            await executor.warm_up(running, setting)
-            for results in rounds:
-                results[name] = await executor.run(running, setting)
-                for chunk in setting.chunks if name == "overallocated" else ():
-                    results[f"lockstep_{chunk}"] = await asyncio.to_thread(baseline.run, chunk)
-            if name == "overallocated":
-                for side in SIDES:
-                    deaths[side] = spread([await executor.seconds_after_death(running, side) for _ in range(5)])
-    return rounds, deaths
+@dataclass(frozen=True)
+class System:
+    """One of the systems: a colocated instance, or vLLM with a chunk size."""
+
+    name: str
+    chunk_tokens: int
+    is_colocated: bool = False
+    decode_share: float = 0.0
+
+    def start(self, stack: Stack, model: Path, flags: tuple[str, ...]) -> EngineProcess:
+        extra = (*flags, "--served-model-name", "model", "--no-enable-prefix-caching")
+        extra = (*extra, "--max-num-batched-tokens", str(self.chunk_tokens))
+        if self.is_colocated:
+            return stack.start_colocate(model, extra=extra, decode_share=self.decode_share)
+        return stack.start_engine(self.name, model, agent=None, role="", extra=extra)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one system. `goodput` is requests per second within both objectives, by offered load."""
+
+    system: str
+    long_prompt: LongPrompt
+    goodput: dict[float, float]
 
 
-def lines(setting: Setting, rounds: list[Round], peak: float, slo_seconds: float) -> list[dict[str, Any]]:
-    """Return each figure beside its target. On a CPU they only show that the comparison runs."""
-    chunks = [f"lockstep_{chunk}" for chunk in setting.chunks]
-    own = [name for name in ("overallocated", "adaptive") if name in rounds[0]]
-    ratios = [
-        max(item[name]["requests_per_second"] for name in own) / max(item[n]["requests_per_second"] for n in chunks)
-        for item in rounds
-    ]
-    flops = [item[own[-1]]["long_prefill"]["prefill_flops_per_second"] / peak for item in rounds]
-    itl = {name: spread([item[name]["long_prefill"]["itl_p99_seconds"] for item in rounds]) for name in (*own, *chunks)}
-    return [
-        {"what": "throughput over the best chunk", "figure": spread(ratios), "bar": 1.3},
-        {
-            "what": f"ITL p99 at a batch of {setting.workload.concurrency} during one prompt of "
-            f"{setting.long_prompt_tokens} tokens",
-            "figure": itl,
-            "bar": f"ours under an SLO that every chunk breaks ({slo_seconds} s was asked for)",
-        },
-        {"what": "prefill's share of the matrix peak", "figure": spread(flops), "bar": 0.4},
-    ]
+async def measure(system: System, engine: EngineProcess, options: argparse.Namespace, num_tokens: int) -> Figures:
+    timeout = aiohttp.ClientTimeout(total=None)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        client = Client(engine.url, session, num_tokens=num_tokens, seed=options.seed)
+        await client.ask(256, 16)
+        long_prompt = await client.long_prompt(batch=4, num_tokens=options.long_tokens, repeats=options.repeats)
+        goodput = {}
+        for rate in options.rates:
+            timings = await client.load(
+                rate, seconds=options.seconds, mean_prompt=options.mean_prompt, max_tokens=options.max_tokens
+            )
+            met = sum(timing.meets(options.itl_slo, options.ttft_scale) for timing in timings)
+            goodput[rate] = round(met / options.seconds, 3)
+    return Figures(system.name, long_prompt, goodput)
 
 
-def decision_seconds() -> float:
-    """Return one decision of the adaptive resource manager, over a table of eight batches and eight shares."""
-    shares = tuple(i / 9 for i in range(1, 9))
-    table = ShareTable(shares, tuple(2**i for i in range(8)), ((0.05,) * 8,) * 8, (0.06,) * 8)
-    load, policy = StepLoad(40, True), SharingPolicy(0.04)
-    return min(timeit.repeat(lambda: next_sharing(PartitionState(), load, table, policy=policy), number=1000)) / 1000
+def _options() -> argparse.Namespace:
+    def numbers(text: str) -> list[float]:
+        return [float(word) for word in text.split(",")]
 
-
-def matrix_peak(setting: Setting) -> float:
-    """Floating-point operations per second of one large product on random data, the best of four times five."""
-    size = setting.matrix_size
-    a, b = (torch.randn(size, size) for _ in range(2))
-    best = float("inf")
-    for _ in range(4):
-        started = time.perf_counter()
-        for _ in range(5):
-            product = a @ b
-        product[0, 0].item()
-        best = min(best, (time.perf_counter() - started) / 5)
-    return 2.0 * size**3 / best
-
-
-def _device_name() -> str:
-    return f"CPU {platform.machine()}, {os.cpu_count()} cores"
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.colocate", description=__doc__)
+    parser.add_argument("--model", type=Path, help="model folder; SmolLM2 if left out")
+    parser.add_argument("--chunks", type=numbers, default=[128, 256, 512, 1024], help="chunk sizes of the baseline")
+    parser.add_argument("--shares", type=numbers, default=[0.5], help="pinned partitions as further baselines")
+    parser.add_argument("--rates", type=numbers, default=[0.25, 0.5, 1.0, 2.0], help="offered requests per second")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of each load")
+    parser.add_argument("--repeats", type=int, default=5, help="long prompts")
+    parser.add_argument("--long-tokens", type=int, default=2048)
+    parser.add_argument("--mean-prompt", type=int, default=512)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--itl-slo", type=float, default=0.1, help="seconds, p95 of a request")
+    parser.add_argument("--ttft-scale", type=float, default=1.0, help="seconds for each started 1,000 prompt tokens")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flags", default="--max-model-len 4096 --max-num-seqs 16", help="flags of vLLM")
+    return parser.parse_args()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile", type=Path, help="a measured profile: adds the executor with adaptive shares")
-    parser.add_argument("--itl-slo-seconds", type=float, default=0.03)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    setting = CPU
-    peak = matrix_peak(setting)
-    rounds, deaths = asyncio.run(rounds_of(setting, arguments))
-    results = {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "device": _device_name(),
-        "torch": torch.__version__,
-        "setting": asdict(setting),
-        "lines": lines(setting, rounds, peak, arguments.itl_slo_seconds),
-        "seconds_after_death": deaths,
-        "decision_seconds": decision_seconds(),
-        "matrix_peak_flops_per_second": peak,
-        "rounds": rounds,
-    }
-    text = json.dumps(results, indent=1)
-    print(text)
-    arguments.out.write_text(text + "\n")
+    options = _options()
+    systems = [System("colocated", 2048, is_colocated=True)]
+    systems += [System(f"colocated, pinned {share:g}", 2048, True, share) for share in options.shares]
+    systems += [System(f"chunked {int(chunk)}", int(chunk)) for chunk in options.chunks]
+    flags = (*options.flags.split(), "--kv-cache-memory-bytes", str(1 << 29))
+    with tempfile.TemporaryDirectory() as temporary:
+        model = options.model or make_real_model(Path(temporary) / "smollm2")
+        num_tokens = json.loads((model / "config.json").read_text())["vocab_size"]
+        for system in systems:
+            directory = Path(temporary) / system.name.replace(" ", "-")
+            directory.mkdir()
+            with Children(directory) as children:
+                engine = system.start(Stack(children, directory), model, flags)
+                children.wait_until(
+                    engine.child, lambda url=engine.url: is_answering(f"{url}/health"), seconds=START_SECONDS
+                )
+                figures = asyncio.run(measure(system, engine, options, num_tokens))
+            sys.stdout.write(json.dumps(asdict(figures)) + "\n")
+            sys.stdout.flush()
     return 0
 
 

@@ -10,20 +10,23 @@ from prfaas import config, logs
 from prfaas.cli import startup
 from prfaas.cli.component import check_named_files
 from prfaas.colocate.config import ColocateConfig
-from prfaas.errors import AgentUnreachable, ConfigError, LayoutError, MissingExtraError
+from prfaas.errors import ConfigError, MissingExtraError
 
-USAGE = """usage: prfaas-colocate {serve,profile} [--config FILE] [--KEY VALUE ...]
+USAGE = """usage: prfaas-colocate {serve,profile} [--config FILE] [--KEY VALUE ...] [-- FLAGS OF VLLM]
 
-  serve    answer requests over HTTP until SIGTERM or SIGINT
+  serve    run vLLM's OpenAI-compatible server until SIGTERM or SIGINT
   profile  measure decode and prefill on shares of the device, and write that to --profile FILE
 
-prfaas-colocate serve --help lists every setting.
+prfaas-colocate serve --help lists every setting. Flags behind `--`, such as --max-model-len 8192, go to vLLM.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, or write a profile; 2 when the configuration is wrong or the extra is missing."""
-    command, *arguments = [*(sys.argv[1:] if argv is None else argv), ""][:-1] or [""]
+    given = list(sys.argv[1:] if argv is None else argv)
+    border = given.index("--") if "--" in given else len(given)
+    arguments, flags = given[:border], given[border + 1 :]
+    command = arguments.pop(0) if arguments else ""
     if command not in ("serve", "profile"):
         asked = command in ("-h", "--help")
         (sys.stdout if asked else sys.stderr).write(USAGE)
@@ -32,25 +35,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = config.parse(ColocateConfig, component="colocate", argv=arguments, doc=__doc__ or "", check=check)
     logs.setup("colocate")
     try:
+        if settings.model is None:
+            raise ConfigError("model: name the model's folder, such as --model /models/smollm2")
         if command == "profile":
-            startup.load_extra("prfaas.colocate.profile.measure", extra="colocate").write_profile(
-                settings, settings.profile
-            )
+            measure = startup.load_extra("prfaas.colocate.profile", extra="colocate")
+            measure.write_profile(settings, flags)
             return 0
-        server = startup.load_extra("prfaas.colocate.server", extra="colocate")
-        startup.serve(lambda: server.serve(settings))
-    except (AgentUnreachable, ConfigError, LayoutError, MissingExtraError, OSError) as error:
+        server = startup.load_extra("prfaas.colocate.serve", extra="colocate")
+        server.check(flags)
+        startup.serve(lambda: server.serve(settings, flags))
+    except (ConfigError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"prfaas-colocate: {error}\n")
         return 2
     return 0
 
 
 def _check_profile(settings: ColocateConfig) -> None:
-    """Raise ConfigError where no file can be written, before minutes of measuring; one that is there stays as it is, and
-    nothing is left."""
+    """Raise ConfigError where no file can be written, before minutes of measuring."""
     path = settings.profile
     if path is None:
-        raise ConfigError("profile: the file to write, such as --profile h200.yaml")
+        raise ConfigError("profile: the file to write, such as --profile epyc.yaml")
     if path.exists() and not path.is_file():
         raise ConfigError(f"profile: {path} is something else than a file")
     try:

@@ -22,6 +22,7 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.http.admission import read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList
+from prfaas.solve.files.profile_file import read_colocation
 from prfaas.transport.net.tls import Certificates, TlsConfig
 
 T = TypeVar("T")
@@ -121,8 +122,11 @@ def _check_sidecar(settings: SidecarConfig) -> None:
 
 def _check_colocate(settings: ColocateConfig) -> None:
     _check_certificates(settings.tls, settings.certificates)
-    with contextlib.suppress(MissingExtraError):
-        startup.load_extra("prfaas.colocate.server", extra="colocate").executor_settings(settings)
+    if settings.profile is not None:
+        try:
+            read_colocation(settings.profile)
+        except ConfigError as error:
+            raise ConfigError(f"profile: {error}") from error
 
 
 def _check_console(settings: ConsoleConfig) -> None:

@@ -190,7 +190,7 @@ def _sidecar_findings(sidecar: SidecarConfig, patient: Patient) -> Iterator[Find
 
 def _colocate_findings(executor: ColocateConfig, patient: Patient) -> Iterator[Finding]:
     where, seconds = "colocate", patient.console.timeout
-    running = network.answers(executor.listen, "/healthz", timeout_seconds=seconds, tls=_client_tls(executor))
+    running = network.answers(executor.listen, "/health", timeout_seconds=seconds, tls=_client_tls(executor))
     yield network.port_finding(executor.listen, key="listen", where=where, is_running=running)
     yield network.pages_finding(executor.listen, executor, where=where)
     if executor.agent_socket is not None:

@@ -62,7 +62,6 @@ PORTS = {
     "router": Port(GET.replace(b"healthz", b"health"), "http/1.1", "prfaas_router_client_tls_refusals_total", "router"),
     "sidecar": Port(GET, "http/1.1", 'prfaas_sidecar_tls_refusals_total{port="listen"', "sidecar pages"),
     "sidecar pages": Port(GET, "http/1.1", 'prfaas_sidecar_tls_refusals_total{port="status_listen"', "sidecar pages"),
-    "executor": Port(GET, "http/1.1", "prfaas_colocate_tls_refusals_total", "executor"),
 }
 
 
@@ -112,8 +111,7 @@ class Fortress:
         sidecar, *_ = stack.start_sidecar(
             listen=at["sidecar"], status_listen=at["sidecar pages"], tls=self._tls("sidecar")
         )
-        executor, _ = stack.start_colocate(listen=at["executor"], tls=self._tls("executor"))
-        return [manager, agent.child, router, sidecar, executor]
+        return [manager, agent.child, router, sidecar]
 
     def talk(self, name: str, kind: str) -> bytes:
         """Return the answer to a client of some kind; nothing if it is refused."""

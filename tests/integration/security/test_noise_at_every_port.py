@@ -84,12 +84,10 @@ class Target:
             {"managers": [self.manager], "ext_proc_listen": gateway, "probe_interval": "100ms"}
         )
         beside, sidecar, status = stack.start_sidecar(engine_url=f"http://{engine}")
-        shared, executor = stack.start_colocate(agent_socket=str(agent.socket))
-        self.children: list[Child] = [manager, agent.child, served, router, beside, shared]
+        self.children: list[Child] = [manager, agent.child, served, router, beside]
         self.socket = agent.socket
         self.pages = {"manager": f"{pages}/healthz", "agent": f"{agent.status_url}/healthz"}
         self.pages |= {"router": f"{door}/health", "sidecar": f"http://{status}/healthz"}
-        self.pages |= {"executor": f"http://{executor}/healthz"}
         self.http = [url.removeprefix("http://").partition("/")[0] for url in self.pages.values()] + [sidecar]
         self.http2 = [self.manager, gateway]
         self.wire, self.gateway = agent.wire, gateway
@@ -224,7 +222,6 @@ def test_all_processes_listen_on_loopback_by_default(target: Target) -> None:
         "engine": 1,
         "router": 2,
         "sidecar": 2,
-        "colocate": 1,
     }
     assert [socket for sockets in found.values() for socket in sockets if socket.is_beyond_loopback] == []
 

@@ -1,4 +1,4 @@
-"""Measured profiles are what solver and executor read."""
+"""Measured profiles are what solver and partition manager read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.colocate.profile import measure
-from prfaas.colocate.profile.measure import Measured, PrefillTime, StepTime
 from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
 from prfaas.solve.files.profile_file import read_colocation, read_profile
+
+profile = pytest.importorskip("prfaas.colocate.profile", exc_type=ModuleNotFoundError)
 
 COLOCATION = Colocation(
     "affinity",
@@ -18,23 +18,23 @@ COLOCATION = Colocation(
     prefill=(SharedPrefill(1024, 0.75, 0.5),),
     interference=(InterferenceRatio(8, 1024, 0, 1.57), InterferenceRatio(8, 128, 2048, 1.09)),
 )
-MEASURED = Measured(
+MEASURED = profile.Measured(
     hardware="a device",
     model="tiny",
     source="by hand",
-    prefill=(PrefillTime(256, 0.1), PrefillTime(512, 0.22), PrefillTime(1024, 0.5)),
-    decode=(StepTime(1, 100, 0.01), StepTime(8, 100, 0.017)),
+    prefill=tuple(profile.PrefillTime(number, seconds) for number, seconds in ((256, 0.1), (512, 0.22), (1024, 0.5))),
+    decode=(profile.StepTime(1, 100, 0.01), profile.StepTime(8, 100, 0.017)),
     colocation=COLOCATION,
 )
 
 
 def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
-    measure.write(MEASURED, tmp_path / "p.yaml")
+    profile.write(MEASURED, tmp_path / "p.yaml")
     assert read_colocation(tmp_path / "p.yaml") == COLOCATION
 
 
 def test_the_solver_reads_the_same_file(tmp_path: Path) -> None:
-    measure.write(MEASURED, tmp_path / "p.yaml")
+    profile.write(MEASURED, tmp_path / "p.yaml")
     item = read_profile(tmp_path / "p.yaml")
     assert (item.name, item.hardware) == ("p", "a device")
     assert item.prefill.seconds(512) == pytest.approx(0.22, rel=0.01)

@@ -1,0 +1,51 @@
+"""Division of a machine's cores between the two workers: affinity of all threads, and the size of the OpenMP team."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from prfaas.scheduler.colocation import Partition
+
+Cores = tuple[int, ...]
+_set_num_threads: Callable[[int], None] = torch.set_num_threads  # vLLM replaces it later, by nothing.
+
+
+def all_cores() -> Cores:
+    """Return the cores that this process may use, in order."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def split(partition: Partition, cores: Cores) -> tuple[Cores, Cores]:
+    """Return the cores of decode and of prefill.
+
+    Decode's share is rounded up. Shares that add up to one give disjoint sets wherever there are two cores. An idle side
+    keeps what its first step needs: all cores.
+    """
+    if not partition.is_split or len(cores) == 1:
+        return cores, cores
+    border = min(len(cores) - 1, max(1, math.ceil(partition.decode_share * len(cores) - 1e-9)))
+    return cores[:border], cores[border:]
+
+
+def core_shares(num_cores: int) -> tuple[float, ...]:
+    """Return the shares that cores allow: every split that leaves each side one, at most eight of them."""
+    return tuple(round(count / num_cores, 4) for count in range(1, num_cores, -(-num_cores // 8)))
+
+
+def move_threads(cores: Sequence[int]) -> None:
+    """Move all threads of this process to `cores`, at once, even in the middle of a step."""
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(thread.name), cores)
+        except ProcessLookupError:
+            continue  # The thread ended meanwhile.
+
+
+def resize_team(num_threads: int) -> None:
+    """Set the number of OpenMP threads of the calling thread, from the next parallel region on."""
+    _set_num_threads(num_threads)

@@ -1,1 +1,0 @@
-"""Decode process: request table and loop."""

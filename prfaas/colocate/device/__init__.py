@@ -1,1 +1,0 @@
-"""Device shares and step execution on CPU and GPU."""

@@ -1,0 +1,82 @@
+"""Executor of the decode engine: its worker is forked from the loaded model instead of started anew."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import cloudpickle
+from vllm.v1.executor.abstract import Executor
+
+from prfaas.colocate.channel import Channel
+from prfaas.colocate.messages import DecodeHello, Refused
+
+
+class PendingAnswer(Future[Any]):
+    """Answer of the worker to one call, read when somebody asks for it. Answers come in the order of the calls."""
+
+    def __init__(self, channel: Channel, *, is_single: bool) -> None:
+        super().__init__()
+        self._channel, self._is_single = channel, is_single
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            answer = self._channel.receive()
+            if isinstance(answer, Exception):
+                self.set_exception(answer)
+            else:
+                self.set_result(answer if self._is_single else [answer])
+        return super().result()
+
+
+class ForkedExecutor(Executor):
+    """Executor with one worker. It fails when the worker dies, and the engine ends with it."""
+
+    def _init_executor(self) -> None:
+        """Have the fork server load the model, unless it has, and fork the worker."""
+        self._channel = Channel.connect()
+        self._channel.send(DecodeHello(self.vllm_config))
+        answer = self._channel.receive()
+        if isinstance(answer, Refused):
+            raise RuntimeError(answer.reason)
+        self._worker = os.pidfd_open(answer.process)
+
+    def register_failure_callback(self, callback: Callable[[], None]) -> None:
+        threading.Thread(target=self._await_death, args=(callback,), name="prfaas-worker-death", daemon=True).start()
+
+    def _await_death(self, callback: Callable[[], None]) -> None:
+        select.select([self._worker], [], [])
+        callback()
+
+    def collective_rpc(
+        self,
+        method: str | bytes | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        is_single: bool = False,
+    ) -> Any:
+        """Run a method of the worker. Every call is answered in order, so `timeout` is not needed."""
+        if callable(method):
+            method = cloudpickle.dumps(method)
+        self._channel.send((method, args, kwargs or {}))
+        answer = PendingAnswer(self._channel, is_single=is_single)
+        return answer if non_block else answer.result()
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        return self.collective_rpc("execute_model", args=(scheduler_output,), non_block=non_block, is_single=True)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        return self.collective_rpc("sample_tokens", args=(grammar_output,), non_block=non_block, is_single=True)
+
+    def check_health(self) -> None:
+        """Do nothing: the failure callback tells of a lost worker."""
+
+    def shutdown(self) -> None:
+        """Let the worker go; it ends with its channel."""
+        self._channel.close()

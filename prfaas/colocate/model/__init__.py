@@ -1,1 +1,0 @@
-"""Hybrid-attention model of the executor."""

@@ -1,1 +1,0 @@
-"""Prefill process: request queue and loop."""

@@ -1,1 +1,0 @@
-"""Processes of the executor: shared memory, rings, start and restart."""

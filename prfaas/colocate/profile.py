@@ -1,0 +1,287 @@
+"""Profile of a model on this machine: decode steps and prompts on every share of the cores, and how they slow each other.
+
+The engine runs in this process, with real workers. Its partition is pinned to one share after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from prfaas import logs
+from prfaas.colocate import serve
+from prfaas.colocate.channel import SOCKET_VARIABLE
+from prfaas.colocate.config import ColocateConfig
+from prfaas.colocate.cores import all_cores, core_shares
+from prfaas.errors import ConfigError
+from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
+
+log = logs.get("colocate.profile")
+
+WARM_UP_STEPS = 3
+PROMPT_REPEATS = 2
+
+
+@dataclass(frozen=True)
+class PrefillTime:
+    """Seconds of a prompt of `num_tokens` with the whole device and nothing beside it."""
+
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a decode step with the whole device and nothing beside it."""
+
+    batch: int
+    context_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything that one measurement yields."""
+
+    hardware: str
+    model: str
+    source: str
+    prefill: tuple[PrefillTime, ...]
+    decode: tuple[StepTime, ...]
+    colocation: Colocation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plan of a measurement. An append-prefill adds `append_tokens` to `num_prefill_tokens` cached ones."""
+
+    shares: tuple[float, ...]
+    batches: tuple[int, ...] = (1, 4, 16)
+    context_tokens: int = 512
+    num_prefill_tokens: int = 1024
+    append_tokens: int = 128
+    steps: int = 20
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """Lengths that are prefilled with nothing beside them: three make a curve."""
+        whole = self.num_prefill_tokens
+        return whole // 4, whole // 2, whole
+
+
+class Bench:
+    """An engine whose steps are timed one by one."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._connector = engine.engine_core.engine_core.scheduler.get_kv_connector()
+        self._names = itertools.count()
+        vocabulary = engine.vllm_config.model_config.get_vocab_size()
+        self._token_ids = (number * 7919 % (vocabulary - 3) + 3 for number in itertools.count())
+        self._loads: dict[str, float] = {}  # Start of each prompt that runs beside decode.
+        self.prompt_seconds: list[float] = []
+
+    def pin(self, share: float) -> None:
+        """Pin decode's share of the cores; 1 gives all cores to both."""
+        self._connector.pin(share)
+
+    def prompt(self, num_tokens: int, *, cached: Sequence[int] = ()) -> float:
+        """Return the seconds from a prompt's arrival to its token, with nothing beside it."""
+        self._add_prompt(num_tokens, cached)
+        while self._loads:
+            self._step()
+        return self.prompt_seconds.pop()
+
+    def steps(self, plan: Plan, batch: int, *, load: int = 0, cached: Sequence[int] = ()) -> float:
+        """Return the median decode step of a batch, with prompts of `load` tokens beside it without pause."""
+        self.prompt_seconds.clear()
+        names = [self._add(self._tokens(plan.context_tokens), 10_000) for _ in range(batch)]
+        while self._num_running() < batch:
+            self._step()
+        seconds: list[float] = []
+        while len(seconds) < WARM_UP_STEPS + plan.steps or (load and not self.prompt_seconds):
+            if load and not self._loads:
+                self._add_prompt(load, cached)
+            started = time.perf_counter()
+            self._step()
+            seconds.append(time.perf_counter() - started)
+        self._engine.abort_request([*names, *self._loads])
+        self._loads.clear()
+        while self._engine.has_unfinished_requests():
+            self._step()
+        return statistics.median(seconds[WARM_UP_STEPS:])
+
+    def beginning(self, num_tokens: int) -> list[int]:
+        """Return tokens that are in the prefix cache from now on."""
+        tokens = self._tokens(num_tokens)
+        self._loads[self._add(tokens, 1)] = time.perf_counter()
+        while self._loads:
+            self._step()
+        return tokens
+
+    def _tokens(self, number: int) -> list[int]:
+        return list(itertools.islice(self._token_ids, number))
+
+    def _add_prompt(self, num_tokens: int, cached: Sequence[int]) -> None:
+        self._loads[self._add([*cached, *self._tokens(num_tokens)], 1)] = time.perf_counter()
+
+    def _add(self, token_ids: list[int], max_tokens: int) -> str:
+        name = str(next(self._names))
+        parameters = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        self._engine.add_request(name, {"prompt_token_ids": token_ids}, parameters)
+        return name
+
+    def _num_running(self) -> int:
+        return len(self._engine.engine_core.engine_core.scheduler.running)
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            if output.finished and output.request_id in self._loads:
+                self.prompt_seconds.append(time.perf_counter() - self._loads.pop(output.request_id))
+
+
+def measure(bench: Bench, plan: Plan, *, model: str) -> Measured:
+    """Return the whole profile."""
+    bench.pin(1.0)
+    alone_prompts = tuple(
+        PrefillTime(number, min(bench.prompt(number) for _ in range(PROMPT_REPEATS))) for number in plan.prompts
+    )
+    alone = {batch: bench.steps(plan, batch) for batch in plan.batches}
+    prefill, columns = [], []
+    for share in (*plan.shares, 1.0):
+        bench.pin(share)
+        columns.append([bench.steps(plan, batch, load=plan.num_prefill_tokens) for batch in plan.batches])
+        rest = round(1 - share, 4) if share < 1 else 1.0
+        prefill.append(SharedPrefill(plan.num_prefill_tokens, rest, statistics.median(bench.prompt_seconds)))
+        log.info("share.measured", decode_share=share, seconds=columns[-1])
+    cached = bench.beginning(plan.num_prefill_tokens)
+    append = [bench.steps(plan, batch, load=plan.append_tokens, cached=cached) for batch in plan.batches]
+    interference = tuple(
+        InterferenceRatio(batch, tokens, held, seconds / alone[batch])
+        for tokens, held, column in (
+            (plan.num_prefill_tokens, 0, columns[-1]),
+            (plan.append_tokens, len(cached), append),
+        )
+        for batch, seconds in zip(plan.batches, column, strict=True)
+    )
+    table = ShareTable(plan.shares, plan.batches, tuple(zip(*columns[:-1], strict=True)), tuple(columns[-1]))
+    return Measured(
+        hardware=f"CPU {platform.machine()}, {len(all_cores())} cores",
+        model=model,
+        source=f"prfaas-colocate profile, {time.strftime('%Y-%m-%d', time.gmtime())}: medians of {plan.steps} steps",
+        prefill=alone_prompts,
+        decode=tuple(StepTime(batch, plan.context_tokens, seconds) for batch, seconds in alone.items()),
+        colocation=Colocation("affinity", plan.context_tokens, table, tuple(prefill), interference),
+    )
+
+
+def write_profile(config: ColocateConfig, flags: Sequence[str]) -> None:
+    """Measure every share of this machine's cores, and write the file.
+
+    Raises:
+        ConfigError: There is one core only, which cannot be shared.
+    """
+    assert config.profile is not None
+    shares = core_shares(len(all_cores()))
+    if not shares:
+        raise ConfigError("one core cannot be shared: measure on a machine with two or more")
+    with running_bench(replace(config, profile=None), flags) as bench:
+        write(measure(bench, Plan(shares), model=str(config.model)), config.profile)
+    log.info("profile.written", path=str(config.profile))
+
+
+@contextlib.contextmanager
+def running_bench(config: ColocateConfig, flags: Sequence[str]) -> Iterator[Bench]:
+    """Yield an engine in this process, with a fork server of its own."""
+    with tempfile.TemporaryDirectory(prefix="prfaas-colocate-") as folder:
+        socket = Path(folder) / "fork-server"
+        command, environment = serve.fork_server(socket)
+        with subprocess.Popen(command, env=environment) as server:
+            try:
+                os.environ |= serve.engine_environment(socket) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+                parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+                namespace = parser.parse_args([*serve.engine_flags(config), *flags])
+                engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(namespace))
+                yield Bench(engine)
+                engine.engine_core.shutdown()
+            finally:
+                server.send_signal(signal.SIGKILL)
+                os.environ.pop(SOCKET_VARIABLE, None)
+
+
+def write(measured: Measured, path: Path) -> None:
+    """Write the file, whole or not at all; its name is the profile's."""
+    text = yaml.safe_dump(_plain(measured, name=path.stem), sort_keys=False, width=120)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _plain(measured: Measured, *, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "hardware": measured.hardware,
+        "model": measured.model,
+        "source": measured.source,
+        "prefill": {
+            "fit": "quadratic",
+            "points": [
+                {"tokens": item.num_tokens, "cached": 0, "seconds": _seconds(item.seconds)} for item in measured.prefill
+            ],
+        },
+        "decode": {
+            "points": [
+                {"batch": item.batch, "context": item.context_tokens, "step": _seconds(item.seconds)}
+                for item in measured.decode
+            ]
+        },
+        "colocation": _colocation(measured.colocation),
+    }
+
+
+def _colocation(measured: Colocation) -> dict[str, Any]:
+    table = measured.decode
+    decode = [
+        {"batch": batch, "share": share, "step": _seconds(step)}
+        for batch, row, together in zip(table.batches, table.seconds, table.overallocated_seconds, strict=True)
+        for share, step in (*zip(table.shares, row, strict=True), (1.0, together))
+    ]
+    return {
+        "partition": measured.partition,
+        "context": measured.context_tokens,
+        "decode": decode,
+        "prefill": [
+            {"tokens": item.num_tokens, "share": item.share, "seconds": _seconds(item.seconds)}
+            for item in measured.prefill
+        ],
+        "interference": [
+            {
+                "batch": item.decode_batch,
+                "tokens": item.num_new_tokens,
+                "cached": item.num_cached_tokens,
+                "ratio": round(item.ratio, 4),
+            }
+            for item in measured.interference
+        ],
+    }
+
+
+def _seconds(value: float) -> float:
+    return round(value, 7)

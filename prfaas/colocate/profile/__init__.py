@@ -1,1 +1,0 @@
-"""Measurement of a colocation profile."""

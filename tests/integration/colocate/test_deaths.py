@@ -1,0 +1,75 @@
+"""Workers of a colocated instance die at any moment."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import pytest
+
+from tests.integration.colocate.conftest import MakeInstance
+from tests.integration.colocate.instance import Instance, Prompt, mixed_prompts
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def instance(make_instance: MakeInstance) -> Instance:
+    return make_instance("gemma3", flags=("--no-enable-prefix-caching",))
+
+
+def _await_worker(instance: Instance, phase: str) -> None:
+    wait_until(lambda: instance.worker(phase) > 0, seconds=60, what=f"a {phase} worker")
+
+
+def _assert_no_block_is_lost(instance: Instance) -> None:
+    wait_until(lambda: instance.metric("vllm:kv_cache_usage_perc") == 0, seconds=60, what="an empty KV cache")
+
+
+@pytest.mark.timeout(900)
+def test_the_death_of_the_prefill_worker_changes_no_answer(instance: Instance) -> None:
+    prompts = mixed_prompts(24, seed=3)
+    expected = instance.ask_all(prompts)
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(instance.ask, prompt) for prompt in prompts]
+        for _ in range(3):
+            _await_worker(instance, "prefill")
+            instance.kill("prefill")
+        assert [answer.result() for answer in answers] == expected
+    _assert_no_block_is_lost(instance)
+
+
+@pytest.mark.timeout(900)
+def test_the_death_of_the_decode_worker_ends_requests_and_the_instance_comes_back(instance: Instance) -> None:
+    prompts = mixed_prompts(6, seed=4)
+    expected = instance.ask_all(prompts)
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(instance.ask, Prompt(prompts[0].token_ids, 2000))
+        wait_until(lambda: instance.metric("vllm:num_requests_running") > 0, what="a running request")
+        instance.kill("decode")
+        assert answer.exception() is not None
+    wait_until(lambda: instance.worker("decode") == 0, what="the end of the dead engine")
+    instance.wait()
+    assert instance.ask_all(prompts) == expected
+    _assert_no_block_is_lost(instance)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(6 * 3600)
+def test_a_hundred_deaths_leave_no_wrong_token_and_no_lost_block(instance: Instance) -> None:
+    random = Random(5)
+    prompts = mixed_prompts(30, seed=5)
+    expected = instance.ask_all(prompts)
+    for _ in range(100):
+        phase = "decode" if random.random() < 0.2 else "prefill"
+        with ThreadPoolExecutor(6) as threads:
+            answers = [threads.submit(instance.ask, prompt) for prompt in prompts]
+            answers[random.randrange(len(answers))].exception()
+            _await_worker(instance, phase)
+            instance.kill(phase)
+            for answer, tokens in zip(answers, expected, strict=True):
+                lost = answer.exception()
+                assert phase == "decode" if lost else answer.result() == tokens
+        instance.wait()
+        _assert_no_block_is_lost(instance)

@@ -1,0 +1,69 @@
+"""Shares as sets of cores, and the manager that chooses them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from prfaas.colocate.cores import core_shares, split
+from prfaas.colocate.partition import PartitionManager, PartitionSettings
+from prfaas.model.cost.colocation import ShareTable
+from prfaas.scheduler.colocation import OVERALLOCATED, Partition, StepLoad
+
+CORES = (2, 3, 5, 7)
+BUSY, DECODE_ALONE, PREFILL_ALONE = StepLoad(4, True), StepLoad(4, False), StepLoad(0, True)
+
+
+@pytest.mark.parametrize("num_cores", [2, 3, 8])
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.5, 0.75, 0.9])
+def test_complementary_shares_take_disjoint_cores_and_leave_none_out(num_cores: int, share: float) -> None:
+    cores = tuple(range(num_cores))
+    decode, prefill = split(Partition(share, 1 - share), cores)
+    assert decode and prefill and decode + prefill == cores
+
+
+def test_overallocation_gives_both_sides_every_core() -> None:
+    assert split(OVERALLOCATED, (4, 5)) == ((4, 5), (4, 5))
+
+
+@pytest.mark.parametrize(("cores", "shares"), [(2, (0.5,)), (4, (0.25, 0.5, 0.75)), (1, ())])
+def test_a_share_of_a_cpu_is_a_number_of_cores(cores: int, shares: tuple[float, ...]) -> None:
+    assert core_shares(cores) == shares
+
+
+def test_many_cores_are_measured_in_eight_steps_at_most() -> None:
+    assert len(core_shares(128)) == 8
+
+
+def test_without_a_profile_each_side_gets_half_while_both_run_and_all_cores_while_alone() -> None:
+    manager = PartitionManager(PartitionSettings(), CORES)
+    assert manager.next(BUSY) == ((2, 3), (5, 7))
+    assert manager.next(DECODE_ALONE)[0] == CORES
+    assert manager.next(PREFILL_ALONE)[1] == CORES
+
+
+def test_a_profile_gives_decode_the_least_share_that_meets_its_slo() -> None:
+    table = ShareTable((0.25, 0.5, 0.75), (4,), ((0.09, 0.04, 0.03),), (0.2,))
+    manager = PartitionManager(PartitionSettings(itl_slo_seconds=0.035, table=table), CORES)
+    assert manager.next(BUSY) == ((2, 3, 5), (7,))
+
+
+def test_a_pinned_share_never_changes() -> None:
+    manager = PartitionManager(PartitionSettings(decode_share=0.25), CORES)
+    assert {manager.next(load) for load in (BUSY, DECODE_ALONE, PREFILL_ALONE)} == {((2,), (3, 5, 7))}
+
+
+def test_threads_move_in_the_middle_of_a_step_and_the_team_has_the_size_of_its_cores() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core cannot be shared")
+    code = (
+        "import os, torch; from prfaas.colocate.cores import all_cores, move_threads, resize_team; cores = all_cores();"
+        "torch.ones(4000, 4000).sum(); move_threads(cores[:1]); resize_team(1);"
+        "tasks = [int(name) for name in os.listdir('/proc/self/task')];"
+        "assert {tuple(os.sched_getaffinity(task)) for task in tasks} == {cores[:1]};"
+        "assert torch.get_num_threads() == 1"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150)
