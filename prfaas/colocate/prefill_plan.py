@@ -110,13 +110,22 @@ class PrefillQueue:
         is_shared = not any(group.needs_scratch for group in self.groups)
         while self._orders and room and len(chunks) < (self.max_rows if is_shared else 1):
             item = self._orders[0]
-            end = min(item.order.end, item.computed + room)
+            end = self._end(item, room)
             chunks.append(self._chunk(item, end))
             room -= end - item.computed
             item.computed = end
             if end == item.order.end:
                 self._orders.popleft()
         return chunks
+
+    def _end(self, item: Progress, room: int) -> int:
+        """Return where the next chunk ends. vLLM's CPU kernels write a state at the end of a chunk only."""
+        end = min(item.order.end, item.computed + room)
+        for group in self.groups:
+            boundary = end // group.block_tokens * group.block_tokens
+            if group.is_state and boundary > item.computed:
+                end = boundary
+        return end
 
     def _chunk(self, item: Progress, end: int) -> Chunk:
         start, is_first = item.computed, item.computed == item.order.start
