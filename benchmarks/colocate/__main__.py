@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -102,9 +103,7 @@ def main() -> int:
             directory.mkdir()
             with Children(directory) as children:
                 engine = system.start(Stack(children, directory), model, flags)
-                children.wait_until(
-                    engine.child, lambda url=engine.url: is_answering(f"{url}/health"), seconds=START_SECONDS
-                )
+                children.wait_until(engine.child, partial(is_answering, f"{engine.url}/health"), seconds=START_SECONDS)
                 figures = asyncio.run(measure(system, engine, options, num_tokens))
             sys.stdout.write(json.dumps(asdict(figures)) + "\n")
             sys.stdout.flush()

@@ -24,11 +24,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from prfaas import logs
 from prfaas.colocate.cores import Cores, all_cores, move_threads, resize_team
-from prfaas.colocate.kv_groups import group_shapes
 from prfaas.colocate.messages import PrefillHello
 from prfaas.colocate.partition import PartitionManager, PartitionSettings
 from prfaas.colocate.prefill_client import PrefillClient
 from prfaas.colocate.prefill_plan import Order, num_scratch_blocks
+from prfaas.colocate.prefill_worker import group_shapes
 from prfaas.colocate.settings import read
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.errors import ConfigError

@@ -15,12 +15,19 @@ from typing import Any, NoReturn
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 from prfaas.colocate.channel import Channel
 from prfaas.colocate.cores import Cores, move_threads, resize_team
-from prfaas.colocate.kv_groups import group_shapes
 from prfaas.colocate.messages import Cancel, Done, Ready, UseCores
-from prfaas.colocate.prefill_plan import Chunk, Order, PrefillQueue
+from prfaas.colocate.prefill_plan import Chunk, GroupShape, Order, PrefillQueue
+from prfaas.errors import LayoutError
 
 
 def run(wrapper: Any, channel: Channel, scratch_blocks: Sequence[int]) -> NoReturn:
@@ -133,3 +140,26 @@ class Stepper:
             lora_request=None,
             prefill_token_ids=token_ids if self._is_v2 else None,
         )
+
+
+def group_shapes(kv_cache_config: Any) -> tuple[GroupShape, ...]:
+    """Return the groups of a KV cache.
+
+    Raises:
+        LayoutError: A group is of an unknown kind.
+    """
+    return tuple(_group_shape(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
+
+
+def _group_shape(spec: Any) -> GroupShape:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        spec = next(iter(spec.kv_cache_specs.values()))
+    if isinstance(spec, MambaSpec):
+        return GroupShape(spec.block_size, is_state=True)
+    if isinstance(spec, SlidingWindowSpec):
+        return GroupShape(spec.block_size, window_tokens=spec.sliding_window)
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return GroupShape(spec.block_size, window_tokens=spec.attention_chunk_size)
+    if isinstance(spec, FullAttentionSpec):
+        return GroupShape(spec.block_size)
+    raise LayoutError(f"colocation does not know KV groups of the kind {type(spec).__name__}")

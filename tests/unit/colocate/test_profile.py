@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.colocate import profile_writer as profile
 from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
 from prfaas.solve.files.profile_file import read_colocation, read_profile
-
-profile = pytest.importorskip("prfaas.colocate.profile", exc_type=ModuleNotFoundError)
 
 COLOCATION = Colocation(
     "affinity",

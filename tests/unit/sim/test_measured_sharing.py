@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.colocate import profile as measure
-from prfaas.colocate.profile import Measured, PrefillTime, StepTime
+from prfaas.colocate import profile_writer as measure
+from prfaas.colocate.profile_writer import Measured, PrefillTime, StepTime
 from prfaas.errors import ConfigError
 from prfaas.model.cost.colocation import Colocation, SharedPrefill, ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition
