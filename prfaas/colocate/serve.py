@@ -24,7 +24,7 @@ from prfaas import logs
 from prfaas.colocate import settings
 from prfaas.colocate.channel import SOCKET_VARIABLE
 from prfaas.colocate.config import ColocateConfig
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.transport.net.tls_proxy import tls_proxy_for
 from prfaas.units import split_address
 
@@ -175,7 +175,10 @@ def check(flags: Sequence[str]) -> None:
 
     Raises:
         ConfigError: A flag is one of them.
+        MissingExtraError: vLLM is not installed.
     """
+    if find_spec("vllm") is None:
+        raise MissingExtraError("vllm is not installed; run: pip install 'prfaas[colocate]'")
     for flag in flags:
         name = flag.partition("=")[0]
         if name in ("--kv-transfer-config", "--distributed-executor-backend", "--host", "--port"):
