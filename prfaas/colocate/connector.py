@@ -297,3 +297,6 @@ def _check_supported(vllm_config: Any) -> None:
             raise ConfigError(f"colocation does not support {name}={getattr(parallel, name)}")
     if vllm_config.speculative_config is not None:
         raise ConfigError("colocation does not support speculative_config")
+    if vllm_config.cache_config.mamba_cache_mode == "align":
+        # vLLM would store states in the middle of a chunk, which its CPU kernels cannot.
+        raise ConfigError("colocation of models with states needs --no-enable-prefix-caching")
