@@ -39,7 +39,8 @@ class ForkedExecutor(Executor):
     def _init_executor(self) -> None:
         """Have the fork server load the model, unless it has, and fork the worker."""
         self._channel = Channel.connect()
-        self._channel.send(DecodeHello(self.vllm_config))
+        variables = {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "TORCHINDUCTOR_"))}
+        self._channel.send(DecodeHello(self.vllm_config, variables))
         answer = self._channel.receive()
         if isinstance(answer, Refused):
             raise RuntimeError(answer.reason)

@@ -91,6 +91,7 @@ class Workers:
             os.close(self._kv_memory)
         self._kv_memory = os.memfd_create("prfaas-kv")
         if self._loaded is None:
+            os.environ.update(hello.environment)
             self._loaded = _load(hello.vllm_config)
 
     def _fork(self, channel: Channel, hello: DecodeHello | PrefillHello) -> None:

@@ -10,9 +10,15 @@ from prfaas.colocate.cores import Cores
 
 @dataclass(frozen=True)
 class DecodeHello:
-    """Request of the decode engine's executor for a worker. `vllm_config` names the model."""
+    """Request of the decode engine's executor for a worker.
+
+    Attributes:
+        vllm_config: Names the model.
+        environment: Variables that vLLM's platform has set for its workers, such as the layout of states.
+    """
 
     vllm_config: Any
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
