@@ -40,9 +40,10 @@ IDLE_WAIT_SECONDS = 0.02  # An idle decode engine waits for the prefill worker; 
 
 @dataclass
 class ColocatedStep(KVConnectorMetadata):
-    """Cores of the decode worker in this step, and the copies of the agent's connector."""
+    """Cores of the decode worker, prompts that the prefill worker will not compute, and copies of the agent's connector."""
 
     cores: Cores = ()
+    refused: frozenset[str] = frozenset()
     agent_step: KVConnectorMetadata = field(default_factory=StepMetadata)
 
 
@@ -82,6 +83,8 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         self._agent = _agent_connector(vllm_config, role, kv_cache_config, of_agent) if of_agent else None
         self._offers: dict[str, Offer] = {}
         self._loads: dict[str, tuple[Offer, Any, tuple[tuple[int, ...], ...]]] = {}
+        self._refused: set[str] = set()  # Prompts that are left to the decode engine.
+        self._newly_refused: frozenset[str] = frozenset()  # In this step of the worker.
         self._prefill: PrefillClient
         self._manager: PartitionManager
         self._cores: Cores = ()
@@ -132,7 +135,8 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         if num_loaded is None:
             return None, False
         end = request.num_tokens - 1
-        if end - num_computed_tokens - num_loaded < MIN_PREFILL_TOKENS or not _is_text(request):
+        is_short = end - num_computed_tokens - num_loaded < MIN_PREFILL_TOKENS
+        if is_short or not _is_text(request) or request.request_id in self._refused:
             return num_loaded, bool(num_loaded)
         self._offers[request.request_id] = Offer(num_computed_tokens, num_loaded, end)
         return end - num_computed_tokens, True
@@ -162,7 +166,9 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
         batch = len(scheduler_output.num_scheduled_tokens)
         cores, prefill_cores = self._manager.next(StepLoad(batch, self._prefill.is_busy))
         self._prefill.flush(prefill_cores)
-        step = ColocatedStep(cores)
+        refused = frozenset(self._prefill.take_refused())
+        self._refused |= refused
+        step = ColocatedStep(cores, refused)
         if self._agent is not None:
             step.agent_step = self._agent.build_connector_meta(scheduler_output)
         self._idles = not batch
@@ -178,19 +184,19 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
             self._agent.update_connector_output(connector_output)
         for request_id in received & self._loads.keys():
             offer, request, tables = self._loads.pop(request_id)
-            start = offer.start if request_id in failed else offer.start + offer.num_loaded
-            self._order(request, start, offer.end, tables)
-            received.discard(request_id)
-            failed.discard(request_id)
+            if request_id not in failed:  # After a failure vLLM asks again for the whole prompt.
+                self._order(request, offer.start + offer.num_loaded, offer.end, tables)
+                received.discard(request_id)
         waits = self._idles and self._prefill.is_busy and not received
         received |= self._prefill.take_finished(IDLE_WAIT_SECONDS if waits else 0.0)
-        connector_output.finished_recving, connector_output.failed_recving = received, failed
+        connector_output.finished_recving = received
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._offers.pop(request.request_id, None)
         self._loads.pop(request.request_id, None)
+        self._refused.discard(request.request_id)
         self._prefill.cancel(request.request_id)
         if self._agent is None:
             return False, None
@@ -221,6 +227,7 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(connector_metadata, ColocatedStep)
+        self._newly_refused = connector_metadata.refused
         if self._agent is not None:
             self._agent.bind_connector_metadata(connector_metadata.agent_step)
 
@@ -247,9 +254,13 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
             self._agent.wait_for_save()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        if self._agent is None:
-            return KVConnectorTransferResults()
-        return self._agent.get_transfer_results(finished_req_ids)
+        """Return the agent's results, and the prompts that no prefill worker computes: vLLM schedules these again."""
+        results = KVConnectorTransferResults()
+        if self._agent is not None:
+            results = self._agent.get_transfer_results(finished_req_ids)
+        results.finished_recving |= self._newly_refused
+        results.failed_recving |= self._newly_refused
+        return results
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return StepReport(self._agent.build_connector_worker_meta() if self._agent is not None else None)

@@ -41,6 +41,20 @@ def test_the_death_of_the_prefill_worker_changes_no_answer(instance: Instance) -
 
 
 @pytest.mark.timeout(900)
+def test_decode_computes_a_prompt_on_which_prefill_workers_always_die(instance: Instance) -> None:
+    prompt = Prompt(mixed_prompts(1, seed=6)[0].token_ids * 50, 8)
+    expected = instance.ask(prompt)
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(instance.ask, prompt)
+        while not answer.done():
+            if instance.worker("prefill"):
+                instance.kill("prefill")
+        assert answer.result() == expected
+    instance.ask(prompt)
+    _assert_no_block_is_lost(instance)
+
+
+@pytest.mark.timeout(900)
 def test_the_death_of_the_decode_worker_ends_requests_and_the_instance_comes_back(instance: Instance) -> None:
     prompts = mixed_prompts(6, seed=4)
     expected = instance.ask_all(prompts)
