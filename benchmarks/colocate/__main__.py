@@ -1,6 +1,9 @@
-"""A colocated instance against vLLM's chunked prefill: the same traffic, model and cores, one system after the other.
+"""A colocated instance against vLLM's chunked prefill and against 1P-1D with our hand-over, one system after the other.
 
-make bench AREA=colocate ARGS='--model models/smollm2 --seconds 60'
+All get the same traffic, model and cores. Each prints a line of JSON; the last line compares them.
+
+    make bench AREA=colocate
+    python -m benchmarks.colocate --model models/smollm2 --profile smollm2.yaml --seconds 60
 """
 
 from __future__ import annotations
@@ -8,38 +11,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import aiohttp
 
+from benchmarks.colocate.systems import Chunked, Colocated, Disaggregated, Endpoint, System
 from benchmarks.colocate.traffic import Client, LongPrompt
-from tools.demo.client import is_answering
 from tools.processes import Children
 from tools.real_model import make_real_model
-from tools.stack import EngineProcess, Stack
+from tools.stack import has_cuda
 
-START_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class System:
-    """One of the systems: a colocated instance, or vLLM with a chunk size."""
-
-    name: str
-    chunk_tokens: int
-    is_colocated: bool = False
-    decode_share: float = 0.0
-
-    def start(self, stack: Stack, model: Path, flags: tuple[str, ...]) -> EngineProcess:
-        extra = (*flags, "--served-model-name", "model", "--no-enable-prefix-caching")
-        extra = (*extra, "--max-num-batched-tokens", str(self.chunk_tokens))
-        if self.is_colocated:
-            return stack.start_colocate(model, extra=extra, decode_share=self.decode_share)
-        return stack.start_engine(self.name, model, agent=None, role="", extra=extra)
+COLOCATED = "colocated"
 
 
 @dataclass(frozen=True)
@@ -51,11 +38,11 @@ class Figures:
     goodput: dict[float, float]
 
 
-async def measure(system: System, engine: EngineProcess, options: argparse.Namespace, num_tokens: int) -> Figures:
+async def measure(system: System, endpoint: Endpoint, options: argparse.Namespace, num_tokens: int) -> Figures:
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        client = Client(engine.url, session, num_tokens=num_tokens, seed=options.seed)
+        client = Client(endpoint, session, num_tokens=num_tokens, seed=options.seed)
         await client.ask(256, 16)
         long_prompt = await client.long_prompt(batch=4, num_tokens=options.long_tokens, repeats=options.repeats)
         goodput = {}
@@ -68,13 +55,31 @@ async def measure(system: System, engine: EngineProcess, options: argparse.Names
     return Figures(system.name, long_prompt, goodput)
 
 
+def compare(figures: Sequence[Figures]) -> dict[str, object]:
+    """Return the colocated instance over the best of the others, for each figure."""
+    ours = next(item for item in figures if item.system == COLOCATED)
+    others = [item for item in figures if not item.system.startswith(COLOCATED)]
+    chunked = min(
+        (item for item in others if item.system.startswith("chunked")), key=lambda item: item.long_prompt.itl_p99
+    )
+    best = {rate: max(item.goodput[rate] for item in others) for rate in ours.goodput}
+    return {
+        "best_chunked": chunked.system,
+        "itl_p99_ratio": round(ours.long_prompt.itl_p99 / chunked.long_prompt.itl_p99, 3),
+        "ttft_ratio": round(ours.long_prompt.ttft / chunked.long_prompt.ttft, 3),
+        "goodput_ratio": {rate: round(ours.goodput[rate] / best[rate], 3) for rate in best if best[rate]},
+    }
+
+
 def _options() -> argparse.Namespace:
     def numbers(text: str) -> list[float]:
         return [float(word) for word in text.split(",")]
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.colocate", description=__doc__)
     parser.add_argument("--model", type=Path, help="model folder; SmolLM2 if left out")
+    parser.add_argument("--profile", type=Path, help="colocation profile, from prfaas-colocate profile")
     parser.add_argument("--chunks", type=numbers, default=[128, 256, 512, 1024], help="chunk sizes of the baseline")
+    parser.add_argument("--threads", type=numbers, default=[1, os.cpu_count()], help="OpenMP threads of the baseline")
     parser.add_argument("--shares", type=numbers, default=[0.5], help="pinned partitions as further baselines")
     parser.add_argument("--rates", type=numbers, default=[0.25, 0.5, 1.0, 2.0], help="offered requests per second")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of each load")
@@ -89,24 +94,34 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _systems(options: argparse.Namespace) -> list[System]:
+    systems: list[System] = [Colocated(COLOCATED, 2048, profile=options.profile)]
+    systems += [Colocated(f"{COLOCATED}, pinned {share:g}", 2048, decode_share=share) for share in options.shares]
+    systems += [Disaggregated("1P-1D", 2048)]
+    for chunk in options.chunks:
+        for threads in options.threads:
+            systems.append(Chunked(f"chunked {chunk:g}, {threads:g} threads", int(chunk), int(threads)))
+    return systems
+
+
 def main() -> int:
     options = _options()
-    systems = [System("colocated", 2048, is_colocated=True)]
-    systems += [System(f"colocated, pinned {share:g}", 2048, True, share) for share in options.shares]
-    systems += [System(f"chunked {int(chunk)}", int(chunk)) for chunk in options.chunks]
+    if has_cuda():
+        sys.stderr.write("This machine has a GPU. Colocated instances run on CPUs only, so CPUs are measured.\n")
     flags = (*options.flags.split(), "--kv-cache-memory-bytes", str(1 << 29))
+    measured: list[Figures] = []
     with tempfile.TemporaryDirectory() as temporary:
         model = options.model or make_real_model(Path(temporary) / "smollm2")
         num_tokens = json.loads((model / "config.json").read_text())["vocab_size"]
-        for system in systems:
-            directory = Path(temporary) / system.name.replace(" ", "-")
+        for number, system in enumerate(_systems(options)):
+            directory = Path(temporary) / str(number)
             directory.mkdir()
             with Children(directory) as children:
-                engine = system.start(Stack(children, directory), model, flags)
-                children.wait_until(engine.child, partial(is_answering, f"{engine.url}/health"), seconds=START_SECONDS)
-                figures = asyncio.run(measure(system, engine, options, num_tokens))
-            sys.stdout.write(json.dumps(asdict(figures)) + "\n")
+                endpoint = system.start(children, directory, model, flags)
+                measured.append(asyncio.run(measure(system, endpoint, options, num_tokens)))
+            sys.stdout.write(json.dumps(asdict(measured[-1])) + "\n")
             sys.stdout.flush()
+    sys.stdout.write(json.dumps(compare(measured)) + "\n")
     return 0
 
 

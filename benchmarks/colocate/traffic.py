@@ -1,4 +1,4 @@
-"""Traffic against one OpenAI-compatible server, and the times of every token."""
+"""Traffic against one system, and the times of every token."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
+
+from benchmarks.colocate.systems import MODEL, Endpoint
 
 TTFT_SECONDS_PER_THOUSAND = 1.0
 
@@ -53,24 +56,35 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]
 
 
+def _is_token(line: bytes) -> bool:
+    return line.startswith(b"data: {") and bool(json.loads(line[6:])["choices"])
+
+
 class Client:
     """Requests with random tokens, so that no prefix is cached."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, *, num_tokens: int, seed: int) -> None:
-        self._url, self._session = url, session
+    def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession, *, num_tokens: int, seed: int) -> None:
+        self._endpoint, self._session = endpoint, session
         self._num_tokens, self._random = num_tokens, random.Random(seed)
 
     async def ask(self, num_prompt_tokens: int, max_tokens: int) -> Timing:
         """Send one prompt and stamp its tokens."""
         prompt = [self._random.randrange(3, self._num_tokens) for _ in range(num_prompt_tokens)]
-        body = {"model": "model", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         timing = Timing(num_prompt_tokens, time.monotonic())
-        async with self._session.post(f"{self._url}/v1/completions", json=body | {"stream": True}) as response:
-            response.raise_for_status()
-            async for line in response.content:
-                if line.startswith(b"data: {") and json.loads(line[6:])["choices"]:
-                    timing.tokens.append(time.monotonic())
+        decode, prefill = self._endpoint.legs(prompt)
+        legs = [self._leg(self._endpoint.url, prompt, max_tokens, decode, timing.tokens)]
+        if self._endpoint.prefill_url:
+            legs.append(self._leg(self._endpoint.prefill_url, prompt[:-1], 1, prefill, []))
+        await asyncio.gather(*legs)
         return timing
+
+    async def _leg(
+        self, url: str, prompt: list[int], max_tokens: int, parameters: dict[str, Any], times: list[float]
+    ) -> None:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        async with self._session.post(f"{url}/v1/completions", json=body | parameters | {"stream": True}) as response:
+            response.raise_for_status()
+            times += [time.monotonic() async for line in response.content if _is_token(line)]
 
     async def long_prompt(self, *, batch: int, num_tokens: int, repeats: int) -> LongPrompt:
         """Measure decode steps of a batch while a long prompt is computed."""

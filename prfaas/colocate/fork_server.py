@@ -34,6 +34,7 @@ from prfaas.colocate import prefill_worker
 from prfaas.colocate.channel import Channel, ChannelServer
 from prfaas.colocate.cores import all_cores, move_threads, resize_team
 from prfaas.colocate.messages import DecodeHello, PrefillHello, Ready, Refused
+from prfaas.colocate.serve import REFUSED_EXIT
 
 log = logs.get("colocate.fork_server")
 _PR_SET_PDEATHSIG = 1
@@ -181,6 +182,9 @@ def _set_up_process(name: bytes) -> None:
 
 def main() -> None:
     logs.setup("colocate")
+    if not current_platform.is_cpu():  # A process that has started CUDA cannot be forked.
+        log.error("device.refused", reason=f"colocated instances run on CPUs, not on {current_platform.device_name}")
+        sys.exit(REFUSED_EXIT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = ChannelServer(Path(sys.argv[1]))
     workers = Workers(server)

@@ -32,6 +32,7 @@ log = logs.get("colocate")
 
 RESTART_PAUSE_SECONDS = 1.0
 MAX_ENDS, ENDS_WITHIN_SECONDS = 3, 180.0  # More ends in this time are no accident.
+REFUSED_EXIT = 2  # Exit status of a fork server that cannot work on this machine.
 STOP_SECONDS = 30.0
 _PR_SET_PDEATHSIG = 1
 # Idle OpenMP threads would spin on the cores of the phase beside them.
@@ -42,7 +43,7 @@ async def serve(config: ColocateConfig, vllm_flags: Sequence[str]) -> None:
     """Serve until cancelled.
 
     Raises:
-        ConfigError: vLLM ended again and again. Its output says why.
+        ConfigError: vLLM or the fork server ended again and again. Their output says why.
     """
     with tempfile.TemporaryDirectory(prefix="prfaas-colocate-") as folder:
         socket = Path(folder) / "fork-server"
@@ -58,12 +59,16 @@ async def serve(config: ColocateConfig, vllm_flags: Sequence[str]) -> None:
         if door is not None:
             address = f"127.0.0.1:{_free_port()}"
             door.start(address)
+        ends: list[float] = []
         log.info("serving", address=config.listen, model=str(config.model), flags=list(vllm_flags))
         try:
             while True:
                 async with _process(*fork_server(socket)) as holder:
-                    await _keep_vllm(_vllm(config, address, vllm_flags), environment, holder)
-                log.warning("fork_server.lost")
+                    await _keep_vllm(_vllm(config, address, vllm_flags), environment, holder, ends)
+                log.warning("fork_server.lost", code=holder.returncode)
+                if holder.returncode == REFUSED_EXIT:
+                    raise ConfigError("the fork server cannot work on this machine; its output says why")
+                _count_end(ends)
                 socket.unlink(missing_ok=True)
         finally:
             if door is not None:
@@ -75,22 +80,28 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def _count_end(ends: list[float]) -> None:
+    """Add the end of a process. Raise ConfigError for too many."""
+    ends.append(asyncio.get_running_loop().time())
+    if len(ends) > MAX_ENDS and ends[-1] - ends[-MAX_ENDS - 1] < ENDS_WITHIN_SECONDS:
+        raise ConfigError("vLLM ended again and again; its output says why")
+
+
 async def _keep_vllm(
-    command: Sequence[str], environment: Mapping[str, str], holder: asyncio.subprocess.Process
+    command: Sequence[str], environment: Mapping[str, str], holder: asyncio.subprocess.Process, ends: list[float]
 ) -> None:
     """Run vLLM, again and again, until the fork server is lost."""
     lost = asyncio.ensure_future(holder.wait())
-    ends: list[float] = []
     try:
         while not lost.done():
             async with _process(command, environment) as vllm:
                 ended = asyncio.ensure_future(vllm.wait())
                 await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
                 ended.cancel()
+            if lost.done():
+                return
             log.warning("vllm.ended", code=vllm.returncode)
-            ends.append(asyncio.get_running_loop().time())
-            if len(ends) > MAX_ENDS and ends[-1] - ends[-MAX_ENDS - 1] < ENDS_WITHIN_SECONDS and not lost.done():
-                raise ConfigError("vLLM ended again and again; its output says why")
+            _count_end(ends)
             await asyncio.wait({lost}, timeout=RESTART_PAUSE_SECONDS)
     finally:
         lost.cancel()
