@@ -128,7 +128,13 @@ class Stack:
         return child, config["listen"], f"http://{config['http_listen']}"
 
     def start_colocate(
-        self, model: Path, *, extra: tuple[str, ...] = (), address: str | None = None, **settings: Any
+        self,
+        model: Path,
+        *,
+        extra: tuple[str, ...] = (),
+        address: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> EngineProcess:
         """Start a colocated instance. `extra` are flags of vLLM, as for `start_engine`."""
         address = address or free_address()
@@ -136,7 +142,9 @@ class Stack:
         command = [_script("prfaas-colocate"), "serve", "--config", config, "--"]
         command += ["--served-model-name", model.name, "--dtype", _dtype(model), *extra]
         eager = EAGER_ENVIRONMENT if "--enforce-eager" in extra else {}
-        child = self._children.start("colocate", command, environment={**ENGINE_ENVIRONMENT, **eager})
+        child = self._children.start(
+            "colocate", command, environment={**ENGINE_ENVIRONMENT, **eager, **(environment or {})}
+        )
         return EngineProcess(child, f"http://{address}")
 
     def start_sidecar(self, **settings: Any) -> tuple[Child, str, str]:

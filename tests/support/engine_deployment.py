@@ -28,12 +28,13 @@ PATIENT: dict[str, Any] = {"silence_seconds": "30s"}
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options of one vLLM engine; `connector` are keys of `kv_connector_extra_config`."""
+    """Options of one vLLM engine, or a colocated instance; `connector` are keys of `kv_connector_extra_config`."""
 
     flags: tuple[str, ...]
     kv_role: str = "kv_both"
     connector: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    is_colocated: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,14 @@ class Deployment:
         """Start all engines at the same time."""
         model = make_model(self.family, self._directory / self.family)
         for name, chosen in options.items():
+            if chosen.is_colocated:
+                self.engines[name] = self.stack.start_colocate(
+                    model,
+                    extra=chosen.flags,
+                    address=self._engine_addresses[name],
+                    agent_socket=str(self.agents[name].socket),
+                )
+                continue
             self.engines[name] = self.stack.start_engine(
                 name,
                 model,

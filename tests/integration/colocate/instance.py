@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,16 +46,23 @@ class Instance:
     """A colocated instance of a model, or a plain engine of it, with the same flags of vLLM."""
 
     def __init__(
-        self, children: Children, directory: Path, model: Path, *, is_plain: bool = False, flags: tuple[str, ...] = ()
+        self,
+        children: Children,
+        directory: Path,
+        model: Path,
+        *,
+        is_plain: bool = False,
+        flags: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._children = children
         self.model = model
         stack = Stack(children, directory)
         extra = (*FLAGS, "--kv-cache-memory-bytes", str(KV_BYTES), *flags)
         self.engine: EngineProcess = (
-            stack.start_engine("plain", model, agent=None, role="", extra=extra)
+            stack.start_engine("plain", model, agent=None, role="", extra=extra, environment=environment)
             if is_plain
-            else stack.start_colocate(model, extra=extra)
+            else stack.start_colocate(model, extra=extra, environment=environment)
         )
         self.wait()
 
@@ -83,13 +90,29 @@ class Instance:
         lines = [line for line in get_text(f"{self.engine.url}/metrics").splitlines() if line.startswith(name + "{")]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
+    def resident_bytes(self) -> int:
+        """Return the memory of all processes. Pages that several share count once."""
+        own = self.child.process.pid
+        return sum(_proportional_bytes(process) for process in (own, *_descendants(own)))
+
     def worker(self, phase: str) -> int:
         """Return the process id of the worker of a phase, 0 if it has none at present."""
         found = [process for process in _descendants(self.child.process.pid) if _name(process) == f"prfaas-{phase}"]
         return found[0] if found else 0
 
     def kill(self, phase: str) -> None:
-        os.kill(self.worker(phase), signal.SIGKILL)
+        """Kill the worker of a phase, if it has one at present."""
+        worker = self.worker(phase)
+        if worker:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+
+
+def _proportional_bytes(process: int) -> int:
+    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
 
 
 def _name(process: int) -> str:
