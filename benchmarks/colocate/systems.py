@@ -60,7 +60,7 @@ class Colocated(System):
     profile: Path | None = None
 
     def start(self, children: Children, directory: Path, model: Path, flags: tuple[str, ...]) -> Endpoint:
-        settings = {"profile": str(self.profile)} if self.profile else {}
+        settings: dict[str, Any] = {"profile": str(self.profile)} if self.profile else {}
         engine = Stack(children, directory).start_colocate(
             model, extra=self._flags(flags), decode_share=self.decode_share, **settings
         )

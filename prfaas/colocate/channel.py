@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
+import pickle  # noqa: TID251 (both ends are this program, as one user, in a folder of that user alone)
 import time
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -38,7 +38,7 @@ class Channel:
 
     def receive(self) -> Any:
         """Wait for the next message."""
-        return pickle.loads(self._connection.recv_bytes())  # noqa: S301 (both ends are this program, as one user)
+        return pickle.loads(self._connection.recv_bytes())  # noqa: S301
 
     def has_message(self, timeout_seconds: float = 0.0) -> bool:
         """Return whether a message, or the loss of the peer, is waiting."""

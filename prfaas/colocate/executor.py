@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle  # type: ignore[import-untyped]  # noqa: TID251 (vLLM names methods by functions)
 from vllm.v1.executor.abstract import Executor
 
 from prfaas.colocate.channel import Channel

@@ -228,21 +228,6 @@ def _keys_of_clients_that_are_operators(patient: Patient) -> None:
     _router(patient, api_keys_file=keys, operator_keys_file=keys)
 
 
-<<<<<<< HEAD
-=======
-def _redis_directory_too_long_for_a_socket(patient: Patient) -> None:
-    _manager(patient, redis_directory=f"/var/lib/{'r' * 100}")
-
-
-def _one_port_under_two_names(patient: Patient) -> None:
-    patient.agent["listen"] = patient.agent["status_listen"].replace("127.0.0.1", "localhost")
-
-
-def _executor_without_its_profile(patient: Patient) -> None:
-    patient.colocate = {"listen": free_address(), "profile": str(patient.directory / "none.yaml")}
-
-
->>>>>>> 42e11636 (feat(colocate)!: run prefill and decode of vLLM's models at once)
 def _executor_without_an_agent(patient: Patient) -> None:
     patient.colocate = {"listen": free_address(), "agent_socket": str(patient.directory / "none.sock")}
 
@@ -273,15 +258,6 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_router_that_asks_for_no_key, "keys", "write api_keys_file"),
     (_sidecar_in_plain_text, "plaintext", "leave insecure_plaintext out"),
     (_file_of_keys_without_one, "configuration", "router.yaml line 1: api_keys_file: "),
-<<<<<<< HEAD
-=======
-    (_no_file_with_the_engines_key, "configuration", "engine_api_key_file: "),
-    (_no_file_of_the_deployment, "configuration", "manager.yaml line 1: deployment: "),
-    (_url_of_no_redis, "record", "redis+sentinel://"),
-    (_redis_directory_too_long_for_a_socket, "configuration", "at most 107"),
-    (_one_port_under_two_names, "configuration", "write another port"),
-    (_executor_without_its_profile, "configuration", "colocate.yaml line 2: profile: "),
->>>>>>> 42e11636 (feat(colocate)!: run prefill and decode of vLLM's models at once)
     (_executor_without_an_agent, "agent_socket", "start prfaas-agent"),
     (_redis_that_is_not_there, "record", "redis-cli"),
     (_record_that_goes_with_its_manager, "record", "redis_directory: /var/lib/prfaas/redis"),
