@@ -12,7 +12,7 @@ from prfaas.transport.protocol.messages import Have, encode_have
 from prfaas.transport.protocol.wire import HEADER_BYTES, ConnectionState, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.sender.api import SendEvent, SendRequest
-from prfaas.transport.sender.connection_worker import ChunkTask, ConnectionWorker, ConnectionWorkers, WorkSource
+from prfaas.transport.sender.connection_worker import ChunkTask, ConnectionWorker, ConnectionWorkers
 from prfaas.transport.sender.link import Link, LinkConfig
 
 TRANSFER_ID, FIRST_PROCESS = b"t" * 16, b"f" * 16
@@ -54,7 +54,7 @@ class IdleLink(Link):
 
 
 @contextlib.contextmanager
-def two_workers(link: WorkSource, workers: ConnectionWorkers) -> Iterator[tuple[ConnectionWorker, ConnectionWorker]]:
+def two_workers(link: Link, workers: ConnectionWorkers) -> Iterator[tuple[ConnectionWorker, ConnectionWorker]]:
     """Yield two workers of a link's present generation, which nobody runs."""
     with contextlib.ExitStack() as stack:
         made = []

@@ -142,7 +142,7 @@ def good_inputs() -> list[bytes]:
         messages.encode_challenge(challenge),
         messages.encode_proof(bytes(32)),
     ]
-    answers = [messages.encode_have(transfer_id, have), messages.encode_done(transfer_id, messages.Done(5, 0))]
+    answers = [messages.encode_have(transfer_id, have), messages.encode_done(transfer_id, messages.TransferStats(5, 0))]
     answers.append(Header(FrameType.RATE, 0, offset=1000).encode())
     layer = LayerSlice("a", 0, 100, "bfloat16", "head,token,kv_dim")
     layout = Layout("m", "", Shard(0, 1), (KVGroup("full_attention", 16, (layer,)),))

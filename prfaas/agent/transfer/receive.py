@@ -39,7 +39,7 @@ from prfaas.grants import Grant
 from prfaas.hashing import prefix_hash
 from prfaas.kv.layout import Layout, is_well_formed, prefix_groups
 from prfaas.kv.repack import Side
-from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, EndReason
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, EndReason, TransferStats
 from prfaas.transport.receiver.admission import EndedTransfers
 from prfaas.transport.receiver.api import (
     Acceptance,
@@ -49,7 +49,6 @@ from prfaas.transport.receiver.api import (
     ReceiveFailed,
     ReceiveMemoryFree,
     Rejection,
-    TransferStats,
 )
 from prfaas.transport.receiver.server import Receiver
 from prfaas.transport.receiver.transfers import shorten

@@ -257,8 +257,8 @@ class EndReason:
 
 
 @dataclass(frozen=True)
-class Done:
-    """Totals of a completed transfer."""
+class TransferStats:
+    """Bytes and checksum failures of one transfer on the wire: the body of DONE."""
 
     wire_bytes: int
     checksum_failures: int
@@ -374,13 +374,13 @@ def decode_ending(payload: bytes | bytearray, kind: FrameType = FrameType.ERROR)
         return EndReason(known, message[:MAX_MESSAGE_CHARACTERS])
 
 
-def encode_done(transfer_id: bytes, done: Done) -> bytes:
-    return control(FrameType.DONE, [done.wire_bytes, done.checksum_failures], transfer_id=transfer_id)
+def encode_done(transfer_id: bytes, stats: TransferStats) -> bytes:
+    return control(FrameType.DONE, [stats.wire_bytes, stats.checksum_failures], transfer_id=transfer_id)
 
 
-def decode_done(payload: bytes | bytearray) -> Done:
+def decode_done(payload: bytes | bytearray) -> TransferStats:
     with _fields(FrameType.DONE, payload) as fields:
-        return Done(*fields.integers(2))
+        return TransferStats(*fields.integers(2))
 
 
 def to_bitmap(objects: Ranges) -> bytes:

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from prfaas.transport.protocol.messages import ObjectSizes
+from prfaas.transport.protocol.messages import ObjectSizes, TransferStats
 from prfaas.types import FailureReason
-
-
-@dataclass(frozen=True)
-class TransferStats:
-    """Bytes and checksum failures of one transfer on the wire."""
-
-    wire_bytes: int
-    checksum_failures: int
-
 
 NOTHING_RECEIVED = TransferStats(0, 0)
 

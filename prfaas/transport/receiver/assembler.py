@@ -43,21 +43,9 @@ class Assembler:
             raise RemoteProtocolError("range", f"{slab} is part of objects that this side already holds")
         return not self.arrived.covers(slab)
 
-    def add(self, slab: Slab) -> None:
-        """Count a chunk that was written with the right checksum."""
-        self.arrived.add(slab)
-
-    def remove(self, slab: Slab) -> None:
-        """Discount a chunk that was written only in part, over earlier bytes."""
-        self.arrived.remove(slab)
-
-    def clear(self) -> None:
-        """Forget everything; all bytes must arrive again."""
-        self.arrived = Area()
-
     def reject(self, slab: Slab) -> bool:
         """Discount a chunk with a wrong checksum. Return whether to ask for a retransmission."""
-        self.remove(slab)
+        self.arrived.remove(slab)
         self.num_corrupt += 1
         self._attempts[slab] = self._attempts.get(slab, 0) + 1
         return self._attempts[slab] < MAX_ATTEMPTS_PER_CHUNK and self.num_corrupt < MAX_CORRUPT_CHUNKS

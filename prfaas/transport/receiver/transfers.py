@@ -22,9 +22,9 @@ from typing import Generic, Literal, TypeVar
 from prfaas.errors import RemoteProtocolError
 from prfaas.state_machine import TransitionTable
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import MAX_SLABS, Done, EndReason, Have
+from prfaas.transport.protocol.messages import MAX_SLABS, EndReason, Have, TransferStats
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
-from prfaas.transport.ranges import Slab
+from prfaas.transport.ranges import Area, Slab
 from prfaas.transport.receiver.admission import MAX_TOTAL_FRAGMENTS, Admission, EndedTransfers, FragmentQuota
 from prfaas.transport.receiver.api import (
     Acceptance,
@@ -35,7 +35,6 @@ from prfaas.transport.receiver.api import (
     ReceiveMemoryFree,
     ReceiveProgress,
     Rejection,
-    TransferStats,
 )
 from prfaas.transport.receiver.assembler import MAX_ATTEMPTS_PER_CHUNK, MAX_CORRUPT_CHUNKS, Assembler
 from prfaas.types import FailureReason
@@ -310,15 +309,17 @@ class InboundTransfers(Generic[C]):
         is_retransmitted = False
         # Other chunks may have begun while there was room for each of them alone.
         if not transfer.fragments.has_room(assembler.arrived, slab):
-            assembler.clear()
+            assembler.arrived = Area()
         if not transfer.is_active:
             self._release(transfer)
         elif outcome == "complete":
-            assembler.add(slab)
+            assembler.arrived.add(slab)
             transfer.first_at, transfer.latest_at = transfer.first_at or now, now
-            self._complete_if_all_arrived(transfer, now)
+            if not assembler.missing_bytes:
+                self._complete(transfer, now)
         elif outcome == "lost":
-            assembler.remove(slab)
+            # It was written in part, maybe over earlier bytes.
+            assembler.arrived.remove(slab)
         else:
             is_retransmitted = assembler.reject(slab)
             if not is_retransmitted:
@@ -371,15 +372,9 @@ class InboundTransfers(Generic[C]):
             self.events.append(ReceiveFailed(transfer_id, peer, reason, message))
         return outcome
 
-    def _complete_if_all_arrived(self, transfer: InboundTransfer[C], now: float) -> None:
-        assert transfer.assembler is not None
-        if not transfer.assembler.missing_bytes:
-            self._complete(transfer, now)
-
     def _complete(self, transfer: InboundTransfer[C], now: float, *, before_done: bytes = b"") -> None:
         transfer_id, stats = transfer.request.transfer_id, transfer.stats
-        frame = messages.encode_done(transfer_id, Done(stats.wire_bytes, stats.checksum_failures))
-        self._end(transfer, InboundEvent.COMPLETE, before_done + frame, now)
+        self._end(transfer, InboundEvent.COMPLETE, before_done + messages.encode_done(transfer_id, stats), now)
         self.events.append(ReceiveCompleted(transfer_id, stats))
         self._release(transfer)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from prfaas.transport.protocol.messages import TransferStats
 from prfaas.transport.ranges import Ranges
-from prfaas.transport.receiver.api import TransferStats
 from prfaas.types import FailureReason
 
 

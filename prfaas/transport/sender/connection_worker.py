@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.codec.packing import CODECS, TRIAL_BYTES, Packer, PackFormat, PackingCost, pack_formats
@@ -16,11 +16,13 @@ from prfaas.transport.congestion.stall_detector import ConnectionLiveness, Stall
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import TcpInfo
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Done, EndReason
 from prfaas.transport.protocol.wire import NO_TRANSFER, FrameType, Header, chunk_checksum, chunk_header, packed_header
 from prfaas.transport.ranges import first_bytes
 from prfaas.transport.sender.api import SendRequest
 from prfaas.transport.sender.chunker import Chunk
+
+if TYPE_CHECKING:
+    from prfaas.transport.sender.link import Link
 
 WRITABLE_SECONDS = 0.5  # Longest wait for buffer space before the worker looks for other work.
 MAX_UNACKNOWLEDGED = 4096  # Chunks per connection. Only very small chunks reach it before the kernel's buffers fill.
@@ -39,26 +41,11 @@ class ChunkTask:
     dscp: int = 0
 
 
-class WorkSource(Protocol):
-    """Link as its workers see it: the source of frames and chunks, and the handler of the peer's answers."""
-
-    def has_work(self, worker: ConnectionWorker) -> bool: ...
-    def take(self, worker: ConnectionWorker) -> bytes | ChunkTask | None: ...
-    def sent(self, worker: ConnectionWorker, chunk: Chunk, costs: Sequence[PackingCost]) -> None: ...
-    def on_acknowledged(self, worker: ConnectionWorker, landed: list[Chunk], damaged: list[Chunk]) -> None: ...
-    def on_have(self, worker: ConnectionWorker, header: Header, payload: bytearray) -> None: ...
-    def on_done(self, transfer_id: bytes, done: Done) -> None: ...
-    def on_refused(self, transfer_id: bytes, ending: EndReason) -> None: ...
-    def on_reopen(self, transfer_id: bytes) -> None: ...
-    def on_rate(self, worker: ConnectionWorker, bytes_per_second: int) -> None: ...
-    def wake(self) -> None: ...
-
-
 class ConnectionWorker:
     """Sends frames of one link over one connection, which has completed its handshake."""
 
     def __init__(
-        self, link: WorkSource, connection: Connection, *, generation: int, capabilities: Sequence[str] = ()
+        self, link: Link, connection: Connection, *, generation: int, capabilities: Sequence[str] = ()
     ) -> None:
         """Create a worker.
 

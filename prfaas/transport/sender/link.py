@@ -23,7 +23,7 @@ from prfaas.transport.net.handshake import Identity, capabilities_of
 from prfaas.transport.net.sockets import UNMARKED, PacketMarks
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Challenge, Done, EndReason, Hello
+from prfaas.transport.protocol.messages import Challenge, EndReason, Hello, TransferStats
 from prfaas.transport.protocol.wire import Header
 from prfaas.transport.ranges import Slab
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendMemoryFree, SendProgress, SendRequest
@@ -324,10 +324,10 @@ class Link:
                     self._changed.notify_all()
         self._events.deliver()
 
-    def on_done(self, transfer_id: bytes, done: Done) -> None:
+    def on_done(self, transfer_id: bytes, stats: TransferStats) -> None:
         """Handle DONE: the peer has every byte. The last acknowledgements may come later."""
         with self._changed:
-            self._outbox.done(transfer_id, done, now=time.monotonic())
+            self._outbox.done(transfer_id, stats, now=time.monotonic())
         self._events.deliver()
 
     def on_refused(self, transfer_id: bytes, ending: EndReason) -> None:

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from prfaas.errors import LocalProtocolError
 from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import MAX_CANCELS, Done, EndReason, ObjectSizes
+from prfaas.transport.protocol.messages import MAX_CANCELS, EndReason, ObjectSizes, TransferStats
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Slab
-from prfaas.transport.receiver.api import TransferStats
 from prfaas.transport.sender.api import (
     SendAccepted,
     SendCompleted,
@@ -305,13 +304,12 @@ class Outbox:
             if transfer is not None and transfer.is_sending:
                 self._chunker.put_back(chunk)
 
-    def done(self, transfer_id: bytes, done: Done, *, now: float) -> None:
+    def done(self, transfer_id: bytes, stats: TransferStats, *, now: float) -> None:
         """Complete a transfer. Its last acknowledgements may come later."""
         self._cancels.answered(transfer_id)
         transfer = self._live(transfer_id)
         if transfer is not None:
             self.acknowledged_bytes += transfer.missing_bytes - transfer.acked.num_bytes
-            stats = TransferStats(done.wire_bytes, done.checksum_failures)
             self._end(transfer, SendCompleted(transfer_id, stats), now)
 
     def refused(self, transfer_id: bytes, ending: EndReason, *, now: float) -> None:

@@ -15,11 +15,10 @@ import pytest
 
 from prfaas.transport.congestion import stall_detector
 from prfaas.transport.net.connection import Connection
-from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_have
+from prfaas.transport.protocol.messages import Have, TransferStats, encode_done, encode_have
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender import link
 from prfaas.transport.sender.api import SendAccepted, SendFailed
 from tests.support.raw_peers import RawReceiver, RawSender
 from tests.support.transport_ends import (
@@ -99,16 +98,6 @@ def test_arrived_bytes_do_not_travel_again_after_all_connections_died(far: Far, 
     assert far.contents(transfer_id) == objects
 
 
-def test_unanswered_open_ends_at_the_deadline(near_to: Callable[..., Near]) -> None:
-    def read_forever(connection: Connection) -> None:
-        while True:
-            connection.read_payload(connection.read_header())
-
-    with RawReceiver(read_forever) as receiver:
-        near = near_to(receiver.address)
-        near.assert_failed(send(near, objects_of(10), deadline=0.5), "deadline")
-
-
 def test_done_lost_with_its_connection_is_requested_again(near_to: Callable[..., Near]) -> None:
     # Every byte is acknowledged, but DONE left on another connection, which is dead.
     num_opened = 0
@@ -127,7 +116,7 @@ def test_done_lost_with_its_connection_is_requested_again(near_to: Callable[...,
             elif header.type is FrameType.OPEN:
                 num_opened += 1
                 answer = encode_have(header.transfer_id, Have(Ranges(), ()))
-                connection.write(answer if num_opened == 1 else encode_done(header.transfer_id, Done(10, 0)))
+                connection.write(answer if num_opened == 1 else encode_done(header.transfer_id, TransferStats(10, 0)))
 
     with RawReceiver(serve) as receiver:
         near = near_to(receiver.address, num_connections=2)
@@ -321,22 +310,6 @@ def test_cancel_leaves_at_once_after_connections_were_closed(far: Far, near_to: 
         near.link.cancel(transfer_id, "cancelled", "no longer wanted")
         left = end - time.monotonic()
         wait_until(lambda number=number: len(far.of(ReceiveFailed)) == number, seconds=left)  # type: ignore[misc]
-
-
-def test_cancel_leaves_before_unused_connections_end(
-    far: Far, near_to: Callable[..., Near], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Idle workers check three times within it whether their connection is wanted.
-    monkeypatch.setattr(link, "SILENCE_SECONDS", 1.5)
-    near = near_to(far.address)
-    transfer_id = send(near, objects_of(10), ready=False)
-    wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)
-    near.link._dialler.keeps_warm = False  # As on a long link with loss-based congestion control.
-    near.link.cancel(transfer_id, "cancelled", "no longer wanted")
-    wait_until(lambda: bool(far.of(ReceiveFailed)))
-    [failed] = far.of(ReceiveFailed)
-    assert isinstance(failed, ReceiveFailed) and failed.reason == "cancelled"
-    wait_until(lambda: near.link.snapshot().num_connections == 0)
 
 
 def test_cancel_leaves_when_the_peer_is_reachable_again(far: Far, near_to: Callable[..., Near]) -> None:

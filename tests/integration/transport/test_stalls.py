@@ -15,7 +15,15 @@ from prfaas.transport.congestion import stall_detector
 from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, STALL_SECONDS
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
-from prfaas.transport.protocol.messages import Done, Have, ObjectSizes, Open, encode_done, encode_have, encode_open
+from prfaas.transport.protocol.messages import (
+    Have,
+    ObjectSizes,
+    Open,
+    TransferStats,
+    encode_done,
+    encode_have,
+    encode_open,
+)
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Area, Ranges, Slab
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES
@@ -65,7 +73,7 @@ def test_chunks_of_a_stalled_connection_arrive_over_the_others(
                     arrived.add(header.slab)
                     connection.write(Header(FrameType.ACK, 0, offset=num_chunks).encode())
                     if arrived.num_bytes == 8 * MIB:
-                        connection.write(encode_done(header.transfer_id, Done(8 * MIB, 0)))
+                        connection.write(encode_done(header.transfer_id, TransferStats(8 * MIB, 0)))
 
     with RawReceiver(serve) as receiver:
         near = near_to(receiver.address)
@@ -139,7 +147,7 @@ def test_long_open_on_a_slow_link_is_not_sent_twice_at_once(near_to: Callable[..
                 with lock:
                     num_coming -= 1
                 connection.write(encode_have(transfer_id, Have(Ranges(), ())))
-                connection.write(encode_done(transfer_id, Done(0, 0)))
+                connection.write(encode_done(transfer_id, TransferStats(0, 0)))
 
     with RawReceiver(serve) as receiver:
         near = near_to(receiver.address, num_connections=2, budgets=(RateBudget(600_000),))
@@ -184,7 +192,7 @@ def test_unacknowledged_chunks_of_a_connection_are_bounded(
                     goes_on.wait(PATIENCE_SECONDS)
                     connection.write(Header(FrameType.ACK, 0, offset=num_heard).encode())
                 if num_heard == count:
-                    connection.write(encode_done(header.transfer_id, Done(count, 0)))
+                    connection.write(encode_done(header.transfer_id, TransferStats(count, 0)))
 
     with RawReceiver(serve) as receiver:
         near = near_to(receiver.address, num_connections=1)

@@ -18,7 +18,7 @@ from prfaas.console.authority import DAY, Authority, IssuedCertificate
 from prfaas.errors import ConfigError
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.tls import MAX_SECONDS, CertificateFiles, Certificates
-from prfaas.transport.protocol.messages import Done, Have, encode_done, encode_have
+from prfaas.transport.protocol.messages import Have, TransferStats, encode_done, encode_have
 from prfaas.transport.protocol.wire import FrameType, Header
 from prfaas.transport.ranges import Ranges
 from prfaas.transport.receiver.server import ReceiverConfig
@@ -203,7 +203,7 @@ def test_a_replaced_connection_waits_for_its_acknowledgements(authority: Authori
             elif header.type is FrameType.CHUNK:
                 num_chunks += 1
                 wait_until(is_being_replaced)  # It is replaced once it is idle.
-                connection.write(encode_done(header.transfer_id, Done(10, 0)))
+                connection.write(encode_done(header.transfer_id, TransferStats(10, 0)))
                 connection.write(Header(FrameType.ACK, 0, offset=1).encode())
 
     with RawReceiver(acknowledge_late, certificates=_certificates(authority.issue("far"))) as receiver:

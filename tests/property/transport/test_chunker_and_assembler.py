@@ -73,7 +73,7 @@ def _send(chunker: Chunker, network: Network, assembler: Assembler, memory: Memo
         for slab, is_intact in network.deliver(chunker, chunk):
             if assembler.wants(slab):
                 memory.copy(slab, is_intact=is_intact)
-                assembler.add(slab) if is_intact else assembler.reject(slab)
+                assembler.arrived.add(slab) if is_intact else assembler.reject(slab)
 
 
 @given(sizes_in_kib, st.sets(st.integers(0, 7)), st.lists(st.integers(0, 1 << 20), min_size=8, max_size=8), seeds)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prfaas.errors import LocalProtocolError, RemoteProtocolError
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol import wire
-from prfaas.transport.protocol.messages import Done, EndReason, Have, ObjectSizes
+from prfaas.transport.protocol.messages import EndReason, Have, ObjectSizes, TransferStats
 from prfaas.transport.protocol.wire import ConnectionState, ConnectionStep, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver import transfers
@@ -228,7 +228,7 @@ OUTBOUND_ACTIONS: dict[str, Callable[[OutboundRun, Outbox], object]] = {
     "connection lost": lambda run, outbox: outbox.connection_lost(is_last=False),
     "last connection lost": lambda run, outbox: outbox.connection_lost(is_last=True),
     "unanswered": lambda run, outbox: run.repeat_unanswered(),
-    "done": lambda run, outbox: outbox.done(ID, Done(100, 0), now=0.0),
+    "done": lambda run, outbox: outbox.done(ID, TransferStats(100, 0), now=0.0),
     "refused": lambda run, outbox: outbox.refused(ID, EndReason("no_memory", "full"), now=0.0),
     "cancel": lambda run, outbox: outbox.cancel(ID, EndReason("cancelled", "not wanted"), now=0.0),
     "shutdown": lambda run, outbox: outbox.fail_all("shutdown", "stops", now=0.0),

@@ -36,7 +36,7 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
-from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, ObjectSizes
+from prfaas.transport.protocol.messages import MAX_MESSAGE_CHARACTERS, ObjectSizes, TransferStats
 from prfaas.transport.receiver.api import (
     Acceptance,
     OpenRequest,
@@ -44,7 +44,6 @@ from prfaas.transport.receiver.api import (
     ReceiveFailed,
     ReceiveMemoryFree,
     Rejection,
-    TransferStats,
 )
 from prfaas.transport.receiver.transfers import shorten
 from prfaas.types import AgentName, BlockHash, GroupBlocks, Shard, TransferId

@@ -233,7 +233,7 @@ def test_a_have_lists_no_more_slabs_than_fit_its_frame(receiver: Receiver) -> No
     assert transfer.assembler is not None
     slabs = [Slab(2 * number + 1, 1, 0, 1) for number in range(MAX_SLABS + 10)]
     for slab in slabs:
-        transfer.assembler.add(slab)
+        transfer.assembler.arrived.add(slab)
     have = transfer.have()
     assert have is not None and have.held.to_list() == [(0, 1)] and have.arrived == tuple(slabs[:MAX_SLABS])
 

@@ -41,12 +41,6 @@ def test_ready_bytes_leave_unless_the_peer_holds_or_has_received_them() -> None:
     assert transfer.unready_bytes == 2 * OBJECT_BYTES, "of four missing objects two are ready"
 
 
-def test_bytes_become_ready_only_once() -> None:
-    transfer = _transfer()
-    assert transfer.make_ready(Slab(0, 2, 0, 60)) == [Slab(0, 2, 0, 60)]
-    assert transfer.make_ready(Slab(0, 2, 0, OBJECT_BYTES)) == [Slab(0, 2, 60, 40)]
-
-
 def test_peer_must_answer_the_open_and_again_once_it_has_everything() -> None:
     transfer = _transfer()
     seen = [(transfer.awaits_answer, transfer.awaits_peer)]
@@ -83,11 +77,6 @@ def test_request_that_the_wire_cannot_carry_is_rejected() -> None:
     assert wire_sizes(_request()) == (SIZES, "")
     assert "OPEN" in wire_sizes(_request(body=bytes(MAX_BODY_BYTES + 1)))[1]
     assert "object" in wire_sizes(_request(sizes=[1, 0]))[1]
-
-
-def test_have_separates_held_arrived_and_missing_bytes() -> None:
-    peer_state = PeerState.of(Have(Ranges([(1, 3)]), (Slab(0, 1, 0, 60),)), ObjectSizes([(100, 4)]))
-    assert (peer_state.missing_bytes, peer_state.arrived.num_bytes) == (200, 60)
 
 
 def test_have_with_many_held_objects_drops_some_arrived_slabs() -> None:

@@ -9,10 +9,10 @@ import pytest
 from prfaas.transport.protocol.messages import (
     MAX_BODY_BYTES,
     MAX_CANCELS,
-    Done,
     EndReason,
     Have,
     ObjectSizes,
+    TransferStats,
     decode_open,
 )
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
@@ -107,7 +107,7 @@ def test_open_is_repeated_if_done_does_not_come(*, is_slow_to_accept: bool) -> N
     sender.send_all()
     assert not sender.frames_at(10.0) and not sender.frames_at(10.9)
     assert sender.frames_at(11.1) == [FrameType.OPEN]
-    sender.outbox.done(ID, Done(100, 0), now=11.2)
+    sender.outbox.done(ID, TransferStats(100, 0), now=11.2)
     assert [type(event) for event in sender.events[-2:]] == [SendCompleted, SendMemoryFree]
 
 
@@ -235,6 +235,6 @@ def test_only_the_latest_ends_are_kept() -> None:
         taken = outbox.take()
         assert taken is not None
         outbox.sent(taken[0])
-        outbox.done(transfer_id, Done(1, 0), now=0.0)
+        outbox.done(transfer_id, TransferStats(1, 0), now=0.0)
     headers = [Header.decode(frame[:HEADER_BYTES]) for _, frame in iter(lambda: outbox.next_frame(now=0.0), None)]
     assert [header.transfer_id for header in headers if header.type is FrameType.END] == transfers[-MAX_ENDS:]
