@@ -41,10 +41,10 @@ def test_lone_client_gets_all_memory(budget: BodyBudget) -> None:
     _assert_full(budget)
 
 
-@pytest.mark.parametrize("newcomer", [{"address": "b"}, {"owner": "two"}], ids=["address", "key"])
-def test_client_beside_another_gets_its_share(budget: BodyBudget, newcomer: dict[str, str]) -> None:
+@pytest.mark.parametrize(("address", "owner"), [("b", "one"), ("a", "two")])
+def test_client_beside_another_gets_its_share(budget: BodyBudget, address: str, owner: str) -> None:
     _take(budget, SHARE)
-    _take(budget, 1, **newcomer)
+    _take(budget, 1, address=address, owner=owner)
     _assert_full(budget)
 
 
