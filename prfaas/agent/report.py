@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from prfaas import logs
@@ -138,17 +138,6 @@ def _fetch(url: str, tls: ssl.SSLContext | None) -> bytes:
         return page
 
 
-@dataclass
-class _LinkCounters:
-    """Counters of a link at the previous report."""
-
-    acknowledged_bytes: int
-    sent_bytes: int
-    retransmitted_bytes: int
-    taken_at: float
-    is_probing: bool = False
-
-
 class NodeReporter:
     """Connection of pool, links and engines to the managers. Runs on the agent's loop."""
 
@@ -170,7 +159,8 @@ class NodeReporter:
         """
         self._link_stats = link_stats
         self._loads = EngineLoads(config.engines, config.engine_certificates())
-        self._samples: dict[tuple[str, str], _LinkCounters] = {}
+        # Figures of the previous report and its time, by peer and address.
+        self._samples: dict[tuple[str, str], tuple[LinkStats, float]] = {}
         self.reporter = Reporter(
             config.managers,
             node=_node(config, epoch, wire_address),
@@ -220,14 +210,13 @@ class NodeReporter:
 
     def _link_figures(self, link: LinkStats) -> LinkFigures:
         now = time.monotonic()
-        previous = self._samples.get((link.peer, link.address), _LinkCounters(0, 0, 0, now))
-        seconds = now - previous.taken_at
+        unsent = replace(link, acknowledged_bytes=0, sent_bytes=0, retransmitted_bytes=0, is_probing=False)
+        previous, taken_at = self._samples.get((link.peer, link.address), (unsent, now))
+        seconds = now - taken_at
         rate = (link.acknowledged_bytes - previous.acknowledged_bytes) / seconds if seconds else 0.0
         sent = link.sent_bytes - previous.sent_bytes
         retransmitted = link.retransmitted_bytes - previous.retransmitted_bytes
-        self._samples[link.peer, link.address] = _LinkCounters(
-            link.acknowledged_bytes, link.sent_bytes, link.retransmitted_bytes, now, link.is_probing
-        )
+        self._samples[link.peer, link.address] = link, now
         # A probe's queues and losses are not congestion.
         is_regular = not (link.is_probing or previous.is_probing)
         has_sample = sent > 0 and sent >= LOSS_SEGMENTS * link.segment_bytes
