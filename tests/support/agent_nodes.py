@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prfaas import grants
-from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
-from prfaas.types import AgentName, TransferId
 from tests.support.fake_engine import MODEL, FakeEngine, GroupShape, Memory, Running, memory_of
+from tests.support.transfer_grants import make_grant
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.processes import Children
@@ -53,19 +51,9 @@ class Nodes:
         return self.start(self.east, shapes, **settings), self.start(self.west, shapes, **settings)
 
     def grant(self, prompt: Sequence[int], **changes: Any) -> str:
-        tokens = prompt[:-1]
-        fields: dict[str, Any] = {
-            "transfer_id": TransferId(os.urandom(16)),
-            "source": AgentName(self.east.name),
-            "destination": AgentName(self.west.name),
-            "destination_address": self.west.wire,
-            "prompt_hash": HashChain(root_hash(self.model), tokens).at(len(tokens)),
-            "num_tokens": len(tokens),
-            "max_bytes": 1 << 28,
-            "tenant": "",
-            "expires_at": time.time() + GRANT_SECONDS,
-        }
-        return grants.to_text(grants.sign(Grant(**fields | changes), self.key))
+        chain = HashChain(root_hash(self.model), prompt[:-1])
+        fields = {"expires_at": time.time() + GRANT_SECONDS} | changes
+        return grants.to_text(grants.sign(make_grant(self.east.name, self.west, chain, **fields), self.key))
 
     def status(self, agent: AgentProcess) -> dict[str, Any]:
         status: dict[str, Any] = get_json(f"{agent.status_url}/status")

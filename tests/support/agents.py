@@ -42,7 +42,8 @@ from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
-from prfaas.types import AgentName, GroupBlocks, Shard, TransferId
+from prfaas.types import GroupBlocks, Shard, TransferId
+from tests.support.transfer_grants import make_grant
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.client import get_json
 from tools.free_ports import free_address
@@ -210,20 +211,9 @@ class Agents:
     def grant(
         self, sender: str, destination: RunningAgent, chain: HashChain, **changes: object
     ) -> tuple[TransferId, bytes]:
-        transfer_id = TransferId(os.urandom(16))
-        fields: dict[str, object] = {
-            "transfer_id": transfer_id,
-            "source": AgentName(sender),
-            "destination": AgentName(destination.name),
-            "destination_address": destination.wire,
-            "prompt_hash": chain.at(chain.num_tokens),
-            "num_tokens": chain.num_tokens,
-            "max_bytes": 1 << 20,
-            "tenant": "",
-            "expires_at": time.time() + 600.0,
-        } | changes
-        key = grants.derive_key(self.secret, "grant")
-        return transfer_id, grants.sign(grants.Grant(**fields), key)  # type: ignore[arg-type]
+        fields = {"max_bytes": 1 << 20, "expires_at": time.time() + 600.0} | changes
+        grant = make_grant(sender, destination, chain, **fields)
+        return grant.transfer_id, grants.sign(grant, grants.derive_key(self.secret, "grant"))
 
 
 def block_ssd(monkeypatch: pytest.MonkeyPatch, *, wait_seconds: float) -> None:

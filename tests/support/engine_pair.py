@@ -5,12 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ from prfaas import grants
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.layout import Layout
-from prfaas.types import AgentName, TransferId
 from tests.support.engine_deployment import CHUNK_TOKENS, Deployment, EngineOptions, Node
+from tests.support.transfer_grants import make_grant
 from tools.demo.client import REQUEST_SECONDS, Answer, complete, transfers
 from tools.free_ports import free_address
 from tools.link import Relay
@@ -34,7 +32,6 @@ FURTHER = ("qwen3", "gpt_oss", "olmo3", "nemotron_h", "falcon_h1", "lfm2")
 EXACT = [family for family in (*REPRESENTATIVE, *FURTHER) if FAMILIES[family].dtype == "float32"]
 MAX_MODEL_LEN = 4608
 NUM_OUTPUT_TOKENS = 24
-GRANT_SECONDS = 60.0
 # vLLM's rotary kernel for CPUs turns query rows of shape [token, head, dim], as in LFM2, by positions of other tokens. The
 # result then depends on the neighbours in the batch. vLLM's PyTorch form is right.
 FLAGS = {"lfm2": ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')}
@@ -119,18 +116,7 @@ class EnginePair(Deployment):
 
     def signed(self, prompt: Sequence[int], **changes: Any) -> tuple[Grant, bytes]:
         """Return a grant for `prompt` from east to west, plain and signed."""
-        grant = Grant(
-            transfer_id=TransferId(os.urandom(16)),
-            source=AgentName(self.east.name),
-            destination=AgentName(self.west.name),
-            destination_address=self.west.wire,
-            prompt_hash=self.chain(prompt).at(len(prompt) - 1),
-            num_tokens=len(prompt) - 1,
-            max_bytes=1 << 28,
-            tenant="",
-            expires_at=time.time() + GRANT_SECONDS,
-        )
-        grant = replace(grant, **changes)
+        grant = make_grant(self.east.name, self.west, self.chain(prompt), **changes)
         return grant, grants.sign(grant, grants.derive_key(self.secret, "grant"))
 
     def grant(self, prompt: Sequence[int], **changes: Any) -> str:
