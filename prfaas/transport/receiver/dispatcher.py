@@ -15,7 +15,6 @@ from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.wire import Header
 from prfaas.transport.ranges import Ranges, Slab
-from prfaas.transport.receiver.admission import MAX_TOTAL_FRAGMENTS
 from prfaas.transport.receiver.api import AcceptFunction, Decision, OpenRequest, ReceiveEvent, Rejection
 from prfaas.transport.receiver.assembler import Assembler
 from prfaas.transport.receiver.transfers import ChunkOutcome, InboundTransfer, InboundTransfers, Reply
@@ -33,17 +32,12 @@ class InboundDispatcher:
         accept: AcceptFunction,
         on_event: Callable[[ReceiveEvent], None],
         silence_seconds: float,
-        max_fragments: int = MAX_TOTAL_FRAGMENTS,
-        rival_seconds: float = RIVAL_SECONDS,
     ) -> None:
         self._accept = accept
         self._events: EventQueue[ReceiveEvent] = EventQueue(on_event)
         self._replies = ReplyQueue(self._latest_have)
-        self._rival_seconds = rival_seconds
         self._changed = threading.Condition(threading.Lock())
-        self._transfers: InboundTransfers[Connection] = InboundTransfers(
-            silence_seconds=silence_seconds, max_fragments=max_fragments
-        )
+        self._transfers: InboundTransfers[Connection] = InboundTransfers(silence_seconds=silence_seconds)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[InboundTransfers[Connection]]:
@@ -108,7 +102,7 @@ class InboundDispatcher:
             if transfer is None:
                 return None
             if transfer.writers and not self._changed.wait_for(
-                lambda: self._abort_rivals(transfer, slab), self._rival_seconds
+                lambda: self._abort_rivals(transfer, slab), RIVAL_SECONDS
             ):
                 raise RemoteProtocolError("overlap", f"{slab} is still being written by another connection")
             if not transfer.begin_write(connection, slab):

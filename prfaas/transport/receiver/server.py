@@ -29,7 +29,7 @@ from prfaas.transport.net.tls import Certificates, refusal_reason
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Hello
 from prfaas.transport.protocol.wire import NO_TRANSFER, ConnectionState
-from prfaas.transport.receiver.admission import MAX_TOTAL_FRAGMENTS, FairQuota
+from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import AcceptFunction, ReceiveEvent, ReceiveProgress
 from prfaas.transport.receiver.dispatcher import InboundDispatcher
 from prfaas.transport.receiver.limits import ReceiveLimits
@@ -55,7 +55,6 @@ class ReceiverConfig:
     silence_seconds: float = 2.0  # Transfers fail after this time without a connection or a sign of life.
     congestion_control: str = "bbr"
     marks: PacketMarks = UNMARKED
-    max_fragments: int = MAX_TOTAL_FRAGMENTS
     max_connections: int = MAX_CONNECTIONS
     num_connections: int = 0  # Per peer of `fetch_from`. 0: as many as the round-trip time asks for.
     ingress_of: Callable[[str], tuple[RateBudget, ...]] = lambda peer: ()  # Limits that hold for a peer.
@@ -85,12 +84,7 @@ class Receiver:
         self._config = config
         self._allows_public = config.insecure_plaintext or config.certificates is not None
         self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)))
-        self._dispatcher = InboundDispatcher(
-            accept=accept,
-            on_event=on_event,
-            silence_seconds=config.silence_seconds,
-            max_fragments=config.max_fragments,
-        )
+        self._dispatcher = InboundDispatcher(accept=accept, on_event=on_event, silence_seconds=config.silence_seconds)
         self._limits = ReceiveLimits(config.ingress_of)
         self._send_over = send_over or {}
         self._frame_quota, self._connection_quota = FrameQuota(), FairQuota(config.max_connections)

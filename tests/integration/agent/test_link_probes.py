@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,19 +16,14 @@ from prfaas import grants
 from prfaas.agent.engine.protocol import Receive, Send
 from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.link_probe import OutboundProbes
-from prfaas.agent.transfer.open_body import OpenBody, encode_link_probe
+from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.agent.transfer.plan import make_plan
-from prfaas.index.membership import Node
-from prfaas.manager.config import ManagerConfig
-from prfaas.manager.planning.link_probes import LinkProbes
-from prfaas.manager.planning.paths import Paths
-from prfaas.manager.state.world import World
 from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
-from prfaas.types import AgentName, ClusterName, CopyEnd, ProbeCommand, TransferId
+from prfaas.transport.sender.api import SendCompleted, SendFailed
+from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
 from tests.support.agents import Agents, RunningAgent, blocks, chain_of, layout
 from tests.support.link_peer import MIB, Peer
-from tests.support.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.waiting import wait_until
 
 
 class Sender:
@@ -109,60 +103,6 @@ def test_granted_probe_is_received_and_discarded(agents: Agents) -> None:
         assert _refused("too_soon") == before + 1
 
 
-def test_second_simultaneous_probe_is_refused(agents: Agents) -> None:
-    """Two managers may order them."""
-    with _peer(agents) as (east, west):
-        south = Peer(agents, west, name="south")
-        first, before = TransferId(os.urandom(16)), _refused("probed")
-        east.offer(first, encode_link_probe(east.grant(first)))
-        wait_until(lambda: any(isinstance(event, SendAccepted) for event in east.events), what="its acceptance")
-        second = TransferId(os.urandom(16))
-        end = south.probe(second, south.grant(second))
-        assert (
-            isinstance(end, SendFailed) and end.reason == "grant_refused" and "east is sending a probe" in end.message
-        )
-        assert _refused("probed") == before + 1
-        east.link.cancel(first, "cancelled", "")
-
-        def is_taken() -> bool:
-            again = TransferId(os.urandom(16))
-            return isinstance(south.probe(again, south.grant(again)), SendCompleted)
-
-        wait_until(is_taken, what="room for the other")
-        south.link.close()
-
-
-@pytest.mark.parametrize(
-    ("reason", "changes", "settings"),
-    [
-        ("not_theirs", {"source": AgentName("south")}, {}),
-        ("other_use", {"kind": "transfer"}, {}),
-        ("too_large", {"max_bytes": MIB}, {}),
-        ("too_large", {}, {"link-probe-bytes": "1MiB"}),
-        ("too_large", {}, {"link-probe-bytes": "0"}),
-    ],
-)
-def test_probe_with_unsuitable_grant_is_refused_and_counted(
-    agents: Agents, reason: str, changes: dict[str, Any], settings: dict[str, str]
-) -> None:
-    with _peer(agents, **settings) as (peer, _):
-        transfer_id, before = TransferId(os.urandom(16)), _refused(reason)
-        end = peer.probe(transfer_id, peer.grant(transfer_id, **changes))
-        assert isinstance(end, SendFailed) and end.reason == "grant_refused"
-        assert _refused(reason) == before + 1
-        assert peer.link.snapshot().acknowledged_bytes == 0
-
-
-@pytest.mark.parametrize(("reason", "token"), [("malformed", b""), ("forged", bytes(100))])
-def test_probe_without_grant_is_refused_and_counted(agents: Agents, reason: str, token: bytes) -> None:
-    with _peer(agents) as (peer, _):
-        before = _refused(reason)
-        end = peer.probe(TransferId(os.urandom(16)), token)
-        assert isinstance(end, SendFailed) and end.reason == "grant_refused"
-        assert _refused(reason) == before + 1
-        assert peer.link.snapshot().acknowledged_bytes == 0
-
-
 def test_probe_grant_does_not_allow_a_transfer(agents: Agents) -> None:
     """Nor does an engine get slots for it."""
     west = agents.start("west")
@@ -219,27 +159,6 @@ def test_probe_ends_when_a_transfer_begins(agents: Agents) -> None:
         assert isinstance(sender.peer.end(transfer_id, plan.object_bytes), SendCompleted)
         wait_until(lambda: sender.tick() and sender.probes._probe is None, what="the end of the probe")
         assert link.snapshot().acknowledged_bytes < 32 * MIB
-
-
-def test_probe_works_if_the_managers_clock_is_40_s_late(agents: Agents) -> None:
-    with _sender(agents) as sender:
-        world = World(expiry_seconds=PATIENCE_SECONDS, clock=time.monotonic)
-        world.register(Node(AgentName("east"), ClusterName("prfaas"), "prfaas", "", 1, takes_probes=True))
-        wire = sender.peer.link.address
-        world.register(Node(AgentName("west"), ClusterName("pd"), "pd", wire, 1, takes_probes=True))
-        probes = LinkProbes(
-            ManagerConfig(secret_file=Path("-"), deployment=Path("-"), link_probe_bytes=4 * MIB),
-            world=world,
-            paths=Paths(world, clock=time.monotonic),
-            secret=agents.secret,
-            writes=lambda cluster: True,
-            num_requests=lambda: 0,
-            clock=time.monotonic,
-            wall_clock=lambda: time.time() - 40.0,
-        )
-        probes.step()
-        (command,) = probes.commands_of(AgentName("east"))
-        assert sender.outcome(command).outcome == "completed"
 
 
 def test_agent_with_probes_turned_off_sends_none(agents: Agents) -> None:

@@ -15,6 +15,7 @@ from prfaas.transport.net.connection import Connection
 from prfaas.transport.protocol.messages import EndReason, Have, ObjectSizes, encode_ending, encode_have
 from prfaas.transport.protocol.wire import ConnectionState, FrameType, Header
 from prfaas.transport.ranges import Ranges
+from prfaas.transport.receiver import dispatcher as dispatcher_module
 from prfaas.transport.receiver.api import Acceptance, OpenRequest
 from prfaas.transport.receiver.dispatcher import MAX_PENDING_REPLIES, InboundDispatcher, ReplyQueue
 from prfaas.transport.receiver.transfers import Reply
@@ -48,13 +49,15 @@ def _await_end(peer: Connection) -> None:
             peer.read_payload(peer.read_header())
 
 
-def test_each_of_two_waiting_connections_ends_the_one_that_writes_the_same_bytes(pairs: list[Pair]) -> None:
+def test_each_of_two_waiting_connections_ends_the_one_that_writes_the_same_bytes(
+    pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "RIVAL_SECONDS", 2 * PATIENCE_SECONDS)
     memory, header = bytearray(100), Header(FrameType.CHUNK, 100, ID, count=1)
     dispatcher = InboundDispatcher(
         accept=lambda request, reply: reply(Acceptance((), lambda index: memoryview(memory))),
         on_event=lambda event: None,
         silence_seconds=PATIENCE_SECONDS,
-        rival_seconds=2 * PATIENCE_SECONDS,
     )
     (first, first_peer), *others = pairs
     dispatcher.open(first, OpenRequest(ID, "peer", b"", ObjectSizes.of([100]), PATIENCE_SECONDS))
