@@ -8,7 +8,6 @@ import dataclasses
 import os
 import resource
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,27 +105,6 @@ def test_request_cancelled_before_workers_attach_never_starts(agents: Agents, no
     # No answer to Send comes first.
     prefill.wait(LookedUp)
     assert _count(node, "sending") == 0
-
-
-def test_only_one_of_two_simultaneous_workers_of_a_rank_attaches(agents: Agents) -> None:
-    node = agents.start("node")
-    attached: list[AgentClient] = []
-    refused: list[str] = []
-
-    def attach() -> None:
-        try:
-            attached.append(AgentClient(str(node.socket), instance="e", role="worker", layout=layout()))
-        except LayoutError as error:
-            refused.append(str(error))
-
-    threads = [threading.Thread(target=attach) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS)
-    for client in attached:
-        client.close()
-    assert len(attached) == len(refused) == 1 and "attached already" in refused[0]
 
 
 def test_second_engine_with_the_same_name_is_refused(agents: Agents) -> None:

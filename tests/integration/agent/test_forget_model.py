@@ -17,7 +17,6 @@ from prfaas.agent.engine.protocol import (
     TransferDone,
     TransferFailed,
 )
-from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.types import TransferId
 from tests.support.agents import MODEL, NUM_TOKENS, Agents, Engine, block_ssd, chain_of, exact_blocks, layout
 from tests.support.waiting import wait_until
@@ -67,19 +66,6 @@ def test_blocks_being_read_stay_until_released(agents: Agents) -> None:
     assert ready.generations[0][0] == [reader.workers[0].slot_generations()[slot] for slot in ready.slots[0][0]]
     reader.scheduler.post(Release(ready.transfer_id))
     wait_until(lambda: west.pool()["quarantined"] == 0)
-
-
-def test_blocks_being_stored_are_not_kept(agents: Agents) -> None:
-    west = agents.start("west")
-    engine, second_engine = agents.engine(west, "w"), agents.engine(west, "v")
-    opened = engine.open_store(chain_of())
-    engine.write_layer(opened, 0, 0, blocks=range(7))
-    _forget(second_engine)
-    engine.write_all(opened)
-    engine.push(RingEntry(EntryKind.REQUEST_ENDED, opened.handle))
-    wait_until(lambda: west.pool()["transfer"] == 0)
-    assert west.pool()["prefix"] == 0
-    assert engine.lengths(LONGER) == []
 
 
 def test_unclaimed_inbound_transfer_is_cancelled(agents: Agents) -> None:

@@ -22,7 +22,6 @@ from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.connector.block_map import BlockMap
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.layout import Layout
-from prfaas.kv.parts import LayerSlice
 from prfaas.types import GroupBlocks, TransferId
 from tests.support.agents import Agents, AttachedEngine, RunningAgent
 from tests.support.repack_models import Attention, Cut, Group, State, blocks, layouts
@@ -237,50 +236,24 @@ def test_blocks_omitted_for_one_engine_are_sent_to_another(
     assert twin.wrong_blocks(twins, longer) == []
 
 
-def _wide(layout: Layout) -> Layout:
-    """Return the layout with twice the bytes for each value."""
-    return replace(
-        layout, groups=tuple(replace(group, layers=tuple(map(_wide_layer, group.layers))) for group in layout.groups)
-    )
-
-
-def _wide_layer(layer: LayerSlice) -> LayerSlice:
-    return replace(layer, dtype="float32", offset_bytes=2 * layer.offset_bytes, payload_bytes=2 * layer.payload_bytes)
-
-
 def _packed(layout: Layout) -> Layout:
     return replace(layout, packing="vllm 0.32; cpu; conv=SD")
 
 
-OTHER_LAYOUTS = {"layer attention.0: float32": _wide, "packing: vllm 0.32; cpu": _packed}
-
-
-@pytest.mark.parametrize("named", OTHER_LAYOUTS)
-def test_engine_with_a_changed_layout_is_refused_old_blocks(site_of: SiteOf, named: str) -> None:
+def test_engine_with_a_changed_layout_is_refused_old_blocks(site_of: SiteOf) -> None:
     """The agent still has an arena in the sender's layout."""
     site = site_of("windows", Cut(2), Cut(1))
     ready = site.transfer(_chain())
     site.receiver.scheduler.post(Release(ready.transfer_id))
     site.receiver.close()
     wait_until(lambda: not site.engines(), what="an end of the engine")
-    site.receiver = site.attach("w", Cut(1), described=OTHER_LAYOUTS[named])
+    site.receiver = site.attach("w", Cut(1), described=_packed)
     granted = site.granted(_chain())
     site.receiver.claim(*granted, _chain())
     wait_until(lambda: site.status("receiving") > 0, what="the claim")
     site.sender.open(*granted, _chain())
     failed = site.receiver.wait(TransferFailed)
-    assert failed.reason == "layout_mismatch" and named in failed.message
-
-
-def test_next_transfer_works_after_a_restart_of_the_receiver(site_of: SiteOf) -> None:
-    """The new agent gets the layout descriptions that OPENs to the earlier agent omitted."""
-    site = site_of("windows", Cut(2), Cut(1))
-    site.transfer(_chain())
-    site.receiver.close()
-    site.restart_west()
-    site.receiver = site.attach("w", Cut(1))
-    ready = site.transfer(_chain())
-    assert site.receiver.wrong_blocks(ready, _chain()) == []
+    assert failed.reason == "layout_mismatch" and "packing: vllm 0.32; cpu" in failed.message
 
 
 def test_open_transfer_survives_a_restart_of_the_receiver(site_of: SiteOf) -> None:
