@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -12,10 +13,15 @@ from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 
 
-def client_of(config: ConsoleConfig, secret: bytes) -> ManagerClient:
-    """Return a client for the managers under the operator's name. The caller closes it."""
+@asynccontextmanager
+async def _managers(config: ConsoleConfig, secret: bytes) -> AsyncIterator[ManagerClient]:
+    """Yield a client for the managers under the operator's name."""
     tls, deadline = config.tls.files(), config.timeout
-    return ManagerClient(config.managers, name=config.name, secret=secret, deadline_seconds=deadline, tls=tls)
+    client = ManagerClient(config.managers, name=config.name, secret=secret, deadline_seconds=deadline, tls=tls)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: float) -> dict[str, Any]:
@@ -27,11 +33,8 @@ async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: flo
         ManagerUnreachable: no manager completes the change in time.
         IndexRefusal: the node is unknown or silent, or this name has no operator rights.
     """
-    client = client_of(config, secret)
-    try:
+    async with _managers(config, secret) as client:
         moved = _fields(await client.drain(pb.DrainRequest(node=node, timeout_seconds=seconds)))
-    finally:
-        await client.close()
     counts = {
         name: int(moved[name]) for name in ("num_prefixes", "moved_bytes", "num_requests_left", "num_engines_unknown")
     }
@@ -45,11 +48,8 @@ async def undrain(config: ConsoleConfig, secret: bytes, *, node: str) -> dict[st
         ManagerUnreachable: no manager completes the change in time.
         IndexRefusal: the node is unknown or silent, or this name has no operator rights.
     """
-    client = client_of(config, secret)
-    try:
+    async with _managers(config, secret) as client:
         await client.undrain(pb.UndrainRequest(node=node))
-    finally:
-        await client.close()
     return {"node": node}
 
 
@@ -62,16 +62,13 @@ async def order_pool(
         ManagerUnreachable: no manager completes the change in time.
         IndexRefusal: a node is unknown or silent, or the manager does not take this order.
     """
-    client = client_of(config, secret)
     request = pb.OrderPoolRequest(end_hash=end_hash, order=order, timeout_seconds=config.timeout)
-    try:
-        found = []
+    found = []
+    async with _managers(config, secret) as client:
         for node in nodes:
             request.node = node
             answer = _fields(await client.order_pool(request))
             found.append({"node": node, "outcome": answer["outcome"], **_bytes(answer)})
-    finally:
-        await client.close()
     return found
 
 
@@ -88,11 +85,8 @@ async def flip(config: ConsoleConfig, secret: bytes, *, node: str, role: str, se
         ManagerUnreachable: no manager completes the change in time.
         IndexRefusal: the node is unknown or silent, or the manager does not take this order.
     """
-    client = client_of(config, secret)
-    try:
+    async with _managers(config, secret) as client:
         response = await client.set_role(pb.SetRoleRequest(node=node, role=role, timeout_seconds=seconds))
-    finally:
-        await client.close()
     return [_change(_fields(change)) for change in response.changes]
 
 

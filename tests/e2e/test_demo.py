@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.marked_processes import marked_processes
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -36,20 +37,13 @@ class Surroundings:
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
-    def processes(self) -> list[str]:
-        """Return the command lines of living processes with the mark."""
-        wanted = f"{MARK}={self.mark}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-        return found
+    def engines(self) -> list[int]:
+        """Return the process ids of vLLM's servers."""
+        found = marked_processes(f"{MARK}={self.mark}")
+        return [pid for pid, command in found.items() if "vllm.entrypoints" in command]
 
     def assert_nothing_left(self) -> None:
-        wait_until(lambda: not self.processes(), what="the end of its processes")
+        wait_until(lambda: not marked_processes(f"{MARK}={self.mark}"), what="the end of its processes")
         assert list(self.directory.iterdir()) == []
         wait_until(
             lambda: frozenset(os.listdir("/dev/shm")) - self.shared_memory <= _mapped(), what="its shared memory"
@@ -84,7 +78,7 @@ def test_every_row_is_right_even_with_a_flipped_byte(surroundings: Surroundings)
 @pytest.mark.soak
 def test_an_interrupt_while_engines_start_leaves_nothing(surroundings: Surroundings) -> None:
     demo = surroundings.start()
-    wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=150)
+    wait_until(surroundings.engines, seconds=150)
     demo.send_signal(signal.SIGINT)
     _, progress = demo.communicate(timeout=150)
     assert demo.returncode == 130, progress
@@ -94,21 +88,8 @@ def test_an_interrupt_while_engines_start_leaves_nothing(surroundings: Surroundi
 @pytest.mark.soak
 def test_a_dying_engine_fails_the_demo_and_leaves_nothing(surroundings: Surroundings) -> None:
     demo = surroundings.start()
-    wait_until(lambda: any("vllm.entrypoints" in line for line in surroundings.processes()), seconds=150)
-    _kill_engine(surroundings)
+    wait_until(surroundings.engines, seconds=150)
+    os.kill(surroundings.engines()[0], signal.SIGKILL)
     _, progress = demo.communicate(timeout=150)
     assert demo.returncode == 1 and "ended with status -9" in progress, progress
     surroundings.assert_nothing_left()
-
-
-def _kill_engine(surroundings: Surroundings) -> None:
-    wanted = f"{MARK}={surroundings.mark}".encode()
-    for entry in Path("/proc").iterdir():
-        try:
-            is_marked = entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0")
-            if is_marked and b"vllm.entrypoints" in (entry / "cmdline").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
-                return
-        except OSError:
-            continue
-    pytest.fail("no engine was running")

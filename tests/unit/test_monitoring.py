@@ -79,18 +79,6 @@ def test_no_legend_names_a_label_that_its_query_drops() -> None:
             assert named <= set(re.findall(r"\w+", target["expr"])), target
 
 
-def test_panels_have_their_own_ids_and_do_not_overlap() -> None:
-    ids = [panel["id"] for panel in BOARD["panels"]]
-    assert len(ids) == len(set(ids))
-    cells = [
-        (item["x"] + column, item["y"] + row)
-        for item in (panel["gridPos"] for panel in BOARD["panels"])
-        for column in range(item["w"])
-        for row in range(item["h"])
-    ]
-    assert len(cells) == len(set(cells)) and max(column for column, _ in cells) < 24
-
-
 @pytest.mark.parametrize("arguments", [("check", "rules", "alerts.yaml"), ("test", "rules", "alerts_test.yaml")])
 def test_promtool_takes_the_rules_and_they_fire_when_they_should(arguments: tuple[str, ...]) -> None:
     promtool = shutil.which("promtool")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.marked_processes import marked_processes
 from tests.support.waiting import wait_until
 from tools.demo.client import get_text
 from tools.free_ports import free_address
@@ -51,18 +52,6 @@ def running(page: str, log: Path) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-def left_over(page: str) -> list[str]:
-    """Return the processes that have this page in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"PAGE={page}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append((entry / "cmdline").read_text())
-        except OSError:  # The process has ended.
-            continue
-    return found
-
-
 def namespaces() -> dict[str, int]:
     """Return the namespaces of all emulated links, with the process that created each."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
@@ -83,7 +72,7 @@ def session_of(pid: int) -> int | None:
 
 
 def is_gone(page: str, maker: int) -> bool:
-    return not left_over(page) and maker not in namespaces().values()
+    return not marked_processes(f"PAGE={page}") and maker not in namespaces().values()
 
 
 def shown(page: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from tests.support.secret_files import write_deployment_secret, write_secret
 
 KEYS = ("authority", "certificate", "key", "revocations")
 CERTIFICATES = "tls:\n  authority: {0}/authority.pem\n  certificate: {0}/own.pem\n  key: {0}/own.key\n"
-OF_ENGINES = "engine_tls: deployment\ninsecure_plaintext: true\n"
 
 
 @pytest.mark.parametrize(
@@ -85,8 +83,6 @@ def test_a_file_that_cannot_be_used_is_named_with_its_place(
     ("component", "cls", "prefix", "others"),
     [
         ("agent", AgentConfig, "tls", "name: a\nsecret_file: {0}/secret\n"),
-        ("agent", AgentConfig, "tls", "name: a\nsecret_file: {0}/secret\n" + OF_ENGINES),
-        ("agent", AgentConfig, "tls", "name: a\nsecret_file: {0}/secret\ninsecure_plaintext: true\n"),
         ("manager", ManagerConfig, "tls", "secret_file: {0}/secret\n"),
         ("router", RouterConfig, "tls", "managers: [m:1]\nsecret_file: {0}/secret\n"),
         ("router", RouterConfig, "client_tls", "managers: [m:1]\nsecret_file: {0}/secret\n"),
@@ -103,7 +99,6 @@ def test_of_certificates_the_file_that_cannot_be_used_is_named(
     spoilt: str,
     named: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_deployment_secret(tmp_path)
     (tmp_path / "text").write_text("some text")
@@ -115,7 +110,3 @@ def test_of_certificates_the_file_that_cannot_be_used_is_named(
     refusal = f"settings.yaml line {line}: {prefix}.{named}"
     with pytest.raises(ConfigError, match=refusal):
         config.load(cls, component=component, file=tmp_path / "settings.yaml", environment={}, check=check_named_files)
-    start = ["--config", str(tmp_path / "settings.yaml")]
-    with pytest.raises(SystemExit, match="2"):
-        config.parse(cls, component=component, argv=start, check=check_named_files)
-    assert re.fullmatch(f"prfaas-{component}: .*{refusal}.*\n", capsys.readouterr().err)
