@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.console.authority import DAY, Authority
 from prfaas.index.membership import Node
 from prfaas.manager.daemon import Manager
 from prfaas.rpc.client import ManagerClient
@@ -67,21 +66,12 @@ def _of_another_authority(site: Site) -> CertificateFiles:
     return CertificateFiles(site.files.authority, item.certificate, item.key)
 
 
-def _of_another_deployment(site: Site) -> CertificateFiles:
-    return site.certify("operator", directory=site.directory / "elsewhere")
-
-
 def _of_another_name(site: Site) -> CertificateFiles:
     return site.certify("router")
 
 
 def _before_a_manager_that_has_expired(site: Site) -> CertificateFiles:
     site.certify("manager", days=-1)
-    return site.files
-
-
-def _before_a_manager_elsewhere(site: Site) -> CertificateFiles:
-    Authority(site.directory).issue("manager", valid_for=DAY, hosts=("192.0.2.1",))
     return site.files
 
 
@@ -96,13 +86,11 @@ REFUSED: list[tuple[Callable[[Site], CertificateFiles], str]] = [
         _of_another_authority,
         HUNG_UP.replace("{0}/", "{0}/elsewhere/") + "{0}/authority.pem has not signed it (",
     ),
-    (_of_another_deployment, REFUSED_HERE.replace("{0}/", "{0}/elsewhere/")),
     (
         _of_another_name,
         "in the name of operator, but its certificate is for router: use that name, or a certificate with",
     ),
     (_before_a_manager_that_has_expired, REFUSED_HERE),
-    (_before_a_manager_elsewhere, REFUSED_HERE),
 ]
 # A failure at either end, where gRPC's library would write lines of its own to the process's standard error.
 IN_A_PROCESS = (_expired, _before_a_manager_that_has_expired)
