@@ -342,14 +342,3 @@ MANAGER_PROMISES = _counter(
     "Decisions that predicted cached tokens, by what the engine found.",
     ("cluster", "outcome"),
 )
-
-ENGINE_EVENT_BATCHES = _counter(
-    "prfaas_agent_engine_event_batches",
-    "Batches of KV events from engines. outcome is taken, lost or malformed.",
-    ("outcome",),
-)
-ENGINE_EVENT_ORPHANS = _counter(
-    "prfaas_agent_engine_event_orphans",
-    "Blocks in engine memory that are not announced, by reason: extra hash keys, or unknown tokens, parent or layout.",
-    ("reason",),
-)

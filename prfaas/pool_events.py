@@ -8,9 +8,7 @@ from typing import ClassVar, Literal
 
 from prfaas.types import BlockHash
 
-Tier = Literal["gpu", "memory", "ssd"]
-# Transfers can be served from these tiers. The tier "gpu" belongs to the engine alone.
-POOL_TIERS: frozenset[Tier] = frozenset({"memory", "ssd"})
+Tier = Literal["memory", "ssd"]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from prfaas.config_checks import (
     check_tls,
     check_url,
 )
-from prfaas.index.engine.events import check_endpoint
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.sockets import PacketMarks
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
@@ -35,6 +34,11 @@ MIN_TENANT_WEIGHT = 0.001  # A tenant without room in the pool is slow on links,
 class EngineConfig:
     """One engine on this machine, as routers reach it."""
 
+    REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
+        "kv_events": "transfers are served from the pool, never from an engine's own cache",
+        "kv_events_replay": "transfers are served from the pool, never from an engine's own cache",
+    }
+
     instance: str = setting("text", required=True, doc="Name of the instance, unique in the deployment.")
     url: str = setting("text", required=True, doc="Base URL of the OpenAI server, such as http://10.0.0.5:8000.")
     role: InstanceRole = setting(choice("prefill", "decode", "both"), required=True, doc="Role of the instance.")
@@ -44,19 +48,9 @@ class EngineConfig:
         default="",
         doc="Address at which the agent serves the engine to routers, encrypted with `tls`; empty: routers reach `url`.",
     )
-    kv_events: str = setting("text", default="", doc="Endpoint of vLLM's KV events, such as ipc:///run/prfaas/events.")
-    kv_events_replay: str = setting("text", default="", doc="Endpoint that repeats lost KV events.")
 
     def __post_init__(self) -> None:
         check_url("url", self.url)
-        if self.kv_events_replay and not self.kv_events:
-            raise ValueError("kv_events: missing; kv_events_replay repeats them")
-        for name in ("kv_events", "kv_events_replay"):
-            if endpoint := getattr(self, name):
-                try:
-                    check_endpoint(endpoint)
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from error
         if self.tls_listen and not is_loopback(urlsplit(self.url).hostname or ""):
             raise ValueError(f"url: {self.url} is beyond loopback; with tls_listen, only the agent reaches the engine")
 
@@ -211,7 +205,6 @@ class AgentConfig:
         check_addresses("managers", self.managers)
         if self.traces_endpoint:
             check_url("traces_endpoint", self.traces_endpoint, such_as="http://host:4318")
-        self._check_events()
         instances = [engine.instance for engine in self.engines]
         if twice := sorted({name for name in instances if instances.count(name) > 1}):
             raise ValueError(f"engines: instance {twice[0]} is named twice")
@@ -221,17 +214,6 @@ class AgentConfig:
         self.fetch_addresses()
         if self.managers and not self.cluster:
             raise ValueError("cluster: missing; managers know nodes by their cluster")
-
-    def _check_events(self) -> None:
-        """Raise ValueError for KV events from another machine without consent: they carry prompts, unencrypted."""
-        for engine in () if self.insecure_plaintext else self.engines:
-            for name in ("kv_events", "kv_events_replay"):
-                scheme, _, place = getattr(engine, name).partition("://")
-                if scheme == "tcp" and not is_loopback(split_address(place)[0]):
-                    raise ValueError(
-                        f"engines: {name} of {engine.instance} carries prompts unencrypted from {place}; "
-                        "write ipc://PATH, or insecure_plaintext: true"
-                    )
 
     def shares(self) -> TenantShares:
         """Return the shares of tenants and of probation blocks."""

@@ -40,7 +40,6 @@ from prfaas.agent.engine.server import (
     EngineListener,
     PendingClaims,
     arenas_of,
-    layouts_of,
 )
 from prfaas.agent.engine.tls_ports import start_tls_ports
 from prfaas.agent.links import Links, RateLimits
@@ -240,7 +239,6 @@ class Agent:
                     epoch=self._epoch,
                     wire_address=address,
                     link_stats=self._links.stats,
-                    layouts_of=lambda name, model: layouts_of(self._engines.workers_of_model(name, model)),
                     on_command=self._take_command,
                 )
                 tasks.create_task(self._reporter.run())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import http.client
 import re
 import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +19,7 @@ from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.engine.protocol import Promised
 from prfaas.agent.engine.tls_ports import announced_url
 from prfaas.errors import RemoteProtocolError
-from prfaas.index.engine.feed import EngineCacheFeed
 from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, Node
-from prfaas.kv.layout import Layout
 from prfaas.rpc.reporter import Reporter
 from prfaas.transport.congestion.rate_estimator import LOSS_SEGMENTS
 from prfaas.transport.net.tls import Certificates
@@ -149,13 +146,11 @@ class NodeReporter:
         epoch: int,
         wire_address: str,
         link_stats: Callable[[], Iterable[LinkStats]],
-        layouts_of: Callable[[str, str], Sequence[Layout]],
         on_command: Callable[[AgentCommand], None],
     ) -> None:
         """Create the reporter; `on_command` gets the managers' commands.
 
-        `epoch` grows with every start of the agent; blocks of an older epoch are void. `layouts_of` returns the layouts of
-        an instance and model by rank, () unless every rank is attached.
+        `epoch` grows with every start of the agent; blocks of an older epoch are void.
         """
         self._link_stats = link_stats
         self._loads = EngineLoads(config.engines, config.engine_certificates())
@@ -169,26 +164,12 @@ class NodeReporter:
             on_command=on_command,
             tls=config.tls.files(),
         )
-        self._feeds = [
-            EngineCacheFeed(
-                InstanceId(engine.instance),
-                events=engine.kv_events,
-                replay=engine.kv_events_replay,
-                layouts=functools.partial(layouts_of, engine.instance, engine.model),
-                add_layout=self.reporter.add_layout,
-                publish=self.reporter.publish,
-            )
-            for engine in config.engines
-            if engine.kv_events
-        ]
 
     async def run(self) -> None:
         """Report until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reporter.run())
             tasks.create_task(self._loads.watch_forever())
-            for feed in self._feeds:
-                tasks.create_task(feed.run())
 
     def on_promise(self, promise: Promised) -> None:
         """Report the tokens that an engine found, against those that the router predicted.

@@ -13,7 +13,7 @@ from prfaas.index.membership import Engine, EngineLoad, Figures, LinkFigures, No
 from prfaas.index.query import MatchResult, Query
 from prfaas.index.segments import Announcement, Checkpoint, Digest, Holding, Segment
 from prfaas.kv.layout import Layout, is_well_formed
-from prfaas.pool_events import POOL_TIERS, Tier
+from prfaas.pool_events import Tier
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import (
     AgentCommand,
@@ -226,15 +226,6 @@ def _load(message: pb.EngineLoad) -> EngineLoad:
 def query_from(message: pb.MatchRequest) -> Query:
     stated = checkpoints_from(message.checkpoints)
     return Query(message.model, message.units, message.limit_tokens, stated)
-
-
-def tiers_from(names: Iterable[str]) -> frozenset[Tier]:
-    """Return the tiers that a query names, or those of the pool if it names none.
-
-    Raises:
-        IndexRefusal: there is no such tier.
-    """
-    return frozenset(_word(_TIERS, name, "tier") for name in names) or POOL_TIERS
 
 
 def checkpoints_from(messages: Iterable[pb.StatedCheckpoint]) -> tuple[tuple[int, BlockHash], ...]:

@@ -27,7 +27,7 @@ def layouts(model: str, *groups: KVGroup, size: int = 1) -> list[Layout]:
     return [Layout(model, "", Shard(rank, size), groups) for rank in range(size)]
 
 
-TIERS: list[Tier] = ["memory", "memory", "ssd", "gpu"]
+TIERS: list[Tier] = ["memory", "memory", "ssd"]
 FAMILIES = {
     "dense": layouts("dense", group("full_attention", 16)),
     "window": layouts("window", group("full_attention", 16), group("sliding_window", 16, 40)),

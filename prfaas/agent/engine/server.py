@@ -177,15 +177,6 @@ class EngineListener:
             return []
         return sorted((worker for worker in workers if worker.is_writer), key=lambda worker: worker.attach.rank)
 
-    def workers_of_model(self, name: str, model: str) -> list[EngineConnection]:
-        """Return the ranks of the engine `name`, or of the only engine here with this model.
-
-        A name from outside may differ from the instance: vLLM's `engine_id` can be set.
-        """
-        instances = {c.instance for c in self._connections if c.layout is not None and c.layout.model == model}
-        only_instance = instances.pop() if len(instances) == 1 else ""
-        return self.workers(name) or self.workers(only_instance)
-
     def check_conflicts(self, attach: Attach, layout: Layout) -> None:
         """Check a worker against the attached workers.
 

@@ -125,7 +125,6 @@ def _agent_findings(agent: AgentConfig, patient: Patient) -> Iterator[Finding]:
         yield from network.leg_findings(legs, agent, where=where)
     for engine in agent.engines:
         yield from network.engine_findings(engine, where=where, timeout_seconds=seconds, tls=tls)
-        yield from network.events_findings(engine, where=where, timeout_seconds=seconds)
 
 
 def _socket_directory(directory: Path) -> Finding:

@@ -37,7 +37,6 @@ Subject = Literal[
     "engine_model",
     "record",
     "cluster",
-    "kv_events",
     "wire",
     "disk",
     "agent_socket",

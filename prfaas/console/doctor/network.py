@@ -27,7 +27,6 @@ from prfaas.transport.net.sockets import public_address
 from prfaas.units import is_loopback, join_address, split_address
 
 _ADVERTISED: Subject = "advertised_address"
-_EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///run/prfaas/events"}'
 MAX_PARALLEL_CHECKS = 32
 MAX_CLOCK_SECONDS = 5.0  # Grants live for minutes. Certificates and logs are compared by the second.
 
@@ -213,25 +212,6 @@ def clock_finding(page: str, *, is_named: bool, timeout_seconds: float, tls: ssl
         message = f"this clock and that of {page} differ by {offset_seconds:.0f} s; grants depend on them"
         return bad("clock", "", message, remedy="chronyc tracking on both; apt install chrony if missing")
     return good("clock", "", f"within {MAX_CLOCK_SECONDS:.0f} s of that of {page}")
-
-
-def events_findings(engine: EngineConfig, *, where: str, timeout_seconds: float) -> Iterator[Finding]:
-    """Check that engines publish KV events at the configured endpoints."""
-    for key in ("kv_events", "kv_events_replay"):
-        endpoint: str = getattr(engine, key)
-        if not endpoint:
-            continue
-        scheme, _, place = endpoint.partition("://")
-        if scheme == "ipc":
-            why = "" if Path(place).is_socket() else "no such socket"
-        else:
-            why = why_unreached(place, timeout_seconds=timeout_seconds)
-        if why:
-            message = f"{key} of {engine.instance}: no connection to {endpoint} ({why})"
-            remedy = f"start the engine with --kv-events-config '{_EVENTS}' and the same endpoint"
-            yield bad("kv_events", where, message, remedy=remedy)
-        else:
-            yield good("kv_events", where, f"{key} of {engine.instance}: {endpoint} accepts connections")
 
 
 def engine_findings(

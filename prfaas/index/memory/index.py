@@ -23,7 +23,6 @@ from prfaas.index.segments import (
     grid_tokens,
 )
 from prfaas.kv.layout import Layout
-from prfaas.pool_events import POOL_TIERS, Tier
 from prfaas.types import AgentName, BlockHash, ClusterName
 
 
@@ -158,7 +157,7 @@ class Index:
         self._void: list[int] = []  # Numbers of void holders that a sweep has yet to find.
         self._free: list[int] = []  # Numbers that no table has any more.
         self._runs: dict[tuple[str, int], RunTable] = {}  # By model and block size.
-        self._answering: dict[frozenset[Tier], _Answering] = {}  # Cache of `_answering_holders`.
+        self._answering: _Answering | None = None  # Cache of `_answering_holders`.
         self._exact: dict[str, ExactTable] = {}  # By model.
         self._shapes = EngineShapes()
         self._sweep: Iterator[int] | None = None
@@ -199,14 +198,14 @@ class Index:
             self._void.append(holder.number)
         self._is_sweep_due = True
         node.holders = {}
-        self._answering.clear()
+        self._answering = None
 
     def set_live(self, name: AgentName, live: bool) -> None:
         """Leave a silent node out of every result without forgetting its holdings, or take it in again."""
         node = self._nodes.get(name)
         if node and node.live != live:
             node.live = live
-            self._answering.clear()
+            self._answering = None
 
     def models(self) -> frozenset[str]:
         """Return every model of which a node has, or lately had, a layout."""
@@ -261,7 +260,7 @@ class Index:
         number = self._free.pop()
         holder = Holder(number, holding, engine, place, group.is_state, size, runs, exact)
         node.holders[holding] = self._holders[number] = holder
-        self._answering.clear()
+        self._answering = None
         return holder
 
     def digests(self, name: AgentName) -> dict[Holding, Digest]:
@@ -271,7 +270,7 @@ class Index:
 
     # Queries
 
-    def match(self, query: Query, *, tiers: frozenset[Tier] = POOL_TIERS) -> MatchResult:
+    def match(self, query: Query) -> MatchResult:
         """Return the part of a prompt that each live node can serve.
 
         Raises:
@@ -281,16 +280,15 @@ class Index:
         if query.model not in self._exact:
             raise IndexRefusal("unknown_model", f"no node has registered model {query.model!r}")
         evidence, units = MatchEvidence(query.limit_tokens), chain_of(query.units, HASH_UNIT_TOKENS)
-        holders = self._answering_holders(tiers)
+        holders = self._answering_holders()
         reach, marks = self._find_blocks(query, units, evidence, holders=holders)
         odd_lengths = self._find_exact(query, units, evidence, holders=holders, reach_tokens=reach, marks=marks)
         return evidence.result(odd_lengths)
 
-    def _answering_holders(self, tiers: frozenset[Tier]) -> _Answering:
-        """Return every holder of live nodes in `tiers`, cached until a node or holding comes or goes."""
-        found = self._answering.get(tiers)
-        if found is None:
-            found = self._answering[tiers] = {
+    def _answering_holders(self) -> _Answering:
+        """Return every holder of live nodes, cached until a node or holding comes or goes."""
+        if self._answering is None:
+            self._answering = {
                 holder.number: (
                     holder.engine,
                     holder.place,
@@ -300,9 +298,8 @@ class Index:
                 for node in self._nodes.values()
                 if node.live
                 for holder in node.holders.values()
-                if holder.holding.tier in tiers
             }
-        return found
+        return self._answering
 
     def _find_blocks(
         self, query: Query, units: Chain, evidence: MatchEvidence, *, holders: _Answering

@@ -14,7 +14,7 @@ from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.streams import FAILED
 from prfaas.rpc.tasks import TimeSlice
-from prfaas.rpc.translate import answer_message, query_from, tiers_from
+from prfaas.rpc.translate import answer_message, query_from
 from prfaas.types import AgentName
 
 UNREADABLE = "the message cannot be decoded"
@@ -49,7 +49,7 @@ class Service:
             IndexRefusal: the model is unknown, or the hashes are malformed.
         """
         query = query_from(request)
-        answer = self._world.index.match(query, tiers=tiers_from(request.tiers))
+        answer = self._world.index.match(query)
         self._note(query, answer)
         return answer_message(answer)
 

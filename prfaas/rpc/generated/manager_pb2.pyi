@@ -263,18 +263,16 @@ class StatedCheckpoint(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("model", "units", "limit_tokens", "checkpoints", "tiers")
+    __slots__ = ("model", "units", "limit_tokens", "checkpoints")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     units: bytes
     limit_tokens: int
     checkpoints: _containers.RepeatedCompositeFieldContainer[StatedCheckpoint]
-    tiers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., limit_tokens: _Optional[int] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ..., tiers: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., limit_tokens: _Optional[int] = ..., checkpoints: _Optional[_Iterable[_Union[StatedCheckpoint, _Mapping]]] = ...) -> None: ...
 
 class NodeMatch(_message.Message):
     __slots__ = ("node", "cluster", "usable_tokens", "attention_tokens", "reason")

@@ -191,16 +191,6 @@ def _advertises_a_name_that_does_not_resolve(patient: Patient) -> None:
     patient.agent["advertise"] = "no..name:7400"  # Invalid without asking a name server.
 
 
-def _events_that_nobody_publishes(patient: Patient) -> None:
-    engine = {"instance": "west-0/0", "url": f"http://{free_address()}", "role": "both", "model": "tiny"}
-    patient.agent["engines"] = [engine | {"kv_events": f"tcp://{free_address()}"}]
-
-
-def _events_at_no_socket(patient: Patient) -> None:
-    engine = {"instance": "west-0/0", "url": f"http://{free_address()}", "role": "both", "model": "tiny"}
-    patient.agent["engines"] = [engine | {"kv_events": f"ipc://{patient.directory}/none"}]
-
-
 def _ssd_beyond_the_disk(patient: Patient) -> None:
     patient.agent |= {"ssd_directory": str(patient.directory / "ssd"), "ssd_bytes": "900000TiB"}
 
@@ -262,8 +252,6 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_redis_that_is_not_there, "record", "redis-cli"),
     (_record_that_goes_with_its_manager, "record", "redis_directory: /var/lib/prfaas/redis"),
     (_advertises_a_name_that_does_not_resolve, "advertised_address", "getent hosts no..name"),
-    (_events_that_nobody_publishes, "kv_events", "--kv-events-config"),
-    (_events_at_no_socket, "kv_events", "--kv-events-config"),
     (_ssd_beyond_the_disk, "disk", "ssd_bytes: "),
     (_wire_that_is_not_there, "wire", "nc -vz 127.0.0.1"),
     (_prefill_leg_in_plain_text_beside_certificates, "plaintext", "https:// in its url"),

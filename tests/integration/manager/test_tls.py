@@ -97,7 +97,6 @@ async def test_agents_and_routers_use_their_certificates(deployment: Deployment,
         epoch=1,
         wire_address="127.0.0.1:7400",
         link_stats=list,
-        layouts_of=lambda instance, model: (),
         on_command=_no_copy,
     )
     running = deployment.run(reporting.reporter)

@@ -11,13 +11,7 @@ from prfaas.agent.engine.tls_ports import announced_url
 from prfaas.config import load_mapping
 from prfaas.errors import ConfigError
 
-ENGINE = {"instance": "e1", "url": "http://n1:8000", "role": "both", "model": "m", "kv_events": "tcp://127.0.0.1:5557"}
-
-
-@pytest.mark.parametrize("name", ["kv_events", "kv_events_replay"])
-def test_malformed_event_endpoint_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: 'localhost:5557'; write tcp://host:port"):
-        load_mapping(EngineConfig, ENGINE | {name: "localhost:5557"}, where="test")
+ENGINE = {"instance": "e1", "url": "http://n1:8000", "role": "both", "model": "m"}
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "http://n1:port"])
@@ -76,15 +70,6 @@ def test_tenants_weigh_on_links_as_much_as_in_the_pool() -> None:
     named = TenantShareConfig(tenant="acme", ratio=0.6)
     config = AgentConfig(name="a", secret_file=Path("secret"), tenants=(named,), tenant_ratio=0.2)
     assert (config.tenant_weight("acme"), config.tenant_weight("other")) == (0.6, 0.2)
-
-
-@pytest.mark.parametrize("name", ["kv_events", "kv_events_replay"])
-def test_events_of_another_machine_need_consent(name: str) -> None:
-    engine = {"kv_events": "ipc:///run/prfaas/events", **ENGINE, name: "tcp://10.0.0.5:5557"}
-    settings = {"name": "a", "secret_file": "s", "engines": [engine]}
-    with pytest.raises(ConfigError, match=f"engines: {name} of e1 carries prompts unencrypted from 10.0.0.5:5557"):
-        load_mapping(AgentConfig, settings, where="test")
-    load_mapping(AgentConfig, settings | {"insecure_plaintext": "true"}, where="test")
 
 
 def test_engine_with_an_encrypted_port_listens_on_loopback_alone() -> None:

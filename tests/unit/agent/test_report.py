@@ -33,7 +33,6 @@ def _reporter(links: Callable[[], list[LinkStats]]) -> NodeReporter:
         wire_address="127.0.0.1:7400",
         link_stats=links,
         on_command=_no_command,
-        layouts_of=lambda instance, model: (),
     )
 
 

@@ -71,15 +71,6 @@ def test_the_last_window_serves_the_end_and_nothing_earlier() -> None:
     assert usable(index, query(limit=1599)) == [(0, 1599, "window")]
 
 
-def test_blocks_in_an_engines_own_memory_count_only_when_asked_for() -> None:
-    gpu: list[PoolEvent] = [
-        BlockStored(DENSE.fingerprint, 0, LONG.at(end), LONG.at(end - 16), end, "gpu") for end in range(16, 161, 16)
-    ]
-    index = index_of(DENSE, *gpu)
-    assert usable(index, query()) == []
-    assert index.match(query(), tiers=frozenset({"gpu"})).nodes[0].usable_tokens == 160
-
-
 def test_a_block_counts_only_when_all_its_shards_are_there() -> None:
     both = layouts("m", group("full_attention", 16), size=2)
     index, inventory = Index(), Inventory()
