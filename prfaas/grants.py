@@ -1,4 +1,4 @@
-"""Grants: signed permissions for one transfer, copy or probe between two named agents.
+"""Grants: signed permissions for one transfer or copy between two named agents.
 
 The process that decides the route signs the grant. Both agents hold the same secret and refuse transfers without a grant.
 """
@@ -21,7 +21,7 @@ from prfaas.hashing import NO_HASH
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, TransferId
 
 TRANSFER_VERSION = 1  # Without `kind`, so that agents of earlier versions accept transfers.
-VERSION = 2  # For copies and probes.
+VERSION = 2  # For copies.
 MAX_GRANT_BYTES = 2048  # A grant with two names of 255 bytes has under 900 bytes.
 _MAC_BYTES = 32
 MIN_SECRET_BYTES = 32
@@ -62,7 +62,6 @@ def derive_key(secret: bytes, purpose: str) -> bytes:
 GrantKind = Literal[
     "transfer",  # KV of a request; the claiming engine must name the same hashes.
     "copy",  # A prefix that a manager has chosen.
-    "probe",  # Bytes that are measured and discarded.
 ]
 GrantEnd = Literal["source", "destination"]
 

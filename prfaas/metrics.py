@@ -63,11 +63,6 @@ TRANSFER_PHASE_SECONDS = _histogram(
     (0.001, 0.005, 0.02, *TTFT_BUCKETS_SECONDS),
     ("phase",),
 )
-LINK_PROBES = _counter(
-    "prfaas_agent_link_probes",
-    "Link probes that ended. direction is in or out. outcome is completed, taken (in) or the failure reason.",
-    ("direction", "outcome"),
-)
 POOL_SLOTS = _gauge(
     "prfaas_agent_pool_slots",
     "Slots of the pool. kind is prefix (reusable), transfer (for one transfer), quarantined or free.",
@@ -325,9 +320,6 @@ MANAGER_COPIES = _counter(
     "Prefix copies that ended. purpose is rebalance, drain, fetch or order. outcome is completed or the failure "
     "reason.",
     ("purpose", "outcome"),
-)
-MANAGER_LINK_PROBES = _counter(
-    "prfaas_manager_link_probes", "Link probes that ended. outcome is completed or the failure reason.", ("outcome",)
 )
 MANAGER_COPIED_BYTES = _counter(
     "prfaas_manager_copied_bytes", "Payload bytes that prefix copies moved between nodes.", ("purpose",)

@@ -139,14 +139,6 @@ class PoolCommand:
     order: PoolOrder
 
 
-@dataclass(frozen=True)
-class ProbeCommand:
-    """Manager's command to measure the link to the grant's destination."""
-
-    transfer_id: TransferId
-    grant: bytes
-
-
 TransferPhase = Literal[
     "queue",  # Sending engine: from the request to the first layer.
     "prefill",  # From the first layer to the end of the last forward pass.
@@ -163,7 +155,7 @@ class TransferTiming:
     seconds: Mapping[TransferPhase, float]
 
 
-AgentCommand = CopyCommand | PoolCommand | ProbeCommand
+AgentCommand = CopyCommand | PoolCommand
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from benchmarks.transport import iperf, kv_engine, plot
 from benchmarks.transport.hybrid_schedule import schedule
 from benchmarks.transport.link_ends import Ends, Figures
 from benchmarks.transport.near_end import Content
-from prfaas.agent.config import AgentConfig
-from prfaas.config import default
 from prfaas.solve.files.catalog import find_model
 from tools.missed_bars import figure_of, missed
 from tools.wan import PAYLOAD_RATIO, PROFILES, Wan, WanShape, choose, obstacle
@@ -29,7 +27,7 @@ GIB, MIB = 1 << 30, 1 << 20
 COLD_IPERF = "iperf3 -n 64M -P 16 bbr, cold, of the link"
 HYBRIDS = ("Kimi-Linear-48B-A3B", "Qwen3.5-397B-A17B", "Ring-2.5-1T")
 HYBRID_REPEATS = 5
-REPEATS, COLD_REPEATS, LAYERWISE_REPEATS, PROBE_REPEATS, TENANT_REPEATS = 5, 7, 20, 7, 5
+REPEATS, COLD_REPEATS, LAYERWISE_REPEATS, TENANT_REPEATS = 5, 7, 20, 5
 
 
 @dataclass(frozen=True)
@@ -124,24 +122,6 @@ def _variants(name: str) -> list[dict[str, Any]]:
 
 def _health(name: str) -> list[dict[str, Any]]:
     return _health_rows() if name == "bursty" else []
-
-
-def _probe(name: str) -> list[dict[str, Any]]:
-    """Measure the findings and the cost of an agent's probe on an unused link."""
-    shape = PROFILES[name]
-    if shape.second_bits_per_second:
-        return []
-    runs = []
-    with Wan(shape) as wan:
-        for _ in range(PROBE_REPEATS):
-            with Ends(wan, pool_bytes=MIB) as ends:
-                runs.append(ends.probe(default(AgentConfig, "link_probe_bytes")))
-    errors = [abs(run["bytes_per_second"] / shape.payload_bytes_per_second - 1) for run in runs]
-    return [
-        _row("a probe of the idle link, error of the rate", _spread(errors), "max <= 0.2"),
-        _row("a probe of the idle link, MB", _spread([run["moved_bytes"] / 1e6 for run in runs], digits=0), "-"),
-        _row("a probe of the idle link, seconds", _spread([run["seconds"] for run in runs], digits=2), "-"),
-    ]
 
 
 def _iperf_rows(wan: Wan, *, num_connections: int) -> list[dict[str, Any]]:
@@ -376,7 +356,6 @@ PARTS: dict[str, Callable[[str], list[dict[str, Any]]]] = {
     "variants": _variants,
     "health": _health,
     "packing": _packing_rows,
-    "probe": _probe,
     "tenants": _tenants,
 }
 

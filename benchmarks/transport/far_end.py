@@ -14,7 +14,6 @@ from pathlib import Path
 
 import xxhash
 
-from prfaas.agent.transfer.open_body import is_link_probe
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.transport.receiver.api import (
     Acceptance,
@@ -67,9 +66,6 @@ class FarEnd:
             self._report(self._reports.get())
 
     def _accept(self, request: OpenRequest, reply: Callable[[Acceptance | Rejection], None]) -> None:
-        if is_link_probe(request.open_body):
-            reply(Acceptance(held=(), destination=None))
-            return
         at, memory = 0, []
         for size in request.object_bytes:
             at = 0 if at + size > len(self._pool) else at
@@ -87,10 +83,7 @@ class FarEnd:
             assert isinstance(event, ReceiveFailed | ReceiveCompleted)
 
     def _report(self, event: ReceiveEvent) -> None:
-        transfer = self._transfers.pop(event.transfer_id, None)
-        if transfer is None:
-            # Probes are not reported.
-            return
+        transfer = self._transfers.pop(event.transfer_id)
         cpu = cpu_seconds() - transfer.cpu_seconds
         reason, ended_ns = self._ended.pop(event.transfer_id)
         digest = digest_of(transfer.memory)

@@ -115,10 +115,6 @@ class Ends:
         """Sample the link's health, idle and busy. The transfers do not end."""
         return self._ask("health", seconds=seconds, idle_seconds=idle_seconds)
 
-    def probe(self, max_bytes: int) -> dict[str, Any]:
-        """Measure the findings and the cost of an agent's probe."""
-        return self._ask("probe", max_bytes=max_bytes)
-
     def _ask(self, what: str, **question: Any) -> dict[str, Any]:
         assert self._near.stdin is not None
         self._near.stdin.write(json.dumps({"ask": what, **question}) + "\n")

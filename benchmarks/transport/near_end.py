@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import mmap
 import os
-import queue
 import sys
 import threading
 import time
@@ -17,15 +15,9 @@ from typing import Literal
 import numpy
 
 from benchmarks.transport.far_end import KEY, certificates_of, cpu_seconds, digest_of
-from prfaas import grants
-from prfaas.agent.transfer.grant_check import GrantCheck
-from prfaas.agent.transfer.link_probe import OutboundProbes
-from prfaas.hashing import NO_HASH
 from prfaas.transport.sender.api import SendAccepted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.link import Link, LinkConfig
-from prfaas.types import AgentName, CopyEnd, ProbeCommand, TransferId
 
-TICK_SECONDS = 0.1  # Interval at which agents check their probes.
 Content = Literal["noise", "bf16"]
 
 
@@ -55,7 +47,6 @@ class NearEnd:
         for at in range(0, len(self._pool), len(pattern)):
             self._pool[at : at + len(pattern)] = pattern
         self._transfers: dict[bytes, _Transfer] = {}
-        self._probe_events: queue.SimpleQueue[SendEvent] = queue.SimpleQueue()
 
     def open(self, sizes: list[int], *, priority: int = 0, tenant: str = "") -> bytes:
         """Open a transfer and wait until the far end has accepted it."""
@@ -102,10 +93,8 @@ class NearEnd:
         }
 
     def _on_event(self, event: SendEvent) -> None:
-        transfer = self._transfers.get(event.transfer_id)
-        if transfer is None:
-            self._probe_events.put(event)
-        elif isinstance(event, SendAccepted):
+        transfer = self._transfers[event.transfer_id]
+        if isinstance(event, SendAccepted):
             transfer.accepted.set()
         elif isinstance(event, SendFailed):
             transfer.failure = f"{event.reason}: {event.message}"
@@ -195,37 +184,6 @@ class NearEnd:
         for _ in range(8):
             self.layers(self.open([1 << 24] * 64, priority=1), 1)
         return {"idle": idle, "idle_cpu_ratio": cpu, "busy": self._sampled(seconds, every_seconds=0.05)}
-
-    def probe(self, max_bytes: int) -> dict[str, object]:
-        """Measure the findings and the cost of an agent's probe."""
-        ends: list[CopyEnd] = []
-        probes = OutboundProbes(
-            grant_check=GrantCheck(AgentName("near"), KEY),
-            max_bytes=max_bytes,
-            link_to=lambda address, name: self._link,
-            link_stats=lambda: [self._link.snapshot()],
-            report=ends.append,
-        )
-        transfer_id = TransferId(os.urandom(16))
-        names = (AgentName("near"), AgentName("far"), self._link.address)
-        grant = grants.Grant(transfer_id, *names, NO_HASH, 0, max_bytes, "", time.time() + 60, "probe")
-        cpu, began = cpu_seconds(), time.monotonic()
-        probes.take(ProbeCommand(transfer_id, grants.sign(grant, KEY)))
-        due = began
-        while not ends:
-            due += TICK_SECONDS
-            while (left := due - time.monotonic()) > 0:
-                with contextlib.suppress(queue.Empty):
-                    probes.on_event(self._probe_events.get(timeout=left))
-            probes.expire(time.monotonic())
-        state = self._link.snapshot()
-        return {
-            "outcome": ends[0].outcome,
-            "moved_bytes": ends[0].moved_bytes,
-            "bytes_per_second": state.achievable_bytes_per_second,
-            "seconds": time.monotonic() - began,
-            "cpu_seconds": cpu_seconds() - cpu,
-        }
 
     def _sampled(self, seconds: float, *, every_seconds: float) -> list[tuple[float, float, str | None]]:
         samples: list[tuple[float, float, str | None]] = []

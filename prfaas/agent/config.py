@@ -92,6 +92,7 @@ class AgentConfig:
         "max_link_rate": 'write `egress: [{peers: "*", max_rate: RATE, each: true}]`',
         "peers": "the first transfer of an engine with another layout fails with `layout_mismatch`",
         "drain_seconds": "`prfaas drain NODE` copies hot prefixes to other nodes before a stop",
+        "link_probe_bytes": "transfers show what a link carries, and the deployment file says it before",
         "lossy_fp8": "blocks travel unchanged; an engine with `--kv-cache-dtype fp8` halves them at their source",
     }
 
@@ -135,11 +136,6 @@ class AgentConfig:
         doc="Limits for receiving, with the keys of `egress`; the agent tells each peer its share.",
     )
     dscp: PacketMarks = setting(record(PacketMarks), doc="Marks of KV packets for the network; 0: unmarked.")
-    link_probe_bytes: int = setting(
-        "bytes",
-        default=2 << 30,
-        doc="Largest link probe, sent or accepted; 0: no probes.",
-    )
     compression: str = setting(
         choice("auto", "off"),
         default="auto",

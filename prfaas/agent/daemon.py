@@ -49,7 +49,6 @@ from prfaas.agent.prefix.store import PrefixStore
 from prfaas.agent.status import LinkMetrics, StatusServer, measure_pool, pool_page
 from prfaas.agent.transfer.grant_check import GrantCheck
 from prfaas.agent.transfer.layouts import LayoutRegistry
-from prfaas.agent.transfer.link_probe import InboundProbes, OutboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.receive import InboundTransfers, Reply
 from prfaas.agent.transfer.send import OutboundTransfers
@@ -63,7 +62,7 @@ from prfaas.transport.net.tls_proxy import INNER, TlsProxy, tls_proxy_for
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.server import Receiver, ReceiverConfig
 from prfaas.transport.sender.api import SendEvent
-from prfaas.types import AgentCommand, AgentName, CopyCommand, CopyEnd, PoolCommand, ProbeCommand, TransferTiming
+from prfaas.types import AgentCommand, AgentName, CopyCommand, CopyEnd, PoolCommand, TransferTiming
 
 if TYPE_CHECKING:
     from prfaas.agent.report import NodeReporter
@@ -133,14 +132,6 @@ class Agent:
             transfer_log=self._transfer_log,
             report=self._report_end,
         )
-        self._outbound_probes = OutboundProbes(
-            grant_check=grant_check,
-            max_bytes=config.link_probe_bytes,
-            link_to=self._links.to,
-            link_stats=self._links.stats,
-            report=self._report_end,
-        )
-
         # Receiver, and all that arrives
         self._opens: asyncio.Queue[tuple[OpenRequest, Reply]] = asyncio.Queue()
         self._inbound = InboundTransfers(
@@ -150,7 +141,6 @@ class Agent:
             transfer_log=self._transfer_log,
             open_timeout_seconds=config.open_timeout_seconds,
             in_background=self._in_background,
-            probes=InboundProbes(grant_check=grant_check, max_bytes=config.link_probe_bytes),
         )
         self._receiver = self._inbound.receiver = Receiver(
             ReceiverConfig(
@@ -253,8 +243,6 @@ class Agent:
                 self._copies.take(command)
             case PoolCommand():
                 self._pins.take(command)
-            case ProbeCommand():
-                self._outbound_probes.take(command)
 
     async def _accept_opens(self) -> None:
         """Answer OPENs one per iteration of the event loop.
@@ -271,7 +259,6 @@ class Agent:
             now = time.monotonic()
             self._inbound.expire(now)
             self._prefix_store.expire(now)
-            self._outbound_probes.expire(now)
             for link in self._links.take_idle(now):
                 asyncio.get_running_loop().run_in_executor(None, link.close)
             if self._ssd is not None:
@@ -366,7 +353,6 @@ class Agent:
     def _on_link_event(self, event: SendEvent) -> None:
         self._outbound.on_event(event)
         self._copies.on_event(event)
-        self._outbound_probes.on_event(event)
 
     def _in_background(self, work: Callable[[], None], then: Callable[[bool], None]) -> None:
         """Run `work` in a thread, then call `then` on the loop with whether it succeeded."""

@@ -191,28 +191,25 @@ class NodeReporter:
 
     def _link_figures(self, link: LinkStats) -> LinkFigures:
         now = time.monotonic()
-        unsent = replace(link, acknowledged_bytes=0, sent_bytes=0, retransmitted_bytes=0, is_probing=False)
+        unsent = replace(link, acknowledged_bytes=0, sent_bytes=0, retransmitted_bytes=0)
         previous, taken_at = self._samples.get((link.peer, link.address), (unsent, now))
         seconds = now - taken_at
         rate = (link.acknowledged_bytes - previous.acknowledged_bytes) / seconds if seconds else 0.0
         sent = link.sent_bytes - previous.sent_bytes
         retransmitted = link.retransmitted_bytes - previous.retransmitted_bytes
         self._samples[link.peer, link.address] = link, now
-        # A probe's queues and losses are not congestion.
-        is_regular = not (link.is_probing or previous.is_probing)
         has_sample = sent > 0 and sent >= LOSS_SEGMENTS * link.segment_bytes
         return LinkFigures(
             peer=AgentName(link.peer),
             bytes_per_second=rate,
             capacity_bytes_per_second=link.achievable_bytes_per_second,
-            rtt_seconds=link.rtt_seconds if is_regular else link.min_rtt_seconds,
+            rtt_seconds=link.rtt_seconds,
             min_rtt_seconds=link.min_rtt_seconds,
-            queued_bytes=link.queued_bytes + link.unacknowledged_bytes if is_regular else 0,
-            retransmit_ratio=retransmitted / sent if has_sample and is_regular else 0.0,
+            queued_bytes=link.queued_bytes + link.unacknowledged_bytes,
+            retransmit_ratio=retransmitted / sent if has_sample else 0.0,
             num_connections=link.num_connections,
             is_down=link.is_down,
             congestion=link.congestion or "",
-            is_probed=link.rate_source == "probe",
         )
 
 
@@ -229,7 +226,6 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
             for engine in config.engines
         ),
         hardware=config.hardware or gpu_names(),
-        takes_probes=config.link_probe_bytes > 0,
     )
 
 

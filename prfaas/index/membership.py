@@ -34,7 +34,6 @@ class Node:
     layouts: tuple[Layout, ...] = ()
     engines: tuple[Engine, ...] = ()
     hardware: str = ""  # Accelerators, equal over a cluster; empty if not stated.
-    takes_probes: bool = False  # The agent accepts link probes.
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,6 @@ class LinkFigures:
     num_connections: int
     is_down: bool = False  # Dialled without an answer. A link that has not been dialled yet is not down.
     congestion: str = ""  # Cause as the agent sees it: queue, loss or rtt; empty without congestion.
-    is_probed: bool = False  # A probe found the capacity.
 
 
 @dataclass(frozen=True)

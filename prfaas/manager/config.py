@@ -45,7 +45,8 @@ class ManagerConfig:
         "plan_dead_band": "a threshold that differs by a tenth or less is not adopted",
         "role_change_gain": "the other split must sustain 5% more",
         "role_drain_seconds": "an instance drains for at most 2 minutes",
-        "link_probe_seconds": "a path is probed again after 4 minutes at the earliest",
+        "link_probe_seconds": "transfers show what a link carries, and the deployment file says it before",
+        "link_probe_bytes": "transfers show what a link carries, and the deployment file says it before",
         "ppd_refresh_seconds": "turns of the last 10 minutes refresh the table",
         "ppd_mode": "Algorithm 1 of the paper decides",
         "ppd_ttft_weight": "set the weight in the table's file",
@@ -124,12 +125,6 @@ class ManagerConfig:
         default=60.0,
         only_where=_PLANNED,
         doc="Time for which another split is better, and its stage busy, before a change.",
-    )
-    link_probe_bytes: int = setting(
-        "bytes",
-        default=2 << 30,
-        only_where=_PLANNED,
-        doc="Largest probe of an unmeasured link from a PrfaaS to a PD cluster; 0: none.",
     )
     bandwidth: Bandwidth = setting(
         choice("scarce", "abundant", "measured"),

@@ -27,7 +27,6 @@ from prfaas.manager.operations.commands import Copies, PoolOrders
 from prfaas.manager.operations.operations import Operations
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.operations.roles import RoleOrders
-from prfaas.manager.planning.link_probes import LinkProbes
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.record.cluster_writer import FORGET_SECONDS, LEASE_SECONDS
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
@@ -97,16 +96,6 @@ class Manager:
             note=self._rebalancer.note,
         )
         self._planner = self._make_planner()
-        self._link_probes = LinkProbes(
-            config,
-            world=self.world,
-            paths=self.paths,
-            secret=secret,
-            writes=self.replication.writes,
-            num_requests=lambda: self.routing.traffic.num_requests,
-            clock=self._clock,
-            wall_clock=time.time,
-        )
         pool_orders = PoolOrders()
         self._grpc = GrpcServer(
             config,
@@ -114,7 +103,7 @@ class Manager:
             service=self.service,
             world=self.world,
             replication=self.replication,
-            command_sources=(self.copies, pool_orders, self._link_probes),
+            command_sources=(self.copies, pool_orders),
             operations=self._make_operations(pool_orders),
             stop_seconds=stop_seconds,
             digest_seconds=digest_seconds,
@@ -292,8 +281,6 @@ class Manager:
             self._clock()
             self.world.refresh()
             self.paths.step()
-            if self._planner is not None:
-                self._link_probes.step()
             self.service.outcomes.expire()
             self.copies.expire({member.node.name for member in self.world.heard()})
             self.world.index.sweep(_SWEPT_RUNS_PER_TICK)

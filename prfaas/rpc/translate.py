@@ -30,7 +30,6 @@ from prfaas.types import (
     PoolCommand,
     PoolOrder,
     Prefix,
-    ProbeCommand,
     TransferId,
 )
 
@@ -57,7 +56,6 @@ def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
         layouts=layouts,
         engines=engines,
         hardware=node.hardware,
-        takes_probes=node.takes_probes,
     )
 
 
@@ -79,7 +77,6 @@ def node_from(message: pb.Node) -> Node:
         layouts,
         tuple(_engine(engine) for engine in message.engines),
         message.hardware,
-        message.takes_probes,
     )
 
 
@@ -275,8 +272,6 @@ def command_message(command: AgentCommand) -> pb.Command:
         case PoolCommand():
             pool = pb.Command.Pool(command_id=command.transfer_id, end_hash=command.end_hash, order=command.order)
             return pb.Command(pool=pool)
-        case ProbeCommand():
-            return pb.Command(probe=pb.Command.Probe(**vars(command)))
 
 
 def command_from(message: pb.Command) -> AgentCommand | None:
@@ -289,8 +284,6 @@ def command_from(message: pb.Command) -> AgentCommand | None:
         case "pool" if message.pool.order in _ORDERS:
             order = message.pool
             return PoolCommand(TransferId(order.command_id), BlockHash(order.end_hash), pool_order_from(order.order))
-        case "probe":
-            return ProbeCommand(TransferId(message.probe.transfer_id), message.probe.grant)
     return None
 
 

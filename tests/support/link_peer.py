@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from prfaas import grants
-from prfaas.agent.transfer.link_probe import DEADLINE_SECONDS
-from prfaas.agent.transfer.open_body import encode_link_probe
 from prfaas.hashing import NO_HASH
 from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendRequest
 from prfaas.transport.sender.link import Link, LinkConfig
@@ -17,6 +15,7 @@ from tests.support.agents import Agents, RunningAgent
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 MIB = 1 << 20
+DEADLINE_SECONDS = 30.0
 
 
 class Peer:
@@ -45,7 +44,6 @@ class Peer:
             "max_bytes": 4 * MIB,
             "tenant": "",
             "expires_at": time.time() + 600.0,
-            "kind": "probe",
         }
         return grants.sign(grants.Grant(**fields | changes), grants.derive_key(self._agents.secret, "grant"))
 
@@ -62,11 +60,6 @@ class Peer:
             self.link.ready(transfer_id, first_object=index, num_objects=1, offset_bytes=0, length_bytes=size)
         wait_until(lambda: self.ends(transfer_id), what="its end")
         return self.ends(transfer_id)[0]
-
-    def probe(self, transfer_id: TransferId, token: bytes) -> SendEvent:
-        """Send a probe and return its last event."""
-        self.offer(transfer_id, encode_link_probe(token))
-        return self.end(transfer_id)
 
     def ends(self, transfer_id: TransferId) -> list[SendEvent]:
         ended = (event for event in self.events if isinstance(event, SendCompleted | SendFailed))

@@ -32,13 +32,12 @@ class TimedWorld:
         *,
         role: InstanceRole = "both",
         models: Sequence[str] = (MODEL,),
-        takes_probes: bool = False,
     ) -> None:
         """Register a node with one engine per model: name/0, name/1 …"""
         engines = tuple(
             Engine(InstanceId(f"{name}/{number}"), f"http://{name}", role, model) for number, model in enumerate(models)
         )
-        node = Node(AgentName(name), ClusterName(cluster), kind, f"{name}:1", 1, (), engines, takes_probes=takes_probes)
+        node = Node(AgentName(name), ClusterName(cluster), kind, f"{name}:1", 1, (), engines)
         self.world.register(node)
 
     def report(self, name: str, *links: LinkFigures, loads: Sequence[pb.EngineLoad] = ()) -> None:

@@ -106,7 +106,7 @@ def read_packed(data: bytes) -> None:
 
 def read_body(data: bytes) -> None:
     """Read the agents' own part of an OPEN."""
-    for decode in (open_body.read_grant, open_body.OpenBody.decode, open_body.decode_link_probe):
+    for decode in (open_body.read_grant, open_body.OpenBody.decode):
         with contextlib.suppress(RemoteProtocolError, LayoutError):
             decode(data)
 
@@ -148,7 +148,7 @@ def good_inputs() -> list[bytes]:
     layout = Layout("m", "", Shard(0, 1), (KVGroup("full_attention", 16, (layer,)),))
     groups = (GroupBlocks(0, 0, (BlockHash(bytes(16)),), BlockHash(bytes(16))),)
     body = open_body.OpenBody(b"grant", (layout.fingerprint,), (layout,), groups, trace="00-trace").encode()
-    bodies = [body, open_body.encode_link_probe(b"grant")]
+    bodies = [body]
     hello, _, proof = handshake_frames
     bare = [frame[HEADER_BYTES:] for frame in handshake_frames]
     kinds = ([*frames, b"".join(frames)], [hello, hello + proof], answers, bare, packed, bodies)

@@ -1,4 +1,4 @@
-"""Check of grants, and refusals of transfers, copies and probes."""
+"""Check of grants, and refusals of transfers and copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prfaas.types import AgentName, FailureReason, TransferId
 
 
 class TransferRefused(Exception):
-    """This agent refuses a transfer, copy or probe; the requester gets `reason` and the message."""
+    """This agent refuses a transfer or copy; the requester gets `reason` and the message."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ def refusal_reason(error: PrfaasError | TransferRefused) -> FailureReason:
 
 
 class GrantCheck:
-    """Check of every grant that this agent acts on: for sending, receiving, copies and probes."""
+    """Check of every grant that this agent acts on: for sending, receiving and copies."""
 
     def __init__(self, name: AgentName, key: bytes) -> None:
         """Create the check of the agent `name`; `key` is derived from the deployment's secret."""

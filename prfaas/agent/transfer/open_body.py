@@ -1,4 +1,4 @@
-"""Bodies of OPEN frames, opaque to the transport: transfers, prefix copies and link probes."""
+"""Bodies of OPEN frames, opaque to the transport: transfers and prefix copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from prfaas.kv.layout import FINGERPRINT_BYTES, MAX_LAYERS, Layout
 from prfaas.transport.protocol.messages import MAX_BODY_BYTES, Fields, fields_of
 from prfaas.types import BlockHash, GroupBlocks
 
-LINK_PROBE = "link_probe"
 _GRANT_KINDS: dict[str, GrantKind] = {"open": "transfer", "copy": "copy"}
 MAX_KIND_BYTES = 16
 # Length of a body up to the end of its grant, at most.
@@ -131,26 +130,3 @@ def _group(fields: Fields) -> list[object]:
 def _copied(fields: Fields) -> CopiedPrefix:
     fields.array(2)
     return CopiedPrefix(fields.octets(MAX_BODY_BYTES), BlockHash(fields.exactly(HASH_BYTES)))
-
-
-def encode_link_probe(grant: bytes) -> bytes:
-    """Return the body of an OPEN whose objects are random bytes, sent to measure the link."""
-    body: bytes = msgpack.packb([LINK_PROBE, grant])
-    return body
-
-
-def is_link_probe(body: bytes) -> bool:
-    """Return whether the body starts like a link probe."""
-    return body.startswith(encode_link_probe(b"")[: 2 + len(LINK_PROBE)])
-
-
-def decode_link_probe(body: bytes) -> bytes:
-    """Return the grant of a link probe.
-
-    Raises:
-        RemoteProtocolError: The body has another form.
-    """
-    with fields_of(body, reason="open_body", what="not a probe of this version") as fields:
-        fields.array(2)
-        fields.text(MAX_KIND_BYTES)
-        return fields.octets(MAX_GRANT_BYTES)

@@ -26,9 +26,8 @@ from prfaas.agent.engine.protocol import Receive, TransferFailed
 from prfaas.agent.engine.server import EngineConnection
 from prfaas.agent.transfer.grant_check import GrantCheck, TransferRefused, refusal_reason, seconds_left
 from prfaas.agent.transfer.layouts import LayoutRegistry
-from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
-from prfaas.agent.transfer.open_body import OpenBody, is_link_probe, read_grant
+from prfaas.agent.transfer.open_body import OpenBody, read_grant
 from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.agent.transfer.repack import Background, RepackJob, have_same_prompt, side_of, start_repack
@@ -192,7 +191,6 @@ class InboundTransfers:
         transfer_log: TransferLog,
         open_timeout_seconds: float,
         in_background: Background,
-        probes: InboundProbes,
     ) -> None:
         self._grant_check = grant_check
         self._pool = pool
@@ -200,7 +198,6 @@ class InboundTransfers:
         self._log = transfer_log
         self._open_timeout_seconds = open_timeout_seconds
         self._in_background = in_background
-        self._probes = probes
         self._transfers: dict[TransferId, InboundTransfer] = {}
         # Slots of ended transfers that the transport may still write to.
         self._quarantined: dict[TransferId, Placement] = {}
@@ -217,7 +214,7 @@ class InboundTransfers:
     def on_open(self, request: OpenRequest, reply: Reply) -> None:
         """Accept or reject an OPEN."""
         try:
-            reply(self._answer(request))
+            reply(self._accept(request))
         except (TransferRefused, GrantError, RemoteProtocolError, LayoutError) as error:
             reason, message = refusal_reason(error), _bounded_text(error)
             metrics.TRANSFERS.labels(direction="in", outcome=reason).inc()
@@ -228,11 +225,6 @@ class InboundTransfers:
             metrics.TRANSFERS.labels(direction="in", outcome="protocol").inc()
             _log.exception("transfer.open_crashed", transfer_id=request.transfer_id.hex())
             reply(Rejection("protocol", "this agent cannot read the open"))
-
-    def _answer(self, request: OpenRequest) -> Acceptance:
-        if is_link_probe(request.open_body):
-            return self._probes.accept(request)
-        return self._accept(request)
 
     def _accept(self, request: OpenRequest) -> Acceptance:
         token, kind = read_grant(request.open_body)
@@ -290,10 +282,7 @@ class InboundTransfers:
         """Take an event of the receiver."""
         transfer_id = TransferId(event.transfer_id)
         transfer = self._transfers.get(transfer_id)
-        if transfer is None and transfer_id in self._probes:
-            if isinstance(event, ReceiveMemoryFree):
-                self._probes.ended(transfer_id)
-        elif isinstance(event, ReceiveMemoryFree):
+        if isinstance(event, ReceiveMemoryFree):
             self._memory_free(transfer_id)
         elif isinstance(event, ReceiveFailed):
             self._failed(transfer_id, transfer, event)

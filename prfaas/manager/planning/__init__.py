@@ -1,4 +1,4 @@
-"""Plans over minutes: solver runs, role changes, path state, link probes.
+"""Plans over minutes: solver runs, role changes, path state.
 
 Uses the scheduler's pure rules and the planning model. Imports nothing of routing, operations or the interfaces.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -55,7 +54,6 @@ class PathMonitor:
     planned_bytes_per_second: float = 0.0  # Capacity at `known_at`; unknown links count as the mean.
     known_at: float = float("-inf")  # Time when any link's rate was known last.
     num_links: int = 0
-    is_probed: bool = False  # The last known rate was measured by a probe.
     best_bytes_per_second: float = 0.0  # Highest mean rate per link of late.
     best_at: float = float("-inf")
     is_abundant: bool = False
@@ -111,7 +109,6 @@ class Paths:
         """Return the links between clusters, after updating the paths with their figures."""
         live = self._world.live()
         links = _links_by_pair(live)
-        num_nodes = Counter(member.node.cluster for member in live)
         if links.keys() != self._watched.keys():
             self._known_states.clear()
         self._watched = {pair: self._watched.get(pair) or PathMonitor(*pair) for pair in links}
@@ -120,10 +117,7 @@ class Paths:
             path.bytes_per_second = sum(link.bytes_per_second for link in figures)
             path.known = [link for link in figures if link.capacity_bytes_per_second]
             path.capacity_bytes_per_second = sum(map(_carries, figures)) if path.known else 0.0
-            if path.known:
-                path.is_probed = all(link.is_probed for link in path.known)
-            # A probe measures one link. The others appear once they are used: each node has one.
-            path.num_links = max(len(figures), num_nodes[pair[0]]) if path.is_probed else len(figures)
+            path.num_links = len(figures)
             if path.known:
                 path.plan_with_known(now=self._clock())
             path.is_down = all(link.is_down for link in figures)
@@ -185,10 +179,6 @@ class Paths:
         Unknown links count like the known ones. A link that was slow and is no longer known counts as before.
         """
         return self._path(source, destination).planned(now=self._clock(), within_seconds=within_seconds)
-
-    def is_probed(self, source: str, destination: str) -> bool:
-        """Return whether the known rate of a path was measured by a probe of one of its links."""
-        return self._path(source, destination).is_probed
 
     def set_supply(self, source: str, supply: Supply | None) -> None:
         """Set the rates of a cluster's links and instances. None: unknown, so that bandwidth counts as scarce."""

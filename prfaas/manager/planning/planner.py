@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 from prfaas import logs
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.planning.link_probes import REPEAT_SECONDS as PROBE_REPEAT_SECONDS
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
 from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_seconds
@@ -42,6 +41,8 @@ STEP_SECONDS = 0.5
 DEAD_BAND_RATIO = 0.1  # A threshold that differs by no more is not adopted.
 RATE_SECONDS = 10.0  # Shortest time between two plans if only rates change; congestion control reacts sooner.
 RATE_CHANGE_RATIO = 0.2  # Smaller changes of a measured rate are ignored.
+# Sparse transfers measure a link every few minutes. Until then its rate must not alternate with the file's.
+MIN_RATE_LIFETIME_SECONDS = 480.0
 FIT_TOKENS = (1024.0, 16384.0, 65536.0)  # Here the quadratic form equals the profile.
 
 Pair = tuple[str, str]  # Source and destination cluster.
@@ -54,7 +55,6 @@ class _Inputs:
 
     roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # Counts by cluster and role.
     rates: tuple[tuple[str, str, float], ...]  # Measured (source, destination, bytes per second).
-    probed: frozenset[Pair] = frozenset()  # Rates that a probe measured.
 
     def has_rates_of(self, earlier: _Inputs) -> bool:
         """Return whether the rates are about the same."""
@@ -151,17 +151,15 @@ class Planner:
                 roles.setdefault(member.node.cluster, Counter()).update(
                     (assigned or {}).get(engine.instance, engine.role) for engine in member.node.engines
                 )
-        rates, probed = self._rates()
+        rates = self._rates()
         listed = tuple((cluster, tuple(sorted(counts.items()))) for cluster, counts in sorted(roles.items()))
-        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), probed)
+        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate))
 
-    def _rates(self) -> tuple[dict[Pair, float], frozenset[Pair]]:
-        """Return each path's rate (0 if unknown), and the paths measured by a probe."""
-        within, file = rate_lifetime_seconds(self._config), self._deployment
+    def _rates(self) -> dict[Pair, float]:
+        """Return each path's rate; 0 if unknown."""
+        within, file = max(self._config.plan_seconds, MIN_RATE_LIFETIME_SECONDS), self._deployment
         pairs = [(cluster.name, pd.name) for cluster in file.prfaas for pd in file.pd]
-        found = {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
-        probed = frozenset(pair for pair in pairs if found[pair] and self._paths.is_probed(*pair))
-        return bounded_rates(file, found, probed), probed
+        return {pair: self._paths.planned_bytes_per_second(*pair, within_seconds=within) for pair in pairs}
 
     def _leads(self, inputs: _Inputs) -> bool:
         """Return whether this manager makes the plan: it writes the first live PD cluster."""
@@ -238,10 +236,7 @@ class Planner:
         return Workload("measured", lengths, with_context(output, lengths)), source
 
     def _sources(self, inputs: _Inputs, lengths: str) -> dict[str, str]:
-        measured = ", ".join(
-            f"{source} to {target}" + (" (probe)" if (source, target) in inputs.probed else "")
-            for source, target, _ in inputs.rates
-        )
+        measured = ", ".join(f"{source} to {target}" for source, target, _ in inputs.rates)
         rest = f"{self._config.deployment}"
         known = [f"measured: {measured}"] if measured else []
         return {
@@ -296,21 +291,6 @@ def _threshold(plan: Plan, *, has_prfaas: bool) -> int:
 
 def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
     return {split.cluster: (split.num_prefill, split.num_decode) for split in plan.splits}
-
-
-def rate_lifetime_seconds(config: ManagerConfig) -> float:
-    """Return how long a measured rate counts.
-
-    If links are probed, this covers two probes: else the threshold would alternate between the file's and the probe's
-    rate.
-    """
-    return max(config.plan_seconds, 2 * PROBE_REPEAT_SECONDS if config.link_probe_bytes else 0.0)
-
-
-def bounded_rates(file: Deployment, rates: Mapping[Pair, float], probed: Container[Pair]) -> dict[Pair, float]:
-    """Limit probed rates to the file's, since a probe measures one link and others may share its path."""
-    listed = {(link.source, link.target): link.bytes_per_second for link in file.paths}
-    return {pair: min(rate, listed.get(pair, math.inf)) if pair in probed else rate for pair, rate in rates.items()}
 
 
 def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[ClusterPath]:

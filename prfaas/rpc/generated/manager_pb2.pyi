@@ -19,7 +19,7 @@ class Engine(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., url: _Optional[str] = ..., role: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "cluster", "cluster_kind", "wire_address", "epoch", "layouts", "engines", "hardware", "takes_probes")
+    __slots__ = ("name", "cluster", "cluster_kind", "wire_address", "epoch", "layouts", "engines", "hardware")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_KIND_FIELD_NUMBER: _ClassVar[int]
@@ -28,7 +28,6 @@ class Node(_message.Message):
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
-    TAKES_PROBES_FIELD_NUMBER: _ClassVar[int]
     name: str
     cluster: str
     cluster_kind: str
@@ -37,8 +36,7 @@ class Node(_message.Message):
     layouts: _containers.RepeatedScalarFieldContainer[bytes]
     engines: _containers.RepeatedCompositeFieldContainer[Engine]
     hardware: str
-    takes_probes: bool
-    def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ..., cluster_kind: _Optional[str] = ..., wire_address: _Optional[str] = ..., epoch: _Optional[int] = ..., layouts: _Optional[_Iterable[bytes]] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., hardware: _Optional[str] = ..., takes_probes: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., cluster: _Optional[str] = ..., cluster_kind: _Optional[str] = ..., wire_address: _Optional[str] = ..., epoch: _Optional[int] = ..., layouts: _Optional[_Iterable[bytes]] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., hardware: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("node",)
@@ -193,7 +191,7 @@ class ReportEventsResponse(_message.Message):
     def __init__(self, resume_after: _Optional[int] = ..., acknowledged: _Optional[int] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., announce_everything: _Optional[str] = ...) -> None: ...
 
 class LinkFigures(_message.Message):
-    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections", "is_down", "queue_seconds", "congestion", "limit", "is_probed", "least_bytes_per_second")
+    __slots__ = ("peer", "bytes_per_second", "capacity_bytes_per_second", "rtt_seconds", "min_rtt_seconds", "queued_bytes", "retransmit_ratio", "num_connections", "is_down", "queue_seconds", "congestion", "limit", "least_bytes_per_second")
     PEER_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -206,7 +204,6 @@ class LinkFigures(_message.Message):
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CONGESTION_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
-    IS_PROBED_FIELD_NUMBER: _ClassVar[int]
     LEAST_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     peer: str
     bytes_per_second: float
@@ -220,9 +217,8 @@ class LinkFigures(_message.Message):
     queue_seconds: float
     congestion: str
     limit: str
-    is_probed: bool
     least_bytes_per_second: float
-    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ..., is_down: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., congestion: _Optional[str] = ..., limit: _Optional[str] = ..., is_probed: _Optional[bool] = ..., least_bytes_per_second: _Optional[float] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., capacity_bytes_per_second: _Optional[float] = ..., rtt_seconds: _Optional[float] = ..., min_rtt_seconds: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., retransmit_ratio: _Optional[float] = ..., num_connections: _Optional[int] = ..., is_down: _Optional[bool] = ..., queue_seconds: _Optional[float] = ..., congestion: _Optional[str] = ..., limit: _Optional[str] = ..., least_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("instance", "num_running", "num_waiting", "kv_usage_ratio", "is_silent")
@@ -578,7 +574,7 @@ class Prefix(_message.Message):
     def __init__(self, model: _Optional[str] = ..., units: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., end_hash: _Optional[bytes] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("copy", "pool", "probe")
+    __slots__ = ("copy", "pool")
     class Copy(_message.Message):
         __slots__ = ("transfer_id", "grant", "prefix", "priority")
         TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -599,20 +595,11 @@ class Command(_message.Message):
         end_hash: bytes
         order: str
         def __init__(self, command_id: _Optional[bytes] = ..., end_hash: _Optional[bytes] = ..., order: _Optional[str] = ...) -> None: ...
-    class Probe(_message.Message):
-        __slots__ = ("transfer_id", "grant")
-        TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
-        GRANT_FIELD_NUMBER: _ClassVar[int]
-        transfer_id: bytes
-        grant: bytes
-        def __init__(self, transfer_id: _Optional[bytes] = ..., grant: _Optional[bytes] = ...) -> None: ...
     COPY_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
-    PROBE_FIELD_NUMBER: _ClassVar[int]
     copy: Command.Copy
     pool: Command.Pool
-    probe: Command.Probe
-    def __init__(self, copy: _Optional[_Union[Command.Copy, _Mapping]] = ..., pool: _Optional[_Union[Command.Pool, _Mapping]] = ..., probe: _Optional[_Union[Command.Probe, _Mapping]] = ...) -> None: ...
+    def __init__(self, copy: _Optional[_Union[Command.Copy, _Mapping]] = ..., pool: _Optional[_Union[Command.Pool, _Mapping]] = ...) -> None: ...
 
 class ReportCommandsRequest(_message.Message):
     __slots__ = ("node", "epoch", "ends")

@@ -30,7 +30,6 @@ RETRANSMIT_RATIO = 0.03  # Congestion: a larger share of retransmitted bytes sho
 LOSS_SEGMENTS = 64  # Of fewer segments, a single probing retransmission would be too large a share.
 CONFIRMED_RATIO = 0.8  # A lower bound of this share of the estimate confirms it.
 STEADY_RATIO = 1.25  # BBR regards a link as full when its rate grows by less.
-RateSource = Literal["transfers", "probe"]
 CongestionReason = Literal["queue", "loss", "rtt"]
 K = TypeVar("K", bound=Hashable)
 
@@ -41,7 +40,6 @@ class RateEstimate:
 
     bytes_per_second: float = 0.0
     confirmed_at: float = -math.inf
-    source: RateSource = "transfers"
 
     def at(self, now: float) -> float:
         """Return the estimate in bytes per second; 0 if it has expired."""
@@ -186,7 +184,6 @@ class LinkHealth:
     congestion: CongestionReason | None = None
     utilization_ratio: float = 0.0  # Used share of the rate estimate; 0 if unknown.
     resent_ratio: float = 0.0  # Retransmitted share of the bytes.
-    rate_source: RateSource | None = None
 
 
 class RateEstimator:
@@ -194,7 +191,6 @@ class RateEstimator:
 
     def __init__(self) -> None:
         self.health = LinkHealth()
-        self.source: RateSource = "transfers"  # Origin of the bytes that wait at present.
         self._samples: deque[LinkSample] = deque()
         self._saturated_rates: deque[tuple[float, float]] = deque()  # Ends of full windows, and their rates.
         self._estimate = RateEstimate()
@@ -216,12 +212,6 @@ class RateEstimator:
         seconds = self._saturated_rates[-1][0] - self._saturated_rates[0][0]
         return seconds >= WINDOW_SECONDS and 0 < max(rates) <= STEADY_RATIO * min(rates)
 
-    def forget(self) -> None:
-        """Forget everything, since a probe has not found a rate."""
-        self._estimate, self.health = RateEstimate(), LinkHealth()
-        self._saturated_rates.clear()
-        self._samples.clear()
-
     def add(self, sample: LinkSample) -> None:
         """Update `health`."""
         self._samples.append(sample)
@@ -241,14 +231,12 @@ class RateEstimator:
             _congestion(sample, queue_seconds, loss_ratio),
             utilization_ratio=min(1.0, carried / rate) if rate else 0.0,
             resent_ratio=resent_ratio,
-            rate_source=self._estimate.source if rate else None,
         )
 
     def _rate(self, sample: LinkSample) -> float:
         saturated, known = self._saturated_rate(sample), self._estimate.at(sample.at)
         least, most = sample.least_bytes_per_second, sample.most_bytes_per_second
-        # The first bytes of a probe are late on any link.
-        is_bound = most < math.inf and self.source == "transfers"
+        is_bound = most < math.inf
         if saturated:
             rate = min(saturated, most)
         elif is_bound:
@@ -258,7 +246,7 @@ class RateEstimator:
         else:
             return 0.0
         if saturated or is_bound or least >= CONFIRMED_RATIO * rate:
-            self._estimate = RateEstimate(rate, sample.at, self.source)
+            self._estimate = RateEstimate(rate, sample.at)
         return rate
 
     def _saturated_rate(self, sample: LinkSample) -> float | None:

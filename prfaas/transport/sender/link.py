@@ -13,7 +13,6 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.transport.codec.packing import PackingCost
 from prfaas.transport.congestion.connection_policy import LOSS_BASED_CONNECTIONS
 from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.congestion.rate_estimator import LinkHealth
 from prfaas.transport.congestion.stall_detector import PeerLiveness
 from prfaas.transport.events import EventQueue, check_repeatedly
 from prfaas.transport.net import handshake
@@ -121,7 +120,6 @@ class Link:
         """Offer a transfer to the peer. Bytes leave once they are ready and the peer has reported what it holds."""
         with self._changed:
             self._outbox.open(request, now=time.monotonic())
-            self._monitor.transfer_opened()
             if self._dialler.is_closed.is_set():
                 self._outbox.fail_all("shutdown", "this agent stops", now=time.monotonic())
             elif not self._start():
@@ -192,7 +190,7 @@ class Link:
         if not self._config.awaits_peer:
             self._dialler.start()
 
-    # Status and probes, called by the agent
+    # Status, called by the agent
 
     @property
     def peer_process(self) -> bytes | None:
@@ -212,26 +210,6 @@ class Link:
             return self._monitor.stats(
                 self._workers, self._outbox, peer=self._peer_name, address=self.address, is_down=is_down
             )
-
-    def begin_probe(self) -> None:
-        """Begin a probe: the transfers opened next measure what the link carries."""
-        with self._changed:
-            self._monitor.begin_probe()
-
-    @property
-    def has_found(self) -> bool:
-        """Return whether the probe has found what the link carries."""
-        with self._changed:
-            return self._monitor.has_found
-
-    def end_probe(self) -> LinkHealth:
-        """End the probe and return its findings."""
-        with self._changed:
-            self._monitor.end_probe()
-            if self._outbox.num_transfers > 1:
-                # Ordinary transfers were opened during the probe.
-                self._monitor.transfer_opened()
-            return self._monitor.health
 
     # Work, called by the workers
 
@@ -275,9 +253,6 @@ class Link:
             worker.reading, worker.last_control = chunk.transfer_id, None
             self._monitor.bounds.on_written(chunk.slab.num_bytes, now=now)
             dscp = self._config.marks.of(request.priority)
-            if self._monitor.is_probing:
-                # A probe's bytes do not show how well other bytes can be packed.
-                return ChunkTask(chunk, request, dscp=dscp)
             packing = self._monitor.packing
             is_trial = worker.can_pack and packing.wants_trial()
             return ChunkTask(chunk, request, packing.format, is_trial=is_trial, dscp=dscp)

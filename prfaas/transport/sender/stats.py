@@ -42,7 +42,6 @@ class LinkStats(LinkHealth):
     acknowledged_bytes: int
     rtt_seconds: float  # Of the busy connection on which it has risen most, else the minimum.
     min_rtt_seconds: float  # Minimum on the same connection.
-    is_probing: bool
     sent_bytes: int  # Sent by the kernel, without headers.
     retransmitted_bytes: int
     segment_bytes: int  # Largest segment of any connection.
@@ -66,8 +65,6 @@ class LinkMonitor:
         self.packing = PackingPolicy(num_processors=len(os.sched_getaffinity(0)))
         self.bounds = RateBounds()
         self.min_rtt_seconds = 0.0  # Minimum over all connections at the last sample.
-        self.is_probing = False
-        self.has_found = False  # The probe has found what the link carries.
         self._growth = Growth()  # Totals over all connections.
         self._round_trips: RoundTripTracker[ConnectionWorker] = RoundTripTracker()
         self._estimator = RateEstimator()
@@ -75,25 +72,9 @@ class LinkMonitor:
 
     @property
     def health(self) -> LinkHealth:
-        """Health of the link, with rates in bytes of payload. The findings of a probe show when it has ended."""
-        health, ratio = LinkHealth() if self.is_probing else self._estimator.health, self.packing.packed_ratio
+        """Health of the link, with rates in bytes of payload."""
+        health, ratio = self._estimator.health, self.packing.packed_ratio
         return replace(health, achievable_bytes_per_second=health.achievable_bytes_per_second / ratio)
-
-    def begin_probe(self) -> None:
-        """Note that the bytes sent from now on measure what the link carries."""
-        self.is_probing, self.has_found = True, False
-        self._estimator.source = "probe"
-
-    def end_probe(self) -> None:
-        """Note the end of the probe. Without a steady rate it has found nothing."""
-        if not self.has_found:
-            self._estimator.forget()
-        self.is_probing = False
-
-    def transfer_opened(self) -> None:
-        """Note that a transfer was opened. Until then, bytes that still arrive belong to the last probe."""
-        if not self.is_probing:
-            self._estimator.source = "transfers"
 
     def usage(self, *, is_busy: bool) -> LinkUsage:
         """Return what the link uses of its rate budgets."""
@@ -105,16 +86,13 @@ class LinkMonitor:
         self._count(infos)
         sample = self._sample(now, infos, outbox)
         self._estimator.add(sample)
-        if self.is_probing:
-            self.has_found |= self._estimator.is_steady
         if infos and self._rate_search.is_due(sample, num_connections=len(infos)):
             # The connections take turns.
             self._num_searches += 1
             infos[self._num_searches % len(infos)][0].connection.search_rate()
-        if not self.is_probing:
-            rate = self._estimator.health.achievable_bytes_per_second
-            is_full = outbox.queued_bytes > 0
-            self.packing.observe(LinkLoad(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
+        rate = self._estimator.health.achievable_bytes_per_second
+        is_full = outbox.queued_bytes > 0
+        self.packing.observe(LinkLoad(now, rate, len(infos), is_full, outbox.acknowledged_bytes))
         if not self._estimator.is_steady:
             return None
         health = self._estimator.health
@@ -179,7 +157,6 @@ class LinkMonitor:
             retransmitted_bytes=self._growth.retransmitted_bytes,
             segment_bytes=max((info.segment_bytes for info in infos), default=0),
             **vars(self.health),
-            is_probing=self.is_probing,
             packing=f"{pack_format.codec}/{pack_format.width}" if (pack_format := self.packing.format) else "",
             saved_bytes=self.packing.saved_bytes,
             pacing_bytes_per_second=sum(info.max_pacing_bytes_per_second for info in infos),

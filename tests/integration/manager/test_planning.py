@@ -109,19 +109,6 @@ async def test_measured_rate_replaces_that_of_the_file(deployment: Deployment, f
     )
 
 
-async def test_probed_rate_is_named_as_such(deployment: Deployment, file: Path) -> None:
-    manager = await deployment.start_manager(deployment=file)
-    slow = Figures(links=(replace(LINK, capacity_bytes_per_second=20e6, is_probed=True),))
-    for name in ("p1", "p2", "d1"):
-        await _node(deployment, name, manager, figures=slow if name == "p1" else None)
-    await until(
-        lambda: manager.paths.planned_bytes_per_second("prfaas", "pd", within_seconds=60) == 40e6,
-        what="the link's rate, for each node of the cluster",
-    )
-    await _node(deployment, "i1", manager)
-    await until(lambda: _links_of(manager).startswith("measured: prfaas to pd (probe)"), what="a plan with it")
-
-
 def _links_of(manager: Manager) -> str:
     return manager.world.plan.inputs["links"] if manager.world.plan else ""
 

@@ -24,7 +24,6 @@ from prfaas.agent.engine.protocol import (
 from prfaas.agent.engine.server import EngineConnection
 from prfaas.agent.transfer.grant_check import GrantCheck, TransferRefused
 from prfaas.agent.transfer.layouts import DESCRIBED_PERIOD_SECONDS, MAX_DESCRIBED_BYTES, LayoutRegistry
-from prfaas.agent.transfer.link_probe import InboundProbes
 from prfaas.agent.transfer.log import TransferLog
 from prfaas.agent.transfer.open_body import MAX_RANKS, OpenBody
 from prfaas.agent.transfer.plan import make_plan
@@ -99,7 +98,6 @@ class Node:
             transfer_log=TransferLog(),
             open_timeout_seconds=10.0,
             in_background=self._in_background,
-            probes=InboundProbes(grant_check=GrantCheck(AgentName("west"), KEY), max_bytes=0),
         )
         self.answers: list[Acceptance | Rejection] = []
         self.token = b""

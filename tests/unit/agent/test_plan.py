@@ -13,7 +13,6 @@ from prfaas.agent.transfer.open_body import (
     MAX_LAYOUTS_BYTES,
     CopiedPrefix,
     OpenBody,
-    decode_link_probe,
     read_grant,
 )
 from prfaas.agent.transfer.plan import make_plan
@@ -121,7 +120,7 @@ EMPTY_LISTS = b"\xdd" + (15 << 20).to_bytes(4, "big") + b"\x90" * (15 << 20)
 @pytest.mark.parametrize("before", [b"", b"\x95", b"\x95\xa4open", b"\x95\xa4open\xc4\x05grant"])
 def test_open_body_with_too_many_items_takes_no_memory(before: bytes) -> None:
     body = before + EMPTY_LISTS
-    for decode in (read_grant, OpenBody.decode, decode_link_probe):
+    for decode in (read_grant, OpenBody.decode):
         tracemalloc.start()
         if decode is read_grant and before.endswith(b"grant"):
             assert read_grant(body) == (b"grant", "transfer")

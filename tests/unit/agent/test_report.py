@@ -53,23 +53,10 @@ async def test_figures_contain_congestion_and_limit_of_a_link() -> None:
     )
 
 
-async def test_probe_is_not_reported_as_congestion() -> None:
-    """This includes the figures in which the probe ended."""
-    states = [
-        replace(CONGESTED, is_probing=is_probing, queued_bytes=4, sent_bytes=100 * number)
-        for number, is_probing in enumerate((True, False, False), start=1)
-    ]
-    reporter = _reporter(lambda: [states.pop(0)])
-    links = [reporter.figures().links[0] for _ in range(3)]
-    assert [(link.rtt_seconds, link.queued_bytes > 0) for link in links] == [(0.03, False), (0.03, False), (0.09, True)]
-
-
 async def test_few_segments_are_not_reported_as_loss() -> None:
     sent = (0, 48_000, 48_000 + 480_000)
     states = [
-        replace(
-            CONGESTED, sent_bytes=num_bytes, retransmitted_bytes=num_bytes // 20, segment_bytes=1448, is_probing=False
-        )
+        replace(CONGESTED, sent_bytes=num_bytes, retransmitted_bytes=num_bytes // 20, segment_bytes=1448)
         for num_bytes in sent
     ]
     reporter = _reporter(lambda: [states.pop(0)])

@@ -112,18 +112,6 @@ def test_planned_rate_is_that_of_known_links_for_a_while(site: LinkedWorld) -> N
     assert site.paths.planned_bytes_per_second("west", "east", within_seconds=50.0) == 0.0
 
 
-def test_probed_rate_counts_for_each_node_of_the_cluster(site: LinkedWorld) -> None:
-    site.register("p2", "east")
-
-    def planned(*, is_probed: bool) -> float:
-        site.report("p1", replace(LINK, is_probed=is_probed))
-        site.paths.step()
-        return site.paths.planned_bytes_per_second("east", "west", within_seconds=50.0)
-
-    assert (planned(is_probed=True), site.paths.is_probed("east", "west")) == (20e6, True)
-    assert (planned(is_probed=False), site.paths.is_probed("east", "west")) == (10e6, False)
-
-
 def _planned(site: LinkedWorld, capacity: float, *, at: float) -> float:
     site.now = at
     site.world.record_report(AgentName("d1"), epoch=1, links=None)

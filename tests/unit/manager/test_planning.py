@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from prfaas.manager.config import ManagerConfig
-from prfaas.manager.planning.planner import bounded_rates, links_with, rate_lifetime_seconds
+from prfaas.manager.planning.planner import links_with
 from prfaas.model.deployment import ClusterPath
 from prfaas.model.planning.planner import best_plan
 from tests.support.planner_inputs import case_study
@@ -46,25 +44,3 @@ def test_measured_rates_replace_those_of_the_file() -> None:
         ClusterPath(source, target, 1e9),
         ClusterPath(source, "other", 2e9),
     ]
-
-
-def test_probed_rate_counts_up_to_the_rate_of_the_file() -> None:
-    file, _ = case_study()
-    listed = replace(file, paths=(ClusterPath("a", "x", 5e9), ClusterPath("b", "x", 5e9)))
-    rates = {("a", "x"): 8e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
-    within = bounded_rates(listed, rates, {("a", "x"), ("c", "x")})
-    assert within == {("a", "x"): 5e9, ("b", "x"): 8e9, ("c", "x"): 8e9}
-    assert bounded_rates(listed, {("a", "x"): 2e9}, {("a", "x")}) == {("a", "x"): 2e9}
-
-
-@pytest.mark.parametrize(
-    ("settings", "seconds"),
-    [
-        ({"plan_seconds": 60.0}, 480.0),
-        ({"plan_seconds": 600.0}, 600.0),
-        ({"plan_seconds": 60.0, "link_probe_bytes": 0}, 60.0),
-    ],
-)
-def test_rate_counts_for_the_time_of_two_probes(settings: dict[str, float], seconds: float) -> None:
-    config = ManagerConfig(secret_file=Path("-"), deployment=Path("-"), **settings)  # type: ignore[arg-type]
-    assert rate_lifetime_seconds(config) == seconds

@@ -109,17 +109,14 @@ def test_dead_or_unwanted_worker_gets_no_work(link: IdleLink, two: Workers) -> N
         link.has_work(second_worker)
 
 
-@pytest.mark.parametrize("is_probing", [False, True])
-def test_chunks_of_a_probe_are_not_used_for_packing_trials(link: IdleLink, two: Workers, *, is_probing: bool) -> None:
+def test_a_chunk_for_a_full_link_is_a_packing_trial(link: IdleLink, two: Workers) -> None:
     worker, _ = two
     link.take(worker)
     link.hear_have(worker)
     for at in (0.0, 2.0):
         link.monitor.packing.observe(LinkLoad(at, 1e6, 1, is_full=True, acknowledged_bytes=int(at * 1e6)))
-    if is_probing:
-        link.begin_probe()
     task = link.take_chunk(worker)
-    assert task.pack_format is None and task.is_trial is not is_probing
+    assert task.pack_format is None and task.is_trial
 
 
 # Set of workers

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
 from prfaas.transport.congestion.rate_estimator import (
-    FRESH_SEGMENTS,
     LinkHealth,
     LinkSample,
-    RateBounds,
     RateEstimator,
-    RoundTrip,
-    RoundTripTracker,
 )
 
 STEP_SECONDS = 0.05
@@ -148,7 +143,7 @@ def test_microseconds_on_a_short_link_are_no_congestion(rtt: float, reason: str 
     assert _healths(RateEstimator(), samples)[-1].congestion == reason
 
 
-# Probes
+# Steady rates
 
 
 def _is_steady(rate: Callable[[float], float]) -> list[bool]:
@@ -173,84 +168,3 @@ def test_rate_is_not_steady_while_a_burst_into_a_buffer_counts() -> None:
 @pytest.mark.parametrize("rate", [lambda at: MB * 2 ** (10 * at), lambda at: 0.0], ids=["growing", "zero"])
 def test_growing_rate_is_not_steady(rate: Callable[[float], float]) -> None:
     assert not any(_is_steady(rate))
-
-
-def test_estimate_comes_from_the_probe_until_transfers_confirm_it() -> None:
-    estimator = RateEstimator()
-    estimator.source = "probe"
-    probed = _healths(estimator, _samples(_steady, 1))[-1]
-    estimator.source = "transfers"
-    samples = [IDLE._replace(at=2.0), IDLE._replace(at=3.0, least_bytes_per_second=90.0 * MB)]
-    healths = [probed, *_healths(estimator, samples)]
-    assert [health.rate_source for health in healths] == ["probe", "probe", "transfers"]
-    assert [health.achievable_bytes_per_second for health in healths] == pytest.approx([100 * MB] * 3)
-
-
-def test_estimate_is_unknown_after_a_probe_that_found_none() -> None:
-    estimator = RateEstimator()
-    _healths(estimator, _samples(_steady, 1))
-    estimator.forget()
-    assert _healths(estimator, [IDLE._replace(at=1.1)]) == [LinkHealth()]
-
-
-def test_late_bytes_at_the_start_of_a_probe_are_no_bound() -> None:
-    estimator = RateEstimator()
-    estimator.source = "probe"
-    assert set(_rates(estimator, [IDLE._replace(at=at, most_bytes_per_second=8.0 * MB) for at in (1.0, 1.1)])) == {0.0}
-
-
-# Bounds
-
-
-def test_bytes_are_late_half_a_second_after_a_round_trip() -> None:
-    bounds = RateBounds()
-    assert bounds.most(rtt_seconds=0.1, num_connections=1, now=5.0) == math.inf
-    bounds.on_written(MB, now=10.0)
-    assert bounds.most(rtt_seconds=0.1, num_connections=1, now=10.5) == math.inf
-    assert bounds.most(rtt_seconds=0.1, num_connections=1, now=11.1) == pytest.approx(MB)
-    bounds.on_delivered(MB, rtt_seconds=0.1, now=11.2)
-    assert bounds.most(rtt_seconds=0.1, num_connections=1, now=12.0) == math.inf
-
-
-@pytest.mark.parametrize(("out_of_order_megabytes", "megabytes"), [(0, 6), (3, 9), (7, 10)])
-def test_upper_bound_includes_a_chunk_per_connection_and_bytes_behind_lost_segments(
-    out_of_order_megabytes: int, megabytes: int
-) -> None:
-    bounds = RateBounds()
-    for _ in range(10):
-        bounds.on_written(MB, now=10.0)
-    bounds.on_delivered(2 * MB, rtt_seconds=0.0, now=10.9)
-    out_of_order_bytes = out_of_order_megabytes * MB
-    most = bounds.most(rtt_seconds=0.0, num_connections=4, now=11.0, out_of_order_bytes=out_of_order_bytes)
-    assert most == pytest.approx(megabytes * MB)
-
-
-def test_bounds_restart_after_a_lost_connection() -> None:
-    bounds = RateBounds()
-    bounds.on_written(8 * MB, now=10.0)
-    bounds.restart(2 * MB, now=10.4)
-    assert bounds.most(rtt_seconds=0.0, num_connections=1, now=10.8) == math.inf
-    bounds.on_delivered(2 * MB, rtt_seconds=0.0, now=10.5)
-    assert bounds.take_lower_bound() == 0.0, "these bytes were handed over before"
-    # More bytes land than the bounds know of.
-    bounds.on_delivered(MB, rtt_seconds=0.0, now=10.6)
-    bounds.on_written(MB, now=11.0)
-    assert bounds.most(rtt_seconds=0.0, num_connections=1, now=12.0) == pytest.approx(MB)
-
-
-# Round trips
-
-LATE = RoundTrip(0.15, 0.03)
-
-
-def test_pings_do_not_make_a_connection_busy() -> None:
-    tracker = RoundTripTracker[str]()
-    for _ in range(3 * FRESH_SEGMENTS):
-        tracker.observe({"a": 1}, in_flight=[])
-        tracker.observe({"a": 0}, in_flight=[])
-    assert tracker.highest({"a": LATE}) == RoundTrip(0.03, 0.03)
-
-
-@pytest.mark.parametrize(("seconds", "is_long"), [(0.074, False), (0.076, True)])
-def test_round_trip_is_long_beyond_two_and_a_half_times_its_minimum(seconds: float, *, is_long: bool) -> None:
-    assert RoundTrip(seconds, 0.03).is_long == is_long
