@@ -35,6 +35,7 @@ class PacedEngine:
         holds_transfers: Requests with a transfer are accepted and never answered.
         keeps: `kv_transfer_params` of the answer to a prefill leg.
         reports: Returns the `kv_transfer_params` of the answer to a decode leg, by its transfer id.
+        usage: Usage of the answers, in a stream's own event after the tokens.
         garbles: Half of each plain answer is missing.
         renders: The engine renders chats, like vLLM with --enable-scale-out.
         models: Content of /v1/models in place of the engine's models.
@@ -56,6 +57,7 @@ class PacedEngine:
     num_failures: int | None = None
     keeps: dict[str, Any] | None = None
     reports: Callable[[str], dict[str, Any]] | None = None
+    usage: dict[str, Any] | None = None
     garbles: bool = False
     renders: bool = False
     models: Any = None
@@ -84,6 +86,7 @@ class PacedEngine:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/responses", self._complete)
+        app.router.add_post("/v1/messages", self._complete)
         app.router.add_post("/v1/chat/completions/render", self._render)
         app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_post("/v1/rerank", self._echo)
@@ -193,7 +196,7 @@ class PacedEngine:
                 "created": 0,
                 "model": MODEL,
                 "choices": [{"index": 0, "finish_reason": "stop", **text}],
-                "usage": {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6},
+                "usage": self.usage or {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6},
                 "kv_transfer_params": self._report(body) or self.keeps,
             }
         )
@@ -227,6 +230,11 @@ class PacedEngine:
                 return response
             await response.write(streamed(text, chat=chat))
             await asyncio.sleep(self.token_seconds)
+        if self.usage is not None:
+            event = f"data: {json.dumps({'choices': [], 'usage': self.usage})}\n\n".encode()
+            await response.write(event[:20])
+            await asyncio.sleep(0)
+            await response.write(event[20:])
         await response.write(to_comment(report).encode() + b"data: [DONE]\n\n")
         return response
 

@@ -188,6 +188,12 @@ class LegClient:
         Raises:
             LegFailed: the engine has not computed it.
         """
+        answer = await self._prefill_answer(instance, body, headers, path=path, num_tokens=num_tokens)
+        return _transfer_params(instance, answer)
+
+    async def _prefill_answer(
+        self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int
+    ) -> Any:
         with instance.busy(num_tokens):
             try:
                 url = f"{instance.url}{path}"
@@ -198,28 +204,30 @@ class LegClient:
                 ):
                     if response.status != 200:
                         raise await _error_response("prefill", response)
-                    answer = await response.json()
+                    return await response.json()
             except (aiohttp.ClientError, OSError, ValueError, LegFailed, EngineSilent) as error:
                 if isinstance(error, TimeoutError) and not isinstance(error, NOT_CONNECTED):
                     message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
                     instance.failed_leg("prefill_late")
                     raise LegFailed("prefill", "prefill_late", message) from error
                 raise _translate("prefill", instance, error) from error
-            return _transfer_params(instance, answer)
 
     async def prefill_nixl(
         self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int = 0
-    ) -> dict[str, Any]:
-        """Send the prefill leg of a NIXL hand-over, and return the parameters with which another engine fetches the KV.
+    ) -> tuple[dict[str, Any], Any]:
+        """Send the prefill leg of a NIXL hand-over.
+
+        Return the parameters with which another engine fetches the KV, and the whole response.
 
         Raises:
             LegFailed: the engine has not computed it, or has no connector that keeps the KV.
         """
-        params = await self.prefill(instance, body, headers, path=path, num_tokens=num_tokens)
+        answer = await self._prefill_answer(instance, body, headers, path=path, num_tokens=num_tokens)
+        params = _transfer_params(instance, answer)
         if not params:
             message = f"{instance.address.name} answered without kv_transfer_params: it has no connector for hand-overs"
             raise LegFailed("prefill", "prefill_without_transfer", message)
-        return params
+        return params, answer
 
     async def both(self, prefill: asyncio.Task[Any], decode: asyncio.Task[EngineResponse]) -> EngineResponse:
         """Return the response to the decode leg. A leg that fails before the response's first byte ends the other leg.

@@ -17,6 +17,7 @@ Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 ENDPOINTS = {path: endpoint for endpoint, path in PATHS.items()}
 RESPONSES_PATH = "/v1/responses"
+MESSAGES_PATH = "/v1/messages"
 MAX_BODY_BYTES = 32 << 20
 GRANT_PARAM = "prfaas_grant"
 PROMISED_PARAM = "prfaas_promised_tokens"
@@ -263,10 +264,14 @@ def nixl_prefill_body(path: str, body: dict[str, Any]) -> bytes:
     This is the first half of NIXL's hand-over (vLLM's NixlConnector, llm-d's nixlv2).
     """
     fields = {name: value for name, value in body.items() if name != "stream_options"}
-    limit = "max_output_tokens" if path == RESPONSES_PATH else "max_tokens"
-    limits = {name: 1 for name in ("max_completion_tokens", "min_tokens") if name in body}
+    if path == RESPONSES_PATH:
+        limits = {"max_output_tokens": 1}
+    else:
+        limits = {"max_tokens": 1, "min_tokens": 1}
+        if "max_completion_tokens" in body:
+            limits["max_completion_tokens"] = 1
     params = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(_NIXL_FIELDS)
-    return json.dumps(fields | limits | {limit: 1, "stream": False, PARAMS_FIELD: params}).encode()
+    return json.dumps(fields | limits | {"stream": False, PARAMS_FIELD: params}).encode()
 
 
 def with_transfer_params(raw: bytes, params: dict[str, Any]) -> bytes:

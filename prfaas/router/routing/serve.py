@@ -17,6 +17,7 @@ from prfaas import logs, tracing
 from prfaas.router.config import PdProtocol
 from prfaas.router.engines.fleet import EngineSilent, Fleet, Instance
 from prfaas.router.engines.legs import UNREACHABLE, EngineResponse, LegClient, LegFailed, SentLeg
+from prfaas.router.engines.usage import HandedOverResponse, cached_tokens
 from prfaas.router.openai.request import PATHS, ParsedRequest, error_body, nixl_prefill_body, with_transfer_params
 from prfaas.router.openai.tokenizer import TokenizedPrompt, Tokenizer
 from prfaas.router.routing.decide import DecisionMaker
@@ -153,10 +154,11 @@ class RequestHandler:
         if self.pd_protocol == "nixl" and prefill.address.cluster == decode.address.cluster:
             with _leg_span("router.prefill", prefill):
                 body, sent = nixl_prefill_body(path, parsed.body), headers | tracing.headers()
-                params = await self.legs.prefill_nixl(prefill, body, sent, path=path, num_tokens=num_tokens)
+                params, answer = await self.legs.prefill_nixl(prefill, body, sent, path=path, num_tokens=num_tokens)
             record.note_prefilled()
             decode_body = with_transfer_params(parsed.raw, params)
-            return await self._decode(decode, path, lambda trace: decode_body, headers, num_tokens)
+            response = await self._decode(decode, path, lambda trace: decode_body, headers, num_tokens)
+            return HandedOverResponse.of(response, cached_tokens(answer))
         token_ids, rendered = prompt.token_ids, prompt.rendered
         prefill_leg = asyncio.create_task(self._prefill(prefill, plan, token_ids, parsed, headers))
         prefill_leg.add_done_callback(lambda _: record.note_prefilled())

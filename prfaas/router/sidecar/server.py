@@ -14,12 +14,14 @@ from aiohttp import web
 from prfaas import logs, metrics
 from prfaas.router.engines.fleet import Instance, InstanceAddress
 from prfaas.router.engines.legs import EngineResponse, LegClient, LegFailed
+from prfaas.router.engines.usage import HandedOverResponse, cached_tokens
 from prfaas.router.http.app import REFUSALS, error_response, metrics_response, refusal_response, timeout_response
 from prfaas.router.http.proxy import Proxy
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER, request_id_of
 from prfaas.router.openai.request import (
     ENDPOINTS,
     MAX_BODY_BYTES,
+    MESSAGES_PATH,
     PARAMS_FIELD,
     PATHS,
     RESPONSES_PATH,
@@ -110,8 +112,9 @@ class Sidecar:
         self, prefill: Instance, path: str, raw: bytes, body: dict[str, Any], headers: Mapping[str, str]
     ) -> EngineResponse:
         """Send the prefill leg, and then the decode leg."""
-        params = await self._legs.prefill_nixl(prefill, nixl_prefill_body(path, body), headers, path=path)
-        return await self._legs.decode(self._engine, path, with_transfer_params(raw, params), headers)
+        params, answer = await self._legs.prefill_nixl(prefill, nixl_prefill_body(path, body), headers, path=path)
+        response = await self._legs.decode(self._engine, path, with_transfer_params(raw, params), headers)
+        return HandedOverResponse.of(response, cached_tokens(answer)) if path != RESPONSES_PATH else response
 
     async def _send_both(
         self, prefill: Instance, path: str, raw: bytes, body: dict[str, Any], headers: Mapping[str, str], *, grant: str
@@ -145,7 +148,8 @@ class Sidecar:
     def app(self) -> web.Application:
         """Return the routes."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
-        for path in (*PATHS.values(), RESPONSES_PATH):
+        handed_over = (MESSAGES_PATH,) if self._protocol == "nixl" else ()
+        for path in (*PATHS.values(), RESPONSES_PATH, *handed_over):
             app.router.add_post(path, self.complete)
         app.router.add_route("*", "/{path:.*}", self.forward)
         return app

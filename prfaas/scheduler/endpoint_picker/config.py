@@ -61,6 +61,12 @@ _NO_EFFECT: dict[str, tuple[str, ...]] = {
 }
 
 
+DEFAULT_WEIGHT = 1.0
+# llm-d's profile for an empty file.
+_DEFAULT_SCORERS = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
+_TRUE, _FALSE = ("1", "t", "true"), ("0", "f", "false")
+
+
 class _Shape(Struct, frozen=True, forbid_unknown_fields=True):
     """Part of a file."""
 
@@ -77,7 +83,7 @@ class _PluginSpec(_Shape, frozen=True):
 
 class _Reference(_Shape, frozen=True):
     pluginRef: str
-    weight: float = 1.0
+    weight: float | None = None
 
 
 class _ProfileSpec(_Shape, frozen=True):
@@ -116,11 +122,13 @@ class _Plugin:
 
 @lru_cache(maxsize=8)  # A snapshot carries the text, so that it can be replayed alone.
 def load(text: str, *, name: str) -> EndpointPicker:
-    """Return the picker that a YAML text describes. Messages use `name` for the file.
+    """Return the picker that a YAML text describes; llm-d's default for an empty text. Messages use `name` for the file.
 
     Raises:
         ConfigError: the text is not a valid EndpointPickerConfig; the message names the key.
     """
+    if not text.strip():
+        return _make_picker(_default_file())
     try:
         return _make_picker(msgspec.convert(yaml.safe_load(text), _File))
     except yaml.YAMLError as error:
@@ -129,6 +137,13 @@ def load(text: str, *, name: str) -> EndpointPicker:
         raise ConfigError(f"{name}: not an EndpointPickerConfig: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _default_file() -> _File:
+    plugins = [_PluginSpec(kind) for kind in _DEFAULT_SCORERS]
+    references = [_Reference(kind, weight) for kind, weight in _DEFAULT_SCORERS.items()]
+    profiles = [_ProfileSpec("default", references)]
+    return _File("EndpointPickerConfig", "llm-d.ai/v1alpha1", plugins=plugins, schedulingProfiles=profiles)
 
 
 def _make_picker(file: _File) -> EndpointPicker:
@@ -150,10 +165,13 @@ def _make_picker(file: _File) -> EndpointPicker:
 def _gate_warnings(given: Sequence[str]) -> Iterator[str]:
     """Yield warnings for the enabled gates, none of which has an effect."""
     for gate in given:
-        name, _, value = gate.partition("=")
+        name, equals, value = gate.partition("=")
+        value = value.strip().lower() if equals else "true"
         if name not in _GATES:
             raise ValueError(f"featureGates: {name} is unknown")
-        if value != "false":
+        if value not in _TRUE + _FALSE:
+            raise ValueError(f"featureGates: {name}: {value} is neither true nor false")
+        if value in _TRUE:
             yield f"featureGates: {name} changes nothing: {_GATES[name]}"
 
 
@@ -199,13 +217,17 @@ def _data_layer_warnings(given: _DataLayer | None, plugins: Mapping[str, _Plugin
         for item in (source, *(source.extractors or [])):
             if item.pluginRef not in plugins:
                 raise ValueError(f"dataLayer: pluginRef {item.pluginRef!r} names no plugin")
+            if plugins[item.pluginRef].kind not in _BUILT_IN:
+                raise ValueError(f"dataLayer: {item.pluginRef} is no source or extractor")
     yield "dataLayer changes nothing: agents report the load and the caches of their engines"
 
 
 def _make_profiles(specs: Sequence[_ProfileSpec], plugins: Mapping[str, _Plugin]) -> dict[str, SchedulingProfile]:
     """Return the profiles. Without any, return one profile of all filters and scorers."""
     if not specs:
-        used = [(plugin, 1.0) for plugin in plugins.values() if plugin.kind in (*FILTERS, *SCORERS, *_PICKERS)]
+        used = [
+            (plugin, DEFAULT_WEIGHT) for plugin in plugins.values() if plugin.kind in (*FILTERS, *SCORERS, *_PICKERS)
+        ]
         return {"default": _make_profile("default", used)}
     profiles: dict[str, SchedulingProfile] = {}
     for spec in specs:
@@ -215,7 +237,8 @@ def _make_profiles(specs: Sequence[_ProfileSpec], plugins: Mapping[str, _Plugin]
         for reference in spec.plugins or []:
             if reference.pluginRef not in plugins:
                 raise ValueError(f"schedulingProfiles: {spec.name}: pluginRef {reference.pluginRef!r} names no plugin")
-            used.append((plugins[reference.pluginRef], reference.weight))
+            weight = DEFAULT_WEIGHT if reference.weight is None else reference.weight
+            used.append((plugins[reference.pluginRef], weight))
         profiles[spec.name] = _make_profile(spec.name, used)
     return profiles
 
@@ -256,7 +279,7 @@ def _stages(handler: PdHandler, profiles: Mapping[str, SchedulingProfile]) -> tu
     prefill = nested.profiles.get("prefill", handler.prefillProfile)
     if decode not in profiles:
         raise ValueError(f"schedulingProfiles: the decode profile {decode!r} is missing")
-    decider_name = nested.deciders.get("prefill", handler.deciderPluginName)
+    decider_name = nested.deciders.get("prefill") or handler.deciderPluginName or nested.prefillDeciderPluginName
     return decode, prefill if prefill in profiles else None, decider_name
 
 

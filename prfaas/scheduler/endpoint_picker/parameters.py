@@ -144,7 +144,15 @@ class DisaggHandler(PdHandler, frozen=True):
 
     profiles: dict[Stage, str] = {}
     deciders: dict[Stage, str] = {}
-    stageOrder: Literal["decode-first"] = "decode-first"
+    stageOrder: Literal["decode-first", "DecodeFirst"] = "decode-first"
+    prefillDeciderPluginName: str = ""
+
+    def __post_init__(self) -> None:
+        flat = (self.decodeProfile, self.prefillProfile) != ("decode", "prefill")
+        if self.profiles and flat:
+            raise ValueError("profiles: with decodeProfile or prefillProfile")
+        if self.deciders and (self.deciderPluginName or self.prefillDeciderPluginName):
+            raise ValueError("deciders: with deciderPluginName or prefillDeciderPluginName")
 
 
 P = TypeVar("P", bound=Parameters)

@@ -212,12 +212,13 @@ def _token_load(endpoint: Endpoint, request: PickRequest) -> int:
 
 def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
     """Return, for a request that nobody has cached, 1 for the endpoint that took such a request longest ago, 0 for the last."""
-    if len(endpoints) < 2 or any(endpoint.num_matched_blocks for endpoint in endpoints):
+    if any(endpoint.num_matched_blocks for endpoint in endpoints):
         return [0.5] * len(endpoints)
     never = float("-inf")
     times = [never if endpoint.last_cold_use is None else endpoint.last_cold_use for endpoint in endpoints]
     order = sorted(range(len(endpoints)), key=lambda position: times[position])
-    return [1 - order.index(position) / (len(endpoints) - 1) for position in range(len(endpoints))]
+    last = max(1, len(endpoints) - 1)
+    return [1 - order.index(position) / last for position in range(len(endpoints))]
 
 
 SCORERS: dict[str, tuple[type[Any], Scorer]] = {

@@ -22,12 +22,11 @@ from prfaas.router.sidecar.server import open_sidecar
 from tests.support.paced_engine import MODEL, PacedEngine
 from tests.support.router import STREAMED
 from tests.support.waiting import until
-from tests.unit.scheduler.endpoint_picker.conformance import cases
+from tests.unit.scheduler.endpoint_picker.conformance import Case, cases, check
 from tools.demo.client import is_answering
 from tools.free_ports import free_address
 
 KEPT = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_host": "h", "remote_port": 1}
-NOT_SENT = "absent"
 
 
 @dataclass
@@ -63,39 +62,85 @@ async def _pair(**settings: Any) -> AsyncIterator[Pair]:
 
 
 @cases("sidecar.prefill-header")
-def test_prefill_host_comes_from_the_header(case: dict[str, Any]) -> None:
-    values, expected = case["given"]["x_prefiller_host_port"], case["expect"]["prefill"]
-    assert named_host(values) == (None if expected == "passthrough to decode" else expected[0])
+def test_prefill_host_comes_from_the_header(case: Case) -> None:
+    host = named_host(case["given"]["x_prefiller_host_port"])
+    check(case, {"prefill": None if host is None else [host]})
 
 
 @cases("sidecar.nixlv2")
-async def test_nixl_hand_over(case: dict[str, Any]) -> None:
+async def test_nixl_hand_over(case: Case) -> None:
     given, expected = case["given"], case["expect"]
     async with _pair() as pair:
         limit = {"max_output_tokens": given["max_output_tokens"]} if "max_output_tokens" in given else {}
         path = given.get("path", "/v1/completions")
         status, _ = await pair.ask(given.get("client", {}) | limit, path=path)
         assert (status, len(pair.prefill.bodies), len(pair.decode.bodies)) == (200, 1, 1)
-        if "prefill_body" in expected:
-            _assert_has(pair.prefill.bodies[0], expected["prefill_body"])
-        if "decode_body" in expected:
-            wanted = expected["decode_body"]
-            _assert_has(pair.decode.bodies[0], wanted | ({"kv_transfer_params": KEPT} if "client" in given else {}))
         assert len(set(pair.prefill.request_ids + pair.decode.request_ids)) == 1
+        sent, taken = pair.prefill.bodies[0], pair.decode.bodies[0]
+    # The cases call the prefill engine's parameters P.
+    taken["kv_transfer_params"] = "P" if taken["kv_transfer_params"] == KEPT else None
+    found = {"prefill_body": sent, "decode_body": taken}
+    check(case, {name: {key: found[name].get(key, "absent") for key in fields} for name, fields in expected.items()})
 
 
-def _assert_has(body: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for name, value in wanted.items():
-        assert body.get(name, NOT_SENT) == value, name
+@cases("sidecar.cached-tokens")
+async def test_client_sees_the_cached_tokens_of_the_prefill_engine(case: Case) -> None:
+    given = case["given"]
+    async with _pair() as pair:
+        pair.prefill.usage, pair.decode.usage = given["prefill_usage"], given["decode_usage"]
+        status, body = await pair.ask({"stream": given.get("stream", False)}, path="/v1/chat/completions")
+        alone = await pair.ask({"stream": given.get("stream", False)}, path="/v1/chat/completions", host="")
+    assert status == 200
+    found = [answer["usage"] for answer in _events(body) if answer.get("usage")]
+    check(case, {"cached_tokens": found[-1]["prompt_tokens_details"]["cached_tokens"]})
+    assert [answer.get("choices") for answer in _events(body)] == [
+        answer.get("choices") for answer in _events(alone[1])
+    ]
+
+
+def _events(body: bytes) -> list[dict[str, Any]]:
+    lines = [line.removeprefix(b"data: ") for line in body.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+
+@cases("sidecar.passthrough")
+async def test_requests_without_a_prefill_host_go_to_the_decode_engine(case: Case) -> None:
+    given = case["given"]
+    async with _pair() as pair:
+        encoders = {"x_encoder_hosts_ports": given["encoders"]} if "encoders" in given else {}
+        status, _ = await pair.ask({}, path=given["path"], host="", **encoders)
+        calls = {"prefill_calls": len(pair.prefill.bodies), "decode_calls": len(pair.decode.bodies)}
+    check(case, {"status": status, **calls})
+
+
+@cases("sidecar.encode")
+async def test_encoders_change_nothing(case: Case) -> None:
+    given = case["given"]
+    async with _pair() as pair:
+        host = None if "prefill" in given else ""
+        assert (await pair.ask({}, host=host, x_encoder_hosts_ports=",".join(given["encoders"])))[0] == 200
+        ran = "P/D" if pair.prefill.bodies else "decode"
+        assert len(pair.decode.bodies) == 1
+    check(case, {"path": ran} | ({"prefill": given["prefill"]} if ran == "P/D" else {}))
 
 
 @cases("sidecar.ssrf")
-async def test_hosts_outside_the_allow_list_are_refused(case: dict[str, Any]) -> None:
+async def test_hosts_outside_the_allow_list_are_refused(case: Case) -> None:
     given = case["given"]
     async with _pair(prefill_hosts=tuple(given["allowlist"])) as pair:
         status, _ = await pair.ask({}, host=given["x_prefiller_host_port"])
-        assert status == case["expect"]["result"]
+        check(case, {"status": status})
         assert not pair.decode.bodies
+
+
+@cases("sidecar.allow-list")
+def test_hosts_of_the_allow_list_are_allowed_with_any_port(case: Case) -> None:
+    try:
+        AllowList(case["given"]["allowlist"]).check(case["given"]["host"])
+        allowed = True
+    except PrefillHostRefused:
+        allowed = False
+    check(case, {"allowed": allowed})
 
 
 @pytest.mark.parametrize(

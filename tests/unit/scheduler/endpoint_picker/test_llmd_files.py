@@ -197,7 +197,7 @@ schedulingProfiles:
         ("threshold: 5", "threshold: 0", "plugins: load-aware-scorer: .*threshold"),
         ("- type: load-aware-scorer", "- name: max", "type.*plugins"),
         ("- name: default", "- name: ''", "name"),
-        ("- pluginRef: load-aware-scorer", "- {pluginRef: load-aware-scorer, weight: null}", "weight"),
+        ("- pluginRef: load-aware-scorer", "- {pluginRef: load-aware-scorer, weight: x}", "weight"),
         ("llm-d.ai/v1alpha1", "llm-d.ai/v9", "apiVersion"),
         ("kind: EndpointPickerConfig", "kind: Pod", "kind"),
         ("schedulingProfiles:", "profiles:", "profiles"),
