@@ -127,6 +127,10 @@ def _installs_chart(words: Sequence[str]) -> None:
         assert flag != "--values" or value.startswith("my-") or (ROOT / value).exists()
 
 
+def _measures_a_path(words: Sequence[str]) -> None:
+    assert words[1] in ("--server", "--client")
+
+
 def _starts_unit(words: Sequence[str]) -> None:
     assert (ROOT / f"deploy/systemd/{words[-1]}.service").exists()
 
@@ -152,6 +156,7 @@ WAYS: dict[str, Callable[[Sequence[str]], None]] = {
     "python3": _runs_python,
     "podman": _names_files,
     "helm": _installs_chart,
+    "iperf3": _measures_a_path,
     "kubectl": _names_secrets,
     "systemctl": _starts_unit,
     "useradd": _makes_user,

@@ -1,1 +1,0 @@
-"""Link measurement of `prfaas-bench`: send layers between two hosts, time them, and recommend settings."""
