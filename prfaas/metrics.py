@@ -257,6 +257,11 @@ PATH_UP = _gauge(
     "prfaas_manager_path_up", "1 while at least one link of a path is up, else 0.", ("source", "destination")
 )
 MANAGER_INSTANCES = _gauge("prfaas_manager_instances", "Live instances by current role.", ("cluster", "role"))
+MANAGER_NEEDED_INSTANCES = _gauge(
+    "prfaas_manager_needed_instances",
+    "Instances of the cheapest fleet that serves the measured arrivals; absent while unknown.",
+    ("cluster", "role"),
+)
 MANAGER_SILENT = _gauge(
     "prfaas_manager_silent_instances",
     "Instances that get no new requests since they or their agent are silent.",

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Regenerate prfaas/rpc/generated/manager.binpb and manager_pb2.pyi from proto/prfaas/v1/. Needs grpcio-tools.
+# Regenerate the .binpb and .pyi files of prfaas/rpc/generated from proto/. Needs grpcio-tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-.venv/bin/python}"
 # The virtual path makes the generated modules import each other by their package path.
-"$PYTHON" -m grpc_tools.protoc -Iprfaas/rpc/generated=proto/prfaas/v1 \
-  --descriptor_set_out=prfaas/rpc/generated/manager.binpb --pyi_out=. prfaas/rpc/generated/manager.proto
+for proto in prfaas/v1/manager keda/externalscaler; do
+  name="$(basename "$proto")"
+  "$PYTHON" -m grpc_tools.protoc -Iprfaas/rpc/generated="proto/$(dirname "$proto")" \
+    --descriptor_set_out="prfaas/rpc/generated/$name.binpb" --pyi_out=. "prfaas/rpc/generated/$name.proto"
+done

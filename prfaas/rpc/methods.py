@@ -1,4 +1,4 @@
-"""Methods of the manager's service, read from the generated descriptor for server and clients.
+"""Methods of the manager's services, read from the generated descriptors for server and clients.
 
 The code of protoc's gRPC plugin would be bound to one release of grpcio.
 """
@@ -13,24 +13,26 @@ import grpc
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
+from prfaas.rpc.generated import externalscaler_pb2
 from prfaas.rpc.generated import manager_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Manager"]
 SERVICE_NAME: str = SERVICE.full_name
+SCALER_SERVICE = externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"]  # Of KEDA.
 
 
 def _path(name: str) -> str:
     return f"/{SERVICE_NAME}/{name}"
 
 
-def server_handlers(implementations: Mapping[str, Callable[..., Any]]) -> Any:
-    """Return gRPC's generic handler of the service.
+def server_handlers(implementations: Mapping[str, Callable[..., Any]], *, service: Any = SERVICE) -> Any:
+    """Return gRPC's generic handler of a service.
 
     `implementations` has a coroutine function or async generator per method. It gets None for a message that cannot be
     decoded.
     """
     handlers = {}
-    for method in SERVICE.methods:
+    for method in service.methods:
         kind = {
             (False, False): grpc.unary_unary_rpc_method_handler,
             (False, True): grpc.unary_stream_rpc_method_handler,
@@ -42,7 +44,7 @@ def server_handlers(implementations: Mapping[str, Callable[..., Any]]) -> Any:
             request_deserializer=functools.partial(read_message, request),
             response_serializer=lambda message: message.SerializeToString(),
         )
-    return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
 def read_message(kind: Any, data: bytes) -> Any:

@@ -16,6 +16,7 @@ def refresh_gauges(world: World, *, paths: Paths, routing: RequestRouter, replic
     _set_members(world)
     _set_links(paths)
     _set_holdings(world)
+    _set_needed_instances(world)
     metrics.MANAGER_SESSIONS.set(routing.num_sessions())
     metrics.THRESHOLD_TOKENS.set(routing.threshold_tokens)
     metrics.MANAGER_BLOCKS.set(world.index.num_blocks())
@@ -65,3 +66,10 @@ def _set_holdings(world: World) -> None:
         labels = {"cluster": holding["cluster"], "group": holding["kind"], "tier": holding["tier"]}
         metrics.MANAGER_HELD_BLOCKS.labels(**labels).inc(holding["num_blocks"])
         metrics.MANAGER_HELD_BYTES.labels(**labels).inc(holding["num_bytes"])
+
+
+def _set_needed_instances(world: World) -> None:
+    metrics.MANAGER_NEEDED_INSTANCES.clear()
+    for cluster, counts in (world.plan.needed_instances if world.plan else {}).items():
+        for role, count in counts.items():
+            metrics.MANAGER_NEEDED_INSTANCES.labels(cluster=cluster, role=role).set(count)

@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prfaas import logs, metrics, tracing
 from prfaas.errors import ConfigError, FencedError, IndexRefusal
 from prfaas.index.membership import Node
+from prfaas.manager.api.scaler import Scaler
 from prfaas.manager.api.service import UNREADABLE, Service
 from prfaas.manager.config import ManagerConfig
 from prfaas.manager.operations.commands import CommandSource
@@ -24,7 +25,7 @@ from prfaas.manager.record.replication import Replication
 from prfaas.manager.state.world import World, forgotten_record, node_record
 from prfaas.rpc.channel import MAX_MESSAGE_BYTES
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.methods import SERVICE_NAME, server_handlers
+from prfaas.rpc.methods import SCALER_SERVICE, SERVICE_NAME, server_handlers
 from prfaas.rpc.streams import BATCHES_KEY
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
 from prfaas.rpc.translate import command_message, copy_end_from, node_from
@@ -116,7 +117,9 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Answer calls. Health reports NOT_SERVING until `set_serving`."""
-        self._server.add_generic_rpc_handlers((server_handlers(self._methods()),))
+        scaler = Scaler(self._world, plan_seconds=self._config.plan_seconds, wall_clock=time.time)
+        handlers = server_handlers(self._methods()), server_handlers(scaler.methods(), service=SCALER_SERVICE)
+        self._server.add_generic_rpc_handlers(handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self.set_serving(False)
         await self._server.start()

@@ -38,6 +38,7 @@ class Service:
         """`note` receives every index query and answer."""
         self._name = name
         self._world = world
+        self._clock = clock
         self.routing = routing
         self.outcomes = OutcomeLog(clock)
         self._note = note
@@ -109,6 +110,7 @@ class Service:
         """Record the outcomes of requests, once."""
         if self.outcomes.is_repeated(request.reporter, request.number):
             return
+        self.routing.traffic.note_reports(len(request.requests), self._clock())
         for report in request.requests:
             self.outcomes.note(report)
             recorded = self.routing.decisions.get(report.decision_id)

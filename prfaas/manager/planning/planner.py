@@ -19,6 +19,7 @@ import numpy as np
 from prfaas import logs
 from prfaas.errors import ConfigError
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.planning.demand import needed_instances
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
 from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_seconds
@@ -181,6 +182,8 @@ class Planner:
         try:
             plan, best = await asyncio.to_thread(_solved, deployment, workload)
             ttft = mean_ttft_seconds(plan, deployment, workload, arrivals)
+            listed = replace(self._deployment, paths=tuple(links_with(inputs.rates, self._deployment)))
+            needed = await asyncio.to_thread(needed_instances, listed, workload, arrivals)
             self._max_batches = {pd.name: decode_capacity(pd, deployment, workload).max_batch for pd in deployment.pd}
         except (ConfigError, ValueError, ArithmeticError) as error:
             _log.warning("plan.solve_failed", error=str(error))
@@ -205,6 +208,7 @@ class Planner:
             draining=roles.draining,
             arrivals_per_second=arrivals,
             ttft_seconds=ttft,
+            needed_instances=needed,
         )
         self._adopt()
 

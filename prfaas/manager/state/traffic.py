@@ -1,11 +1,11 @@
-"""Traffic of late: request lengths for the planner, and hit rates of prefixes for rebalancing."""
+"""Traffic of late: arrivals and request lengths for the planner, and hit rates of prefixes for rebalancing."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp
 from statistics import median
 
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS
@@ -41,6 +41,8 @@ class Traffic:
         self._window_seconds = window_seconds
         self._seen: deque[RequestSample] = deque(maxlen=MAX_REQUESTS)
         self.num_requests = 0  # Since the start.
+        self._reported: deque[tuple[int, int]] = deque()  # Number of reported requests by second.
+        self._reported_from = math.inf  # Time of the first report.
 
     def note(self, seen: RequestSample) -> None:
         self.num_requests += 1
@@ -52,10 +54,19 @@ class Traffic:
             self._seen.popleft()
         return list(self._seen) if len(self._seen) >= MIN_REQUESTS else []
 
+    def note_reports(self, num_requests: int, now: float) -> None:
+        """Count requests that routers report, those that a router decided alone included."""
+        self._reported_from = min(self._reported_from, now)
+        if self._reported and self._reported[-1][0] == int(now):
+            num_requests += self._reported.pop()[1]
+        self._reported.append((int(now), num_requests))
+
     def per_second(self, now: float) -> float:
-        """Return arrivals per second over the window, or over the part of it that the kept requests span."""
-        lately = self.lately(now)
-        return len(lately) / max(now - lately[0].at, 1.0) if lately else 0.0
+        """Return reported requests per second over the window; 0 while unknown, at first for `MIN_WINDOW_SECONDS`."""
+        seconds = min(now - self._reported_from, self._window_seconds)
+        while self._reported and self._reported[0][0] <= now - self._window_seconds:
+            self._reported.popleft()
+        return sum(count for _, count in self._reported) / seconds if seconds >= MIN_WINDOW_SECONDS else 0.0
 
 
 MEMORY_SECONDS = 10.0  # The weight of a hit falls to 1/e after so many seconds.
@@ -119,7 +130,7 @@ class Popularity:
 
 
 def _faded(hits: _Hits, now: float) -> float:
-    return hits.weight * exp(-max(0.0, now - hits.at) / MEMORY_SECONDS)
+    return hits.weight * math.exp(-max(0.0, now - hits.at) / MEMORY_SECONDS)
 
 
 def _hash_at(units: bytes, num_tokens: int, checkpoints: Sequence[tuple[int, BlockHash]]) -> BlockHash | None:

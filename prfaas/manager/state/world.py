@@ -67,6 +67,8 @@ class ThresholdPlan:
     )  # Instances without new work, and their next role.
     arrivals_per_second: float = 0.0  # Measured; 0 while unknown.
     ttft_seconds: float | None = None  # Mean at these arrivals with queueing; None if unknown or unbounded.
+    # Instances by cluster and role of the cheapest fleet for these arrivals; empty while unknown.
+    needed_instances: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the inverse of `from_json`."""

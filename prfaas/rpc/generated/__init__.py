@@ -1,1 +1,1 @@
-"""Written by tools/generate_rpc.sh from proto/prfaas/v1; not edited by hand."""
+"""Written by tools/generate_rpc.sh from proto; not edited by hand."""
