@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GptOssConfig,
     GraniteMoeHybridConfig,
     Lfm2Config,
@@ -70,6 +71,21 @@ FAMILIES: dict[str, Family] = {
         Gemma3TextConfig,
         {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": WINDOW_TOKENS},
         embedding_spread=0.3,  # The model multiplies embeddings by the square root of their width.
+    ),
+    # Layers of full attention keep half as many bytes per token as windows. So vLLM gives them blocks twice as long.
+    "gemma4": Family(
+        Gemma4TextConfig,
+        {
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 64,
+            "sliding_window": WINDOW_TOKENS,
+            "hidden_size_per_layer_input": 0,
+        },
+        embedding_spread=0.3,
     ),
     "gpt_oss": Family(
         GptOssConfig,

@@ -1,5 +1,7 @@
 """Chains of one block size: parent and position of each block that is held or has a held descendant.
 
+A chain may begin inside a prompt: windows have no earlier blocks of their size.
+
 The tables are plain dictionaries of bytes and numbers, which Python's garbage collector need not search. With an object
 per block its full collections would stop the process that feeds an index for tenths of a second.
 """
@@ -96,7 +98,7 @@ class Ancestry:
 
     def __init__(self) -> None:
         self._places = ShardedDict[int]()  # Index in the chain in the high bits, the number of users in the low bits.
-        self._parents = ShardedDict[BlockHash]()  # Of all blocks but the first of each chain.
+        self._parents = ShardedDict[BlockHash]()  # Of all blocks but the first known one of each chain.
 
     def __len__(self) -> int:
         return len(self._places)
@@ -119,20 +121,23 @@ class Ancestry:
         return self.index(parent) == index - 1
 
     def add(self, block_hash: BlockHash, *, parent: BlockHash, index: int) -> None:
-        """Add a new block without users. Its parent is known unless `index` is 0."""
+        """Add a new block without users. It begins a chain unless its parent is known."""
         self._places[block_hash] = index << _USERS_BITS
-        if index:
+        if index and parent in self._places:
             self._parents[block_hash] = parent
             self.use([parent])
 
-    def add_run(self, hashes: Sequence[BlockHash], *, parent: BlockHash, index: int) -> bool:
+    def add_run(self, hashes: Sequence[BlockHash], *, parent: BlockHash, index: int, begins_anywhere: bool) -> bool:
         """Add consecutive blocks, each with one user besides its child.
 
-        Return False and add nothing unless all blocks are new and fit behind `parent`.
+        Return False and add nothing unless all blocks are new and fit behind `parent`, or begin a chain.
         """
         if self._places.has_any(hashes) or len(set(hashes)) < len(hashes):
             return False
-        if (index > 0) != (parent in self._places) or (index and not self.follows(parent, index)):
+        has_parent = parent in self._places
+        if has_parent and not (index and self.follows(parent, index)):
+            return False
+        if index and not has_parent and not begins_anywhere:
             return False
         places, parents = self._places.shards, self._parents.shards
         before, place = parent, index << _USERS_BITS | 2
@@ -142,7 +147,7 @@ class Ancestry:
             parents[shard][block_hash] = before
             before, place = block_hash, place + (1 << _USERS_BITS)
         self._places[hashes[-1]] -= 1
-        if index:
+        if has_parent:
             self.use([parent])
         else:
             del self._parents[hashes[0]]
@@ -171,10 +176,13 @@ class Ancestry:
         return self.path(block_hash)[0]
 
     def path(self, block_hash: BlockHash) -> list[BlockHash]:
-        """Return the chain from the head of the block's cell to the block."""
+        """Return the chain from the head of the block's cell, or from the chain's beginning, to the block."""
         path = [block_hash]
         shards = self._parents.shards
         for _ in range(self.index(block_hash) % CELL_BLOCKS):
-            block_hash = shards[block_hash[0]][block_hash]
+            parent = shards[block_hash[0]].get(block_hash)
+            if parent is None:
+                break
+            block_hash = parent
             path.append(block_hash)
         return path[::-1]

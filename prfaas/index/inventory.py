@@ -2,7 +2,8 @@
 
 An event names a block by its hash and its parent, while the index wants a path from the head of the block's cell. The
 ancestry tells that path at any time, also when everything is announced again. A block whose parent was never seen is an
-orphan: it is kept apart and announced when its parent appears. A run of blocks is taken at once if all are new or all are
+orphan: it is kept apart and announced when its parent appears. Windows in blocks of another size than full attention's
+are announced without earlier blocks, which nobody holds. A run of blocks is taken at once if all are new or all are
 known; the known ones belong to another group or tier.
 """
 
@@ -21,6 +22,7 @@ from prfaas.index.segments import (
     Digest,
     Holding,
     Segment,
+    begins_anywhere,
     digest_of_hash,
     digest_of_hashes,
     grid_tokens,
@@ -42,6 +44,7 @@ class Inventory:
     def __init__(self) -> None:
         self._layouts: dict[bytes, Layout] = {}
         self._places: dict[tuple[bytes, int, Tier], tuple[Holding, int]] = {}
+        self._begins_anywhere: set[tuple[bytes, int]] = set()  # Layout and group.
         self._ancestry: dict[int, Ancestry] = {}  # By block size.
         self._held: dict[Holding, ShardedSet] = {}
         self._exact: dict[Holding, dict[BlockHash, Checkpoint]] = {}
@@ -53,6 +56,8 @@ class Inventory:
     def add_layout(self, layout: Layout) -> None:
         """Register a layout. Events of other layouts are refused."""
         self._layouts[layout.fingerprint] = layout
+        groups = range(len(layout.groups))
+        self._begins_anywhere.update((layout.fingerprint, group) for group in groups if begins_anywhere(layout, group))
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -127,7 +132,9 @@ class Inventory:
         index = event.num_tokens // block_tokens - 1
         if ancestry.knows_all(event.hashes):
             ancestry.use(new)
-        elif not ancestry.add_run(event.hashes, parent=event.parent, index=index):
+        elif not ancestry.add_run(
+            event.hashes, parent=event.parent, index=index, begins_anywhere=self._may_begin(event)
+        ):
             return False
         held.update(new)
         changed.setdefault(holding, set()).update(new)
@@ -204,11 +211,15 @@ class Inventory:
             if not ancestry.follows(event.parent, index):
                 self.num_refused += 1
                 return False
-        elif index:
+        elif index and not self._may_begin(event):
             self._keep_orphan(event, (block_tokens, event.parent))
             return False
         ancestry.add(event.block_hash, parent=event.parent, index=index)
         return True
+
+    def _may_begin(self, event: Change) -> bool:
+        """Return whether a chain may begin with this block, inside its prompt."""
+        return (event.layout, event.group) in self._begins_anywhere
 
     def _hold(self, holding: Holding, block_hash: BlockHash, block_tokens: int, changed: _Changed) -> None:
         held = self._held_of(holding)

@@ -3,6 +3,8 @@
 A *cell* is 64 consecutive blocks of one block size; its head is the hash of its first block. A segment is a path from
 the head through the blocks that it names, so its receiver needs no earlier announcement to place it. Inside a cell only
 8 of the 16 bytes of a hash are compared: the head has already fixed everything before it.
+
+A window may begin inside a cell, where its group's size is no full attention's. Then the window's first block is the head.
 """
 
 from __future__ import annotations
@@ -87,6 +89,13 @@ class Digest:
 def grid_tokens(layout: Layout) -> int:
     """Return the size of the blocks at whose ends states are marked: the first full-attention group's, or 0."""
     return next((group.block_tokens for group in layout.groups if group.keeps_all_tokens), 0)
+
+
+def begins_anywhere(layout: Layout, group: int) -> bool:
+    """Return whether chains of this group may begin inside a prompt: no full attention tells what lies before a window."""
+    found = layout.groups[group]
+    sizes = {other.block_tokens for other in layout.groups if other.keeps_all_tokens}
+    return not found.is_state and not found.keeps_all_tokens and found.block_tokens not in sizes
 
 
 def digest_of_node(digests: Mapping[Holding, Digest]) -> Digest:

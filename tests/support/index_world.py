@@ -31,7 +31,8 @@ TIERS: list[Tier] = ["memory", "memory", "ssd"]
 FAMILIES = {
     "dense": layouts("dense", group("full_attention", 16)),
     "window": layouts("window", group("full_attention", 16), group("sliding_window", 16, 40)),
-    "unlike": layouts("unlike", group("full_attention", 32), group("sliding_window", 16, 33)),
+    "short windows": layouts("short windows", group("sliding_window", 16, 100), group("full_attention", 32)),
+    "long windows": layouts("long windows", group("full_attention", 16), group("sliding_window", 48, 70)),
     "hybrid": layouts("hybrid", group("full_attention", 32), group("linear_state", 0)),
     "sharded": layouts("sharded", group("full_attention", 16), group("linear_state", 0), size=2),
     "all": layouts("all", group("full_attention", 16), group("sliding_window", 16, 50), group("linear_state", 0)),

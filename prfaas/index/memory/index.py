@@ -19,6 +19,7 @@ from prfaas.index.segments import (
     Digest,
     Holding,
     Segment,
+    begins_anywhere,
     digest_of_hash,
     grid_tokens,
 )
@@ -251,6 +252,7 @@ class Index:
         group = layout.groups[holding.group]
         size = grid_tokens(layout) if group.is_state else group.block_tokens
         runs = self._runs.setdefault((layout.model, size), RunTable())
+        runs.begin_anywhere = runs.begin_anywhere or begins_anywhere(layout, holding.group)
         engine = node.engines[holding.layout]
         place = engine.shape.place(holding.group, layout.shard.rank)
         exact = self._exact[layout.model]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
 from typing import NamedTuple
 
+import numpy as np
+
 from prfaas.hashing import HASH_BYTES
 from prfaas.index.query import Chain
 from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Digest, digest_of_tails
@@ -112,9 +114,12 @@ class RunTable:
     A run goes with its last holder, unless forks depend on it. So removal costs as much as what it changes, and only
     holders that died need the sweep. The tables are dictionaries of bytes and numbers, which Python's garbage collector
     need not search; those of forks are one per cell, so that none grows by much at once.
+
+    With `begin_anywhere` chains may begin inside a cell, and look-ups search all blocks of a prompt for their heads.
     """
 
     def __init__(self) -> None:
+        self.begin_anywhere = False
         self._first: dict[bytes, bytes] = {}  # First run of each cell, by head.
         self._forks: dict[bytes, dict[bytes, bytes]] = {}  # By head: the other runs.
         self._above: dict[bytes, dict[bytes, bytes]] = {}  # By head: the run that each fork depends on.
@@ -282,7 +287,17 @@ class RunTable:
         for cell in range(num_whole, num_cells):
             if found[cell]:
                 pieces += self._partial(chain, cell * CELL_BLOCKS)
-        return pieces + self._partial(chain, num_cells * CELL_BLOCKS)
+        pieces += self._partial(chain, num_cells * CELL_BLOCKS)
+        if self.begin_anywhere:
+            for block in self._inner_heads(chain):
+                pieces += self._partial(chain, block)
+        return pieces
+
+    def _inner_heads(self, chain: Chain) -> Iterator[int]:
+        """Yield the blocks with which a known chain begins inside a cell."""
+        hashes = np.frombuffer(chain.hashes, f"V{HASH_BYTES}").tolist()
+        found = itertools.compress(itertools.count(), map(self._first.__contains__, hashes))
+        return (block for block in found if block % CELL_BLOCKS)
 
     def _partial(self, chain: Chain, block: int) -> list[Piece]:
         """Return the pieces of the cell that begins at `block`, as far as the chain goes."""

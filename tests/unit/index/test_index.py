@@ -20,6 +20,7 @@ HYBRID = layouts("m", group("full_attention", 16), group("linear_state", 0))[0]
 WIDE = layouts("m", group("full_attention", 64), group("linear_state", 0))[0]
 DENSE = layouts("m", group("full_attention", 16))[0]
 WINDOWED = layouts("m", group("full_attention", 16), group("sliding_window", 16, 128))[0]
+SHORT_WINDOWS = layouts("m", group("sliding_window", 16, 128), group("full_attention", 32))[0]
 LONG = HashChain(root_hash("m"), list(range(3200)))
 
 
@@ -69,6 +70,18 @@ def test_the_last_window_serves_the_end_and_nothing_earlier() -> None:
     index = index_of(WINDOWED, *blocks(WINDOWED, range(1600)), *window, *gone)
     assert usable(index, query(limit=1600)) == [(1600, 1600, "complete")]
     assert usable(index, query(limit=1599)) == [(0, 1599, "window")]
+
+
+def test_windows_in_shorter_blocks_than_full_attention_serve_the_common_ends() -> None:
+    """Nobody holds the blocks of 16 tokens before the window, so the window begins a chain of its own."""
+    ends = range(32, 1601, 32)
+    full = [BlockStored(SHORT_WINDOWS.fingerprint, 1, LONG.at(end), LONG.at(end - 32), end) for end in ends]
+    index = index_of(SHORT_WINDOWS, *blocks(SHORT_WINDOWS, range(1328, 1504)), *full)
+    assert usable(index, query(limit=1600)) == [(1504, 1600, "window")]
+    gone = BlockRemoved(SHORT_WINDOWS.fingerprint, 0, LONG.at(1504))
+    assert usable(index_of(SHORT_WINDOWS, *blocks(SHORT_WINDOWS, range(1328, 1504)), *full, gone), query()) == [
+        (1472, 1600, "window")
+    ]
 
 
 def test_a_block_counts_only_when_all_its_shards_are_there() -> None:
