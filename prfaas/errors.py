@@ -65,7 +65,11 @@ class FencedError(PrfaasError):
 
 
 class ManagerUnreachable(PrfaasError):
-    """No manager answers within the deadline."""
+    """No manager answers within the deadline. Without `was_connected` it cannot have got the call."""
+
+    def __init__(self, message: str, *, was_connected: bool = True) -> None:
+        super().__init__(message)
+        self.was_connected = was_connected
 
 
 class PageUnreachable(PrfaasError):

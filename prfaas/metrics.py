@@ -205,6 +205,10 @@ FETCHES = _counter(
 LEG_FAILURES = _counter(
     "prfaas_router_leg_failures", "Request legs that failed before the first byte of an answer.", ("reason",)
 )
+REPORTS_DROPPED = _counter(
+    "prfaas_router_reports_dropped",
+    "Requests that no manager counts, because all were silent for long or refused the report.",
+)
 
 FLEET_STALE = _gauge("prfaas_router_fleet_stale", "1 while no manager has answered since the start of the router.")
 ENGINE_SILENCES = _counter(

@@ -208,7 +208,7 @@ async def _running_router(
         tasks.append(_restarting_task(connections.watch_forever, name="late headers"))
         if manager is not None:
             tasks.append(_restarting_task(manager.watch_forever, name="manager watch"))
-            tasks.append(_restarting_task(manager.report_forever, name="manager report"))
+            tasks.append(_restarting_task(manager.reports.send_forever, name="manager report"))
         handler = RequestHandler(
             fleet=fleet,
             decisions=DecisionMaker(config, secret, fleet, manager),

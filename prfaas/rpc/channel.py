@@ -185,7 +185,8 @@ class Channel:
         if reason:
             return IndexRefusal(str(reason), message)
         hint = connection_hint(message, address=self.address, tls=self._tls)
-        return ManagerUnreachable(f"manager {self.address}: {error.code().name.lower()} {message}{hint}")
+        text = f"manager {self.address}: {error.code().name.lower()} {message}{hint}"
+        return ManagerUnreachable(text, was_connected=_NOT_OPENED not in message)
 
     async def close(self) -> None:
         for opened in (*self._retired, self._connection):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from prfaas.transport.net.tls import CertificateFiles
 _log = logs.get("rpc.client")
 _RETRY_SECONDS = 0.2
 _LEAST_SECONDS = 0.05  # With less time left, a call cannot succeed.
-_REPORT_CALL_SECONDS = 3.0
-REPORT_SECONDS = 60.0  # A manager that is frozen for longer is given up.
 _SILENCE_SECONDS = 2.0  # A snapshot arrives each second; a manager that hangs still answers pings.
 
 
@@ -38,8 +35,11 @@ class ManagerClient:
         self._streams = [QuestionStream(channel) for channel in self._channels]
         self._deadline_seconds = deadline_seconds
         self._preferred = 0
-        self._reporter = secrets.token_bytes(8)
-        self._num_reports = 0
+
+    @property
+    def channels(self) -> Sequence[Channel]:
+        """Return the managers, beginning with the one that answered last."""
+        return (*self._channels[self._preferred :], *self._channels[: self._preferred])
 
     async def match(self, request: pb.MatchRequest) -> pb.MatchResponse:
         """Return how much of a prompt is cached on each node. Raises as `Channel.call`."""
@@ -50,27 +50,6 @@ class ManagerClient:
         """Return where a request runs, the reason, and its grant. Raises as `Channel.call`."""
         response: pb.RouteResponse = await self._ask("route", request)
         return response
-
-    async def report_requests(self, request: pb.ReportRequestsRequest) -> None:
-        """Report the outcomes of requests, so that a manager counts each once. Wait for one call at a time.
-
-        A manager that does not answer may have counted them. So the report is repeated there under the same number, and
-        goes to another manager only after `REPORT_SECONDS`. Raises as `Channel.call` if none takes it.
-        """
-        self._num_reports += 1
-        request.reporter, request.number = self._reporter, self._num_reports
-        clock = asyncio.get_running_loop().time
-        failure = ManagerUnreachable("no manager is configured")
-        for channel in (*self._channels[self._preferred :], *self._channels[: self._preferred]):
-            ends = clock() + REPORT_SECONDS
-            while clock() < ends:
-                try:
-                    await channel.call("ReportRequests", request, timeout_seconds=_REPORT_CALL_SECONDS)
-                    return
-                except ManagerUnreachable as error:
-                    failure = error
-                    await asyncio.sleep(_RETRY_SECONDS)
-        raise failure
 
     async def copy(self, request: pb.CopyRequest, *, timeout_seconds: float) -> pb.CopyResponse:
         """Copy a prefix from one node to another and wait for the end. Raises as `Channel.call`, except FencedError."""
@@ -107,7 +86,7 @@ class ManagerClient:
         clock = asyncio.get_running_loop().time
         ends = clock() + timeout_seconds
         failure = ManagerUnreachable("no manager is configured")
-        for channel in (*self._channels[self._preferred :], *self._channels[: self._preferred]):
+        for channel in self.channels:
             left = ends - clock()
             if left < _LEAST_SECONDS:
                 break

@@ -66,7 +66,7 @@ class RequestOutcome:
     transfer_id: str = ""  # Hexadecimal, as in the logs of routers, agents and engines.
 
 
-@dataclass
+@dataclass(slots=True)
 class _Transfer:
     """Reports on one transfer, in any order."""
 

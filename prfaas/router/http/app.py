@@ -156,7 +156,7 @@ class Router:
     def _report(self, record: RequestRecord) -> None:
         record.publish()
         if self.manager is not None and (report := record.manager_report()) is not None:
-            self.manager.report(report)
+            self.manager.reports.add(report)
 
     async def _answer(self, request: web.Request, endpoint: Endpoint, record: RequestRecord) -> web.StreamResponse:
         try:

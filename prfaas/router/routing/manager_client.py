@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet, StandalonePolicy, addresses_of
 from prfaas.router.engines.stored_fleet import StoredFleet, read, write
 from prfaas.router.routing.plan import RoutePlan, RoutingRequest
+from prfaas.router.routing.reports import RequestReports
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS, Decision
@@ -22,8 +22,6 @@ from prfaas.types import InstanceId, TransferId
 
 FETCH_SECONDS = 10.0  # Longest wait for a prefix from another node. Afterwards the prefix is computed.
 REFUSED_SECONDS = 2.0  # Pause after a manager has refused the router.
-REPORT_SECONDS = 1.0
-MAX_REPORTS = 4096  # Beyond it the oldest report is dropped.
 MAX_ROUNDS = 2  # A second request states the hashes that the first response asked for.
 _log = logs.get("router.manager")
 
@@ -41,10 +39,10 @@ class DecisionClient:
             deadline_seconds=config.manager_timeout,
             tls=config.tls.files(),
         )
+        self.reports = RequestReports(self._client)
         self._states_in_flight = False
         self._stored: StoredFleet | None = None
         self._restore()
-        self._reports: deque[pb.ReportRequestsRequest.Answered] = deque(maxlen=MAX_REPORTS)
 
     def _restore(self) -> None:
         """Begin with the fleet of the last run, which the first answer of a manager replaces."""
@@ -78,23 +76,6 @@ class DecisionClient:
             except PrfaasError as error:
                 _log.error("manager.watch_refused", error=str(error))
             await asyncio.sleep(REFUSED_SECONDS)
-
-    def report(self, report: pb.ReportRequestsRequest.Answered) -> None:
-        """Queue a report of a completed request."""
-        self._reports.append(report)
-
-    async def report_forever(self) -> None:
-        """Send the queued reports every second. Reports that no manager takes are dropped."""
-        while True:
-            await asyncio.sleep(REPORT_SECONDS)
-            if not self._reports:
-                continue
-            reports = list(self._reports)
-            self._reports.clear()
-            try:
-                await self._client.report_requests(pb.ReportRequestsRequest(requests=reports))
-            except (ManagerUnreachable, IndexRefusal) as error:
-                _log.warning("manager.report_failed", num_requests=len(reports), error=str(error))
 
     def _apply(self, state: pb.StateSnapshot) -> None:
         fleet = self._fleet

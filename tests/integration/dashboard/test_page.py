@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prfaas.index.membership import EngineLoad, Figures, LinkFigures
 from prfaas.manager.daemon import Manager
+from prfaas.router.routing.reports import RequestReports
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.reporter import Reporter
@@ -100,7 +101,9 @@ class Stage:
             ttft_seconds=2.5,
             decide_seconds=0.5,
         )
-        await self.client.report_requests(pb.ReportRequestsRequest(requests=[ended]))
+        reports = RequestReports(self.client)
+        reports.add(ended)
+        await reports.send()
 
     async def metrics(self) -> dict[str, float]:
         """Return the samples of /metrics by name."""

@@ -12,12 +12,15 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal, ManagerUnreachable
+from prfaas.router.routing import reports
+from prfaas.router.routing.reports import RequestReports
 from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY
 from tests.integration.manager.scripted_manager import scripted_manager
 from tests.support.deployment import SECRET, Deployment
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
 
 
@@ -69,23 +72,70 @@ async def test_invalid_timeout_is_refused(deployment: Deployment, seconds: float
         await client.copy(pb.CopyRequest(timeout_seconds=seconds), timeout_seconds=PATIENCE_SECONDS)
 
 
-async def test_outcomes_are_counted_once_by_a_manager_that_answers_late(deployment: Deployment) -> None:
-    """A report is repeated until the manager has taken it, and its repetition is not counted."""
+ANSWERED = pb.ReportRequestsRequest.Answered(route="local", reason="short", status=200, outcome="completed")
+
+
+async def test_reports_wait_for_a_manager_that_starts_late(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "INTERVAL_SECONDS", 0.1)
     address = free_address()
     client = ManagerClient([address], name="router", secret=SECRET)
-    answered = pb.ReportRequestsRequest.Answered(route="local", reason="short", status=200, outcome="completed")
-    request, before = pb.ReportRequestsRequest(requests=[answered]), _num_completed()
-    reporting = asyncio.create_task(client.report_requests(request))
-    manager = await deployment.start_manager(listen=address)
-    await reporting
-    assert _num_completed() == before + 1
-    manager.service.report_requests(request)
-    assert _num_completed() == before + 1
-    await client.report_requests(request)
-    assert _num_completed() == before + 2
+    queue, before = RequestReports(client), _num_completed()
+    queue.add(ANSWERED)
+    await queue.send()
+    sending = asyncio.create_task(queue.send_forever())
+    await deployment.start_manager(listen=address)
+    await until(lambda: _num_completed() == before + 1, what="the report at the manager")
+    await cancel_tasks((sending,))
     await client.close()
+
+
+async def test_an_unanswered_report_waits_while_later_ones_go_to_another_manager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A silent manager may have counted a report, so that no other may count it."""
+    monkeypatch.setattr(reports, "ANSWER_SECONDS", 0.3)
+    taken: dict[str, list[int]] = {"silent": [], "live": []}
+    wakes = asyncio.Event()
+
+    async def take_late(request: bytes, context: Any) -> bytes:
+        taken["silent"].append(pb.ReportRequestsRequest.FromString(request).number)
+        await wakes.wait()
+        return b""
+
+    async def take(request: bytes, context: Any) -> bytes:
+        taken["live"].append(pb.ReportRequestsRequest.FromString(request).number)
+        return b""
+
+    late, live = (grpc.unary_unary_rpc_method_handler(method) for method in (take_late, take))
+    async with scripted_manager(ReportRequests=late) as first, scripted_manager(ReportRequests=live) as second:
+        client = ManagerClient([*first, *second], name="router", secret=SECRET)
+        queue = RequestReports(client)
+        for _ in range(3):
+            queue.add(ANSWERED)
+            await queue.send()
+        assert set(taken["silent"]) == {1}
+        assert taken["live"] == [2, 3]
+        wakes.set()
+        await until(lambda: not queue.num_unanswered, what="the answer to the repeated report")
+        assert set(taken["silent"]) == {1}
+        assert taken["live"] == [2, 3]
+        await client.close()
+
+
+def test_reports_beyond_the_queue_are_dropped_and_counted() -> None:
+    queue = RequestReports(ManagerClient([], name="router", secret=SECRET))
+    before = _num("prfaas_router_reports_dropped_total", {})
+    for _ in range(reports.MAX_REPORTS + 2):
+        queue.add(ANSWERED)
+    assert _num("prfaas_router_reports_dropped_total", {}) == before + 2
 
 
 def _num_completed() -> float:
     labels = {"route": "local", "reason": "short", "outcome": "completed"}
-    return REGISTRY.get_sample_value("prfaas_manager_answered_requests_total", labels) or 0.0
+    return _num("prfaas_manager_answered_requests_total", labels)
+
+
+def _num(metric: str, labels: dict[str, str]) -> float:
+    return REGISTRY.get_sample_value(metric, labels) or 0.0
