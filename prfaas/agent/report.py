@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 LOAD_INTERVAL_SECONDS = 1.0
 LOAD_TIMEOUT_SECONDS = 2.0
 SILENCE_SECONDS = 2.0  # An engine that has not answered for so long gets no new requests.
+AWAKE_SECONDS = 0.1
 MAX_PAGE_BYTES = 4 << 20
 # Largest number that a report to the manager can carry.
 _MAX_U32 = (1 << 32) - 1
@@ -84,14 +86,17 @@ class EngineLoads:
         self._urls: Mapping[InstanceId, str] = {
             InstanceId(engine.instance): engine.url.rstrip("/") for engine in engines
         }
-        # Times of the oldest questions without an answer.
+        # A thread for each engine, so that nothing else in this process delays an answer.
+        self._threads = ThreadPoolExecutor(max(1, len(self._urls)), thread_name_prefix="engine-load")
+        self._awake_seconds = 0.0
+        # Times of the oldest questions without an answer, in seconds awake.
         self._asked_at: dict[InstanceId, float] = {}
         self._loads: dict[InstanceId, EngineLoad] = {}
         self._unknown: set[InstanceId] = set()  # Logged once until the load is known again.
 
     def current(self) -> tuple[EngineLoad, ...]:
         """Return the last known loads, and which engines are silent."""
-        silent_since, loads = time.monotonic() - SILENCE_SECONDS, []
+        silent_since, loads = self._awake_seconds - SILENCE_SECONDS, []
         for instance in self._urls:
             load = self._loads.get(instance)
             asked_at = self._asked_at.get(instance)
@@ -103,7 +108,19 @@ class EngineLoads:
 
     async def watch_forever(self) -> None:
         """Ask every engine each second until cancelled. An engine that does not answer delays no other."""
-        await asyncio.gather(*(self._watch(instance, url) for instance, url in self._urls.items()))
+        try:
+            await asyncio.gather(
+                self._count_awake(), *(self._watch(instance, url) for instance, url in self._urls.items())
+            )
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _count_awake(self) -> None:
+        """Count the seconds in which this process ran. A pause of its own says nothing about an engine."""
+        while True:
+            started = time.monotonic()
+            await asyncio.sleep(AWAKE_SECONDS)
+            self._awake_seconds += min(time.monotonic() - started, 2 * AWAKE_SECONDS)
 
     async def _watch(self, instance: InstanceId, url: str) -> None:
         while True:
@@ -112,10 +129,11 @@ class EngineLoads:
             await asyncio.sleep(max(0.0, started + LOAD_INTERVAL_SECONDS - time.monotonic()))
 
     async def _ask(self, instance: InstanceId, url: str) -> None:
-        self._asked_at.setdefault(instance, time.monotonic())
+        self._asked_at.setdefault(instance, self._awake_seconds)
         try:
             tls = self._certificates.client_context() if self._certificates else None
-            page = await asyncio.to_thread(_fetch, f"{url}/metrics", tls)
+            loop = asyncio.get_running_loop()
+            page = await loop.run_in_executor(self._threads, _fetch, f"{url}/metrics", tls)
             self._asked_at.pop(instance)
             self._loads[instance] = load_from_page(instance, page)
             self._unknown.discard(instance)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from prfaas.agent.engine.protocol import Promised
 from prfaas.agent.report import EngineLoads, NodeReporter, gpu_names, load_from_page
 from prfaas.errors import RemoteProtocolError
 from prfaas.index.membership import EngineLoad, LinkFigures
+from prfaas.rpc.tasks import cancel_tasks
 from prfaas.transport.sender.stats import LinkStats
 from prfaas.types import AgentName, InstanceId
 from tests.support.waiting import until
@@ -110,11 +113,12 @@ async def test_engine_without_http_answer_is_asked_again(monkeypatch: pytest.Mon
     server.close()
 
 
-async def test_engine_that_stops_answering_is_silent_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "LOAD_INTERVAL_SECONDS", 0.05)
-    monkeypatch.setattr(report, "SILENCE_SECONDS", 0.5)
-    answers = asyncio.Event()
-    answers.set()
+KNOWN = EngineLoad(InstanceId("a"), 5, 7, 0.5)
+
+
+@contextlib.asynccontextmanager
+async def _watched_engine(answers: asyncio.Event) -> AsyncIterator[EngineLoads]:
+    """Yield the loads of an engine that answers while the event is set."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -122,18 +126,39 @@ async def test_engine_that_stops_answering_is_silent_until_it_answers(monkeypatc
         writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE)
         writer.close()
 
+    answers.set()
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     loads = EngineLoads([EngineConfig(instance="a", url=f"http://127.0.0.1:{port}", role="both", model="m")])
     watching = asyncio.create_task(loads.watch_forever())
-    known = EngineLoad(InstanceId("a"), 5, 7, 0.5)
-    await until(lambda: loads.current() == (known,), what="the load")
-    answers.clear()
-    await until(lambda: loads.current() == (replace(known, is_silent=True),), what="silence")
-    answers.set()
-    await until(lambda: loads.current() == (known,), what="an answer")
-    watching.cancel()
+    await until(lambda: loads.current() == (KNOWN,), what="the load")
+    yield loads
+    await cancel_tasks((watching,))
     server.close()
+
+
+async def test_engine_that_stops_answering_is_silent_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "LOAD_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(report, "SILENCE_SECONDS", 0.5)
+    answers = asyncio.Event()
+    async with _watched_engine(answers) as loads:
+        answers.clear()
+        await until(lambda: loads.current() == (replace(KNOWN, is_silent=True),), what="silence")
+        answers.set()
+        await until(lambda: loads.current() == (KNOWN,), what="an answer")
+
+
+async def test_a_pause_of_the_agent_itself_is_no_silence_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "LOAD_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(report, "SILENCE_SECONDS", 1.0)
+    answers = asyncio.Event()
+    async with _watched_engine(answers) as loads:
+        answers.clear()
+        await asyncio.sleep(0.2)  # A question is under way.
+        time.sleep(1.2)  # noqa: ASYNC251 - the pause is what is tested
+        await asyncio.sleep(0.05)
+        assert loads.current() == (KNOWN,)
+        answers.set()
 
 
 @pytest.mark.parametrize("figure", [b"-1.0", b"1e12", b"1e999"])
