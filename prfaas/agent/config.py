@@ -109,6 +109,11 @@ class AgentConfig:
         doc="Accelerator, such as H200, equal in the whole cluster; empty: detected NVIDIA GPUs.",
     )
     pool_bytes: int = setting("bytes", default=4 << 30, minimum=1 << 12, doc="Host memory for KV, over all layouts.")
+    populate_pool: bool = setting(
+        "flag",
+        default=False,
+        doc="Take the whole pool's memory once an engine attaches, so that it counts as the agent's, not the engine's.",
+    )
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool for transfers in flight.")
     tenant_ratio: float = setting(
         "ratio",

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
 MakeReporter = Callable[..., "NodeReporter"]
 # Deadlines are checked so often.
 TICK_SECONDS = 0.1
+# The system zeroes about 2 GB a second.
+POPULATE_STEP_BYTES = 64 << 20
 _log = logs.get("agent")
 
 
@@ -98,6 +100,7 @@ class Agent:
             shares=config.shares(),
             on_change=self._on_pool_change,
         )
+        self._populated: asyncio.Queue[Arena] = asyncio.Queue()
         self._ssd: SsdTier | None = None
         if config.ssd_directory is not None:
             self._ssd = SsdTier(
@@ -236,6 +239,7 @@ class Agent:
                 self._ssd.restore(self._add_layout)
             tasks.create_task(self._tick_forever())
             tasks.create_task(self._accept_opens())
+            tasks.create_task(self._populate_arenas())
 
     def _take_command(self, command: AgentCommand) -> None:
         match command:
@@ -253,6 +257,23 @@ class Agent:
         while True:
             self._inbound.on_open(*await self._opens.get())
             await asyncio.sleep(0)
+
+    async def _populate_arenas(self) -> None:
+        """Back each arena with memory, in steps, since one call for all of it would take minutes."""
+        while True:
+            arena = await self._populated.get()
+            num_bytes = 0
+            while slots := self._pool.take_unbacked(arena, POPULATE_STEP_BYTES):
+                try:
+                    await asyncio.to_thread(arena.populate_later(slots))
+                except OSError as error:
+                    _log.warning("pool.not_populated", num_bytes=num_bytes, error=error.strerror)
+                    break
+                finally:
+                    self._pool.put_back(arena, slots)
+                before, num_bytes = num_bytes, num_bytes + len(slots) * arena.stride_bytes
+                if num_bytes * 10 // self._pool.budget_bytes > before * 10 // self._pool.budget_bytes:
+                    _log.info("pool.populated", num_bytes=num_bytes, pool_bytes=self._pool.budget_bytes)
 
     async def _tick_forever(self) -> None:
         while True:
@@ -284,6 +305,8 @@ class Agent:
         except OSError as error:
             raise LayoutError(f"no arena can be made: {error.strerror}") from error
         arena.pinned |= attach.pins_arena
+        if self._config.populate_pool:
+            self._populated.put_nowait(arena)
         self._add_layout(layout)
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
 

@@ -6,7 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from prfaas.kv.layout import Layout
@@ -96,6 +96,22 @@ class Arena:
             stop = (self.header_bytes + end * self.stride_bytes) // PAGE_BYTES * PAGE_BYTES
             if start < stop:
                 punch_hole(self.fd, start, stop - start)
+
+    def populate_later(self, slots: range) -> Callable[[], None]:
+        """Return a call, for any thread, that backs adjacent slots with memory, which then counts as this process's.
+
+        The call raises OSError if the system has no memory left.
+        """
+        fd = os.dup(self.fd)  # The arena may be closed meanwhile.
+        start = self.header_bytes + slots.start * self.stride_bytes
+
+        def populate() -> None:
+            try:
+                os.posix_fallocate(fd, start, len(slots) * self.stride_bytes)
+            finally:
+                os.close(fd)
+
+        return populate
 
     def close(self) -> None:
         """Give the memory back once no engine maps it. Views of slots keep their mapping alive until they go."""

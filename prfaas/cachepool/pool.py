@@ -139,6 +139,17 @@ class SlotPool(Generic[Memory]):
             self._leases[lease].written.append((slots, taken))
         return taken
 
+    def take_unbacked(self, arena: SlotMemory, num_bytes: int) -> range:
+        """Take adjacent slots without memory, of about that many bytes and within the budget, until `put_back`."""
+        slots = self._slots_of(arena)
+        room = self.budget_bytes - sum(table.num_backed * table.arena.stride_bytes for table in self.tables)
+        num_slots = max(1, num_bytes // arena.stride_bytes)
+        return slots.take_never_used(max(0, min(num_slots, room // arena.stride_bytes)))
+
+    def put_back(self, arena: SlotMemory, slots: Sequence[int]) -> None:
+        """Free the slots of `take_unbacked`."""
+        self._slots_of(arena).put_back(slots)
+
     def _reclaim_pages(self, slots: SlotTable, num_slots: int) -> None:
         """Give back pages of other arenas' free slots if memory would otherwise exceed the budget."""
         backed_bytes = sum(table.num_backed * table.arena.stride_bytes for table in self.tables)

@@ -78,6 +78,11 @@ class SlotTable:
         self.run_of += [None] * num_slots
         return list(range(start, self.never_used))
 
+    def take_never_used(self, num_slots: int) -> range:
+        """Take at most so many adjacent slots that were never used. `put_back` frees them."""
+        taken = self._extend(min(num_slots, self.arena.num_slots - self.never_used))
+        return range(taken[0], taken[-1] + 1) if taken else range(0)
+
     def reserve(self, taken: Collection[int]) -> None:
         """Take these slots of an arena that was never used."""
         self._extend(max(taken, default=-1) + 1)
