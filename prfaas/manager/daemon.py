@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +61,13 @@ class Manager:
         lease_seconds: float = LEASE_SECONDS,
         stop_seconds: float = STOP_SECONDS,
         digest_seconds: float = DIGEST_SECONDS,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._redis = None if config.redis_url else EmbeddedRedis(config.redis_directory)
         url = self._redis.url if self._redis else config.redis_url
         self.store = RedisStore(url, keys=Keys(config.redis_namespace))
-        self._clock = RunningClock(time.monotonic)
+        self._clock, self._wall_clock = RunningClock(time.monotonic), wall_clock
         self.world = World(
             expiry_seconds=config.expiry_seconds, silence_seconds=config.silence_seconds, clock=self._clock
         )
@@ -76,7 +78,7 @@ class Manager:
             forget_seconds=max(FORGET_SECONDS, config.expiry_seconds),
             takes_plans=config.deployment is not None,
         )
-        self.copies = Copies(secret=secret, clock=self._clock, wall_clock=time.time)
+        self.copies = Copies(secret=secret, clock=self._clock, wall_clock=self._wall_clock)
         self._rebalancer = Rebalancer(config, world=self.world, copies=self.copies, writes=self.replication.writes)
         self.paths = Paths(self.world, clock=self._clock)
         self.routing = RequestRouter(
@@ -85,7 +87,7 @@ class Manager:
             paths=self.paths,
             secret=secret,
             clock=self._clock,
-            wall_clock=time.time,
+            wall_clock=self._wall_clock,
             note=self._rebalancer.note,
         )
         self.service = Service(
@@ -152,7 +154,7 @@ class Manager:
             writes=self.replication.writes,
             traffic=self.routing.traffic,
             clock=self._clock,
-            wall_clock=time.time,
+            wall_clock=self._wall_clock,
         )
         self.routing.path_cost = planner.path_cost
         return planner
@@ -161,7 +163,7 @@ class Manager:
         config = self._config
         overview = Overview(
             name=config.name,
-            started_at=time.time(),
+            started_at=self._wall_clock(),
             world=self.world,
             paths=self.paths,
             routing=self.routing,
@@ -170,7 +172,7 @@ class Manager:
             can_plan=self._planner is not None,
             is_stale=lambda: self.replication.is_stale,
             clock=self._clock,
-            wall_clock=time.time,
+            wall_clock=self._wall_clock,
         )
         self._feed = Feed(overview)
         self._http_proxy = tls_proxy_for(

@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster
+from prfaas.model.planning.egress_threshold import at_egress_price
 from prfaas.model.planning.plan import Plan
 from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.ppd import PpdTable, read_measured
@@ -89,8 +91,21 @@ def deploy(
         ),
         follows_congestion=scenario.congestion,
         hedge_seconds=_HEDGE_SECONDS if scenario.hedge else math.inf,
+        thresholds_by_hour=()
+        if scenario.threshold is not None
+        else _priced_thresholds(deployment, workload, plan, rate),
     )
     return Twin(_nodes(deployment, workload, plan, scenario), network, rules, follow_up=follow_up, watch=watch)
+
+
+def _priced_thresholds(
+    deployment: Deployment, workload: Workload, plan: Plan, rate: float
+) -> tuple[tuple[float, int], ...]:
+    """Return t from each hour at which a price of egress changes, as managers plan it; empty without prices."""
+    prices = [cluster.egress_price for cluster in deployment.prfaas if cluster.egress_price is not None]
+    hours = sorted(set().union(*(price.change_hours for price in prices)))
+    at_price = partial(at_egress_price, plan, deployment, workload, requests_per_second=rate)
+    return tuple((hour, threshold_tokens(at_price(hour=hour))) for hour in hours)
 
 
 def _read_ppd_table(path: Path) -> PpdTable:

@@ -59,7 +59,8 @@ class RoutingRules:
     """Fixed part of the snapshot, and rules around the engines.
 
     With `follows_congestion` t rises while the egress of a cluster is congested. After `hedge_seconds` a decode instance
-    computes a prompt itself if its KV would come later than a local prefill ends.
+    computes a prompt itself if its KV would come later than a local prefill ends. `thresholds_by_hour` has t from each
+    hour of the day on, ascending from 0, in place of the snapshot's. A run starts at midnight.
     """
 
     snapshot: Snapshot
@@ -67,6 +68,13 @@ class RoutingRules:
     events: PlannedEvents = field(default_factory=PlannedEvents)
     follows_congestion: bool = False
     hedge_seconds: float = math.inf
+    thresholds_by_hour: tuple[tuple[float, int], ...] = ()
+
+    def threshold_tokens(self, seconds: float) -> int:
+        """Return t at a moment of the run."""
+        hour = seconds / 3600 % 24
+        started = [tokens for start, tokens in self.thresholds_by_hour if start <= hour]
+        return started[-1] if started else self.snapshot.threshold_tokens
 
 
 class Twin:
@@ -178,7 +186,12 @@ class Twin:
 
     def _inputs(self, request: SimulatedRequest) -> tuple[Snapshot, RequestFacts]:
         """Return the inputs of `route`."""
-        snapshot = replace(self.rules.snapshot, instances=tuple(self._states.values()), **self.path_monitor.fields)
+        snapshot = replace(
+            self.rules.snapshot,
+            threshold_tokens=self.rules.threshold_tokens(self.timeline.now),
+            instances=tuple(self._states.values()),
+            **self.path_monitor.fields,
+        )
         facts = RequestFacts(
             request.num_prompt_tokens,
             num_cached_tokens=0 if request.blocks else request.num_cached_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -104,9 +105,10 @@ class Deployment:
         return replace(config, **changes)  # type: ignore[arg-type]
 
     async def start_manager(self, **changes: Any) -> Manager:
-        """Start a manager with these settings. Lease, stop and digest seconds are not settings, but times of tests."""
+        """Start a manager with these settings. Lease, stop and digest seconds and the clock are not settings."""
         # Streams of clients end only with the clients, so a short stop cuts them off.
-        times = {"lease_seconds": PATIENCE_SECONDS, "stop_seconds": 0.2, "digest_seconds": 0.2}
+        times: dict[str, Any] = {"lease_seconds": PATIENCE_SECONDS, "stop_seconds": 0.2, "digest_seconds": 0.2}
+        times |= {"wall_clock": time.time}
         times |= {name: changes.pop(name) for name in times if name in changes}
         manager = Manager(self.config(**changes), SECRET, **times)
         await manager.start()

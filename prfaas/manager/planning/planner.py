@@ -29,6 +29,7 @@ from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
 from prfaas.model.deployment import ClusterPath, Deployment, PdCluster
+from prfaas.model.planning.egress_threshold import at_egress_price, prices_per_gb
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
 from prfaas.scheduler.roles import Role
@@ -56,6 +57,7 @@ class _Inputs:
 
     roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # Counts by cluster and role.
     rates: tuple[tuple[str, str, float], ...]  # Measured (source, destination, bytes per second).
+    egress_prices: tuple[float, ...]  # Per GB in the present hour, by PrfaaS cluster of the file.
 
     def has_rates_of(self, earlier: _Inputs) -> bool:
         """Return whether the rates are about the same."""
@@ -152,9 +154,9 @@ class Planner:
                 roles.setdefault(member.node.cluster, Counter()).update(
                     (assigned or {}).get(engine.instance, engine.role) for engine in member.node.engines
                 )
-        rates = self._rates()
+        rates, prices = self._rates(), prices_per_gb(self._deployment, self._hour())
         listed = tuple((cluster, tuple(sorted(counts.items()))) for cluster, counts in sorted(roles.items()))
-        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate))
+        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), prices)
 
     def _rates(self) -> dict[Pair, float]:
         """Return each path's rate; 0 if unknown."""
@@ -172,15 +174,20 @@ class Planner:
             return False
         if self._solved is None or inputs.roles != self._solved.roles:
             return True
+        if inputs.egress_prices != self._solved.egress_prices:
+            return True
         age = self._clock() - self._solved_at
         return age >= self._config.plan_seconds or (age >= RATE_SECONDS and not inputs.has_rates_of(self._solved))
 
     async def _plan(self, inputs: _Inputs, roles: RoleAssignment) -> None:
+        has_new_prices = self._solved is not None and inputs.egress_prices != self._solved.egress_prices
         self._solved, self._solved_at = inputs, self._clock()
         deployment, (workload, source) = self._now(inputs), self._traffic_now()
         arrivals = self._traffic.per_second(self._clock())
         try:
             plan, best = await asyncio.to_thread(_solved, deployment, workload)
+            at_price = partial(at_egress_price, hour=self._hour(), requests_per_second=arrivals)
+            plan = await asyncio.to_thread(at_price, plan, deployment, workload)
             ttft = mean_ttft_seconds(plan, deployment, workload, arrivals)
             listed = replace(self._deployment, paths=tuple(links_with(inputs.rates, self._deployment)))
             needed = await asyncio.to_thread(needed_instances, listed, workload, arrivals)
@@ -190,7 +197,7 @@ class Planner:
             return
         before = self._world.plan
         threshold = _threshold(plan, has_prfaas=bool(deployment.prfaas))
-        if before is not None and abs(threshold - before.threshold_tokens) <= DEAD_BAND_RATIO * before.threshold_tokens:
+        if before is not None and not has_new_prices and _are_close(threshold, before.threshold_tokens):
             threshold = before.threshold_tokens
         self._world.plan = ThresholdPlan(
             version=(before.version if before else 0) + 1,
@@ -248,7 +255,11 @@ class Planner:
             "profiles": rest,
             "instances": "the nodes that are alive",
             "links": "; ".join([*known, f"else {rest}" if known else rest]),
-        }
+        } | ({"egress prices": f"{max(inputs.egress_prices):g} per GB now"} if any(inputs.egress_prices) else {})
+
+    def _hour(self) -> float:
+        """Return the hour of the day in UTC."""
+        return self._wall_clock() / 3600 % 24
 
     def _adopt(self) -> None:
         plan = self._world.plan
@@ -291,6 +302,10 @@ def _threshold(plan: Plan, *, has_prfaas: bool) -> int:
     if plan.threshold_tokens is not None:
         return plan.threshold_tokens
     return 0 if has_prfaas and plan.offload_ratio > 0 else OFFLOAD_NOTHING
+
+
+def _are_close(threshold: int, before: int) -> bool:
+    return abs(threshold - before) <= DEAD_BAND_RATIO * before
 
 
 def _splits(plan: Plan) -> dict[str, tuple[float, float]]:

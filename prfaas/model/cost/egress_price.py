@@ -36,18 +36,23 @@ class EgressPrice:
 
     def per_hour(self, bytes_per_second: float, *, hour: float | None = None) -> float:
         """Return what a steady rate costs in an hour, on average over the day or at one hour of it."""
-        price = self._mean if hour is None else self._at(hour)
+        price = self._mean if hour is None else self.at(hour)
         return bytes_per_second * 3600.0 / _BYTES_PER_GB * price
 
-    def _at(self, hour: float) -> float:
+    def at(self, hour: float) -> float:
+        """Return the price per GB at an hour of the day."""
         return next((period.per_gb for period in self.periods if period.includes(hour)), self.per_gb)
+
+    @property
+    def change_hours(self) -> set[float]:
+        """Return the hours of the day at which the price may change; midnight is one."""
+        edges = {0.0}
+        for period in self.periods:
+            edges |= {period.start_hour % _DAY_HOURS, period.end_hour % _DAY_HOURS}
+        return edges
 
     @property
     def _mean(self) -> float:
         """Return the mean over a day, from the middles between all changes."""
-        edges = {0.0, _DAY_HOURS}
-        for period in self.periods:
-            edges |= {period.start_hour % _DAY_HOURS, period.end_hour % _DAY_HOURS}
-        ordered = sorted(edges)
-        spans = pairwise(ordered)
-        return sum(self._at((start + end) / 2) * (end - start) for start, end in spans) / _DAY_HOURS
+        spans = pairwise(sorted({*self.change_hours, _DAY_HOURS}))
+        return sum(self.at((start + end) / 2) * (end - start) for start, end in spans) / _DAY_HOURS

@@ -73,7 +73,7 @@ class SinglePd:
         if self.sustained(best, num_prefill) < enough:
             return None
         high = self._loads.nothing_offloaded
-        return _first_at_least(lambda t: self.sustained(t, num_prefill) < enough, best, high + 1) - 1
+        return first_at_least(lambda t: self.sustained(t, num_prefill) < enough, best, high + 1) - 1
 
     def _crossing(self, num_prefill: float, low: int, high: int) -> int:
         """Return the threshold in [low, high] where local and remote prefill sustain the same rate."""
@@ -129,8 +129,8 @@ class SinglePd:
         assert plan.threshold_tokens is not None
         split, enough = plan.num_prefill, plan.system_throughput * (1 - tolerance)
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
-        first = _first_at_least(lambda t: self.sustained(t, split) >= enough, low, plan.threshold_tokens)
-        too_far = _first_at_least(lambda t: self.sustained(t, split) < enough, plan.threshold_tokens, high + 1)
+        first = first_at_least(lambda t: self.sustained(t, split) >= enough, low, plan.threshold_tokens)
+        too_far = first_at_least(lambda t: self.sustained(t, split) < enough, plan.threshold_tokens, high + 1)
         return first, max(too_far - 1, plan.threshold_tokens)
 
     def at(self, threshold: int, num_prefill: float) -> Plan:
@@ -172,7 +172,7 @@ class SinglePd:
         return "link" if long < computed * (1 - 1e-9) else "prfaas"
 
 
-def _first_at_least(claim: Callable[[int], bool], low: int, high: int) -> int:
+def first_at_least(claim: Callable[[int], bool], low: int, high: int) -> int:
     """Return the least integer in [low, high] for which `claim` holds.
 
     The claim holds at `high` and, once true, stays true.
@@ -191,7 +191,7 @@ def _best_of_two(value: Callable[[int], float], rising_wins: Callable[[int], boo
 
     The greatest minimum lies at the crossing or just before it.
     """
-    after = _first_at_least(rising_wins, low, high)
+    after = first_at_least(rising_wins, low, high)
     return max((max(after - 1, low), after), key=value)
 
 
