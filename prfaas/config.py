@@ -494,11 +494,17 @@ def given_flags(namespace: argparse.Namespace) -> dict[str, str]:
 
 
 def parse(
-    cls: type[T], *, component: str, argv: Sequence[str], doc: str = "", check: Callable[[T], None] | None = None
+    cls: type[T],
+    *,
+    component: str,
+    argv: Sequence[str],
+    doc: str = "",
+    check: Callable[[T], None] | None = None,
+    local: Callable[[], Mapping[str, str]] | None = None,
 ) -> T:
     """Return the configuration of a command. End the process for --help, --version, --check-config and wrong settings.
 
-    `check` is passed on to `load`.
+    `check` is passed on to `load`. `local` returns texts by setting that apply if neither a file nor a secret is named.
     """
     parser = argparse.ArgumentParser(prog=f"prfaas-{component}", description=doc)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
@@ -506,8 +512,12 @@ def parse(
     parser.add_argument("--check-config", action="store_true", help=check_help)
     add_flags(parser, cls)
     namespace = parser.parse_args(argv)
+    file, flags, environment = namespace.config, given_flags(namespace), dict(os.environ)
+    has_secret = "secret_file" in flags or variable(component, ("secret_file",)) in environment
     try:
-        config = load(cls, component=component, file=namespace.config, flags=given_flags(namespace), check=check)
+        if local is not None and file is None and not has_secret:
+            environment = {variable(component, (name,)): text for name, text in local().items()} | environment
+        config = load(cls, component=component, file=file, environment=environment, flags=flags, check=check)
     except ConfigError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if namespace.check_config:

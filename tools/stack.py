@@ -76,7 +76,7 @@ class Stack:
             **settings,
         }
         child = self._children.start(
-            f"agent-{name}", [*inside, _script("prfaas-agent"), "--config", self._write(f"agent-{name}", config)]
+            f"agent-{name}", [*inside, script("prfaas-agent"), "--config", self._write(f"agent-{name}", config)]
         )
         return AgentProcess(child, name, socket, wire, f"http://{status}")
 
@@ -123,7 +123,7 @@ class Stack:
         """Start a manager; return (process, gRPC address, HTTP URL). It embeds Redis unless `redis_url` is set."""
         addresses = {"listen": free_address(), "http_listen": free_address()}
         config: dict[str, Any] = {**addresses, "secret_file": str(self.secret_file), **settings}
-        command = [_script("prfaas-manager"), "--config", self._write(process_name, config)]
+        command = [script("prfaas-manager"), "--config", self._write(process_name, config)]
         child = self._children.start(process_name, command)
         return child, config["listen"], f"http://{config['http_listen']}"
 
@@ -139,7 +139,7 @@ class Stack:
         """Start a colocated instance. `extra` are flags of vLLM, as for `start_engine`."""
         address = address or free_address()
         config = self._write("colocate", {"listen": address, "model": str(model), **settings})
-        command = [_script("prfaas-colocate"), "serve", "--config", config, "--"]
+        command = [script("prfaas-colocate"), "serve", "--config", config, "--"]
         command += ["--served-model-name", model.name, "--dtype", _dtype(model), *extra]
         eager = EAGER_ENVIRONMENT if "--enforce-eager" in extra else {}
         child = self._children.start(
@@ -150,13 +150,13 @@ class Stack:
     def start_sidecar(self, **settings: Any) -> tuple[Child, str, str]:
         """Start a sidecar; return (process, address, status address)."""
         config: dict[str, Any] = {"listen": free_address(), "status_listen": free_address(), **settings}
-        child = self._children.start("sidecar", [_script("prfaas-sidecar"), "--config", self._write("sidecar", config)])
+        child = self._children.start("sidecar", [script("prfaas-sidecar"), "--config", self._write("sidecar", config)])
         return child, config["listen"], config["status_listen"]
 
     def start_router(self, config: dict[str, Any], *, name: str = "router") -> tuple[Child, str]:
         address = free_address()
         path = self._write(name, {"listen": address, "secret_file": str(self.secret_file), **config})
-        return self._children.start(name, [_script("prfaas-router"), "--config", path]), f"http://{address}"
+        return self._children.start(name, [script("prfaas-router"), "--config", path]), f"http://{address}"
 
     def _write(self, name: str, config: dict[str, Any]) -> str:
         path = self._directory / f"{name}.yaml"
@@ -200,6 +200,6 @@ def _dtype(model: Path) -> str:
     return str(config.get("dtype") or config.get("torch_dtype"))
 
 
-def _script(name: str) -> str:
+def script(name: str) -> str:
     """Return the path of a console script in the current environment."""
     return str(Path(sys.executable).parent / name)

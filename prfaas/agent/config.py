@@ -42,7 +42,11 @@ class EngineConfig:
     instance: str = setting("text", required=True, doc="Name of the instance, unique in the deployment.")
     url: str = setting("text", required=True, doc="Base URL of the OpenAI server, such as http://10.0.0.5:8000.")
     role: InstanceRole = setting(choice("prefill", "decode", "both"), required=True, doc="Role of the instance.")
-    model: str = setting("text", required=True, doc="Served model name, as hashed by the connector.")
+    model: str = setting(
+        "text",
+        default="",
+        doc="Served model name, as hashed by the connector; empty: of the first engine that attaches.",
+    )
     tls_listen: str = setting(
         "address",
         default="",

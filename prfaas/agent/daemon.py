@@ -307,6 +307,8 @@ class Agent:
         arena.pinned |= attach.pins_arena
         if self._config.populate_pool:
             self._populated.put_nowait(arena)
+        if self._reporter is not None:
+            self._reporter.reporter.name_model(layout.model)
         self._add_layout(layout)
         return Attached(self._name, arena.num_slots, arena.stride_bytes, arena.header_bytes, self._epoch), arena
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from prfaas import config, grants, logs
 from prfaas.agent.config import AgentConfig
 from prfaas.cli import startup
+from prfaas.cli.local import LOCAL_COMPONENTS, LocalStart
 from prfaas.colocate.config import ColocateConfig
 from prfaas.console.config import ConsoleConfig
 from prfaas.console.pages import tls_of
@@ -33,8 +34,22 @@ def run(
 ) -> int:
     """Parse settings and call `start`, which serves until SIGTERM or SIGINT. Return 2 if it cannot start."""
     arguments = sys.argv[1:] if argv is None else argv
-    settings = config.parse(cls, component=component, argv=arguments, doc=doc or "", check=check_named_files)
+    local = LocalStart(component)
+
+    def check(settings: T) -> None:
+        check_named_files(settings)
+        local.check(settings)
+
+    settings = config.parse(
+        cls,
+        component=component,
+        argv=arguments,
+        doc=doc or "",
+        check=check,
+        local=local.settings if component in LOCAL_COMPONENTS else None,
+    )
     logs.setup(component)
+    local.announce(settings)
     try:
         start(settings)
     except (ConfigError, MissingExtraError) as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from prfaas import local
 from prfaas.config import load_mapping, setting
 from prfaas.config_checks import check_socket_path
 
@@ -26,7 +27,12 @@ class ConnectorSettings:
         "hold_wait_seconds": "the agent answers within 5 s, or `silence_seconds` ends the wait",
     }
 
-    agent_socket: Path = setting("path", required=True, doc="Unix socket of this machine's prfaas-agent.")
+    agent_socket: Path | None = setting(
+        "path",
+        default=None,
+        doc="Unix socket of this machine's prfaas-agent; empty: /run/prfaas/agent.sock if this user may write there, "
+        "else in the user's state directory.",
+    )
     model: str = setting(
         "text", default="", doc="Identity of the weights in hashes and layouts; the served model name if empty."
     )
@@ -58,15 +64,17 @@ class ConnectorSettings:
     )
 
     def __post_init__(self) -> None:
-        check_socket_path("agent_socket", self.agent_socket)
+        if self.agent_socket is not None:
+            check_socket_path("agent_socket", self.agent_socket)
         if self.layerwise not in LAYERWISE_MODES:
             raise ValueError(f"layerwise: {self.layerwise!r}; write {', '.join(LAYERWISE_MODES)}")
 
 
 def read(extra_config: Mapping[str, Any]) -> ConnectorSettings:
-    """Return the settings in `kv_connector_extra_config`.
+    """Return the settings in `kv_connector_extra_config`, with the agent's socket.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value is malformed or out of range. The message names the key.
     """
-    return load_mapping(ConnectorSettings, extra_config, where="kv_connector_extra_config")
+    settings = load_mapping(ConnectorSettings, extra_config, where="kv_connector_extra_config")
+    return settings if settings.agent_socket else replace(settings, agent_socket=local.agent_socket())

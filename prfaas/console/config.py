@@ -21,7 +21,7 @@ class ConsoleConfig:
     )
     routers: tuple[str, ...] = setting(
         "text_list",
-        default=("http://127.0.0.1:8000",),
+        default=("http://127.0.0.1:8080",),
         doc="Routers for recent decisions; https:// with `client_tls`.",
     )
     router_key_file: Path | None = setting("path", default=None, doc="File with an operator key of the routers.")

@@ -12,6 +12,7 @@ from prfaas.agent.config import AgentConfig
 from prfaas.config import default
 from prfaas.console.config import ConsoleConfig
 from prfaas.errors import ConfigError
+from prfaas.local import state_directory
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.units import is_loopback, join_address, split_address
@@ -24,7 +25,7 @@ def beside_components(settings: ConsoleConfig, directory: Path) -> ConsoleConfig
     manager = _read(ManagerConfig, "manager", directory)
     router = _read(RouterConfig, "router", directory)
     agent = _read(AgentConfig, "agent", directory)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"secret_file": _secret_file(settings.secret_file, manager, router, agent)}
     if router is not None:
         found["routers"] = (_url(router.listen, is_encrypted=router.client_tls.certificate is not None),)
         found["router_key_file"] = router.operator_keys_file
@@ -35,6 +36,13 @@ def beside_components(settings: ConsoleConfig, directory: Path) -> ConsoleConfig
         found["managers"] = (router.managers if router else ()) or (agent.managers if agent else ())
     unset = {name for name in found if getattr(settings, name) == default(ConsoleConfig, name)}
     return replace(settings, **{name: value for name, value in found.items() if value and name in unset})
+
+
+def _secret_file(usual: Path, *components: Any) -> Path | None:
+    """Return the secret of a component, or without components the user's own."""
+    named = [Path(settings.secret_file) for settings in components if settings is not None]
+    own = state_directory() / "secret"
+    return named[0] if named else own if own.exists() and not usual.exists() else None
 
 
 def _read(cls: type[T], component: str, directory: Path) -> T | None:

@@ -114,7 +114,7 @@ class RouterConfig:
         "breaker_failures": "the circuit breaker opens after 5 failures in a row",
         "breaker_seconds": "the circuit breaker stays open for 10 s",
     }
-    listen: str = setting("address", default="127.0.0.1:8000", doc="Address for clients.")
+    listen: str = setting("address", default="127.0.0.1:8080", doc="Address for clients.")
     ext_proc_listen: str = setting(
         "address",
         default="",

@@ -115,6 +115,13 @@ class Reporter:
             self._registered.clear()
             self._changed.set()
 
+    def name_model(self, model: str) -> None:
+        """Announce this model for engines whose model is not known yet."""
+        engines = tuple(replace(engine, model=engine.model or model) for engine in self._node.engines)
+        if engines != self._node.engines:
+            self._node = replace(self._node, engines=engines)
+            self._changed.set()
+
     def publish(self, events: Iterable[Change]) -> None:
         """Report changes of the pool, in order. Never waits.
 

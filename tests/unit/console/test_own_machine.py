@@ -35,4 +35,4 @@ def test_settings_of_the_operator_and_unusable_files_are_left_alone(tmp_path: Pa
     assert beside_components(ConsoleConfig(), tmp_path) == ConsoleConfig()
     (tmp_path / "router.yaml").write_text(ROUTER + 'managers: ["10.0.1.1:7410"]')
     own = replace(ConsoleConfig(), routers=("http://r:1",), managers=("m:1",), router_key_file=Path("own"))
-    assert beside_components(own, tmp_path) == own
+    assert beside_components(own, tmp_path) == replace(own, secret_file=Path("s"))
