@@ -104,7 +104,13 @@ class Machine:
         return subprocess.run(
             ["bash", "-c", STAND_INS + self._here(script)],
             cwd=self._directory,
-            env={**os.environ, "PATH": path, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PATH": path,
+                "XDG_STATE_HOME": str(self._directory),
+                "MPLBACKEND": "Agg",
+                "OMP_NUM_THREADS": "1",
+            },
             capture_output=True,
             text=True,
             timeout=RUN_SECONDS,

@@ -6,24 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from prfaas import local
 from prfaas.connector.settings import read
 from prfaas.errors import ConfigError
 
 
-def test_only_the_socket_is_required() -> None:
-    settings = read({"agent_socket": "/run/a.sock"})
-    assert settings.agent_socket == Path("/run/a.sock")
-    assert settings.model == ""
+def test_without_a_socket_engines_look_where_this_user_s_agent_listens() -> None:
+    assert read({"agent_socket": "/run/a.sock"}).agent_socket == Path("/run/a.sock")
+    assert read({}).agent_socket == local.agent_socket()
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"agnet_socket": "a"}, ["agnet_socket", "unknown key", "agent_socket"]),
-        ({}, ["agent_socket", "missing"]),
         ({"agent_socket": "a", "silence_seconds": "soon"}, ["silence_seconds", "'soon'", "write"]),
         ({"agent_socket": "a", "reuse": "perhaps"}, ["reuse", "perhaps"]),
-        ({"agent_socket": None}, ["agent_socket", "write"]),
         ({"agent_socket": "/" + "a" * 107}, ["agent_socket", "has 108 bytes", "at most 107"]),
         ({"agent_socket": "a", "layerwise": "soon"}, ["layerwise", "'soon'", "auto"]),
     ],
