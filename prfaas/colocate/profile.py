@@ -35,6 +35,7 @@ from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPr
 
 log = logs.get("colocate.profile")
 
+BATCHES = (1, 4, 16)
 WARM_UP_STEPS = 3
 PROMPT_REPEATS = 2
 
@@ -44,7 +45,7 @@ class Plan:
     """Plan of a measurement. An append-prefill adds `append_tokens` to `num_prefill_tokens` cached ones."""
 
     shares: tuple[float, ...]
-    batches: tuple[int, ...] = (1, 4, 16)
+    batches: tuple[int, ...] = BATCHES
     context_tokens: int = 512
     num_prefill_tokens: int = 1024
     append_tokens: int = 128
@@ -68,6 +69,7 @@ class Bench:
         self._token_ids = (number * 7919 % (vocabulary - 3) + 3 for number in itertools.count())
         self._loads: dict[str, float] = {}  # Start of each prompt that runs beside decode.
         self.prompt_seconds: list[float] = []
+        self.max_batch = engine.vllm_config.scheduler_config.max_num_seqs - 1  # Beside one prompt.
 
     def pin(self, share: float) -> None:
         """Pin decode's share of the cores; 1 gives all cores to both."""
@@ -167,14 +169,17 @@ def write_profile(config: ColocateConfig, flags: Sequence[str]) -> None:
     """Measure every share of this machine's cores, and write the file.
 
     Raises:
-        ConfigError: There is one core only, which cannot be shared.
+        ConfigError: There is one core only, which cannot be shared, or vLLM's flags allow no batch beside a prompt.
     """
     assert config.profile is not None
     shares = core_shares(len(all_cores()))
     if not shares:
         raise ConfigError("one core cannot be shared: measure on a machine with two or more")
     with running_bench(replace(config, profile=None), flags) as bench:
-        write(measure(bench, Plan(shares), model=str(config.model)), config.profile)
+        batches = tuple(batch for batch in BATCHES if batch <= bench.max_batch)
+        if not batches:
+            raise ConfigError("--max-num-seqs: a profile needs at least 2")
+        write(measure(bench, Plan(shares, batches), model=str(config.model)), config.profile)
     log.info("profile.written", path=str(config.profile))
 
 
