@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePair]:
         yield pair
 
 
-def _expected(pair: EnginePair, prompt: list[int], **fields: object) -> tuple[int, ...]:
+def _expected(pair: EnginePair, prompt: list[int], **fields: Any) -> tuple[int, ...]:
     return pair.at(pair.prefill, prompt, cache_salt=os.urandom(8).hex(), **fields)
 
 
@@ -61,8 +62,21 @@ def test_local_prompts_are_computed_beside_running_and_remote_requests(pair: Eng
         assert decoding.result() == expected[0]
 
 
-def test_a_router_sends_prompts_to_a_colocated_instance(pair: EnginePair) -> None:
-    prompt = random_prompt(1200, seed=12)
+def _cluster(name: str, kind: str, role: str, url: str, wire: str) -> dict[str, Any]:
+    instance = {"name": f"{name}/0", "url": url, "role": role, "agent": name, "wire": wire}
+    return {"name": name, "kind": kind, "instances": [instance]}
+
+
+def test_a_router_has_long_prompts_prefilled_afar_and_short_ones_at_the_colocated_instance(pair: EnginePair) -> None:
+    clusters = [
+        _cluster("east", "prfaas", "prefill", pair.prefill.url, pair.east.wire),
+        _cluster("west", "pd", "both", pair.decode.url, pair.west.wire),
+    ]
+    child, url = pair.stack.start_router({"clusters": clusters, "threshold_tokens": 800, "silence_seconds": "60s"})
+    pair.stack.await_server(child, url)
     before = num_outcomes(pair.decode, "receive", "completed")
-    assert pair.ask(pair.router_url, prompt).token_ids == _expected(pair, prompt, max_tokens=12)
-    assert num_outcomes(pair.decode, "receive", "completed") == before + 1
+    for length, transfers in ((1200, 1), (400, 0)):
+        prompt = random_prompt(length, seed=length + 2)
+        assert pair.ask(url, prompt).token_ids == _expected(pair, prompt, max_tokens=12)
+        before += transfers
+        assert num_outcomes(pair.decode, "receive", "completed") == before
