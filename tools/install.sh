@@ -34,7 +34,7 @@ install_all() {
     local engine=$1
     shift
     # Compiling everything would take a minute, but only a tenth of it is ever imported.
-    .venv/bin/pip install --disable-pip-version-check --no-compile --progress-bar off -e ".[manager,router,gateway,console,solve,plot,tracing,dev,$engine]" "$@" |
+    .venv/bin/pip install --disable-pip-version-check --no-compile --progress-bar off -e ".[site,plot,dev,$engine]" "$@" |
         awk '/^Collecting/ {print "[install]   " $2; fflush()} /^Installing/ {print "[install]   unpacking the packages"; fflush()}'
 }
 

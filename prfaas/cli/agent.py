@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(settings: AgentConfig) -> None:
     secret = grants.read_secret(settings.secret_file)
-    report = startup.load_extra("prfaas.agent.report", extra="manager").NodeReporter if settings.managers else None
+    report = startup.load_extra("prfaas.agent.report", extra="site").NodeReporter if settings.managers else None
     startup.send_spans("agent", settings.traces_endpoint, instance=settings.name)
     startup.serve(lambda: Agent(settings, secret, report=report).run())
 

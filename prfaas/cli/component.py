@@ -18,12 +18,10 @@ from prfaas.console.config import ConsoleConfig
 from prfaas.console.pages import tls_of
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.routing.policy import read_endpoint_picker, read_ppd_table
 from prfaas.router.config import RouterConfig
 from prfaas.router.http.admission import read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList
-from prfaas.solve.files.profile_file import read_colocation
 from prfaas.transport.net.tls import Certificates, TlsConfig
 
 T = TypeVar("T")
@@ -60,7 +58,8 @@ def run(
 
 def check_named_files(settings: Any) -> None:
     """Raise ConfigError with the setting's name for anything that the start could not use."""
-    _CHECKS[type(settings)](settings)
+    with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
+        _CHECKS[type(settings)](settings)
 
 
 def _check_certificates(tls: TlsConfig, load: Callable[[], object], *, setting: str = "tls") -> None:
@@ -102,19 +101,19 @@ def _check_agent(settings: AgentConfig) -> None:
 def _check_manager(settings: ManagerConfig) -> None:
     grants.read_secret(settings.secret_file)
     _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
-    read_endpoint_picker(settings.endpoint_picker)
-    read_ppd_table(settings.ppd_table)
+    policy = startup.load_extra("prfaas.manager.routing.policy", extra="site")
+    policy.read_endpoint_picker(settings.endpoint_picker)
+    policy.read_ppd_table(settings.ppd_table)
     if settings.redis_url:
-        with contextlib.suppress(MissingExtraError):  # The start reports the missing extra.
-            startup.load_extra("prfaas.index.store.redis_store", extra="manager").RedisStore(settings.redis_url)
+        startup.load_extra("prfaas.index.store.redis_store", extra="site").RedisStore(settings.redis_url)
     if settings.deployment is not None:
         _check_deployment(settings.deployment)
 
 
 def _check_deployment(file: Path) -> None:
     try:
-        files = startup.load_extra("prfaas.solve.files.deployment_file", extra="solve")
-        traces = startup.load_extra("prfaas.solve.files.traces", extra="solve")
+        files = startup.load_extra("prfaas.solve.files.deployment_file", extra="site")
+        traces = startup.load_extra("prfaas.solve.files.traces", extra="site")
         _, written = files.read_deployment(file)
         traces.find_trace(written.trace, beside=file.parent)
     except (ConfigError, MissingExtraError) as error:
@@ -139,7 +138,7 @@ def _check_colocate(settings: ColocateConfig) -> None:
     _check_certificates(settings.tls, settings.certificates)
     if settings.profile is not None:
         try:
-            read_colocation(settings.profile)
+            startup.load_extra("prfaas.solve.files.profile_file", extra="site").read_colocation(settings.profile)
         except ConfigError as error:
             raise ConfigError(f"profile: {error}") from error
 

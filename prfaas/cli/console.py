@@ -123,7 +123,7 @@ def _records_at(
 
 def _changes(call: Call) -> tuple[ModuleType, bytes]:
     """Return the module that changes a deployment, and the deployment's secret."""
-    return startup.load_extra("prfaas.console.changes", extra="manager"), grants.read_secret(call.settings.secret_file)
+    return startup.load_extra("prfaas.console.changes", extra="site"), grants.read_secret(call.settings.secret_file)
 
 
 def _drain(call: Call) -> CommandOutput:
@@ -170,7 +170,7 @@ def _flip(call: Call) -> CommandOutput:
 
 
 def _certs(call: Call) -> CommandOutput:
-    certs = startup.load_extra("prfaas.console.certs", extra="console")
+    certs = startup.load_extra("prfaas.console.certs", extra="site")
     given = call.arguments
     match given.work:
         case "new":
@@ -219,8 +219,8 @@ def _hash(text: str) -> bytes:
 def _doctor(call: Call) -> CommandOutput:
     given = {name: getattr(call.arguments, name) for name in COMPONENTS}
     named = {name: path for name, path in given.items() if path is not None}
-    managers = startup.load_extra("prfaas.console.doctor.managers", extra="manager")
-    record = startup.load_extra("prfaas.console.doctor.record", extra="manager")
+    managers = startup.load_extra("prfaas.console.doctor.managers", extra="site")
+    record = startup.load_extra("prfaas.console.doctor.record", extra="site")
     found = examine(
         Patient(
             files=named or _usual_files(COMPONENTS),

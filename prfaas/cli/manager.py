@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(settings: ManagerConfig) -> None:
-    daemon = startup.load_extra("prfaas.manager.daemon", extra="manager")
+    daemon = startup.load_extra("prfaas.manager.daemon", extra="site")
     secret = grants.read_secret(settings.secret_file)
     startup.send_spans("manager", settings.traces_endpoint, instance=settings.name)
     startup.serve(lambda: daemon.Manager(settings, secret).run())

@@ -97,7 +97,7 @@ def _word(known: dict[Any, Any]) -> Callable[[str], Any]:
 
 def _build(flags: argparse.Namespace) -> int:
     _check_can_be_written(flags.out)
-    measurement = startup.load_extra("prfaas.ppd.measurement", extra="router")
+    measurement = startup.load_extra("prfaas.ppd.measurement", extra="site")
     cells = [
         TableCell(context, kind, qps) for context in flags.contexts for kind in flags.workloads for qps in flags.qps
     ]

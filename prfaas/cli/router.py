@@ -17,11 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(settings: RouterConfig) -> None:
-    server = startup.load_extra("prfaas.router.server", extra="router")
+    server = startup.load_extra("prfaas.router.server", extra="site")
     secret = grants.read_secret(Path(settings.secret_file))
-    gateways = (
-        startup.load_extra("prfaas.router.ext_proc.server", extra="gateway") if settings.ext_proc_listen else None
-    )
+    gateways = startup.load_extra("prfaas.router.ext_proc.server", extra="site") if settings.ext_proc_listen else None
     picker = gateways.open_picker if gateways else None
     startup.send_spans("router", settings.traces_endpoint, instance=settings.listen)
     startup.serve(lambda: server.serve(settings, secret, picker=picker))

@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(settings: SidecarConfig) -> None:
-    server = startup.load_extra("prfaas.router.sidecar.server", extra="router")
+    server = startup.load_extra("prfaas.router.sidecar.server", extra="site")
     startup.serve(lambda: server.serve(settings))
 
 

@@ -11,6 +11,7 @@ import prfaas
 from prfaas import config
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, run, show_progress
+from prfaas.errors import MissingExtraError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,11 +20,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _simulate(argv: Sequence[str] | None) -> int:
-    scenario = startup.load_extra("prfaas.sim.scenario", extra="solve").Scenario
+    try:
+        scenario = startup.load_extra("prfaas.sim.scenario", extra="site").Scenario
+    except MissingExtraError:
+        _parser(None).parse_known_args(argv)  # Answers --help and --version.
+        raise
     return _run(_parser(scenario).parse_args(argv))
 
 
-def _parser(scenario: type[object]) -> argparse.ArgumentParser:
+def _parser(scenario: type[object] | None) -> argparse.ArgumentParser:
+    """Return the parser. Without a scenario's class it lacks the flags of settings."""
     parser = OneLineParser(prog="prfaas-sim", description=__doc__)
     parser.add_argument("--version", action="version", version=f"%(prog)s {prfaas.__version__}")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each run, in a list")
@@ -32,13 +38,16 @@ def _parser(scenario: type[object]) -> argparse.ArgumentParser:
         metavar="SETTING=A,B",
         help="one run per value, on all cores: load=50%%,80%%, or with the same arrivals variant=a,b",
     )
-    config.add_flags(parser, scenario)
+    if scenario is None:
+        parser.epilog = "The flags of settings need: pip install 'prfaas[site]'"
+    else:
+        config.add_flags(parser, scenario)
     return parser
 
 
 def _run(flags: argparse.Namespace) -> int:
-    command = startup.load_extra("prfaas.sim.command", extra="solve")
-    report = startup.load_extra("prfaas.sim.report", extra="solve")
+    command = startup.load_extra("prfaas.sim.command", extra="site")
+    report = startup.load_extra("prfaas.sim.report", extra="site")
     given = config.given_flags(flags)
     if flags.compare:
         runs = command.compare(flags.config, given, flags.compare, show_progress)

@@ -69,20 +69,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(flags: argparse.Namespace) -> int:
-    command = startup.load_extra("prfaas.solve.command", extra="solve")
+    command = startup.load_extra("prfaas.solve.command", extra="site")
     study = command.plan_for(flags)
     if flags.demand is not None:
-        report = startup.load_extra("prfaas.solve.report.screen", extra="solve")
+        report = startup.load_extra("prfaas.solve.report.screen", extra="site")
         print(report.render_fleet(study, *command.cheapest_for(flags, study)), end="")
         return 0
     if flags.json:
-        export = startup.load_extra("prfaas.solve.report.export", extra="solve")
+        export = startup.load_extra("prfaas.solve.report.export", extra="site")
         print(json.dumps(export.to_json(study), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        report = startup.load_extra("prfaas.solve.report.screen", extra="solve")
+        report = startup.load_extra("prfaas.solve.report.screen", extra="site")
         print(report.render(study, explain=flags.explain), end="")
     if flags.emit is not None:
-        _write(flags.emit, startup.load_extra("prfaas.solve.report.export", extra="solve").manager_settings(study))
+        _write(flags.emit, startup.load_extra("prfaas.solve.report.export", extra="site").manager_settings(study))
     if flags.plot is not None:
         _plot(flags.plot, study)
     return 0

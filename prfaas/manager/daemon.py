@@ -145,7 +145,7 @@ class Manager:
             from prfaas.manager.planning.planner import Planner  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise MissingExtraError(
-                f"deployment: {error.name} is not installed; run: pip install 'prfaas[solve]'"
+                f"deployment: {error.name} is not installed; run: pip install 'prfaas[site]'"
             ) from error
         planner = Planner(
             self._config,

@@ -20,10 +20,9 @@ from prfaas.config_checks import (
     check_url,
 )
 from prfaas.router.http.admission import Quota, Tenants, check_salt
-from prfaas.scheduler.snapshot import LocalPolicy
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
-from prfaas.types import ClusterKind, InstanceRole
+from prfaas.types import ClusterKind, InstanceRole, LocalPolicy
 from prfaas.units import choice, is_loopback, split_address
 
 PdProtocol = Literal["prfaas", "nixl"]

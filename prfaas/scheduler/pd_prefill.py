@@ -8,7 +8,8 @@ from prfaas.scheduler.endpoint_picker.adapter import pick_prefill
 from prfaas.scheduler.endpoint_picker.picker import PickReason
 from prfaas.scheduler.placement import LeaveReason, choose_instance, session_node
 from prfaas.scheduler.ppd import LaterTurn, prefills_locally
-from prfaas.scheduler.snapshot import InstanceState, OwnPolicy, RequestFacts, Snapshot
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.types import OwnPolicy
 
 PdReason = (
     Literal["short", "ppd_first_turn", "ppd_table_local", "ppd_table_pd", "static_local", "static_pd"]

@@ -10,15 +10,10 @@ import msgspec
 
 from prfaas.scheduler.ppd import PpdTable
 from prfaas.scheduler.threshold import PathCost
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy, WithoutPrefill
 
 # Reasons why one list of token ids cannot name a request's KV, so that its decode instance must prefill it.
 Obstacle = Literal["media", "several_prompts", "several_answers", "prompt_output", "adapter", "not_tokenised"]
-# Rules for requests that no PrfaaS cluster prefills (`pd_prefill.py`).
-OwnPolicy = Literal["decode", "pd", "ppd", "static", "suffix"]
-LocalPolicy = OwnPolicy | Literal["endpoint_picker"]
-# Fate of a request that lacks a healthy prefill instance: its decode instance prefills it, or the request is refused.
-WithoutPrefill = Literal["local", "refuse"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from prfaas.model.planning.egress_threshold import at_egress_price
 from prfaas.model.planning.plan import Plan
 from prfaas.scheduler.colocation import SharingPolicy
 from prfaas.scheduler.ppd import PpdTable, read_measured
-from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
+from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.model import faults
 from prfaas.sim.model.engine import InstanceSpec
 from prfaas.sim.model.faults import PlannedEvents
@@ -25,7 +25,7 @@ from prfaas.sim.model.prefix_cache import CacheRules
 from prfaas.sim.model.sharing import SharingSpec, SharingSpeeds, modelled_speeds, read_sharing
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import DEFAULT_CACHE_BLOCKS, FollowUp, NetworkSpec, RoutingRules, SimulatedNode, Twin, Watch
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy
 
 _LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd": "ppd", "suffix": "suffix"}
 _LONGER_THAN_ANY = 1 << 62

@@ -12,13 +12,13 @@ from benchmarks.studies.rapid.hardware import Efficiency, Group, Model
 from prfaas.model.cost.curve import polynomial
 from prfaas.model.cost.profile import PrefillProfile
 from prfaas.scheduler.colocation import SharingPolicy
-from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, Snapshot
+from prfaas.scheduler.snapshot import InstanceState, Snapshot
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.model.sharing import SharingSpec, SharingSpeeds, modelled_speeds
 from prfaas.sim.scenario import GoodputSection
 from prfaas.sim.summary import CountingRules, Summary, summarise
 from prfaas.sim.twin import NetworkSpec, RoutingRules, SimulatedNode, Twin
-from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
+from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole, LocalPolicy
 
 _NUM_GPUS = 8
 _CLUSTER = ClusterName("pd")

@@ -143,7 +143,7 @@ def repack_obstacle(source: Layout, target: Layout) -> str | None:
     """Return why blocks of `source` cannot be repacked into blocks of `target`, or None."""
     found = repack.obstacle(source, target)
     if found is None and importlib.util.find_spec("numpy") is None:
-        return "this agent cannot repack KV: numpy is missing (pip install 'prfaas[repack]')"
+        return "this agent cannot repack KV: numpy is missing (pip install 'prfaas[site]')"
     return found
 
 

@@ -60,7 +60,7 @@ def clients_finding(authority: Path, revocations: Path | None, *, where: str) ->
             ends_at = importlib.import_module("prfaas.console.authority").list_ends_at(revocations)
         except ModuleNotFoundError:
             message = f"{revocations}: not checked, needs the extra `console`"
-            return warning("certificate_files", where, message, remedy="pip install 'prfaas[console]'")
+            return warning("certificate_files", where, message, remedy="pip install 'prfaas[site]'")
         except (OSError, ValueError) as error:
             return bad("certificate_files", where, f"{revocations} cannot be used: {_why(error)}", remedy=remedy)
         if ends_at < time.time():

@@ -50,9 +50,7 @@ def find_server() -> str:
     if found is None and spec is not None and spec.origin is not None:
         found = shutil.which("redis-server", path=str(Path(spec.origin).parent / "bin"))
     if found is None:
-        raise MissingExtraError(
-            "no redis-server: install one, name one with redis_url, or pip install 'prfaas[manager]'"
-        )
+        raise MissingExtraError("no redis-server: install one, name one with redis_url, or pip install 'prfaas[site]'")
     return found
 
 

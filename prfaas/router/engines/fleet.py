@@ -15,8 +15,8 @@ import msgspec
 from prfaas import logs, metrics
 from prfaas.router.config import ClusterConfig, RouterConfig
 from prfaas.scheduler.placement import choose_instance
-from prfaas.scheduler.snapshot import InstanceState, LocalPolicy, RequestFacts, Snapshot, WithoutPrefill
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
+from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy, WithoutPrefill
 
 STREAM_PATIENCE = 10  # A stream that has begun cannot move, so it ends only after this many times the usual silence.
 # A timer that fires later says that this process itself stood still.

@@ -237,7 +237,7 @@ def test_unusable_input_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize(
-    ("absent", "arguments", "extra"), [("highspy", [], "solve"), ("matplotlib", ["--plot", "plots"], "plot")]
+    ("absent", "arguments", "extra"), [("highspy", [], "site"), ("matplotlib", ["--plot", "plots"], "plot")]
 )
 def test_a_missing_extra_is_named(tmp_path: Path, absent: str, arguments: list[str], extra: str) -> None:
     code = f"import sys; sys.modules['{absent}'] = None; from prfaas.cli.solve import main; sys.exit(main())"

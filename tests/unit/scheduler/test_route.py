@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from prfaas.scheduler.placement import KV_FULL_RATIO, LOAD_SLACK, REQUEST_TOKENS
 from prfaas.scheduler.route import EXPLANATIONS, Decision, Reason, route
-from prfaas.scheduler.snapshot import InstanceState, OwnPolicy, PathState, RequestFacts, Snapshot
-from prfaas.types import AgentName
+from prfaas.scheduler.snapshot import InstanceState, PathState, RequestFacts, Snapshot
+from prfaas.types import AgentName, OwnPolicy
 from tests.unit.scheduler.deployment import (
     EAST,
     EAST_CLUSTER,

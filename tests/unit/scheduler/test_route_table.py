@@ -11,7 +11,8 @@ import pytest
 
 from prfaas.scheduler.ppd import PpdEntry, PpdTable
 from prfaas.scheduler.route import route
-from prfaas.scheduler.snapshot import LocalPolicy, PathState, RequestFacts, Snapshot
+from prfaas.scheduler.snapshot import PathState, RequestFacts, Snapshot
+from prfaas.types import LocalPolicy
 from tests.unit.scheduler.deployment import EAST, EAST_CLUSTER, FAST, PD_P, SLOW, WEST, WEST_CLUSTER, prefix_decider
 
 T = 1000
