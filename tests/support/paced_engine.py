@@ -35,6 +35,7 @@ class PacedEngine:
         holds_transfers: Requests with a transfer are accepted and never answered.
         keeps: `kv_transfer_params` of the answer to a prefill leg.
         reports: Returns the `kv_transfer_params` of the answer to a decode leg, by its transfer id.
+        reports_first: In a stream that report stands before the first token, and not after the last.
         usage: Usage of the answers, in a stream's own event after the tokens.
         garbles: Half of each plain answer is missing.
         renders: The engine renders chats, like vLLM with --enable-scale-out.
@@ -57,6 +58,7 @@ class PacedEngine:
     num_failures: int | None = None
     keeps: dict[str, Any] | None = None
     reports: Callable[[str], dict[str, Any]] | None = None
+    reports_first: bool = False
     usage: dict[str, Any] | None = None
     garbles: bool = False
     renders: bool = False
@@ -228,14 +230,16 @@ class PacedEngine:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            await response.write(streamed(text, chat=chat))
+            comment = to_comment(report).encode() if self.reports_first and not number else b""
+            await response.write(comment + streamed(text, chat=chat))
             await asyncio.sleep(self.token_seconds)
         if self.usage is not None:
             event = f"data: {json.dumps({'choices': [], 'usage': self.usage})}\n\n".encode()
             await response.write(event[:20])
             await asyncio.sleep(0)
             await response.write(event[20:])
-        await response.write(to_comment(report).encode() + b"data: [DONE]\n\n")
+        comment = b"" if self.reports_first else to_comment(report).encode()
+        await response.write(comment + b"data: [DONE]\n\n")
         return response
 
 

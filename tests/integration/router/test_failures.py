@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import REGISTRY
 
 from prfaas.router.engines import fleet
 from prfaas.router.openai.request import error_body
@@ -238,6 +239,23 @@ async def test_engine_that_answers_the_second_health_check_keeps_its_requests() 
         router.wests[busy].answers_probes.set()
         assert (await asking)[0] == 200
         assert [len(engine.bodies) for engine in router.wests] == [1 - busy, busy]
+
+
+async def test_engine_that_goes_on_streaming_is_not_silent() -> None:
+    """A busy engine may be late with its health checks."""
+    async with running_router(silence_seconds=1.0) as router:
+        router.west.token_seconds = 0.6
+        before = _silences()
+        asking = asyncio.create_task(router.post({"prompt": SHORT, "stream": True}))
+        await until(lambda: router.west.bodies)
+        router.west.answers_probes.clear()
+        assert (await asking)[1] == STREAMED
+        router.west.answers_probes.set()
+        assert _silences() == before
+
+
+def _silences() -> float:
+    return REGISTRY.get_sample_value("prfaas_router_engine_silences_total", {"instance": "west/0"}) or 0.0
 
 
 async def test_answer_that_does_not_end_in_time_is_aborted() -> None:

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from prfaas.router.config import QuotaConfig
 from prfaas.transfer_report import ReceivedReport
-from tests.support.router import LONG, SHORT, RunningRouter, counted_requests, running_router
+from tests.support.router import LONG, SHORT, STREAMED, RunningRouter, counted_requests, running_router
 from tests.support.waiting import until
 
 
@@ -129,6 +129,14 @@ async def test_decode_engines_report_decides_the_outcome(
     assert (record["transfer"], record["transferred_tokens"], record["outcome"]) == (transfer, 200, outcome)
     assert record["fallback"] == (None if outcome == "completed" else transfer)
     assert _fallbacks(transfer) - fallbacks == (outcome == "fell_back")
+
+
+async def test_report_before_the_first_token_of_a_stream_is_recorded(router: RunningRouter) -> None:
+    router.west.reports_first, router.west.token_seconds = True, 0.05
+    router.west.reports = lambda transfer_id: ReceivedReport(transfer_id, "checksum", 200).to_params()
+    async with _Counted(200, "remote", "fell_back"):
+        _, answer, _ = await router.post({"prompt": LONG, "stream": True})
+        assert answer == STREAMED
 
 
 def _fallbacks(reason: str) -> float:
