@@ -19,6 +19,7 @@ from benchmarks.twin.checked import case_study, ppd, theory
 from benchmarks.twin.figure import Figure
 from benchmarks.twin.measured_ppd import NotThere
 from benchmarks.twin.page import PAGE, RESULT, draw, with_tables
+from benchmarks.twin.scaled_day import autoscaling
 from benchmarks.twin.speed import reproducible, speed
 from benchmarks.twin.studied import (
     overlapping,
@@ -35,6 +36,7 @@ PARTS: Mapping[str, Callable[[], Measured]] = {
     "theory": theory,
     "case_study": case_study,
     "queueing": queueing,
+    "autoscaling": autoscaling,
     "ppd": ppd,
     "search": searching,
     "ppd_figures": ppd_figures,

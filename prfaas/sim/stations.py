@@ -43,11 +43,26 @@ class Station:
 
     def enter(self, request: SimulatedRequest, seconds: float) -> None:
         """Serve `request` for `seconds` as soon as a server is free."""
-        if self._idle:
+        if self._idle > 0:
             self._idle -= 1
             self._serve(request, seconds)
         else:
             self._waiting.append((request, seconds))
+
+    def resize(self, num_servers: int) -> list[SimulatedRequest]:
+        """Change the number of servers, and return the requests that wait although none is left.
+
+        Servers that leave finish their request first.
+        """
+        self._idle += num_servers - self.num_servers
+        self.num_servers = num_servers
+        while self._idle > 0 and self._waiting:
+            self._idle -= 1
+            self._serve(*self._waiting.popleft())
+        left = [] if num_servers else [request for request, _ in self._waiting]
+        if left:
+            self._waiting.clear()
+        return left
 
     def _serve(self, request: SimulatedRequest, seconds: float) -> None:
         end = self._timeline.now + seconds
@@ -56,7 +71,7 @@ class Station:
         self._on_start(request, seconds)
 
     def _leave(self, request: SimulatedRequest) -> None:
-        if self._waiting:
+        if self._waiting and self._idle >= 0:
             self._serve(*self._waiting.popleft())
         else:
             self._idle += 1
@@ -88,6 +103,7 @@ class StationTwin:
         self.egress = Egress(self.timeline, egress_rate, rtt_seconds=scenario.rtt)
         self._transfers = Transfers(self.timeline, self.egress, num_layers=scenario.layers)
         capacity = decode_capacity(pd, deployment, workload)
+        self._slots_per_instance = capacity.max_batch
         slots = round(split.num_decode) * capacity.max_batch
         self._step_seconds = capacity.step_seconds
         self._first_token_seconds = scenario.first_token_steps * capacity.step_seconds
@@ -104,6 +120,18 @@ class StationTwin:
         self._await_next()
         self.timeline.run()
 
+    def adopt(self, plan: Plan, *, num_remote: int) -> None:
+        """Change the threshold and the instances of a twin that began with all stages."""
+        self._threshold = threshold_tokens(plan)
+        (split,) = plan.splits
+        self.decode.resize(round(split.num_decode) * self._slots_per_instance)
+        moved = []
+        for station, num_servers in ((self.local, round(split.num_prefill)), (self.remote, num_remote)):
+            if station is not None:
+                moved += station.resize(num_servers)
+        for request in moved:
+            self._send(request)
+
     def loads(self) -> dict[str, LoadSeries]:
         """Return the busy share of each station's servers and of the egress, and the egress in bytes per second."""
         pools = {"busy prfaas": self.remote, "busy pd-prefill": self.local, "busy pd-decode": self.decode}
@@ -119,6 +147,9 @@ class StationTwin:
 
     def _arrive(self, request: SimulatedRequest) -> None:
         self._await_next()
+        self._send(request)
+
+    def _send(self, request: SimulatedRequest) -> None:
         cached = request.num_cached_tokens
         new = request.num_prompt_tokens - cached
         site = prefill_site(
@@ -128,7 +159,7 @@ class StationTwin:
             threshold_tokens=self._threshold,
             abundant=False,
         )
-        if site == "pd" or self.remote is None:
+        if site == "pd" or self.remote is None or not self.remote.num_servers:
             assert self.local is not None, "a plan without local prefill has a threshold of 0"
             request.reason = "short"
             self.local.enter(request, self._local_seconds(new, cached))
