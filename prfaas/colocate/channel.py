@@ -9,7 +9,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-CONNECT_SECONDS, CONNECT_PAUSE_SECONDS = 120.0, 0.1
+CONNECT_SECONDS, CONNECT_PAUSE_SECONDS = 600.0, 0.1  # On busy cores the imports alone took over two minutes.
 SOCKET_VARIABLE = "PRFAAS_COLOCATE_SOCKET"  # Tells vLLM's processes where the fork server listens.
 
 

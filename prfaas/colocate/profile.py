@@ -191,6 +191,10 @@ def running_bench(config: ColocateConfig, flags: Sequence[str]) -> Iterator[Benc
         command, environment = serve.fork_server(socket)
         with subprocess.Popen(command, env=environment) as server:
             try:
+                while not socket.exists():  # The fork server still imports its libraries.
+                    if server.poll() is not None:
+                        raise ConfigError("the fork server ended; its output says why")
+                    time.sleep(0.1)
                 os.environ |= serve.engine_environment(socket) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
                 parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
                 namespace = parser.parse_args([*serve.engine_flags(config), *flags])
