@@ -95,7 +95,6 @@ def to_json(name: str, run: SimulationRun) -> dict[str, Any]:
         "rate": run.rate,
         **{key: others[key] if key in others else getattr(summary, key) for key in _FIGURES},
         **{key: dict(getattr(summary, key)) for key in _SHARES},
-        "over_time": {series: list(counts) for series, counts in summary.over_time.items()},
         **{_key(latency): _figures(of(summary)) for latency, of in _LATENCIES.items()},
     }
 

@@ -17,7 +17,7 @@ from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
 from prfaas.scheduler.threshold import prefill_site
 from prfaas.sim.builder import threshold_tokens
-from prfaas.sim.kernel.meter import LoadSeries, Meter
+from prfaas.sim.kernel.meter import Load, Meter
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.network import Egress, Transfers
 from prfaas.sim.model.request import SimulatedRequest
@@ -132,12 +132,12 @@ class StationTwin:
         for request in moved:
             self._send(request)
 
-    def loads(self) -> dict[str, LoadSeries]:
+    def loads(self) -> dict[str, Load]:
         """Return the busy share of each station's servers and of the egress, and the egress in bytes per second."""
         pools = {"busy prfaas": self.remote, "busy pd-prefill": self.local, "busy pd-decode": self.decode}
-        found = {name: LoadSeries([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
+        found = {name: Load([pool.busy], pool.num_servers) for name, pool in pools.items() if pool}
         if self.remote:
-            found |= {"busy egress": LoadSeries([self.egress.busy]), "egress": LoadSeries([self.egress.sent])}
+            found |= {"busy egress": Load([self.egress.busy]), "egress": Load([self.egress.sent])}
         return found
 
     def _await_next(self) -> None:

@@ -1,4 +1,4 @@
-"""Summary of a run: latencies, throughput, goodput, loads, and their course over time."""
+"""Summary of a run: latencies, throughput, goodput and loads."""
 
 from __future__ import annotations
 
@@ -11,43 +11,9 @@ from types import MappingProxyType
 import numpy as np
 
 from prfaas.model.cost.curve import FloatArray
-from prfaas.sim.kernel.meter import LoadSeries, integral_since
+from prfaas.sim.kernel.meter import Load
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.scenario import GoodputSection
-
-NUM_BINS = 100
-_STAGES: Mapping[str, Callable[[SimulatedRequest], tuple[float, float]]] = {
-    "waiting": lambda request: (request.arrival, request.prefill_start),
-    "prefill": lambda request: (request.prefill_start, request.prefill_end),
-    "transfer": lambda request: (request.prefill_end, request.transfer_end),
-    "decode": lambda request: (request.decode_start, request.decode_end),
-}
-
-
-def requests_over_time(requests: Sequence[SimulatedRequest], end: float) -> dict[str, tuple[float, ...]]:
-    """Return the mean number of requests in each stage, in each of `NUM_BINS` equal parts of [0, end] seconds.
-
-    Requests without an end are left out.
-    """
-    edges = _edges(end)
-    ended = [request for request in requests if request.decode_end == request.decode_end]
-    counts = {}
-    for name, between in _STAGES.items():
-        moments = np.array([between(request) for request in ended]).reshape(-1, 2)
-        each = np.ones(len(moments))
-        spent = np.diff(integral_since(moments[:, 0], each, edges) - integral_since(moments[:, 1], each, edges))
-        counts[name] = tuple((spent / (edges[1] - edges[0])).tolist())
-    return counts
-
-
-def loads_over_time(loads: Mapping[str, LoadSeries], end: float) -> dict[str, tuple[float, ...]]:
-    """Return each load in each of the same parts."""
-    return {name: load.over(_edges(end)) for name, load in loads.items()}
-
-
-def _edges(end: float) -> FloatArray:
-    return np.linspace(0.0, max(end, 1e-12), NUM_BINS + 1)
-
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
@@ -72,7 +38,7 @@ class Summary:
     are shares of the counted requests: `success_ratio` ended within the timeout, `attainment` met the objectives,
     `retried_ratio` were sent again, `stale_ratio` found less prefix than the index reported, `preempted_ratio` were
     preempted. `cached_ratio` is the share of prompt tokens that was found in caches. `utilisation` and `memory` (by station,
-    or by cluster and role) and egress are means from 0 to the last arrival; `over_time` has parts.
+    or by cluster and role) and egress are means from 0 to the last arrival.
     """
 
     num_requests: int
@@ -94,7 +60,6 @@ class Summary:
     stale_ratio: float = 0.0
     memory: Mapping[str, float] = field(default_factory=dict)
     preempted_ratio: float = 0.0
-    over_time: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 def distribution(values: FloatArray, weights: FloatArray | None = None) -> Distribution:
@@ -122,7 +87,7 @@ def summarise(
     requests: Sequence[SimulatedRequest],
     counting: CountingRules,
     *,
-    loads: Mapping[str, LoadSeries] = MappingProxyType({}),
+    loads: Mapping[str, Load] = MappingProxyType({}),
 ) -> Summary:
     """Return the summary of all requests of a run, ascending by arrival."""
     counted = requests[int(len(requests) * counting.warmup_ratio) :]
@@ -133,8 +98,7 @@ def summarise(
     reasons = Counter(request.reason for request in counted)
     attainment = sum(counting.goodput.met(request) for request in in_time) / len(counted)
     prompt_tokens = sum(request.num_prompt_tokens for request in counted)
-    whole = np.array([0.0, max(end, 1e-12)])
-    means = {name: load.over(whole)[0] for name, load in loads.items()}
+    means = {name: load.until(max(end, 1e-12)) for name, load in loads.items()}
     return Summary(
         num_requests=len(counted),
         arrivals=(len(counted) - 1) / span,
@@ -150,7 +114,6 @@ def summarise(
         reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
         egress_bytes_per_second=math.fsum(mean for name, mean in means.items() if name.startswith("egress")),
         utilisation={name.removeprefix("busy "): mean for name, mean in means.items() if name.startswith("busy ")},
-        over_time=requests_over_time(requests, end) | loads_over_time(loads, end),
         memory={name: mean for name, mean in means.items() if name.startswith("memory ")},
         cached_ratio=sum(request.num_found_tokens for request in counted) / prompt_tokens,
         stale_ratio=_share(counted, lambda request: request.num_found_tokens < request.num_known_tokens),

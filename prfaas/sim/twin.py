@@ -13,7 +13,7 @@ from prfaas.model.cost.curve import Curve
 from prfaas.scheduler.hedge import InboundProgress, RecomputeQueue, decide
 from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
-from prfaas.sim.kernel.meter import LoadSeries
+from prfaas.sim.kernel.meter import Load
 from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.engine import Callbacks, InstanceSpec, Prefill, SimulatedEngine, SimulatedInstance
 from prfaas.sim.model.faults import EgressChange, Outage, PlannedEvents, PlannedRoleChange
@@ -136,15 +136,15 @@ class Twin:
         spec = replace(node.spec, decode=None, chunk_tokens=None) if prefills else node.spec
         return SimulatedInstance(self.timeline, spec, callbacks)
 
-    def loads(self) -> dict[str, LoadSeries]:
+    def loads(self) -> dict[str, Load]:
         """Return the busy share and KV memory use of each cluster's roles, and each egress in bytes per second."""
-        found: dict[str, LoadSeries] = {}
+        found: dict[str, Load] = {}
         for group, engines in self._groups.items():
-            found[f"busy {group}"] = LoadSeries([engine.busy for engine in engines], len(engines))
+            found[f"busy {group}"] = Load([engine.busy for engine in engines], len(engines))
             room = sum(engine.kv_tokens for engine in engines)
             if math.isfinite(room):
-                found[f"memory {group}"] = LoadSeries([engine.held for engine in engines], room)
-        return found | {f"egress {name}": LoadSeries([self.egress[name].sent]) for name in self._limited}
+                found[f"memory {group}"] = Load([engine.held for engine in engines], room)
+        return found | {f"egress {name}": Load([self.egress[name].sent]) for name in self._limited}
 
     def run(self, requests: Iterable[SimulatedRequest]) -> None:
         """Run these requests, which ascend by arrival, and the requests that follow them, to their ends; once only."""

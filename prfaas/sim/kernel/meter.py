@@ -49,40 +49,23 @@ class Meter:
         self.total += amount
         self._spans.extend((start, end, amount))
 
-    def between(self, edges: FloatArray) -> FloatArray:
-        """Return the amount between each two neighbouring `edges`, which ascend."""
-        start, end, amount = (
-            np.frombuffer(self._spans, dtype=float).reshape(-1, 3).T if self._spans else np.empty((3, 0))
-        )
-        lasting = end > start
-        rate = np.divide(amount, end - start, out=np.zeros_like(amount), where=lasting)
-        starts, ends = (integral_since(at[lasting], rate[lasting], edges) for at in (start, end))
-        at_once = _before(start[~lasting], amount[~lasting], edges)
-        parts: FloatArray = np.diff(starts - ends + at_once)
-        return parts
-
-
-def integral_since(moments: FloatArray, rates: FloatArray, edges: FloatArray) -> FloatArray:
-    """Return for each edge the sum of rate · (edge − moment) over the moments before it."""
-    return edges * _before(moments, rates, edges) - _before(moments, rates * moments, edges)
-
-
-def _before(moments: FloatArray, values: FloatArray, edges: FloatArray) -> FloatArray:
-    """Return for each edge the sum of the values at moments before it."""
-    order = np.argsort(moments, kind="stable")
-    sums = np.concatenate(([0.0], np.cumsum(values[order])))
-    found: FloatArray = sums[np.searchsorted(moments[order], edges)]
-    return found
+    def until(self, moment: float) -> float:
+        """Return the amount before a moment."""
+        if not self._spans:
+            return 0.0
+        start, end, amount = np.frombuffer(self._spans, dtype=float).reshape(-1, 3).T
+        at_once = (start < moment).astype(float)
+        share = np.divide(moment - start, end - start, out=at_once, where=end > start)
+        return float(amount @ np.clip(share, 0.0, 1.0))
 
 
 @dataclass(frozen=True)
-class LoadSeries:
+class Load:
     """Sum of meters per second, relative to `per_second`; 1 gives a plain rate."""
 
     meters: Sequence[Meter]
     per_second: float = 1.0
 
-    def over(self, edges: FloatArray) -> tuple[float, ...]:
-        """Return the mean share, or rate, between each two neighbouring edges in seconds."""
-        parts = sum((meter.between(edges) for meter in self.meters), np.zeros(len(edges) - 1))
-        return tuple((parts / np.diff(edges) / self.per_second).tolist())
+    def until(self, moment: float) -> float:
+        """Return the mean share, or rate, from 0 to a moment in seconds."""
+        return sum(meter.until(moment) for meter in self.meters) / moment / self.per_second

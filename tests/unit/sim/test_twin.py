@@ -11,7 +11,7 @@ from prfaas.sim.builder import deploy
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.sim.run import ResolvedScenario, prepare, simulate, traffic
 from prfaas.sim.scenario import Scenario
-from prfaas.sim.summary import NUM_BINS, Summary
+from prfaas.sim.summary import Summary
 from prfaas.sim.twin import Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
 
@@ -139,18 +139,12 @@ def test_preemptions_are_counted_and_raise_latency() -> None:
     assert 0.0 < short.memory["memory h20 decode"] <= 1.0
 
 
-@pytest.mark.parametrize("load", ["80%", "300%"])
-def test_loads_over_time_average_to_the_run_and_stay_below_capacity(load: str) -> None:
-    """Include an overloaded deployment: work after the last arrival does not count."""
-    summary = simulate(Scenario(fidelity="instances", requests=600, load=load)).summary
-    over_time = summary.over_time
-    assert max(summary.utilisation.values()) <= 1.0 + 1e-9
-    assert sum(over_time["busy h200 prefill"]) / NUM_BINS == pytest.approx(summary.utilisation["h200 prefill"])
-    assert sum(over_time["egress h200"]) / NUM_BINS == pytest.approx(summary.egress_bytes_per_second)
+def test_overloaded_instances_are_never_busier_than_their_time() -> None:
+    """Leave out the work after the last arrival."""
+    summary = simulate(Scenario(fidelity="instances", requests=600, load="300%")).summary
+    assert 0.9 < max(summary.utilisation.values()) <= 1.0 + 1e-9
 
 
 def test_stations_are_never_busier_than_their_servers() -> None:
     summary = simulate(Scenario(requests=2000, load="300%", rtt=0.08)).summary
     assert 0.9 < max(summary.utilisation.values()) <= 1.0 + 1e-9
-    assert sum(summary.over_time["egress"]) / NUM_BINS == pytest.approx(summary.egress_bytes_per_second)
-    assert summary.utilisation["prfaas"] == pytest.approx(sum(summary.over_time["busy prfaas"]) / NUM_BINS)
