@@ -8,12 +8,12 @@ is one block. It stands at entry 0, or at the entry of the last token if the eng
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from prfaas.hashing import HashChain
-from prfaas.kv.group import KVGroup, has_states
+from prfaas.kv.group import KVGroup, has_states, resume_step_tokens
 from prfaas.types import GroupBlocks
 
 NULL_BLOCK = 0  # Block id of positions that hold nothing.
@@ -40,6 +40,10 @@ class BlockMap:
         return math.lcm(*(group.block_tokens for group in self.groups))
 
     @cached_property
+    def _resume_step_tokens(self) -> int:
+        return resume_step_tokens(self.groups)
+
+    @cached_property
     def checkpoint_spacing_tokens(self) -> int:
         """Smallest distance at which checkpoints take no more blocks than the full attention between them.
 
@@ -63,7 +67,7 @@ class BlockMap:
 
     def checkpoint_groups(self, chain: HashChain, boundary: int) -> tuple[GroupBlocks, ...]:
         """Return the block lists of a checkpoint: states and windows. Full attention is stored at the request's end."""
-        lists = self._block_lists(chain, boundary, exact_tail=False)
+        lists = self.transfer_groups(chain, boundary)
         return tuple(
             replace(blocks, hashes=()) if group.keeps_all_tokens else blocks
             for blocks, group in zip(lists, self.groups, strict=True)
@@ -96,11 +100,11 @@ class BlockMap:
 
         With recurrent states a prompt resumes at their exact length, so the partial last block is exact as well.
         """
-        return tuple(self._block_lists(chain, num_tokens, exact_tail=has_states(self.groups)))
-
-    def _block_lists(self, chain: HashChain, num_tokens: int, *, exact_tail: bool) -> Iterator[GroupBlocks]:
-        for index, group in enumerate(self.groups):
-            yield group.rules.blocks(group, index, chain, num_tokens, exact_tail=exact_tail)
+        step_tokens = self._resume_step_tokens
+        return tuple(
+            group.rules.blocks(group, index, chain, num_tokens, step_tokens=step_tokens)
+            for index, group in enumerate(self.groups)
+        )
 
     def filled(
         self, tables: Sequence[Sequence[int]], num_tokens: int, *, saved_tokens: int, computed_tokens: int
@@ -116,7 +120,7 @@ class BlockMap:
                 if saved_tokens < num_tokens <= computed_tokens:
                     spans.append(BlockSpan(index, 0, (table[group.state_entry(num_tokens)],)))
                 continue
-            first = group.first_block(num_tokens)
+            first = group.first_kept_block(num_tokens, self._resume_step_tokens)
             start = max(first, _end_block(group, num_tokens, computed_tokens=saved_tokens))
             end = _end_block(group, num_tokens, computed_tokens=computed_tokens)
             spans += _without_nulls(index, start - first, table[start:end])
@@ -130,7 +134,7 @@ class BlockMap:
             if group.is_state:
                 spans.append(BlockSpan(index, 0, (table[group.state_entry(num_tokens)],)))
                 continue
-            first = group.first_block(num_tokens)
+            first = group.first_kept_block(num_tokens, self._resume_step_tokens)
             start = max(first, local_tokens // group.block_tokens)
             end = _end_block(group, num_tokens, computed_tokens=num_tokens)
             spans += _without_nulls(index, start - first, table[start:end])

@@ -93,9 +93,9 @@ def grid_tokens(layout: Layout) -> int:
 
 def begins_anywhere(layout: Layout, group: int) -> bool:
     """Return whether chains of this group may begin inside a prompt: no full attention tells what lies before a window."""
-    found = layout.groups[group]
-    sizes = {other.block_tokens for other in layout.groups if other.keeps_all_tokens}
-    return not found.is_state and not found.keeps_all_tokens and found.block_tokens not in sizes
+    windows = layout.groups[group]
+    sizes = {full.block_tokens for full in layout.groups if full.keeps_all_tokens}
+    return not windows.is_state and not windows.keeps_all_tokens and windows.block_tokens not in sizes
 
 
 def digest_of_node(digests: Mapping[Holding, Digest]) -> Digest:

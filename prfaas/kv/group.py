@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -53,9 +54,19 @@ class KVGroup:
         """Return the first block that the token after `num_tokens` attends to."""
         return self.rules.first_token(self, num_tokens) // self.block_tokens
 
+    def first_kept_block(self, num_tokens: int, step_tokens: int) -> int:
+        """Return the first block to keep of `num_tokens` tokens, so that the last multiple of `step_tokens` can resume."""
+        return self.first_block(num_tokens - num_tokens % step_tokens)
+
     def state_entry(self, num_tokens: int) -> int:
         """Return the place of the state after `num_tokens` in an engine's block table."""
         return (num_tokens - 1) // self.block_tokens if self.kept_states else 0
+
+
+def resume_step_tokens(groups: Iterable[KVGroup]) -> int:
+    """Return the distance between lengths at which a prompt can be resumed: 1 with states, else a multiple of all blocks."""
+    found = tuple(groups)
+    return 1 if has_states(found) else math.lcm(*(group.block_tokens for group in found))
 
 
 def has_states(groups: Iterable[KVGroup]) -> bool:

@@ -12,7 +12,7 @@ import msgpack
 
 from prfaas.errors import LayoutError
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, NO_HASH
-from prfaas.kv.group import KVGroup, has_states
+from prfaas.kv.group import KVGroup, resume_step_tokens
 from prfaas.kv.kinds import KINDS
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import BlockHash, GroupBlocks, Prefix, Shard
@@ -181,9 +181,9 @@ def prefix_groups(layout: Layout, prefix: Prefix, *, root: BlockHash = NO_HASH) 
     As in a transfer, a partial last block is named by its exact length if the model has states. Without states it is
     not part of the prefix.
     """
-    hashes, exact_tail = _PrefixHashes(prefix, root), has_states(layout.groups)
+    hashes, step_tokens = _PrefixHashes(prefix, root), resume_step_tokens(layout.groups)
     found = (
-        group.rules.blocks(group, index, hashes, prefix.num_tokens, exact_tail=exact_tail)
+        group.rules.blocks(group, index, hashes, prefix.num_tokens, step_tokens=step_tokens)
         for index, group in enumerate(layout.groups)
     )
     return tuple(
@@ -213,9 +213,10 @@ class _PrefixHashes:
 
 def prefix_bytes(layout: Layout, num_tokens: int) -> int:
     """Return the payload of a prefix on one rank, which is what its copy to a node without any of it moves."""
-    exact_tail = has_states(layout.groups)
+    step_tokens = resume_step_tokens(layout.groups)
     return sum(
-        group.block_bytes * group.rules.num_blocks(group, num_tokens, exact_tail=exact_tail) for group in layout.groups
+        group.block_bytes * group.rules.num_blocks(group, num_tokens, step_tokens=step_tokens)
+        for group in layout.groups
     )
 
 

@@ -8,12 +8,11 @@ states only multiples of every block size are offered, since an engine resumes a
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from operator import and_
 from typing import Literal, NamedTuple
 
-from prfaas.kv.group import KVGroup
+from prfaas.kv.group import KVGroup, resume_step_tokens
 
 CutReason = Literal[
     "complete",  # Everything that was requested.
@@ -49,7 +48,7 @@ class MatchRules:
         self.full = tuple((i, group.block_tokens) for i, group in self.attention if group.keeps_all_tokens)
         self.windows = tuple((i, group) for i, group in self.attention if not group.keeps_all_tokens)
         self.states = tuple(i for i, group in enumerate(groups) if group.is_state)
-        self.step = 1 if self.states else math.lcm(*(group.block_tokens for group in groups))
+        self.step = resume_step_tokens(groups)
 
 
 def match_prefix(rules: MatchRules, held: HeldBlocks, limit_tokens: int) -> PrefixMatch:

@@ -78,7 +78,7 @@ def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str, *, priority
     return request_id
 
 
-@pytest.mark.parametrize("shape", ["dense", "windowed", "recurrent"])
+@pytest.mark.parametrize("shape", ["dense", "windowed", "short windows", "recurrent"])
 def test_only_the_last_token_of_a_transferred_prompt_is_computed(engines: ScheduledEngines, shape: str) -> None:
     prefiller, decoder = engines.prefiller(shape), engines.decoder(shape)
     prompt = prompt_of(1, LENGTH)
@@ -375,7 +375,16 @@ def test_a_finished_answer_is_stored_for_the_next_turn(
 
 @pytest.mark.parametrize(
     ("shape", "answer_tokens", "num_reused"),
-    [("dense", 7, 288), ("dense", 8, 320), ("windowed", 8, 320), ("windowed", 9, 320)],
+    [
+        ("dense", 7, 288),
+        ("dense", 8, 320),
+        ("windowed", 7, 288),
+        ("windowed", 8, 320),
+        ("windowed", 9, 320),
+        ("short windows", 7, 256),
+        ("short windows", 9, 320),
+        ("short windows", 60, 320),
+    ],
 )
 def test_answers_with_drafts_are_received_and_stored(
     engines: ScheduledEngines, shape: str, answer_tokens: int, num_reused: int
@@ -521,6 +530,7 @@ def _bytes_of(shape: str) -> tuple[int, int]:
         ("checkpointed", 250, 192),
         ("checkpointed and windowed", 290, 192),
         ("windowed", 280, 256),
+        ("short windows", 280, 256),
         ("recurrent", 290, 0),
     ],
 )

@@ -198,6 +198,7 @@ def _run(
     [
         ("checkpointed", {"caches_prefixes": True, "asynchronous": True}),
         ("windowed", {}),
+        ("short windows", {}),
     ],
 )
 def test_random_requests_with_two_kills_leave_nothing(
@@ -214,6 +215,7 @@ def test_random_requests_with_two_kills_leave_nothing(
     [
         ("dense", True),
         ("windowed", False),
+        ("short windows", False),
         ("recurrent", False),
         ("checkpointed", True),
         ("checkpointed and windowed", True),

@@ -141,3 +141,18 @@ def test_a_branch_of_an_earlier_prompt_begins_at_the_last_checkpoint(
     assert pair.locally(branch) == expected
     assert prefilled_tokens(pair.decode.url) - before == len(branch) - checkpoint
     assert num_outcomes(pair.decode, "reuse", "completed") == reused + 1
+
+
+@pytest.mark.parametrize("pair", ["gemma4"], indirect=True)
+def test_prompts_resume_where_blocks_of_unlike_sizes_end_together(pair: EnginePair) -> None:
+    """Windows in blocks of 128 tokens, full attention in blocks of 256. Both resumptions lie far beyond the window."""
+    assert sorted({group.block_tokens for group in pair.layout().groups}) == [128, 256]
+    first = random_prompt(3000, seed=93)
+    turn = [*first, *pair.through_both(first), *random_prompt(100, seed=94)]
+    branch = first[:2900] + random_prompt(100, seed=95)
+    for prompt in (turn, branch):
+        wait_until(pair.has_healed, what="both pools at the manager")
+        expected, before = pair.alone(prompt), prefilled_tokens(pair.decode.url)
+        assert pair.locally(prompt) == expected
+        assert prefilled_tokens(pair.decode.url) - before == len(prompt) - 2816
+    assert pair.agent_status("west")["reporting"]["num_orphans"] == 0

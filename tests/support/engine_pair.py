@@ -15,6 +15,7 @@ from typing import Any
 from prfaas import grants
 from prfaas.grants import Grant
 from prfaas.hashing import HashChain, root_hash
+from prfaas.kv.group import resume_step_tokens
 from prfaas.kv.layout import Layout
 from tests.support.engine_deployment import CHUNK_TOKENS, Deployment, EngineOptions, Node
 from tests.support.transfer_grants import make_grant
@@ -27,8 +28,8 @@ from tools.tiny_models import FAMILIES, make_model
 
 # Full attention, sliding windows, states of Mamba2, states of a gated delta net.
 REPRESENTATIVE = ("llama", "gemma3", "granite4h", "qwen3_next")
-# Further models of the same kinds, and short convolutions.
-FURTHER = ("qwen3", "gpt_oss", "olmo3", "nemotron_h", "falcon_h1", "lfm2")
+# Further models of the same kinds, short convolutions, and full attention in longer blocks than windows.
+FURTHER = ("gemma4", "qwen3", "gpt_oss", "olmo3", "nemotron_h", "falcon_h1", "lfm2")
 EXACT = [family for family in (*REPRESENTATIVE, *FURTHER) if FAMILIES[family].dtype == "float32"]
 MAX_MODEL_LEN = 4608
 NUM_OUTPUT_TOKENS = 24
@@ -180,12 +181,11 @@ def resumes_at(layout: Layout, num_tokens: int) -> int:
 
 
 def held_bytes(layout: Layout, held: int, num_tokens: int) -> int:
-    """Return the bytes of full blocks of the first `held` tokens that resuming after `num_tokens` reads."""
-    total = 0
+    """Return the bytes of full blocks of the first `held` tokens that belong to a transfer of `num_tokens`."""
+    total, step_tokens = 0, resume_step_tokens(layout.groups)
     for group in layout.groups:
         if not group.is_state:
-            window = group.window_tokens or num_tokens + 1
-            first = max(0, num_tokens - window + 1) // group.block_tokens
+            first = group.first_kept_block(num_tokens, step_tokens)
             total += group.block_bytes * max(0, held // group.block_tokens - first)
     return total
 

@@ -30,6 +30,8 @@ CHECKPOINTS = replace(KDA, block_size=BLOCK_TOKENS, mamba_cache_mode="align")
 SHAPES: dict[str, list[tuple[list[str], KVCacheSpec]]] = {
     "dense": [(["full.0", "full.1"], FULL)],
     "windowed": [(["window.0"], WINDOW), (["full.0"], FULL)],
+    # As vLLM lays out Gemma 4: full attention with fewer bytes per token gets blocks of more tokens.
+    "short windows": [(["window.0"], WINDOW), (["full.0"], attention(block_size=2 * BLOCK_TOKENS, num_kv_heads=1))],
     "recurrent": [(["state.0"], KDA), (["state.1"], KDA), (["full.0"], FULL)],
     "checkpointed": [(["state.0"], CHECKPOINTS), (["state.1"], CHECKPOINTS), (["full.0"], FULL)],
     "checkpointed and windowed": [(["state.0"], CHECKPOINTS), (["window.0"], WINDOW), (["full.0"], FULL)],

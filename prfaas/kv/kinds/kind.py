@@ -48,22 +48,23 @@ class KVKind(ABC):
     # Transfers
 
     def blocks(
-        self, group: KVGroup, index: int, hashes: PromptHashes, num_tokens: int, *, exact_tail: bool
+        self, group: KVGroup, index: int, hashes: PromptHashes, num_tokens: int, *, step_tokens: int
     ) -> GroupBlocks:
         """Return what must travel so that an engine can resume after `num_tokens` tokens.
 
-        `exact_tail` names a partial last block by the hash of its exact length instead of NO_HASH.
+        Later prompts can resume at multiples of `step_tokens`, so the last of these is covered too. With a step of 1 a
+        partial last block is named by the hash of its exact length instead of NO_HASH.
         """
-        first, size = group.first_block(num_tokens), group.block_tokens
+        first, size = group.first_kept_block(num_tokens, step_tokens), group.block_tokens
         names = hashes.blocks(size, first_block=first, num_tokens=num_tokens)
-        if exact_tail and num_tokens % size:
+        if step_tokens == 1 and num_tokens % size:
             names = (*names[:-1], hashes.at(num_tokens))
         return GroupBlocks(index, first, names, hashes.at(first * size))
 
-    def num_blocks(self, group: KVGroup, num_tokens: int, *, exact_tail: bool) -> int:
-        """Return how many blocks `blocks` names, a partial last one only with `exact_tail`."""
-        end = -(-num_tokens // group.block_tokens) if exact_tail else num_tokens // group.block_tokens
-        return max(0, end - group.first_block(num_tokens))
+    def num_blocks(self, group: KVGroup, num_tokens: int, *, step_tokens: int) -> int:
+        """Return how many blocks `blocks` names, a partial last one only with a step of 1."""
+        end = -(-num_tokens // group.block_tokens) if step_tokens == 1 else num_tokens // group.block_tokens
+        return max(0, end - group.first_kept_block(num_tokens, step_tokens))
 
     def num_checkpoint_blocks(self, group: KVGroup) -> int:
         """Return the most blocks that a checkpoint takes, in addition to the blocks that a finished prompt leaves anyway."""

@@ -29,12 +29,12 @@ class LinearState(KVKind):
         return 1
 
     def blocks(
-        self, group: KVGroup, index: int, hashes: PromptHashes, num_tokens: int, *, exact_tail: bool
+        self, group: KVGroup, index: int, hashes: PromptHashes, num_tokens: int, *, step_tokens: int
     ) -> GroupBlocks:
         last_unit = hashes.at(num_tokens // HASH_UNIT_TOKENS * HASH_UNIT_TOKENS)
         return GroupBlocks(index, 0, (hashes.at(num_tokens),), last_unit)
 
-    def num_blocks(self, group: KVGroup, num_tokens: int, *, exact_tail: bool) -> int:
+    def num_blocks(self, group: KVGroup, num_tokens: int, *, step_tokens: int) -> int:
         return 1
 
     def num_checkpoint_blocks(self, group: KVGroup) -> int:
