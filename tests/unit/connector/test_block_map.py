@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from prfaas.connector.block_map import NULL_BLOCK, BlockMap, BlockSpan
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
+from prfaas.kv.match import HeldBlocks, MatchRules, match_prefix
 
 ROOT = root_hash("m")
 BLOCK = 16
@@ -168,3 +169,15 @@ def test_checkpoints_take_no_more_blocks_than_the_full_attention_between_them(
     groups: tuple[KVGroup, ...], spacing: int
 ) -> None:
     assert BlockMap(groups).checkpoint_spacing_tokens == spacing
+
+
+@pytest.mark.parametrize("full_block", [BLOCK, 2 * BLOCK, 3 * BLOCK])
+def test_what_travels_serves_a_later_turn_up_to_the_last_common_block_end(full_block: int) -> None:
+    groups = (KVGroup("full_attention", full_block), KVGroup("sliding_window", BLOCK, window_tokens=5 * BLOCK + 3))
+    for num_tokens in range(1, 20 * full_block):
+        held = []
+        for blocks, group in zip(BlockMap(groups).transfer_groups(chain(num_tokens), num_tokens), groups, strict=True):
+            num_full = num_tokens // group.block_tokens - blocks.first_block
+            held.append((1 << num_full) - 1 << blocks.first_block)
+        match = match_prefix(MatchRules(groups), HeldBlocks(tuple(held), (0, 0)), num_tokens)
+        assert match.usable_tokens == num_tokens // full_block * full_block, num_tokens
