@@ -214,7 +214,11 @@ class Router:
                 raw = await body.read(request)
                 with self.admission.place(client), self._charged(client, len(raw) // BYTES_PER_TOKEN, record):
                     headers = record.headers()
-                    response = await self.proxy.forward(request, raw, tenant=client.tenant, headers=headers)
+                    opening = self.proxy.open(request, raw, tenant=client.tenant, headers=headers)
+                    del raw
+                    answer = await opening
+                    body.release()  # Nothing refers to it any more.
+                    response = await answer.send(request)
         except REFUSALS as error:
             response = refusal_response(error)
             response.headers.update(record.headers())

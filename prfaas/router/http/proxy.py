@@ -52,10 +52,10 @@ class Proxy:
     headers: tuple[str, ...] = ("Content-Type", "Accept")
     refused: Sequence[str] = REFUSED_FIELDS
 
-    async def forward(
+    async def open(
         self, request: web.Request, raw: bytes, *, tenant: str = "", headers: Mapping[str, str] = MappingProxyType({})
-    ) -> web.StreamResponse:
-        """Return the response to a request with the body `raw`, already sent.
+    ) -> ForwardedAnswer:
+        """Return the answer to a request with the body `raw` after its first bytes. The caller sends it.
 
         A JSON body gets the tenant's salt. `headers` go with request and response.
 
@@ -72,7 +72,7 @@ class Proxy:
                 raise NoEngineReady("no engine is ready")
             tried.add(instance)
             try:
-                return await self._send(request, instance, body.raw, headers)
+                return await self._open(request, instance, body.raw, headers)
             except NOT_CONNECTED as error:  # Nothing was sent, so another instance may take the request.
                 instance.failed(repr(error))
             except EngineSilent:  # Another instance can answer, and the silent one is chosen no more.
@@ -80,28 +80,51 @@ class Proxy:
             except (aiohttp.ClientError, OSError) as error:
                 raise LegFailed("decode", "decode_broke_off", repr(error)) from error
 
-    async def _send(
+    async def _open(
         self, request: web.Request, instance: Instance, body: bytes, both: Mapping[str, str]
-    ) -> web.StreamResponse:
+    ) -> ForwardedAnswer:
         headers = {name: request.headers[name] for name in self.headers if name in request.headers} | dict(both)
         url = f"{instance.url}{request.rel_url}"
-        with instance.busy():
-            sending = self.session.request(
-                request.method, url, data=request_payload(body) or None, headers=headers, allow_redirects=False
-            )
-            async with contextlib.AsyncExitStack() as stack:
-                async with instance.watched("decode"):
-                    upstream = await stack.enter_async_context(sending)
-                    first = await upstream.content.readany()
-                content_type = upstream.headers.get("Content-Type", "application/octet-stream")
-                response = web.StreamResponse(status=upstream.status, headers={"Content-Type": content_type, **both})
-                await response.prepare(request)
-                try:
-                    await write_chunk(response, first)
-                    async for chunk in upstream.content.iter_any():
-                        await write_chunk(response, chunk)
-                    await response.write_eof()
-                except BaseException:
-                    abort_connection(request)
-                    raise
-                return response
+        sending = self.session.request(
+            request.method, url, data=request_payload(body) or None, headers=headers, allow_redirects=False
+        )
+        async with contextlib.AsyncExitStack() as running:
+            running.enter_context(instance.busy())
+            async with instance.watched("decode"):
+                upstream = await running.enter_async_context(sending)
+                first = await upstream.content.readany()
+            return ForwardedAnswer(upstream, first, both, running.pop_all())
+
+
+@dataclass(frozen=True)
+class ForwardedAnswer:
+    """Answer of an engine whose first bytes have come. `headers` go with it to the client."""
+
+    upstream: aiohttp.ClientResponse
+    first: bytes
+    headers: Mapping[str, str]
+    running: contextlib.AsyncExitStack
+
+    async def send(self, request: web.Request) -> web.StreamResponse:
+        """Send the answer to the client as it comes, and close it.
+
+        Raises:
+            LegFailed: the engine broke off.
+        """
+        content_type = self.upstream.headers.get("Content-Type", "application/octet-stream")
+        headers = {"Content-Type": content_type, **self.headers}
+        response = web.StreamResponse(status=self.upstream.status, headers=headers)
+        async with self.running:
+            await response.prepare(request)
+            try:
+                await write_chunk(response, self.first)
+                async for chunk in self.upstream.content.iter_any():
+                    await write_chunk(response, chunk)
+                await response.write_eof()
+            except (aiohttp.ClientError, OSError) as error:
+                abort_connection(request)
+                raise LegFailed("decode", "decode_broke_off", repr(error)) from error
+            except BaseException:
+                abort_connection(request)
+                raise
+            return response

@@ -139,7 +139,8 @@ class Sidecar:
         """Forward any other request to the engine."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                return await self._proxy.forward(request, await request.read())
+                answer = await self._proxy.open(request, await request.read())
+                return await answer.send(request)
         except REFUSALS as error:
             return refusal_response(error)
         except TimeoutError:

@@ -104,8 +104,8 @@ async def test_key_cannot_take_all_requests(tmp_path: Path) -> None:
 LARGE = json.dumps({"model": MODEL, "prompt": "x", "stream": True, "metadata": "y" * (30 << 20)}).encode()
 
 
-def _post(router: RunningRouter, raw: bytes, **headers: str) -> Any:
-    return router.session.post(f"{router.url}/v1/completions", data=io.BytesIO(raw), headers=headers)
+def _post(router: RunningRouter, raw: bytes, *, path: str = "completions", **headers: str) -> Any:
+    return router.session.post(f"{router.url}/v1/{path}", data=io.BytesIO(raw), headers=headers)
 
 
 async def test_bodies_beyond_the_memory_limit_are_refused() -> None:
@@ -120,13 +120,14 @@ async def test_bodies_beyond_the_memory_limit_are_refused() -> None:
         first.cancel()
 
 
-async def test_body_counts_only_until_the_answer_begins() -> None:
+@pytest.mark.parametrize("path", ["completions", "responses"])
+async def test_body_counts_only_until_the_answer_begins(path: str) -> None:
     async with running_router(limits=LimitsConfig(body_bytes=40 << 20)) as router:
         router.west.token_seconds = 3600.0
-        async with _post(router, LARGE) as first:
+        async with _post(router, LARGE, path=path) as first:
             await first.content.readany()
             assert not any(isinstance(held, ParsedRequest) for held in gc.get_objects())
-            async with _post(router, LARGE) as second:
+            async with _post(router, LARGE, path=path) as second:
                 assert (first.status, second.status) == (200, 200)
                 first.close()
                 second.close()
