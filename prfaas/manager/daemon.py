@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from google.protobuf.json_format import MessageToDict
 
 from prfaas import logs, metrics
 from prfaas.errors import MissingExtraError, RecordUnreachable
+from prfaas.index.query import MatchResult, Query
 from prfaas.index.segments import digest_of_node
 from prfaas.index.store.redis_store import Keys, RedisStore
 from prfaas.manager.api.gauges import refresh_gauges
@@ -21,6 +23,7 @@ from prfaas.manager.api.grpc import GrpcServer
 from prfaas.manager.api.http import HttpServer
 from prfaas.manager.api.service import Service
 from prfaas.manager.config import ManagerConfig
+from prfaas.manager.dashboard.cache_hits import CacheHits
 from prfaas.manager.dashboard.feed import Feed
 from prfaas.manager.dashboard.overview import Overview
 from prfaas.manager.dashboard.pages import DashboardPages
@@ -80,6 +83,7 @@ class Manager:
         )
         self.copies = Copies(secret=secret, clock=self._clock, wall_clock=self._wall_clock)
         self._rebalancer = Rebalancer(config, world=self.world, copies=self.copies, writes=self.replication.writes)
+        self._cache_hits = CacheHits(self.world.index, time.time)
         self.paths = Paths(self.world, clock=self._clock)
         self.routing = RequestRouter(
             config,
@@ -88,7 +92,7 @@ class Manager:
             secret=secret,
             clock=self._clock,
             wall_clock=self._wall_clock,
-            note=self._rebalancer.note,
+            note=self._note_match,
         )
         self.service = Service(
             name=config.name,
@@ -99,6 +103,7 @@ class Manager:
         )
         self._planner = self._make_planner()
         pool_orders = PoolOrders()
+        self._operations = self._make_operations(pool_orders)
         self._grpc = GrpcServer(
             config,
             secret=secret,
@@ -106,7 +111,7 @@ class Manager:
             world=self.world,
             replication=self.replication,
             command_sources=(self.copies, pool_orders),
-            operations=self._make_operations(pool_orders),
+            operations=self._operations,
             stop_seconds=stop_seconds,
             digest_seconds=digest_seconds,
         )
@@ -130,6 +135,10 @@ class Manager:
             pool_orders=pool_orders,
             role_orders=role_orders,
         )
+
+    def _note_match(self, query: Query, answer: MatchResult) -> None:
+        self._rebalancer.note(query, answer)
+        self._cache_hits.note(query, answer)
 
     def _make_planner(self) -> Planner | None:
         """Create the planner if there is a deployment to solve.
@@ -169,6 +178,10 @@ class Manager:
             routing=self.routing,
             rebalancer=self._rebalancer,
             outcomes=self.service.outcomes,
+            cache_hits=self._cache_hits,
+            actions=self._operations.operators.actions,
+            egress_prices=self._planner.egress_prices() if self._planner else {},
+            listed_rate=self._planner.listed_rate if self._planner else lambda source, destination: math.inf,
             can_plan=self._planner is not None,
             is_stale=lambda: self.replication.is_stale,
             clock=self._clock,
@@ -201,7 +214,7 @@ class Manager:
                 "/ppd": self.routing.ppd_table.to_dict,
             },
             decisions=self.routing.decisions,
-            dashboard=DashboardPages(self._feed, self._planner),
+            dashboard=DashboardPages(self._feed, self._planner, self.replication.owners),
         )
 
     @property
@@ -235,7 +248,8 @@ class Manager:
             self._http_proxy.start(self._http.address)
         self._grpc.bind()
         reachable_at = self._config.advertise or self._grpc.address
-        self.replication.start(owner=f"{reachable_at} {self._config.name}-{secrets.token_hex(4)}")
+        page = f"{'https' if self._http_proxy else 'http'}://{self.http_address}/"
+        self.replication.start(owner=f"{reachable_at} {self._config.name}-{secrets.token_hex(4)} {page}")
         try:
             async with asyncio.timeout(_LOAD_SECONDS):
                 await self.replication.has_loaded.wait()

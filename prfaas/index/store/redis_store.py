@@ -161,9 +161,14 @@ class RedisStore:
 
     async def writer(self, cluster: ClusterName) -> str | None:
         """Return the address of the manager that writes this cluster, or None."""
+        owner = await self.owner(cluster)
+        return writer_address(owner) if owner else None
+
+    async def owner(self, cluster: ClusterName) -> str | None:
+        """Return the owner string of the manager that writes this cluster, or None."""
         async with _translated():
             owner = await self._client.hget(self.keys.lease(cluster), "owner")
-        return writer_address(_text(owner)) if owner else None
+        return _text(owner) if owner else None
 
     async def clusters(self) -> list[ClusterName]:
         async with _translated():
@@ -313,7 +318,7 @@ _SCRIPTS = ("acquire", "release", "append", "tail", "commit_snapshot", "put")
 
 
 def writer_address(owner: str) -> str:
-    """Return the address in an owner string, which is "<address> <random>"."""
+    """Return the address in an owner string, which is "<address> <name and random> <URL of its page>"."""
     return owner.split(" ")[0]
 
 

@@ -112,8 +112,8 @@ class Service:
             return
         self.routing.traffic.note_reports(len(request.requests), self._clock())
         for report in request.requests:
-            self.outcomes.note(report)
             recorded = self.routing.decisions.get(report.decision_id)
+            self.outcomes.note(report, recorded)
             if recorded is not None:
                 self.routing.ppd_table.note(recorded, report)
 

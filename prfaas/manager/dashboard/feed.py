@@ -1,4 +1,4 @@
-"""Live data of the dashboard: a history of one-second samples, and a document twice a second for all watchers."""
+"""Live data of the dashboard: an hour of one-second samples, and a document twice a second for all watchers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
-from prfaas.manager.dashboard.overview import Overview, decision_counts
-from prfaas.manager.routing.outcomes import outcome_counts, ttft_totals
+from prfaas.manager.dashboard.egress_bill import EgressBill
+from prfaas.manager.dashboard.overview import Overview
+from prfaas.manager.state.world import OFFLOAD_NOTHING
 
-SAMPLES = 900  # A quarter of an hour, about 1 KB per sample with a few paths.
+SAMPLES = 3600  # An hour, about 1 KB per sample with a few paths.
 MAX_CHANGES = 200
+NUM_STEPS = 120  # Points of a chart, whatever its time range.
 
 ChangeKind = Literal[
     "plan",
@@ -28,6 +31,12 @@ ChangeKind = Literal[
     "node_left",
     "silent",
     "answers",
+    "node_restarted",
+    "node_draining",
+    "node_drained",
+    "record_lost",
+    "record_found",
+    "operator",
 ]
 
 
@@ -45,36 +54,20 @@ class PathPoint:
 
 @dataclass(frozen=True)
 class Sample:
-    """One moment. `counts`, `answered` and `ttft` only grow while the manager runs."""
+    """One moment."""
 
     at: float  # Unix time in seconds.
     threshold_tokens: int
     plan_version: int
     plan_limit: str
     paths: Mapping[str, PathPoint]  # Keyed by "source → destination".
-    counts: Mapping[str, float]  # Routed requests by "route/reason".
-    answered: Mapping[str, float]  # Reported requests by "route/reason/outcome".
-    # By route: seconds of each phase, `sum` of TTFT, and `count` of first tokens.
-    ttft: Mapping[str, Mapping[str, float]]
     roles: Mapping[str, str]  # Keyed by instance.
     draining: Mapping[str, str]
     nodes: Mapping[str, str]  # Live nodes with their cluster.
     silent: frozenset[str] = frozenset()  # Instances that are silent, or whose agent is.
-
-    def drawn(self) -> dict[str, Any]:
-        """Return the part that the charts need."""
-        paths = {
-            name: [path.bytes_per_second, path.capacity_bytes_per_second, path.threshold_tokens]
-            for name, path in self.paths.items()
-        }
-        return {
-            "at": self.at,
-            "threshold_tokens": self.threshold_tokens,
-            "paths": paths,
-            "counts": self.counts,
-            "answered": self.answered,
-            "ttft": self.ttft,
-        }
+    epochs: Mapping[str, int] = field(default_factory=dict)  # Of live nodes; a restart brings a later epoch.
+    leaving: frozenset[str] = frozenset()  # Nodes that drain.
+    is_stale: bool = False  # The record does not answer.
 
 
 @dataclass(frozen=True)
@@ -99,22 +92,38 @@ class History:
             self._changes.extend(changes(self._samples[-1], sample))
         self._samples.append(sample)
 
-    def drawn(self) -> list[dict[str, Any]]:
-        """Return the drawn part of every sample, oldest first."""
-        return [sample.drawn() for sample in self._samples]
+    def steps(self, since: float, until: float, *, num_steps: int) -> dict[str, Any]:
+        """Return t and the paths in equal parts of a time: mean rates, and the rest at their ends. None: no sample."""
+        steps: list[list[Sample]] = [[] for _ in range(num_steps)]
+        for sample in self._samples:
+            if since <= sample.at < until:
+                steps[min(num_steps - 1, int((sample.at - since) / (until - since) * num_steps))].append(sample)
+        names = sorted({name for samples in steps for sample in samples for name in sample.paths})
+        return {
+            "threshold_tokens": [samples[-1].threshold_tokens if samples else None for samples in steps],
+            "paths": {
+                name: [_drawn([s.paths[name] for s in samples if name in s.paths]) for samples in steps]
+                for name in names
+            },
+        }
 
-    def latest(self) -> dict[str, Any] | None:
-        return self._samples[-1].drawn() if self._samples else None
-
-    def changes(self) -> list[dict[str, Any]]:
+    def changes(self) -> list[Change]:
         """Return the changes, newest first."""
-        return [asdict(change) for change in reversed(self._changes)]
+        return list(reversed(self._changes))
+
+
+def _drawn(points: Sequence[PathPoint]) -> tuple[float, float, int] | None:
+    """Return mean rate, last capacity and last t of a path."""
+    if not points:
+        return None
+    rate = fmean(point.bytes_per_second for point in points)
+    return rate, max(rate, points[-1].capacity_bytes_per_second), points[-1].threshold_tokens
 
 
 def changes(before: Sample, now: Sample) -> Iterator[Change]:
     """Yield the differences between two moments."""
-    if now.plan_version != before.plan_version:
-        detail = f"threshold {before.threshold_tokens:,} → {now.threshold_tokens:,} tokens, limited by {now.plan_limit}"
+    if (now.plan_limit, now.threshold_tokens) != (before.plan_limit, before.threshold_tokens):
+        detail = f"threshold {_moved(before, now)}, limited by {now.plan_limit.replace('_', ' ')}"
         yield Change(now.at, "plan", f"plan {now.plan_version}", detail)
     for name, path in now.paths.items():
         if name in before.paths:
@@ -124,16 +133,43 @@ def changes(before: Sample, now: Sample) -> Iterator[Change]:
         yield Change(now.at, "silent", name, "gets no new requests")
     for name in sorted((before.silent - now.silent) & now.roles.keys()):
         yield Change(now.at, "answers", name, "gets requests again")
+    yield from _node_changes(before, now)
+    if now.is_stale != before.is_stale:
+        kind: ChangeKind = "record_lost" if now.is_stale else "record_found"
+        yield Change(now.at, kind, "Redis", "no answer" if now.is_stale else "answers again")
+
+
+def _node_changes(before: Sample, now: Sample) -> Iterator[Change]:
+    for name in sorted(now.epochs.keys() & before.epochs.keys()):
+        if now.epochs[name] != before.epochs[name]:
+            yield Change(now.at, "node_restarted", name, f"in {now.nodes[name]}")
+    for name in sorted(now.leaving - before.leaving):
+        yield Change(now.at, "node_draining", name, "gets no new requests")
+    for name in sorted((before.leaving - now.leaving) & now.nodes.keys()):
+        yield Change(now.at, "node_drained", name, "gets requests again")
     for name in now.nodes.keys() - before.nodes.keys():
         yield Change(now.at, "node_joined", name, f"in {now.nodes[name]}")
     for name in before.nodes.keys() - now.nodes.keys():
         yield Change(now.at, "node_left", name, f"from {before.nodes[name]}")
 
 
+def _moved(before: Sample | PathPoint, now: Sample | PathPoint) -> str:
+    """Return both thresholds in words. Multiples of "no limit" are no limit either."""
+    words = [
+        "no limit" if point.threshold_tokens >= OFFLOAD_NOTHING else f"{point.threshold_tokens:,} tokens"
+        for point in (before, now)
+    ]
+    return " → ".join(words)
+
+
+# TCP retransmits what a full queue drops, also on a line without losses.
+_SIGNALS = {"loss": "retransmissions", "rtt": "round trip", "utilisation": "utilization"}
+
+
 def _path_changes(at: float, name: str, before: PathPoint, now: PathPoint) -> Iterator[Change]:
-    words = f"threshold {before.threshold_tokens:,} → {now.threshold_tokens:,} tokens"
+    words = f"threshold {_moved(before, now)}"
     if now.multiplier > before.multiplier:
-        yield Change(at, "congestion", name, f"{words}: {now.cause}")
+        yield Change(at, "congestion", name, f"{words}: {_SIGNALS.get(now.cause or '', now.cause)}")
     elif now.multiplier < before.multiplier:
         yield Change(at, "calm", name, words)
     if now.is_down != before.is_down:
@@ -162,6 +198,7 @@ class Feed:
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
         self._history = History()
+        self._bill = EgressBill(overview.egress_prices)
         self._event = b""
         self._number = 0
         self._num_watchers = 0
@@ -172,7 +209,7 @@ class Feed:
         """Sample until cancelled."""
         for tick in itertools.count():
             if tick % TICKS_A_SAMPLE == 0:
-                self._history.add(self._sample())
+                self._take_sample()
             if self._num_watchers:
                 await self._publish()
             await asyncio.sleep(TICK_SECONDS)
@@ -201,8 +238,7 @@ class Feed:
             self._ticked.notify_all()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events until `close`: `history` once, then `now` at once and at each tick."""
-        yield _event("history", {"samples": self._history.drawn()})
+        """Yield server-sent events until `close`: the present state at once and at each tick."""
         yield self._now()
         while await self._ticks():
             yield self._event
@@ -215,27 +251,46 @@ class Feed:
         return not self._is_closed
 
     def _now(self) -> bytes:
-        document = self._overview.document()
-        return _event("now", document | {"sample": self._history.latest(), "changes": self._history.changes()})
+        return _event("now", self._overview.document() | {"egress": self._bill.document()})
 
-    def _sample(self) -> Sample:
+    def figures(self, seconds: float, filters: Mapping[str, str]) -> dict[str, Any]:
+        """Return figures, charts and changes of the last `seconds`, of the requests that pass the filters."""
+        overview, until = self._overview, self._overview.wall_clock()
+        since = until - seconds
+        actions = [Change(*action) for action in overview.actions]
+        changes = sorted([*self._history.changes(), *actions], key=lambda change: -change.at)
+        return {
+            "since": since,
+            "until": until,
+            "num_steps": NUM_STEPS,
+            "requests": overview.outcomes.record.figures(since, until, num_steps=NUM_STEPS, filters=filters),
+            "history": self._history.steps(since, until, num_steps=NUM_STEPS),
+            "cache": overview.cache_hits.figures(since, until),
+            "changes": [asdict(change) for change in changes if change.at >= since],
+        }
+
+    def _take_sample(self) -> None:
         overview = self._overview
-        plan, live = overview.world.plan, overview.world.live()
-        return Sample(
-            at=overview.wall_clock(),
-            threshold_tokens=overview.routing.threshold_tokens,
-            plan_version=plan.version if plan else 0,
-            plan_limit=plan.limit if plan else "",
-            paths={_name(path): _path_sample(path) for path in overview.path_records()},
-            counts={f"{count['route']}/{count['reason']}": count["count"] for count in decision_counts()},
-            answered={
-                f"{count['route']}/{count['reason']}/{count['outcome']}": count["count"] for count in outcome_counts()
-            },
-            ttft=ttft_totals(),
-            roles={engine.instance: engine.role for member in live for engine in member.node.engines},
-            draining=dict(plan.draining.items()) if plan else {},
-            nodes={member.node.name: member.node.cluster for member in live},
-            silent=overview.world.silent,
+        plan, live, paths = overview.world.plan, overview.world.live(), list(overview.path_records())
+        rates: dict[str, float] = {}
+        for path in paths:
+            rates[path["source"]] = rates.get(path["source"], 0.0) + path["bytes_per_second"]
+        self._bill.add(overview.wall_clock(), rates)
+        self._history.add(
+            Sample(
+                at=overview.wall_clock(),
+                threshold_tokens=overview.routing.threshold_tokens,
+                plan_version=plan.version if plan else 0,
+                plan_limit=plan.limit if plan else "",
+                paths={_name(path): _path_sample(path) for path in paths},
+                roles={engine.instance: engine.role for member in live for engine in member.node.engines},
+                draining=dict(plan.draining.items()) if plan else {},
+                nodes={member.node.name: member.node.cluster for member in live},
+                silent=overview.world.silent,
+                epochs={member.node.name: member.node.epoch for member in live},
+                leaving=overview.world.leaving,
+                is_stale=overview.is_stale(),
+            )
         )
 
 

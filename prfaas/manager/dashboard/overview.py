@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
 from prfaas import metrics
 from prfaas.index.membership import Member, NodeState
+from prfaas.manager.dashboard.cache_hits import CacheHits
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.outcomes import OutcomeLog, outcome_counts, ttft_totals
 from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import World
+from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.scheduler.congestion import raised_threshold
 from prfaas.scheduler.route import EXPLANATIONS
 
@@ -34,6 +37,10 @@ class Overview:
     routing: RequestRouter
     rebalancer: Rebalancer
     outcomes: OutcomeLog
+    cache_hits: CacheHits
+    actions: Iterable[tuple[Any, ...]]  # Operators' actions: the fields of a change.
+    egress_prices: Mapping[str, EgressPrice]  # By PrfaaS cluster, where the deployment file has one.
+    listed_rate: Callable[[str, str], float]  # Bytes per second of a path in the deployment file, or infinity.
     can_plan: bool
     is_stale: Callable[[], bool]
     clock: Callable[[], float]
@@ -111,14 +118,20 @@ class Overview:
     def path_records(self) -> Iterator[dict[str, Any]]:
         """Yield each path between two clusters with its own threshold."""
         for view in self.paths.views():
+            measured, listed = view.capacity_bytes_per_second, self.listed_rate(view.source, view.destination)
+            # An estimate may exceed the line for a moment, and be below a rate that has just grown.
+            shown = max(view.bytes_per_second, min(measured, listed)) if measured else 0.0
             yield {
                 "source": view.source,
                 "destination": view.destination,
                 "is_down": view.is_down,
                 "bytes_per_second": view.bytes_per_second,
-                "capacity_bytes_per_second": view.capacity_bytes_per_second,
+                "capacity_bytes_per_second": shown,
+                "measured_bytes_per_second": measured,
+                "listed_bytes_per_second": listed if math.isfinite(listed) else None,
                 "multiplier": view.congestion.multiplier,
                 "cause": view.congestion.cause,
+                "pressure": view.congestion.pressure,
                 "pressures": view.pressures,
                 "threshold_tokens": raised_threshold(self.routing.threshold_tokens, view.congestion),
             }

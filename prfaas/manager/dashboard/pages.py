@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import mimetypes
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from prfaas.errors import ConfigError
-from prfaas.manager.dashboard.feed import MAX_WATCHERS, Feed
+from prfaas.manager.dashboard.feed import MAX_WATCHERS, SAMPLES, Feed
+from prfaas.types import ClusterName
 
 if TYPE_CHECKING:
     from prfaas.manager.planning.planner import Planner
@@ -39,9 +42,14 @@ class _File:
 class DashboardPages:
     """Routes under /dashboard/."""
 
-    def __init__(self, feed: Feed, planner: Planner | None) -> None:
-        """`planner` answers what-if questions; it is None if the manager has no deployment to solve."""
-        self._feed = feed
+    def __init__(
+        self, feed: Feed, planner: Planner | None, managers: Callable[[], Awaitable[Mapping[ClusterName, str]]]
+    ) -> None:
+        """`planner` answers what-if questions; it is None if the manager has no deployment to solve.
+
+        `managers` returns the writer of each cluster.
+        """
+        self._feed, self._managers = feed, managers
         self._planner = planner
         self._solving = asyncio.Lock()
         self._files = _read_files()
@@ -52,9 +60,11 @@ class DashboardPages:
             web.get("/dashboard", self._to_dashboard),
             web.get("/dashboard/", self._file),
             web.get("/dashboard/events", self._events),
+            web.get("/dashboard/figures", self._figures),
+            web.get("/dashboard/managers", self._known_managers),
             web.get("/dashboard/what-if", self._form),
             web.post("/dashboard/what-if", self._what_if),
-            web.get("/dashboard/{name}", self._file),
+            web.get("/dashboard/{name:.+}", self._file),
         ]
 
     async def close(self, app: web.Application) -> None:
@@ -69,6 +79,18 @@ class DashboardPages:
         if found is None:
             raise web.HTTPNotFound
         return web.Response(body=found.body, headers={"Content-Type": found.content_type} | HEADERS)
+
+    async def _figures(self, request: web.Request) -> web.Response:
+        try:
+            seconds = float(request.query.get("seconds", "900"))
+        except ValueError:
+            seconds = math.nan
+        if not 1 <= seconds <= SAMPLES:
+            return _refusal(400, f"seconds: a number from 1 to {SAMPLES}")
+        return web.json_response(self._feed.figures(seconds, request.query), headers=HEADERS)
+
+    async def _known_managers(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._managers(), headers=HEADERS)
 
     async def _form(self, request: web.Request) -> web.Response:
         if self._planner is None:
@@ -120,9 +142,10 @@ def _refusal(status: int, message: str) -> web.Response:
 
 
 def _read_files() -> dict[str, _File]:
-    """Return the package's files by name. Nothing else is served."""
-    folder = resources.files("prfaas.manager.dashboard") / "static"
-    return {file.name: _File(_content_type(file.name), file.read_bytes()) for file in folder.iterdir()}
+    """Return the package's files by path. Nothing else is served."""
+    folder = Path(__file__).with_name("static")
+    files = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+    return {path: _File(_content_type(path), file.read_bytes()) for path, file in files.items()}
 
 
 def _content_type(name: str) -> str:

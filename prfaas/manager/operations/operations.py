@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -24,6 +26,7 @@ from prfaas.rpc.translate import ordered_role_from, pool_order_from, prefix_from
 from prfaas.types import AgentName, BlockHash
 
 Action = Literal["drain", "undrain", "set_role", "pin", "unpin", "remove"]
+MAX_ACTIONS = 200
 _audit = logs.get("manager.audit")
 
 
@@ -32,6 +35,8 @@ class Operators:
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
+        # Latest actions: Unix time, "operator", target, and words for people.
+        self.actions: deque[tuple[float, str, str, str]] = deque(maxlen=MAX_ACTIONS)
 
     @contextmanager
     def act(self, who: str, action: Action, *, target: str, **details: str) -> Iterator[dict[str, object]]:
@@ -57,6 +62,8 @@ class Operators:
             outcome = "elsewhere"  # The writer of the cluster does it, and logs it.
             raise
         finally:
+            words = " ".join([action, *details.values()])
+            self.actions.append((time.time(), "operator", target, f"{words} by {who}: {outcome.replace('_', ' ')}"))
             metrics.ADMIN_ACTIONS.labels(action=action, outcome=outcome).inc()
             _audit.info(
                 "admin.action_ended", who=who, action=action, target=target, outcome=outcome, **details, **found
@@ -84,7 +91,7 @@ class Operations:
         self._rebalancer = rebalancer
         self._pool_orders = pool_orders
         self._role_orders = role_orders
-        self._operators = Operators(config.operators)
+        self.operators = Operators(config.operators)
 
     async def copy(self, request: pb.CopyRequest, who: str) -> pb.CopyResponse:
         check_is_no_node(self._world, who)
@@ -113,7 +120,7 @@ class Operations:
         check_is_time(request.timeout_seconds)
         if who == request.node:
             return await self._drain(request)
-        with self._operators.act(who, "drain", target=request.node) as found:
+        with self.operators.act(who, "drain", target=request.node) as found:
             ends = _now() + request.timeout_seconds
             self._check_is_replaceable(AgentName(request.node))
             response = await self._drain(request)
@@ -150,7 +157,7 @@ class Operations:
         return pb.DrainResponse(num_prefixes=len(completed), moved_bytes=sum(end.moved_bytes for end in completed))
 
     async def undrain(self, request: pb.UndrainRequest, who: str) -> pb.UndrainResponse:
-        with self._operators.act(who, "undrain", target=request.node):
+        with self.operators.act(who, "undrain", target=request.node):
             node = self._world.live_node(AgentName(request.node))
             writer = await self._replication.writer_for(node.cluster)
             await writer.append(staying_record(node.name))
@@ -160,7 +167,7 @@ class Operations:
     async def order_pool(self, request: pb.OrderPoolRequest, who: str) -> pb.OrderPoolResponse:
         check_is_time(request.timeout_seconds)
         order, end_hash = pool_order_from(request.order), BlockHash(request.end_hash)
-        with self._operators.act(who, order, target=request.node, end_hash=end_hash.hex()) as found:
+        with self.operators.act(who, order, target=request.node, end_hash=end_hash.hex()) as found:
             if len(end_hash) != HASH_BYTES:
                 raise IndexRefusal("alien_hash", f"end_hash: {len(end_hash)} bytes; a hash has {HASH_BYTES}")
             node = self._world.live_node(AgentName(request.node))
@@ -171,7 +178,7 @@ class Operations:
 
     async def set_role(self, request: pb.SetRoleRequest, who: str) -> pb.SetRoleResponse:
         check_is_time(request.timeout_seconds)
-        with self._operators.act(who, "set_role", target=request.node, role=request.role) as found:
+        with self.operators.act(who, "set_role", target=request.node, role=request.role) as found:
             role = ordered_role_from(request.role)
             seconds = request.timeout_seconds
             response = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)

@@ -26,6 +26,7 @@ from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_sec
 from prfaas.manager.state.traffic import Traffic, likely_output_tokens
 from prfaas.manager.state.world import OFFLOAD_NOTHING, ClusterSupply, ThresholdPlan, World
 from prfaas.model.capacity.decoding import decode_capacity
+from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
 from prfaas.model.deployment import ClusterPath, Deployment, PdCluster
@@ -120,6 +121,20 @@ class Planner:
             return None
         model = self._deployment.model
         return PathCost(bytes_per_second, model.constant_bytes, model.bytes_per_token, *fit)
+
+    def egress_prices(self) -> dict[str, EgressPrice]:
+        """Return the price of each PrfaaS cluster that has one in the file."""
+        return {cluster.name: cluster.egress_price for cluster in self._deployment.prfaas if cluster.egress_price}
+
+    def listed_rate(self, source: str, destination: str) -> float:
+        """Return the bytes per second that the file allows a path, or infinity."""
+        rates = [
+            link.bytes_per_second
+            for link in self._deployment.paths
+            if (link.source, link.target) == (source, destination)
+        ]
+        egress = [cluster.egress_bytes_per_second for cluster in self._deployment.prfaas if cluster.name == source]
+        return min([*rates, *egress], default=math.inf)
 
     def present(self) -> Present:
         """Return the inputs of a plan at this moment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from prfaas import logs, metrics
@@ -44,7 +45,7 @@ class Replication:
         self.has_loaded = asyncio.Event()
 
     def start(self, *, owner: str) -> None:
-        """Begin to follow. `owner` is "<address> <random>" with the address that agents are redirected to."""
+        """Begin to follow. `owner` starts with the address that agents are redirected to (`writer_address`)."""
         self._owner = owner
         self._follower = restarting_task(self._follow, name="follower", ended=metrics.MANAGER_TASKS_ENDED)
 
@@ -53,6 +54,13 @@ class Replication:
         await cancel_tasks(task for task in (self._follower, *self._watchers) if task is not None)
         await asyncio.gather(*(writer.close() for writer in self._writers.values()))
         self._writers.clear()
+
+    async def owners(self) -> dict[ClusterName, str]:
+        """Return the owner strings of the managers that write each cluster; none while the record does not answer."""
+        with contextlib.suppress(RecordUnreachable):
+            found = {cluster: await self._store.owner(cluster) for cluster in await self._store.clusters()}
+            return {cluster: owner for cluster, owner in found.items() if owner}
+        return {}
 
     @property
     def num_written(self) -> int:

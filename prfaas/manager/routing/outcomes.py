@@ -5,12 +5,15 @@ The router's times of a remote request are divided by the times that the agents 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from prfaas import metrics
+from prfaas.manager.routing.decision_log import RecordedDecision
+from prfaas.manager.routing.request_record import ReportedRequest, RequestRecord
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.types import TransferPhase
@@ -73,15 +76,17 @@ class _Transfer:
     seconds: dict[TransferPhase, float] = field(default_factory=dict)  # As its agents say.
     request: pb.ReportRequestsRequest.Answered | None = None
     outcome: RequestOutcome | None = None
+    number: int = 0  # Of the request in the record.
     awaited_until: float = 0.0  # Set with the request and its outcome.
 
 
 class OutcomeLog:
     """Latest outcomes and their metrics. Reports with unknown routes or reasons are skipped: labels are closed sets."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` is monotonic."""
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], *, wall_clock: Callable[[], float] = time.time) -> None:
+        """`clock` is monotonic; `wall_clock` is Unix time."""
+        self._clock, self._wall_clock = clock, wall_clock
+        self.record = RequestRecord()
         self._by_decision: OrderedDict[bytes, RequestOutcome] = OrderedDict()
         self._transfers: OrderedDict[bytes, _Transfer] = OrderedDict()
         self._reporters: OrderedDict[bytes, int] = OrderedDict()  # Number of the last report of each.
@@ -98,7 +103,8 @@ class OutcomeLog:
             self._reporters.popitem(last=False)
         return is_known
 
-    def note(self, report: pb.ReportRequestsRequest.Answered) -> None:
+    def note(self, report: pb.ReportRequestsRequest.Answered, decided: RecordedDecision | None = None) -> None:
+        """Count a request, and record it with what this manager decided."""
         if report.route not in ROUTES or report.reason not in EXPLANATIONS:
             return
         outcome = _outcome(report)
@@ -111,15 +117,16 @@ class OutcomeLog:
             self._by_decision[report.decision_id] = outcome
             if len(self._by_decision) > MAX_OUTCOMES:
                 self._by_decision.popitem(last=False)
+        number = self.record.add(_reported(report, outcome, decided, at=self._wall_clock()))
         if report.transfer_id and outcome.phases:
-            self._await_agents(report, outcome)
+            self._await_agents(report, outcome, number)
         else:
-            self._count_phases(report, outcome.phases)
+            self._count_phases(report, outcome.phases, number)
 
-    def _await_agents(self, report: pb.ReportRequestsRequest.Answered, outcome: RequestOutcome) -> None:
+    def _await_agents(self, report: pb.ReportRequestsRequest.Answered, outcome: RequestOutcome, number: int) -> None:
         transfer = self._transfer(report.transfer_id)
         if transfer.request is None:
-            transfer.request, transfer.outcome = report, outcome
+            transfer.request, transfer.outcome, transfer.number = report, outcome, number
             transfer.awaited_until = self._clock() + AWAITED_SECONDS
             self._complete_ready(report.transfer_id, transfer)
 
@@ -129,7 +136,8 @@ class OutcomeLog:
             self._fallback_reasons.add(word)
         return word if word in self._fallback_reasons else "unknown"
 
-    def _count_phases(self, report: pb.ReportRequestsRequest.Answered, phases: Phases) -> None:
+    def _count_phases(self, report: pb.ReportRequestsRequest.Answered, phases: Phases, number: int) -> None:
+        self.record.set_phases(number, phases)
         for phase, seconds in phases.items():
             metrics.MANAGER_TTFT_PHASE_SECONDS.labels(route=report.route, phase=phase).inc(seconds)
         if report.decision_id in self._by_decision:
@@ -157,7 +165,7 @@ class OutcomeLog:
         del self._transfers[transfer_id]
         outcome = transfer.outcome
         phases = transfer_phases(outcome.phases["decide"], outcome.ttft_seconds, transfer.seconds)
-        self._count_phases(transfer.request, phases)
+        self._count_phases(transfer.request, phases, transfer.number)
 
     def expire(self) -> None:
         """Count requests with undivided phases if the agents of their transfer do not report to this manager."""
@@ -168,10 +176,27 @@ class OutcomeLog:
 
     def _give_up(self, transfer: _Transfer) -> None:
         if transfer.request is not None and transfer.outcome is not None:
-            self._count_phases(transfer.request, transfer.outcome.phases)
+            self._count_phases(transfer.request, transfer.outcome.phases, transfer.number)
 
     def get(self, decision_id: bytes) -> RequestOutcome | None:
         return self._by_decision.get(decision_id)
+
+
+def _reported(
+    report: pb.ReportRequestsRequest.Answered, outcome: RequestOutcome, decided: RecordedDecision | None, *, at: float
+) -> ReportedRequest:
+    reported = ReportedRequest(at, report.route, outcome.outcome, outcome.ttft_seconds)
+    if decided is None:
+        return reported
+    source, destination = decided.clusters()
+    return replace(
+        reported,
+        model=decided.model,
+        tenant=decided.tenant,
+        source=source,
+        destination=destination,
+        num_prompt_tokens=decided.facts.num_prompt_tokens,
+    )
 
 
 def _outcome(report: pb.ReportRequestsRequest.Answered) -> RequestOutcome:

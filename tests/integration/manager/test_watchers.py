@@ -21,7 +21,7 @@ async def test_further_watcher_is_refused(deployment: Deployment) -> None:
     ):
         watching = await asyncio.gather(*(stack.enter_async_context(session.get(url)) for _ in range(MAX_WATCHERS)))
         for response in watching:
-            assert response.status == 200 and (await response.content.readline()).startswith(b"event: history")
+            assert response.status == 200 and (await response.content.readline()).startswith(b"event: now")
         async with session.get(url) as refused:
             assert refused.status == 503
             assert (await refused.json())["error"] == f"{MAX_WATCHERS} pages watch this manager already"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prfaas.manager.dashboard.feed import SAMPLES, History, PathPoint, Sample, changes
+from prfaas.manager.state.world import OFFLOAD_NOTHING
 
 CALM = PathPoint(1e6, 2e6, 100, 1.0, None, is_down=False)
 BEFORE = Sample(
@@ -11,9 +12,6 @@ BEFORE = Sample(
     plan_version=1,
     plan_limit="link",
     paths={"east → west": CALM},
-    counts={"local/short": 3.0},
-    answered={},
-    ttft={},
     roles={"i1": "prefill", "i2": "decode"},
     draining={},
     nodes={"n1": "west"},
@@ -26,7 +24,7 @@ def told(now: Sample) -> list[tuple[str, str, str]]:
 
 def test_moving_figures_are_no_change() -> None:
     moved = replace(CALM, bytes_per_second=2e6)
-    assert told(replace(BEFORE, at=2.0, paths={"east → west": moved}, counts={"local/short": 9.0})) == []
+    assert told(replace(BEFORE, at=2.0, paths={"east → west": moved})) == []
 
 
 def test_an_instance_that_is_silent_or_answers_again_is_a_change() -> None:
@@ -37,19 +35,19 @@ def test_an_instance_that_is_silent_or_answers_again_is_a_change() -> None:
 
 def test_new_plan_names_the_limiting_stage() -> None:
     assert told(replace(BEFORE, plan_version=2, threshold_tokens=2000, plan_limit="decode")) == [
-        ("plan", "plan 2", "threshold 100 → 2,000 tokens, limited by decode")
+        ("plan", "plan 2", "threshold 100 tokens → 2,000 tokens, limited by decode")
     ]
 
 
 def test_path_change_names_its_cause() -> None:
     raised = replace(CALM, multiplier=1.5, threshold_tokens=150, cause="queue")
     assert told(replace(BEFORE, paths={"east → west": raised})) == [
-        ("congestion", "east → west", "threshold 100 → 150 tokens: queue")
+        ("congestion", "east → west", "threshold 100 tokens → 150 tokens: queue")
     ]
     down = replace(CALM, is_down=True)
     assert told(replace(BEFORE, paths={"east → west": down})) == [("link_down", "east → west", "no connection")]
     back = list(changes(replace(BEFORE, paths={"east → west": raised}), BEFORE))
-    assert [(change.kind, change.detail) for change in back] == [("calm", "threshold 150 → 100 tokens")]
+    assert [(change.kind, change.detail) for change in back] == [("calm", "threshold 150 tokens → 100 tokens")]
 
 
 def test_each_role_and_node_is_a_change_of_its_own() -> None:
@@ -62,9 +60,31 @@ def test_each_role_and_node_is_a_change_of_its_own() -> None:
     ]
 
 
+def test_unlimited_threshold_is_said_in_words() -> None:
+    local = replace(BEFORE, threshold_tokens=OFFLOAD_NOTHING, plan_limit="decode")
+    assert told(local) == [("plan", "plan 1", "threshold 100 tokens → no limit, limited by decode")]
+
+
+def test_restart_drain_and_lost_record_are_changes() -> None:
+    before = replace(BEFORE, epochs={"n1": 1})
+    now = replace(BEFORE, epochs={"n1": 2}, leaving=frozenset({"n1"}), is_stale=True)
+    assert [change.kind for change in changes(before, now)] == ["node_restarted", "node_draining", "record_lost"]
+    assert [change.kind for change in changes(now, replace(BEFORE, epochs={"n1": 2}))] == [
+        "node_drained",
+        "record_found",
+    ]
+
+
 def test_latest_samples_stay_and_newest_change_is_first() -> None:
     history = History()
     for number in range(SAMPLES + 5):
-        history.add(replace(BEFORE, at=float(number), plan_version=number))
-    assert [len(history.drawn()), history.drawn()[0]["at"]] == [SAMPLES, 5.0]
-    assert history.changes()[0]["subject"] == f"plan {SAMPLES + 4}"
+        history.add(replace(BEFORE, at=float(number), threshold_tokens=number))
+    assert history.steps(0, SAMPLES + 5, num_steps=SAMPLES + 5)["threshold_tokens"][:6] == [None] * 5 + [5]
+    assert history.changes()[0].detail.startswith(f"threshold {SAMPLES + 3:,} tokens → {SAMPLES + 4:,}")
+
+
+def test_step_has_the_mean_rate_and_no_capacity_below_it() -> None:
+    history = History()
+    for number, rate in enumerate((1e6, 5e6)):
+        history.add(replace(BEFORE, at=float(number), paths={"east → west": replace(CALM, bytes_per_second=rate)}))
+    assert history.steps(0, 4, num_steps=2)["paths"] == {"east → west": [(3e6, 3e6, 100), None]}

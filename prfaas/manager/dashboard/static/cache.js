@@ -6,7 +6,7 @@ import { bytes, count, seconds } from "./format.js";
 const KINDS = { full_attention: "full attention", sliding_window: "sliding window", linear_state: "linear state" };
 const kind = (name) => KINDS[name] ?? name;
 
-export function showPool(now) {
+export function showPool({ now }) {
   const parts = byClusterGroupAndTier(now.pool);
   const total = parts.reduce((sum, item) => sum + item.num_bytes, 0);
   fillTable(byId("pool-table"), parts, {
@@ -48,7 +48,7 @@ function fillHoldings(holdings) {
   });
 }
 
-export function showPrefixes(now) {
+export function showPrefixes({ now }) {
   fillTable(byId("prefixes-table"), now.prefixes, {
     key: (item) => `${item.model} ${item.hash}`,
     empty: "No cached prefix was requested lately.",
@@ -60,7 +60,7 @@ export function showPrefixes(now) {
   });
 }
 
-export function showSessions(now) {
+export function showSessions({ now }) {
   const { total, by_node: byNode, latest } = now.sessions;
   const nodes = Object.entries(byNode).map(([node, number]) => `${count(number)} at ${node}`).join(", ");
   const words = byId("sessions-words");

@@ -24,7 +24,7 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// A cell is a text, or {text, metric, value, mood, numeric, ratio, press}: a figure, its metric, a meter, a button.
+// A cell is a text, or {text, metric, value, mood, numeric, ratio, press, node}: a figure, its metric, a meter, a button.
 function setCell(cell, wanted) {
   const entry = typeof wanted === "string" ? { text: wanted } : wanted;
   cell.className = [entry.numeric ? "n" : "", entry.mood ?? "", entry.nowrap ? "nowrap" : "", entry.words ? "words" : ""].filter(Boolean).join(" ");
@@ -32,9 +32,18 @@ function setCell(cell, wanted) {
     cell.dataset.metric = entry.metric;
     cell.dataset.value = entry.value;
   }
+  if (entry.exact !== undefined) cell.dataset.exact = entry.exact;
+  if (entry.node) return setNode(cell, entry);
   if (entry.press) return setButton(cell, entry);
   if (entry.ratio !== undefined) return setMeter(cell, entry);
   setText(cell, entry.text);
+}
+
+// A node is made again only if what it shows has changed.
+function setNode(cell, entry) {
+  if (cell.dataset.of === entry.of) return;
+  cell.dataset.of = entry.of;
+  cell.replaceChildren(entry.node());
 }
 
 function setButton(cell, entry) {

@@ -1,51 +1,52 @@
 // Panel of paths and links: goodput, capacity and congestion.
 
-import { Chart } from "./chart.js";
 import { byId, fillTable, html, metric } from "./dom.js";
 import { bitRate, bytes, count, percent, seconds, tokens } from "./format.js";
-import { stateOf, usage } from "./map.js";
+import { nameOf, SIGNALS, stateOf, usage } from "./map.js";
+import { Plot } from "./plot.js";
+import { marksOf } from "./timeline.js";
+
+const MAX_CHARTS = 6;
 
 export class Links {
   constructor() {
-    this.charts = new Map();
+    this.plots = new Map();
   }
 
-  update(now, samples) {
-    this.drawCharts(now, samples);
+  update({ now, figures }) {
+    this.draw(now, figures);
     fillPaths(now);
     fillLinks(now);
   }
 
-  drawCharts(now, samples) {
-    const times = samples.map((item) => item.at);
-    const busiest = [...now.paths].sort((a, b) => b.bytes_per_second - a.bytes_per_second);
-    const names = now.paths.filter((item) => this.charts.has(nameOf(item)) || busiest.indexOf(item) < 6).map(nameOf);
-    for (const [name, { block }] of this.charts) {
+  // A path keeps its chart once it was among the busiest.
+  draw(now, figures) {
+    const busiest = [...now.paths].sort((a, b) => b.bytes_per_second - a.bytes_per_second).slice(0, MAX_CHARTS);
+    const names = now.paths.filter((path) => this.plots.has(nameOf(path)) || busiest.includes(path)).map(nameOf);
+    for (const [name, { block }] of this.plots) {
       if (!names.includes(name)) {
         block.remove();
-        this.charts.delete(name);
+        this.plots.delete(name);
       }
     }
     for (const name of names) {
-      const values = (position) => samples.map((item) => item.paths[name]?.[position] ?? NaN);
-      this.chartOf(name).update(times, [
-        { name: "goodput", values: values(0), colour: 0 },
-        { name: "capacity", values: values(1).map((value) => value || NaN), colour: 1, kind: "capacity" },
-      ]);
+      const points = figures.history.paths[name] ?? Array(figures.num_steps).fill(null);
+      this.plotOf(name).update(figures, [
+        { name: "goodput", values: points.map((point) => point?.[0] ?? null), color: 0, fill: true },
+        { name: "capacity", values: points.map((point) => point?.[1] || null), color: 1, dashed: true },
+      ], marksOf(figures));
     }
   }
 
-  chartOf(name) {
-    if (!this.charts.has(name)) {
+  plotOf(name) {
+    if (!this.plots.has(name)) {
       const block = html("div", {}, html("h3", {}, name));
       byId("paths-charts").append(block);
-      this.charts.set(name, { block, chart: new Chart(block, { label: `Goodput of ${name}`, format: bitRate }) });
+      this.plots.set(name, { block, plot: new Plot(block, { label: `Goodput of ${name}`, format: bitRate }) });
     }
-    return this.charts.get(name).chart;
+    return this.plots.get(name).plot;
   }
 }
-
-const nameOf = (path) => `${path.source} → ${path.destination}`;
 
 function fillPaths(now) {
   fillTable(byId("paths-table"), now.paths, {
@@ -60,7 +61,7 @@ function fillPaths(now) {
         { text: word, mood, metric: metric("prfaas_manager_path_up", labels), value: item.is_down ? 0 : 1 },
         { text: bitRate(item.bytes_per_second), numeric: true, metric: metric("prfaas_manager_path_bytes_per_second", labels), value: item.bytes_per_second },
         { text: item.capacity_bytes_per_second ? bitRate(item.capacity_bytes_per_second) : "unknown", numeric: true,
-          metric: metric("prfaas_manager_path_capacity_bytes_per_second", labels), value: item.capacity_bytes_per_second },
+          metric: metric("prfaas_manager_path_capacity_bytes_per_second", labels), value: item.measured_bytes_per_second },
         { text: share === null ? "" : percent(share), numeric: true },
         { text: tokens(item.threshold_tokens), numeric: true },
         { text: congestion(item), words: true, metric: metric("prfaas_manager_path_threshold_multiplier", labels), value: item.multiplier },
@@ -71,13 +72,14 @@ function fillPaths(now) {
 
 // Each signal as a share of the limit at which the path counts as congested.
 function congestion(path) {
-  const signals = Object.entries(path.pressures).map(([name, share]) => `${name} ${percent(share)}`).join(", ");
-  return `t × ${path.multiplier.toFixed(2)}; share of each limit: ${signals}`;
+  const signals = Object.entries(path.pressures).map(([name, share]) => `${SIGNALS[name]} ${percent(share)}`).join(", ");
+  const listed = path.listed_bytes_per_second ? `; the deployment file allows ${bitRate(path.listed_bytes_per_second)}` : "";
+  return `t × ${path.multiplier.toFixed(2)}; share of each limit: ${signals}${listed}`;
 }
 
 function stateOfLink(link) {
   if (link.is_down) return { text: "down", mood: "bad" };
-  return link.congestion ? { text: `choked (${link.congestion})`, mood: "busy" } : { text: "up", mood: "good" };
+  return link.congestion ? { text: `choked (${SIGNALS[link.congestion] ?? link.congestion})`, mood: "busy" } : { text: "up", mood: "good" };
 }
 
 function fillLinks(now) {

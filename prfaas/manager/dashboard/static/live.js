@@ -1,8 +1,8 @@
-// Event stream of the manager: the history once, then a document twice a second. Reconnects after every break.
+// Data of the manager: its present state as a stream, and the figures of the chosen time range every two seconds.
 
 const SILENT_MS = 4000; // Events arrive twice a second.
 const RETRY_MS = 1000;
-const SAMPLES = 900;
+const FIGURES_MS = 2000;
 
 // Returns why there are no events, since a refused stream has no reason itself.
 async function reason() {
@@ -12,38 +12,21 @@ async function reason() {
   return "The manager does not answer";
 }
 
-// Calls `show(document, samples)` at each event and `tell(state, words)` when the connection changes.
+// Calls `show(now)` at each event and `tell(state, words)` when the connection changes.
 export function follow({ show, tell }) {
-  let samples = [];
   let heardAt = 0;
   let source = null;
 
-  function add(sample) {
-    if (!sample || (samples.length && samples.at(-1).at >= sample.at)) return;
-    samples.push(sample);
-    samples = samples.slice(-SAMPLES);
-  }
-
-  // A restarted manager has no history, so the page keeps the samples that it has seen.
-  function takeHistory(event) {
-    const earlier = samples;
-    samples = JSON.parse(event.data).samples;
-    const begins = samples.length ? samples[0].at : Infinity;
-    samples = [...earlier.filter((item) => item.at < begins), ...samples].slice(-SAMPLES);
-  }
-
-  function takeNow(event) {
+  function take(event) {
     const now = JSON.parse(event.data);
     heardAt = performance.now();
-    add(now.sample);
-    tell("live", `Live, ${now.manager.name}`);
-    show(now, samples);
+    tell("live", "Live");
+    show(now);
   }
 
   function connect() {
     source = new EventSource("events");
-    source.addEventListener("history", takeHistory);
-    source.addEventListener("now", takeNow);
+    source.addEventListener("now", take);
     source.onerror = async () => {
       source.close();
       tell("lost", `${await reason()}; the figures are the last known ones.`);
@@ -57,4 +40,24 @@ export function follow({ show, tell }) {
     }
   }, RETRY_MS);
   connect();
+}
+
+// Calls `show(figures)` for the present choice, and returns a function that asks again at once.
+export function followFigures({ choice, show }) {
+  let timer = null;
+
+  async function ask() {
+    clearTimeout(timer);
+    const asked = choice();
+    const response = await fetch(`figures?${asked}`).catch(() => null);
+    if (response?.ok) {
+      const figures = await response.json();
+      if (String(choice()) === String(asked)) show(figures); // Else a newer choice is on its way.
+    }
+    clearTimeout(timer);
+    timer = setTimeout(ask, FIGURES_MS);
+  }
+
+  ask();
+  return ask;
 }

@@ -1,23 +1,38 @@
-// Connects the stream to the panels.
+// Connects the manager's data to the panels.
 
+import { AllLocal } from "./all_local.js";
 import { showPool, showPrefixes, showSessions } from "./cache.js";
-import { showChanges } from "./changes.js";
-import { byId, html, setText } from "./dom.js";
+import { Controls } from "./controls.js";
+import { byId, setText } from "./dom.js";
+import { showHealth } from "./health.js";
 import { Links } from "./links.js";
-import { follow } from "./live.js";
+import { follow, followFigures } from "./live.js";
+import { listManagers } from "./managers.js";
 import { ClusterMap } from "./map.js";
-import { showRequests } from "./requests.js";
+import { Requests } from "./requests.js";
+import { showRoutes } from "./routes.js";
 import { showSummary } from "./summary.js";
-import { FirstTokens } from "./ttft.js";
-import { Routes, Threshold } from "./traffic.js";
+import { Threshold } from "./threshold.js";
+import { showTimeline } from "./timeline.js";
+import { Traffic } from "./traffic.js";
+import { FirstTokens, showPhases } from "./ttft.js";
 import { WhatIf } from "./whatif.js";
 
-const drawn = [new ClusterMap(), new Threshold(), new Routes(), new FirstTokens(), new Links(), new WhatIf()];
-const shown = [showSummary, showPool, showPrefixes, showSessions, showChanges, showRequests];
+const controls = new Controls(() => askFigures());
+const allLocal = new AllLocal();
+const drawn = [new ClusterMap(), new Threshold(), new Traffic(), new FirstTokens(), new Links(), new Requests(), new WhatIf(), allLocal];
+const shown = [showHealth, showSummary, showPhases, showRoutes, showPool, showPrefixes, showSessions, showTimeline];
+let now = null;
+let figures = null;
 
-function show(now, samples) {
-  for (const panel of drawn) panel.update(now, samples);
-  for (const panel of shown) panel(now);
+// Panels take `view`: the present state, the figures of the time range, the chosen filters, and the all-local estimate.
+function show() {
+  if (!now || !figures) return;
+  const view = { now, figures, choice: controls.values(), allLocal: allLocal.answer };
+  for (const panel of drawn) panel.update(view);
+  for (const panel of shown) panel(view);
+  setText(byId("manager-name"), now.manager.name);
+  document.title = `${now.manager.name} · prfaas`;
   document.documentElement.dataset.at = now.at;
 }
 
@@ -27,23 +42,19 @@ function tell(state, words) {
   setText(line, words);
 }
 
-function offerColours() {
-  const choice = byId("theme");
-  const apply = () => (document.documentElement.dataset.theme = choice.value);
-  choice.value = localStorage.getItem("theme") ?? "";
-  choice.onchange = () => {
-    localStorage.setItem("theme", choice.value);
-    apply();
-  };
-  apply();
-}
-
-function listContents() {
-  for (const title of document.querySelectorAll("main h2")) {
-    byId("contents").append(html("li", {}, html("a", { href: `#${title.parentElement.id}` }, title.textContent)));
-  }
-}
-
-offerColours();
-listContents();
-follow({ show, tell });
+const askFigures = followFigures({
+  choice: () => controls.query(),
+  show: (found) => {
+    figures = found;
+    controls.offer(found.requests.choices);
+    show();
+  },
+});
+follow({
+  tell,
+  show: (found) => {
+    now = found;
+    show();
+  },
+});
+listManagers(() => now?.manager.name);

@@ -1,21 +1,30 @@
-// Map of clusters as boxes and paths as lines. Width and label of a line show its utilization.
+// Map of clusters as boxes and paths as lines. The width of a line shows its rate, beside its capacity.
 
 import { byId, fillTable, metric, svg } from "./dom.js";
-import { bitRate, count, percent } from "./format.js";
+import { bitRate, count, percent, seconds, tokens } from "./format.js";
 
-const BOX = { width: 190, height: 92 };
-const GAP = 26;
-const WIDE = 620;
+const BOX = { width: 252, height: 136 };
+const LEAST_HEIGHT = 270; // Beside the timeline.
+const GAP = 36;
+const WIDE = 640;
+const MAX_DOTS = 14;
+const TRACK = 14; // Width of a line at capacity.
+const RECOVERS_BELOW = 0.6; // Pressure below which congestion control lowers t again.
+
+// Words for the signals of congestion. TCP retransmits what a full queue drops, also on a line without losses.
+export const SIGNALS = { utilisation: "utilization", queue: "queue", loss: "retransmissions", rtt: "round trip" };
+export const nameOf = (path) => `${path.source} → ${path.destination}`;
 
 export function clustersOf(now) {
   const clusters = new Map();
   for (const node of now.nodes) {
-    const item = clusters.get(node.cluster) ?? { name: node.cluster, kind: node.cluster_kind, nodes: 0, roles: {}, running: 0, waiting: 0 };
-    item.nodes += 1;
+    const item = clusters.get(node.cluster) ?? { name: node.cluster, kind: node.cluster_kind, nodes: [], roles: {}, running: 0, waiting: 0, usage: [] };
+    item.nodes.push(node);
     for (const engine of node.engines) {
       item.roles[engine.role] = (item.roles[engine.role] ?? 0) + 1;
       item.running += engine.load?.num_running ?? 0;
       item.waiting += engine.load?.num_waiting ?? 0;
+      if (engine.load) item.usage.push(engine.load.kv_usage_ratio);
     }
     clusters.set(node.cluster, item);
   }
@@ -25,14 +34,22 @@ export function clustersOf(now) {
 // State of a path as a word and a mood for its color.
 export function stateOf(path) {
   if (path.is_down) return { word: "down", mood: "bad" };
-  if (path.multiplier > 1) return { word: `congested (${path.cause})`, mood: "busy" };
-  const used = path.capacity_bytes_per_second ? path.bytes_per_second / path.capacity_bytes_per_second : 0;
-  if (used > 0.85) return { word: "full", mood: "busy" };
+  if (path.multiplier > 1 && path.pressure < RECOVERS_BELOW) return { word: "recovering", mood: "busy" };
+  if (path.multiplier > 1) return { word: `congested (${SIGNALS[path.cause] ?? path.cause})`, mood: "busy" };
+  if (usage(path) > 0.85) return { word: "full", mood: "busy" };
   return path.bytes_per_second > 0 ? { word: "carries", mood: "good" } : { word: "idle", mood: "idle" };
 }
 
+// Share of the capacity; null while that is unknown.
 export function usage(path) {
   return path.capacity_bytes_per_second ? path.bytes_per_second / path.capacity_bytes_per_second : null;
+}
+
+export function stateOfNode(node) {
+  if (node.is_silent) return { text: "agent is silent", mood: "bad" };
+  if (node.engines.some((engine) => engine.load?.is_silent)) return { text: "engine does not answer", mood: "bad" };
+  if (node.is_leaving) return { text: "node is draining", mood: "busy" };
+  return { text: "serves", mood: "good" };
 }
 
 export class ClusterMap {
@@ -43,7 +60,7 @@ export class ClusterMap {
     new ResizeObserver(() => this.now && this.draw()).observe(this.container);
   }
 
-  update(now) {
+  update({ now }) {
     this.now = now;
     this.draw();
     fillInstances(now);
@@ -52,55 +69,77 @@ export class ClusterMap {
   draw() {
     const clusters = clustersOf(this.now);
     const width = this.container.clientWidth || 300;
-    const { places, height, listTop } = width >= WIDE ? besideEachOther(clusters, width) : belowEachOther(clusters, this.now.paths.length);
-    this.drawing.replaceChildren();
-    this.drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    const layout = width >= WIDE ? besideEachOther(clusters, width) : belowEachOther(clusters, this.now.paths.length, width);
+    const drawing = svg("g");
+    this.now.paths.forEach((path, position) => this.drawPath(drawing, path, { ...layout, position }));
+    for (const cluster of clusters) drawing.append(box(cluster, layout.places.get(cluster.name)));
+    if (!clusters.length) drawing.append(svg("text", { x: 8, y: 24, class: "faint" }, "No node has registered yet."));
+    this.drawing.setAttribute("viewBox", `0 0 ${width} ${layout.height}`);
     this.drawing.setAttribute("width", width);
-    this.drawing.setAttribute("height", height);
+    this.drawing.setAttribute("height", layout.height);
     this.drawing.setAttribute("aria-label", words(clusters, this.now.paths));
-    this.now.paths.forEach((path, position) => this.drawPath(path, { places, position, listTop }));
-    for (const cluster of clusters) this.drawing.append(box(cluster, places.get(cluster.name)));
-    if (!clusters.length) this.drawing.append(svg("text", { x: 8, y: 24, class: "faint" }, "No node has registered yet."));
+    this.drawing.replaceChildren(drawing);
+    this.keepPulse(drawing);
   }
 
-  drawPath(path, { places, position, listTop }) {
-    const from = places.get(path.source);
-    const to = places.get(path.destination);
+  // The moving dashes go on where the previous drawing left them.
+  keepPulse(drawing) {
+    for (const pulse of drawing.querySelectorAll(".pulse")) pulse.style.animationDelay = `${-(performance.now() % 1200)}ms`;
+  }
+
+  drawPath(drawing, path, { places, position, listTop }) {
+    const [from, to] = [places.get(path.source), places.get(path.destination)];
     if (!from || !to) return;
-    const { word, mood } = stateOf(path);
-    const share = usage(path);
+    const { mood } = stateOf(path);
     const line = curve(from, to, { position, listTop });
-    this.drawing.append(svg("path", { class: `flow ${mood}`, d: line.d, "stroke-width": 2 + 8 * Math.min(1, share ?? 0) }));
-    this.drawing.append(svg("path", { class: `flow ${mood}`, d: arrow(line), "stroke-width": 2 }));
-    const labels = { source: path.source, destination: path.destination };
-    const figures = path.is_down ? "" : ` ${bitRate(path.bytes_per_second)}${share === null ? "" : ` · ${percent(share)}`}`;
-    this.drawing.append(
-      svg("text", {
-        class: `label ${mood}`, x: line.middle[0], y: line.middle[1], "text-anchor": listTop === undefined ? "middle" : "start",
-        "data-metric": metric("prfaas_manager_path_bytes_per_second", labels), "data-value": path.bytes_per_second,
-      }, `${listTop === undefined ? "" : `${path.source} → ${path.destination}: `}${word}${figures}`),
-    );
+    const share = Math.min(1, usage(path) ?? 0);
+    const parts = [svg("path", { class: "track", d: line.d, "stroke-width": TRACK })];
+    if (path.is_down || path.bytes_per_second > 0) parts.push(svg("path", { class: `flow ${mood}`, d: line.d, "stroke-width": Math.max(3, TRACK * share) }));
+    if (!path.is_down && path.bytes_per_second > 0) parts.push(svg("path", { class: "pulse", d: line.d }));
+    drawing.append(...parts, label(path, line, { isListed: listTop !== undefined, roundTrip: this.roundTrip(path) }));
+  }
+
+  // Longest present round trip of the path's links.
+  roundTrip(path) {
+    return Math.max(0, ...this.now.links.filter((link) => link.cluster === path.source && link.peer_cluster === path.destination).map((link) => link.rtt_seconds));
   }
 }
 
-// PrfaaS clusters on the left, PD clusters on the right.
+function label(path, { middle: [x, y] }, { isListed, roundTrip }) {
+  const { word, mood } = stateOf(path);
+  const share = usage(path);
+  const figures = path.is_down ? "" : `${bitRate(path.bytes_per_second)}${share === null ? "" : ` · ${percent(share)}`}`;
+  const details = [word, roundTrip ? seconds(roundTrip) : "", path.multiplier > 1 ? `t ${tokens(path.threshold_tokens)}` : ""].filter(Boolean).join(" · ");
+  const attributes = { "data-metric": metric("prfaas_manager_path_bytes_per_second", { source: path.source, destination: path.destination }), "data-value": path.bytes_per_second };
+  if (isListed) return svg("text", { x, y, class: mood === "good" ? "" : mood, ...attributes }, `${nameOf(path)}: ${[figures, details].filter(Boolean).join(" · ")}`);
+  const width = 7.2 * Math.max(figures.length, details.length) + 22;
+  return svg("g", {},
+    svg("rect", { class: "pill", x: x - width / 2, y: y - 19, width, height: figures ? 38 : 24, rx: 10 }),
+    ...(figures ? [svg("text", { class: "", x, y: y - 3, "text-anchor": "middle", "font-weight": 600, ...attributes }, figures)] : []),
+    svg("text", { class: mood === "good" || mood === "idle" ? "faint" : mood, x, y: figures ? y + 12 : y - 3, "text-anchor": "middle", ...(figures ? {} : attributes) }, details));
+}
+
+// PrfaaS clusters on the left, PD clusters on the right; the shorter column is centered.
 function besideEachOther(clusters, width) {
-  const columns = { prfaas: 8, pd: width - BOX.width - 8 };
-  const counts = { prfaas: 0, pd: 0 };
+  const size = (kind) => clusters.filter((item) => item.kind === kind).length;
+  const rows = Math.max(1, size("prfaas"), size("pd"));
+  const needed = rows * BOX.height + (rows - 1) * GAP + 8;
+  const height = Math.max(LEAST_HEIGHT, needed);
   const places = new Map();
-  for (const item of clusters) {
-    places.set(item.name, { x: columns[item.kind], y: 8 + counts[item.kind] * (BOX.height + GAP), side: item.kind });
-    counts[item.kind] += 1;
+  for (const [kind, x] of [["prfaas", 2], ["pd", width - BOX.width - 2]]) {
+    const top = 4 + (height - needed + (rows - size(kind)) * (BOX.height + GAP)) / 2;
+    clusters.filter((item) => item.kind === kind).forEach((item, position) => places.set(item.name, { x, y: top + position * (BOX.height + GAP), side: kind }));
   }
-  return { places, height: 8 + Math.max(1, counts.prfaas, counts.pd) * (BOX.height + GAP) };
+  return { places, height };
 }
 
 // Layout of a narrow page: boxes in one column, a lane per path beside them, labels in a list below.
-function belowEachOther(clusters, numPaths) {
+function belowEachOther(clusters, numPaths, width) {
   const places = new Map();
-  clusters.forEach((item, position) => places.set(item.name, { x: 8, y: 8 + position * (BOX.height + 14), side: "stacked" }));
-  const listTop = 24 + clusters.length * (BOX.height + 14);
-  return { places, listTop, height: Math.max(40, listTop + numPaths * 18) };
+  const size = Math.max(0, Math.min(BOX.width, width - 60));
+  clusters.forEach((item, position) => places.set(item.name, { x: 2, y: 4 + position * (BOX.height + 18), side: "stacked", width: size }));
+  const listTop = 16 + clusters.length * (BOX.height + 18);
+  return { places, listTop, height: Math.max(40, listTop + numPaths * 20) };
 }
 
 // A path leaves a box on the side that faces its destination. The two directions of a pair are apart.
@@ -108,54 +147,58 @@ function curve(from, to, { position, listTop }) {
   if (from.side === "stacked") return lane(from, to, { position, listTop });
   if (from.side === to.side) return sameSideCurve(from, to);
   const rightward = from.x < to.x;
-  const apart = rightward ? -14 : 14;
+  const apart = rightward ? -30 : 30;
   const start = [from.x + (rightward ? BOX.width : 0), from.y + BOX.height / 2 + apart];
   const end = [to.x + (rightward ? 0 : BOX.width), to.y + BOX.height / 2 + apart];
   const half = (start[0] + end[0]) / 2;
-  const share = rightward ? 0.35 : 0.65; // Labels of crossing paths do not meet here.
-  const middle = [start[0] + (end[0] - start[0]) * (rightward ? share : 1 - share), start[1] + (end[1] - start[1]) * 0.35];
-  if (start[1] === end[1]) middle[0] = half;
-  return { d: `M${start} C${half} ${start[1]} ${half} ${end[1]} ${end}`, end, heading: rightward ? [1, 0] : [-1, 0], middle: [middle[0], middle[1] + (rightward ? -8 : 18)] };
+  const share = start[1] === end[1] ? 0.5 : rightward ? 0.38 : 0.62; // Labels of crossing paths do not meet here.
+  const middle = [start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * (start[1] === end[1] ? 0.5 : 0.34)];
+  return { d: `M${start} C${half} ${start[1]} ${half} ${end[1]} ${end}`, middle };
 }
 
 function sameSideCurve(from, to) {
   const inner = from.side === "prfaas" ? BOX.width : 0;
-  const out = from.side === "prfaas" ? 46 : -46;
+  const out = from.side === "prfaas" ? 60 : -60;
   const down = to.y > from.y;
-  const start = [from.x + inner, from.y + (down ? 70 : 22)];
-  const end = [to.x + inner, to.y + (down ? 22 : 70)];
-  const middle = [start[0] + out * 1.6, (start[1] + end[1]) / 2 + (down ? 12 : -6)];
-  return { d: `M${start} C${start[0] + out} ${start[1]} ${end[0] + out} ${end[1]} ${end}`, end, heading: [out > 0 ? -1 : 1, 0], middle };
+  const start = [from.x + inner, from.y + (down ? 110 : 26)];
+  const end = [to.x + inner, to.y + (down ? 26 : 110)];
+  const middle = [start[0] + out * 1.9, (start[1] + end[1]) / 2];
+  return { d: `M${start} C${start[0] + out} ${start[1]} ${end[0] + out} ${end[1]} ${end}`, middle };
 }
 
 function lane(from, to, { position, listTop }) {
-  const edge = from.x + BOX.width;
-  const out = edge + 18 + (position % 6) * 18;
-  const shift = ((position % 6) - 2.5) * 10;
+  const edge = from.x + from.width;
+  const out = edge + 14 + (position % 3) * 15;
+  const shift = ((position % 6) - 2.5) * 16;
   const [start, end] = [[edge, from.y + BOX.height / 2 + shift], [edge, to.y + BOX.height / 2 + shift]];
-  return { d: `M${start} L${out} ${start[1]} L${out} ${end[1]} L${end}`, end, heading: [-1, 0], middle: [8, listTop + position * 18] };
+  return { d: `M${start} L${out} ${start[1]} L${out} ${end[1]} L${end}`, middle: [2, listTop + position * 20] };
 }
 
-function arrow({ end, heading: [dx, dy] }) {
-  const back = [end[0] - 9 * dx, end[1] - 9 * dy];
-  return `M${[back[0] - 5 * dy, back[1] - 5 * dx]} L${end} L${[back[0] + 5 * dy, back[1] + 5 * dx]}`;
-}
-
-function box(cluster, { x, y }) {
+function box(cluster, { x, y, width = BOX.width }) {
+  const left = x + 14;
   const roles = Object.entries(cluster.roles).map(([role, number]) => `${number} ${role}`).join(", ") || "no instances";
-  const lines = [
-    [cluster.name, "strong", metric("prfaas_manager_nodes", { cluster: cluster.name }), cluster.nodes],
-    [`${cluster.kind === "prfaas" ? "PrfaaS" : "PD"}, ${count(cluster.nodes)} ${cluster.nodes === 1 ? "node" : "nodes"}`, "faint"],
-    [roles, ""],
-    [`${count(cluster.running)} running, ${count(cluster.waiting)} waiting`, "", metric("prfaas_manager_running_requests", { cluster: cluster.name }), cluster.running],
-  ];
-  const texts = lines.map(([text, style, name, value], position) =>
-    svg("text", { class: style, x: x + 12, y: y + 22 + position * 19, "data-metric": name, "data-value": value }, text));
-  return svg("g", {}, svg("rect", { class: "box", x, y, width: BOX.width, height: BOX.height, rx: 8 }), ...texts);
+  const used = cluster.usage.length ? cluster.usage.reduce((sum, value) => sum + value, 0) / cluster.usage.length : 0;
+  const inner = Math.max(0, width - 28);
+  const running = { "data-metric": metric("prfaas_manager_running_requests", { cluster: cluster.name }), "data-value": cluster.running };
+  return svg("g", {},
+    svg("rect", { class: "box", x, y, width, height: BOX.height, rx: 12 }),
+    svg("text", { class: "strong", x: left, y: y + 26, "data-metric": metric("prfaas_manager_nodes", { cluster: cluster.name }), "data-value": cluster.nodes.length }, cluster.name),
+    svg("text", { class: "faint", x: x + width - 14, y: y + 26, "text-anchor": "end" }, cluster.kind === "prfaas" ? "PrfaaS" : "PD"),
+    ...cluster.nodes.slice(0, MAX_DOTS).map((node, position) => dot(node, left + 5 + position * 14, y + 44)),
+    svg("text", { x: left, y: y + 72 }, `${count(cluster.nodes.length)} ${cluster.nodes.length === 1 ? "node" : "nodes"} · ${roles}`),
+    svg("text", { x: left, y: y + 92, ...running }, `${count(cluster.running)} running, ${count(cluster.waiting)} waiting`),
+    svg("rect", { class: "meter-back", x: left, y: y + 104, width: inner, height: 5, rx: 2.5 }),
+    svg("rect", { class: "meter", x: left, y: y + 104, width: inner * Math.min(1, used), height: 5, rx: 2.5 }),
+    svg("text", { class: "faint", x: left, y: y + 125 }, `${percent(used)} of KV memory in use`));
+}
+
+function dot(node, x, y) {
+  const { text, mood } = stateOfNode(node);
+  return svg("circle", { class: `node ${mood}`, cx: x, cy: y, r: 5 }, svg("title", {}, `${node.name}: ${text}`));
 }
 
 function words(clusters, paths) {
-  const boxes = clusters.map((item) => `${item.name}: ${item.nodes} nodes, ${item.running} running, ${item.waiting} waiting`);
+  const boxes = clusters.map((item) => `${item.name}: ${item.nodes.length} nodes, ${item.running} running, ${item.waiting} waiting`);
   const lines = paths.map((item) => `${item.source} to ${item.destination}: ${stateOf(item).word}, ${bitRate(item.bytes_per_second)}`);
   return ["Clusters and links", ...boxes, ...lines].join(". ");
 }
@@ -176,6 +219,7 @@ function fillInstances(now) {
 }
 
 function instanceState(node, engine) {
-  if (node.is_leaving) return { text: "node is draining", mood: "busy" };
-  return engine.next_role ? { text: `drains, becomes ${engine.next_role}`, mood: "busy" } : { text: "serves", mood: "good" };
+  const state = stateOfNode(node);
+  if (state.mood !== "good") return state;
+  return engine.next_role ? { text: `drains, becomes ${engine.next_role}`, mood: "busy" } : state;
 }

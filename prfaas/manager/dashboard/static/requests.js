@@ -1,33 +1,58 @@
-// Panel of recent requests with the explanation of each decision.
+// Panel of the latest requests: waterfall, and a drill-down with the explanation of the decision.
 
-import { byId, fillTable, html } from "./dom.js";
+import { byId, fillTable, html, setText } from "./dom.js";
 import { clock, count, seconds, tokens } from "./format.js";
+import { legend, phaseBars, strip } from "./waterfall.js";
 
-export function showRequests(now) {
-  fillTable(byId("requests-table"), now.requests, {
-    key: (item) => item.id,
-    empty: "This manager has not decided a request yet.",
-    cells: (item) => [
-      { text: clock(item.at), nowrap: true }, item.route, { text: item.reason, nowrap: true },
-      { text: count(item.num_prompt_tokens), numeric: true },
-      { text: item.num_uncached_tokens === null ? "" : count(item.num_uncached_tokens), numeric: true },
-      { text: tokens(item.threshold_tokens), numeric: true },
-      item.prefill ?? item.decode ?? "nobody", item.decode ?? "nobody", item.session || "none",
-      answer(item.ended), { text: item.ended?.ttft_seconds ? seconds(item.ended.ttft_seconds) : "", numeric: true },
-      { text: "Explain", label: `Explain the request of ${clock(item.at)}, ${item.id.slice(0, 8)}`, press: () => explain(item) },
-    ],
-  });
+export class Requests {
+  constructor() {
+    this.isPaused = false;
+    byId("phase-legend").append(...legend());
+    const button = byId("requests-pause");
+    button.addEventListener("click", () => {
+      this.isPaused = !this.isPaused;
+      button.setAttribute("aria-pressed", this.isPaused);
+      setText(button, this.isPaused ? "Resume" : "Pause");
+    });
+  }
+
+  update({ now, choice }) {
+    if (this.isPaused) return;
+    const rows = now.requests.filter((item) => passes(item, choice));
+    const longest = Math.max(0.001, ...rows.map((item) => item.ended?.ttft_seconds ?? 0));
+    fillTable(byId("requests-table"), rows, {
+      key: (item) => item.id,
+      empty: now.requests.length ? "No latest request passes the filters." : "This manager has not decided a request yet.",
+      cells: (item) => [
+        { text: clock(item.at), nowrap: true }, item.route, { text: item.reason.replaceAll("_", " "), nowrap: true },
+        { text: count(item.num_prompt_tokens), numeric: true },
+        { text: item.num_uncached_tokens === null ? "" : count(item.num_uncached_tokens), numeric: true },
+        { text: tokens(item.threshold_tokens), numeric: true },
+        { text: item.prefill ?? item.decode ?? "nobody", nowrap: true }, { text: item.decode ?? "nobody", nowrap: true },
+        { text: item.session || "none", nowrap: true },
+        { text: item.ended?.ttft_seconds ? seconds(item.ended.ttft_seconds) : "", numeric: true },
+        { node: () => strip(item.ended?.phases ?? {}, longest), of: JSON.stringify([item.ended?.phases, longest]) },
+        answer(item.ended),
+        { text: "Explain", label: `Explain the request of ${clock(item.at)}, ${item.id.slice(0, 8)}`, press: () => explain(item) },
+      ],
+    });
+  }
+}
+
+function passes(item, { model, tenant, cluster }) {
+  return (!model || item.model === model) && (!tenant || item.tenant === tenant) && (!cluster || item.clusters.includes(cluster));
 }
 
 function answer(ended) {
   if (!ended) return "no report";
-  if (ended.outcome === "completed") return { text: "as decided", mood: "good" };
+  if (ended.outcome === "completed") return { text: "as decided", mood: "good", nowrap: true };
   return { text: `${ended.outcome.replace("_", " ")}${ended.fallback ? `: ${ended.fallback}` : ""}`, mood: ended.outcome === "failed" ? "bad" : "busy" };
 }
 
 async function explain(request) {
   const response = await fetch(`/decisions/${request.id}`);
   const body = byId("explanation-body");
+  setText(byId("explanation-title"), `Request of ${clock(request.at)}: ${request.route}, ${request.reason.replaceAll("_", " ")}`);
   body.replaceChildren(...(response.ok ? parts(request, await response.json()) : [html("p", {}, "This manager no longer has this decision.")]));
   byId("explanation").showModal();
 }
@@ -36,21 +61,20 @@ function parts(request, { explanation, decision, facts, snapshot }) {
   const uncached = request.num_uncached_tokens;
   const sentences = [
     `${decision.route}: ${explanation}.`,
-    `The prompt has ${count(facts.num_prompt_tokens)} tokens${uncached === null ? "" : `; ${count(uncached)} of them are not cached at the decode node`}. The threshold was ${tokens(snapshot.threshold_tokens)}.`,
+    `The prompt has ${count(facts.num_prompt_tokens)} tokens${uncached === null ? "" : `; ${count(uncached)} of them are not cached at the decode node`}. The deciding threshold was ${tokens(request.threshold_tokens)}.`,
   ];
+  if (request.model) sentences.push(`Model ${request.model}${request.tenant ? `, tenant ${request.tenant}` : ""}.`);
   if (facts.session_agent) sentences.push(`The previous turn ran on ${facts.session_agent}.`);
   if (facts.excluded?.length) sentences.push(`Instances that failed: ${facts.excluded.join(", ")}.`);
   if (snapshot.links_down?.length) sentences.push(`Paths that were down: ${snapshot.links_down.map((item) => item.join(" → ")).join(", ")}.`);
   for (const path of snapshot.paths ?? []) {
     sentences.push(`From ${path.source} to ${path.destination} the threshold was ${tokens(path.threshold_tokens)}, the bandwidth ${path.is_abundant ? "abundant" : "scarce"}.`);
   }
-  if (request.ended?.ttft_seconds) sentences.push(`The first token arrived after ${seconds(request.ended.ttft_seconds)}${phases(request.ended.phases)}.`);
-  return [...sentences.map((text) => html("p", {}, text)), html("h3", {}, "Candidate instances"), candidates(decision, facts, snapshot)];
-}
-
-function phases(item) {
-  const words = Object.entries(item).map(([name, value]) => `${name} ${seconds(value)}`);
-  return words.length ? ` (${words.join(", ")})` : "";
+  const { ended } = request;
+  const times = ended?.ttft_seconds
+    ? [html("h3", {}, `First token after ${seconds(ended.ttft_seconds)}`), ...(Object.keys(ended.phases).length ? [phaseBars(ended.phases, { meanings: true })] : [])]
+    : [];
+  return [...times, html("h3", {}, "Decision"), ...sentences.map((text) => html("p", {}, text)), html("h3", {}, "Candidate instances"), candidates(decision, facts, snapshot)];
 }
 
 function candidates(decision, facts, snapshot) {

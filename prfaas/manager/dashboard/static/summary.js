@@ -1,42 +1,148 @@
-// Summary of the deployment, with notices.
+// Tiles of the key figures.
 
-import { byId, html, metric, setText } from "./dom.js";
-import { bytes, count, tokens } from "./format.js";
-import { clustersOf } from "./map.js";
+import { byId, html, metric, setText, svg } from "./dom.js";
+import { bitRate, clock, count, money, percent, rate, seconds, tokens } from "./format.js";
+import { coveredSeconds } from "./health.js";
+import { nameOf } from "./map.js";
+import { DISTANCE_PHASES } from "./ttft.js";
 
-export function showSummary(now) {
-  setText(byId("manager-name"), now.manager.name);
-  const clusters = clustersOf(now);
-  const sum = (values) => values.reduce((total, value) => total + value, 0);
+const LATELY_SECONDS = 60;
+const THRESHOLD_KINDS = ["plan", "congestion", "calm"];
+
+export function showSummary(view) {
   const tiles = [
-    ["Threshold t", tokens(now.manager.threshold_tokens), metric("prfaas_manager_threshold_tokens"), now.manager.threshold_tokens],
-    ["Clusters", count(clusters.length)],
-    ["Nodes", count(now.nodes.length)],
-    ["Requests running", count(sum(clusters.map((item) => item.running)))],
-    ["Requests waiting", count(sum(clusters.map((item) => item.waiting)))],
-    ["Requests routed", count(sum(now.decisions.map((item) => item.count)))],
-    ["KV held", bytes(sum(now.pool.map((item) => item.num_bytes)))],
-    ["Sessions", count(now.sessions.total), metric("prfaas_manager_sessions"), now.sessions.total],
+    requestRate(view), tokenRate(view), firstToken(view, "remote"), firstToken(view, "local"), distance(view),
+    threshold(view), tightestLink(view), egress(view), cacheHits(view), allLocal(view),
   ];
   const list = byId("tiles");
-  tiles.forEach(([name, text, of, value], position) => {
-    const tile = list.children[position] ?? list.appendChild(html("div", {}, html("dt", {}, name), html("dd")));
-    setText(tile.lastElementChild, text);
-    if (of) Object.assign(tile.lastElementChild.dataset, { metric: of, value });
-  });
-  showNotices(notices(now));
+  tiles.forEach((tile, position) => fill(list.children[position] ?? list.appendChild(empty()), tile));
 }
 
-function notices(now) {
-  const found = [];
-  if (now.manager.is_stale) found.push("Redis is unreachable: changes that other managers know may be missing.");
-  if (now.manager.is_settling) found.push("This manager has just started: some live nodes may be missing.");
-  for (const path of now.paths) if (path.is_down) found.push(`${path.source} → ${path.destination}: all links are down.`);
-  return found;
+const empty = () => html("article", { class: "tile" }, html("h3"), html("p", { class: "figure" }, html("span"), html("small")), html("p", { class: "note" }));
+
+// A tile is {title, figure, unit, note, metric, value, mood, spark, split}.
+function fill(element, tile) {
+  const [title, figure, note] = element.children;
+  setText(title, tile.title);
+  setText(figure.firstElementChild, tile.figure);
+  setText(figure.lastElementChild, tile.unit ?? "");
+  figure.className = `figure ${tile.mood ?? ""}`;
+  setText(note, tile.note ?? "");
+  if (tile.metric) Object.assign(figure.dataset, { metric: tile.metric, value: tile.value });
+  while (element.children.length > 3) element.lastElementChild.remove();
+  if (tile.spark) element.append(sparkline(tile.spark));
+  if (tile.split) element.append(html("div", { class: "split", "aria-hidden": "true" }, ...tile.split.map(part)));
 }
 
-function showNotices(texts) {
-  const list = byId("notices");
-  if ([...list.children].map((item) => item.textContent).join("\n") === texts.join("\n")) return;
-  list.replaceChildren(...texts.map((text) => html("li", {}, text)));
+function part({ share, color }) {
+  const element = html("span", { class: `c${color}` });
+  element.style.width = `${100 * share}%`;
+  return element;
+}
+
+function sparkline(values) {
+  const top = Math.max(...values) || 1;
+  const points = values.map((value, position) => `${position},${(20 * (1 - value / top)).toFixed(1)}`).join(" ");
+  return svg("svg", { class: "spark", viewBox: `0 0 ${values.length - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true" }, svg("polyline", { points }));
+}
+
+function requestRate(view) {
+  const { requests } = view.figures;
+  const failed = requests.outcomes.failed + requests.outcomes.broken;
+  const note = `${count(requests.num_requests)} in range, ${failed ? `${count(failed)} failed` : "none failed"}`;
+  return { title: "Requests", figure: rate(requests.num_requests / coveredSeconds(view)), unit: "/s", note, spark: requests.steps.requests };
+}
+
+// Routers decide short prompts by themselves, without telling the manager their length.
+function tokenRate(view) {
+  const { requests } = view.figures;
+  const note = requests.num_counted < requests.num_requests
+    ? `of the ${count(requests.num_counted)} requests routed here`
+    : `${count(requests.num_requests ? requests.prompt_tokens / requests.num_requests : 0)} a request`;
+  return { title: "Prompt tokens", figure: rate(requests.prompt_tokens / coveredSeconds(view)), unit: "/s", note, spark: requests.steps.prompt_tokens };
+}
+
+function firstToken({ figures }, route) {
+  const { count: number, percentiles } = figures.requests.ttft[route];
+  const title = `TTFT, ${route}`;
+  if (!number) return { title, figure: "none", note: `no ${route} request in range` };
+  const [p50, p95, p99] = percentiles.map(seconds);
+  return { title, figure: p50, unit: "P50", note: `P95 ${p95} · P99 ${p99} · ${count(number)} requests` };
+}
+
+// Cost of the distance now: remote against local TTFT, and the part of remote TTFT that waits for the wire.
+function distance({ figures }) {
+  const { remote, local } = figures.requests.ttft;
+  const title = "Distance costs";
+  if (!remote.count) return { title, figure: "none", note: "no remote request in range" };
+  const wait = DISTANCE_PHASES.reduce((sum, phase) => sum + (remote.phases[phase] ?? 0), 0);
+  const whole = Object.values(remote.phases).reduce((sum, value) => sum + value, 0);
+  const share = whole ? `; the wire is ${percent((remote.phases.wire ?? 0) / whole)} of TTFT` : "";
+  const gap = local.count ? remote.percentiles[0] - local.percentiles[0] : null;
+  const compared = gap === null ? "no local request to compare" : `P50 remote − local: ${gap < 0 ? "−" : "+"}${seconds(Math.abs(gap))}`;
+  return { title, figure: whole ? seconds(wait) : "unknown", unit: whole ? "after prefill" : "", note: `${compared}${share}` };
+}
+
+function threshold({ now, figures }) {
+  const value = now.manager.threshold_tokens;
+  const raised = now.paths.filter((path) => path.multiplier > 1 && !path.is_down);
+  const last = figures.changes.find((change) => THRESHOLD_KINDS.includes(change.kind));
+  const why = last ? `${clock(last.at)} ${last.subject}: ${last.detail}` : reasonOf(now);
+  const note = raised.length ? `${nameOf(raised[0])} ×${raised[0].multiplier.toFixed(0)}. ${why}` : why;
+  return { title: "Threshold t", figure: tokens(value), unit: "tokens", note, mood: raised.length ? "busy" : "", metric: metric("prfaas_manager_threshold_tokens"), value };
+}
+
+function reasonOf({ plan, manager }) {
+  if (plan) return `plan ${plan.version}: limited by ${plan.limit.replaceAll("_", " ")}`;
+  return manager.can_plan ? "configured; no plan yet" : "configured";
+}
+
+// Means of the last minute, since a transfer fills a link for moments only.
+function tightestLink({ now, figures }) {
+  const numSteps = Math.max(1, Math.round((LATELY_SECONDS * figures.num_steps) / (figures.until - figures.since)));
+  const mean = (values) => average(values.slice(-numSteps).filter((value) => value !== null));
+  const known = now.paths.map((path) => {
+    const points = figures.history.paths[nameOf(path)] ?? [];
+    const goodput = mean(points.map((point) => point?.[0] ?? null)) ?? path.bytes_per_second;
+    // A link forgets its capacity when it is idle: the last known one counts.
+    const capacity = Math.max(goodput, path.capacity_bytes_per_second || points.findLast((point) => point?.[1])?.[1] || 0);
+    return { path, goodput, capacity, share: capacity ? goodput / capacity : 0 };
+  }).filter((item) => item.capacity);
+  const title = "Tightest link";
+  const [first] = known.sort((a, b) => b.share - a.share);
+  if (!first) return { title, figure: "unknown", note: "no link's capacity is known yet" };
+  const { path, goodput, capacity, share } = first;
+  const note = `${nameOf(path)}: ${bitRate(goodput)} of ${bitRate(capacity)}, mean of a minute`;
+  return { title, figure: percent(share), unit: "used", note, mood: path.is_down ? "bad" : share > 0.85 ? "busy" : "", split: [{ share, color: 0 }] };
+}
+
+const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+
+function egress({ now }) {
+  const title = "Egress cost";
+  if (!now.egress.length) return { title, figure: "no price", note: "set egress_price in the deployment file" };
+  const sum = (name) => now.egress.reduce((total, item) => total + item[name], 0);
+  return { title, figure: money(sum("per_hour")), unit: "per hour", note: `${money(sum("today"))} today, since ${clock(now.egress[0].since)}` };
+}
+
+function cacheHits({ figures }) {
+  const { prompt_tokens: total, ...tiers } = figures.cache;
+  const title = "Cache hits";
+  if (!total) return { title, figure: "none", note: "no prompt was looked up in range" };
+  const hit = Object.values(tiers).reduce((sum, value) => sum + value, 0);
+  const names = { gpu: "GPU", memory: "memory", ssd: "SSD" };
+  const note = Object.entries(names).map(([tier, name]) => `${name} ${percent(tiers[tier] / total)}`).join(" · ");
+  const split = Object.keys(names).map((tier, position) => ({ share: tiers[tier] / total, color: [2, 0, 1][position] }));
+  return { title, figure: percent(hit / total), unit: "of tokens", note, split };
+}
+
+function allLocal({ now, allLocal: answer }) {
+  const title = "If all were local";
+  if (!now.manager.can_plan) return { title, figure: "no model", note: "needs a deployment file" };
+  if (!answer) return { title, figure: "…", note: "the solver has not answered yet" };
+  const { today, what_if: local } = answer;
+  const ttft = (item) => (item.ttft_seconds === null ? "unbounded" : seconds(item.ttft_seconds));
+  const rates = `sustains ${rate(local.requests_per_second)} /s instead of ${rate(today.requests_per_second)}`;
+  if (!today.arrivals_per_second) return { title, figure: rate(local.requests_per_second), unit: "/s sustained", note: `${rate(today.requests_per_second)} /s today; TTFT needs arrivals` };
+  return { title, figure: ttft(local), unit: "mean TTFT", note: `${ttft(today)} today, both by the model; ${rates}` };
 }

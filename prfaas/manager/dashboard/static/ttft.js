@@ -1,66 +1,71 @@
-// Panel of the time to first token by phase.
+// Panels of the time to first token: percentiles over the time range, and its phases.
 
-import { Chart } from "./chart.js";
-import { byId, fillTable, html, metric } from "./dom.js";
-import { count, seconds } from "./format.js";
+import { byId, fillTable, html, metric, setText } from "./dom.js";
+import { clock, count, seconds } from "./format.js";
+import { Plot } from "./plot.js";
+import { marksOf } from "./timeline.js";
+import { phaseBars } from "./waterfall.js";
 
-const WINDOW_SAMPLES = 30; // Window of the means, in seconds.
-const PHASES = { remote: ["decide", "queue", "prefill", "wire", "load", "rest", "leg", "handover"], local: ["decide", "engine"] };
-const NAMES = { decide: "deciding", leg: "prefill leg, undivided", handover: "handover, undivided" };
-// One color per phase. Undivided phases share the color of a phase that they contain.
-const COLOURS = { decide: 0, queue: 4, prefill: 1, wire: 2, load: 3, rest: 7, leg: 5, handover: 6, engine: 1 };
+const ROUTES = ["remote", "local"];
 const COLUMNS = ["decide", "queue", "prefill", "wire", "load", "rest", "leg", "handover", "engine"];
+export const DISTANCE_PHASES = ["wire", "load", "rest", "handover"]; // These follow the prefill.
 
 export class FirstTokens {
   constructor() {
-    this.charts = Object.keys(PHASES).map((route) => {
-      const block = html("div", {}, html("h3", {}, route));
-      byId("ttft-charts").append(block);
-      return [route, new Chart(block, { label: `Time to first token, ${route}`, format: seconds, isStacked: true })];
-    });
+    this.plot = new Plot(byId("ttft-chart"), { label: "Time to first token", format: seconds });
   }
 
-  update(now, samples) {
-    const times = samples.map((item) => item.at);
-    for (const [route, chart] of this.charts) {
-      const series = shown(now, route).map((phase) => ({ name: NAMES[phase] ?? phase, values: means(samples, route, phase), colour: COLOURS[phase] }));
-      chart.update(times, series);
-    }
-    fillTable(byId("ttft-table"), Object.entries(now.ttft).sort(), {
-      key: ([route]) => route,
-      empty: "No router has reported an answered request yet.",
-      cells: ([route, item]) => [
-        route,
-        { text: count(item.count), numeric: true, metric: metric("prfaas_manager_ttft_seconds_count", { route }), value: item.count },
-        { text: item.count ? seconds(item.sum / item.count) : "", numeric: true, metric: metric("prfaas_manager_ttft_seconds_sum", { route }), value: item.sum },
-        ...COLUMNS.map((phase) => phaseCell(now, route, phase)),
+  update({ now, figures }) {
+    const { ttft, steps } = figures.requests;
+    const series = ROUTES.flatMap((route, position) => [
+      { name: `${route} P50`, values: steps.ttft[route][0], color: position, dots: route === "remote", latest: written(ttft[route].percentiles[0]) },
+      { name: `${route} P95`, values: steps.ttft[route][1], color: position, dashed: true, latest: written(ttft[route].percentiles[1]) },
+    ]);
+    this.plot.update(figures, series, marksOf(figures));
+    fillTable(byId("ttft-table"), ROUTES, {
+      key: (route) => route,
+      empty: "",
+      cells: (route) => [
+        route, { text: count(ttft[route].count), numeric: true },
+        ...ttft[route].percentiles.map((value) => ({ text: written(value), numeric: true, exact: value })),
       ],
     });
+    setText(byId("ttft-words"), words(now, figures));
   }
 }
 
-// Undivided phases are left out if there were none.
-function shown(now, route) {
-  return PHASES[route].filter((phase) => !["leg", "handover"].includes(phase) || now.ttft[route]?.[phase]);
+const written = (value) => (value === null ? "none" : seconds(value));
+
+function words(now, { requests, since }) {
+  const parts = ["Exact percentiles of all reported requests in the time range."];
+  const begins = Math.max(requests.complete_since, now.manager.started_at);
+  if (begins > since) parts.push(`The record begins at ${clock(begins)}.`);
+  if (requests.num_hidden) parts.push(`The filters leave out ${count(requests.num_hidden)} requests.`);
+  return parts.join(" ");
 }
 
-// Phases are known for requests that were answered as decided.
-function whole(answered, route) {
-  return answered.filter((item) => item.route === route && item.outcome === "completed").reduce((sum, item) => sum + item.count, 0);
+export function showPhases({ now, figures }) {
+  const blocks = ROUTES.filter((route) => figures.requests.ttft[route].num_divided).map((route) => {
+    const { phases, num_divided: number } = figures.requests.ttft[route];
+    return [html("h3", {}, `${route}, ${count(number)} requests`), phaseBars(phases)];
+  });
+  byId("phases-bars").replaceChildren(...(blocks.length ? blocks.flat() : [html("p", { class: "hint" }, "No completed request in the time range.")]));
+  fillTable(byId("phases-table"), Object.entries(now.ttft).sort(), {
+    key: ([route]) => route,
+    empty: "No router has reported an answered request yet.",
+    cells: ([route, item]) => [
+      route,
+      { text: count(item.count), numeric: true, metric: metric("prfaas_manager_ttft_seconds_count", { route }), value: item.count },
+      { text: item.count ? seconds(item.sum / item.count) : "", numeric: true, metric: metric("prfaas_manager_ttft_seconds_sum", { route }), value: item.sum },
+      ...COLUMNS.map((phase) => phaseCell(now, route, phase)),
+    ],
+  });
 }
 
+// Phases are known for requests that were completed as decided.
 function phaseCell(now, route, phase) {
   const total = now.ttft[route][phase];
   if (total === undefined) return { text: "", numeric: true };
-  const requests = whole(now.answered, route);
-  return { text: requests ? seconds(total / requests) : "", numeric: true, value: total, metric: metric("prfaas_manager_ttft_phase_seconds_total", { route, phase }) };
-}
-
-function means(samples, route, phase) {
-  const requests = (item) => Object.entries(item.answered ?? {}).filter(([name]) => name.startsWith(`${route}/`) && name.endsWith("/answered")).reduce((sum, [, value]) => sum + value, 0);
-  return samples.map((item, position) => {
-    const before = samples[Math.max(0, position - WINDOW_SAMPLES)];
-    const grown = requests(item) - requests(before);
-    return grown > 0 ? ((item.ttft?.[route]?.[phase] ?? 0) - (before.ttft?.[route]?.[phase] ?? 0)) / grown : NaN;
-  });
+  const completed = now.answered.filter((item) => item.route === route && item.outcome === "completed").reduce((sum, item) => sum + item.count, 0);
+  return { text: completed ? seconds(total / completed) : "", numeric: true, value: total, metric: metric("prfaas_manager_ttft_phase_seconds_total", { route, phase }) };
 }

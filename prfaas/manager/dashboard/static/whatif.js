@@ -13,7 +13,7 @@ export class WhatIf {
   }
 
   // The form is created once, so that input in progress stays.
-  update(now) {
+  update({ now }) {
     const alive = new Set(now.nodes.map((item) => item.cluster)).size;
     if (!now.manager.can_plan) {
       setText(byId("what-if-words"), "The manager has no deployment file: set `deployment` to use the solver.");
@@ -30,7 +30,7 @@ export class WhatIf {
     const { source, clusters, arrivals_per_second: arrivals } = this.present;
     setText(byId("what-if-words"), `The solver uses the measured traffic, or the file's trace until there is enough traffic (${source}).`);
     const groups = clusters.map((item) => group(item.name, item.kind === "pd" ? pdFields(item) : prfaasFields(item)));
-    byId("what-if-fields").replaceChildren(...groups, group("traffic", [["arrivals_per_second", "requests per second", arrivals || ""]]));
+    byId("what-if-fields").replaceChildren(...groups, group("traffic", [["arrivals_per_second", "requests per second", arrivals ? Number(arrivals.toPrecision(3)) : ""]]));
     this.form.hidden = false;
   }
 

@@ -1,0 +1,197 @@
+"""Dashboard with every optional setting on: deployment file, egress price, sessions, tenants, a silent engine."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from prfaas.index.membership import EngineLoad, Figures, LinkFigures
+from prfaas.manager.daemon import Manager
+from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.types import AgentName, InstanceId
+from tests.integration.dashboard.browser import Window, chromium, until_true
+from tests.integration.manager.test_routing import route_request
+from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+FILE = """
+model: internal-1t-hybrid
+trace: lognormal
+prfaas:
+  - {name: east-coast-datacenter-7, profile: h200-internal-1t, instances: 9, bandwidth: 200Mbps, egress_price: 0.05}
+pd:
+  - {name: west, profile: h20-internal-1t, instances: 9}
+"""
+EAST = "east-coast-datacenter-7"
+# The estimate exceeds the 200 Mbit/s of the file.
+LINK = LinkFigures(AgentName("d1"), 12.5e6, 35.5e6, 0.08, 0.08, 0, 0.001, num_connections=8)
+NUM_REQUESTS = 300
+MAX_FIRST_VIEW_BYTES = 300_000
+MAX_FIRST_VIEW_SECONDS = 1.0
+
+
+def recorded_trace() -> list[tuple[str, float]]:
+    """Return routes and times to the first token."""
+    generator = random.Random(7)
+    routes = [generator.choice(("remote", "local")) for _ in range(NUM_REQUESTS)]
+    return [(route, generator.lognormvariate(0.0 if route == "remote" else -1.5, 0.6)) for route in routes]
+
+
+async def _report(deployment: Deployment, manager: Manager) -> None:
+    """Route some prompts, and report a recorded trace."""
+    client, reports = deployment.client(manager), []
+    for number, (route, ttft) in enumerate(recorded_trace()):
+        decision_id = b""
+        if number < 12:
+            decision_id = number.to_bytes(8, "big")
+            chain, tenant = chain_of(400 + number), ("acme", "globex")[number % 2]
+            await client.route(route_request(chain, request_id=decision_id, session=f"s{number}", tenant=tenant))
+        reports.append(
+            pb.ReportRequestsRequest.Answered(
+                decision_id=decision_id,
+                route=route,
+                reason="long" if route == "remote" else "short",
+                status=200,
+                ttft_seconds=ttft,
+                decide_seconds=0.01,
+                prefill_seconds=ttft / 2 if route == "remote" else 0.0,
+                outcome="completed",
+            )
+        )
+    await client.report_requests(pb.ReportRequestsRequest(requests=reports))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def manager(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Manager]:
+    directory: Path = tmp_path_factory.mktemp("dashboard")
+    (directory / "deployment.yaml").write_text(FILE)
+    layout = hybrid_layout()
+    async with Deployment(directory) as deployment:
+        await deployment.start_redis()
+        manager = await deployment.start_manager(name="west-manager", deployment=directory / "deployment.yaml")
+        await deployment.start_manager(name="east-manager")
+        silent = Figures(engines=(EngineLoad(InstanceId("i1-engine"), 0, 0, 0.0, is_silent=True),))
+        await deployment.node("i1", manager, cluster="west", role="prefill", figures=silent)
+        await deployment.node("d1", manager, cluster="west", role="decode", holds=stored(layout, chain_of(320), 320))
+        figures = Figures(links=(LINK,), engines=(EngineLoad(InstanceId("p1-engine"), 2, 1, 0.5),))
+        await deployment.node("p1", manager, cluster=EAST, kind="prfaas", role="prefill", figures=figures)
+        await until(lambda: manager.world.plan is not None and len(manager.world.live()) == 3, what="a plan")
+        await _report(deployment, manager)
+        yield manager
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def window(manager: Manager) -> AsyncIterator[Window]:
+    async with AsyncExitStack() as stack:
+        window = await (await stack.enter_async_context(chromium()))()
+        await window.page.goto(f"http://{manager.http_address}/")
+        await until_true(lambda: _has(window, "#health-title", "i1-engine"))
+        yield window
+        assert window.errors == []
+
+
+async def _has(window: Window, selector: str, *words: str) -> bool:
+    text = await window.text(selector)
+    return all(word in text for word in words)
+
+
+async def test_percentiles_are_those_of_the_recorded_trace(window: Window) -> None:
+    for route in ("remote", "local"):
+        ordered = sorted(ttft for kind, ttft in recorded_trace() if kind == route)
+        expected = [ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95, 0.99)]
+        cells = window.page.locator(f"#ttft-table tr[data-key='{route}'] [data-exact]")
+        assert [
+            float(value) for value in await cells.evaluate_all("all => all.map(cell => cell.dataset.exact)")
+        ] == expected
+
+
+async def test_silent_engine_makes_the_service_degraded(window: Window) -> None:
+    assert await window.page.locator("#health").get_attribute("data-mood") == "bad"
+    assert await _has(window, "#health-title", "Degraded", "i1-engine")
+
+
+async def test_capacity_is_at_most_what_the_deployment_file_allows(window: Window) -> None:
+    row = await window.text("#paths-table tbody tr")
+    assert "200 Mbit/s" in row and "284 Mbit/s" not in row
+
+
+async def test_egress_cost_shows_per_hour_and_today(window: Window) -> None:
+    await until_true(lambda: _has(window, ".tile:has-text('Egress cost')", "per hour", "today"))
+    assert not await _has(window, ".tile:has-text('Egress cost')", "0.00per hour")
+
+
+async def test_estimate_without_offloading_shows_beside_today(window: Window) -> None:
+    await until_true(lambda: _has(window, ".tile:has-text('If all were local')", "today"))
+
+
+async def test_page_links_to_the_other_manager_once_it_writes_a_cluster(window: Window, manager: Manager) -> None:
+    assert await _has(window, "#manager-name", "west-manager")
+    owners = await manager.replication.owners()
+    assert owners and all(f"http://{manager.http_address}/" in owner for owner in owners.values())
+
+
+async def test_filter_by_tenant_leaves_the_others_out(window: Window) -> None:
+    select = window.page.locator("#controls [name=tenant]")
+    await select.select_option("globex")
+    await until_true(lambda: _has(window, "#ttft-words", "The filters leave out 294 requests."))
+    assert await window.page.locator("#requests-table tbody tr").count() == 6
+    await select.select_option("")
+    await until_true(lambda: _has(window, "#ttft-table tr[data-key='local']", str(_count("local"))))
+
+
+def _count(route: str) -> int:
+    return sum(kind == route for kind, _ in recorded_trace())
+
+
+async def test_hypothetical_plan_shows_beside_the_present_one(window: Window) -> None:
+    page = window.page
+    field = page.locator("[name='west/instances']")
+    await field.wait_for()
+    await page.locator("#what-if-reset").click()
+    await page.locator("[name='west/num_prefill']").fill("")
+    await field.fill("6")
+    await field.press("Enter")
+    await page.locator("#what-if-table tbody tr").first.wait_for()
+    shown = await page.locator("#what-if-table tbody tr").all_inner_texts()
+    (today, then) = (float(word) for word in shown[0].split("\t")[1:])
+    assert then > today > 0
+    await until_true(lambda: _has(window, "#what-if-status", "more than today"))
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1440, 3840])
+async def test_page_fits_each_width(window: Window, width: int) -> None:
+    await window.page.set_viewport_size({"width": width, "height": 900})
+    await window.page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
+    await window.page.wait_for_timeout(100)  # Charts follow their frame one animation frame later.
+    assert await window.overflow() == 0
+
+
+@pytest.mark.parametrize("colors", ["light", "dark"])
+async def test_page_is_accessible(window: Window, colors: str) -> None:
+    await window.page.set_viewport_size({"width": 1440, "height": 900})
+    await window.page.locator("#theme").select_option(colors)
+    assert await window.faults() == []
+
+
+async def test_first_view_is_small_and_quick(window: Window, manager: Manager) -> None:
+    """Bytes until the tiles show, as Chromium counts them, and milliseconds since the navigation."""
+    assert window.page.context.browser is not None
+    page = await window.page.context.browser.new_page()
+    session = await page.context.new_cdp_session(page)
+    await session.send("Network.enable")
+    received: list[int] = []
+    session.on("Network.dataReceived", lambda event: received.append(event["dataLength"]))
+    await page.goto(f"http://{manager.http_address}/dashboard/")
+    await page.locator(".tile").first.wait_for()
+    milliseconds = await page.evaluate("performance.now()")
+    assert sum(received) < MAX_FIRST_VIEW_BYTES, json.dumps(received)
+    assert milliseconds < 1000 * MAX_FIRST_VIEW_SECONDS
+    await page.close()
