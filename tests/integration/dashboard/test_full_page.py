@@ -170,8 +170,11 @@ async def test_hypothetical_plan_shows_beside_the_present_one(window: Window) ->
 async def test_page_fits_each_width(window: Window, width: int) -> None:
     await window.page.set_viewport_size({"width": width, "height": 900})
     await window.page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
-    await window.page.wait_for_timeout(100)  # Charts follow their frame one animation frame later.
-    assert await window.overflow() == 0
+    await until_true(lambda: _fits(window), seconds=5.0)  # Charts follow their frame one animation frame later.
+
+
+async def _fits(window: Window) -> bool:
+    return await window.overflow() == 0
 
 
 @pytest.mark.parametrize("colors", ["light", "dark"])

@@ -4,9 +4,11 @@ import { byId, fillTable, metric, svg } from "./dom.js";
 import { bitRate, count, percent, seconds, tokens } from "./format.js";
 
 const BOX = { width: 252, height: 136 };
-const LEAST_HEIGHT = 270; // Beside the timeline.
+const LEAST_HEIGHT = 230; // Beside the timeline.
 const GAP = 36;
 const WIDE = 640;
+const MAGNIFIED_FROM = 720;
+const MAX_MAGNIFICATION = 1.6;
 const MAX_DOTS = 14;
 const TRACK = 14; // Width of a line at capacity.
 const RECOVERS_BELOW = 0.6; // Pressure below which congestion control lowers t again.
@@ -68,15 +70,17 @@ export class ClusterMap {
 
   draw() {
     const clusters = clustersOf(this.now);
-    const width = this.container.clientWidth || 300;
+    const shown = this.container.clientWidth || 300;
+    // A wide drawing is magnified, so that text and boxes keep their weight on the page.
+    const width = shown / Math.min(MAX_MAGNIFICATION, Math.max(1, shown / MAGNIFIED_FROM));
     const layout = width >= WIDE ? besideEachOther(clusters, width) : belowEachOther(clusters, this.now.paths.length, width);
     const drawing = svg("g");
     this.now.paths.forEach((path, position) => this.drawPath(drawing, path, { ...layout, position }));
     for (const cluster of clusters) drawing.append(box(cluster, layout.places.get(cluster.name)));
     if (!clusters.length) drawing.append(svg("text", { x: 8, y: 24, class: "faint" }, "No node has registered yet."));
     this.drawing.setAttribute("viewBox", `0 0 ${width} ${layout.height}`);
-    this.drawing.setAttribute("width", width);
-    this.drawing.setAttribute("height", layout.height);
+    this.drawing.setAttribute("width", shown);
+    this.drawing.setAttribute("height", (layout.height * shown) / width);
     this.drawing.setAttribute("aria-label", words(clusters, this.now.paths));
     this.drawing.replaceChildren(drawing);
     this.keepPulse(drawing);

@@ -1,9 +1,9 @@
 // Tiles of the key figures.
 
 import { byId, html, metric, setText, svg } from "./dom.js";
-import { bitRate, clock, count, money, percent, rate, seconds, tokens } from "./format.js";
+import { bitRate, clock, count, isNoLimit, money, percent, rate, seconds, tokens } from "./format.js";
 import { coveredSeconds } from "./health.js";
-import { nameOf } from "./map.js";
+import { nameOf, SIGNALS } from "./map.js";
 import { DISTANCE_PHASES } from "./ttft.js";
 
 const LATELY_SECONDS = 60;
@@ -85,11 +85,14 @@ function distance({ figures }) {
 
 function threshold({ now, figures }) {
   const value = now.manager.threshold_tokens;
-  const raised = now.paths.filter((path) => path.multiplier > 1 && !path.is_down);
+  const raised = now.paths.find((path) => path.multiplier > 1 && !path.is_down);
   const last = figures.changes.find((change) => THRESHOLD_KINDS.includes(change.kind));
-  const why = last ? `${clock(last.at)} ${last.subject}: ${last.detail}` : reasonOf(now);
-  const note = raised.length ? `${nameOf(raised[0])} ×${raised[0].multiplier.toFixed(0)}. ${why}` : why;
-  return { title: "Threshold t", figure: tokens(value), unit: "tokens", note, mood: raised.length ? "busy" : "", metric: metric("prfaas_manager_threshold_tokens"), value };
+  const tile = { title: "Threshold t", figure: tokens(value), unit: isNoLimit(value) ? "" : "tokens", metric: metric("prfaas_manager_threshold_tokens"), value };
+  if (raised) {
+    const since = last ? `, since ${clock(last.at)}` : "";
+    return { ...tile, mood: "busy", note: `${tokens(raised.threshold_tokens)} on ${nameOf(raised)} (×${raised.multiplier.toFixed(0)}): ${SIGNALS[raised.cause] ?? "congestion"}${since}` };
+  }
+  return { ...tile, note: last ? `${clock(last.at)} ${last.subject}: ${last.detail}` : reasonOf(now) };
 }
 
 function reasonOf({ plan, manager }) {
