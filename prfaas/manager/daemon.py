@@ -83,7 +83,7 @@ class Manager:
         )
         self.copies = Copies(secret=secret, clock=self._clock, wall_clock=self._wall_clock)
         self._rebalancer = Rebalancer(config, world=self.world, copies=self.copies, writes=self.replication.writes)
-        self._cache_hits = CacheHits(self.world.index, time.time)
+        self._cache_hits = CacheHits(self.world.index, self._wall_clock)
         self.paths = Paths(self.world, clock=self._clock)
         self.routing = RequestRouter(
             config,

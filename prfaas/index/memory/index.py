@@ -24,6 +24,7 @@ from prfaas.index.segments import (
     grid_tokens,
 )
 from prfaas.kv.layout import Layout
+from prfaas.pool_events import Tier
 from prfaas.types import AgentName, BlockHash, ClusterName
 
 
@@ -272,8 +273,8 @@ class Index:
 
     # Queries
 
-    def match(self, query: Query) -> MatchResult:
-        """Return the part of a prompt that each live node can serve.
+    def match(self, query: Query, *, tier: Tier | None = None) -> MatchResult:
+        """Return the part of a prompt that each live node can serve, from all tiers or from one.
 
         Raises:
             IndexRefusal: no node has registered the model, or the query's hashes are malformed.
@@ -283,6 +284,9 @@ class Index:
             raise IndexRefusal("unknown_model", f"no node has registered model {query.model!r}")
         evidence, units = MatchEvidence(query.limit_tokens), chain_of(query.units, HASH_UNIT_TOKENS)
         holders = self._answering_holders()
+        if tier is not None:
+            held = {holder.number for holder in self._holders if holder and holder.holding.tier == tier}
+            holders = {number: holder for number, holder in holders.items() if number in held}
         reach, marks = self._find_blocks(query, units, evidence, holders=holders)
         odd_lengths = self._find_exact(query, units, evidence, holders=holders, reach_tokens=reach, marks=marks)
         return evidence.result(odd_lengths)

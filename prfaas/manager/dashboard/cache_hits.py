@@ -8,17 +8,14 @@ from typing import Any, NamedTuple
 
 from prfaas.index.memory.index import Index
 from prfaas.index.query import MatchResult, Query
-from prfaas.pool_events import POOL_TIERS, Tier
 
 SAMPLE_SECONDS = 0.2  # A match by tier may take a millisecond, so that requests in between are left out.
 MAX_SAMPLES = 18_000  # An hour.
-_FASTER: tuple[frozenset[Tier], ...] = (frozenset({"gpu"}), frozenset({"gpu", "memory"}), POOL_TIERS | {"gpu"})
 
 
 class _Sample(NamedTuple):
     at: float
     prompt_tokens: int
-    gpu: int
     memory: int
     ssd: int
 
@@ -35,11 +32,11 @@ class CacheHits:
         now = self._wall_clock()
         if self._samples and 0 <= now - self._samples[-1].at < SAMPLE_SECONDS:
             return
-        gpu, memory, everywhere = (
-            max((match.usable_tokens for match in self._index.match(query, tiers=tiers).nodes), default=0)
-            for tiers in _FASTER
+        everywhere, memory = (
+            max((match.usable_tokens for match in found.nodes), default=0)
+            for found in (answer, self._index.match(query, tier="memory"))
         )
-        self._samples.append(_Sample(now, query.limit_tokens + 1, gpu, memory - gpu, everywhere - memory))
+        self._samples.append(_Sample(now, query.limit_tokens + 1, memory, everywhere - memory))
 
     def figures(self, since: float, until: float) -> dict[str, Any]:
         """Return the sampled tokens between two times, in all and by tier."""

@@ -73,13 +73,6 @@ class Window:
             for violation in grave
         ]
 
-    async def wider(self) -> list[str]:
-        """Return what reaches beyond the window."""
-        script = """() => [...document.querySelectorAll("main *, header *")].filter((e) =>
-            e.getBoundingClientRect().right > document.documentElement.clientWidth && !e.closest(".scroll"))
-            .map((e) => `${e.tagName}#${e.id}.${e.className} ${e.textContent.slice(0, 30)} ${e.getBoundingClientRect().right}`)"""
-        return await self.page.evaluate(script)
-
     async def overflow(self) -> int:
         """Pixels by which the page is wider than the window."""
         script = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

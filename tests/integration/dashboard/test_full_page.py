@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from prfaas.index.membership import EngineLoad, Figures, LinkFigures
 from prfaas.manager.daemon import Manager
+from prfaas.router.routing.reports import RequestReports
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, InstanceId
 from tests.integration.dashboard.browser import Window, chromium, until_true
@@ -47,14 +48,15 @@ def recorded_trace() -> list[tuple[str, float]]:
 
 async def _report(deployment: Deployment, manager: Manager) -> None:
     """Route some prompts, and report a recorded trace."""
-    client, reports = deployment.client(manager), []
+    client = deployment.client(manager)
+    reports = RequestReports(client)
     for number, (route, ttft) in enumerate(recorded_trace()):
         decision_id = b""
         if number < 12:
             decision_id = number.to_bytes(8, "big")
             chain, tenant = chain_of(400 + number), ("acme", "globex")[number % 2]
             await client.route(route_request(chain, request_id=decision_id, session=f"s{number}", tenant=tenant))
-        reports.append(
+        reports.add(
             pb.ReportRequestsRequest.Answered(
                 decision_id=decision_id,
                 route=route,
@@ -66,7 +68,7 @@ async def _report(deployment: Deployment, manager: Manager) -> None:
                 outcome="completed",
             )
         )
-    await client.report_requests(pb.ReportRequestsRequest(requests=reports))
+    await reports.send()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -133,9 +133,9 @@ function cacheHits({ figures }) {
   const title = "Cache hits";
   if (!total) return { title, figure: "none", note: "no prompt was looked up in range" };
   const hit = Object.values(tiers).reduce((sum, value) => sum + value, 0);
-  const names = { gpu: "GPU", memory: "memory", ssd: "SSD" };
+  const names = { memory: "memory", ssd: "SSD" };
   const note = Object.entries(names).map(([tier, name]) => `${name} ${percent(tiers[tier] / total)}`).join(" · ");
-  const split = Object.keys(names).map((tier, position) => ({ share: tiers[tier] / total, color: [2, 0, 1][position] }));
+  const split = Object.keys(names).map((tier, position) => ({ share: tiers[tier] / total, color: [0, 1][position] }));
   return { title, figure: percent(hit / total), unit: "of tokens", note, split };
 }
 
