@@ -22,7 +22,7 @@ from prfaas.config_checks import (
 from prfaas.router.http.admission import Quota, Tenants, check_salt
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
-from prfaas.types import ClusterKind, InstanceRole, LocalPolicy
+from prfaas.types import ClusterKind, ClusterName, InstanceRole, LocalPolicy
 from prfaas.units import choice, is_loopback, split_address
 
 PdProtocol = Literal["prfaas", "nixl"]
@@ -76,6 +76,9 @@ class ClientTenantConfig:
 
     tenant: str = setting("text", required=True, doc="Salt of the tenant, as in the agents' setting `tenants`.")
     clients: tuple[str, ...] = setting("text_list", required=True, doc="Client names in `api_keys_file`.")
+    clusters: tuple[str, ...] = setting(
+        "text_list", default=(), doc="Clusters that may see the prompts and their KV; empty: all."
+    )
 
     def __post_init__(self) -> None:
         check_salt(self.tenant)
@@ -265,6 +268,8 @@ class RouterConfig:
         members = [client for tenant in self.tenants for client in tenant.clients]
         if len({tenant.tenant for tenant in self.tenants}) < len(self.tenants) or len(set(members)) < len(members):
             raise ValueError("tenants: a tenant is named twice, or a client belongs to two")
+        if self.clusters_of_tenants() and not self.cluster:
+            raise ValueError("cluster: missing; clusters of tenants need it")
         try:
             check_salt(self.tenant)
         except ValueError as error:
@@ -291,6 +296,12 @@ class RouterConfig:
     def client_tenants(self) -> Tenants:
         """Return the tenant of each client."""
         return Tenants({client: tenant.tenant for tenant in self.tenants for client in tenant.clients}, self.tenant)
+
+    def clusters_of_tenants(self) -> dict[str, frozenset[ClusterName]]:
+        """Return the clusters of each tenant that may not use all."""
+        return {
+            tenant.tenant: frozenset(map(ClusterName, tenant.clusters)) for tenant in self.tenants if tenant.clusters
+        }
 
     def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
         """Return the certificates for gateways and managers; None for plain text. Raise ConfigError if they are unusable."""

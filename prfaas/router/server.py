@@ -37,6 +37,7 @@ from prfaas.router.routing.serve import RequestHandler
 from prfaas.rpc.tasks import cancel_tasks, restarting_task
 from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy
+from prfaas.types import ClusterName
 from prfaas.units import join_address, split_address
 
 CONNECT_SECONDS = 5.0
@@ -215,6 +216,8 @@ async def _running_router(
             legs=LegClient(session, prefill_seconds=config.transfer_deadline),
             tokenizer=Tokenizer(session),
             pd_protocol=config.pd_protocol,
+            cluster=ClusterName(config.cluster),
+            clusters_of_tenants=config.clusters_of_tenants(),
         )
         records = RequestRecords()
         try:

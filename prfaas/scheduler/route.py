@@ -10,7 +10,7 @@ The policies apply in this order:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prfaas.scheduler.endpoint_picker.adapter import pick_decode
@@ -40,7 +40,7 @@ EXPLANATIONS: dict[Reason, str] = {
     "link_down": "it is long, but no link from a PrfaaS cluster to the decode cluster is up",
     "link_too_slow": "it is long, but transferring its KV would take longer than prefilling it here",
     "congested": "it exceeds the deployment's threshold, but not the one in force while the path is congested",
-    "no_decode_instance": "no healthy instance can decode",
+    "no_decode_instance": "no healthy instance can decode, or none in the clusters of its tenant",
     "pd": "the policy lets a PD-P instance prefill every request of this cluster",
     "ppd_first_turn": "first turn of a session, or its decode node holds nothing of it: a PD-P instance prefills it",
     "session_node_full": "later turn, but the session's node has hardly a free KV block: a PD-P instance prefills it for "
@@ -94,6 +94,9 @@ def explain(decision: Decision, facts: RequestFacts) -> str:
 
 def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
     """Return the decision for one request."""
+    if request.clusters:
+        allowed = [instance for instance in snapshot.instances if instance.cluster in request.clusters]
+        snapshot = replace(snapshot, instances=tuple(allowed))
     decode = _choose_decode(snapshot, request)
     if decode is None:
         return Decision("refused", "no_decode_instance")

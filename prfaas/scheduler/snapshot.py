@@ -126,6 +126,7 @@ class RequestFacts:
         max_output_tokens: 0 if unknown.
         caches_known: False while no node has registered a layout of the model, so that nothing counts as cached.
         seed: Spreads requests over equal instances; 0 orders these by name.
+        clusters: Clusters that may see the prompt and its KV; empty: all.
     """
 
     num_prompt_tokens: int
@@ -139,6 +140,7 @@ class RequestFacts:
     max_output_tokens: int = 0
     caches_known: bool = True
     seed: int = 0
+    clusters: frozenset[ClusterName] = frozenset()
 
     def cached_at(self, agent: AgentName) -> int:
         """Return the usable prefix on one node, in tokens."""

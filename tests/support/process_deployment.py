@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -130,14 +131,14 @@ class ProcessDeployment:
         command = [sys.executable, "-m", "tools.paced_engine", "--socket", str(agent.socket), "--model", MODEL]
         return [*command, "--listen", url.removeprefix("http://"), "--instance", instance, *flags]
 
-    def start_routers(self) -> None:
+    def start_routers(self, **router_settings: Any) -> None:
         """Start a router per PD cluster, and wait until each sees all engines."""
         for instance, url in self.engine_urls.items():
             self._stack.await_server(self.engines[instance], url)
         for cluster in (name for name, kind in self._clusters.items() if kind == "pd"):
             settings = {"managers": [self.manager_grpc], "cluster": cluster, "probe_interval": "200ms"}
             # On a busy machine managers still decide, and engines do not count as silent.
-            settings |= {"manager_timeout": "10s", "silence_seconds": "20s"}
+            settings |= {"manager_timeout": "10s", "silence_seconds": "20s", **router_settings}
             router, self.router_urls[cluster] = self._stack.start_router(settings, name=f"router-{cluster}")
             self._stack.await_server(router, self.router_urls[cluster])
             self.children.wait_until(router, functools.partial(self._sees_all, cluster), seconds=90.0)
@@ -181,6 +182,7 @@ def running_deployment(
     shape: LinkShape = UNSHAPED,
     engine_flags: Sequence[str] = (),
     clusters: Mapping[str, ClusterKind] = CLUSTERS,
+    router_settings: Mapping[str, Any] = MappingProxyType({}),
     **manager_settings: Any,
 ) -> Iterator[ProcessDeployment]:
     """Yield a deployment with one node per cluster. The relay of west has this shape."""
@@ -191,7 +193,7 @@ def running_deployment(
             wire = free_address()
             relay = relays.enter_context(Relay(wire, shape if name == "west" else UNSHAPED))
             site.start_cluster(name, relay, wire=wire, num_engines=num_engines, flags=engine_flags)
-        site.start_routers()
+        site.start_routers(**router_settings)
         yield site
 
 
@@ -217,14 +219,21 @@ def fresh_prompt(num_tokens: int) -> list[int]:
     return [(seed * 7919 + position * 31) % 50_000 for position in range(num_tokens)]
 
 
-async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int], *, num_tokens: int = 8) -> Outcome:
+async def ask(
+    session: aiohttp.ClientSession, url: str, prompt: list[int], *, num_tokens: int = 8, key: str = ""
+) -> Outcome:
     """Stream one completion to its end, successful or not. Raise TimeoutError if there is none."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
     token_ids: list[int] = []
     headers: dict[str, str] = {}
     error, asked_at, ttft_seconds = "ended without [DONE]", time.monotonic(), math.inf
     try:
-        async with asyncio.timeout(REQUEST_SECONDS), session.post(f"{url}/v1/completions", json=body) as response:
+        async with (
+            asyncio.timeout(REQUEST_SECONDS),
+            session.post(
+                f"{url}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"} if key else {}
+            ) as response,
+        ):
             headers = {name.lower(): value for name, value in response.headers.items()}
             async for line in response.content:
                 if line.strip() == b"data: [DONE]":

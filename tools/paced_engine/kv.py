@@ -25,9 +25,9 @@ def layout_of(model: str, *, bytes_per_token: int, state_bytes: int) -> Layout:
     )
 
 
-def chain_of(model: str, prompt: list[int]) -> HashChain:
-    """Return the hash chain of a prompt without tenant."""
-    return HashChain(root_hash(model), prompt)
+def chain_of(model: str, prompt: list[int], *, salt: str = "") -> HashChain:
+    """Return the hash chain of a prompt."""
+    return HashChain(root_hash(model, salt.encode()), prompt)
 
 
 def groups_of(chain: HashChain) -> tuple[GroupBlocks, ...]:

@@ -79,13 +79,13 @@ class Server:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         prompt: list[int] = body["prompt"]
-        parameters = body.get("kv_transfer_params") or {}
+        parameters, salt = body.get("kv_transfer_params") or {}, body.get("cache_salt") or ""
         self._num_running += 1
         try:
             if parameters.get("do_remote_decode"):
-                sent = await self._send(prompt, parameters)
+                sent = await self._send(prompt, parameters, salt)
                 return web.json_response(self._event([0]) | {"kv_transfer_params": {SENT_KEY: sent}})
-            is_correct, report = await self._load_prompt(prompt, parameters)
+            is_correct, report = await self._load_prompt(prompt, parameters, salt)
             token_ids = answer_tokens(prompt, int(body.get("max_tokens", 16)), is_kv_correct=is_correct)
             async with self._turn(self._decoding):
                 if body.get("stream"):
@@ -94,12 +94,14 @@ class Server:
         finally:
             self._num_running -= 1
 
-    async def _load_prompt(self, prompt: list[int], parameters: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+    async def _load_prompt(
+        self, prompt: list[int], parameters: dict[str, Any], salt: str
+    ) -> tuple[bool, dict[str, Any]]:
         """Receive or compute the prompt's KV; return whether it is right, and the report on its transfer."""
         if not parameters.get("do_remote_prefill"):
             return True, await self._compute(len(prompt), parameters)
         transfer_id, grant = _grant(parameters)
-        chain, trace = chain_of(self._model, prompt[:-1]), parameters.get(TRACE_KEY, "")
+        chain, trace = chain_of(self._model, prompt[:-1], salt=salt), parameters.get(TRACE_KEY, "")
         local_seconds = self._pace.prefill(len(prompt))
         outcome, is_correct = await self._pool.receive(transfer_id, grant, chain, trace, local_seconds=local_seconds)
         self._journal(transfer_id, "received", outcome)
@@ -122,10 +124,10 @@ class Server:
         async with self._turn(self._prefilling):
             await asyncio.sleep(self._pace.prefill(num_tokens))
 
-    async def _send(self, prompt: list[int], parameters: dict[str, Any]) -> str:
+    async def _send(self, prompt: list[int], parameters: dict[str, Any], salt: str) -> str:
         """Compute a prompt and send its KV; return the connector's outcome."""
         transfer_id, grant = _grant(parameters)
-        chain, trace = chain_of(self._model, prompt), parameters.get(TRACE_KEY, "")
+        chain, trace = chain_of(self._model, prompt, salt=salt), parameters.get(TRACE_KEY, "")
         transfer = await self._pool.open(transfer_id, grant, chain, trace)
         if transfer is None:
             self._journal(transfer_id, "sent", "agent_lost")

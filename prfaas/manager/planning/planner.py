@@ -59,10 +59,11 @@ class _Inputs:
     roles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # Counts by cluster and role.
     rates: tuple[tuple[str, str, float], ...]  # Measured (source, destination, bytes per second).
     egress_prices: tuple[float, ...]  # Per GB in the present hour, by PrfaaS cluster of the file.
+    down: frozenset[Pair] = frozenset()  # Paths whose links are all down.
 
     def has_rates_of(self, earlier: _Inputs) -> bool:
-        """Return whether the rates are about the same."""
-        if [rate[:2] for rate in self.rates] != [rate[:2] for rate in earlier.rates]:
+        """Return whether the rates are about the same, and the same paths are down."""
+        if self.down != earlier.down or [rate[:2] for rate in self.rates] != [rate[:2] for rate in earlier.rates]:
             return False
         pairs = zip(self.rates, earlier.rates, strict=True)
         return all(abs(new[2] - old[2]) <= RATE_CHANGE_RATIO * old[2] for new, old in pairs)
@@ -171,7 +172,7 @@ class Planner:
                 )
         rates, prices = self._rates(), prices_per_gb(self._deployment, self._hour())
         listed = tuple((cluster, tuple(sorted(counts.items()))) for cluster, counts in sorted(roles.items()))
-        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), prices)
+        return _Inputs(listed, tuple((*pair, rate) for pair, rate in rates.items() if rate), prices, self._paths.down)
 
     def _rates(self) -> dict[Pair, float]:
         """Return each path's rate; 0 if unknown."""
@@ -244,7 +245,10 @@ class Planner:
             if cluster.name in roles
         ]
         pd = [_with_roles(cluster, roles[cluster.name]) for cluster in file.pd if cluster.name in roles]
-        kept = [link for link in links_with(inputs.rates, file) if link.source in roles and link.target in roles]
+        links = links_with(inputs.rates, file, down=inputs.down)
+        kept = [link for link in links if link.source in roles and link.target in roles]
+        if inputs.down:  # A deployment without paths would have unlimited ones.
+            prfaas = [cluster for cluster in prfaas if any(link.source == cluster.name for link in kept)]
         return replace(file, prfaas=tuple(prfaas), pd=tuple(pd), paths=tuple(kept))
 
     def _traffic_now(self) -> tuple[Workload, str]:
@@ -327,16 +331,18 @@ def _splits(plan: Plan) -> dict[str, tuple[float, float]]:
     return {split.cluster: (split.num_prefill, split.num_decode) for split in plan.splits}
 
 
-def links_with(rates: Iterable[tuple[str, str, float]], file: Deployment) -> list[ClusterPath]:
-    """Return the file's links with the measured rates.
+def links_with(
+    rates: Iterable[tuple[str, str, float]], file: Deployment, *, down: frozenset[Pair] = frozenset()
+) -> list[ClusterPath]:
+    """Return the file's links with the measured rates, without those that are down.
 
     If the file lists none, pairs without a measurement are limited by their cluster's egress alone.
     """
     links = {(link.source, link.target): link.bytes_per_second for link in file.paths}
     measured = {(source, target): rate for source, target, rate in rates}
-    if measured and not file.paths:
+    if (measured or down) and not file.paths:
         links = {(prfaas.name, pd.name): math.inf for prfaas in file.prfaas for pd in file.pd}
-    return [ClusterPath(*pair, rate) for pair, rate in (links | measured).items()]
+    return [ClusterPath(*pair, rate) for pair, rate in (links | measured).items() if pair not in down]
 
 
 def _supplies(deployment: Deployment, plan: Plan) -> dict[str, ClusterSupply]:

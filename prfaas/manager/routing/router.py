@@ -146,7 +146,9 @@ class RequestRouter:
             self._note_unknown_layout(request.model, now)
             return None
         answer = self._world.index.match(query)
-        self._note_match(query, answer)
+        # Rebalancing copies what it notes to any cluster.
+        if not request.tenant_clusters:
+            self._note_match(query, answer)
         return answer
 
     def _note_unknown_layout(self, model: str, now: float) -> None:
@@ -168,6 +170,7 @@ class RequestRouter:
             turn=turn,
             max_output_tokens=request.max_output_tokens,
             seed=int.from_bytes(request.request_id[:_SEED_BYTES], "little"),
+            clusters=frozenset(map(ClusterName, request.tenant_clusters)),
         )
 
     def _conversation(self, request: pb.RouteRequest, now: float) -> tuple[AgentName | None, int]:

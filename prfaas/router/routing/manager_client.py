@@ -108,6 +108,7 @@ class DecisionClient:
             num_prompt_tokens=routing.facts.num_prompt_tokens,
             prompt_hash=chain.at(chain.num_tokens),
             tenant=routing.tenant,
+            tenant_clusters=sorted(routing.facts.clusters),
             session=routing.session,
             cluster=self._config.cluster,
             max_output_tokens=routing.facts.max_output_tokens,

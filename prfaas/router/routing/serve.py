@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ from prfaas.router.routing.record import RequestRecord
 from prfaas.scheduler.route import EXPLANATIONS, Decision
 from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.transfer_report import RECEIVED_KEY, received_report, take_comment
-from prfaas.types import InstanceId
+from prfaas.types import ClusterName, InstanceId
 
 MAX_TRIES = 4  # Decode legs of one request.
 SHORT_BODY_BYTES = 16 << 10  # No model is too short for such a prompt, or its engine refuses it cheaply.
@@ -61,6 +61,8 @@ class RequestHandler:
     legs: LegClient
     tokenizer: Tokenizer
     pd_protocol: PdProtocol = "prfaas"
+    cluster: ClusterName | None = None
+    clusters_of_tenants: Mapping[str, frozenset[ClusterName]] = field(default_factory=dict)
 
     async def open(self, parsed: ParsedRequest, record: RequestRecord, *, session: str) -> EngineResponse:
         """Return the first response whose first bytes have come.
@@ -86,7 +88,7 @@ class RequestHandler:
 
         Raises:
             BadRequest: the prompt cannot fit the model.
-            NoEngineReady: there is no healthy decode instance.
+            NoEngineReady: there is no healthy decode instance, or the tenant belongs to other clusters.
         """
         if len(parsed.raw) > SHORT_BODY_BYTES:
             parsed.check_length(self.fleet.max_model_len(parsed.model))
@@ -97,7 +99,10 @@ class RequestHandler:
             turn=parsed.turn,
             max_output_tokens=parsed.max_output_tokens,
             seed=secrets.randbits(32),
+            clusters=self.clusters_of_tenants.get(parsed.tenant, frozenset()),
         )
+        if facts.clusters and self.cluster not in facts.clusters:
+            raise NoEngineReady("this router's cluster may not see the prompts of your tenant")
         prompt = None
         if facts.obstacle is None and self.fleet.must_count(facts.num_prompt_tokens):
             prompt = await self._tokenize(parsed)

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from prfaas.manager.planning.planner import links_with
+from prfaas.model.capacity.bound import lp_bound, whole_bound
+from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.deployment import ClusterPath
 from prfaas.model.planning.planner import best_plan
 from tests.support.planner_inputs import case_study
@@ -44,3 +46,25 @@ def test_measured_rates_replace_those_of_the_file() -> None:
         ClusterPath(source, target, 1e9),
         ClusterPath(source, "other", 2e9),
     ]
+
+
+@pytest.mark.parametrize("num_listed", [0, 4])
+def test_plan_of_two_by_two_clusters_without_a_down_link_is_within_a_percent_of_the_bound(num_listed: int) -> None:
+    file, traffic = case_study()
+    (prfaas,), (pd,) = file.prfaas, file.pd
+    sources, targets = ("west-gpu", "east-gpu"), ("west", "east")
+    deployment = replace(
+        file,
+        prfaas=tuple(replace(prfaas, name=name, num_instances=2) for name in sources),
+        pd=tuple(replace(pd, name=name, num_instances=4) for name in targets),
+        paths=tuple(ClusterPath(source, target, 1e9) for source in sources for target in targets)[:num_listed],
+    )
+    down = frozenset({("west-gpu", "west")})
+    present = replace(deployment, paths=tuple(links_with([], deployment, down=down)))
+    assert {(path.source, path.target) for path in present.paths} == {
+        (source, target) for source in sources for target in targets
+    } - down
+    plan, loads = best_plan(present, traffic, method="exact"), LoadModel(present, traffic, "exact")
+    bound = whole_bound(loads, lp_bound(loads))
+    assert plan.system_throughput == pytest.approx(bound.system_throughput, rel=0.01)
+    assert plan.system_throughput <= bound.system_throughput * (1 + 1e-9)
