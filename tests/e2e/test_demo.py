@@ -35,7 +35,15 @@ class Surroundings:
         environment = os.environ | {"TMPDIR": str(self.directory), MARK: self.mark}
         command = [sys.executable, "-m", "tools.demo", *arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            start_new_session=True,
+        )
 
     def engines(self) -> list[int]:
         """Return the process ids of vLLM's servers."""
@@ -67,11 +75,12 @@ def surroundings() -> Iterator[Surroundings]:
 
 def test_every_row_is_right_even_with_a_flipped_byte(surroundings: Surroundings) -> None:
     demo = surroundings.start("--corrupt")
-    table, progress = demo.communicate(timeout=400)
+    table, progress = demo.communicate(timeout=600)
     assert demo.returncode == 0, table + progress
-    rows = table.splitlines()[2:]
-    assert len(rows) == 10 and all(row.endswith("equal") for row in rows), table
+    rows = [line for line in table.splitlines() if line.endswith("equal")]
+    assert len(rows) == 10, table
     assert "recomputed: checksum" in rows[-1]
+    assert "Paris" in table or "cannot be downloaded" in progress, table
     surroundings.assert_nothing_left()
 
 

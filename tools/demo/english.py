@@ -28,18 +28,23 @@ class EnglishAnswer:
     local_seconds: float
     wire_bytes: int
     early_ratio: float | None
+    outcome: str  # Of the transfer.
     is_equal: bool
 
     def describe(self) -> str:
         """Return the question, the answer and the figures as lines for people."""
-        hidden = "no part" if self.early_ratio is None else f"{self.early_ratio:.0%}"
+        hidden = (
+            f"the transfer ended as {self.outcome!r}, so west computed the prompt"
+            if self.early_ratio is None
+            else f"{self.early_ratio:.0%} of it hidden behind prefill"
+        )
         answer = textwrap.fill(" ".join(self.text.split()), 100, initial_indent="  ", subsequent_indent="  ")
         return (
             f"Question to SmolLM2-135M-Instruct, after {PROMPT_TOKENS:,} tokens:\n  {QUESTION}\n"
             f"Answer ({self.route} route):\n{answer}\n"
             f"Time to the first token: {self.remote_seconds:.2f} s with remote prefill, "
             f"{self.local_seconds:.2f} s computed locally\n"
-            f"KV over the link: {self.wire_bytes / 1e6:.1f} MB, {hidden} of it hidden behind prefill\n"
+            f"KV over the link: {self.wire_bytes / 1e6:.1f} MB, {hidden}\n"
             f"Same tokens as the local answer: {'yes' if self.is_equal else 'NO'}\n"
         )
 
@@ -59,13 +64,15 @@ def ask(scene: Scene, model: Path) -> EnglishAnswer:
     local = complete(scene.engine_urls["west"], body | {"cache_salt": "local"})
     is_remote = "x-prfaas-transfer" in remote.headers
     sent = transfer_of(scene, "east", remote) if is_remote else None
+    received = transfer_of(scene, "west", remote) if is_remote else {"wire_bytes": 0, "outcome": "not begun"}
     return EnglishAnswer(
         text=remote.text,
         route=remote.headers["x-prfaas-route"],
         remote_seconds=remote.ttft_seconds,
         local_seconds=local.ttft_seconds,
-        wire_bytes=transfer_of(scene, "west", remote)["wire_bytes"] if is_remote else 0,
+        wire_bytes=received["wire_bytes"],
         early_ratio=early_ratio(sent),
+        outcome=received["outcome"],
         is_equal=remote.token_ids == local.token_ids,
     )
 
