@@ -30,12 +30,26 @@ make_venv() {
 
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
 
+# Show the large downloads with their sizes, and the sum, instead of pip's lines.
+show_progress() {
+    awk '/^Collecting/ {found++; if (found % 25 == 0) printf "[install]   %d packages found\n", found}
+        /^ *(Downloading|Using cached) .*\([0-9.]+ [kMG]B\)/ {
+            size = substr($(NF - 1), 2) * ($NF ~ /^G/ ? 1000 : $NF ~ /^k/ ? 0.001 : 1)
+            total += size
+            name = $(NF - 2); sub(/.*\//, "", name); sub(/-[0-9].*/, "", name)
+            if (size >= 20) printf "[install]   %5.0f MB  %s (%.0f MB so far)\n", size, name, total
+        }
+        /^Installing collected/ {printf "[install]   %.0f MB here; unpacking %d packages, about a minute\n", total, NF - 3}
+        /^ *ERROR/ {print}
+        {fflush()}'
+}
+
 install_all() {
     local engine=$1
     shift
     # Compiling everything would take a minute, but only a tenth of it is ever imported.
     .venv/bin/pip install --disable-pip-version-check --no-compile --progress-bar off -e ".[site,plot,dev,$engine]" "$@" |
-        awk '/^Collecting/ {print "[install]   " $2; fflush()} /^Installing/ {print "[install]   unpacking the packages"; fflush()}'
+        show_progress
 }
 
 .venv/bin/python -c 'import pip' 2>/dev/null || make_venv
