@@ -27,6 +27,7 @@ set -e
 trap 'kill $(jobs -p) 2>/dev/null || :; wait || :' EXIT
 prfaas-agent() { command prfaas-agent "$@" --check-config; }
 prfaas-router() { command prfaas-router "$@" --check-config; }
+prfaas-sidecar() { command prfaas-sidecar "$@" --check-config; }
 prfaas-manager() { command prfaas-manager "$@" --check-config; }
 prfaas-colocate() { command prfaas-colocate "$@" --check-config; }
 iperf3() { :; }
@@ -44,7 +45,7 @@ systemctl() { test -s "etc/systemd/system/${@: -1}.service"; }
 podman() { test -s "$3"; }
 """
 # Pages whose blocks are run, all of them in their order, each page in a folder of its own.
-RUN = ("README", "colocate", "deploy", "kubernetes", "router", "security", "transport")
+RUN = ("README", "colocate", "deploy", "kubernetes", "quickstarts", "router", "security", "transport")
 RUN_LONG = ("solver", "twin")  # These take minutes.
 # Commands that are not run, in the pages that are.
 NOT_RUN = {
@@ -146,6 +147,8 @@ def test_the_commands_of_a_page_run(page: str, machine: Machine) -> None:
         for name in ("secret", "api-keys", "operator-key"):
             machine.write(name, 32 * "s")
         machine.certify("west-7")
+        (router,) = (block for block in blocks_of(ROOT / "README.md") if block.text.startswith("listen: 10.0.1.1:8080"))
+        machine.write("router.yaml", router.text)
     for block in filter(_is_run, _blocks(page)):
         done = machine.run(block.text)
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
