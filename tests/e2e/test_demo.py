@@ -75,7 +75,7 @@ def surroundings() -> Iterator[Surroundings]:
 
 def test_every_row_is_right_even_with_a_flipped_byte(surroundings: Surroundings) -> None:
     demo = surroundings.start("--corrupt")
-    table, progress = demo.communicate(timeout=600)
+    table, progress = demo.communicate(timeout=800)
     assert demo.returncode == 0, table + progress
     rows = [line for line in table.splitlines() if line.endswith("equal")]
     assert len(rows) == 10, table

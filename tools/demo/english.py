@@ -50,7 +50,10 @@ class EnglishAnswer:
 
 
 def ask(scene: Scene, model: Path) -> EnglishAnswer:
-    """Send the question through the router, then to the decode engine alone."""
+    """Send the question to the decode engine alone, then through the router.
+
+    The first answer also teaches the engine its speed, from which it decides whether to wait for KV.
+    """
     prompt = _prompt(Tokenizer.from_file(str(model / "tokenizer.json")))
     body: dict[str, Any] = {
         "model": scene.model,
@@ -58,13 +61,15 @@ def ask(scene: Scene, model: Path) -> EnglishAnswer:
         "max_tokens": MAX_ANSWER_TOKENS,
         "temperature": 0,
     }
-    scene.say(f"a question in English after {len(prompt)} tokens, through the router")
-    remote = complete(scene.router_url, body)
-    scene.say("the same question to west's engine alone")
+    scene.say(f"a question in English after {len(prompt)} tokens, to west's engine alone")
     local = complete(scene.engine_urls["west"], body | {"cache_salt": "local"})
+    scene.say("the same question through the router")
+    remote = complete(scene.router_url, body)
     is_remote = "x-prfaas-transfer" in remote.headers
     sent = transfer_of(scene, "east", remote) if is_remote else None
-    received = transfer_of(scene, "west", remote) if is_remote else {"wire_bytes": 0, "outcome": "not begun"}
+    received: dict[str, Any] = {"wire_bytes": 0, "outcome": "not begun"}
+    if is_remote:
+        received = transfer_of(scene, "west", remote)
     return EnglishAnswer(
         text=remote.text,
         route=remote.headers["x-prfaas-route"],

@@ -30,7 +30,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def _python(version: str) -> str:
     """Return an interpreter of this version, from the path or pyenv."""
     found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
-    for python in filter(None, found):
+    for python in [candidate for candidate in found if candidate is not None]:
         if subprocess.run([python, "-c", ""], check=False, capture_output=True).returncode == 0:
             return str(python)
     pytest.skip(f"no Python {version} on this machine")
