@@ -55,7 +55,6 @@ NOT_RUN = {
 }
 # Pages whose commands are only parsed, and why.
 PARSED = {
-    "newcomer": "make alone; tests/e2e/test_demo.py runs the demo",
     "tracing": "pip alone",
     "vllm": "an engine's commands, with a model of many GB; tests/integration/connector has vLLM parse them",
 }
