@@ -79,7 +79,8 @@ def _top(call: Call) -> CommandOutput:
     except PageUnreachable as error:
         table = tables.Table("Managers", ("error",), ((str(error),),), ("bad",))
         return CommandOutput({"error": str(error)}, [table])
-    return CommandOutput(status.document, [*status.tables, tables.link_table(status.document["state"])])
+    document = status.document
+    return CommandOutput(document, tables.top_tables(document["state"], document))
 
 
 def _explain(call: Call) -> CommandOutput:
@@ -209,6 +210,67 @@ def _pool_order(call: Call) -> CommandOutput:
     return CommandOutput(found, [table], status=0 if is_done else 1)
 
 
+def _init(call: Call) -> CommandOutput:
+    site_files = startup.load_extra("prfaas.console.site_files", extra="console")
+    given = call.arguments
+    folder: Path = given.folder or Path(f"prfaas-{given.site}")
+    peer = "east" if given.site == "west" else "west"
+    answers = site_files.read_answers(folder)
+    if answers is None:
+        model = _answer(given, "model", "model folder, or name at a hub")
+        found = {
+            given.site: _answer(given, "address", "this machine's address"),
+            peer: _answer(given, "other", "the other machine's address"),
+            "model": model,
+            "served_name": _answer(given, "served_name", "served name", usual=model.rstrip("/").rpartition("/")[2]),
+        }
+        answers = site_files.Answers(**found)
+    pool = _answer(given, "pool", "host memory for KV", usual="4GiB")
+    share = site_files.write_site(given.site, folder, answers, pool=pool)
+    folder = folder.resolve()
+    steps = [f"prfaas up {folder}"]
+    if share is not None:
+        steps = [f"scp -rp {share} {answers.address(peer)}:prfaas-{peer}", f"there: prfaas init {peer}", *steps]
+    rows = tuple((str(path.relative_to(folder)),) for path in sorted(folder.rglob("*")) if path.is_file())
+    document = {"folder": str(folder), "files": [row[0] for row in rows], "next": steps}
+    return CommandOutput(document, [tables.Table(str(folder), ("file",), rows, notes=("next:", *steps))])
+
+
+def _answer(given: argparse.Namespace, name: str, question: str, *, usual: str = "") -> str:
+    """Return a fact from its flag, or from the user on a terminal, or the usual one.
+
+    Raises:
+        ConfigError: nobody can be asked.
+    """
+    flag: str = getattr(given, name) or ""
+    if flag:
+        return flag
+    if sys.stdin.isatty():
+        written = input(f"{question}{f' [{usual}]' if usual else ''}: ").strip() or usual
+        if written:
+            return written
+    if usual:
+        return usual
+    raise ConfigError(f"--{name.replace('_', '-')}: missing; name {question}")
+
+
+def _up(call: Call) -> CommandOutput:
+    site_processes = startup.load_extra("prfaas.console.site_processes", extra="console")
+    folder, seconds = call.arguments.folder, units.parse_seconds(call.arguments.within)
+    started = site_processes.start_all(
+        folder, within_seconds=seconds, tell=lambda text: sys.stderr.write(f"prfaas: {text}\n")
+    )
+    return CommandOutput(
+        {process.name: process.pid() for process in started}, [site_processes.processes_table(started)]
+    )
+
+
+def _down(call: Call) -> CommandOutput:
+    site_processes = startup.load_extra("prfaas.console.site_processes", extra="console")
+    ended = site_processes.end_all(call.arguments.folder)
+    return CommandOutput([process.name for process in ended], [site_processes.processes_table(ended)])
+
+
 def _hash(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
@@ -223,7 +285,7 @@ def _doctor(call: Call) -> CommandOutput:
     record = startup.load_extra("prfaas.console.doctor.record", extra="site")
     found = examine(
         Patient(
-            files=named or _usual_files(COMPONENTS),
+            files=named or _usual_files(COMPONENTS, _directory(call.arguments)),
             proc=call.arguments.proc,
             console=call.settings,
             ask_managers=managers.manager_findings,
@@ -235,18 +297,19 @@ def _doctor(call: Call) -> CommandOutput:
     return CommandOutput([asdict(finding) for finding in found], [findings_table(found)], status=0 if is_healthy else 1)
 
 
-def _usual_files(names: Iterable[str]) -> dict[str, Path]:
-    """Return the settings files that exist on this machine."""
-    usual = {name: DIRECTORY / f"{name}.yaml" for name in names}
+def _usual_files(names: Iterable[str], directory: Path) -> dict[str, Path]:
+    """Return the settings files that exist in a folder."""
+    usual = {name: directory / f"{name}.yaml" for name in names}
     return {name: path for name, path in usual.items() if path.exists()}
 
 
 def _config_check(call: Call) -> CommandOutput:
     """Read each file in the way of the component."""
     rows: list[tuple[str, str, str]] = []
-    files = [Path(path) for path in call.arguments.files] or [*_usual_files(CONFIGURED).values()]
+    directory = _directory(call.arguments)
+    files = [Path(path) for path in call.arguments.files] or [*_usual_files(CONFIGURED, directory).values()]
     if not files:
-        raise ConfigError(f"{DIRECTORY} has no settings files of {', '.join(CONFIGURED)}; name files")
+        raise ConfigError(f"{directory} has no settings files of {', '.join(CONFIGURED)}; name files")
     for path in files:
         rows += [_checked(path, component=call.arguments.component)]
     moods = tuple[tables.Mood, ...]("good" if outcome == "good" else "bad" for _, _, outcome in rows)
@@ -296,14 +359,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_pool(commands)
     _add_doctor(commands)
     _add_config(commands)
+    _add_site(commands)
     return parser
 
 
 def _add(commands: Any, name: str, command: Command, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    parser.set_defaults(command=command)
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON, as without a terminal")
+    parser = _add_plain(commands, name, command, text)
     config.add_flags(parser, ConsoleConfig)
+    return parser
+
+
+def _add_plain(commands: Any, name: str, command: Command, text: str) -> argparse.ArgumentParser:
+    """Add a command without the console's settings."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.set_defaults(command=command, config=None)
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON, as without a terminal")
     return parser
 
 
@@ -353,6 +423,22 @@ def _add_certs(commands: Any) -> None:
     new.add_argument("--days", type=int, default=90, metavar="N", help="days of validity; default 90")
 
 
+def _add_site(commands: Any) -> None:
+    init = _add_plain(commands, "init", _init, "write every file of this machine's part of a two-machine deployment")
+    init.add_argument("site", choices=("west", "east"), help="west decodes and serves clients, east prefills")
+    init.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="default prfaas-west or prfaas-east")
+    init.add_argument("--address", metavar="HOST", help="this machine's address, as the other reaches it")
+    init.add_argument("--other", metavar="HOST", help="the other machine's address")
+    init.add_argument("--model", help="model folder, or name at a hub")
+    init.add_argument("--served-name", metavar="NAME", help="served model name; default: the model's last part")
+    init.add_argument("--pool", metavar="SIZE", help="host memory for KV on this machine; default 4GiB")
+    up = _add_plain(commands, "up", _up, "start the processes of a folder that `prfaas init` wrote")
+    up.add_argument("--within", default="30m", metavar="TIME", help="time limit for the start; default 30m")
+    down = _add_plain(commands, "down", _down, "end the processes of a folder that `prfaas init` wrote")
+    for parser in (up, down):
+        parser.add_argument("folder", type=Path, metavar="FOLDER", help="this machine's folder")
+
+
 def _add_config(commands: Any) -> None:
     group = commands.add_parser("config", help="configuration files").add_subparsers(metavar="COMMAND", required=True)
     check = _add(group, "check", _config_check, "read files in the way of the components and report errors")
@@ -372,7 +458,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=_file(arguments),
             flags=config.given_flags(arguments),
         )
-        settings = beside_components(settings, DIRECTORY)
+        settings = beside_components(settings, _directory(arguments))
         return _run(Call(settings, arguments))
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
@@ -392,8 +478,13 @@ def _own_certificate(error: Exception, settings: ConsoleConfig | None) -> str:
 def _file(arguments: argparse.Namespace) -> Path | None:
     """Return the named settings file, or the machine's."""
     file: Path | None = arguments.config
-    usual = DIRECTORY / "console.yaml"
-    return file or (usual if usual.exists() else None)
+    usual = _directory(arguments) / "console.yaml"
+    return file if file and not file.is_dir() else usual if usual.exists() else None
+
+
+def _directory(arguments: argparse.Namespace) -> Path:
+    """Return the folder of settings files: a site's folder if --config names it."""
+    return arguments.config if arguments.config and arguments.config.is_dir() else DIRECTORY
 
 
 def _run(call: Call) -> int:

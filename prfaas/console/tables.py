@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from prfaas.transport.congestion.rate_estimator import RETRANSMIT_RATIO
 
 Mood = Literal["plain", "good", "warning", "bad"]
+_URGENCY: tuple[Mood, ...] = ("bad", "warning", "plain", "good")
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _BIT_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 
@@ -28,6 +29,16 @@ class Table:
 def status_tables(state: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Table]:
     """Return a summary: manager, clusters, instances."""
     return [_summary(state, plan), _clusters(state), _instances(state)]
+
+
+def top_tables(state: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Table]:
+    """Return the live view: a summary in one row, instances that need attention first, and links."""
+    summary, instances = _summary(state, plan), _instances(state)
+    moods = sorted(zip(instances.moods, instances.rows, strict=True), key=lambda pair: _URGENCY.index(pair[0]))
+    columns, values = zip(*summary.rows, strict=True)
+    row = Table(summary.title, columns, (values,), (max(summary.moods, key=lambda mood: mood == "warning"),))
+    ordered = replace(instances, rows=tuple(row for _, row in moods), moods=tuple(mood for mood, _ in moods))
+    return [row, ordered, link_table(state)]
 
 
 def _summary(state: Mapping[str, Any], plan: Mapping[str, Any]) -> Table:

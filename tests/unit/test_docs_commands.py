@@ -31,7 +31,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS: dict[str, str] = PROJECT["scripts"]
 UNKNOWN = "--no-flag-has-this-name"
 SERVERS = ("prfaas/router", "prfaas/manager", "prfaas/agent", "prfaas/colocate")
-SYSTEM_TOOLS = ("base64", "chmod", "cp", "head", "install")  # Run in tests/integration/docs.
+SYSTEM_TOOLS = ("base64", "chmod", "cp", "head", "install", "scp")  # Run in tests/integration/docs.
 HIGHLIGHTED = {"pymdownx.highlight": {"use_pygments": False}}
 
 
@@ -74,6 +74,7 @@ def _asks(words: Sequence[str]) -> None:
     parser.add_argument("url")
     parser.add_argument("-H", action="append")
     parser.add_argument("-d")
+    parser.add_argument("--cacert")
     item = parser.parse_args(list(words[1:]))
     path = urlsplit(item.url if "//" in item.url else f"http://{item.url}").path
     sources = (file.read_text() for folder in SERVERS for file in (ROOT / folder).rglob("*.py"))

@@ -77,10 +77,7 @@ def examine(patient: Patient) -> list[Finding]:
     findings += _certificates(patient.console, name=patient.console.name, where="console")
     seconds, tls = patient.console.timeout, _client_tls(patient.console)
     pages = patient.console.pages
-    expects_manager = any(
-        component == "manager" or getattr(settings, "managers", ()) for component, settings in loaded.items()
-    )
-    is_named = expects_manager or pages != default(ConsoleConfig, "pages")
+    is_named = "manager" in loaded or pages != default(ConsoleConfig, "pages")
     findings += [network.clock_finding(page, is_named=is_named, timeout_seconds=seconds, tls=tls) for page in pages]
     return findings
 
