@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.console.patient import SYSCTLS
-from tests.integration.console.terminal import COMMAND, run_here
+from tests.integration.console.terminal import COMMAND, run, run_here
 from tests.support.waiting import wait_until
 from tools.reference_tables import ROOT
 from tools.wan import FAR, NEAR, Wan, WanShape, obstacle
@@ -134,6 +134,6 @@ def test_what_init_and_up_cannot_use_is_named(
 def test_a_process_that_ends_stops_the_start_with_its_last_words(tmp_path: Path) -> None:
     folder = tmp_path / "east"
     _init("east", folder, "--address", "192.0.2.1", "--other", "192.0.2.2", "--model", "paced")
-    ran = run_here("up", str(folder), "--within", "60s")
+    ran = run("up", str(folder), "--within", "60s")
     assert ran.status == 2
     assert "192.0.2.1" in ran.error

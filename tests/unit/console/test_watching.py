@@ -24,8 +24,7 @@ class Screen(io.StringIO):
 
 
 def _node(number: int) -> dict[str, Any]:
-    (known,) = STATE["nodes"]  # type: ignore[misc]
-    assert isinstance(known, dict)
+    known: dict[str, Any] = STATE["nodes"][0]  # type: ignore[index]
     engines = [{"instance": f"east-{number}/0", "role": "prefill", "model": "tiny"}]
     named = known["node"] | {"name": f"east-{number}", "engines": engines}
     return known | {"node": named, "links": [LINK], "is_silent": number == 29, "silent_seconds": 7.0}
