@@ -25,7 +25,7 @@ demo-wan: .venv/installed ## two clusters over an emulated long link with the da
 	@RTT="$(RTT)" LOSS="$(LOSS)" RATE="$(RATE)" PAGE="$(PAGE)" $(BIN)/python -m tools.demo_wan
 
 test: .venv/installed ## all tests except the long ones; ARGS="-k wire" selects
-	@$(BIN)/python -m pytest -n 2 --durations=10 $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --durations=10 $(ARGS)
 
 lint: .venv/installed ## ruff, import contracts, and the style of names and sentences
 	@$(BIN)/ruff check .
