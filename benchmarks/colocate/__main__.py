@@ -57,17 +57,17 @@ async def measure(system: System, endpoint: Endpoint, options: argparse.Namespac
 
 def compare(figures: Sequence[Figures]) -> dict[str, object]:
     """Return the colocated instance over the best of the others, for each figure."""
-    ours = next(item for item in figures if item.system == COLOCATED)
+    colocated = next(item for item in figures if item.system == COLOCATED)
     others = [item for item in figures if not item.system.startswith(COLOCATED)]
     chunked = min(
         (item for item in others if item.system.startswith("chunked")), key=lambda item: item.long_prompt.itl_p99
     )
-    best = {rate: max(item.goodput[rate] for item in others) for rate in ours.goodput}
+    best = {rate: max(item.goodput[rate] for item in others) for rate in colocated.goodput}
     return {
         "best_chunked": chunked.system,
-        "itl_p99_ratio": round(ours.long_prompt.itl_p99 / chunked.long_prompt.itl_p99, 3),
-        "ttft_ratio": round(ours.long_prompt.ttft / chunked.long_prompt.ttft, 3),
-        "goodput_ratio": {rate: round(ours.goodput[rate] / best[rate], 3) for rate in best if best[rate]},
+        "itl_p99_ratio": round(colocated.long_prompt.itl_p99 / chunked.long_prompt.itl_p99, 3),
+        "ttft_ratio": round(colocated.long_prompt.ttft / chunked.long_prompt.ttft, 3),
+        "goodput_ratio": {rate: round(colocated.goodput[rate] / best[rate], 3) for rate in best if best[rate]},
     }
 
 

@@ -211,7 +211,7 @@ def _pool_order(call: Call) -> CommandOutput:
 
 
 def _init(call: Call) -> CommandOutput:
-    site_files = startup.load_extra("prfaas.console.site_files", extra="console")
+    site_files = startup.load_extra("prfaas.console.site_files", extra="site")
     given = call.arguments
     folder: Path = given.folder or Path(f"prfaas-{given.site}")
     peer = "east" if given.site == "west" else "west"
@@ -255,7 +255,7 @@ def _answer(given: argparse.Namespace, name: str, question: str, *, usual: str =
 
 
 def _up(call: Call) -> CommandOutput:
-    site_processes = startup.load_extra("prfaas.console.site_processes", extra="console")
+    site_processes = startup.load_extra("prfaas.console.site_processes", extra="site")
     folder, seconds = call.arguments.folder, units.parse_seconds(call.arguments.within)
     started = site_processes.start_all(
         folder, within_seconds=seconds, tell=lambda text: sys.stderr.write(f"prfaas: {text}\n")
@@ -266,7 +266,7 @@ def _up(call: Call) -> CommandOutput:
 
 
 def _down(call: Call) -> CommandOutput:
-    site_processes = startup.load_extra("prfaas.console.site_processes", extra="console")
+    site_processes = startup.load_extra("prfaas.console.site_processes", extra="site")
     ended = site_processes.end_all(call.arguments.folder)
     return CommandOutput([process.name for process in ended], [site_processes.processes_table(ended)])
 

