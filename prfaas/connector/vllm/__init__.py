@@ -1,4 +1,4 @@
-"""PrfaasConnector and the readers of vLLM's objects: the only package that imports vLLM."""
+"""PrfaasConnector and the readers of vLLM's objects: the only part of the connector that imports vLLM."""
 
 from __future__ import annotations
 
