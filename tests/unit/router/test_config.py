@@ -57,7 +57,7 @@ def _load(text: str, tmp_path: Path) -> RouterConfig:
         ),
         (
             "secret_file:",
-            "ext_proc_listen: 127.0.0.1:8000\nsecret_file:",
+            "ext_proc_listen: 127.0.0.1:8080\nsecret_file:",
             r"line 1: ext_proc_listen: .*also used by listen",
         ),
         ("secret_file:", "managers: [a]\nsecret_file:", r"line 1: managers: 'a': not host:port; write host:port"),
