@@ -17,7 +17,7 @@ from tools.free_ports import free_address
 from tools.link import Relay
 from tools.processes import Children
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(900)]
 FAMILY = "gemma3"
 
 

@@ -25,7 +25,7 @@ def _assert_equal(make_instance: MakeInstance, family: str, number: int) -> None
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", ["gemma3", "granite4h"])
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("granite4h", marks=pytest.mark.soak)])
 def test_mixed_prompts_give_the_tokens_of_plain_vllm(make_instance: MakeInstance, family: str) -> None:
     _assert_equal(make_instance, family, 40)
 

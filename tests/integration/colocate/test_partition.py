@@ -12,7 +12,7 @@ from tests.integration.colocate.conftest import MakeInstance
 from tests.integration.colocate.instance import Instance, Prompt, mixed_prompts
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.soak]
 ADAPTS_WITHIN_SECONDS = 2.0
 
 
