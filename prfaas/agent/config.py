@@ -116,7 +116,8 @@ class AgentConfig:
     populate_pool: bool = setting(
         "flag",
         default=False,
-        doc="Take the whole pool's memory once an engine attaches, so that it counts as the agent's, not the engine's.",
+        doc="Take the whole pool's memory once an engine attaches, so that it counts as the agent's, not the engine's. "
+        "For engines of one model.",
     )
     transfer_ratio: float = setting("ratio", default=0.5, doc="Share of the pool for transfers in flight.")
     tenant_ratio: float = setting(

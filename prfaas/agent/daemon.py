@@ -263,7 +263,8 @@ class Agent:
         while True:
             arena = await self._populated.get()
             num_bytes = 0
-            while slots := self._pool.take_unbacked(arena, POPULATE_STEP_BYTES):
+            max_ratio = 1 / arena.layout.shard.size
+            while slots := self._pool.take_unbacked(arena, POPULATE_STEP_BYTES, max_ratio=max_ratio):
                 try:
                     await asyncio.to_thread(arena.populate_later(slots))
                 except OSError as error:

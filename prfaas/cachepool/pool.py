@@ -139,10 +139,14 @@ class SlotPool(Generic[Memory]):
             self._leases[lease].written.append((slots, taken))
         return taken
 
-    def take_unbacked(self, arena: SlotMemory, num_bytes: int) -> range:
-        """Take adjacent slots without memory, of about that many bytes and within the budget, until `put_back`."""
+    def take_unbacked(self, arena: SlotMemory, num_bytes: int, *, max_ratio: float) -> range:
+        """Take adjacent slots without memory, of about that many bytes, until `put_back`.
+
+        The arena gets at most `max_ratio` of the budget, so that the arenas of other ranks have room.
+        """
         slots = self._slots_of(arena)
         room = self.budget_bytes - sum(table.num_backed * table.arena.stride_bytes for table in self.tables)
+        room = min(room, int(self.budget_bytes * max_ratio) - slots.num_backed * arena.stride_bytes)
         num_slots = max(1, num_bytes // arena.stride_bytes)
         return slots.take_never_used(max(0, min(num_slots, room // arena.stride_bytes)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.removal import removal
 from prfaas.pool_events import BlockRemoved, BlockStored, PoolEvent
+from prfaas.types import Shard
 from tests.support.pool_integrity import check_integrity
 from tests.support.pool_layouts import ROOT, SLOT_BYTES, hybrid, name
 
@@ -180,6 +182,19 @@ def test_memory_of_free_slots_moves_to_another_arena() -> None:
         check_integrity(pool)
         used = sum(_used_bytes(each) for each in (first, second))
         assert used <= 8 * slot_bytes + 4 * PAGE_BYTES
+    pool.close()
+
+
+def test_populating_one_rank_leaves_memory_for_the_others() -> None:
+    pool = Pool(8 * PAGE_BYTES, transfer_ratio=1.0)
+    layouts = [replace(hybrid(slot_bytes=PAGE_BYTES), shard=Shard(rank, 2)) for rank in range(2)]
+    for arena in [pool.arena(layout) for layout in layouts]:
+        taken = pool.take_unbacked(arena, 8 * PAGE_BYTES, max_ratio=0.5)
+        arena.populate_later(taken)()
+        pool.put_back(arena, taken)
+        assert taken == range(4) and not pool.take_unbacked(arena, 1, max_ratio=0.5)
+    check_integrity(pool)
+    assert pool.stats().slots_by_kind["free"] == 8
     pool.close()
 
 
