@@ -26,6 +26,7 @@ hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("seeded")
 
 # Seconds for all tests of a folder on 2 cores that are also used by other work. An idle machine needs about a third.
+# The summary names a folder above its budget. It fails no run, since a slow machine must reject nothing.
 BUDGET_SECONDS = {"unit": 600, "property": 240, "integration": 1300, "e2e": 900, "conformance": 240, "soak": 240}
 WITH_ENGINES = frozenset(("conformance", "e2e"))
 
@@ -110,12 +111,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if len(_second_tries) > MAX_SECOND_TRIES:
         terminalreporter.write_line(f"more than {MAX_SECOND_TRIES} tests needed a second try", red=True)
     for line in _over_budget() if _is_budgeted(config) else []:
-        terminalreporter.write_line(f"OVER BUDGET {line} (tests/conftest.py states the budgets)", red=True)
+        terminalreporter.write_line(f"OVER BUDGET {line} (tests/conftest.py states the budgets)", yellow=True)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    is_bad = len(_second_tries) > MAX_SECOND_TRIES or (_is_budgeted(session.config) and _over_budget())
-    if exitstatus == pytest.ExitCode.OK and is_bad:
+    if exitstatus == pytest.ExitCode.OK and len(_second_tries) > MAX_SECOND_TRIES:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -186,12 +186,17 @@ async def test_page_is_accessible(window: Window, colors: str) -> None:
     assert await window.faults() == []
 
 
-async def test_first_view_is_small_and_quick(window: Window, manager: Manager) -> None:
+async def test_first_view_is_small(window: Window, manager: Manager) -> None:
+    num_bytes, _ = await _first_view(window, f"http://{manager.http_address}/dashboard/")
+    assert 0 < num_bytes < MAX_FIRST_VIEW_BYTES
+
+
+@pytest.mark.soak
+async def test_first_view_is_quick(window: Window, manager: Manager) -> None:
     """The quickest of some loads counts, since the machine does other work too."""
     url = f"http://{manager.http_address}/dashboard/"
     loads = [await _first_view(window, url) for _ in range(NUM_LOADS)]
-    num_bytes, seconds = min(loads, key=lambda load: load[1])
-    assert (num_bytes < MAX_FIRST_VIEW_BYTES, seconds < MAX_FIRST_VIEW_SECONDS) == (True, True), loads
+    assert min(seconds for _, seconds in loads) < MAX_FIRST_VIEW_SECONDS, loads
 
 
 async def _first_view(window: Window, url: str) -> tuple[int, float]:
