@@ -46,9 +46,9 @@ class Book:
 
     @property
     def counted(self) -> dict[str, float]:
-        """Seconds by phase."""
+        """Seconds by phase. The totals of this process hold what other tests counted, so differences are rounded."""
         found = ttft_totals().get("remote", {})
-        grown = {phase: seconds - self._before.get(phase, 0.0) for phase, seconds in found.items()}
+        grown = {phase: round(seconds - self._before.get(phase, 0.0), 9) for phase, seconds in found.items()}
         return {phase: seconds for phase, seconds in grown.items() if seconds and phase not in ("count", "sum")}
 
     def after(self, seconds: float) -> dict[str, float]:
