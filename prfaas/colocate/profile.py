@@ -29,9 +29,19 @@ from prfaas.colocate import serve
 from prfaas.colocate.channel import SOCKET_VARIABLE
 from prfaas.colocate.config import ColocateConfig
 from prfaas.colocate.cores import all_cores, core_shares
-from prfaas.colocate.profile_writer import Measured, PrefillTime, StepTime, write
+from prfaas.config import show
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
+from prfaas.solve.files.profile_file import (
+    ColocationPart,
+    DecodeOnShare,
+    DecodePart,
+    DecodePoint,
+    InterferencePoint,
+    PrefillOnShare,
+    PrefillPart,
+    PrefillPoint,
+    ProfileFile,
+)
 
 log = logs.get("colocate.profile")
 
@@ -130,38 +140,43 @@ class Bench:
                 self.prompt_seconds.append(time.perf_counter() - self._loads.pop(output.request_id))
 
 
-def measure(bench: Bench, plan: Plan, *, model: str) -> Measured:
+def measure(bench: Bench, plan: Plan, *, model: str, name: str) -> ProfileFile:
     """Return the whole profile."""
     bench.pin(1.0)
-    alone_prompts = tuple(
-        PrefillTime(number, min(bench.prompt(number) for _ in range(PROMPT_REPEATS))) for number in plan.prompts
-    )
+    prompts = {number: min(bench.prompt(number) for _ in range(PROMPT_REPEATS)) for number in plan.prompts}
     alone = {batch: bench.steps(plan, batch) for batch in plan.batches}
-    prefill, columns = [], []
+    prefill, decode, interference = [], [], []
+    beside: dict[int, float] = {}
     for share in (*plan.shares, 1.0):
         bench.pin(share)
-        columns.append([bench.steps(plan, batch, load=plan.num_prefill_tokens) for batch in plan.batches])
+        beside = {batch: bench.steps(plan, batch, load=plan.num_prefill_tokens) for batch in plan.batches}
+        decode += [DecodeOnShare(batch=batch, share=share, step=seconds) for batch, seconds in beside.items()]
         rest = round(1 - share, 4) if share < 1 else 1.0
-        prefill.append(SharedPrefill(plan.num_prefill_tokens, rest, statistics.median(bench.prompt_seconds)))
-        log.info("share.measured", decode_share=share, seconds=columns[-1])
+        seconds = statistics.median(bench.prompt_seconds)
+        prefill.append(PrefillOnShare(tokens=plan.num_prefill_tokens, share=rest, seconds=seconds))
+        log.info("share.measured", decode_share=share, seconds=list(beside.values()))
     cached = bench.beginning(plan.num_prefill_tokens)
-    append = [bench.steps(plan, batch, load=plan.append_tokens, cached=cached) for batch in plan.batches]
-    interference = tuple(
-        InterferenceRatio(batch, tokens, held, seconds / alone[batch])
-        for tokens, held, column in (
-            (plan.num_prefill_tokens, 0, columns[-1]),
-            (plan.append_tokens, len(cached), append),
-        )
-        for batch, seconds in zip(plan.batches, column, strict=True)
-    )
-    table = ShareTable(plan.shares, plan.batches, tuple(zip(*columns[:-1], strict=True)), tuple(columns[-1]))
-    return Measured(
+    appends = {batch: bench.steps(plan, batch, load=plan.append_tokens, cached=cached) for batch in plan.batches}
+    for tokens, held, steps in ((plan.num_prefill_tokens, 0, beside), (plan.append_tokens, len(cached), appends)):
+        for batch, seconds in steps.items():
+            ratio = seconds / alone[batch]
+            interference.append(InterferencePoint(batch=batch, tokens=tokens, cached=held, ratio=ratio))
+    context = plan.context_tokens
+    steps_alone = (DecodePoint(batch=batch, context=context, step=seconds) for batch, seconds in alone.items())
+    return ProfileFile(
+        name=name,
         hardware=f"CPU {platform.machine()}, {len(all_cores())} cores",
         model=model,
         source=f"prfaas-colocate profile, {time.strftime('%Y-%m-%d', time.gmtime())}: medians of {plan.steps} steps",
-        prefill=alone_prompts,
-        decode=tuple(StepTime(batch, plan.context_tokens, seconds) for batch, seconds in alone.items()),
-        colocation=Colocation("affinity", plan.context_tokens, table, tuple(prefill), interference),
+        prefill=PrefillPart(points=tuple(PrefillPoint(tokens=number, seconds=prompts[number]) for number in prompts)),
+        decode=DecodePart(points=tuple(steps_alone)),
+        colocation=ColocationPart(
+            partition="affinity",
+            context=context,
+            decode=tuple(decode),
+            prefill=tuple(prefill),
+            interference=tuple(interference),
+        ),
     )
 
 
@@ -179,7 +194,8 @@ def write_profile(config: ColocateConfig, flags: Sequence[str]) -> None:
         batches = tuple(batch for batch in BATCHES if batch <= bench.max_batch)
         if not batches:
             raise ConfigError("--max-num-seqs: a profile needs at least 2")
-        write(measure(bench, Plan(shares, batches), model=str(config.model)), config.profile)
+        file = measure(bench, Plan(shares, batches), model=str(config.model), name=config.profile.stem)
+        config.profile.write_text(show(file), encoding="utf-8")
     log.info("profile.written", path=str(config.profile))
 
 

@@ -25,5 +25,5 @@ def read(keys: Mapping[str, Any]) -> tuple[PartitionSettings, dict[str, Any]]:
         ConfigError: The profile cannot be read.
     """
     profile = keys["profile"]
-    table = read_colocation(Path(profile)).decode if profile else None
+    table = read_colocation(Path(profile))[1] if profile else None
     return PartitionSettings(**keys["partition"], table=table), keys["agent"]

@@ -1,4 +1,4 @@
-"""Measurements of a device that prefills and decodes at once: times by share of its compute, and interference."""
+"""Decode steps of a device that prefills at the same time, by decode's share of the compute."""
 
 from __future__ import annotations
 
@@ -43,39 +43,3 @@ class ShareTable:
         row = min(bisect_left(self.batches, batch), len(self.batches) - 1)
         growth = max(1.0, batch / self.batches[row])
         return tuple(value * growth for value in self.seconds[row]), self.overallocated_seconds[row] * growth
-
-
-@dataclass(frozen=True)
-class SharedPrefill:
-    """Seconds of a whole prompt on a share of the compute units while decode runs on the rest.
-
-    A share of 1.0 means that both may use all of them.
-    """
-
-    num_tokens: int
-    share: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class InterferenceRatio:
-    """Seconds of a decode step during a prefill that may use everything, over the seconds without it.
-
-    `num_cached_tokens` is 0 for a full prefill.
-    """
-
-    decode_batch: int
-    num_new_tokens: int
-    num_cached_tokens: int
-    ratio: float
-
-
-@dataclass(frozen=True)
-class Colocation:
-    """Measurements of one device and model. Each decoding request held `context_tokens` while `decode` was measured."""
-
-    partition: str
-    context_tokens: int
-    decode: ShareTable
-    prefill: tuple[SharedPrefill, ...]
-    interference: tuple[InterferenceRatio, ...]

@@ -98,24 +98,22 @@ def read_sharing(file: Path) -> SharingSpeeds:
     Raises:
         ConfigError: the file cannot be read, or lacks decode alone or over-allocated prefill.
     """
-    shared, profile = read_colocation(file), read_profile(file)
+    (shared, table), profile = read_colocation(file), read_profile(file)
     if profile.decode is None:
         raise ConfigError(f"{file}: decode: no points of decode alone")
-    alone = [profile.decode.step_seconds(batch, shared.context_tokens) for batch in shared.decode.batches]
-    columns = zip(*shared.decode.seconds, strict=True)
+    alone = [profile.decode.step_seconds(batch, shared.context) for batch in table.batches]
+    columns = zip(*table.seconds, strict=True)
     # Speeds of each prompt length by share.
     prefill: dict[float, list[float]] = {}
     for point in shared.prefill:
-        prefill.setdefault(point.share, []).append(profile.prefill.seconds(point.num_tokens) / point.seconds)
+        prefill.setdefault(point.share, []).append(profile.prefill.seconds(point.tokens) / point.seconds)
     if 1.0 not in prefill:
         raise ConfigError(f"{file}: colocation: prefill: no point with a share of 1, which is over-allocation")
     prefill_speeds = {share: min(1.0, median(speeds)) for share, speeds in prefill.items()}
     return SharingSpeeds(
-        tuple(
-            (share, _median_speed(alone, column)) for share, column in zip(shared.decode.shares, columns, strict=True)
-        ),
+        tuple((share, _median_speed(alone, column)) for share, column in zip(table.shares, columns, strict=True)),
         tuple(sorted((share, speed) for share, speed in prefill_speeds.items() if share < 1.0)),
-        _median_speed(alone, shared.decode.overallocated_seconds),
+        _median_speed(alone, table.overallocated_seconds),
         prefill_speeds[1.0],
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from prfaas import config
 from prfaas.config import record, records, setting
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import Colocation, InterferenceRatio, SharedPrefill, ShareTable
+from prfaas.model.cost.colocation import ShareTable
 from prfaas.model.cost.curve import Curve, fitted, polynomial, through, weighted
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile, fit_decode
 from prfaas.solve.files.quantities import NUMBER
@@ -59,28 +59,17 @@ class ColocationPart:
     )
 
 
-def colocation(part: ColocationPart) -> Colocation:
-    """Return the measurements as planner, twin and colocated executor use them.
-
-    Raises:
-        ValueError: the decode points are no grid of batches and shares.
-    """
-    seconds = {(point.batch, point.share): point.step for point in part.decode}
+def _share_table(points: tuple[DecodeOnShare, ...]) -> ShareTable:
+    """Return the grid of batches and shares. Raise ValueError where a point is missing."""
+    seconds = {(point.batch, point.share): point.step for point in points}
     batches = tuple(sorted({batch for batch, _ in seconds}))
     shares = tuple(sorted({share for _, share in seconds} - {1.0}))
     try:
         rows = tuple(tuple(seconds[batch, share] for share in shares) for batch in batches)
-        table = ShareTable(shares, batches, rows, tuple(seconds[batch, 1.0] for batch in batches))
+        return ShareTable(shares, batches, rows, tuple(seconds[batch, 1.0] for batch in batches))
     except KeyError as error:
         batch, share = error.args[0]
         raise ValueError(f"colocation: decode: no point for a batch of {batch} on a share of {share:g}") from error
-    return Colocation(
-        part.partition,
-        part.context,
-        table,
-        tuple(SharedPrefill(point.tokens, point.share, point.seconds) for point in part.prefill),
-        tuple(InterferenceRatio(point.batch, point.tokens, point.cached, point.ratio) for point in part.interference),
-    )
 
 
 @dataclass(frozen=True)
@@ -166,15 +155,15 @@ def read_profile(file: Path) -> Profile:
         raise ConfigError(f"{file}: {error}") from error
 
 
-def read_colocation(file: Path) -> Colocation:
-    """Return a profile's measurements of prefill and decode at once on one device.
+def read_colocation(file: Path) -> tuple[ColocationPart, ShareTable]:
+    """Return a profile's measurements of prefill and decode at once on one device, and decode's as a table.
 
     Raises:
         ConfigError: the file cannot be read, has no such measurements, or its points are no grid.
     """
     written = config.load_file(ProfileFile, file)
     try:
-        return colocation(written.colocation)
+        return written.colocation, _share_table(written.colocation.decode)
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
 

@@ -7,37 +7,46 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.colocate import profile_writer as measure
-from prfaas.colocate.profile_writer import Measured, PrefillTime, StepTime
+from prfaas.config import show
 from prfaas.errors import ConfigError
-from prfaas.model.cost.colocation import Colocation, SharedPrefill, ShareTable
 from prfaas.scheduler.colocation import OVERALLOCATED, Partition
 from prfaas.sim.model.sharing import SharingSpeeds, read_sharing
 from prfaas.sim.run import prepare, simulate
 from prfaas.sim.scenario import Scenario
+from prfaas.solve.files.profile_file import (
+    ColocationPart,
+    DecodeOnShare,
+    DecodePart,
+    DecodePoint,
+    PrefillOnShare,
+    PrefillPart,
+    PrefillPoint,
+    ProfileFile,
+)
 
 # Alone: 10 ms a step, 1 s a prompt of 1,000 tokens.
-SHARED = Colocation(
-    "affinity",
-    100,
-    decode=ShareTable((0.25, 0.5, 0.75), (1, 8), ((0.02, 0.0125, 0.01), (0.02, 0.0125, 0.01)), (0.016, 0.016)),
-    prefill=tuple(
-        SharedPrefill(1000, share, seconds) for share, seconds in ((0.75, 1.25), (0.5, 2.0), (0.25, 4.0), (1.0, 1.25))
+STEPS = {0.25: 0.02, 0.5: 0.0125, 0.75: 0.01, 1.0: 0.016}
+PROMPTS = {0.75: 1.25, 0.5: 2.0, 0.25: 4.0, 1.0: 1.25}
+SHARED = ColocationPart(
+    decode=tuple(
+        DecodeOnShare(batch=batch, share=share, step=seconds) for batch in (1, 8) for share, seconds in STEPS.items()
     ),
-    interference=(),
+    prefill=tuple(PrefillOnShare(tokens=1000, share=share, seconds=seconds) for share, seconds in PROMPTS.items()),
 )
-MEASURED = Measured(
+MEASURED = ProfileFile(
+    name="tiny",
     hardware="a device",
-    model="tiny",
     source="by hand",
-    prefill=(PrefillTime(500, 0.5), PrefillTime(1000, 1.0), PrefillTime(2000, 2.0)),
-    decode=(StepTime(1, 100, 0.01), StepTime(8, 100, 0.01)),
+    prefill=PrefillPart(
+        points=tuple(PrefillPoint(tokens=number, seconds=number / 1000) for number in (500, 1000, 2000))
+    ),
+    decode=DecodePart(points=tuple(DecodePoint(batch=batch, context=100, step=0.01) for batch in (1, 8))),
     colocation=SHARED,
 )
 
 
-def read(measured: Measured, folder: Path) -> SharingSpeeds:
-    measure.write(measured, folder / "p.yaml")
+def read(measured: ProfileFile, folder: Path) -> SharingSpeeds:
+    (folder / "p.yaml").write_text(show(measured))
     return read_sharing(folder / "p.yaml")
 
 
@@ -54,7 +63,7 @@ def test_speeds_are_linear_between_measurements(tmp_path: Path) -> None:
 
 def test_median_over_prompt_lengths_is_used(tmp_path: Path) -> None:
     others = tuple(
-        SharedPrefill(tokens, share, tokens / 1000 / speed)
+        PrefillOnShare(tokens=tokens, share=share, seconds=tokens / 1000 / speed)
         for tokens, speed in ((500, 0.1), (2000, 0.9))
         for share in (0.75, 1.0)
     )
@@ -67,12 +76,14 @@ def test_median_over_prompt_lengths_is_used(tmp_path: Path) -> None:
 def test_the_overlap_is_that_of_the_best_partition(tmp_path: Path) -> None:
     speeds = read(MEASURED, tmp_path)
     assert speeds.overlap == pytest.approx(0.625 + 0.8 - 1.0)
-    worse = replace(SHARED, decode=replace(SHARED.decode, overallocated_seconds=(0.1, 0.1)))
+    worse = replace(
+        SHARED, decode=tuple(replace(point, step=0.1) if point.share == 1 else point for point in SHARED.decode)
+    )
     assert read(replace(MEASURED, colocation=worse), tmp_path).overlap == pytest.approx(0.8 + 0.5 - 1.0)
 
 
 def test_solver_and_twin_take_a_measured_profile(tmp_path: Path) -> None:
-    measure.write(MEASURED, tmp_path / "p.yaml")
+    (tmp_path / "p.yaml").write_text(show(MEASURED))
     scenario = Scenario(fidelity="instances", shared=True, requests=60, load="1.5req/s")
     measured = replace(scenario, sharing_profile=tmp_path / "p.yaml")
     assert prepare(measured).deployment.pd[0].overlap == pytest.approx(0.425)
