@@ -40,12 +40,10 @@ class PacedEngine:
         garbles: Half of each plain answer is missing.
         renders: The engine renders chats, like vLLM with --enable-scale-out.
         models: Content of /v1/models in place of the engine's models.
-        adds: The chat template is additive.
         prefill_seconds: Time before the first byte.
         prefilled_by: A decode leg waits until one of these engines has its prefill leg.
         sessions: x-session-id of each of `bodies`.
         says: Headers of streamed answers, in place of a router's.
-        chats: Number of messages of each tokenised chat.
         answers_probes: While it is not set, health checks get no answer.
     """
 
@@ -63,7 +61,6 @@ class PacedEngine:
     garbles: bool = False
     renders: bool = False
     models: Any = None
-    adds: bool = False
     prefill_seconds: float = 0.0
     prefilled_by: Sequence[PacedEngine] = ()
     token_seconds: float = 0.0
@@ -74,7 +71,6 @@ class PacedEngine:
     sessions: list[str] = field(default_factory=list)
     says: dict[str, str] = field(default_factory=dict)
     num_tokenised: int = 0
-    chats: list[int] = field(default_factory=list)
     num_probes: int = 0
     answers_probes: asyncio.Event = field(default_factory=asyncio.Event)
     num_broken_off: int = 0
@@ -136,20 +132,14 @@ class PacedEngine:
             return web.json_response({"error": {"message": "planned"}}, status=self.status)
         self.num_tokenised += 1
         body = await request.json()
-        text = body["prompt"] if "prompt" in body else self._templated(body["messages"])
+        text = body["prompt"] if "prompt" in body else json.dumps(body["messages"])
         return web.json_response({"tokens": list(text.encode())})
-
-    def _templated(self, messages: list[dict[str, Any]]) -> str:
-        self.chats.append(len(messages))
-        if not self.adds:
-            return json.dumps(messages)
-        return "".join(f"<{message['role']}>{message['content']}</>" for message in messages) + "<assistant>"
 
     async def _render(self, request: web.Request) -> web.Response:
         if not self.renders:
             return web.json_response({"error": {"message": "disabled"}}, status=403)
         body = await request.json()
-        return web.json_response({"token_ids": list(self._templated(body["messages"]).encode())})
+        return web.json_response({"token_ids": list(json.dumps(body["messages"]).encode())})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

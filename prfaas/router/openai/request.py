@@ -135,11 +135,6 @@ class ParsedRequest:
             return "media"
         return None if isinstance(body.get("prompt"), str) or self.token_ids is not None else "several_prompts"
 
-    def with_messages(self, messages: Sequence[Any]) -> ParsedRequest:
-        """Return the same chat with other messages."""
-        body = {**self.body, "messages": list(messages)}
-        return ParsedRequest(self.endpoint, body, _dumps(body))
-
     def tokenize_body(self) -> dict[str, Any] | None:
         """Return the body for `/tokenize`; None if it cannot express everything that shapes the prompt."""
         body = self.body

@@ -14,7 +14,6 @@ import msgspec
 
 from prfaas.router.engines.fleet import Instance
 from prfaas.router.engines.legs import request_payload
-from prfaas.router.openai.conversation import STAND_IN, Conversation, ConversationCache, EarlierTurn, PromptForm
 from prfaas.router.openai.request import MAX_TOKEN_ID, PATHS, ParsedRequest
 
 MAX_TOKENISED_BYTES = 8 << 20  # At once at one engine. A tokenizer takes about a hundred times as much memory.
@@ -64,11 +63,10 @@ class ByteGate:
 
 
 class Tokenizer:
-    """Asks engines for token ids. Of a later turn it asks only for the new messages if that gives the same tokens."""
+    """Asks engines for token ids, of a bounded number of bytes at once."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._cache = ConversationCache()
         self._gates: WeakKeyDictionary[Instance, ByteGate] = WeakKeyDictionary()
 
     async def prompt(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
@@ -80,41 +78,11 @@ class Tokenizer:
         gate = self._gates.setdefault(instance, ByteGate(MAX_TOKENISED_BYTES))
         try:
             async with asyncio.timeout(TOKENIZE_SECONDS), gate.passing(len(request.raw)):
-                conversation = self._cache.conversation(request.body) if request.endpoint == "chat" else None
-                if conversation is None:
-                    return await self._tokenize_whole(instance, request)
-                return await self._tokenize_turn(instance, request, conversation)
+                return await self._ask(instance, request)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
             return None
 
-    async def _tokenize_turn(
-        self, instance: Instance, request: ParsedRequest, conversation: Conversation
-    ) -> TokenizedPrompt | None:
-        form, earlier = conversation.form, self._cache.earlier(conversation)
-        guess = await self._guess(instance, request, form=form, earlier=earlier) if earlier is not None else None
-        prompt = TokenizedPrompt(guess) if guess is not None and not form.is_due else None
-        if prompt is None:
-            prompt = await self._tokenize_whole(instance, request)
-            if prompt is None:
-                return None
-            if earlier is not None:
-                form.compare(guess, prompt.token_ids)
-        self._cache.remember(conversation, prompt.token_ids)
-        return prompt
-
-    async def _guess(
-        self, instance: Instance, request: ParsedRequest, *, form: PromptForm, earlier: EarlierTurn
-    ) -> list[int] | None:
-        form.num_asked += 1
-        if form.base is None:
-            base = await self._tokenize_whole(instance, request.with_messages(STAND_IN))
-            form.learn_base(base.token_ids if base is not None else None)
-            if not form.additive:
-                return None
-        stand_in = await self._tokenize_whole(instance, request.with_messages([*STAND_IN, *earlier.new_messages]))
-        return form.extend(earlier, stand_in.token_ids) if stand_in is not None else None
-
-    async def _tokenize_whole(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
+    async def _ask(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
         if request.endpoint == "chat" and instance.renders:
             rendered = await self._render(instance, request)
             if rendered is not None or instance.renders:
