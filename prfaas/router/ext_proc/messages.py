@@ -51,14 +51,12 @@ def with_headers(phase: str, headers: Mapping[str, str]) -> Any:
     return response
 
 
-def send_to(phase: str, headers: Mapping[str, str], *, body: bytes | None = None) -> Any:
-    """Return the response that sends the request to the destination in `headers`. `body` replaces the client's body."""
+def send_to(phase: str, headers: Mapping[str, str]) -> Any:
+    """Return the response that sends the request to the destination in `headers`."""
     response = with_headers(phase, headers)
     common = getattr(response, phase).response
     common.header_mutation.remove_headers.extend(name for name in OWN_HEADERS if name not in headers)
     common.clear_route_cache = True
-    if body is not None:
-        common.body_mutation.body = body
     destination = struct_pb2.Struct()
     destination.update({DESTINATION: headers[DESTINATION]})
     response.dynamic_metadata.update({_LOAD_BALANCER: {}})

@@ -43,8 +43,8 @@ _Mode = processing_mode_pb2.ProcessingMode
 class Exchange:
     """State of one stream: the gateway shows headers and body, and gets the destination and the body back.
 
-    Bodies come whole (`BUFFERED`), or in chunks that are given back (`FULL_DUPLEX_STREAMED`). Nothing is given back before
-    the body is complete, because the headers, and with them the destination, go first.
+    Bodies come in chunks that are given back (`FULL_DUPLEX_STREAMED`). Nothing is given back before the body is complete,
+    because the headers, and with them the destination, go first.
     """
 
     def __init__(self, chooser: EndpointChooser) -> None:
@@ -52,7 +52,6 @@ class Exchange:
         self._headers: dict[str, str] = {}
         self._subset: frozenset[str] | None = None
         self._body = bytearray()
-        self._is_duplex = False
         self._is_response_duplex = False
         self._record = RequestRecord(request_id_of(None))
         self._running = contextlib.ExitStack()
@@ -73,7 +72,7 @@ class Exchange:
                 return await self._request_body(message.request_body)
             case "response_headers":
                 return self._response_headers(message)
-            case "request_trailers" if self._is_duplex:
+            case "request_trailers":
                 return [*await self._choose_streamed(ends=False), unchanged(phase)]
             case "response_body" if self._is_response_duplex:
                 body = message.response_body
@@ -84,47 +83,42 @@ class Exchange:
                 return [unchanged(phase)]
 
     async def _request_headers(self, message: Any) -> list[Any]:
-        modes = message.protocol_config
-        self._is_duplex = modes.request_body_mode == _Mode.FULL_DUPLEX_STREAMED
-        self._is_response_duplex = modes.response_body_mode == _Mode.FULL_DUPLEX_STREAMED
+        self._is_response_duplex = message.protocol_config.response_body_mode == _Mode.FULL_DUPLEX_STREAMED
         self._headers = headers_of(message.request_headers)
         self._record = RequestRecord(request_id_of(self._headers.get("x-request-id")))
         self._running.callback(self._record.publish)
         self._running.callback(self._record.end)
         self._subset = subset_of(message)
         if message.request_headers.end_of_stream:
-            return await self._choose("request_headers")
-        return [] if self._is_duplex else [unchanged("request_headers")]
+            return [await self._choose()]
+        return []
 
     async def _request_body(self, chunk: Any) -> list[Any]:
         num_bytes = len(self._body) + len(chunk.body)
         if num_bytes > MAX_BODY_BYTES:
             return [self._refusal(web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, num_bytes))]
         self._body += chunk.body
-        if not self._is_duplex:  # The body is complete, even if trailers end the stream.
-            return await self._choose("request_body")
         return await self._choose_streamed(ends=True) if chunk.end_of_stream else []
 
     async def _choose_streamed(self, *, ends: bool) -> list[Any]:
         """Return the destination, then the body with its salt."""
-        responses = await self._choose("request_headers")
-        if responses[0].HasField("immediate_response"):
-            return responses
-        return [*responses, *body_chunks("request_body", bytes(self._body), ends=ends)]
+        response = await self._choose()
+        if response.HasField("immediate_response"):
+            return [response]
+        return [response, *body_chunks("request_body", bytes(self._body), ends=ends)]
 
-    async def _choose(self, phase: str) -> list[Any]:
+    async def _choose(self) -> Any:
         request = GatewayRequest(self._headers.get(":path", ""), self._headers, bytes(self._body), self._subset)
         try:
             client = self._chooser.admit(self._headers, self._record)
             self._running.enter_context(self._chooser.admission.place(client))
             choice = await self._chooser.choose(request, client, self._record)
         except REFUSALS as error:
-            return [self._refusal(error)]
+            return self._refusal(error)
         self._running.enter_context(choice.running())
-        if choice.body is None:
-            return [send_to(phase, choice.headers)]
-        self._body[:] = choice.body
-        return [send_to(phase, choice.headers, body=None if self._is_duplex else choice.body)]
+        if choice.body is not None:
+            self._body[:] = choice.body
+        return send_to("request_headers", choice.headers)
 
     def _refusal(self, error: Exception) -> Any:
         response = refusal_response(error)
@@ -183,10 +177,15 @@ def _service(chooser: EndpointChooser) -> Any:
 
 
 async def _valid_messages(messages: Any, context: Any) -> AsyncIterator[Any]:
-    """Yield the messages of a stream, and abort it at the first invalid message."""
+    """Yield the messages of a stream, and abort it at the first invalid message, or if it would not show the body."""
     async for message in messages:
         if message is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of Envoy's external processing")
+        has_body = message.HasField("request_headers") and not message.request_headers.end_of_stream
+        if has_body and message.protocol_config.request_body_mode != _Mode.FULL_DUPLEX_STREAMED:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "write request_body_mode: FULL_DUPLEX_STREAMED in the gateway"
+            )
         yield message
 
 

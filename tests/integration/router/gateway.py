@@ -37,10 +37,8 @@ class Gateway(RunningRouter):
 
 
 @contextlib.asynccontextmanager
-async def make_gateway(
-    directory: Path, *, body_mode: str = "FULL_DUPLEX_STREAMED", **settings: Any
-) -> AsyncIterator[Gateway]:
-    """Envoy, once a request finds its way; `body_mode` is how it shows request bodies."""
+async def make_gateway(directory: Path, **settings: Any) -> AsyncIterator[Gateway]:
+    """Envoy, once a request finds its way."""
     east = PacedEngine()
     west = PacedEngine(prefilled_by=[east])
     async with contextlib.AsyncExitStack() as stack:
@@ -57,7 +55,7 @@ async def make_gateway(
         config = router_config(clusters=clusters, ext_proc_listen=picker, **settings)
         router = await stack.enter_async_context(open_router(config, SECRET, picker=open_picker))
         children = stack.enter_context(Children(directory))
-        started = start_envoy(children, directory, front=front, picker=picker, body_mode=body_mode)
+        started = start_envoy(children, directory, front=front, picker=picker)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         gateway = Gateway(f"http://{front}", [east], [west], session, f"http://{router}", picker)
         await until(lambda: west.num_probes > 0, what="the router's probe")
@@ -68,12 +66,10 @@ async def make_gateway(
         yield gateway
 
 
-def start_envoy(
-    children: Children, directory: Path, *, front: str, picker: str, body_mode: str = "FULL_DUPLEX_STREAMED"
-) -> Child:
+def start_envoy(children: Children, directory: Path, *, front: str, picker: str) -> Child:
     """Envoy at `front`, which asks the endpoint picker at `picker`."""
     written = directory / "envoy.json"
-    written.write_text(json.dumps(_envoy(front, picker, body_mode)))
+    written.write_text(json.dumps(_envoy(front, picker)))
     envoy = str(Path(sys.executable).parent / "envoy")
     flags = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
     return children.start("envoy", [envoy, "-c", str(written), *flags])
@@ -92,16 +88,15 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-def _envoy(front: str, picker: str, body_mode: str) -> dict[str, Any]:
+def _envoy(front: str, picker: str) -> dict[str, Any]:
     """Envoy's bootstrap: every request goes where the picker's header says."""
-    duplex = body_mode == "FULL_DUPLEX_STREAMED"
     modes = {
         "request_header_mode": "SEND",
         "response_header_mode": "SEND",
-        "request_body_mode": body_mode,
-        "response_body_mode": "FULL_DUPLEX_STREAMED" if duplex else "NONE",
-        "request_trailer_mode": "SEND" if duplex else "SKIP",
-        "response_trailer_mode": "SEND" if duplex else "SKIP",
+        "request_body_mode": "FULL_DUPLEX_STREAMED",
+        "response_body_mode": "FULL_DUPLEX_STREAMED",
+        "request_trailer_mode": "SEND",
+        "response_trailer_mode": "SEND",
     }
     asks_picker = {
         "@type": f"{EXTENSIONS}.filters.http.ext_proc.v3.ExternalProcessor",

@@ -90,8 +90,8 @@ def _body(text: str, *, pieces: int = 1) -> Iterator[Any]:
         yield pb.ProcessingRequest(request_body=piece)
 
 
-def _set(answer: Any, phase: str = "request_headers") -> dict[str, str]:
-    mutation = getattr(answer, phase).response.header_mutation
+def _set(answer: Any) -> dict[str, str]:
+    mutation = answer.request_headers.response.header_mutation
     return {header.header.key: header.header.raw_value.decode() for header in mutation.set_headers}
 
 
@@ -123,30 +123,20 @@ async def test_trailers_end_an_open_body(gateway: Gateway) -> None:
     assert last.HasField("request_trailers")
 
 
-@pytest.mark.parametrize("has_trailers", [False, True])
-async def test_buffered_body_gets_its_destination_at_its_end(gateway: Gateway, has_trailers: bool) -> None:
-    (body,) = _body(SHORT)
-    body.request_body.end_of_stream = not has_trailers
-    first, last = await gateway.exchange([_headers(modes=BUFFERED), body])
-    assert first.HasField("request_headers") and not _set(first)
-    assert DESTINATION in _set(last, "request_body")
-    assert PREFILL_HEADER in last.request_body.response.header_mutation.remove_headers
+async def test_gateway_that_does_not_stream_bodies_is_refused(gateway: Gateway) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="request_body_mode"):
+        await gateway.exchange([_headers(modes=BUFFERED), *_body(SHORT)])
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-@pytest.mark.parametrize("modes", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
-async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str, modes: Any) -> None:
+async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str) -> None:
     write_secret(tmp_path / "clients", "key-a acme\n")
     async with _gateway(api_keys_file=tmp_path / "clients") as gateway:
-        asked = [_headers(path=path, modes=modes, authorization="Bearer key-a"), *_body(SHORT)]
+        asked = [_headers(path=path, authorization="Bearer key-a"), *_body(SHORT)]
         first, *rest = await gateway.exchange(asked)
-    if modes is DUPLEX:
-        headers = _set(first)
-        body = b"".join(response.request_body.response.body_mutation.streamed_response.body for response in rest)
-    else:
-        headers, body = _set(rest[0], "request_body"), rest[0].request_body.response.body_mutation.body
+    body = b"".join(response.request_body.response.body_mutation.streamed_response.body for response in rest)
     assert json.loads(body) == {"model": "m", "prompt": SHORT, "cache_salt": "acme"}
-    assert headers["content-length"] == str(len(body)), "Envoy refuses a body of another length"
+    assert _set(first)["content-length"] == str(len(body)), "Envoy refuses a body of another length"
 
 
 async def test_requests_without_a_decision_count_against_the_token_quota(tmp_path: Path) -> None:

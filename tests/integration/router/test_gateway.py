@@ -17,9 +17,6 @@ from tests.support.paced_engine import MODEL
 from tests.support.router import LONG, SHORT
 from tests.support.waiting import PATIENCE_SECONDS, until
 
-# The picker's own tests cover both modes without Envoy.
-BODY_MODES = ["FULL_DUPLEX_STREAMED", pytest.param("BUFFERED", marks=pytest.mark.soak)]
-
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
@@ -27,11 +24,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         yield made
 
 
-@pytest.mark.parametrize("body_mode", BODY_MODES)
-async def test_unchanged_openai_client_is_served_through_envoy(tmp_path: Path, body_mode: str) -> None:
-    async with make_gateway(tmp_path, body_mode=body_mode) as gateway:
-        await assert_serves_an_openai_client(gateway.url)
-        assert len(gateway.east.bodies) == 5  # Both long completions and all three long chats, but not the image.
+async def test_unchanged_openai_client_is_served_through_envoy(gateway: Gateway) -> None:
+    await assert_serves_an_openai_client(gateway.url)
+    assert len(gateway.east.bodies) == 5  # Both long completions and all three long chats, but not the image.
 
 
 async def test_body_of_many_chunks_arrives_whole(gateway: Gateway) -> None:
@@ -40,18 +35,16 @@ async def test_body_of_many_chunks_arrives_whole(gateway: Gateway) -> None:
     assert gateway.east.bodies[0]["prompt"] == list(text.encode())[:-1]
 
 
-@pytest.mark.parametrize("body_mode", BODY_MODES)
-async def test_body_that_ends_with_trailers_is_routed(tmp_path: Path, body_mode: str) -> None:
+async def test_body_that_ends_with_trailers_is_routed(gateway: Gateway) -> None:
     body = json.dumps({"model": MODEL, "prompt": SHORT})
     head = "POST /v1/completions HTTP/1.1\r\nHost: front\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-    async with make_gateway(tmp_path, body_mode=body_mode) as gateway:
-        reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
-        with contextlib.closing(writer):
-            writer.write(f"{head}{len(body):x}\r\n{body}\r\n0\r\nx-checksum: 1\r\n\r\n".encode())
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 200 ")
-        assert [body["prompt"] for body in gateway.west.bodies] == [SHORT]
+    reader, writer = await asyncio.open_connection(*gateway.url.removeprefix("http://").split(":"))
+    with contextlib.closing(writer):
+        writer.write(f"{head}{len(body):x}\r\n{body}\r\n0\r\nx-checksum: 1\r\n\r\n".encode())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert [body["prompt"] for body in gateway.west.bodies] == [SHORT]
 
 
 async def test_client_cannot_name_the_engines(gateway: Gateway) -> None:
