@@ -86,19 +86,17 @@ class ClientTenantConfig:
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    """Limits of all clients together, and of each."""
+    """Limits of all clients together. One client leaves an eighth of each to others."""
 
+    REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
+        "client_ratio": "a client may use all but an eighth of each limit while no other client needs it"
+    }
     connections: int = setting(
         "count",
         default=0,
         doc="Most connections of clients, within the limit on open files; 0: that limit, at most 65,536.",
     )
     body_bytes: int = setting("bytes", default=1 << 30, minimum=32 << 20, doc="Most request bodies in memory at once.")
-    client_ratio: float = setting(
-        "ratio",
-        default=0.5,
-        doc="Share of these limits for one address or key beside others, and of `max_requests` for one of several clients.",
-    )
     header_time: float = setting("seconds", default=20.0, doc="Longest wait for the headers of a request.")
     body_time: float = setting("seconds", default=60.0, doc="Longest wait for the body of a request.")
 

@@ -20,15 +20,15 @@ from prfaas.router.engines.legs import LegClient
 from prfaas.router.ext_proc.endpoint_choice import EndpointChooser
 from prfaas.router.http.admission import OperatorKeys, Quotas, RequestAdmission, read_clients, read_key
 from prfaas.router.http.app import Router, UnhandledRequests, make_app
+from prfaas.router.http.budget import ClientBudget
 from prfaas.router.http.limits import (
-    BodyBudget,
     ClientConnections,
     ConnectionBudget,
     max_connections,
     raise_descriptor_limit,
-    share,
 )
 from prfaas.router.http.proxy import Proxy
+from prfaas.router.openai.request import MAX_BODY_BYTES
 from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.routing.decide import DecisionMaker
 from prfaas.router.routing.manager_client import DecisionClient
@@ -88,10 +88,8 @@ async def open_router(config: RouterConfig, secret: bytes, *, picker: OpenPicker
         ConfigError: the address cannot be bound.
     """
     certificates = config.client_certificates()
-    most = max_connections(
-        config.limits, descriptors_each=PLAIN_DESCRIPTORS if certificates is None else TLS_DESCRIPTORS
-    )
-    budget = ConnectionBudget(most, share(most, config.limits.client_ratio))
+    descriptors_each = PLAIN_DESCRIPTORS if certificates is None else TLS_DESCRIPTORS
+    budget = ConnectionBudget(max_connections(config.limits, descriptors_each=descriptors_each))
     proxy = _client_proxy(config, certificates, budget) if certificates is not None else None
     connections = ClientConnections(
         budget, header_seconds=config.limits.header_time, proxied=proxy.peer_host if proxy is not None else None
@@ -198,7 +196,6 @@ async def _running_router(
         max_requests=config.max_requests,
         quotas=quotas,
         tenants=config.client_tenants(),
-        client_ratio=limits.client_ratio,
     )
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")
     certificates = config.certificates(alpn_protocols=()) if config.engine_tls == "deployment" else None
@@ -231,7 +228,8 @@ async def _running_router(
                 manager=manager,
                 request_timeout=config.request_timeout,
                 connections=connections,
-                bodies=BodyBudget(limits.body_bytes, share(limits.body_bytes, limits.client_ratio), limits.body_time),
+                bodies=ClientBudget("body_bytes", limits.body_bytes, least=MAX_BODY_BYTES),
+                body_seconds=limits.body_time,
             )
             yield router, EndpointChooser(fleet, handler, admission, records)
         finally:

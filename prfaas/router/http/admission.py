@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Literal
 
 from prfaas import grants, metrics
 from prfaas.errors import ConfigError
+from prfaas.router.http.budget import ClientBudget
 from prfaas.router.openai.headers import header_bytes
 
 DEFAULT_CLIENT = "default"  # Owner of keys without a name, and every client if no keys are required.
@@ -188,9 +188,8 @@ class RequestAdmission:
         max_requests: int,
         quotas: Quotas,
         tenants: Tenants,
-        client_ratio: float = 1.0,
     ) -> None:
-        """Prepare the clients. `keys` maps each key to its client. One of several has a share of the requests.
+        """Prepare the clients. `keys` maps each key to its client.
 
         Raises:
             ConfigError: a client's tenant is not valid.
@@ -198,10 +197,9 @@ class RequestAdmission:
         tenants.check(keys.values())
         self._clients = {_digest(key): Client(name, tenants.of(name)) for key, name in keys.items()}
         self._anybody = Client(DEFAULT_CLIENT, tenants.of(DEFAULT_CLIENT))
-        self._max_requests = max_requests
-        self._max_of_client = max(1, int(max_requests * client_ratio)) if len({*keys.values()}) > 1 else max_requests
+        self.has_several_clients = len({*keys.values()}) > 1
+        self._running = ClientBudget("requests", max_requests, has_reserve=self.has_several_clients)
         self._quotas = quotas
-        self._running: Counter[str] = Counter()  # Requests, by client.
 
     def admit(self, authorization: str | None) -> Client:
         """Return the client whose key the Authorization header has, and charge one request to its quota.
@@ -242,17 +240,12 @@ class RequestAdmission:
         Raises:
             AdmissionRefused: the maximum number of requests is running, in total or for the client.
         """
-        if self._running.total() >= self._max_requests:
-            metrics.CLIENT_REFUSALS.labels(reason="requests").inc()
-            raise AdmissionRefused(429, f"{self._max_requests} requests are running; retry later")
-        if self._running[client.name] >= self._max_of_client:
-            metrics.CLIENT_REFUSALS.labels(reason="requests_of_client").inc()
-            raise AdmissionRefused(429, f"{self._max_of_client} requests of {client.name} are running; retry later")
-        self._running[client.name] += 1
+        if not self._running.take(client.name):
+            raise AdmissionRefused(429, "too many requests are running; retry later")
         try:
             yield
         finally:
-            self._running[client.name] -= 1
+            self._running.give_back(client.name)
 
 
 def _key_of(authorization: str) -> str:

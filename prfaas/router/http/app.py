@@ -17,7 +17,8 @@ from prfaas import metrics, tracing
 from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegFailed
 from prfaas.router.http.admission import AdmissionRefused, Client, OperatorKeys, RequestAdmission
-from prfaas.router.http.limits import HANDLED, BodyBudget, ClientConnections, HeldBody
+from prfaas.router.http.budget import ClientBudget
+from prfaas.router.http.limits import HANDLED, ClientConnections, HeldBody
 from prfaas.router.http.proxy import PathRefused, Proxy, check_path
 from prfaas.router.openai.headers import SESSION_HEADER, request_id_of, session_of
 from prfaas.router.openai.request import (
@@ -114,7 +115,8 @@ class Router:
     manager: DecisionClient | None
     request_timeout: float
     connections: ClientConnections
-    bodies: BodyBudget
+    bodies: ClientBudget
+    body_seconds: float
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         return await self._complete(request, "completions")
@@ -179,8 +181,9 @@ class Router:
         return response
 
     def _hold(self, request: web.Request, client: Client) -> HeldBody:
-        """Return the body of a client's request, which counts for its address and its key."""
-        return self.bodies.hold(self.connections.address(request), client.name)
+        """Return the body of a client's request, which counts for its key, or for its address if all keys are equal."""
+        owner = client.name if self.admission.has_several_clients else self.connections.address(request)
+        return HeldBody(self.bodies, owner, seconds=self.body_seconds)
 
     @contextlib.contextmanager
     def _charged(self, client: Client, estimated_tokens: int, record: RequestRecord) -> Iterator[None]:

@@ -1,7 +1,6 @@
-"""Budgets of all clients together and of each: connections, time for headers and bodies, and body bytes in memory.
+"""Limits of clients before their requests are parsed: connections, time for headers and bodies, and body bytes in memory.
 
-An address is a client before its key is known, and a key is a client afterwards. No client may hold more than a share of
-anything, so that clients that are slow, many or hostile leave room for others. Every refusal is counted by its reason.
+Clients that are slow, many or hostile leave room for others. Every refusal is counted by its reason.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ import asyncio
 import contextlib
 import ipaddress
 import resource
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from aiohttp import web
@@ -20,11 +17,11 @@ from aiohttp import web
 from prfaas import metrics
 from prfaas.router.config import LimitsConfig
 from prfaas.router.http.admission import AdmissionRefused
+from prfaas.router.http.budget import ClientBudget
 from prfaas.router.openai.request import MAX_BODY_BYTES
 
 RESERVED_DESCRIPTORS = 192  # For listening sockets, managers, files, and connections that are being refused.
 MAX_CONNECTIONS = 65_536
-LONE_SECONDS = 60.0  # Time after which an absent client gets no room kept.
 # Whether a request has reached a handler. Releases of aiohttp without keys for requests take a text.
 HANDLED: Any = web.RequestKey("handled", bool) if hasattr(web, "RequestKey") else "handled"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -44,11 +41,6 @@ def max_connections(config: LimitsConfig, *, descriptors_each: int) -> int:
     return min(config.connections or MAX_CONNECTIONS, allowed)
 
 
-def share(total: int, ratio: float) -> int:
-    """Return one client's part of a limit, which is at least one."""
-    return max(1, int(total * ratio))
-
-
 def network_of(host: str) -> str:
     """Return an address as a client: an IPv6 host may use all addresses of its /64 network."""
     try:
@@ -61,102 +53,28 @@ def network_of(host: str) -> str:
 
 
 class ConnectionBudget:
-    """Open connections of all clients, and of each address."""
+    """Open connections of all clients, by address."""
 
-    def __init__(self, total: int, per_address: int) -> None:
-        self.total = total
-        self.per_address = per_address
-        self._open: Counter[str] = Counter()
-        self._num_open = 0
+    def __init__(self, total: int) -> None:
+        self._budget = ClientBudget("connections", total)
 
     def open(self, host: str) -> bool:
-        """Count a new connection. Return False, and count a refusal, if there are too many."""
-        address = network_of(host)
-        reason = "connections" if self._num_open >= self.total else "connections_of_address"
-        if reason == "connections" or self._open[address] >= self.per_address:
-            metrics.CLIENT_REFUSALS.labels(reason=reason).inc()
-            return False
-        self._open[address] += 1
-        self._num_open += 1
-        return True
+        """Count a new connection. Return False if there are too many."""
+        return self._budget.take(network_of(host))
 
     def close(self, host: str) -> None:
         """Count the end of a connection."""
-        address = network_of(host)
-        self._num_open -= 1
-        self._open[address] -= 1
-        if not self._open[address]:
-            del self._open[address]
-
-
-class BodyBudget:
-    """Bytes of request bodies in memory, in total and by client.
-
-    Each client may hold its share. A lone client, beside which no other has come for `LONE_SECONDS`, may hold everything.
-    Its bodies on their way stay within the share nevertheless, so that slow ones leave room for the next client.
-    """
-
-    def __init__(self, total_bytes: int, bytes_per_client: int, seconds: float) -> None:
-        self.seconds = seconds
-        self._total_bytes = total_bytes
-        self._bytes_per_client = max(bytes_per_client, MAX_BODY_BYTES)
-        self._num_bytes = 0
-        self._held: Counter[str] = Counter()
-        self._coming: Counter[str] = Counter()  # The part of `_held` whose bodies are not complete.
-        self._latest: tuple[dict[str, float], dict[str, float]] = ({}, {})  # Two latest addresses, and owners of keys.
-
-    def hold(self, address: str, owner: str) -> HeldBody:
-        """Return the body of one request, which counts for its address and for its key's owner."""
-        clients = (f"address {address}", f"key {owner}")
-        for latest, client in zip(self._latest, clients, strict=True):
-            latest.pop(client, None)
-            latest[client] = time.monotonic()
-            if len(latest) > 2:
-                del latest[next(iter(latest))]
-        return HeldBody(self, clients)
-
-    def count(self, clients: Sequence[str], *, held: int = 0, coming: int = 0) -> None:
-        """Add to the bytes in memory, and to the part of them whose bodies are not complete."""
-        self._num_bytes += held
-        for counter, num_bytes in ((self._held, held), (self._coming, coming)):
-            for client in clients:
-                counter[client] += num_bytes
-                if not counter[client]:
-                    del counter[client]
-
-    def check_room(self, clients: Sequence[str], num_bytes: int) -> None:
-        """Check that a body may have so many bytes more.
-
-        Raises:
-            AdmissionRefused: there are too many.
-        """
-        if self._num_bytes + num_bytes > self._total_bytes:
-            reason = "body_bytes"
-        elif any(
-            (self._coming if self._is_alone(client, latest) else self._held)[client] + num_bytes
-            > self._bytes_per_client
-            for latest, client in zip(self._latest, clients, strict=True)
-        ):
-            reason = "body_bytes_of_client"
-        else:
-            return
-        metrics.CLIENT_REFUSALS.labels(reason=reason).inc()
-        raise AdmissionRefused(429, "too many request bodies are in memory; retry later")
-
-    @staticmethod
-    def _is_alone(client: str, latest: Mapping[str, float]) -> bool:
-        since = time.monotonic() - LONE_SECONDS
-        return all(name == client or at < since for name, at in latest.items())
+        self._budget.give_back(network_of(host))
 
 
 class HeldBody:
-    """Body of one request, whose bytes count for its clients until it is released, at the latest when the context ends."""
+    """Body of one request, which counts for its client until it is released, at the latest when the context ends."""
 
-    def __init__(self, budget: BodyBudget, clients: Sequence[str]) -> None:
+    def __init__(self, budget: ClientBudget, client: str, *, seconds: float) -> None:
         self._budget = budget
-        self._clients = clients
+        self._client = client
+        self._seconds = seconds
         self._num_bytes = 0
-        self._is_complete = False
 
     def __enter__(self) -> HeldBody:
         return self
@@ -166,53 +84,45 @@ class HeldBody:
 
     def release(self) -> None:
         """Stop counting the body, which nobody needs any more."""
-        self.complete()
-        self._budget.count(self._clients, held=-self._num_bytes)
-        self._num_bytes = 0
-
-    def complete(self) -> None:
-        """Note that the whole body has come."""
-        if not self._is_complete:
-            self._budget.count(self._clients, coming=-self._num_bytes)
-            self._is_complete = True
+        if self._num_bytes:
+            self._budget.give_back(self._client, self._num_bytes)
+            self._num_bytes = 0
 
     async def read(self, request: web.Request) -> bytes:
         """Return the body of a request.
 
         Raises:
-            AdmissionRefused: the body is late, or its clients hold too much already.
+            AdmissionRefused: the body is late, or its client holds too much already.
             web.HTTPRequestEntityTooLarge: it is too large.
         """
         if (request.content_length or 0) > MAX_BODY_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length or 0)
         if request.content.is_eof():  # The whole body came with the headers.
             whole = await request.content.read()
-            self.take(len(whole))
-            self.complete()
+            self._take(len(whole))
             return whole
         chunks: list[bytes] = []
         try:
-            async with asyncio.timeout(self._budget.seconds):
+            async with asyncio.timeout(self._seconds):
                 async for chunk in request.content.iter_any():
-                    self.take(len(chunk))
+                    self._take(len(chunk))
                     chunks.append(chunk)
         except TimeoutError as error:
             metrics.CLIENT_REFUSALS.labels(reason="slow_body").inc()
-            raise AdmissionRefused(408, f"the body has not come within {self._budget.seconds:g} s") from error
-        self.complete()
+            raise AdmissionRefused(408, f"the body has not come within {self._seconds:g} s") from error
         return b"".join(chunks)
 
-    def take(self, num_bytes: int) -> None:
+    def _take(self, num_bytes: int) -> None:
         """Count bytes that have come.
 
         Raises:
-            AdmissionRefused: the clients hold too much already.
+            AdmissionRefused: the client holds too much already.
             web.HTTPRequestEntityTooLarge: the body is too large.
         """
         if self._num_bytes + num_bytes > MAX_BODY_BYTES:
             raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, self._num_bytes + num_bytes)
-        self._budget.check_room(self._clients, num_bytes)
-        self._budget.count(self._clients, held=num_bytes, coming=num_bytes)
+        if not self._budget.take(self._client, num_bytes):
+            raise AdmissionRefused(429, "too many request bodies are in memory; retry later")
         self._num_bytes += num_bytes
 
 

@@ -19,8 +19,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.router.config import LimitsConfig
-from prfaas.router.http.limits import network_of
+from prfaas.router.http.budget import RESERVE_RATIO
+from prfaas.router.http.limits import RESERVED_DESCRIPTORS, network_of
 from prfaas.router.openai.request import ParsedRequest
+from prfaas.router.server import PLAIN_DESCRIPTORS
 from tests.support.paced_engine import MODEL
 from tests.support.router import SHORT, RunningRouter, running_router
 from tests.support.router_process import RouterProcess, running_processes
@@ -66,8 +68,9 @@ async def test_other_clients_are_served_beside_thousands_of_slow_connections(
                 body = {"model": MODEL, "prompt": SHORT}
                 async with session.post(f"{router.url}/v1/completions", json=body) as response:
                     assert response.status == 200
-            per_address = (1024 - 192) // 3 // 2
-            assert (await _refusals(session, router))["connections_of_address"] == count - per_address
+            most = (1024 - RESERVED_DESCRIPTORS) // PLAIN_DESCRIPTORS
+            per_address = most - int(most * RESERVE_RATIO)
+            assert (await _refusals(session, router))["connections_of_client"] == count - per_address
 
 
 @pytest.mark.parametrize(
@@ -91,10 +94,10 @@ async def test_key_cannot_take_all_requests(tmp_path: Path) -> None:
     keys = write_secret(tmp_path / "keys", "a first\nb second\n")
     async with running_router(api_keys_file=keys, max_requests=4) as router:
         router.west.hangs = True
-        asking = [asyncio.create_task(router.post({"prompt": SHORT}, Authorization="Bearer a")) for _ in range(3)]
+        asking = [asyncio.create_task(router.post({"prompt": SHORT}, Authorization="Bearer a")) for _ in range(4)]
         done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result()[0] for task in done] == [429]
-        await until(lambda: len(router.west.bodies) == 2)
+        await until(lambda: len(router.west.bodies) == 3)
         router.west.hangs = False
         assert (await router.post({"prompt": SHORT}, Authorization="Bearer b"))[0] == 200
         for task in asking:

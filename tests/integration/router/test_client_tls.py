@@ -219,9 +219,9 @@ async def test_addresses_have_their_own_budget_of_encrypted_connections(
             stack.callback(writer.close)
             return True
 
-        before = _client_refusals("connections_of_address")
-        assert [await connect() for _ in range(3)] == [True, True, False]
-        assert _client_refusals("connections_of_address") - before == 1
+        before = _client_refusals("connections_of_client")
+        assert [await connect() for _ in range(4)] == [True, True, True, False]
+        assert _client_refusals("connections_of_client") - before == 1
         assert (await router.post({"prompt": "x"}))[0] == 200
 
 
