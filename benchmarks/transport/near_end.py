@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import numpy
@@ -134,7 +134,7 @@ class NearEnd:
         self.wait(transfer_id)
         # Read before the result is checked, which costs processor time too.
         cpu = cpu_seconds() - cpu_before
-        state, result = self._link.snapshot().to_dict(), self.result(transfer_id)
+        state, result = asdict(self._link.snapshot()), self.result(transfer_id)
         return result | {"began_ns": began_ns, "last_ready_ns": last_ready_ns, "cpu_seconds": cpu, "link": state}
 
     def urgent(self, urgent_bytes: int, bulk_bytes: int, after_seconds: float) -> dict[str, object]:

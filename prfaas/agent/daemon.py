@@ -433,6 +433,6 @@ class Agent:
             "pins": self._pins.status(),
             "engines": [connection.name for connection in self._engines.connections],
             "reverse_connections": [asdict(connection) for connection in self._receiver.reverse_dials()],
-            "links": [stats.to_dict() for stats in self._links.stats()],
+            "links": [asdict(stats) for stats in self._links.stats()],
             "reporting": asdict(self._reporter.reporter.status) if self._reporter else None,
         }

@@ -60,7 +60,6 @@ def _print_new(events: Sequence[Any], count: int) -> int:
 
 def _receive(listen: str) -> None:
     far, count = make_far(listen=listen, silence_seconds=2.0), 0
-    far.discards = True
     _print(far.address)
     while True:
         count = _print_new(far.events, count)

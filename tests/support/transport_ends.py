@@ -32,7 +32,6 @@ class Far:
     memory: dict[bytes, list[bytearray]] = field(default_factory=dict)
     events: list[ReceiveEvent] = field(default_factory=list)
     held: set[int] = field(default_factory=set)
-    discards: bool = False
     reject: Rejection | None = None
 
     def of(self, kind: type[ReceiveEvent]) -> list[ReceiveEvent]:
@@ -49,9 +48,6 @@ def make_far(**config: object) -> Far:
     def accept(request: OpenRequest, reply: Callable[[Acceptance | Rejection], None]) -> None:
         if far.reject is not None:
             reply(far.reject)
-            return
-        if far.discards:
-            reply(Acceptance(held=(), destination=None))
             return
         memory = far.memory.setdefault(request.transfer_id, [bytearray(size) for size in request.object_bytes])
         reply(Acceptance(held=far.held, destination=lambda index: memoryview(memory[index])))

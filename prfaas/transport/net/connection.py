@@ -9,11 +9,12 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from prfaas.transport.congestion.connection_policy import NOT_SENT_LOW_WATER_BYTES, RATE_BASED, not_sent_low_water
 from prfaas.transport.net.sockets import (
     SEND_SECONDS,
+    UNMARKED,
     PacketMarks,
     PlainStream,
     TcpInfo,
@@ -291,29 +292,30 @@ class Connection:
             self._socket.close()
 
 
-class DialConfig(Protocol):
-    """Settings for dialling, which the configurations of sender and receiver share."""
+@dataclass(frozen=True, kw_only=True)
+class WireConfig:
+    """Settings that both ends of a link have."""
+
+    congestion_control: str = "bbr"
+    silence_seconds: float = 2.0  # Transfers fail after this time without a connection or a sign of life.
+    certificates: Certificates | None = None  # TLS is off without certificates.
+    insecure_plaintext: bool = False  # Allows public addresses without certificates.
+    marks: PacketMarks = UNMARKED
 
     @property
-    def congestion_control(self) -> str: ...
-    @property
-    def certificates(self) -> Certificates | None: ...
-    @property
-    def insecure_plaintext(self) -> bool: ...
-    @property
-    def marks(self) -> PacketMarks: ...
+    def allows_public(self) -> bool:
+        return self.insecure_plaintext or self.certificates is not None
 
 
 @contextlib.contextmanager
-def open_connection(address: str, config: DialConfig) -> Iterator[Connection]:
+def open_connection(address: str, config: WireConfig) -> Iterator[Connection]:
     """Dial an address, encrypted if there are certificates; the handshake is still to do. Close after the block.
 
     Raises:
         ConfigError: the address is public, and neither certificates nor `insecure_plaintext` are configured.
         OSError: nobody answers.
     """
-    allow_public = config.insecure_plaintext or config.certificates is not None
-    sock = make_socket(address, congestion_control=config.congestion_control, allow_public=allow_public)
+    sock = make_socket(address, congestion_control=config.congestion_control, allow_public=config.allows_public)
     connection = Connection(sock)
     connection.mark(config.marks.interactive)
     try:

@@ -17,7 +17,7 @@ from prfaas.transport.congestion.connection_policy import (
 )
 from prfaas.transport.congestion.stall_detector import STEADY_SECONDS
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import Connection, DialConfig, open_connection
+from prfaas.transport.net.connection import Connection, WireConfig, open_connection
 from prfaas.transport.net.handshake import Identity
 from prfaas.transport.net.tls import describe_error
 
@@ -37,7 +37,7 @@ class Dialler:
         connect: Callable[[int], None],
         is_busy: Callable[[], bool],
         peer_name: str,
-        num_connections: int,
+        num_connections: int = 0,
     ) -> None:
         """`connect(number)` makes one connection and serves it until it is lost; it is called without the lock.
 
@@ -159,7 +159,7 @@ class ReverseDialState:
     error: str
 
 
-class ReverseDialer:
+class ReverseDialer(Dialler):
     """Keeps connections that a receiver dials to a sender that cannot reach it, at all times.
 
     Only the sender knows when it will send.
@@ -170,47 +170,39 @@ class ReverseDialer:
         peer_name: str,
         address: str,
         *,
-        config: DialConfig,
-        num_connections: int,
+        config: WireConfig,
         identity: Identity,
         serve: Callable[[Connection, str, Collection[str]], None],
         refuse: Callable[[Connection, RemoteProtocolError], None],
     ) -> None:
         """`serve(connection, peer, capabilities)` reads a connection until it is lost. `refuse` rejects a peer."""
-        self._peer_name = peer_name
+        changed = threading.Condition(threading.Lock())
+        super().__init__(changed, connect=self._connect_once, is_busy=lambda: True, peer_name=peer_name)
         self._address = address
         self._config = config
         self._identity = identity
         self._serve = serve
         self._refuse = refuse
         self._connections: set[Connection] = set()
-        self._changed = threading.Condition(threading.Lock())
-        self._dialler = Dialler(
-            self._changed,
-            connect=self._connect_once,
-            is_busy=lambda: True,
-            peer_name=peer_name,
-            num_connections=num_connections,
-        )
 
-    def start(self) -> None:
+    def dial_missing(self) -> None:
         """Dial every missing connection. Call this repeatedly, as there may be no thread for one yet."""
         with self._changed:
-            self._dialler.start()
+            self.start()
 
     def close(self) -> None:
         """End every connection and every thread."""
         with self._changed:
-            self._dialler.is_closed.set()
+            self.is_closed.set()
             for connection in self._connections:
                 connection.abort()
             self._changed.notify_all()
-        self._dialler.join()
+        self.join()
 
     def snapshot(self) -> ReverseDialState:
         """Return the present state."""
         with self._changed:
-            error = "" if self._connections else self._dialler.last_error.removeprefix("(").removesuffix(")")
+            error = "" if self._connections else self.last_error.removeprefix("(").removesuffix(")")
             return ReverseDialState(self._peer_name, self._address, len(self._connections), error)
 
     def _connect_once(self, number: int) -> None:
@@ -230,8 +222,8 @@ class ReverseDialer:
         """Keep a new connection if it is wanted. The first one's round trip decides how many are."""
         with self._changed:
             if not self._connections:
-                self._dialler.count_by(connection)
-            if number >= self._dialler.num_wanted or self._dialler.is_closed.is_set():
+                self.count_by(connection)
+            if number >= self.num_wanted or self.is_closed.is_set():
                 return False
             self._connections.add(connection)
             return True

@@ -31,7 +31,7 @@ length is checked against the limit of its frame type, and every frame type agai
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import Any
@@ -247,13 +247,13 @@ def packed_header(transfer_id: bytes, slab: Slab, checksum: int, *, packed_bytes
     return head.encode()
 
 
-def chunk_checksum(transfer_id: bytes, slab: Slab, views: Iterable[memoryview]) -> int:
+def chunk_checksum(transfer_id: bytes, slab: Slab, views: Sequence[memoryview]) -> int:
     """Return the XXH3-64 of a chunk's payload, seeded with that of the header fields, so that it covers both.
 
-    Each view is read before the next is taken. Releases the interpreter lock for long views.
+    Releases the interpreter lock for long views.
     """
     seed = xxhash.xxh3_64_intdigest(chunk_header(transfer_id, slab, 0)[:CHECKSUM_AT])
-    if isinstance(views, list) and len(views) == 1:
+    if len(views) == 1:
         return xxhash.xxh3_64_intdigest(views[0], seed)
     state = xxhash.xxh3_64(seed=seed)
     for view in views:

@@ -36,12 +36,11 @@ class OpenRequest:
 class Acceptance:
     """Decision to receive all objects that are not `held`.
 
-    `destination` returns the memory of an object and is called from any thread. Without it, chunks are checked and
-    discarded.
+    `destination` returns the memory of an object and is called from any thread.
     """
 
     held: Collection[int]
-    destination: Callable[[int], memoryview] | None
+    destination: Callable[[int], memoryview]
 
 
 @dataclass(frozen=True)

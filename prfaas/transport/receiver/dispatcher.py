@@ -89,7 +89,7 @@ class InboundDispatcher:
     def begin_write(
         self, connection: Connection, peer: str, header: Header, *, wire_bytes: int
     ) -> list[memoryview] | None:
-        """Return the memory of a chunk, an empty list if it is only checked, or None if it is not wanted.
+        """Return the memory of a chunk, or None if it is not wanted.
 
         `end_write` must follow unless the chunk is not wanted. `wire_bytes` excludes the header.
 
@@ -109,8 +109,6 @@ class InboundDispatcher:
                 return None
             accepted = transfer.accepted
         assert accepted is not None
-        if accepted.destination is None:
-            return []
         try:
             views = [accepted.destination(index)[slab.offset : slab.end] for index in range(slab.first, slab.last)]
             if sum(map(len, views)) != slab.num_bytes:

@@ -152,8 +152,7 @@ class Reader:
     def _chunk(self, header: Header) -> None:
         views = self._dispatcher.begin_write(self._connection, self._peer, header, wire_bytes=header.length)
         if views is None:
-            for _ in self._read_scratch(header):
-                pass
+            self._skip(header.length)
             self._answer_unwanted(header.transfer_id)
         elif self._read_into(header, views):
             self._request_retransmission(header)
@@ -180,12 +179,11 @@ class Reader:
         self._connection.write(again.encode())
 
     def _read_into(self, header: Header, views: list[memoryview]) -> bool:
-        """Read a chunk into its memory, or check it piece by piece without one. Return whether to retransmit it."""
+        """Read a chunk into its memory. Return whether to retransmit it."""
         outcome: ChunkOutcome = "lost"
         try:
-            if views:
-                self._connection.read_into(views)
-            checksum = chunk_checksum(header.transfer_id, header.slab, views or self._read_scratch(header))
+            self._connection.read_into(views)
+            checksum = chunk_checksum(header.transfer_id, header.slab, views)
             outcome = "complete" if checksum == header.checksum else "corrupt"
         finally:
             for view in views:
@@ -210,14 +208,13 @@ class Reader:
             is_retransmitted = self._dispatcher.end_write(self._connection, chunk, outcome)
         return is_retransmitted
 
-    def _read_scratch(self, header: Header) -> Iterator[memoryview]:
-        """Yield a chunk that is not kept in pieces. Each piece is valid until the next one is read."""
-        scratch, left = memoryview(bytearray(min(SCRATCH_BYTES, header.length))), header.length
-        while left:
-            piece = scratch[:left]
+    def _skip(self, num_bytes: int) -> None:
+        """Read and discard the payload of a chunk."""
+        scratch = memoryview(bytearray(min(SCRATCH_BYTES, num_bytes)))
+        while num_bytes:
+            piece = scratch[:num_bytes]
             self._connection.read_into([piece])
-            left -= len(piece)
-            yield piece
+            num_bytes -= len(piece)
 
     def _answer_unwanted(self, transfer_id: bytes) -> None:
         """Tell the sender of an unwanted chunk what became of its transfer, once per connection."""

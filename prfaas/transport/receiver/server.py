@@ -21,11 +21,11 @@ from prfaas.errors import RemoteProtocolError
 from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.events import check_repeatedly
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import Connection
+from prfaas.transport.net.connection import Connection, WireConfig
 from prfaas.transport.net.dialler import ReverseDialer, ReverseDialState
 from prfaas.transport.net.handshake import HEARTBEAT, Identity
-from prfaas.transport.net.sockets import UNMARKED, PacketMarks, listen, tune
-from prfaas.transport.net.tls import Certificates, refusal_reason
+from prfaas.transport.net.sockets import listen, tune
+from prfaas.transport.net.tls import refusal_reason
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Hello
 from prfaas.transport.protocol.wire import NO_TRANSFER, ConnectionState
@@ -46,17 +46,11 @@ _log = logs.get("transport")
 
 
 @dataclass(frozen=True)
-class ReceiverConfig:
+class ReceiverConfig(WireConfig):
     """Settings of a receiver."""
 
     listen: str
-    certificates: Certificates | None = None
-    insecure_plaintext: bool = False  # Allows public addresses without certificates.
-    silence_seconds: float = 2.0  # Transfers fail after this time without a connection or a sign of life.
-    congestion_control: str = "bbr"
-    marks: PacketMarks = UNMARKED
     max_connections: int = MAX_CONNECTIONS
-    num_connections: int = 0  # Per peer of `fetch_from`. 0: as many as the round-trip time asks for.
     ingress_of: Callable[[str], tuple[RateBudget, ...]] = lambda peer: ()  # Limits that hold for a peer.
     fetch_from: Mapping[str, str] = field(default_factory=dict)  # Addresses of senders to dial, by name.
 
@@ -82,7 +76,6 @@ class Receiver:
         `send_over[peer](connection, hello)` sends over a connection that the peer has dialled to receive.
         """
         self._config = config
-        self._allows_public = config.insecure_plaintext or config.certificates is not None
         self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)))
         self._dispatcher = InboundDispatcher(accept=accept, on_event=on_event, silence_seconds=config.silence_seconds)
         self._limits = ReceiveLimits(config.ingress_of)
@@ -97,15 +90,7 @@ class Receiver:
         self._is_closed = threading.Event()
         self._threads: list[threading.Thread] = []
         self._reverse_dialers = [
-            ReverseDialer(
-                peer,
-                address,
-                config=config,
-                num_connections=config.num_connections,
-                identity=self._identity,
-                serve=self._read,
-                refuse=self._refuse,
-            )
+            ReverseDialer(peer, address, config=config, identity=self._identity, serve=self._read, refuse=self._refuse)
             for peer, address in config.fetch_from.items()
         ]
 
@@ -115,7 +100,7 @@ class Receiver:
         Raises:
             ConfigError: the address is taken, or public without certificates or `insecure_plaintext`.
         """
-        self._socket = listen(self._config.listen, allow_public=self._allows_public)
+        self._socket = listen(self._config.listen, allow_public=self._config.allows_public)
         for target in (self._accept_forever, self._tick_forever):
             thread = threading.Thread(target=target, name=target.__name__, daemon=True)
             self._threads.append(thread)
@@ -223,7 +208,7 @@ class Receiver:
 
     def _objection(self, address: str) -> str | None:
         """Return the reason for refusing a connection from this address; the caller holds the lock."""
-        if not self._allows_public and is_public(address):  # A public port may be forwarded to a private one.
+        if not self._config.allows_public and is_public(address):  # A public port may be forwarded to a private one.
             return "public"
         is_full = len(self._connections) >= self._config.max_connections
         return "connections" if is_full or self._is_closed.is_set() else None
@@ -238,7 +223,7 @@ class Receiver:
 
     def _tick(self, now: float) -> None:
         for dialer in self._reverse_dialers:
-            dialer.start()
+            dialer.dial_missing()
         self._dispatcher.tick(now)
         self._limits.tick(now)
 

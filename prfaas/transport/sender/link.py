@@ -16,11 +16,15 @@ from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.congestion.stall_detector import PeerLiveness
 from prfaas.transport.events import EventQueue, check_repeatedly
 from prfaas.transport.net import handshake
-from prfaas.transport.net.connection import HEARTBEAT_SECONDS, SILENCE_SECONDS, Connection, open_connection
+from prfaas.transport.net.connection import (
+    HEARTBEAT_SECONDS,
+    SILENCE_SECONDS,
+    Connection,
+    WireConfig,
+    open_connection,
+)
 from prfaas.transport.net.dialler import Dialler
 from prfaas.transport.net.handshake import Identity, capabilities_of
-from prfaas.transport.net.sockets import UNMARKED, PacketMarks
-from prfaas.transport.net.tls import Certificates
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import Challenge, EndReason, Hello, TransferStats
 from prfaas.transport.protocol.wire import Header
@@ -44,17 +48,12 @@ PACE_STEP_RATIO = 0.02  # Smaller changes of the rate are not passed to the kern
 
 
 @dataclass(frozen=True)
-class LinkConfig:
+class LinkConfig(WireConfig):
     """Settings of a link."""
 
     num_connections: int = 0  # Number of connections; 0 lets the round-trip time decide.
-    congestion_control: str = "bbr"
-    silence_seconds: float = 2.0  # Transfers fail after this time without a connection or a sign of life.
-    certificates: Certificates | None = None  # TLS is off without certificates.
-    insecure_plaintext: bool = False  # Allows unencrypted links to public addresses.
     budgets: tuple[RateBudget, ...] = ()  # Rate budgets that the link shares with others.
     peer_budget: RateBudget | None = None  # Shared by all links to the peer, if there may be several.
-    marks: PacketMarks = UNMARKED
     weight_of_tenant: Callable[[str], float] = lambda tenant: 1.0
     packs: bool = True  # Pack chunks while that makes the link faster.
     awaits_peer: bool = False  # The peer dials in order to receive; this side never dials.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from prfaas.transport.codec.packing import LinkLoad, PackingPolicy
 from prfaas.transport.congestion.connection_policy import LinkThroughput, RateSearch
@@ -48,14 +47,6 @@ class LinkStats(LinkHealth):
     packing: str  # Present pack format such as "zstd/2" (codec, bytes per element), or "".
     saved_bytes: int  # Saved by packing.
     pacing_bytes_per_second: int  # Sum of the kernel's rate limits, including headers.
-
-    @property
-    def retransmit_ratio(self) -> float:
-        """Share of the sent bytes that were retransmitted."""
-        return self.retransmitted_bytes / self.sent_bytes if self.sent_bytes else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class LinkMonitor:

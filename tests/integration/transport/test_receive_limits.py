@@ -23,10 +23,9 @@ ROOM = 2.0  # For bytes that were under way when the count began. Without a limi
 
 @pytest.fixture
 def limited(nothing_is_left: None) -> Iterator[Far]:
-    """Make a receiver that limits all its peers together and discards their bytes."""
+    """Make a receiver that limits all its peers together."""
     budget = RateBudget(LIMIT)
     made = make_far(ingress_of=lambda peer: (budget,))
-    made.discards = True
     yield made
     made.receiver.close()
 
