@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,11 +14,11 @@ import pytest
 
 from prfaas.transport.congestion import stall_detector
 from prfaas.transport.net.connection import Connection
-from prfaas.transport.protocol.messages import Have, TransferStats, encode_done, encode_have
+from prfaas.transport.protocol.messages import Have, encode_have
 from prfaas.transport.protocol.wire import HEADER_BYTES, MAGIC, FrameType, Header, chunk_header
 from prfaas.transport.ranges import Ranges, Slab
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree
-from prfaas.transport.sender.api import SendAccepted, SendFailed
+from prfaas.transport.sender.api import SendAccepted
 from tests.support.raw_peers import RawReceiver, RawSender
 from tests.support.transport_ends import (
     GIVES_UP_SECONDS,
@@ -98,31 +97,6 @@ def test_arrived_bytes_do_not_travel_again_after_all_connections_died(far: Far, 
     assert far.contents(transfer_id) == objects
 
 
-def test_done_lost_with_its_connection_is_requested_again(near_to: Callable[..., Near]) -> None:
-    # Every byte is acknowledged, but DONE left on another connection, which is dead.
-    num_opened = 0
-
-    def serve(connection: Connection) -> None:
-        nonlocal num_opened
-        num_chunks = 0
-        while True:
-            header = connection.read_header()
-            connection.read_payload(header)
-            if header.type is FrameType.CHUNK:
-                num_chunks += 1
-                connection.write(Header(FrameType.ACK, 0, offset=num_chunks).encode())
-            elif header.type is FrameType.PING:
-                connection.write(Header(FrameType.PONG, 0).encode())
-            elif header.type is FrameType.OPEN:
-                num_opened += 1
-                answer = encode_have(header.transfer_id, Have(Ranges(), ()))
-                connection.write(answer if num_opened == 1 else encode_done(header.transfer_id, TransferStats(10, 0)))
-
-    with RawReceiver(serve) as receiver:
-        near = near_to(receiver.address, num_connections=2)
-        near.assert_completed(send(near, objects_of(10)))
-
-
 def test_chunk_with_a_damaged_header_travels_again(far: Far, near_to: Callable[..., Near]) -> None:
     # The receiver takes it for a chunk of an unknown transfer, and acknowledges it.
     damaged: list[Header] = []
@@ -148,23 +122,6 @@ def _with_another_transfer(data: bytes, damaged: list[Header]) -> bytes:
             return data[: at + 12] + bytes([data[at + 12] ^ 1]) + data[at + 13 :]
         at = data.find(MAGIC, at + 1)
     return data
-
-
-def test_done_is_sent_on_every_connection_of_a_transfer(far: Far) -> None:
-    with RawSender(far.address) as first, RawSender(far.address) as second:
-        transfer_id = first.open(100)
-        second.chunk(transfer_id, Slab(0, 1, 0, 50), bytes(50))
-        assert second.heard()[0].type is FrameType.ACK
-        first.chunk(transfer_id, Slab(0, 1, 50, 50), bytes(50))
-        assert {first.heard()[0].type, first.heard()[0].type} == {FrameType.ACK, FrameType.DONE}
-        assert second.heard()[0].type is FrameType.DONE
-
-
-def test_peer_that_never_ends_the_handshake_is_unreachable(near_to: Callable[..., Near]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        host, port = silent.getsockname()
-        near = near_to(f"{host}:{port}", num_connections=1, silence_seconds=GIVES_UP_SECONDS)
-        near.assert_failed(send(near, objects_of(10)), "unreachable")
 
 
 def test_peer_that_receives_only_short_frames_is_unreachable(
@@ -237,27 +194,6 @@ def test_memory_is_freed_only_after_the_last_chunk_was_written(far: Far) -> None
     assert bytes(far.memory[transfer_id][0]) == left_behind
 
 
-def test_urgent_transfer_overtakes_a_large_one(far: Far, near_to: Callable[..., Near]) -> None:
-    with Relay(far.address) as relay:
-        near, size = near_to(relay.address, num_connections=2), 256 << 10
-        urgent = send(near, objects_of(size), priority=0, ready=False)
-        wait_until(lambda: bool(near.of(SendAccepted)))
-        relay.hold_after(2 * MIB)
-        large = send(near, [bytes(256 * MIB)], priority=1)
-        wait_until(lambda: relay.is_held)
-        near.link.ready(urgent, first_object=0, num_objects=1, offset_bytes=0, length_bytes=size)
-        # The bytes under way leave first, then the urgent transfer, and only a part of the large one.
-        relay.hold_after(near.link.snapshot().unacknowledged_bytes + 32 * MIB)
-        relay.release()
-        wait_until(
-            lambda: urgent in [event.transfer_id for event in far.of(ReceiveCompleted)], what="the urgent transfer"
-        )
-        near.link.cancel(large, "cancelled", "seen enough")
-        relay.release()
-        near.assert_completed(urgent)
-        assert isinstance(near.end(large), SendFailed)
-
-
 @pytest.mark.parametrize(
     ("address", "message"),
     [("10.0.0.5", "not host:port"), ("8.8.8.8:7400", "8.8.8.8 is public"), (f"{'x' * 64}.example:7400", "label")],
@@ -267,22 +203,6 @@ def test_unusable_address_makes_the_peer_unreachable(near_to: Callable[..., Near
     near = near_to(address, silence_seconds=0.3)
     assert message in near.assert_failed(send(near, objects_of(10)), "unreachable").message
     assert near.link.snapshot().is_down
-
-
-def test_new_transfer_to_an_unreachable_peer_has_the_whole_reconnect_time(
-    near_to: Callable[..., Near],
-) -> None:
-    first = make_far(listen=free_address())
-    near = near_to(first.address, silence_seconds=1.0)
-    near.assert_completed(send(near, objects_of(10)))
-    first.receiver.close()
-    wait_until(lambda: near.link.snapshot().num_connections == 0)
-    gone_at = time.monotonic()
-    wait_until(lambda: time.monotonic() - gone_at > 1.2)  # Longer than the reconnect time.
-    transfer_id = send(near, objects_of(10, seed=2))
-    second = make_far(listen=first.address)
-    near.assert_completed(transfer_id)
-    second.receiver.close()
 
 
 def test_link_is_down_from_a_failed_dial_to_a_successful_one(near_to: Callable[..., Near]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -13,14 +12,9 @@ import pytest
 
 from prfaas.transport.net.connection import Connection
 from prfaas.transport.net.sockets import read_tcp_info
-from prfaas.transport.protocol import messages
-from prfaas.transport.protocol.messages import Have
-from prfaas.transport.protocol.wire import ConnectionState, FrameType, Header
-from prfaas.transport.ranges import Ranges
+from prfaas.transport.protocol.wire import ConnectionState
 from prfaas.transport.receiver.api import ReceiveCompleted, ReceiveFailed, ReceiveMemoryFree, Rejection
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendFailed
-from prfaas.transport.sender.chunker import SLOW_CHUNK_BYTES
-from tests.support.raw_peers import RawReceiver
 from tests.support.transport_ends import GIVES_UP_SECONDS, Far, Near, make_far, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.demo.corruption import flip_byte_in_first_chunk
@@ -70,14 +64,6 @@ def test_transfer_without_objects_is_accepted_or_rejected(far: Far, near_to: Cal
     assert isinstance(end, SendFailed) and (end.reason, end.message) == ("layout_mismatch", "dtype differs")
 
 
-def test_concurrent_transfers_all_arrive(far: Far, near_to: Callable[..., Near]) -> None:
-    near = near_to(far.address)
-    sent = {send(near, objects): objects for objects in (objects_of(100_000, 5_000, seed=n) for n in range(20))}
-    for transfer_id, objects in sent.items():
-        near.assert_completed(transfer_id)
-        assert far.contents(transfer_id) == objects
-
-
 def test_lasting_cut_fails_both_ends_and_frees_their_memory(near_to: Callable[..., Near]) -> None:
     far = make_far(silence_seconds=GIVES_UP_SECONDS)
     with Relay(far.address, LinkShape(bytes_per_second=2e6)) as relay:
@@ -114,18 +100,6 @@ def test_connection_whose_reader_crashed_is_replaced(far: Far, near_to: Callable
     near = near_to(far.address, num_connections=1)
     near.events = _FailsOnce()
     near.assert_completed(send(near, objects_of(100_000)))
-
-
-def test_connection_ends_after_half_a_frame() -> None:
-    near_end, far_end = socket.socketpair()
-    connection = Connection(near_end, state=ConnectionState.RECEIVING)
-    near_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50_000))
-    assert not connection.try_write(bytes(8 << 20))
-    with far_end:
-        far_end.settimeout(PATIENCE_SECONDS)
-        while far_end.recv(1 << 20):
-            pass
-    connection.close()
 
 
 def test_transfer_that_is_never_ready_ends_at_its_deadline(far: Far, near_to: Callable[..., Near]) -> None:
@@ -186,27 +160,6 @@ def test_connection_stays_open_while_a_thread_writes() -> None:
         connection.close()
         writer.join()
     assert slow.was_open and slow.fileno() == -1
-
-
-def test_chunk_size_follows_the_rate_limit_of_the_peer(near_to: Callable[..., Near]) -> None:
-    lengths: list[int] = []
-
-    def serve(connection: Connection) -> None:
-        header = connection.read_header()
-        connection.read_payload(header)
-        connection.write(Header(FrameType.RATE, 0, offset=100_000).encode())
-        connection.write(messages.encode_have(header.transfer_id, Have(Ranges(), ())))
-        while True:
-            header = connection.read_header()
-            connection.read_payload(header)
-            if header.type is FrameType.CHUNK:
-                lengths.append(header.length)
-
-    with RawReceiver(serve) as receiver:
-        near = near_to(receiver.address, num_connections=1, packs=False)
-        send(near, objects_of(1 << 20))
-        wait_until(lambda: lengths)
-    assert lengths[0] == SLOW_CHUNK_BYTES
 
 
 def test_kernel_counts_received_segments() -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.transport.congestion import stall_detector
 from prfaas.transport.congestion.rate_budget import RateBudget
-from prfaas.transport.congestion.stall_detector import GRACE_SECONDS, STALL_SECONDS
 from prfaas.transport.net.connection import SILENCE_SECONDS, Connection
 from prfaas.transport.protocol.messages import (
     Have,
@@ -27,15 +24,12 @@ from prfaas.transport.protocol.messages import (
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum, chunk_header
 from prfaas.transport.ranges import Area, Ranges, Slab
 from prfaas.transport.receiver.reader import LARGE_FRAME_BYTES
-from prfaas.transport.sender.api import SendAccepted, SendRequest
+from prfaas.transport.sender.api import SendRequest
 from prfaas.transport.sender.connection_worker import MAX_UNACKNOWLEDGED
 from prfaas.transport.sender.outbound_transfer import SLOW_BYTES_PER_SECOND
-from tests.support import receiver_process
-from tests.support.paused_process import paused
 from tests.support.raw_peers import RawReceiver, RawSender
 from tests.support.transport_ends import Far, Near, make_ready, objects_of, send
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
-from tools.link import Filter, Relay
 
 MIB = 1 << 20
 PONG = Header(FrameType.PONG, 0).encode()
@@ -84,39 +78,6 @@ def test_chunks_of_a_stalled_connection_arrive_over_the_others(
         make_ready(near, transfer_id, objects, range(8))
         near.assert_completed(transfer_id)
         assert stuck and (_num_stalls() or 0) > before
-
-
-@contextmanager
-def _far_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yield a receiving process and its address."""
-    far = receiver_process.start("127.0.0.1:0")
-    try:
-        yield far, receiver_process.next_line(far)
-    finally:
-        far.kill()
-        far.communicate()
-
-
-def test_suspended_receiver_loses_no_connection(near_to: Callable[..., Near]) -> None:
-    dialled: list[int] = []
-
-    def count() -> Filter:
-        dialled.append(len(dialled))
-        return bytes
-
-    objects = objects_of(*[64 << 10] * 8)
-    with _far_process() as (far, address), Relay(address) as relay:
-        relay.filter(count)
-        near = near_to(relay.address)
-        transfer_id = send(near, objects, ready=False)
-        wait_until(lambda: bool(near.of(SendAccepted)) and near.link.snapshot().num_connections == 4)
-        with paused(far.pid):
-            make_ready(near, transfer_id, objects, range(2))
-            wait_until(lambda: near.link.snapshot().unacknowledged_bytes == 2 * 64 << 10)
-            threading.Event().wait(STALL_SECONDS + GRACE_SECONDS + 1)  # Duration of the fault.
-        make_ready(near, transfer_id, objects, range(2, 8))
-        near.assert_completed(transfer_id)
-        assert len(dialled) == 4
 
 
 @pytest.mark.soak

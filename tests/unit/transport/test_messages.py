@@ -96,16 +96,6 @@ def test_the_longest_have_fits_its_frame() -> None:
     assert Header.decode(messages.encode_have(ID, Have(held, slabs))[:HEADER_BYTES]).type is FrameType.HAVE
 
 
-def test_a_have_of_too_many_slabs_is_refused_before_they_are_made() -> None:
-    structure = msgpack.packb([[Slab(2 * index, 1, 0, 10) for index in range(MAX_SLABS + 1)]])
-    header = Header(FrameType.HAVE, len(structure), ID, offset=len(structure))
-    tracemalloc.start()
-    with pytest.raises(RemoteProtocolError, match="limit"):
-        messages.decode_have(header, structure, num_objects=1)
-    assert tracemalloc.get_traced_memory()[1] < len(structure) + (1 << 16)
-    tracemalloc.stop()
-
-
 @pytest.mark.parametrize(
     "arrived",
     [
@@ -130,32 +120,12 @@ def test_an_unknown_reason_reads_as_protocol_and_a_long_message_is_cut() -> None
     assert messages.decode_ending(msgpack.packb(["made up", "why"])) == EndReason("protocol", "why")
 
 
-def test_an_open_of_too_many_sizes_is_refused_before_they_are_made() -> None:
-    structure = msgpack.packb([[[1, 1]] * 300_000, 0, 1.0])
-    header = Header(FrameType.OPEN, len(structure), ID, offset=len(structure))
-    tracemalloc.start()
-    with pytest.raises(RemoteProtocolError, match="limit"):
-        messages.decode_open(header, structure)
-    assert tracemalloc.get_traced_memory()[1] < 2 << 20, "a copy, but no list"
-    tracemalloc.stop()
-
-
 def test_the_body_of_an_open_is_copied_once() -> None:
     body = bytes(8 << 20)
     header, payload = _parts(messages.encode_open(ID, Open(ObjectSizes([(1, 1)]), 0, 1.0, body)))
     tracemalloc.start()
     assert messages.decode_open(header, bytearray(payload)).body == body
     assert tracemalloc.get_traced_memory()[1] < 2 * len(body) + (1 << 20), "the payload and its body"
-    tracemalloc.stop()
-
-
-def test_an_open_of_two_thousand_million_objects_takes_no_memory() -> None:
-    structure = msgpack.packb([[[1, 1 << 31]], 0, 1.0])
-    header = Header(FrameType.OPEN, len(structure), ID, offset=len(structure))
-    tracemalloc.start()
-    with pytest.raises(RemoteProtocolError, match="object sizes must be"):
-        messages.decode_open(header, structure)
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
 
