@@ -109,9 +109,10 @@ class BlockMap:
     def filled(
         self, tables: Sequence[Sequence[int]], num_tokens: int, *, saved_tokens: int, computed_tokens: int
     ) -> tuple[BlockSpan, ...]:
-        """Return the blocks that became final between `saved_tokens` and `computed_tokens`.
+        """Return the blocks of a transfer that became final between `saved_tokens` and `computed_tokens`.
 
-        States are final with the last token only. `tables[g]` is the block table of group g. Null blocks are left out.
+        An engine that holds the first `saved_tokens` loads the same blocks. States are final with the last token only.
+        `tables[g]` is the block table of group g. Null blocks are left out.
         """
         spans = []
         for index, group in enumerate(self.groups):
@@ -123,20 +124,6 @@ class BlockMap:
             first = group.first_kept_block(num_tokens, self._resume_step_tokens)
             start = max(first, _end_block(group, num_tokens, computed_tokens=saved_tokens))
             end = _end_block(group, num_tokens, computed_tokens=computed_tokens)
-            spans += _without_nulls(index, start - first, table[start:end])
-        return tuple(spans)
-
-    def missing(self, tables: Sequence[Sequence[int]], num_tokens: int, *, local_tokens: int) -> tuple[BlockSpan, ...]:
-        """Return the blocks that a transfer of `num_tokens` fills in an engine that holds the first `local_tokens`."""
-        spans = []
-        for index, group in enumerate(self.groups):
-            table = tables[index]
-            if group.is_state:
-                spans.append(BlockSpan(index, 0, (table[group.state_entry(num_tokens)],)))
-                continue
-            first = group.first_kept_block(num_tokens, self._resume_step_tokens)
-            start = max(first, local_tokens // group.block_tokens)
-            end = _end_block(group, num_tokens, computed_tokens=num_tokens)
             spans += _without_nulls(index, start - first, table[start:end])
         return tuple(spans)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -18,22 +19,12 @@ _METRICS: Mapping[str, Any] = {
 }
 
 
-class Counts(dict[str, float]):
+class Counts(Counter[str]):
     """Counts since the previous report. Keys are a word of `_METRICS` and its labels, such as "transfers send completed"."""
-
-    def add(self, key: str, amount: float = 1) -> None:
-        """Increase a count."""
-        self[key] = self.get(key, 0) + amount
 
     def add_transfer(self, kind: TransferKind, outcome: TransferOutcome | LegReason) -> None:
         """Count a transfer that has ended, or a fallback by the router's reason."""
-        self.add(f"transfers {kind} {outcome}")
-
-    def take(self) -> dict[str, float]:
-        """Return the counts and start again at zero."""
-        taken = dict(self)
-        self.clear()
-        return taken
+        self[f"transfers {kind} {outcome}"] += 1
 
 
 def add_to_metrics(counts: Mapping[str, float]) -> None:

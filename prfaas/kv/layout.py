@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgpack
 
@@ -34,15 +34,7 @@ _GROUP_FIELDS: dict[str, Any] = {
     "layers": (list, tuple),
     "window_tokens": (int, type(None)),
 }
-_LAYER_FIELDS: dict[str, Any] = {
-    "name": str,
-    "offset_bytes": int,
-    "payload_bytes": int,
-    "dtype": str,
-    "axis_order": str,
-    "first_head": int,
-    "num_heads": int,
-}
+_LAYER_FIELDS: dict[str, Any] = get_type_hints(LayerSlice)
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Layout:
     @cached_property
     def fingerprint(self) -> bytes:
         """16 bytes that differ when anything in the layout differs."""
-        return fingerprint_of(msgpack.packb(self.to_dict()))
+        return hashlib.sha256(msgpack.packb(self.to_dict())).digest()[:FINGERPRINT_BYTES]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form that travels. Its fields and their order determine the fingerprint."""
@@ -99,11 +91,6 @@ class Layout:
         if not groups:
             raise LayoutError("groups: a layout has at least one KV group")
         return Layout(fields["model"], fields["packing"], Shard(**shard), tuple(groups))
-
-
-def fingerprint_of(packed: bytes | memoryview) -> bytes:
-    """Return the fingerprint of a layout in its packed form."""
-    return hashlib.sha256(packed).digest()[:FINGERPRINT_BYTES]
 
 
 def _to_dict(value: KVGroup | LayerSlice, fields: dict[str, Any]) -> dict[str, Any]:
@@ -211,13 +198,9 @@ class _PrefixHashes:
         return BlockHash(self._prefix.units[end - HASH_BYTES : end]) if end else self._root
 
 
-def prefix_bytes(layout: Layout, num_tokens: int) -> int:
+def prefix_bytes(layout: Layout, prefix: Prefix) -> int:
     """Return the payload of a prefix on one rank, which is what its copy to a node without any of it moves."""
-    step_tokens = resume_step_tokens(layout.groups)
-    return sum(
-        group.block_bytes * group.rules.num_blocks(group, num_tokens, step_tokens=step_tokens)
-        for group in layout.groups
-    )
+    return sum(layout.groups[blocks.group].block_bytes * blocks.num_blocks for blocks in prefix_groups(layout, prefix))
 
 
 def is_well_formed(prefix: Prefix) -> bool:

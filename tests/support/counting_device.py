@@ -46,7 +46,7 @@ class CountingDevice:
         self.calls["event"] += 2  # The stream waits for one and records one.
         self.calls["launch"] += 1
         self.gate.wait()
-        for source, target, size in zip(*map(torch.Tensor.tolist, _columns(addresses)), strict=True):
+        for source, target, size in zip(*map(torch.Tensor.tolist, addresses), strict=True):
             ctypes.memmove(target, source, size)
         return object()
 
@@ -68,7 +68,3 @@ class CountingDevice:
 
     def _may_wait(self) -> None:
         self.waiting_threads[threading.current_thread().name] += 1
-
-
-def _columns(addresses: Addresses) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return addresses.sources, addresses.targets, addresses.sizes

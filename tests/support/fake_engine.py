@@ -26,7 +26,6 @@ from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.scheduler.store import BlockPins
 from prfaas.connector.settings import ConnectorSettings
 from prfaas.connector.transfer_params import EngineRequest, tenant_of
-from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.copy_host import LayerBlocks
 from prfaas.connector.worker.worker import WorkerSide
 from prfaas.hashing import HashChain, root_hash
@@ -139,12 +138,7 @@ class FakeEngine:
                 replica=replica,
                 num_replicas=num_replicas,
             )
-            make_copier = partial(copier_for, device=torch.device("cpu"))
-            self._workers.append(
-                WorkerSide(
-                    client, layers, layout, make_copier=make_copier, is_writer=replica == 0, is_layerwise=is_layerwise
-                )
-            )
+            self._workers.append(WorkerSide(client, layers, layout, is_writer=replica == 0, is_layerwise=is_layerwise))
         self.worker = self._workers[0]
         self.num_streamed_steps = 0  # Steps in which a layer is copied when it ends.
         self.client = AgentClient(str(agent_socket), instance=self._instance, role="scheduler")
@@ -231,11 +225,11 @@ class FakeEngine:
     def end(self, running: Running, *, leaves: bool = False) -> None:
         """The request ends. Its blocks are free at once, or once what it `leaves` to the pool is copied."""
         chain = self._chain_of(running.prompt[: running.computed])(running.tenant)
-        finished = self.scheduler.on_finished(
+        keeps_blocks, _ = self.scheduler.on_finished(
             running.request_id, lambda: chain if leaves else None, lambda: running.tables
         )
         self._kept[running.request_id] = running
-        if not finished.keeps_blocks:
+        if not keeps_blocks:
             self._release(running.request_id)
 
     def _release(self, request_id: str) -> None:

@@ -155,8 +155,8 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         decision = decide(progress, local_seconds=local, min_wait_seconds=self._silence_seconds)
         if decision.action == "recompute":
             self._recomputes.add(prefill_seconds, now=now)
-            self._counts.add("recompute predicted", decision.remaining_seconds)
-            self._counts.add("recompute local", decision.local_seconds)
+            self._counts["recompute predicted"] += decision.remaining_seconds
+            self._counts["recompute local"] += decision.local_seconds
             self._release(transfer, "recomputed", message=f"{decision.reason}: {decision.remaining_seconds:.2f} s left")
 
     def on_allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
@@ -168,7 +168,8 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         transfer.is_loading = True
         ready = transfer.ready
         assert ready is not None, f"{transfer} was not offered"
-        spans = self._map.missing(tables, transfer.num_tokens, local_tokens=transfer.local_tokens)
+        num_tokens, local_tokens = transfer.num_tokens, transfer.local_tokens
+        spans = self._map.filled(tables, num_tokens, saved_tokens=local_tokens, computed_tokens=num_tokens)
         slots = tuple(SlotSpan.of(span, ready.slots, ready.generations) for span in spans)
         self._loads.append(Load(request_id, slots))
 
@@ -178,15 +179,11 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         if transfer is not None and not transfer.is_loading:
             self._release(transfer, "held")
 
-    def take_loads(self) -> tuple[Load, ...]:
-        """Return the loads of the next step."""
-        loads, self._loads = tuple(self._loads), []
-        return loads
-
-    def take_failed_loads(self) -> tuple[str, ...]:
-        """Return the requests whose blocks stay empty."""
-        failed, self._failed_loads = tuple(self._failed_loads), []
-        return failed
+    def take_loads(self) -> tuple[tuple[Load, ...], tuple[str, ...]]:
+        """Return the loads of the next step, and the requests whose blocks stay empty."""
+        loads, failed = tuple(self._loads), tuple(self._failed_loads)
+        self._loads, self._failed_loads = [], []
+        return loads, failed
 
     def on_loaded(self, request_id: str, *, has_failed: bool) -> None:
         """End a transfer after every worker has read its slots."""
@@ -213,7 +210,8 @@ class InboundTransfers(TransferTable[InboundTransfer]):
 
     def fail_all(self, reason: Outcome) -> None:
         """Give up all transfers. Planned loads fail; a running load ends by itself, since its slots stay mapped."""
-        self._failed_loads += [load.request_id for load in self.take_loads()]
+        self._failed_loads += [load.request_id for load in self._loads]
+        self._loads = []
         for transfer in self:
             if not transfer.is_loading:
                 if reason == "agent_lost" and transfer.claim is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from prfaas import logs
@@ -29,6 +28,7 @@ from prfaas.agent.engine.protocol import (
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Direction, LoadSource, Outcome, ScheduledRequest, Step, Tables
+from prfaas.connector.scheduler.divergent import DivergentHits
 from prfaas.connector.scheduler.liveness import HEARTBEAT_SECONDS, AgentLiveness
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
@@ -57,19 +57,6 @@ RESET_WAIT_SECONDS = 60.0  # Forgetting a million blocks takes about 1 s in memo
 _log = logs.get("connector.scheduler")
 
 
-@dataclass(frozen=True)
-class RequestEnd:
-    """Consequences of a request's end.
-
-    Attributes:
-        keeps_blocks: The engine must keep the request's blocks until `on_stored`.
-        params: Report on the request's transfer for its response, if it had one.
-    """
-
-    keeps_blocks: bool
-    params: dict[str, Any] | None
-
-
 class SchedulerSide:
     """All transfers of one engine. Runs on the scheduler's thread."""
 
@@ -83,6 +70,7 @@ class SchedulerSide:
         pins: BlockPins | None = None,
         sleeps_when_idle: bool = True,
         num_workers: int = 0,
+        has_one_attention: bool = False,
     ) -> None:
         """Start without transfers.
 
@@ -94,6 +82,7 @@ class SchedulerSide:
             pins: Keeps blocks from reuse. Without it, prompts leave no checkpoints.
             num_workers: Number of workers that report the end of their saves. 0 means that saves end with their step.
             sleeps_when_idle: Sleep in steps that compute nothing while a transfer is pending.
+            has_one_attention: A load completes all that the engine's groups lack (see `DivergentHits`).
         """
         self._client = client
         self._settings = settings
@@ -113,14 +102,13 @@ class SchedulerSide:
         self._stores = PrefixStores(
             block_map, pins, min_tokens=settings.reuse_min_tokens, post=self._post, counts=counts
         )
-        self._refused: dict[str, Outcome] = {}  # Prefill legs that run without a transfer.
+        self._divergent = DivergentHits(is_supported=has_one_attention)
         self._saved_blocks = SavedBlocks(pins, num_workers=num_workers)
         self._forgotten: TransferId | None = None  # Latest reset that the agent has completed.
         self._may_sleep = False  # The last step computed nothing, and the present one has found no work yet.
         self._pause_seconds = PAUSE_SECONDS if sleeps_when_idle else 0.0
         self._poll_at = 0.0  # Monotonic seconds.
         self._empty_step = Step()
-        self.num_messages = 0  # Messages from the agent. A lost agent counts as a message.
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Begin the transfer that the request asks for, and look up its prompt in the pool."""
@@ -129,7 +117,7 @@ class SchedulerSide:
         refusal = self._begin(request, direction) if direction else None
         if direction and refusal:
             if direction == "send":
-                self._refused[request.request_id] = refusal
+                self._outbound.outcomes[request.request_id] = refusal
             else:
                 transfer = read_parameters(request, direction)
                 transfer_id = transfer.grant.transfer_id.hex() if transfer else ""
@@ -208,24 +196,30 @@ class SchedulerSide:
         return self._client.connected and not self._liveness.is_silent
 
     def num_external_tokens(
-        self, request_id: str, local_tokens: int, *, asks_again: Callable[[int | None], bool] = lambda offered: False
+        self, request_id: str, local_tokens: int, *, agreed_tokens: Callable[[], int] = lambda: 0
     ) -> int | None:
-        """Return how many tokens beyond `local_tokens` can be loaded, or None while the agent has not replied.
+        """Return how many tokens beyond `local_tokens` can be loaded, or None if the engine must ask again.
 
-        `asks_again` takes the length that the agent can serve, or None if unknown. It returns whether the engine will ask
-        for this request again.
+        `agreed_tokens()` is the prefix that all groups of the engine hold.
         """
         self.poll()
-        if asks_again(self._offered_tokens(request_id)):
+        if self._asks_again(request_id, local_tokens, agreed_tokens):
             return None
         num_tokens = self._loadable_tokens(request_id, local_tokens)
-        if num_tokens is None and self.sleep_if_idle() and not asks_again(self._offered_tokens(request_id)):
-            num_tokens = self._loadable_tokens(request_id, local_tokens)
-        return num_tokens
+        if num_tokens is not None or not self.sleep_if_idle():
+            return num_tokens
+        is_asked_again = self._asks_again(request_id, local_tokens, agreed_tokens)
+        return None if is_asked_again else self._loadable_tokens(request_id, local_tokens)
 
-    def _offered_tokens(self, request_id: str) -> int | None:
+    @property
+    def allows_divergent_hits(self) -> bool:
+        """True if the engine may count locally cached attention beyond its states in the next lookup."""
+        return self._divergent.are_allowed
+
+    def _asks_again(self, request_id: str, local_tokens: int, agreed_tokens: Callable[[], int]) -> bool:
         claimed = self._inbound.offered_tokens(request_id)
-        return self._lookups.offered_tokens(request_id) if claimed is None else claimed
+        offered = self._lookups.offered_tokens(request_id) if claimed is None else claimed
+        return self._divergent.asks_again(request_id, offered, local_tokens=local_tokens, agreed_tokens=agreed_tokens)
 
     def _loadable_tokens(self, request_id: str, local_tokens: int) -> int | None:
         now = time.monotonic()
@@ -234,6 +228,11 @@ class SchedulerSide:
         if self._lookups.is_undecided(request_id, local_tokens, now=now):
             return None
         return self._inbound.num_tokens(request_id, local_tokens)
+
+    def stay_parked(self, request_id: str) -> None:
+        """Note that a request waits on, though the engine asks for it."""
+        self._divergent.forget(request_id)
+        self.sleep_if_idle()
 
     def sleep_if_idle(self) -> bool:
         """Wait briefly for the agent if the engine computes nothing; return whether it did."""
@@ -255,7 +254,6 @@ class SchedulerSide:
     def poll(self, timeout_seconds: float = 0.0) -> int:
         """Handle the agent's messages, waiting up to `timeout_seconds` for the first; return their number."""
         messages = self._client.poll(timeout_seconds)
-        self.num_messages += len(messages)
         for message in messages:
             self._on_message(message)
         if not self._client.connected:
@@ -282,7 +280,6 @@ class SchedulerSide:
             self._liveness.beat()
         elif self._inbound.is_waiting or self._lookups:
             _log.warning("agent.silent", num_claims=len(self._inbound), num_lookups=len(self._lookups))
-            self.num_messages += 1
             self._inbound.fail_all("agent_silent")
             self._lookups.fail_all("agent_silent")
 
@@ -303,7 +300,6 @@ class SchedulerSide:
 
     def _fail_all(self, reason: Outcome) -> None:
         """Give up everything that is pending."""
-        self.num_messages += 1
         for transfers in (self._outbound, self._lookups, self._inbound, self._stores):
             transfers.fail_all(reason)
 
@@ -344,14 +340,8 @@ class SchedulerSide:
     @property
     def _has_work(self) -> bool:
         """True if transfers are pending, or the workers do not know yet that one has ended."""
-        kinds = (
-            self._outbound.has_work,
-            self._inbound.has_work,
-            self._stores.has_work,
-            self._lookups,
-            self._saved_blocks,
-        )
-        return any(kinds)
+        has_transfers = self._outbound.has_work or self._inbound.has_work or bool(self._lookups)
+        return has_transfers or self._stores.has_work or bool(self._saved_blocks)
 
     def plan_step(self, scheduled: Iterable[ScheduledRequest], *, prompt_tokens: int | None = None) -> Step:
         """Return the copies of this step, which computes `prompt_tokens` tokens of prompts.
@@ -389,7 +379,7 @@ class SchedulerSide:
             self._stores.on_scheduled(request, reply_deadline=reply_deadline)
         saves += stores
         self._may_sleep = is_idle
-        loads, ends, failed = self._inbound.take_loads(), self._outbound.take_ends(), self._inbound.take_failed_loads()
+        (loads, failed), ends = self._inbound.take_loads(), self._outbound.take_ends()
         attached, number = self._client.attached, self._saved_blocks.add(saves)
         return Step(tuple(saves), loads, ends, attached.epoch, failed, attached.session, number)
 
@@ -407,21 +397,25 @@ class SchedulerSide:
         """Unpin the blocks of steps whose saves have ended. `steps` has the number of workers that report each step."""
         self._saved_blocks.on_saved(steps)
 
-    def on_finished(self, request_id: str, leaves: Callable[[], HashChain | None], tables: Tables) -> RequestEnd:
+    def on_finished(
+        self, request_id: str, leaves: Callable[[], HashChain | None], tables: Tables
+    ) -> tuple[bool, dict[str, Any] | None]:
         """End all that belongs to a request.
 
-        `leaves()` returns the hash chain of all computed tokens, or None if later requests cannot use them.
+        `leaves()` returns the hash chain of all computed tokens, or None if later requests cannot use them. The result says
+        whether the engine must keep the request's blocks until `on_stored`, and what its response reports on its transfer.
         """
-        sent = self._outbound.end(request_id) or self._refused.pop(request_id, None)
+        sent = self._outbound.end(request_id)
+        self._divergent.forget(request_id)
         self._lookups.end(request_id)
         self._stores.end_prompt(request_id)
         received = self._inbound.end(request_id)
         params = {SENT_KEY: sent} if sent else received.to_params() if received else None
         chain = leaves() if self._settings.reuse and self._client.connected else None
         if chain is None or chain.num_tokens < self._settings.reuse_min_tokens:
-            return RequestEnd(keeps_blocks=False, params=params)
+            return False, params
         self._stores.add_finished(request_id, chain, tables(), reply_deadline=self._reply_deadline())
-        return RequestEnd(keeps_blocks=True, params=params)
+        return True, params
 
     @property
     def will_free_blocks(self) -> bool:
@@ -432,12 +426,6 @@ class SchedulerSide:
     def needs_steps(self) -> bool:
         """True if the engine must step without requests, to copy pinned blocks."""
         return self._stores.has_pins or bool(self._saved_blocks)
-
-    def on_blocks_lost(self) -> None:
-        """Cancel all planned copies: the engine has dropped its block tables."""
-        for load in self._inbound.take_loads():
-            self._inbound.on_loaded(load.request_id, has_failed=True)
-        self._stores.fail_all("aborted")
 
     def close(self) -> None:
         """Leave the agent, which takes back all leases."""

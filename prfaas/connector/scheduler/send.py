@@ -42,7 +42,7 @@ class OutboundTransfers(TransferTable[OutboundTransfer]):
         super().__init__(post=post, counts=counts)
         self._map = block_map
         self._ends: list[int] = []
-        self._given_up: dict[str, Outcome] = {}  # Requests that still run, without their transfer.
+        self.outcomes: dict[str, Outcome] = {}  # Of requests that still run, whose transfer was refused or has ended.
 
     @property
     def has_work(self) -> bool:
@@ -102,7 +102,7 @@ class OutboundTransfers(TransferTable[OutboundTransfer]):
         transfer = self.of_request(request_id)
         if transfer is not None:
             self._end(transfer, "completed" if transfer.saved_tokens >= transfer.num_tokens else "aborted")
-        return self._given_up.pop(request_id, None)
+        return self.outcomes.pop(request_id, None)
 
     def take_ends(self) -> tuple[int, ...]:
         """Return the handles of transfers given up since the last call. Workers write nothing more for them."""
@@ -115,7 +115,7 @@ class OutboundTransfers(TransferTable[OutboundTransfer]):
             self._post(Cancel(transfer.transfer_id))
         elif transfer.saved_tokens < transfer.num_tokens:
             self._ends.append(transfer.opened.handle)
-        self._given_up[transfer.request_id] = outcome
+        self.outcomes[transfer.request_id] = outcome
         self._counts.add_transfer("send", outcome)
         fields = {"transfer_id": transfer.transfer_id, "message": message}
         _log.info("request.sent", request_id=transfer.request_id, outcome=outcome, **fields)

@@ -230,26 +230,22 @@ class PrefixStores:
                 continue
             if blocks.failure is None:
                 saves.append(blocks.save())
-            self._end_checkpoint(blocks)
+            assert self._pins is not None
+            self._pins.unpin(blocks.block_ids)
+            self._end(blocks)
         return saves
-
-    def _end_checkpoint(self, blocks: StoredBlocks) -> None:
-        assert self._pins is not None
-        self._pins.unpin(blocks.block_ids)
-        outcome = self._count(blocks)
-        _log.info("checkpoint.stored", request_id=blocks.request_id, outcome=outcome, num_tokens=blocks.num_tokens)
 
     def on_copied(self, request_id: str) -> None:
         """End the store of a finished request after every worker has copied it. The engine frees the blocks."""
         blocks = self._copying.pop(request_id, None)
         if blocks is not None:
-            outcome = self._count(blocks)
-            _log.info("request.stored", request_id=request_id, outcome=outcome, num_tokens=blocks.num_tokens)
+            self._end(blocks)
 
-    def _count(self, blocks: StoredBlocks) -> Outcome:
+    def _end(self, blocks: StoredBlocks) -> None:
         outcome: Outcome = blocks.failure or "completed"
         self._counts.add_transfer(blocks.kind, outcome)
-        return outcome
+        fields = {"request_id": blocks.request_id, "outcome": outcome, "num_tokens": blocks.num_tokens}
+        _log.info("blocks.stored", kind=blocks.kind, **fields)
 
     def fail_all(self, reason: Outcome) -> None:
         """Give up all stores without slots. The next step releases their blocks."""

@@ -1,12 +1,13 @@
-"""Judgement of every field of vLLM that can change the contents of a block: accepted, or refused by name.
+"""Judgement of every option of vLLM that can change the contents of a block: accepted, or refused by name.
 
-A field without an entry stops the start, so that a new feature of vLLM never changes blocks unnoticed.
+A field without an entry stops the start, so that a new feature of vLLM never changes blocks unnoticed. `kv_layout` judges
+the fields of KV cache specs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import vllm
@@ -31,115 +32,78 @@ class Limit:
 Judgement = Mapping[str, Limit | None]  # By field; None accepts every value.
 
 
-def _any(names: str) -> dict[str, Limit | None]:
+def accept(names: str) -> dict[str, Limit | None]:
+    """Return a judgement that accepts every value of these fields."""
     return dict.fromkeys(names.split())
 
 
-def _only(*values: Any, reason: str) -> Limit:
+def only(*values: Any, reason: str) -> Limit:
+    """Return a limit to these values."""
     return Limit(lambda value: value in values, reason)
 
 
 _ONE_RANK = "blocks of several such ranks are not joined"
-_SPEC = _any("block_size dcp_sharded block_stride_alignment is_draft")
-# Shapes, dtypes and order of the bytes are part of the layout, which both sides compare.
-_ATTENTION = _SPEC | _any(
-    "max_tp_shards num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
-    "state_content_bytes"
-)
-_ATTENTION |= {"tokens_per_state": _only(1, reason="the end of a block is not the end of a state")}
-_FULL = _ATTENTION | {
-    "sliding_window": None,  # vLLM keeps all blocks of such a layer.
-    "attention_chunk_size": _only(None, reason="chunked local attention has no KV kind"),
-    "non_causal": _only(False, reason="the KV of a prompt depends on its last token, which does not travel"),
-}
 JUDGED: dict[str, Judgement] = {
-    "FullAttentionSpec": _FULL,
-    "MLAAttentionSpec": _FULL
-    | _any("cache_dtype_str alignment model_version cache_role is_index_group_leader topk_buffer_width")
-    | _any("non_causal_multi_token_decode"),
-    "SlidingWindowSpec": _ATTENTION
-    | {"sliding_window": None, "extra_retained_tokens": _only(0, reason="a resumption would need a longer window")},
-    "MambaSpec": _SPEC
-    | _any("shapes dtypes page_size_padded mamba_type num_heads tokens_per_state tp_replicated")
-    | _any("num_prefill_checkpoint_blocks prefill_checkpoint_alignment")
-    | {
-        "mamba_cache_mode": _only("none", "align", reason="the place of a state in the block table is not known"),
-        "num_speculative_blocks": _only(0, reason="speculative decoding with recurrent states is not supported"),
-    },
-    "UniformTypeKVCacheSpecs": _SPEC | _any("kv_cache_specs"),
-    "KVCacheGroupSpec": _any("layer_names kv_cache_spec enable_kv_transfer")
-    | {
-        "is_eagle_group": _only(False, reason="KV of a draft model is not supported"),
-        "host_resident": _only(False, reason="the blocks are not on the device"),
-        "role": Limit(lambda role: role.value == "default", "the group holds copies of other blocks"),
-    },
-    "KVCacheConfig": _any("num_blocks kv_cache_tensors kv_cache_groups prefix_cache_retention_interval kv_cache_layout")
-    | _any("hash_block_size cache_hit_alignment_tokens kv_tp_replicas")
-    | {
-        "hisparse_host_num_blocks": _only(None, reason="blocks on the host are not copied"),
-        "hisparse_host_block_stride": _only(None, reason="blocks on the host are not copied"),
-        "hisparse_shared_host_pool": _only(False, reason="blocks on the host are not copied"),
-    },
-    "VllmConfig": _any("cache_config parallel_config attention_config mamba_config kv_transfer_config scheduler_config")
     # The operator's name for the weights covers model, revision, quantization and overrides.
-    | _any("model_config quant_config lora_config load_config weight_transfer_config engram_config")
-    | _any("device_config offload_config aux_output_config kernel_config compilation_config optimization_level")
-    | _any("watermark_config structured_outputs_config reasoning_config ec_transfer_config ec_manager_config")
-    | _any("observability_config logging_config profiler_config kv_events_config watchdog_config")
-    | _any("instance_id performance_mode shutdown_timeout")
+    "VllmConfig": accept("""cache_config parallel_config attention_config mamba_config kv_transfer_config
+        scheduler_config model_config quant_config lora_config load_config weight_transfer_config engram_config
+        device_config offload_config aux_output_config kernel_config compilation_config optimization_level
+        watermark_config structured_outputs_config reasoning_config ec_transfer_config ec_manager_config
+        observability_config logging_config profiler_config kv_events_config watchdog_config instance_id
+        performance_mode shutdown_timeout""")
     | {
         "speculative_config": Limit(
             lambda value: value is None or value.method in DRAFT_FREE, "KV of a draft model is not supported"
         ),
-        "diffusion_config": _only(None, reason="a block changes until the whole canvas is done"),
+        "diffusion_config": only(None, reason="a block changes until the whole canvas is done"),
         "additional_config": Limit(lambda value: not value, "a platform may store blocks in its own way"),
     },
-    "CacheConfig": _any("block_size user_specified_block_size kv_cache_layout prefix_match_unit gpu_memory_utilization")
-    | _any("cache_dtype kv_cache_dtype_skip_layers mamba_cache_dtype mamba_ssm_cache_dtype sliding_window")
-    | _any("is_attention_free num_gpu_blocks_override enable_prefix_caching prefix_caching_hash_algo")
-    | _any("prefix_cache_retention_interval mamba_page_size_padded skip_page_size_padded mamba_block_size")
-    | _any("replayssm_buffer_len num_gpu_blocks num_cpu_blocks effective_attention_block_size kv_cache_size_tokens")
-    | _any("kv_cache_max_concurrency hash_block_size cache_hit_alignment_tokens kv_sharing_fast_prefill")
-    | _any("swa_bounded_replay kv_cache_memory_bytes kv_offloading_size kv_offloading_backend _block_size_resolved")
-    | _any("simple_cpu_offload_num_blocks")
+    "CacheConfig": accept("""block_size user_specified_block_size kv_cache_layout prefix_match_unit
+        gpu_memory_utilization cache_dtype kv_cache_dtype_skip_layers mamba_cache_dtype mamba_ssm_cache_dtype
+        sliding_window is_attention_free num_gpu_blocks_override enable_prefix_caching prefix_caching_hash_algo
+        prefix_cache_retention_interval mamba_page_size_padded skip_page_size_padded mamba_block_size
+        replayssm_buffer_len num_gpu_blocks num_cpu_blocks effective_attention_block_size kv_cache_size_tokens
+        kv_cache_max_concurrency hash_block_size cache_hit_alignment_tokens kv_sharing_fast_prefill swa_bounded_replay
+        kv_cache_memory_bytes kv_offloading_size kv_offloading_backend _block_size_resolved
+        simple_cpu_offload_num_blocks""")
     | {
-        "mamba_cache_mode": _only("none", "align", reason="the place of a state in the block table is not known"),
-        "use_replayssm": _only(False, reason="a block lacks the state of up to 15 tokens until vLLM writes it back"),
-        "use_kda_recoverssm": _only(False, reason="a block lacks the state of the latest tokens"),
-        "enable_mamba_shared_prefix_checkpoint": _only(False, reason="it needs speculative decoding"),
+        "mamba_cache_mode": only("none", "align", reason="the place of a state in the block table is not known"),
+        "use_replayssm": only(False, reason="a block lacks the state of up to 15 tokens until vLLM writes it back"),
+        "use_kda_recoverssm": only(False, reason="a block lacks the state of the latest tokens"),
+        "enable_mamba_shared_prefix_checkpoint": only(False, reason="it needs speculative decoding"),
     },
-    "ParallelConfig": _any("tensor_parallel_size data_parallel_size data_parallel_size_local data_parallel_rank")
-    | _any("data_parallel_rank_local data_parallel_master_ip data_parallel_rpc_port dp_sync_interval")
-    | _any("data_parallel_master_port data_parallel_backend data_parallel_external_lb data_parallel_hybrid_lb")
-    | _any("is_moe_model enable_hc_sp enable_expert_parallel enable_batch_sharded_sampling enable_ep_weight_filter")
-    | _any("enable_eplb eplb_config expert_placement_strategy all2all_backend max_parallel_loading_workers")
-    | _any("disable_custom_all_reduce enable_shm_tensor_arena enable_elastic_ep elastic_ep_max_dp_size")
-    | _any("dbo_decode_token_threshold dbo_prefill_token_threshold disable_nccl_for_dp_synchronization")
-    | _any("ray_workers_use_nsight ray_runtime_env placement_group distributed_executor_backend worker_cls")
-    | _any("worker_extension_cls master_addr master_port node_rank numa_bind numa_bind_nodes numa_bind_cpus")
-    | _any("assigned_physical_gpu_ids distributed_timeout_seconds cpu_distributed_timeout_seconds world_size rank")
-    | _any("_data_parallel_master_port_list _coord_store_port dcp_kv_cache_interleave_size dcp_comm_backend")
-    | _any("dcp_q_replicate cp_kv_cache_interleave_size _allow_auto_resolve_cp_interleave_size")
-    | _any("data_parallel_index _api_process_count _api_process_rank enable_fault_tolerance fault_tolerance_config")
+    "ParallelConfig": accept("""tensor_parallel_size data_parallel_size data_parallel_size_local data_parallel_rank
+        data_parallel_rank_local data_parallel_master_ip data_parallel_rpc_port dp_sync_interval
+        data_parallel_master_port data_parallel_backend data_parallel_external_lb data_parallel_hybrid_lb is_moe_model
+        enable_hc_sp enable_expert_parallel enable_batch_sharded_sampling enable_ep_weight_filter enable_eplb
+        eplb_config expert_placement_strategy all2all_backend max_parallel_loading_workers disable_custom_all_reduce
+        enable_shm_tensor_arena enable_elastic_ep elastic_ep_max_dp_size dbo_decode_token_threshold
+        dbo_prefill_token_threshold disable_nccl_for_dp_synchronization ray_workers_use_nsight ray_runtime_env
+        placement_group distributed_executor_backend worker_cls worker_extension_cls master_addr master_port node_rank
+        numa_bind numa_bind_nodes numa_bind_cpus assigned_physical_gpu_ids distributed_timeout_seconds
+        cpu_distributed_timeout_seconds world_size rank _data_parallel_master_port_list _coord_store_port
+        dcp_kv_cache_interleave_size dcp_comm_backend dcp_q_replicate cp_kv_cache_interleave_size
+        _allow_auto_resolve_cp_interleave_size data_parallel_index _api_process_count _api_process_rank
+        enable_fault_tolerance fault_tolerance_config""")
     | {
-        "pipeline_parallel_size": _only(1, reason=_ONE_RANK),
-        "prefill_context_parallel_size": _only(1, reason=_ONE_RANK),
-        "decode_context_parallel_size": _only(1, reason=_ONE_RANK),
-        "nnodes": _only(1, reason="an engine reaches one agent"),
-        "enable_dbo": _only(False, reason="a layer ends twice in a step"),
-        "ubatch_size": _only(0, 1, reason="a layer ends several times in a step"),
+        "pipeline_parallel_size": only(1, reason=_ONE_RANK),
+        "prefill_context_parallel_size": only(1, reason=_ONE_RANK),
+        "decode_context_parallel_size": only(1, reason=_ONE_RANK),
+        "nnodes": only(1, reason="an engine reaches one agent"),
+        "enable_dbo": only(False, reason="a layer ends twice in a step"),
+        "ubatch_size": only(0, 1, reason="a layer ends several times in a step"),
     },
-    "AttentionConfig": _any("backend minimax_m3_msa_decode_backend backend_per_kind flash_attn_version")
-    | _any("flash_attn_max_num_splits_for_cuda_graph tokenspeed_mla_min_split_kv tq_max_kv_splits_for_cuda_graph")
-    | _any("use_trtllm_attention disable_flashinfer_q_quantization mla_prefill_backend trtllm_ragged_backend")
-    | _any("use_prefill_query_quantization indexer_kv_dtype indexer_sparse_logits indexer_tp_shard_min_rows")
-    | _any("minimax_m3_indexer_cp sparse_mla_force_mqa sparse_mla_prefill_workspace_factor")
-    | _any("flex_attn_block_m flex_attn_block_n flex_attn_q_block_size flex_attn_kv_block_size")
+    "AttentionConfig": accept("""backend minimax_m3_msa_decode_backend backend_per_kind flash_attn_version
+        flash_attn_max_num_splits_for_cuda_graph tokenspeed_mla_min_split_kv tq_max_kv_splits_for_cuda_graph
+        use_trtllm_attention disable_flashinfer_q_quantization mla_prefill_backend trtllm_ragged_backend
+        use_prefill_query_quantization indexer_kv_dtype indexer_sparse_logits indexer_tp_shard_min_rows
+        minimax_m3_indexer_cp sparse_mla_force_mqa sparse_mla_prefill_workspace_factor flex_attn_block_m
+        flex_attn_block_n flex_attn_q_block_size flex_attn_kv_block_size""")
     | {
-        "hisparse_config": _only(None, reason="blocks on the host are not copied"),
-        "use_non_causal": _only(False, reason="the KV of a prompt depends on its last token, which does not travel"),
+        "hisparse_config": only(None, reason="blocks on the host are not copied"),
+        "use_non_causal": only(False, reason="the KV of a prompt depends on its last token, which does not travel"),
     },
-    "MambaConfig": _any("backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm"),
+    "MambaConfig": accept("backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm"),
 }
 
 
@@ -157,32 +121,17 @@ def check_engine(config: Any, *, accepts_untested: bool) -> None:
         _refuse_unknown(f"vLLM {vllm.__version__} (tested: {tested})", accepts_untested=accepts_untested)
     parts = (config.cache_config, config.parallel_config, config.attention_config, config.mamba_config)
     for part in (config, *parts):
-        check_fields(part, accepts_untested=accepts_untested)
+        check_fields(part, JUDGED[type(part).__name__], accepts_untested=accepts_untested)
 
 
-def check_cache(config: Any, *, accepts_untested: bool) -> None:
-    """Refuse a KVCacheConfig with a group that cannot be transferred. Groups that vLLM keeps to itself are left out.
-
-    Raises:
-        ConfigError: The message names class and field.
-    """
-    check_fields(config, accepts_untested=accepts_untested)
-    for index in config.transfer_group_ids:
-        group = config.kv_cache_groups[index]
-        specs: Iterable[Any] = getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()
-        for part in (group, group.kv_cache_spec, *specs):
-            if type(part).__name__ in JUDGED:  # `block_map` refuses groups of other kinds.
-                check_fields(part, accepts_untested=accepts_untested)
-
-
-def check_fields(part: Any, *, accepts_untested: bool) -> None:
+def check_fields(part: Any, judgement: Judgement, *, accepts_untested: bool) -> None:
     """Compare the fields of one dataclass of vLLM with their judgement. Raises ConfigError for the first refused one."""
     name = type(part).__name__
     for field in dataclasses.fields(part):
-        if field.name not in JUDGED[name]:
+        if field.name not in judgement:
             _refuse_unknown(f"{name}.{field.name}", accepts_untested=accepts_untested)
             continue
-        limit, value = JUDGED[name][field.name], getattr(part, field.name)
+        limit, value = judgement[field.name], getattr(part, field.name)
         if limit is not None and not limit.accepts(value):
             raise ConfigError(f"PrfaasConnector does not support {field.name}={value} of {name}: {limit.reason}")
 

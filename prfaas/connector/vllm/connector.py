@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -55,17 +55,23 @@ from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.connector import settings
 from prfaas.connector.metadata import Direction, ScheduledRequest, Step
-from prfaas.connector.scheduler.divergent import DivergentHits
 from prfaas.connector.scheduler.parked import ParkedRequests
 from prfaas.connector.scheduler.scheduler import SchedulerSide
 from prfaas.connector.scheduler.store import BlockPins
 from prfaas.connector.transfer_params import without_direction
 from prfaas.connector.vllm import stats
-from prfaas.connector.vllm.checks import check_cache, check_engine
+from prfaas.connector.vllm.checks import check_engine
 from prfaas.connector.vllm.hooks import on_layer_end
-from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, num_replicas, packing
+from prfaas.connector.vllm.kv_layout import (
+    Rank,
+    block_map,
+    check_cache,
+    describe,
+    has_one_attention,
+    num_replicas,
+    packing,
+)
 from prfaas.connector.vllm.request import computed_chain, engine_request
-from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.worker import WorkerSide
 from prfaas.transfer_report import SENT_KEY
 from prfaas.types import Shard
@@ -94,6 +100,8 @@ class SavedSteps(KVConnectorWorkerMetadata):
 class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     """Connector between this engine and the agent on its machine."""
 
+    _side: SchedulerSide  # Only in the scheduler's instance, of which alone vLLM calls the methods of that side.
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Read the settings. The scheduler's instance attaches to the agent.
 
@@ -113,19 +121,16 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._engine_request = partial(engine_request, model=self._model, has_priorities=has_priorities)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._undo_hooks: list[Callable[[], None]] = []
         self._kv_cache_manager: Any = None
         self._block_pool: Any = None
         self._parked = ParkedRequests()
         self._metadata = StepMetadata()
-        self._num_messages = 0  # Messages from the agent when parked requests were last checked.
         self._num_preemptions: dict[str, int] = {}  # Preemptions of requests when they were last looked up.
         blocks = block_map(kv_cache_config)
-        self._divergent = DivergentHits(is_supported=has_one_attention(kv_cache_config))
         self._linear_groups = [index for index, group in enumerate(blocks.groups) if group.is_state]
         is_gpu = vllm_config.device_config.device_type == "cuda"
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(
+            self._side = self._scheduler = SchedulerSide(
                 AgentClient(str(self._settings.agent_socket), instance=self._instance, role="scheduler"),
                 blocks,
                 self._settings,
@@ -134,6 +139,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
                 # With data parallelism of experts, the steps of all ranks wait for this one.
                 sleeps_when_idle=vllm_config.parallel_config.data_parallel_size == 1,
                 num_workers=vllm_config.parallel_config.tensor_parallel_size if is_gpu else 0,
+                has_one_attention=has_one_attention(kv_cache_config),
             )
 
     def _directions(self) -> Collection[Direction]:
@@ -148,7 +154,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
         """True if vLLM may count locally cached attention beyond the cached states. vLLM asks before each lookup."""
-        return self._divergent.are_allowed
+        return self._scheduler is not None and self._scheduler.allows_divergent_hits
 
     # Scheduler side
 
@@ -162,48 +168,37 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_pool.free_blocks([self._block_pool.blocks[block_id] for block_id in block_ids])
 
     def on_new_request(self, request: Any) -> None:
-        assert self._scheduler is not None
         if not isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params = None  # A client's `vllm_xargs` can put anything there.
-        self._scheduler.on_new_request(self._engine_request(request, request.num_prompt_tokens))
+        self._side.on_new_request(self._engine_request(request, request.num_prompt_tokens))
         _hide(request, "send")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        assert self._scheduler is not None
         _hide(request, "receive")  # Not before: vLLM counts requests that await KV once they are added.
         if self._parked.wake(request):
-            self._divergent.forget(request.request_id)
-            self._scheduler.sleep_if_idle()
+            self._side.stay_parked(request.request_id)
             num_tokens = None
         else:
             if request.num_preemptions > self._num_preemptions.get(request.request_id, 0):
                 self._look_up_again(request)
-            num_tokens = self._num_external_tokens(request, num_computed_tokens)
+            num_tokens = self._side.num_external_tokens(
+                request.request_id,
+                num_computed_tokens,
+                agreed_tokens=lambda: int(self._kv_cache_manager.get_computed_blocks(request)[1]),
+            )
         if num_tokens is None:
             self._parked.park(request)
         return num_tokens, bool(num_tokens)
 
-    def _num_external_tokens(self, request: Any, local_tokens: int) -> int | None:
-        assert self._scheduler is not None
-        asks_again = partial(
-            self._divergent.asks_again,
-            request.request_id,
-            local_tokens=local_tokens,
-            agreed_tokens=lambda: int(self._kv_cache_manager.get_computed_blocks(request)[1]),
-        )
-        return self._scheduler.num_external_tokens(request.request_id, local_tokens, asks_again=asks_again)
-
     def _look_up_again(self, request: Any) -> None:
         """Look up a preempted request, which begins again with its answer so far as part of the prompt."""
-        assert self._scheduler is not None
         self._num_preemptions[request.request_id] = request.num_preemptions
         if not request.skip_reading_prefix_cache:
-            self._scheduler.on_preempted(self._engine_request(request, request.num_tokens))
+            self._side.on_preempted(self._engine_request(request, request.num_tokens))
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[CacheHitSource, int]:
         """Return where the loaded tokens come from: another machine's engine, or this machine's pool."""
-        assert self._scheduler is not None
-        is_received = self._scheduler.load_source(request.request_id) == "receive"
+        is_received = self._side.load_source(request.request_id) == "receive"
         source = CacheHitSource.P2P if is_received else CacheHitSource.HOST
         return {source: num_external_tokens} if num_external_tokens else {}
 
@@ -212,10 +207,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return group_ids
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        assert self._scheduler is not None
-        self._scheduler.on_allocated(
-            request.request_id, num_external_tokens, lambda: self._tables(blocks.get_block_ids())
-        )
+        self._side.on_allocated(request.request_id, num_external_tokens, lambda: self._tables(blocks.get_block_ids()))
 
     def has_pending_block_frees(self) -> bool:
         """Return whether finished requests will free blocks, so that vLLM need not preempt a running one."""
@@ -226,14 +218,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler is not None and self._scheduler.needs_steps
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        assert self._scheduler is not None
         total, prompt_tokens = scheduler_output.total_num_scheduled_tokens, None
         if total:
             # A request that decodes has one token in the step, and its drafts.
             num_drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
             prompt_tokens = total - len(scheduler_output.num_scheduled_tokens) - num_drafts
-        step = self._scheduler.plan_step(self._scheduled(scheduler_output), prompt_tokens=prompt_tokens)
-        self._parked.mark(self._scheduler.waits)
+        step = self._side.plan_step(self._scheduled(scheduler_output), prompt_tokens=prompt_tokens)
+        self._parked.mark(self._side.waits)
         if step is not self._metadata.step:
             self._metadata = StepMetadata(step)
         return self._metadata
@@ -243,7 +234,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         new = ((request.req_id, request.num_computed_tokens) for request in output.scheduled_new_reqs)
         for request_id, computed in chain(new, zip(cached.req_ids, cached.num_computed_tokens, strict=True)):
             after = computed + output.num_scheduled_tokens.get(request_id, 0)
-            tables = self._resolver(output, request_id)
+            tables = partial(self._resolved_tables, output, request_id)
             yield ScheduledRequest(request_id, after, tables, computed, self._offered_states(output, request_id))
 
     def _offered_states(self, output: Any, request_id: str) -> Mapping[int, Mapping[int, int]]:
@@ -253,42 +244,37 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             states.setdefault(boundary, {})[self._kv_cache_config.transfer_group_ids.index(group_id)] = block_id
         return {boundary: blocks for boundary, blocks in states.items() if sorted(blocks) == self._linear_groups}
 
-    def _resolver(self, output: Any, request_id: str) -> Callable[[], Sequence[Sequence[int]]]:
-        return lambda: self._tables(output.kv_connector_block_state.resolve_block_ids(request_id))
+    def _resolved_tables(self, output: Any, request_id: str) -> Sequence[Sequence[int]]:
+        return self._tables(output.kv_connector_block_state.resolve_block_ids(request_id))
 
     def _tables(self, block_ids: Sequence[list[int]]) -> Sequence[Sequence[int]]:
         tables: Sequence[Sequence[int]] = self._kv_cache_config.select_transfer_block_ids(block_ids)
         return tables
 
     def update_connector_output(self, connector_output: Any) -> None:
-        assert self._scheduler is not None
-        self._scheduler.prefill_rate.on_step_end(now=time.monotonic())
+        self._side.prefill_rate.on_step_end(now=time.monotonic())
         finished: Iterable[str] = connector_output.finished_recving or ()
-        self._scheduler.on_loaded(finished, failed=connector_output.failed_recving or ())
-        self._scheduler.on_stored(connector_output.finished_sending or ())
+        self._side.on_loaded(finished, failed=connector_output.failed_recving or ())
+        self._side.on_stored(connector_output.finished_sending or ())
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, SavedSteps):
-            self._scheduler.on_saved(report.num_workers)
+            self._side.on_saved(report.num_workers)
         if self._parked:
-            self._scheduler.poll()
-            if self._num_messages != self._scheduler.num_messages:
-                self._num_messages = self._scheduler.num_messages
-                self._parked.unmark(self._scheduler.waits)
+            self._side.poll()
+            self._parked.unmark(self._side.waits)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        assert self._scheduler is not None
         _hide(request, "receive")
         self._parked.forget(request.request_id)
         self._num_preemptions.pop(request.request_id, None)
-        self._divergent.forget(request.request_id)
         leaves = partial(computed_chain, request, self._model, default_tenant=self._settings.tenant)
-        end = self._scheduler.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
-        if end.params and end.params.get(SENT_KEY) == "completed":
+        keeps_blocks, params = self._side.on_finished(request.request_id, leaves, lambda: self._tables(block_ids))
+        if params and params.get(SENT_KEY) == "completed":
             # vLLM adds the number of tokens that the prefill engine had cached to such an answer.
-            return end.keeps_blocks, end.params | {"do_remote_prefill": True}
-        return end.keeps_blocks, end.params
+            params["do_remote_prefill"] = True
+        return keeps_blocks, params
 
     def reset_cache(self) -> bool | None:
         """Return whether this machine's agent has forgotten all KV of the model, since its weights may be new."""
@@ -324,15 +310,13 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             replica=replica,
             num_replicas=copies,
         )
-        make_copier = partial(copier_for, device=device, copy_batch=swap_blocks_batch)
         is_layerwise = self._settings.layerwise != "off"
         self._worker = WorkerSide(
-            client, layers, layout, make_copier=make_copier, is_writer=replica == 0, is_layerwise=is_layerwise
+            client, layers, layout, copy_batch=swap_blocks_batch, is_writer=replica == 0, is_layerwise=is_layerwise
         )
         is_compiled = not self._vllm_config.model_config.enforce_eager
         for name in self._worker.linear_layers if is_layerwise else ():
-            save = partial(self._worker.on_layer_end, name)
-            self._undo_hooks.append(on_layer_end(modules[name], save, is_compiled=is_compiled))
+            on_layer_end(modules[name], partial(self._worker.on_layer_end, name), is_compiled=is_compiled)
         _log.info("engine.attached", agent=client.attached.agent, layout=layout.to_dict())
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -379,9 +363,6 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
         return stats.from_counts(side.counts) if side is not None else None
 
     def shutdown(self) -> None:
-        for undo in self._undo_hooks:
-            undo()
-        self._undo_hooks.clear()
         for side in (self._scheduler, self._worker):
             if side is not None:
                 side.close()

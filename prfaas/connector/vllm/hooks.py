@@ -16,24 +16,18 @@ _OPERATOR_METHODS = {
 }
 
 
-def on_layer_end(layer: Any, callback: Callable[[], None], *, is_compiled: bool) -> Callable[[], None]:
-    """Have `callback` called whenever `layer` has run; return a function that undoes it.
+def on_layer_end(layer: Any, callback: Callable[[], None], *, is_compiled: bool) -> None:
+    """Have `callback` called whenever `layer` has run.
 
     A module hook would break a compiled graph, so there the methods of the layer's operator are wrapped. A compiled layer
     without such a method reports nothing.
     """
     if not is_compiled:
-        undo: Callable[[], None] = layer.register_forward_hook(lambda *arguments: callback()).remove
-        return undo
-    names = [name for name in _OPERATOR_METHODS.get(layer.mamba_type.name, ()) if hasattr(layer, name)]
-    for name in names:
-        setattr(layer, name, _followed_by(getattr(layer, name), callback))
-
-    def unwrap() -> None:
-        for name in names:
-            delattr(layer, name)
-
-    return unwrap
+        layer.register_forward_hook(lambda *arguments: callback())
+        return
+    for name in _OPERATOR_METHODS.get(layer.mamba_type.name, ()):
+        if hasattr(layer, name):
+            setattr(layer, name, _followed_by(getattr(layer, name), callback))
 
 
 def _followed_by(method: Callable[..., Any], callback: Callable[[], None]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from prfaas.connector.block_map import BlockMap
+from prfaas.connector.vllm.checks import Judgement, Limit, accept, check_fields, only
 from prfaas.connector.worker.copy_host import LayerBlocks, pages_of, physical_axes
 from prfaas.errors import LayoutError
 from prfaas.hashing import HASH_UNIT_TOKENS
@@ -33,12 +34,61 @@ from prfaas.kv.layout import Layout
 from prfaas.kv.parts import SHARED_HEADS, LayerSlice
 from prfaas.types import Shard
 
+
+@dataclass(frozen=True)
+class SpecRule:
+    """KV kind of a spec of vLLM, judgement of its fields, and name of the field with its window."""
+
+    kind: str
+    fields: Judgement
+    window: str = ""
+
+
+_SPEC = accept("block_size dcp_sharded block_stride_alignment is_draft")
+# Shapes, dtypes and order of the bytes are part of the layout, which both sides compare.
+_ATTENTION = _SPEC | accept("""max_tp_shards num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded
+    num_head_slots state_content_bytes""")
+_ATTENTION |= {"tokens_per_state": only(1, reason="the end of a block is not the end of a state")}
+_FULL = _ATTENTION | {
+    "sliding_window": None,  # vLLM keeps all blocks of such a layer.
+    "attention_chunk_size": only(None, reason="chunked local attention has no KV kind"),
+    "non_causal": only(False, reason="the KV of a prompt depends on its last token, which does not travel"),
+}
+_MLA = _FULL | accept("""cache_dtype_str alignment model_version cache_role is_index_group_leader topk_buffer_width
+    non_causal_multi_token_decode""")
+_WINDOW = _ATTENTION | {
+    "sliding_window": None,
+    "extra_retained_tokens": only(0, reason="a resumption would need a longer window"),
+}
+_STATE = _SPEC | accept("""shapes dtypes page_size_padded mamba_type num_heads tokens_per_state tp_replicated
+    num_prefill_checkpoint_blocks prefill_checkpoint_alignment""")
+_STATE |= {
+    "mamba_cache_mode": only("none", "align", reason="the place of a state in the block table is not known"),
+    "num_speculative_blocks": only(0, reason="speculative decoding with recurrent states is not supported"),
+}
 # Matched by exact type: an unknown subclass may keep different blocks.
-_KINDS: dict[type[KVCacheSpec], str] = {
-    FullAttentionSpec: "full_attention",
-    MLAAttentionSpec: "full_attention",
-    SlidingWindowSpec: "sliding_window",
-    MambaSpec: "linear_state",
+_RULES: dict[type[KVCacheSpec], SpecRule] = {
+    FullAttentionSpec: SpecRule("full_attention", _FULL),
+    MLAAttentionSpec: SpecRule("full_attention", _MLA),
+    SlidingWindowSpec: SpecRule("sliding_window", _WINDOW, window="sliding_window"),
+    MambaSpec: SpecRule("linear_state", _STATE),
+}
+_ON_HOST = "blocks on the host are not copied"
+JUDGED_CACHES: dict[str, Judgement] = {kind.__name__: rule.fields for kind, rule in _RULES.items()} | {
+    "UniformTypeKVCacheSpecs": _SPEC | accept("kv_cache_specs"),
+    "KVCacheGroupSpec": accept("layer_names kv_cache_spec enable_kv_transfer")
+    | {
+        "is_eagle_group": only(False, reason="KV of a draft model is not supported"),
+        "host_resident": only(False, reason="the blocks are not on the device"),
+        "role": Limit(lambda role: role.value == "default", "the group holds copies of other blocks"),
+    },
+    "KVCacheConfig": accept("""num_blocks kv_cache_tensors kv_cache_groups prefix_cache_retention_interval
+        kv_cache_layout hash_block_size cache_hit_alignment_tokens kv_tp_replicas""")
+    | {
+        "hisparse_host_num_blocks": only(None, reason=_ON_HOST),
+        "hisparse_host_block_stride": only(None, reason=_ON_HOST),
+        "hisparse_shared_host_pool": only(False, reason=_ON_HOST),
+    },
 }
 _PLAIN_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 
@@ -86,12 +136,12 @@ def block_map(config: KVCacheConfig) -> BlockMap:
 
 def _engine_group(index: int, group: KVCacheGroupSpec) -> KVGroup:
     spec = _only_spec(index, group)
-    kind = _KINDS[type(spec)]
+    kind = _RULES[type(spec)].kind
     if KINDS[kind].is_state:
         return KVGroup(kind, spec.block_size, kept_states=spec.mamba_cache_mode != "none")
     if spec.block_size % HASH_UNIT_TOKENS:
         raise LayoutError(f"KV group {index}: blocks of {spec.block_size} tokens, not a multiple of {HASH_UNIT_TOKENS}")
-    return KVGroup(kind, spec.block_size, window_tokens=spec.sliding_window if KINDS[kind].has_window else None)
+    return KVGroup(kind, spec.block_size, window_tokens=_window(spec))
 
 
 def has_one_attention(config: KVCacheConfig) -> bool:
@@ -114,19 +164,33 @@ def has_one_attention(config: KVCacheConfig) -> bool:
 def _only_spec(index: int, group: KVCacheGroupSpec) -> Any:
     """Return the spec that all layers of a group share, except for page sizes."""
     specs = list(iter_layer_specs(group.kv_cache_spec))
-    for spec in specs:
-        _check_known(index, spec)
-    shapes = {(type(spec), spec.block_size, getattr(spec, "sliding_window", None)) for spec in specs}
+    if unknown := {type(spec).__name__ for spec in specs if type(spec) not in _RULES}:
+        known = ", ".join(sorted(kind.__name__ for kind in _RULES))
+        raise LayoutError(f"KV group {index}: this connector does not know {', '.join(unknown)} (it knows {known})")
+    shapes = {(type(spec), spec.block_size, _window(spec)) for spec in specs}
     if len(shapes) != 1:
         raise LayoutError(f"KV group {index}: layers of different kinds share blocks: {sorted(map(str, shapes))}")
     return specs[0]
 
 
-def _check_known(index: int, spec: Any) -> None:
-    name = type(spec).__name__
-    if type(spec) not in _KINDS:
-        known = ", ".join(sorted(kind.__name__ for kind in _KINDS))
-        raise LayoutError(f"KV group {index} is of kind {name}, which this connector does not know (it knows {known})")
+def _window(spec: Any) -> int | None:
+    rule = _RULES[type(spec)]
+    return getattr(spec, rule.window) if rule.window else None
+
+
+def check_cache(config: KVCacheConfig, *, accepts_untested: bool) -> None:
+    """Refuse a cache with a group that cannot be transferred. Groups that vLLM keeps to itself are left out.
+
+    Raises:
+        ConfigError: The message names class and field.
+    """
+    check_fields(config, JUDGED_CACHES["KVCacheConfig"], accepts_untested=accepts_untested)
+    for index in config.transfer_group_ids:
+        group = config.kv_cache_groups[index]
+        specs: Iterable[Any] = getattr(group.kv_cache_spec, "kv_cache_specs", {}).values()
+        for part in (group, group.kv_cache_spec, *specs):
+            if judgement := JUDGED_CACHES.get(type(part).__name__):  # `block_map` refuses groups of other kinds.
+                check_fields(part, judgement, accepts_untested=accepts_untested)
 
 
 def describe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,7 @@ class PrfaasStats(KVConnectorStats):
         self.data = {}
 
     def aggregate(self, stats: KVConnectorStats) -> PrfaasStats:
-        for key, count in stats.data.items():
-            self.data[key] = self.data.get(key, 0) + count
+        self.data = dict(Counter(self.data) + Counter(stats.data))
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -33,7 +33,9 @@ class PrfaasStats(KVConnectorStats):
 
 def from_counts(counts: Counts) -> PrfaasStats | None:
     """Return the counts since the last call, or None if there are none."""
-    return PrfaasStats(counts.take()) if counts else None
+    found = PrfaasStats(dict(counts)) if counts else None
+    counts.clear()
+    return found
 
 
 class PrfaasPromMetrics(KVConnectorPromMetrics):

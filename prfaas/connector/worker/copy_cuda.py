@@ -33,6 +33,7 @@ Event = Any
 Stream = Any
 # Copies sizes[i] bytes from sources[i] to targets[i] on the current stream. All are int64 tensors in host memory.
 CopyBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
+Addresses = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # Sources, targets and sizes; each of shape [copy].
 
 
 class Device(Protocol):
@@ -58,15 +59,6 @@ class Device(Protocol):
 
     def unpin(self, address: int) -> None:
         """Unpin host memory that starts here."""
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """Sources, targets and sizes of a batch, in bytes; int64, shape [copy]."""
-
-    sources: torch.Tensor
-    targets: torch.Tensor
-    sizes: torch.Tensor
 
 
 class Extents:
@@ -142,7 +134,7 @@ class CudaCopier:
             memory.append(start + slots * slot_bytes + layer.slice.offset_bytes)
             sizes.append(torch.full_like(slots, layer.slice.payload_bytes))
         sources, targets = (memory, blocks) if is_load else (blocks, memory)
-        addresses = Addresses(torch.cat(sources), torch.cat(targets), torch.cat(sizes))
+        addresses = torch.cat(sources), torch.cat(targets), torch.cat(sizes)
         return self._device.launch(stream, after, addresses, is_load=is_load)
 
     def close(self) -> None:
@@ -238,7 +230,7 @@ class CudaDevice:
     def launch(self, stream: Stream, after: Event, addresses: Addresses, *, is_load: bool) -> Event:
         with torch.cuda.stream(stream):
             stream.wait_event(after)
-            self._copy_batch(addresses.sources, addresses.targets, addresses.sizes, is_load)
+            self._copy_batch(*addresses, is_load)
             end = torch.cuda.Event(blocking=True)
             end.record(stream)
         return end

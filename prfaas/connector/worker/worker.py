@@ -14,6 +14,7 @@ from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Copy, Save, Step
+from prfaas.connector.worker.copy_cuda import CopyBatch, copier_for
 from prfaas.connector.worker.copy_host import BlockPairs, Copier, LayerBlocks, LayerCopy
 from prfaas.kv.layout import Layout
 
@@ -79,17 +80,17 @@ class WorkerSide:
         layers: Mapping[str, LayerBlocks],
         layout: Layout,
         *,
-        make_copier: Callable[[AgentClient], Copier],
+        copy_batch: CopyBatch | None = None,
         is_writer: bool = True,
         is_layerwise: bool = True,
     ) -> None:
-        """Map the agent's arena. `make_copier` is called again for each later agent.
+        """Map the agent's arena. Blocks in GPU memory need `copy_batch`.
 
         A worker that is no writer has the same KV as another one, which saves the blocks for both. With `is_layerwise`
         blocks for other agents are copied at the end of each layer; all others are copied at the end of a step.
         """
         self._client = client
-        self._make_copier = make_copier
+        self._copy_batch = copy_batch
         self._layers = layers
         self._rank = layout.shard.rank
         self._is_writer = is_writer
@@ -115,7 +116,8 @@ class WorkerSide:
         self._take_arena()
 
     def _take_arena(self) -> None:
-        self._copier = self._make_copier(self._client)
+        device = next(iter(self._layers.values())).pages.device
+        self._copier: Copier = copier_for(self._client, device=device, copy_batch=self._copy_batch)
         self._generations = self._client.slot_generations()
         self._epoch = self._client.attached.epoch
         self._session = 0  # Latest connection of the scheduler to this agent that a step has named.
@@ -171,7 +173,7 @@ class WorkerSide:
         layers = [self._layers[name] for name in names]
         copies = [(layer, self._saves[layer.group].pairs) for layer in layers]
         ready = [entry for layer in layers for entry in self._saves[layer.group].entries(layer.layer)]
-        self.counts.add("bytes send", _num_bytes(copies))
+        self.counts["bytes send"] += _num_bytes(copies)
 
         def report() -> None:
             if (ready or entries) and self._is_writer:
@@ -186,7 +188,7 @@ class WorkerSide:
         for name in self._pending:
             if name in self.linear_layers:
                 num_sent = self._saves[self._layers[name].group].num_sent
-                self.counts.add("state_tail_bytes", num_sent * self._layers[name].slice.payload_bytes)
+                self.counts["state_tail_bytes"] += num_sent * self._layers[name].slice.payload_bytes
         is_new_session = step.session != self._session and step.epoch == self._epoch
         if not (step.saves or step.ends or is_new_session):
             return
@@ -214,7 +216,7 @@ class WorkerSide:
             self._backlog.extend(entries)
             if was_full or self._flush():
                 return
-            self.counts.add("ring_overflows")
+            self.counts["ring_overflows"] += 1
         _log.warning("ring.overflow_started")
         threading.Thread(target=self._flush_later, name="prfaas-ring", daemon=True).start()
 
@@ -247,7 +249,7 @@ class WorkerSide:
         if loads:
             names = [name for group in pairs for name in self._names_by_group[group]]
             layers = [(self._layers[name], pairs[self._layers[name].group]) for name in names]
-            self.counts.add("bytes receive", _num_bytes(layers))
+            self.counts["bytes receive"] += _num_bytes(layers)
             self._copier.load(layers, partial(self._check_loads, loads))
 
     def _check_loads(self, loads: Sequence[tuple[str, Sequence[Copy]]]) -> None:

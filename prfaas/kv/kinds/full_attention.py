@@ -23,6 +23,3 @@ class FullAttention(KVKind):
     def servable_ends(self, group: KVGroup, blocks: int, num_blocks: int) -> int:
         leading = blocks & ~(blocks + 1)  # The lowest set bits without a gap.
         return (leading << 1 | 1) & (2 << num_blocks) - 1
-
-    def max_kept_tokens(self, window_tokens: int | None) -> int | None:
-        return None

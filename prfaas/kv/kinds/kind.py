@@ -61,11 +61,6 @@ class KVKind(ABC):
             names = (*names[:-1], hashes.at(num_tokens))
         return GroupBlocks(index, first, names, hashes.at(first * size))
 
-    def num_blocks(self, group: KVGroup, num_tokens: int, *, step_tokens: int) -> int:
-        """Return how many blocks `blocks` names, a partial last one only with a step of 1."""
-        end = -(-num_tokens // group.block_tokens) if step_tokens == 1 else num_tokens // group.block_tokens
-        return max(0, end - group.first_kept_block(num_tokens, step_tokens))
-
     def num_checkpoint_blocks(self, group: KVGroup) -> int:
         """Return the most blocks that a checkpoint takes, in addition to the blocks that a finished prompt leaves anyway."""
         return 0
@@ -90,7 +85,7 @@ class KVKind(ABC):
             LayoutError: a parameter is missing or out of range; the message starts with `where`.
         """
         size, window = group.block_tokens, group.window_tokens
-        if size <= 0 or size % HASH_UNIT_TOKENS:
+        if not self.is_state and (size <= 0 or size % HASH_UNIT_TOKENS):
             raise LayoutError(f"{where} block_tokens: {size} is not a positive multiple of {HASH_UNIT_TOKENS}")
         if self.has_window != (window is not None) or (window is not None and window <= 0):
             expected = "a positive number" if self.has_window else "none"
@@ -108,6 +103,6 @@ class KVKind(ABC):
 
     # Planning
 
-    @abstractmethod
     def max_kept_tokens(self, window_tokens: int | None) -> int | None:
         """Return the most tokens whose KV an engine keeps per sequence; None when there is no limit."""
+        return 0 if self.is_state else window_tokens

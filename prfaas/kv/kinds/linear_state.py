@@ -34,9 +34,6 @@ class LinearState(KVKind):
         last_unit = hashes.at(num_tokens // HASH_UNIT_TOKENS * HASH_UNIT_TOKENS)
         return GroupBlocks(index, 0, (hashes.at(num_tokens),), last_unit)
 
-    def num_blocks(self, group: KVGroup, num_tokens: int, *, step_tokens: int) -> int:
-        return 1
-
     def num_checkpoint_blocks(self, group: KVGroup) -> int:
         return 1
 
@@ -46,18 +43,11 @@ class LinearState(KVKind):
         """Return the attention block that ends where the state does, which is of no use without that block."""
         return None if attention_group is None else (attention_group, block_hash)
 
-    def check(self, group: KVGroup, where: str) -> None:
-        if group.window_tokens is not None:
-            raise LayoutError(f"{where} window_tokens: {group.window_tokens}; {self.name} takes none")
-
     def parts(
         self, group: KVGroup, layer: LayerSlice, *, shard: Shard, packing: str, first_token: int
     ) -> tuple[Part, ...]:
         """Return the convolution by channel, in sections, and the recurrent state by head."""
         return tuple(_state_parts(layer, shard.rank, has_channels_last="conv=SD" in packing))
-
-    def max_kept_tokens(self, window_tokens: int | None) -> int | None:
-        return 0
 
 
 def _state_parts(layer: LayerSlice, rank: int, *, has_channels_last: bool) -> Iterator[Part]:

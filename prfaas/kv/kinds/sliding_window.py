@@ -31,6 +31,3 @@ class SlidingWindow(KVKind):
 
     def num_checkpoint_blocks(self, group: KVGroup) -> int:
         return -(-((group.window_tokens or 1) - 1) // group.block_tokens)
-
-    def max_kept_tokens(self, window_tokens: int | None) -> int | None:
-        return window_tokens

@@ -197,7 +197,7 @@ def _key(prefix: Prefix) -> PrefixKey:
 
 def _num_bytes(node: Node, prefix: Prefix) -> int:
     """Return the bytes of a prefix on all ranks of a node; 0 if the node has no layout of the model."""
-    return sum(prefix_bytes(layout, prefix.num_tokens) for layout in node.layouts if layout.model == prefix.model)
+    return sum(prefix_bytes(layout, prefix) for layout in node.layouts if layout.model == prefix.model)
 
 
 def _full_links(members: dict[AgentName, Member]) -> Iterator[tuple[ClusterName, ClusterName]]:

@@ -6,25 +6,20 @@ import itertools
 import os
 import signal
 import socket
-from functools import partial
 
 import pytest
-import torch
 
 from prfaas.agent.engine.client import AgentClient
 from prfaas.agent.engine.protocol import Message
 from prfaas.agent.engine.ring import RING_ENTRIES, EntryKind, RingEntry, RingWriter
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.metadata import Load, Save, SlotSpan, Step
-from prfaas.connector.worker.copy_cuda import copier_for
 from prfaas.connector.worker.worker import CopyResults, WorkerSide
 from tests.support.agent_nodes import NUM_TOKENS, Nodes, load_and_finish, prefill_leg, prompt_of, receiving, sending
 from tests.support.fake_engine import SHAPES, memory_of
 from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
 from tools.demo.client import is_answering
-
-CPU = torch.device("cpu")
 
 
 def test_a_full_ring_delays_a_transfer_but_loses_nothing(nodes: Nodes) -> None:
@@ -54,7 +49,7 @@ def _fill(ring: RingWriter | None) -> None:
 def test_a_load_without_slots_for_a_rank_fails(nodes: Nodes) -> None:
     memory = memory_of(SHAPES["dense"])
     client = AgentClient(str(nodes.west.socket), instance="alone", role="worker", layout=memory.layout)
-    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=partial(copier_for, device=CPU))
+    worker = WorkerSide(client, memory.layers, memory.layout)
     load = Load("r", (SlotSpan(BlockSpan(0, 0, (1,)), slots=()),))
     worker.begin_step(Step(epoch=client.attached.epoch, loads=(load,)))
     worker.start_loads()
@@ -187,7 +182,7 @@ def test_the_first_request_after_an_agents_restart_is_transferred(mortal_nodes: 
 def test_a_worker_skips_copies_for_an_agent_that_it_is_not_attached_to(nodes: Nodes) -> None:
     memory = memory_of(SHAPES["dense"])
     client = AgentClient(str(nodes.west.socket), instance="late", role="worker", layout=memory.layout)
-    worker = WorkerSide(client, memory.layers, memory.layout, make_copier=partial(copier_for, device=CPU))
+    worker = WorkerSide(client, memory.layers, memory.layout)
     load = Load("r", (SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),), generations=((0,),)),))
     left = Save(1, True, (SlotSpan(BlockSpan(0, 0, (1,)), slots=((0,),)),), release="left")
     worker.begin_step(Step(epoch=client.attached.epoch + 1, loads=(load,), saves=(left,)))

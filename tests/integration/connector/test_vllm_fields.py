@@ -18,8 +18,8 @@ from vllm.v1 import kv_cache_interface
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheSpec, KVQuantMode, SlidingWindowSpec
 
-from prfaas.connector.vllm.checks import JUDGED, check_cache, check_engine, check_fields
-from prfaas.connector.vllm.kv_layout import Rank, describe
+from prfaas.connector.vllm.checks import JUDGED, check_engine, check_fields
+from prfaas.connector.vllm.kv_layout import JUDGED_CACHES, Rank, check_cache, describe
 from prfaas.errors import ConfigError
 from prfaas.kv.layout import Layout
 from prfaas.kv.repack import obstacle
@@ -29,6 +29,7 @@ from tests.support.vllm_caches import attention, caches_of, config_of, latent, s
 pytestmark = pytest.mark.vllm
 # Recorded from an installed vLLM 0.33: {class: fields}.
 RECORDED: Mapping[str, list[str]] = json.loads((Path(__file__).parents[2] / "data/vllm-0.33-fields.json").read_text())
+ALL_JUDGED = JUDGED | JUDGED_CACHES
 
 
 def installed_fields(name: str) -> list[str]:
@@ -36,9 +37,9 @@ def installed_fields(name: str) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", ALL_JUDGED)
 def test_every_field_of_vllm_is_judged(name: str) -> None:
-    known = JUDGED[name].keys()
+    known = ALL_JUDGED[name].keys()
     assert set(installed_fields(name)) - known == set()
     assert set(RECORDED[name]) - known == set()
     assert known - {*installed_fields(name), *RECORDED[name]} == set(), "no release has these fields"
@@ -54,8 +55,8 @@ class AttentionConfig:
 
 def test_a_field_that_nobody_has_judged_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"AttentionConfig\.swaps_halves"):
-        check_fields(AttentionConfig(), accepts_untested=False)
-    check_fields(AttentionConfig(), accepts_untested=True)
+        check_fields(AttentionConfig(), JUDGED["AttentionConfig"], accepts_untested=False)
+    check_fields(AttentionConfig(), JUDGED["AttentionConfig"], accepts_untested=True)
 
 
 @pytest.mark.parametrize(("version", "is_accepted"), [("0.32.1", True), ("0.33.0rc2", True), ("0.34.0", False)])

@@ -246,15 +246,12 @@ def test_the_operator_of_a_recurrent_layer_reports_its_end_in_a_compiled_graph(
     layer = recurrent(kind, method)
 
     def run() -> list[str]:
-        layer.called.clear()
         with override_forward_context(SimpleNamespace(no_compile_layers={"layer": layer})):
             operator(*(torch.zeros(1) for _ in range(num_tensors)), "layer")
         return list(layer.called)
 
-    undo = on_layer_end(layer, lambda: layer.called.append("ended"), is_compiled=True)
+    on_layer_end(layer, lambda: layer.called.append("ended"), is_compiled=True)
     assert run() == [method, "ended"]
-    undo()
-    assert run() == [method]
 
 
 def test_a_layer_without_an_operator_is_not_wrapped() -> None:
@@ -278,7 +275,7 @@ def test_step_metadata_can_be_pickled() -> None:
 def test_counts_add_up_and_start_again_at_zero() -> None:
     counts = Counts()
     counts.add_transfer("receive", "completed")
-    counts.add("bytes send", 10)
+    counts["bytes send"] += 10
     first, second = from_counts(counts), from_counts(counts)
     assert first is not None and second is None
     total = PrfaasStats().aggregate(first).aggregate(first)

@@ -86,8 +86,9 @@ def test_a_state_is_found_at_its_entry() -> None:
 
 @given(st.integers(1, 300), st.integers(0, 18))
 def test_only_missing_blocks_are_loaded_but_always_the_state(num_tokens: int, held_blocks: int) -> None:
-    local = held_blocks * BLOCK
-    spans = BlockMap((FULL, STATE)).missing([table(num_tokens), [7]], num_tokens, local_tokens=local)
+    held_blocks = min(held_blocks, (num_tokens - 1) // BLOCK)
+    tables, local = [table(num_tokens), [7]], held_blocks * BLOCK
+    spans = BlockMap((FULL, STATE)).filled(tables, num_tokens, saved_tokens=local, computed_tokens=num_tokens)
     loaded = [block for span in spans if span.group == 0 for block in span.block_ids]
     assert loaded == table(num_tokens)[held_blocks:]
     assert spans[-1] == BlockSpan(1, 0, (7,))

@@ -7,7 +7,7 @@ import pytest
 from prfaas.connector.block_map import BlockMap
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
-from prfaas.kv.layout import Layout, is_well_formed, prefix_bytes, prefix_groups
+from prfaas.kv.layout import Layout, is_well_formed, prefix_groups
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import BlockHash, Prefix, Shard
 
@@ -50,15 +50,6 @@ def test_without_states_a_prefix_has_only_full_blocks(num_tokens: int) -> None:
     assert sum(group.num_blocks for group in prefix_groups(layout, _prefix(num_tokens + 7))) == sum(
         blocks.num_blocks for blocks in expected
     )
-
-
-@pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, WINDOW, STATE), (WINDOW,)])
-def test_prefix_bytes_are_the_bytes_of_its_blocks(groups: tuple[KVGroup, ...]) -> None:
-    layout = _layout(*groups)
-    for num_tokens in range(1, 328):
-        named = prefix_groups(layout, _prefix(num_tokens))
-        expected = sum(layout.groups[blocks.group].block_bytes * blocks.num_blocks for blocks in named)
-        assert prefix_bytes(layout, num_tokens) == expected
 
 
 @pytest.mark.parametrize(
