@@ -1,20 +1,6 @@
 """Exceptions that cross packages, one class for each way that a caller reacts.
 
 An exception that only its own package handles is defined next to the code that raises it.
-
-PrfaasError
-├── ConfigError          a setting is unknown, malformed or out of range: stop the start
-├── MissingExtraError    a command needs an optional dependency that is not installed
-├── LayoutError          two layouts differ, or one cannot be described: refuse the registration
-├── GrantError           a transfer has no valid grant: refuse it
-├── IndexRefusal         the index cannot place an announcement or a query: refuse it, count the reason
-├── RecordUnreachable    Redis does not answer or accepts no writes: continue from memory, report stale data
-├── FencedError          another manager writes this cluster's record: stop writing, redirect the agents to that manager
-├── ManagerUnreachable   no manager answers in time: decide without one
-├── PageUnreachable      an HTTP page does not answer in time: report it, ask the next server
-├── AgentUnreachable     the agent's socket does not answer: stop the engine's start, or reattach later
-├── LocalProtocolError   our own code broke a protocol: a bug
-└── RemoteProtocolError  the peer broke a protocol: close the connection, count the reason
 """
 
 from __future__ import annotations
@@ -25,7 +11,7 @@ class PrfaasError(Exception):
 
 
 class ConfigError(PrfaasError):
-    """A setting is unknown, malformed or out of range. The message names the key and the accepted form."""
+    """A setting is unknown, malformed or out of range: stop the start. The message names the key and the accepted form."""
 
 
 class MissingExtraError(PrfaasError):
@@ -33,7 +19,7 @@ class MissingExtraError(PrfaasError):
 
 
 class LayoutError(PrfaasError):
-    """Two layouts differ, or a KV cache cannot be described. The message names the difference."""
+    """Two layouts differ, or a KV cache cannot be described: refuse the registration. The message names the difference."""
 
 
 class _CountedError(PrfaasError):
@@ -45,19 +31,19 @@ class _CountedError(PrfaasError):
 
 
 class GrantError(_CountedError):
-    """A grant is forged, expired or for another agent."""
+    """A grant is forged, expired or for another agent: refuse the transfer."""
 
 
 class IndexRefusal(_CountedError):
-    """The index cannot place an announcement or a query."""
+    """The index cannot place an announcement or a query: refuse it."""
 
 
 class RecordUnreachable(PrfaasError):
-    """The durable record (Redis) does not answer or accepts no writes."""
+    """The durable record (Redis) does not answer or accepts no writes: continue from memory, report stale data."""
 
 
 class FencedError(PrfaasError):
-    """Another manager writes this cluster's record. `writer` is that manager's address, "" if unknown."""
+    """Another manager writes this cluster's record: stop writing, redirect the agents to `writer`, "" if unknown."""
 
     def __init__(self, message: str, *, writer: str = "") -> None:
         super().__init__(message)
@@ -65,7 +51,7 @@ class FencedError(PrfaasError):
 
 
 class ManagerUnreachable(PrfaasError):
-    """No manager answers within the deadline. Without `was_connected` it cannot have got the call."""
+    """No manager answers within the deadline: decide without one. Without `was_connected` it cannot have got the call."""
 
     def __init__(self, message: str, *, was_connected: bool = True) -> None:
         super().__init__(message)
@@ -73,7 +59,7 @@ class ManagerUnreachable(PrfaasError):
 
 
 class PageUnreachable(PrfaasError):
-    """An HTTP page does not answer within the deadline. The message names the page.
+    """An HTTP page does not answer within the deadline: report it, ask the next server. The message names the page.
 
     `is_refusal` is true when the server hung up, as servers do that reject a certificate.
     """
@@ -84,12 +70,12 @@ class PageUnreachable(PrfaasError):
 
 
 class AgentUnreachable(PrfaasError):
-    """No process answers at the agent's Unix socket."""
+    """No process answers at the agent's Unix socket: stop the engine's start, or reattach later."""
 
 
 class LocalProtocolError(PrfaasError):
-    """Our own code was about to break a protocol."""
+    """Our own code was about to break a protocol: a bug."""
 
 
 class RemoteProtocolError(_CountedError):
-    """The peer broke a protocol."""
+    """The peer broke a protocol: close the connection, count the reason."""

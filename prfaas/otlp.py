@@ -20,7 +20,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status,
 
 import prfaas
 from prfaas import logs
-from prfaas.tracing import Attribute, Kind
+from prfaas.tracing import Attribute, Kind, Span
 
 EXPORT_SECONDS = 2.0  # A slower collector loses the batch. The end of the process waits no longer than this.
 SPANS_PATH = "/v1/traces"
@@ -31,7 +31,7 @@ _ERROR_NUMBER = 2
 _log = logs.get("tracing")
 
 
-class OtlpSpan:
+class OtlpSpan(Span):
     """Span backed by the OpenTelemetry SDK."""
 
     def __init__(self, span: trace.Span) -> None:

@@ -18,11 +18,13 @@ Kind = Literal["server", "client", "internal"]
 Attribute = str | int | float | bool | None
 
 
-class Span(Protocol):
-    """One unit of work. `traceparent` is passed to the next process; empty without a tracer."""
+class Span:
+    """One unit of work. This class does nothing; a tracer returns a subclass."""
 
     @property
-    def traceparent(self) -> str: ...
+    def traceparent(self) -> str:
+        """Return the text that the next process continues; empty without a tracer."""
+        return ""
 
     def note(self, **attributes: Attribute) -> None:
         """Add attributes. None is left out."""
@@ -43,22 +45,7 @@ class Tracer(Protocol):
         """Start a span. `parent` is a traceparent or empty; `is_remote` says that another process made it."""
 
 
-class NoSpan:
-    """Span that does nothing, used without a tracer."""
-
-    traceparent = ""
-
-    def note(self, **attributes: Attribute) -> None:
-        pass
-
-    def event(self, name: str) -> None:
-        pass
-
-    def end(self, failure: str = "") -> None:
-        pass
-
-
-NO_SPAN = NoSpan()
+NO_SPAN = Span()
 _tracer: Tracer | None = None
 _current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
 

@@ -1,6 +1,6 @@
 """Generator of the reference tables in docs/ and of the annotated settings files in deploy/.
 
-Settings come from the configuration classes, metrics from the catalogue, states from the transition tables, and results
+Settings come from the configuration classes, metrics from their module, states from the transition tables, and results
 from `benchmarks/results`. `python -m tools.reference_tables` rewrites the files; a test compares them with
 `current_files()`.
 """
@@ -8,10 +8,13 @@ from `benchmarks/results`. `python -m tools.reference_tables` rewrites the files
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from prometheus_client.metrics import MetricWrapperBase
 
 from prfaas import config_checks, metrics
 from prfaas.agent.config import AgentConfig
@@ -146,10 +149,35 @@ def _one_line(cls: type[Any], name: str, setting: Setting) -> str:
     return f"[{', '.join(shown)}]" if isinstance(shown, list) else str(shown)
 
 
+@dataclass(frozen=True)
+class Metric:
+    """Documentation of one metric."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def metric_catalogue() -> list[Metric]:
+    """Return all metrics in the order of their definition."""
+    defined = (value for value in vars(metrics).values() if isinstance(value, MetricWrapperBase))
+    found = [(metric, *metric.describe()) for metric in defined]
+    return [
+        Metric(
+            f"{described.name}_total" if described.type == "counter" else described.name,
+            described.type,
+            metric._labelnames,
+            described.documentation,
+        )
+        for metric, described in found
+    ]
+
+
 def metrics_table(component: str) -> str:
     """Return a table with one row per metric of a component."""
     rows = ["| metric | labels | meaning |", "|---|---|---|"]
-    for metric in metrics.CATALOGUE:
+    for metric in metric_catalogue():
         if metric.name.startswith(f"prfaas_{component}_"):
             labels = ", ".join(f"`{label}`" for label in metric.labels)
             meaning = f"Histogram. {metric.meaning}" if metric.kind == "histogram" else metric.meaning
@@ -239,7 +267,7 @@ def current_files() -> dict[Path, str]:
     benchmarks_page, machines_page = ROOT / "benchmarks/README.md", ROOT / "docs/state-machines.md"
     tables = {f"settings of {name}": settings_table(cls) for name, cls in COMPONENTS.items()}
     tables = {"shared settings": shared_settings_table(), **tables}
-    components = sorted({metric.name.split("_")[1] for metric in metrics.CATALOGUE})
+    components = sorted({metric.name.split("_")[1] for metric in metric_catalogue()})
     metric_tables = {f"metrics of {name}": metrics_table(name) for name in components}
     wire = {"missed bars of the wire": missed_bars.current(), **wire_tables.current()}
     diagrams = {f"states of {table.name}": state_diagram(table) for table in STATE_MACHINES}

@@ -11,7 +11,6 @@ from pathlib import Path
 import prfaas
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, run
-from prfaas.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,26 +81,13 @@ def _run(flags: argparse.Namespace) -> int:
         report = startup.load_extra("prfaas.solve.report.screen", extra="site")
         print(report.render(study, explain=flags.explain), end="")
     if flags.emit is not None:
-        _write(flags.emit, startup.load_extra("prfaas.solve.report.export", extra="site").manager_settings(study))
+        export = startup.load_extra("prfaas.solve.report.export", extra="site")
+        flags.emit.write_text(export.manager_settings(study), encoding="utf-8")
     if flags.plot is not None:
-        _plot(flags.plot, study)
+        plots = startup.load_extra("prfaas.solve.report.plots", extra="plot")
+        flags.plot.mkdir(parents=True, exist_ok=True)
+        plots.write_all(study, flags.plot)
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--emit {path}: {error.strerror}") from error
-
-
-def _plot(folder: Path, study: object) -> None:
-    plots = startup.load_extra("prfaas.solve.report.plots", extra="plot")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        plots.write_all(study, folder)
-    except OSError as error:
-        raise ConfigError(f"--plot {folder}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from prfaas import metrics
+from tools.reference_tables import metric_catalogue
 
 
 def test_every_name_has_prefix_component_and_base_unit() -> None:
-    for item in metrics.CATALOGUE:
+    for item in metric_catalogue():
         assert re.fullmatch(r"prfaas_(agent|router|sidecar|manager|connector|colocate)(_[a-z0-9]+)+", item.name), (
             item.name
         )

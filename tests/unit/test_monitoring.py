@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from prfaas import metrics
+from tools.reference_tables import metric_catalogue
 
 promql = pytest.importorskip("promql_parser", reason="needs promql-parser (pip install promql-parser)")
 
@@ -27,7 +27,7 @@ SCRAPED = {"job", "instance"}
 def _known() -> dict[str, set[str]]:
     """The labels of every series."""
     series = {}
-    for item in metrics.CATALOGUE:
+    for item in metric_catalogue():
         names = (
             [item.name] if item.kind != "histogram" else [f"{item.name}_{end}" for end in ("bucket", "sum", "count")]
         )

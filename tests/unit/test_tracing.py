@@ -14,13 +14,13 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @dataclass
-class Taken:
+class Taken(tracing.Span):
     """A span and what became of it."""
 
     name: str
     parent: str
     is_remote: bool
-    traceparent: str
+    traceparent: str = ""
     attributes: dict[str, tracing.Attribute] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 

@@ -190,8 +190,6 @@ class TransferLog:
         metrics.WIRE_BYTES.labels(direction=record.direction).inc(record.wire_bytes)
         if record.direction == "in":
             metrics.CHECKSUM_FAILURES.inc(record.checksum_failures)
-        else:
-            metrics.ACKNOWLEDGED_BYTES.inc(record.acknowledged_bytes)
         _log.info(
             "transfer.complete" if outcome == "completed" else "transfer.failed", message=message, **record.to_dict()
         )
