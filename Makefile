@@ -9,6 +9,10 @@ AREA ?=
 BIN := .venv/bin
 SOURCES := $(foreach folder,prfaas tests tools benchmarks,$(if $(shell find $(folder) -name '*.py' -print -quit 2>/dev/null),$(folder)))
 
+# Tests and the demo start many processes. Each would compile all its imports again if none kept the bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-wan test lint type site check bench soak format docs audit sbom
 

@@ -1,13 +1,18 @@
-"""MkDocs hooks of the documentation site. The README is the first page; links out of docs/ become plain text."""
+"""MkDocs hooks of the documentation site. The README is the first page; links out of docs/ become plain text.
+
+A page that would load anything from another host is a warning, which ends the strict build.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README_MARK = "<!-- README -->"
+LOADED = re.compile(r"""<(?:script|img|iframe)[^>]+src="https?:|<link[^>]+rel="stylesheet"[^>]+href="https?:""")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -15,6 +20,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     if README_MARK in markdown:
         markdown = markdown.replace(README_MARK, readme_as_page((ROOT / "README.md").read_text()))
     return _without_links_outside(markdown)
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Check a written page."""
+    if found := LOADED.search(output):
+        logging.getLogger("mkdocs.hooks").warning("%s loads from another host: %s", page.url, found[0])
+    return output
 
 
 def readme_as_page(readme: str) -> str:

@@ -81,6 +81,7 @@ async def test_answers_through_envoy_are_those_of_one_engine(pair: EnginePair, t
         assert list(arrived.values())[-1]["outcome"] == "completed"
 
 
+@pytest.mark.soak  # An engine takes most of a minute to start again.
 async def test_a_killed_prefill_engine_leaves_no_transfer_and_is_used_again_after_its_restart(
     pair: EnginePair, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_branch_of_an_earlier_prompt_begins_at_the_last_checkpoint(
     assert num_outcomes(pair.decode, "reuse", "completed") == reused + 1
 
 
+@pytest.mark.soak  # tests/conformance has such blocks without a pair of engines.
 @pytest.mark.parametrize("pair", ["gemma4"], indirect=True)
 def test_prompts_resume_where_blocks_of_unlike_sizes_end_together(pair: EnginePair) -> None:
     """Windows in blocks of 128 tokens, full attention in blocks of 256. Both resumptions lie far beyond the window."""

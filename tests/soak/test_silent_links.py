@@ -44,17 +44,8 @@ def _check(results: dict[str, Any], silences: list[float]) -> None:
         assert p99 <= MAX_ADDED_RATIO * LOCAL_SECONDS
 
 
-def _run(directory: Path, silences: list[float]) -> None:
-    results = run_across_link(directory, Plan(INTERVAL_SECONDS, [NUM_TOKENS], FLAGS, silences))
-    _check(results, silences)
-
-
-@pytest.mark.timeout(300)
-def test_a_short_silence_costs_little_more_than_a_local_prefill(tmp_path: Path) -> None:
-    _run(tmp_path, [12.0])
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_silences_cost_little_more_than_a_local_prefill(tmp_path: Path) -> None:
-    _run(tmp_path, [*[5.0] * 12, *[30.0] * 4, 120.0])
+    silences = [*[5.0] * 12, *[30.0] * 4, 120.0]
+    _check(run_across_link(tmp_path, Plan(INTERVAL_SECONDS, [NUM_TOKENS], FLAGS, silences)), silences)

@@ -7,16 +7,15 @@ from random import Random
 
 import pytest
 
-from tests.integration.colocate.conftest import MakeInstance
 from tests.integration.colocate.instance import Instance, Prompt, mixed_prompts
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def instance(make_instance: MakeInstance) -> Instance:
-    return make_instance("gemma3", flags=("--no-enable-prefix-caching",))
+@pytest.fixture
+def instance(shared_instance: Instance) -> Instance:
+    return shared_instance
 
 
 def _await_worker(instance: Instance, phase: str) -> None:
@@ -60,6 +59,7 @@ def test_decode_computes_a_prompt_on_which_prefill_workers_always_die(instance: 
     _assert_no_block_is_lost(instance)
 
 
+@pytest.mark.soak  # The engine takes more than a minute to start again.
 @pytest.mark.timeout(900)
 def test_the_death_of_the_decode_worker_ends_requests_and_the_instance_comes_back(instance: Instance) -> None:
     prompts = mixed_prompts(6, seed=4)

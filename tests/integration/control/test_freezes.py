@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -36,9 +35,9 @@ LENGTHS = (T // 2, 2 * T, 3 * T)
 PACE = Pace(0.02, 1e-4, 0.005)  # The defaults of the paced engine.
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[ReplicatedDeployment]:
-    with running_replicated(tmp_path) as made:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicatedDeployment]:
+    with running_replicated(tmp_path_factory.mktemp("site")) as made:
         yield made
 
 

@@ -17,7 +17,7 @@ WEST = ["west-gpu", "west"]
 NUM_PROMPTS = 4
 
 
-@pytest.mark.parametrize("is_bound", [True, False])
+@pytest.mark.parametrize("is_bound", [True, pytest.param(False, marks=pytest.mark.soak)])
 async def test_no_byte_of_a_bound_tenant_leaves_its_region(tmp_path: Path, is_bound: bool) -> None:
     tenant = {"tenant": "acme", "clients": ["default"], "clusters": WEST if is_bound else []}
     settings: dict[str, Any] = {"tenants": [tenant]}

@@ -1,20 +1,17 @@
-"""Sockets at which the processes of a session listen, from the kernel's tables."""
+"""Sockets at which the processes of a session listen."""
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
+
+import psutil
 
 from prfaas.units import is_loopback
 from tools.processes import Child
-
-_LISTEN, _UDP_UNCONNECTED = "0A", "07"
 
 
 @dataclass(frozen=True)
@@ -32,39 +29,21 @@ class Listening:
 
 def listening_of(child: Child) -> set[Listening]:
     """Return the TCP and UDP sockets at which a child or a process of its session listens."""
-    inodes = {inode for pid in _session(child.process.pid) for inode in _inodes(pid)}
     found = set()
-    for kind, state in (("tcp", _LISTEN), ("tcp6", _LISTEN), ("udp", _UDP_UNCONNECTED), ("udp6", _UDP_UNCONNECTED)):
-        for line in Path(f"/proc/{child.process.pid}/net/{kind}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == state and fields[9] in inodes:
-                found.add(Listening(kind, *_address(fields[1])))
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):  # The process has ended.
+            if os.getsid(process.pid) == child.process.pid:
+                found |= {_listening(item) for item in process.net_connections("inet") if _listens(item)}
     return found
 
 
-def _session(leader: int) -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # The process has ended.
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
-                yield int(entry.name)
+def _listens(item: Any) -> bool:
+    return bool(item.status == psutil.CONN_LISTEN or (item.type == socket.SOCK_DGRAM and not item.raddr))
 
 
-def _inodes(pid: int) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError):  # The process has ended.
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                target = os.readlink(entry)
-                if target.startswith("socket:["):
-                    yield target[8:-1]
-
-
-def _address(text: str) -> tuple[str, int]:
-    """As /proc/net writes it: the address in words of 32 bits of this machine's byte order, the port in hexadecimal."""
-    host, port = text.split(":")
-    packed = b"".join(struct.pack("=I", int(host[at : at + 8], 16)) for at in range(0, len(host), 8))
-    address = ipaddress.ip_address(packed)
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address), int(port, 16)
+def _listening(item: Any) -> Listening:
+    kind = "tcp" if item.type == socket.SOCK_STREAM else "udp"
+    return Listening(kind, item.laddr.ip.removeprefix("::ffff:"), item.laddr.port)
 
 
 def is_taken(address: str) -> bool:

@@ -33,7 +33,7 @@ def _worker(server: ChannelServer, client: PrefillClient) -> Channel:
     worker = server.accept()
     worker.receive()
     worker.send(Ready(1))
-    client.take_finished(5.0)
+    client.take_finished()
     assert isinstance(worker.receive(), UseCores)
     return worker
 
