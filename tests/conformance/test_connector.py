@@ -19,6 +19,7 @@ import pytest
 
 import prfaas
 from prfaas.agent.links import ORDINARY
+from prfaas.connector.scheduler.prefill_rate import UNKNOWN_TOKENS_PER_SECOND
 from prfaas.types import TransferId
 from tests.support.agent_nodes import Nodes, prompt_of, running_nodes
 from tests.support.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN, ScheduledEngine
@@ -219,14 +220,17 @@ def test_lost_kv_ends_as_the_load_failure_policy_says(engines: ScheduledEngines,
     engines.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("parameters", ["prfaas_grant", ["prfaas_grant"], 7])
-def test_parameters_of_wrong_types_ask_for_no_transfer(engines: ScheduledEngines, parameters: Any) -> None:
-    """A client's `vllm_xargs` can put a text or a list there."""
-    decoder = engines.decoder("dense")
-    decoder.submit("odd", prompt_of(12, LENGTH), parameters, answer_tokens=2)
-    engines.run_until_finished(["odd"])
-    assert decoder.told.finished == {"odd": "length"}
-    engines.assert_nothing_is_left()
+def test_prefill_rate_counts_neither_short_prompts_nor_drafts(engines: ScheduledEngines) -> None:
+    engine = engines.decoder("dense", num_drafts=15, chunk_tokens=200)
+    rate = engine.scheduler.connector._scheduler.prefill_rate
+    ids = [f"short {number}" for number in range(8)]
+    for seed, request_id in enumerate(ids):
+        engine.submit(request_id, prompt_of(seed, 7), {}, answer_tokens=40)
+    engines.run_until_finished(ids)
+    assert rate.tokens_per_second == UNKNOWN_TOKENS_PER_SECOND
+    engine.submit("long", prompt_of(46, LENGTH), {}, answer_tokens=1)
+    engines.run_until_finished(["long"])
+    assert rate.tokens_per_second != UNKNOWN_TOKENS_PER_SECOND
 
 
 def test_a_step_without_transfers_costs_few_calls_and_no_message(

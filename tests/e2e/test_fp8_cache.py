@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -32,13 +31,3 @@ def test_kv_in_fp8_gives_the_tokens_of_one_engine(fp8_pair: EnginePair, length: 
     expected = fp8_pair.alone(prompt)
     assert fp8_pair.through_both(prompt) == expected and len(set(expected)) >= MIN_DISTINCT
     assert num_outcomes(fp8_pair.decode, "receive", "completed") == before + 1
-
-
-def test_requests_are_transferred_when_blocks_are_scarce(fp8_pair: EnginePair) -> None:
-    """Five prompts of ten blocks do not fit at once."""
-    prompts = [random_prompt(301, seed=seed) for seed in range(5)]
-    before = num_outcomes(fp8_pair.decode, "receive", "completed")
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        answers = list(pool.map(fp8_pair.through_both, prompts))
-    assert all(len(answer) == len(answers[0]) for answer in answers)
-    assert num_outcomes(fp8_pair.decode, "receive", "completed") == before + len(prompts)

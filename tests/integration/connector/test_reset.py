@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.support.agent_nodes import Nodes, leave_prefix, load_and_finish, prompt_of
+from tests.support.agent_nodes import Nodes, leave_prefix, prompt_of
 from tests.support.fake_engine import SHAPES
 from tests.support.paused_process import paused
 from tests.support.waiting import wait_until
 
 REUSES = {"reuse": True, "reuse_min_tokens": 16}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_what_was_left_before_is_not_taken_up_and_what_is_left_afterwards_is(nodes: Nodes, shape: str) -> None:
-    engine = nodes.start(nodes.west, SHAPES[shape], **REUSES)
-    beside = nodes.start(nodes.west, SHAPES[shape], **REUSES)
-    prompt, longer = prompt_of(1, 320), prompt_of(1, 380)
-    leave_prefix(engine, prompt)
-    assert engine.await_answer(engine.submit("found", longer, {})) == 320
-    assert engine.scheduler.reset(nodes.model)
-    assert engine.await_answer(engine.submit("lost", longer, {})) == 0
-    assert beside.await_answer(beside.submit("lost beside it", longer, {})) == 0
-    leave_prefix(beside, prompt)
-    load_and_finish(engine, engine.submit("again", longer, {}), 320)
 
 
 def test_an_agent_that_hangs_or_is_gone_has_not_forgotten_and_the_next_attempt_succeeds(mortal_nodes: Nodes) -> None:

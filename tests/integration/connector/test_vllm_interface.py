@@ -20,7 +20,6 @@ from vllm.config import (
     ModelConfig,
     VllmConfig,
 )
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.exceptions import VLLMValidationError
@@ -39,23 +38,16 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Load, Step
-from prfaas.connector.scheduler.parked import ParkedRequests
-from prfaas.connector.scheduler.prefill_rate import UNKNOWN_TOKENS_PER_SECOND
-from prfaas.connector.vllm import plugin
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
 from prfaas.connector.vllm.kv_layout import Rank, block_map, describe, has_one_attention, num_replicas
 from prfaas.connector.vllm.request import token_chain
-from prfaas.connector.vllm.stats import PrfaasStats, from_counts
 from prfaas.errors import LayoutError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
 from prfaas.router.http.admission import check_salt
 from prfaas.types import Shard
-from tests.support.agent_nodes import Nodes
-from tests.support.fake_engine import SHAPES
 from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
 from tools.tiny_models import make_model
 
@@ -254,32 +246,9 @@ def test_the_operator_of_a_recurrent_layer_reports_its_end_in_a_compiled_graph(
     assert run() == [method, "ended"]
 
 
-def test_a_layer_without_an_operator_is_not_wrapped() -> None:
-    kda = recurrent(MambaAttentionBackendEnum.GDN_ATTN, "_forward")
-    on_layer_end(kda, lambda: kda.called.append("ended"), is_compiled=True)
-    kda._forward()
-    assert kda.called == ["_forward"]
-
-
-def test_the_plugin_may_register_twice() -> None:
-    plugin.register()
-    plugin.register()
-    assert KVConnectorFactory.get_connector_class_by_name("PrfaasConnector") is PrfaasConnector
-
-
 def test_step_metadata_can_be_pickled() -> None:
     metadata = StepMetadata(Step(loads=(Load("r", ()),), ends=(3,)))
     assert pickle.loads(pickle.dumps(metadata)).step == metadata.step  # noqa: S301  as vLLM's executors do
-
-
-def test_counts_add_up_and_start_again_at_zero() -> None:
-    counts = Counts()
-    counts.add_transfer("receive", "completed")
-    counts["bytes send"] += 10
-    first, second = from_counts(counts), from_counts(counts)
-    assert first is not None and second is None
-    total = PrfaasStats().aggregate(first).aggregate(first)
-    assert total.reduce() == {"transfers receive completed": 2, "bytes send": 20}
 
 
 # Hashes
@@ -345,32 +314,3 @@ def test_every_extra_changes_the_hash() -> None:
 
 def test_a_prompt_without_token_ids_makes_no_claim() -> None:
     assert hash_of(request(prompt_token_ids=None)) is None
-
-
-def _step(*, num_requests: int = 1, tokens_each: int = 0, drafts_each: int = 0) -> Any:
-    """Return vLLM's plan of a step."""
-    names = [f"r{number}" for number in range(num_requests)] if tokens_each else []
-    return SimpleNamespace(
-        total_num_scheduled_tokens=tokens_each * len(names),
-        num_scheduled_tokens=dict.fromkeys(names, tokens_each),
-        scheduled_spec_decode_tokens={name: [0] * drafts_each for name in names} if drafts_each else {},
-        scheduled_new_reqs=[],
-        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
-    )
-
-
-def test_prefill_rate_counts_neither_steps_without_tokens_nor_drafts(nodes: Nodes) -> None:
-    _, engine = nodes.pair(SHAPES["dense"])
-    connector = PrfaasConnector.__new__(PrfaasConnector)  # Its constructor needs an engine of vLLM.
-    connector._scheduler, connector._parked, connector._metadata = engine.scheduler, ParkedRequests(), StepMetadata()
-    ended = SimpleNamespace(
-        finished_recving=None, failed_recving=None, finished_sending=None, kv_connector_worker_meta=None
-    )
-    rate = engine.scheduler.prefill_rate
-    connector.build_connector_meta(_step(num_requests=8, tokens_each=16, drafts_each=15))
-    connector.update_connector_output(ended)
-    assert rate.tokens_per_second == UNKNOWN_TOKENS_PER_SECOND, "no token of a prompt was computed"
-    connector.build_connector_meta(_step())  # vLLM does not report its end.
-    connector.build_connector_meta(_step(tokens_each=1000))
-    connector.update_connector_output(ended)
-    assert rate.tokens_per_second != UNKNOWN_TOKENS_PER_SECOND
