@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle  # noqa: TID251 (both ends are this program, as one user, in a folder of that user alone)
+import select
+import socket
+import struct
 import time
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-CONNECT_SECONDS, CONNECT_PAUSE_SECONDS = 600.0, 0.1  # On busy cores the imports alone took over two minutes.
+START_SECONDS = 600.0  # On busy cores the imports of the fork server alone took over two minutes.
+SEND_SECONDS = 1  # A peer that reads nothing for this long is lost.
+_PAUSE_SECONDS = 0.1
 SOCKET_VARIABLE = "PRFAAS_COLOCATE_SOCKET"  # Tells vLLM's processes where the fork server listens.
 
 
@@ -20,17 +25,26 @@ class Channel:
         self._connection = connection
 
     @classmethod
-    def connect(cls, path: Path | None = None) -> Channel:
-        """Connect to a fork server: the one that the environment names, or the one at `path`."""
-        address = str(path or os.environ[SOCKET_VARIABLE])
-        deadline = time.monotonic() + CONNECT_SECONDS
+    def connect(cls, *, wait_seconds: float = 0.0) -> Channel:
+        """Connect to the fork server that the environment names. Wait for a server that still imports its libraries.
+
+        A caller that does not wait is not kept waiting by `send` either.
+        """
+        deadline = time.monotonic() + wait_seconds
         while True:
+            client = socket.socket(socket.AF_UNIX)
+            if not wait_seconds:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
             try:
-                return cls(Client(address, family="AF_UNIX"))
-            except (FileNotFoundError, ConnectionRefusedError):  # The fork server still imports its libraries.
-                if time.monotonic() > deadline:
+                client.setblocking(False)
+                client.connect(os.environ[SOCKET_VARIABLE])
+                client.setblocking(True)
+                return cls(Connection(client.detach()))
+            except OSError:
+                client.close()
+                if time.monotonic() >= deadline:
                     raise
-                time.sleep(CONNECT_PAUSE_SECONDS)
+                time.sleep(_PAUSE_SECONDS)
 
     def send(self, message: Any) -> None:
         """Send any object. Plain pickle copies tensors; multiprocessing's own would pass their memory by descriptor."""
@@ -43,6 +57,12 @@ class Channel:
     def has_message(self, timeout_seconds: float = 0.0) -> bool:
         """Return whether a message, or the loss of the peer, is waiting."""
         return self._connection.poll(timeout_seconds)
+
+    def has_room(self) -> bool:
+        """Return whether most of the socket's buffer is free. A message then waits only if it is larger than that."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         self._connection.close()

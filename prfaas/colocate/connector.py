@@ -136,7 +136,8 @@ class ColocateConnector(KVConnectorBase_V1, SupportsHMA):
             return None, False
         end = request.num_tokens - 1
         is_short = end - num_computed_tokens - num_loaded < MIN_PREFILL_TOKENS
-        if is_short or not _is_text(request) or request.request_id in self._refused:
+        is_left = request.request_id in self._refused or not self._prefill.accepts_orders()
+        if is_short or is_left or not _is_text(request):
             return num_loaded, bool(num_loaded)
         self._offers[request.request_id] = Offer(num_computed_tokens, num_loaded, end)
         return end - num_computed_tokens, True

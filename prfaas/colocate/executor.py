@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]  # noqa: TID251 (vLLM names methods by functions)
 from vllm.v1.executor.abstract import Executor
 
-from prfaas.colocate.channel import Channel
+from prfaas.colocate.channel import START_SECONDS, Channel
 from prfaas.colocate.messages import DecodeHello, Refused
 
 
@@ -38,7 +38,7 @@ class ForkedExecutor(Executor):
 
     def _init_executor(self) -> None:
         """Have the fork server load the model, unless it has, and fork the worker."""
-        self._channel = Channel.connect()
+        self._channel = Channel.connect(wait_seconds=START_SECONDS)
         variables = {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "TORCHINDUCTOR_"))}
         self._channel.send(DecodeHello(self.vllm_config, variables))
         answer = self._channel.receive()

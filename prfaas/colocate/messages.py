@@ -65,6 +65,11 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Ping:
+    """Question whether a prefill worker runs. It sends the same message back."""
+
+
+@dataclass(frozen=True)
 class Done:
     """Report that the blocks of a prompt hold its tokens, unless it was cancelled."""
 

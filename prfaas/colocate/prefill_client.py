@@ -1,44 +1,61 @@
 """Decode engine's end of the prefill worker: orders go out, and finished ones come back.
 
-A worker that dies is replaced, and gets its orders again. An order that has seen too many deaths is refused, since its prompt
-may be their cause.
+A worker that dies is replaced, and gets its orders again. A worker that is silent is killed, so that it writes no block when it
+wakes. Orders are refused after too many deaths, since a prompt may be the cause, and while no worker starts.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from prfaas import logs
 from prfaas.colocate.channel import Channel
 from prfaas.colocate.cores import Cores
-from prfaas.colocate.messages import Cancel, Done, PrefillHello, Ready, UseCores
+from prfaas.colocate.messages import Cancel, Done, Ping, PrefillHello, Ready, UseCores
 from prfaas.colocate.prefill_plan import Order
 
 log = logs.get("colocate.prefill")
 
 MAX_DEATHS = 3  # Of the workers that had one order.
+PING_SECONDS, SILENCE_SECONDS = 0.5, 2.0  # A worker answers within milliseconds, also in the middle of a step.
+START_SECONDS = 30.0  # A worker that starts for longer is given up.
 
 
 class PrefillClient:
-    """Orders of one decode engine. Runs on its scheduler's thread."""
+    """Orders of one decode engine. Runs on its scheduler's thread, which it never keeps waiting."""
 
-    def __init__(self, hello: PrefillHello) -> None:
+    def __init__(self, hello: PrefillHello, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._hello = hello
+        self._clock = clock
         self._orders: dict[str, Order] = {}
         self._deaths: Counter[str] = Counter()  # By order.
         self._refused: set[str] = set()
-        self._ended: set[str] = set()  # Cancelled orders of a dead worker.
-        self._cancelled: set[str] = set()
+        self._cancelled: set[str] = set()  # Orders that the worker has, or is sent, a `Cancel` for.
+        self._finished: set[str] = set()
         self._unsent: list[Any] = []
         self._cores: Cores = ()
-        self._is_ready = False
+        self._channel: Channel | None = None
+        self._process = 0  # Worker that is ready; 0 while none is.
+        self._lost_at = clock()  # Time since when none is ready.
+        self._pinged_at = 0.0
+        self._is_silent = False  # Since the last ping.
         self.num_deaths = 0
-        self._channel: Channel | None = self._connect()
+        self._start()
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._orders or self._refused)
+        return bool(self._orders or self._refused or self._finished)
+
+    def accepts_orders(self) -> bool:
+        """Return whether a worker is ready, or should be soon."""
+        if not self._process:
+            self._receive()
+        return bool(self._process) or self._clock() - self._lost_at <= SILENCE_SECONDS
 
     def add(self, order: Order) -> None:
         """Have an order computed. It goes out with the next `flush`."""
@@ -47,44 +64,43 @@ class PrefillClient:
 
     def cancel(self, request_id: str) -> None:
         """Stop an order. It ends up in `take_finished` once nothing writes its blocks any more."""
-        if request_id in self._orders and request_id not in self._cancelled:
+        if request_id not in self._orders or request_id in self._cancelled:
+            return
+        if self._process:
             self._cancelled.add(request_id)
             self._unsent.append(Cancel(request_id))
+        else:
+            self._finish(request_id)
 
     def flush(self, cores: Cores) -> None:
-        """Send what is unsent, after the cores to use."""
+        """Send what is unsent, after the cores to use. What finds no room in the socket goes out later."""
         if cores != self._cores:
             self._cores = cores
             self._unsent.insert(0, UseCores(cores))
-        if self._channel is None and self._orders:
-            self._channel = self._connect()
-        if self._channel is None or not self._is_ready:
-            return  # While the worker starts, a full socket would block the engine.
+        if not self._process:
+            self._receive()
+        now = self._clock()
+        if self._channel is None or not self._process:
+            if (self._orders and self._channel is None) or now - self._started_at > START_SECONDS:
+                self._start()
+            return
+        if self._orders and not self._is_silent and now - self._pinged_at > PING_SECONDS:
+            self._is_silent, self._pinged_at = True, now
+            self._unsent.append(Ping())
         try:
-            for message in self._unsent:
-                self._channel.send(message)
+            while self._unsent and self._channel.has_room():
+                self._channel.send(self._unsent[0])
+                del self._unsent[0]
+        except BlockingIOError:
+            self._kill()
         except OSError:
-            self._bury(self._channel)
-        else:
-            self._unsent.clear()
+            self._bury()
 
     def take_finished(self, timeout_seconds: float = 0.0) -> set[str]:
         """Return requests whose orders were computed or cancelled, waiting up to `timeout_seconds` for the first."""
-        finished: set[str] = set()
-        try:
-            while self._channel is not None and self._channel.has_message(0.0 if finished else timeout_seconds):
-                message = self._channel.receive()
-                if isinstance(message, Ready):
-                    self._is_ready = True
-                    self.flush(self._cores)
-                elif isinstance(message, Done) and message.request_id in self._orders:
-                    self._forget(message.request_id)
-                    finished.add(message.request_id)
-        except (EOFError, OSError):
-            assert self._channel is not None
-            self._bury(self._channel)
-        finished |= self._ended
-        self._ended.clear()
+        self._receive(timeout_seconds)
+        self._end_silence()
+        finished, self._finished = self._finished, set()
         return finished
 
     def take_refused(self) -> set[str]:
@@ -92,36 +108,76 @@ class PrefillClient:
         refused, self._refused = self._refused, set()
         return refused
 
-    def _forget(self, request_id: str) -> None:
-        del self._orders[request_id]
-        self._cancelled.discard(request_id)
-        self._deaths.pop(request_id, None)
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
-    def _connect(self) -> Channel:
-        channel = Channel.connect()
-        channel.send(self._hello)
-        return channel
+    def _start(self) -> None:
+        """Have the fork server start a worker. Without a fork server, the supervisor restarts everything."""
+        self.close()
+        self._started_at = self._clock()
+        try:
+            self._channel = Channel.connect()
+            self._channel.send(self._hello)
+        except OSError:
+            self.close()
 
-    def _bury(self, channel: Channel) -> None:
-        """Start a new worker after the death of the last one, and order again.
+    def _receive(self, timeout_seconds: float = 0.0) -> None:
+        """Read all messages, waiting up to `timeout_seconds` for the first that finishes an order."""
+        try:
+            while self._channel is not None and self._channel.has_message(0.0 if self._finished else timeout_seconds):
+                message = self._channel.receive()
+                self._is_silent = False
+                if isinstance(message, Ready):
+                    self._process = message.process
+                    self._unsent = [UseCores(self._cores), *self._orders.values()]
+                    self.flush(self._cores)
+                elif isinstance(message, Done) and message.request_id in self._orders:
+                    self._finish(message.request_id)
+        except (EOFError, OSError):
+            self._bury()
+
+    def _end_silence(self) -> None:
+        """Kill a worker that answers no ping. While no worker starts, refuse all orders: none has been sent."""
+        if not self.accepts_orders():
+            self._refuse(list(self._orders))
+        elif self._process and self._is_silent and self._clock() - self._pinged_at > SILENCE_SECONDS:
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kill a silent worker. It may still have orders until the channel closes."""
+        log.warning("prefill_worker.silent", process=self._process)
+        os.kill(self._process, signal.SIGKILL)
+
+    def _bury(self) -> None:
+        """Start a new worker after the death of the last one, which gets all orders.
 
         The channel closes after the last thread of the dead process, so nothing writes its blocks any more. After a worker
         that did not even start, the next one waits for an order.
         """
-        channel.close()
         self.num_deaths += 1
         self._deaths.update(self._orders.keys())
         for request_id in self._cancelled.copy():
-            self._forget(request_id)
-            self._ended.add(request_id)
-        for request_id in [name for name in self._orders if self._deaths[name] >= MAX_DEATHS]:
-            self._forget(request_id)
-            self._refused.add(request_id)
-        self._unsent = [UseCores(self._cores), *self._orders.values()]
-        self._channel = self._connect() if self._is_ready else None
-        self._is_ready = False
+            self._finish(request_id)
+        self._refuse([name for name in self._orders if self._deaths[name] >= MAX_DEATHS])
+        if self._process:
+            self._process, self._lost_at = 0, self._clock()
+            self._start()
+        else:
+            self.close()
         log.warning("prefill_worker.lost", orders=len(self._orders), refused=sorted(self._refused))
 
-    def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
+    def _refuse(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._forget(request_id)
+            self._refused.add(request_id)
+
+    def _finish(self, request_id: str) -> None:
+        self._forget(request_id)
+        self._finished.add(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        del self._orders[request_id]
+        self._cancelled.discard(request_id)
+        self._deaths.pop(request_id, None)

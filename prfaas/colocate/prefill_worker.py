@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_interface import (
 
 from prfaas.colocate.channel import Channel
 from prfaas.colocate.cores import Cores, move_threads, resize_team
-from prfaas.colocate.messages import Cancel, Done, Ready, UseCores
+from prfaas.colocate.messages import Cancel, Done, Ping, Ready, UseCores
 from prfaas.colocate.prefill_plan import Chunk, GroupShape, Order, PrefillQueue
 from prfaas.errors import LayoutError
 
@@ -72,6 +72,9 @@ class Inbox:
         try:
             while True:
                 message = self._channel.receive()
+                if isinstance(message, Ping):
+                    self._channel.send(message)
+                    continue
                 if isinstance(message, UseCores):
                     move_threads(message.cores)
                     self._cores = message.cores

@@ -100,12 +100,12 @@ class Instance:
         found = [process for process in _descendants(self.child.process.pid) if _name(process) == f"prfaas-{phase}"]
         return found[0] if found else 0
 
-    def kill(self, phase: str) -> int:
-        """Kill the worker of a phase, if it has one at present; return what `worker` did."""
+    def kill(self, phase: str, sent: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to the worker of a phase, if it has one at present; return what `worker` did."""
         worker = self.worker(phase)
         if worker:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
+                os.kill(worker, sent)
         return worker
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
@@ -43,6 +45,32 @@ def test_the_death_of_the_prefill_worker_changes_no_answer(instance: Instance) -
             instance.kill("prefill")
         assert [answer.result() for answer in answers] == expected
     _assert_no_block_is_lost(instance)
+
+
+@pytest.mark.timeout(900)
+def test_a_prefill_worker_that_freezes_changes_no_answer(instance: Instance) -> None:
+    prompts = mixed_prompts(12, seed=8)
+    expected = instance.ask_all(prompts)
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(instance.ask, prompt) for prompt in prompts]
+        _await_worker(instance, "prefill")
+        frozen = instance.kill("prefill", signal.SIGSTOP)
+        assert [answer.result(timeout=60) for answer in answers] == expected
+    wait_until(lambda: instance.worker("prefill") not in (0, frozen), seconds=60, what="another prefill worker")
+    _assert_no_block_is_lost(instance)
+
+
+@pytest.mark.timeout(900)
+def test_a_prefill_worker_that_wakes_in_time_goes_on(instance: Instance) -> None:
+    prompts = mixed_prompts(6, seed=9)
+    expected = instance.ask_all(prompts)
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(instance.ask, prompt) for prompt in prompts]
+        _await_worker(instance, "prefill")
+        frozen = instance.kill("prefill", signal.SIGSTOP)
+        os.kill(frozen, signal.SIGCONT)
+        assert [answer.result(timeout=60) for answer in answers] == expected
+    assert instance.worker("prefill") == frozen
 
 
 @pytest.mark.timeout(900)
