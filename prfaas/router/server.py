@@ -207,10 +207,11 @@ async def _running_router(
         if manager is not None:
             tasks.append(_restarting_task(manager.watch_forever, name="manager watch"))
             tasks.append(_restarting_task(manager.reports.send_forever, name="manager report"))
+        legs = LegClient(session, prefill_seconds=config.transfer_deadline)
         handler = RequestHandler(
             fleet=fleet,
             decisions=DecisionMaker(config, secret, fleet, manager),
-            legs=LegClient(session, prefill_seconds=config.transfer_deadline),
+            legs=legs,
             tokenizer=Tokenizer(session),
             pd_protocol=config.pd_protocol,
             cluster=ClusterName(config.cluster),
@@ -221,7 +222,7 @@ async def _running_router(
             router = Router(
                 fleet=fleet,
                 handler=handler,
-                proxy=Proxy(fleet.any_decode, session),
+                proxy=Proxy(fleet.any_decode, legs),
                 admission=admission,
                 operators=operators,
                 records=records,

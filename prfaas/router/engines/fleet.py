@@ -304,9 +304,10 @@ class Fleet:
         """Return whether a prompt of at most this length could be prefilled away from its decode instance."""
         return max_prompt_tokens > self.threshold_tokens or self.counts_all
 
-    def any_decode(self, model: str | None = None) -> Instance | None:
+    def any_decode(self, model: str | None = None, *, excluded: frozenset[InstanceId] = frozenset()) -> Instance | None:
         """Return a decode instance for a request whose tokens do not matter; None if none is ready."""
-        chosen = choose_instance((state for state in self.snapshot(model).instances if state.decodes), RequestFacts(0))
+        ready = (state for state in self.snapshot(model).instances if state.decodes)
+        chosen = choose_instance(ready, RequestFacts(0, excluded=excluded))
         return self._instances[chosen.instance] if chosen else None
 
     async def probe_forever(self) -> None:

@@ -150,9 +150,16 @@ class LegClient:
         self._abandoned: set[asyncio.Task[Any]] = set()
 
     async def decode(
-        self, instance: Instance, path: str, body: bytes, headers: Mapping[str, str], *, num_tokens: int = 0
+        self,
+        instance: Instance,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        num_tokens: int = 0,
+        method: str = "POST",
     ) -> EngineResponse:
-        """Send a decode leg, and return its response after the first bytes. The caller closes it.
+        """Send a decode leg or a forwarded request, and return the response after its first bytes. The caller closes it.
 
         Raises:
             LegFailed: the engine was unreachable, broke off, or answered with 500 or more, also as a stream's first event.
@@ -162,7 +169,9 @@ class LegClient:
             try:
                 url = f"{instance.url}{path}"
                 async with instance.watched("decode"):
-                    response = await self._session.post(url, data=request_payload(body), headers=headers)
+                    response = await self._session.request(
+                        method, url, data=request_payload(body) or None, headers=headers, allow_redirects=False
+                    )
                     running.callback(response.close)
                     if response.status >= 500:
                         raise await _error_response("decode", response)
@@ -182,18 +191,12 @@ class LegClient:
         *,
         path: str = COMPLETIONS_PATH,
         num_tokens: int = 0,
-    ) -> dict[str, Any]:
-        """Send a prefill leg, and return the `kv_transfer_params` of its response after the engine has computed it.
+    ) -> tuple[dict[str, Any], Any]:
+        """Send a prefill leg. Return the `kv_transfer_params` of its response, and all of it, once the engine has computed it.
 
         Raises:
             LegFailed: the engine has not computed it.
         """
-        answer = await self._prefill_answer(instance, body, headers, path=path, num_tokens=num_tokens)
-        return _transfer_params(instance, answer)
-
-    async def _prefill_answer(
-        self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int
-    ) -> Any:
         with instance.busy(num_tokens):
             try:
                 url = f"{instance.url}{path}"
@@ -204,26 +207,24 @@ class LegClient:
                 ):
                     if response.status != 200:
                         raise await _error_response("prefill", response)
-                    return await response.json()
+                    answer = await response.json()
             except (aiohttp.ClientError, OSError, ValueError, LegFailed, EngineSilent) as error:
                 if isinstance(error, TimeoutError) and not isinstance(error, NOT_CONNECTED):
                     message = f"{instance.address.name} has not prefilled within {self._prefill_seconds:g} s"
                     instance.failed_leg("prefill_late")
                     raise LegFailed("prefill", "prefill_late", message) from error
                 raise _translate("prefill", instance, error) from error
+        return _transfer_params(instance, answer), answer
 
     async def prefill_nixl(
         self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int = 0
     ) -> tuple[dict[str, Any], Any]:
-        """Send the prefill leg of a NIXL hand-over.
-
-        Return the parameters with which another engine fetches the KV, and the whole response.
+        """Send the prefill leg of a NIXL hand-over. Its parameters let another engine fetch the KV.
 
         Raises:
             LegFailed: the engine has not computed it, or has no connector that keeps the KV.
         """
-        answer = await self._prefill_answer(instance, body, headers, path=path, num_tokens=num_tokens)
-        params = _transfer_params(instance, answer)
+        params, answer = await self.prefill(instance, body, headers, path=path, num_tokens=num_tokens)
         if not params:
             message = f"{instance.address.name} answered without kv_transfer_params: it has no connector for hand-overs"
             raise LegFailed("prefill", "prefill_without_transfer", message)

@@ -15,8 +15,6 @@ from prfaas.router.openai.request import BYTES_PER_TOKEN, ENDPOINTS, parse, prep
 from prfaas.router.routing.plan import RoutePlan
 from prfaas.router.routing.record import RequestRecord, RequestRecords
 from prfaas.router.routing.serve import NoEngineReady, RequestHandler
-from prfaas.scheduler.placement import choose_instance
-from prfaas.scheduler.snapshot import RequestFacts
 from prfaas.types import InstanceId
 
 DESTINATION = "x-gateway-destination-endpoint"  # Address of the engine, in a header and in the metadata envoy.lb.
@@ -110,12 +108,9 @@ class EndpointChooser:
 
     def _choose_any(self, request: GatewayRequest, record: RequestRecord, model: str | None) -> EndpointChoice:
         """Return a decode instance for a request that needs no decision, if possible one that serves `model`."""
-        outside = self._outside(request.subset)
-        ready = (state for state in self.fleet.snapshot(model).instances if state.decodes)
-        chosen = choose_instance((state for state in ready if state.instance not in outside), RequestFacts(0))
-        if chosen is None:
+        instance = self.fleet.any_decode(model, excluded=self._outside(request.subset))
+        if instance is None:
             raise NoEngineReady("no engine is ready")
-        instance = self.fleet[chosen.instance]
         return EndpointChoice(_headers(record, instance), (instance,))
 
     def _follow(self, plan: RoutePlan, record: RequestRecord) -> EndpointChoice:

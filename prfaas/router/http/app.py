@@ -175,10 +175,7 @@ class Router:
                     body.release()  # Nothing refers to it any more.
                     return await stream_response(request, answer, record)
         except REFUSALS as error:
-            response = refusal_response(error)
-        record.status = response.status
-        response.headers.update(record.headers())
-        return response
+            return _refuse(error, record)
 
     def _hold(self, request: web.Request, client: Client) -> HeldBody:
         """Return the body of a client's request, which counts for its key, or for its address if all keys are equal."""
@@ -187,21 +184,12 @@ class Router:
 
     @contextlib.contextmanager
     def _charged(self, client: Client, estimated_tokens: int, record: RequestRecord) -> Iterator[None]:
-        """Charge the estimated prompt, and settle when the request has ended. A refused request costs nothing.
-
-        The router does not read the answers to forwarded requests, so the estimate stands for them.
-        """
+        """Charge the estimated prompt, and settle when the request has ended. A refused request costs nothing."""
         self.admission.charge(client, estimated_tokens)
-        is_refused = False
         try:
             yield
-        except REFUSALS:
-            is_refused = True
-            raise
         finally:
-            forwarded_tokens = 0 if is_refused else estimated_tokens
-            used = forwarded_tokens if record.path else record.num_tokens(estimated_tokens)
-            self.admission.settle(client, estimated=estimated_tokens, used=used)
+            self.admission.settle(client, estimated=estimated_tokens, used=record.num_tokens(estimated_tokens))
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Forward a request for a path that needs no decision to a decode instance."""
@@ -209,24 +197,19 @@ class Router:
         return await self._in_time(self._forward(request, record), record)
 
     async def _forward(self, request: web.Request, record: RequestRecord) -> web.StreamResponse:
-        response: web.StreamResponse
         try:
             client = self.admission.admit(request.headers.get("Authorization"))
             check_path(request.path)
             with self._hold(request, client) as body:
                 raw = await body.read(request)
                 with self.admission.place(client), self._charged(client, len(raw) // BYTES_PER_TOKEN, record):
-                    headers = record.headers()
-                    opening = self.proxy.open(request, raw, tenant=client.tenant, headers=headers)
+                    opening = self.proxy.open(request, raw, record, tenant=client.tenant)
                     del raw
                     answer = await opening
                     body.release()  # Nothing refers to it any more.
-                    response = await answer.send(request)
+                    return await stream_response(request, answer, record)
         except REFUSALS as error:
-            response = refusal_response(error)
-            response.headers.update(record.headers())
-        record.status = response.status
-        return response
+            return _refuse(error, record)
 
     async def health(self, request: web.Request) -> web.Response:
         """Return 200 if an instance can answer. Operators also see the instances."""
@@ -260,6 +243,14 @@ class Router:
         metrics.PAGE_REFUSALS.labels(page=page).inc()
         message = "only for operators: send a key of operator_keys_file as Authorization: Bearer <key>"
         return error_response(401, message, kind="authentication_error")
+
+
+def _refuse(error: Exception, record: RequestRecord) -> web.Response:
+    """Return the response for one of `REFUSALS`, and note its status."""
+    response = refusal_response(error)
+    record.status = response.status
+    response.headers.update(record.headers())
+    return response
 
 
 def metrics_response() -> web.Response:

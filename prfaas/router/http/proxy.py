@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
-import aiohttp
 from aiohttp import web
 
-from prfaas.router.engines.fleet import EngineSilent, Instance
-from prfaas.router.engines.legs import NOT_CONNECTED, LegFailed, request_payload
+from prfaas.router.engines.fleet import Instance
+from prfaas.router.engines.legs import EngineResponse, LegClient, LegFailed
 from prfaas.router.openai.request import REFUSED_FIELDS, prepare_forwarded
-from prfaas.router.routing.serve import NoEngineReady, abort_connection, write_chunk
+from prfaas.router.routing.record import RequestRecord
+from prfaas.router.routing.serve import NoEngineReady
 
 # vLLM's paths under /v1 that change an engine for everybody.
 _OPERATOR_PATHS: Final = frozenset(("v1/load_lora_adapter", "v1/unload_lora_adapter"))
@@ -43,21 +41,19 @@ def check_path(path: str) -> None:
 class Proxy:
     """Forwards requests to a decode instance.
 
-    `choose` returns an instance for the model that a request names. `headers` go with the request to the engine.
+    `choose` returns an instance for the model that a request names. `headers` of the request go to the engine.
     `refused` are fields that a JSON body may not contain.
     """
 
     choose: Callable[[str | None], Instance | None]
-    session: aiohttp.ClientSession
+    legs: LegClient
     headers: tuple[str, ...] = ("Content-Type", "Accept")
     refused: Sequence[str] = REFUSED_FIELDS
 
     async def open(
-        self, request: web.Request, raw: bytes, *, tenant: str = "", headers: Mapping[str, str] = MappingProxyType({})
-    ) -> ForwardedAnswer:
-        """Return the answer to a request with the body `raw` after its first bytes. The caller sends it.
-
-        A JSON body gets the tenant's salt. `headers` go with request and response.
+        self, request: web.Request, raw: bytes, record: RequestRecord, *, tenant: str = ""
+    ) -> EngineResponse:
+        """Return the response to a request with the body `raw`. A JSON body gets the tenant's salt.
 
         Raises:
             BadRequest: the JSON body contains a field that is refused.
@@ -65,6 +61,7 @@ class Proxy:
             LegFailed: the engine failed before its first byte.
         """
         body = prepare_forwarded(raw, tenant=tenant, refused=self.refused)
+        headers = {name: request.headers[name] for name in self.headers if name in request.headers} | record.headers()
         tried: set[Instance] = set()
         while True:
             instance = self.choose(body.model)
@@ -72,59 +69,8 @@ class Proxy:
                 raise NoEngineReady("no engine is ready")
             tried.add(instance)
             try:
-                return await self._open(request, instance, body.raw, headers)
-            except NOT_CONNECTED as error:  # Nothing was sent, so another instance may take the request.
-                instance.failed(repr(error))
-            except EngineSilent:  # Another instance can answer, and the silent one is chosen no more.
-                pass
-            except (aiohttp.ClientError, OSError) as error:
-                raise LegFailed("decode", "decode_broke_off", repr(error)) from error
-
-    async def _open(
-        self, request: web.Request, instance: Instance, body: bytes, both: Mapping[str, str]
-    ) -> ForwardedAnswer:
-        headers = {name: request.headers[name] for name in self.headers if name in request.headers} | dict(both)
-        url = f"{instance.url}{request.rel_url}"
-        sending = self.session.request(
-            request.method, url, data=request_payload(body) or None, headers=headers, allow_redirects=False
-        )
-        async with contextlib.AsyncExitStack() as running:
-            running.enter_context(instance.busy())
-            async with instance.watched("decode"):
-                upstream = await running.enter_async_context(sending)
-                first = await upstream.content.readany()
-            return ForwardedAnswer(upstream, first, both, running.pop_all())
-
-
-@dataclass(frozen=True)
-class ForwardedAnswer:
-    """Answer of an engine whose first bytes have come. `headers` go with it to the client."""
-
-    upstream: aiohttp.ClientResponse
-    first: bytes
-    headers: Mapping[str, str]
-    running: contextlib.AsyncExitStack
-
-    async def send(self, request: web.Request) -> web.StreamResponse:
-        """Send the answer to the client as it comes, and close it.
-
-        Raises:
-            LegFailed: the engine broke off.
-        """
-        content_type = self.upstream.headers.get("Content-Type", "application/octet-stream")
-        headers = {"Content-Type": content_type, **self.headers}
-        response = web.StreamResponse(status=self.upstream.status, headers=headers)
-        async with self.running:
-            await response.prepare(request)
-            try:
-                await write_chunk(response, self.first)
-                async for chunk in self.upstream.content.iter_any():
-                    await write_chunk(response, chunk)
-                await response.write_eof()
-            except (aiohttp.ClientError, OSError) as error:
-                abort_connection(request)
-                raise LegFailed("decode", "decode_broke_off", repr(error)) from error
-            except BaseException:
-                abort_connection(request)
-                raise
-            return response
+                path = str(request.rel_url)
+                return await self.legs.decode(instance, path, body.raw, headers, method=request.method)
+            except LegFailed as failure:
+                if failure.reason not in ("decode_unreachable", "decode_silent"):
+                    raise

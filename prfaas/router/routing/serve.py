@@ -176,11 +176,11 @@ class RequestHandler:
 
     async def _prefill(
         self, instance: Instance, plan: RoutePlan, token_ids: list[int], parsed: ParsedRequest, headers: dict[str, str]
-    ) -> dict[str, Any]:
+    ) -> None:
         with _leg_span("router.prefill", instance) as span:
             promised, trace = plan.promised_tokens, span.traceparent
             body = parsed.prefill_body(token_ids, plan.grant, promised_tokens=promised, trace=trace)
-            return await self.legs.prefill(instance, body, headers | tracing.headers(), num_tokens=len(token_ids))
+            await self.legs.prefill(instance, body, headers | tracing.headers(), num_tokens=len(token_ids))
 
     async def _decode(
         self, instance: Instance, path: str, body: Callable[[str], bytes], headers: dict[str, str], num_tokens: int
@@ -234,10 +234,10 @@ async def _stream_response(request: web.Request, response: EngineResponse, recor
     await stream.prepare(request)
     try:
         async with response.instance.watched("stream"):
-            await write_chunk(stream, _take_report(response.first, record) if is_remote else response.first)
+            await _write_chunk(stream, _take_report(response.first, record) if is_remote else response.first)
             record.note_chunk(response.first)
             async for chunk in response.rest():
-                await write_chunk(stream, _take_report(chunk, record) if is_remote else chunk)
+                await _write_chunk(stream, _take_report(chunk, record) if is_remote else chunk)
                 record.note_chunk(chunk)
         await stream.write_eof()
     except (LegFailed, EngineSilent) as failure:
@@ -245,7 +245,8 @@ async def _stream_response(request: web.Request, response: EngineResponse, recor
         _log.warning("request.stream_aborted", request_id=record.request_id, message=str(failure))
         await _end_broken(request, stream, str(failure))
     except BaseException:
-        abort_connection(request)
+        if request.transport is not None:
+            request.transport.abort()  # A reset instead of a proper end.
         raise
     return stream
 
@@ -263,7 +264,7 @@ def _take_report(chunk: bytes, record: RequestRecord) -> bytes:
     return rest
 
 
-async def write_chunk(stream: web.StreamResponse, chunk: bytes) -> None:
+async def _write_chunk(stream: web.StreamResponse, chunk: bytes) -> None:
     """Write to the client. A client that has left cancels its request, as the loss of its connection does."""
     try:
         await stream.write(chunk)
@@ -279,9 +280,3 @@ async def _end_broken(request: web.Request, stream: web.StreamResponse, message:
             await stream.write(b"data: " + body + b"\n\n")
     if request.transport is not None:
         request.transport.close()
-
-
-def abort_connection(request: web.Request) -> None:
-    """Reset the client's connection instead of ending the answer properly."""
-    if request.transport is not None:
-        request.transport.abort()

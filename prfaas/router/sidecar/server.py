@@ -42,7 +42,7 @@ from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 PREFILL_SECONDS = 120.0
 REQUEST_SECONDS = 600.0
 REFUSED_FIELDS = (PARAMS_FIELD,)  # The endpoint picker in front may have written a salt.
-_FORWARDED_HEADERS = ("Content-Type", "Accept", "Authorization", "X-Request-Id")
+_FORWARDED_HEADERS = ("Content-Type", "Accept", "Authorization")
 Port = Literal["listen", "status_listen"]
 _log = logs.get("sidecar")
 
@@ -61,7 +61,7 @@ class Sidecar:
         self._protocol = config.protocol
         self._legs = LegClient(session, prefill_seconds=PREFILL_SECONDS)
         self._tokenizer = Tokenizer(session)
-        self._proxy = Proxy(lambda model: self._engine, session, _FORWARDED_HEADERS, REFUSED_FIELDS)
+        self._proxy = Proxy(lambda model: self._engine, self._legs, _FORWARDED_HEADERS, REFUSED_FIELDS)
         self._allowed = AllowList(config.prefill_hosts)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -139,8 +139,9 @@ class Sidecar:
         """Forward any other request to the engine."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                answer = await self._proxy.open(request, await request.read())
-                return await answer.send(request)
+                record = RequestRecord(request_id_of(request.headers.get("x-request-id")))
+                answer = await self._proxy.open(request, await request.read(), record)
+                return await stream_response(request, answer, record)
         except REFUSALS as error:
             return refusal_response(error)
         except TimeoutError:
