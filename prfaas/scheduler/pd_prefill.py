@@ -16,6 +16,27 @@ PdReason = (
     | LeaveReason
     | PickReason
 )
+PD_EXPLANATIONS: dict[PdReason, str] = {
+    "short": "its uncached tokens do not exceed the threshold, so the decode instance prefills it",
+    "pd": "the policy lets a PD-P instance prefill every request of this cluster",
+    "ppd_first_turn": "first turn of a session, or its decode node holds nothing of it: a PD-P instance prefills it",
+    "session_node_full": "later turn, but the session's node has hardly a free KV block: a PD-P instance prefills it for "
+    "another node",
+    "session_node_slow": "later turn, but the session's node has far more requests than another node: a PD-P instance prefills "
+    "it for that node",
+    "session_node_gone": "later turn, but the session's node is not available: a PD-P instance prefills it for another node",
+    "ppd_table_local": "later turn with its KV on the decode node, and PPD's table lets that node prefill it",
+    "ppd_table_pd": "later turn with its KV on the decode node, but PPD's table lets a PD-P instance prefill it",
+    "static_local": "its decode instance prefills everything, or it is in the share of later turns that such instances prefill",
+    "static_pd": "later turn with its KV on the decode node, but outside the share that decode instances prefill",
+    "suffix_cached": "fewer uncached tokens on the decode node than the decider's limit, so that node prefills it",
+    "suffix_uncached": "at least as many uncached tokens on the decode node as the decider's limit: a PD-P instance prefills",
+    "prompt_short": "the prompt is shorter than the decider's limit, so the decode instance prefills it",
+    "no_cache_information": "the decider needs the uncached tokens, which are unknown, so the decode instance prefills it",
+    "pd_disabled": "the endpoint picker's configuration disables separate prefill",
+    "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does, "
+    "or the request is refused if configured so",
+}
 _LOCAL: frozenset[PdReason] = frozenset({"short", "ppd_table_local", "static_local", "suffix_cached"})
 _NUM_SEEDS = 1 << 32
 

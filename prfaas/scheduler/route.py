@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from prfaas.scheduler.endpoint_picker.adapter import pick_decode
-from prfaas.scheduler.pd_prefill import PdReason, choose_pd_prefill, stays_on_session_node
+from prfaas.scheduler.pd_prefill import PD_EXPLANATIONS, PdReason, choose_pd_prefill, stays_on_session_node
 from prfaas.scheduler.placement import choose_instance, session_node
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.scheduler.threshold import prefill_site
@@ -29,7 +29,7 @@ StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "conge
 Reason = PrfaasReason | StayReason | PdReason | Literal["fetched", "not_transferable", "no_decode_instance"]
 NO_LAYOUT = "no node has registered a layout of its model, so nothing counted as cached"
 EXPLANATIONS: dict[Reason, str] = {
-    "short": "its uncached tokens do not exceed the threshold, so the decode instance prefills it",
+    **PD_EXPLANATIONS,
     "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and streams the KV here",
     "cached_elsewhere": "a PrfaaS cluster holds a longer prefix and the path has room, so it computes the short rest there and "
     "streams all KV here",
@@ -41,24 +41,6 @@ EXPLANATIONS: dict[Reason, str] = {
     "link_too_slow": "it is long, but transferring its KV would take longer than prefilling it here",
     "congested": "it exceeds the deployment's threshold, but not the one in force while the path is congested",
     "no_decode_instance": "no healthy instance can decode, or none in the clusters of its tenant",
-    "pd": "the policy lets a PD-P instance prefill every request of this cluster",
-    "ppd_first_turn": "first turn of a session, or its decode node holds nothing of it: a PD-P instance prefills it",
-    "session_node_full": "later turn, but the session's node has hardly a free KV block: a PD-P instance prefills it for "
-    "another node",
-    "session_node_slow": "later turn, but the session's node has far more requests than another node: a PD-P instance prefills "
-    "it for that node",
-    "session_node_gone": "later turn, but the session's node is not available: a PD-P instance prefills it for another node",
-    "ppd_table_local": "later turn with its KV on the decode node, and PPD's table lets that node prefill it",
-    "ppd_table_pd": "later turn with its KV on the decode node, but PPD's table lets a PD-P instance prefill it",
-    "static_local": "its decode instance prefills everything, or it is in the share of later turns that such instances prefill",
-    "static_pd": "later turn with its KV on the decode node, but outside the share that decode instances prefill",
-    "suffix_cached": "fewer uncached tokens on the decode node than the decider's limit, so that node prefills it",
-    "suffix_uncached": "at least as many uncached tokens on the decode node as the decider's limit: a PD-P instance prefills",
-    "prompt_short": "the prompt is shorter than the decider's limit, so the decode instance prefills it",
-    "no_cache_information": "the decider needs the uncached tokens, which are unknown, so the decode instance prefills it",
-    "pd_disabled": "the endpoint picker's configuration disables separate prefill",
-    "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does, "
-    "or the request is refused if configured so",
 }
 NOBODY_PREFILLS: frozenset[Reason] = frozenset({"no_prefill_instance", "no_pd_prefill_instance"})
 

@@ -24,7 +24,7 @@ from prfaas.manager.planning.paths import Paths
 from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
 from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.state.traffic import Traffic, likely_output_tokens
-from prfaas.manager.state.world import OFFLOAD_NOTHING, ClusterSupply, ThresholdPlan, World
+from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan, World
 from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.lengths import Empirical
@@ -284,8 +284,7 @@ class Planner:
         plan = self._world.plan
         if plan is None:
             return
-        for source, rates in plan.supplies.items():
-            supply = Supply(rates.link_requests_per_second, rates.prefill_requests_per_second)
+        for source, supply in plan.supplies.items():
             self._paths.set_supply(source, supply if self._config.bandwidth == "measured" else None)
         if plan.version == self._in_force:
             return
@@ -345,14 +344,14 @@ def links_with(
     return [ClusterPath(*pair, rate) for pair, rate in (links | measured).items() if pair not in down]
 
 
-def _supplies(deployment: Deployment, plan: Plan) -> dict[str, ClusterSupply]:
+def _supplies(deployment: Deployment, plan: Plan) -> dict[str, Supply]:
     """Return each PrfaaS cluster's rates at the mean offloaded length; empty without offloading or known rates."""
     tokens = plan.mean_offloaded_tokens
     if not tokens:
         return {}
     kv_bytes = deployment.model.kv_bytes(tokens)
     return {
-        cluster.name: ClusterSupply(
+        cluster.name: Supply(
             deployment.egress(cluster) / kv_bytes, cluster.num_instances / cluster.profile.prefill.seconds(tokens)
         )
         for cluster in deployment.prfaas

@@ -27,20 +27,13 @@ from prfaas.rpc.translate import (
     ordered_role_from,
 )
 from prfaas.scheduler.roles import Role
+from prfaas.scheduler.threshold import Supply
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
 OFFLOAD_NOTHING = (1 << 31) - 1  # Threshold of a plan under which every prompt stays local.
 BatchOutcome = Literal["applied", "known", "gap"]
 _ANNOUNCEMENTS_PER_RECORD = 512  # At most 300 KB of full segments.
 _log = logs.get("manager")
-
-
-@dataclass(frozen=True)
-class ClusterSupply:
-    """Rates of a PrfaaS cluster's links and instances, in requests per second of the mean offloaded length."""
-
-    link_requests_per_second: float
-    prefill_requests_per_second: float
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class ThresholdPlan:
     splits: Mapping[str, tuple[float, float]]
     best_splits: Mapping[str, tuple[float, float]]
     best_requests_per_second: float
-    supplies: Mapping[str, ClusterSupply]
+    supplies: Mapping[str, Supply]
     inputs: Mapping[str, str]  # Source of each input, in words.
     roles: Mapping[InstanceId, Role] = field(default_factory=dict)  # These replace the announced roles.
     draining: Mapping[InstanceId, Role] = field(
@@ -87,7 +80,7 @@ class ThresholdPlan:
                 name: {cluster: (float(p), float(d)) for cluster, (p, d) in fields[name].items()}
                 for name in ("splits", "best_splits")
             }
-            read["supplies"] = {cluster: ClusterSupply(**rates) for cluster, rates in fields["supplies"].items()}
+            read["supplies"] = {cluster: Supply(**rates) for cluster, rates in fields["supplies"].items()}
             known = ThresholdPlan.__dataclass_fields__.keys()  # Another version of this program may write more.
             return ThresholdPlan(**{name: value for name, value in (fields | read).items() if name in known})
         except (KeyError, TypeError, AttributeError) as error:

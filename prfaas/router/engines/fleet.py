@@ -206,10 +206,15 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class StandalonePolicy:
-    """Policy of a router that decides alone: its own settings, or the last ones of a manager."""
+class FleetPolicy:
+    """Policy of a router that decides alone: its own settings, or the last ones of a manager.
 
+    `counts_all`: short prompts are tokenised too, because the policy may prefill them at another instance.
+    """
+
+    threshold_tokens: int
     local_policy: LocalPolicy
+    counts_all: bool
     without_prefill: WithoutPrefill = "local"
 
 
@@ -220,9 +225,7 @@ class Fleet:
     """
 
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
-        self.threshold_tokens = config.threshold_tokens
-        self.counts_all = config.local_policy != "decode"
-        self.standalone_policy = StandalonePolicy(config.local_policy)
+        self.policy = FleetPolicy(config.threshold_tokens, config.local_policy, config.local_policy != "decode")
         self.resting: frozenset[InstanceId] = frozenset()
         self.is_stale = bool(config.managers)
         self._config = config
@@ -281,12 +284,11 @@ class Fleet:
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes and state.instance not in excluded for state in states):
             states = [instance.state(is_last_resort=True) for instance in serving]
-        policy = self.standalone_policy if is_alone else StandalonePolicy(self._config.local_policy)
         return Snapshot(
-            self.threshold_tokens,
+            self.policy.threshold_tokens,
             tuple(states),
-            local_policy=policy.local_policy,
-            without_prefill=policy.without_prefill,
+            local_policy=self.policy.local_policy if is_alone else self._config.local_policy,
+            without_prefill=self.policy.without_prefill if is_alone else "local",
         )
 
     def is_base_model(self, model: str | None) -> bool:
@@ -302,7 +304,7 @@ class Fleet:
 
     def must_count(self, max_prompt_tokens: int) -> bool:
         """Return whether a prompt of at most this length could be prefilled away from its decode instance."""
-        return max_prompt_tokens > self.threshold_tokens or self.counts_all
+        return max_prompt_tokens > self.policy.threshold_tokens or self.policy.counts_all
 
     def any_decode(self, model: str | None = None, *, excluded: frozenset[InstanceId] = frozenset()) -> Instance | None:
         """Return a decode instance for a request whose tokens do not matter; None if none is ready."""

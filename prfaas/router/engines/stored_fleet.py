@@ -9,18 +9,16 @@ from pathlib import Path
 import msgspec
 
 from prfaas import logs
-from prfaas.router.engines.fleet import InstanceAddress, StandalonePolicy
+from prfaas.router.engines.fleet import FleetPolicy, InstanceAddress
 
 MAX_FILE_BYTES = 64 << 20
 _log = logs.get("router.fleet")
 
 
 class StoredFleet(msgspec.Struct):
-    """Instances, threshold and policy as the managers last stated them."""
+    """Instances and policy as the managers last stated them."""
 
-    threshold_tokens: int
-    counts_all: bool
-    policy: StandalonePolicy
+    policy: FleetPolicy
     instances: list[InstanceAddress]
 
 

@@ -87,14 +87,6 @@ class Quota:
     tokens_per_minute: int = 0
 
 
-@dataclass(frozen=True)
-class QuotaExceeded:
-    """Limit that is used up, and the time until some of it is available again."""
-
-    limit: Limit
-    wait_seconds: float
-
-
 class TokenBucket:
     """Remainder of a limit. `now` is monotonic."""
 
@@ -124,19 +116,21 @@ class Quotas:
         self._clock = clock
         self._buckets: dict[str, dict[Limit, TokenBucket]] = {}
 
-    def admit(self, client: str) -> QuotaExceeded | None:
-        """Take one request, or return the limit that is used up."""
-        buckets = self._of(client)
-        if not buckets:
-            return None
-        now = self._clock()
+    def admit(self, client: str) -> None:
+        """Take one request.
+
+        Raises:
+            AdmissionRefused: a limit is used up.
+        """
+        buckets, now = self._of(client), self._clock()
         waits = {limit: bucket.wait_seconds(_MINIMUM[limit], now) for limit, bucket in buckets.items()}
-        limit = max(waits, key=lambda limit: waits[limit])
-        if waits[limit] > 0:
-            return QuotaExceeded(limit, waits[limit])
+        limit = max(waits, key=lambda limit: waits[limit], default=None)
+        if limit is not None and waits[limit] > 0:
+            metrics.QUOTA_REFUSALS.labels(client=client, limit=limit).inc()
+            message = f"{client} has used up its {limit} of this minute; retry in {waits[limit]:.0f} s"
+            raise AdmissionRefused(429, message, retry_after_seconds=waits[limit])
         if "requests" in buckets:
             buckets["requests"].take(1.0, now)
-        return None
 
     def charge(self, client: str, num_tokens: int) -> None:
         """Take tokens. A negative number is given back."""
@@ -208,12 +202,7 @@ class RequestAdmission:
             AdmissionRefused: there is no valid key, or the client's quota is used up.
         """
         client = self._find_client(authorization or "")
-        exceeded = self._quotas.admit(client.name)
-        if exceeded is not None:
-            metrics.QUOTA_REFUSALS.labels(client=client.name, limit=exceeded.limit).inc()
-            wait = exceeded.wait_seconds
-            message = f"{client.name} has used up its {exceeded.limit} of this minute; retry in {wait:.0f} s"
-            raise AdmissionRefused(429, message, retry_after_seconds=wait)
+        self._quotas.admit(client.name)
         return client
 
     def charge(self, client: Client, num_tokens: int) -> None:

@@ -10,7 +10,7 @@ from prfaas import grants, logs, metrics
 from prfaas.errors import IndexRefusal, ManagerUnreachable, PrfaasError
 from prfaas.hashing import HASH_UNIT_TOKENS, HashChain
 from prfaas.router.config import RouterConfig
-from prfaas.router.engines.fleet import Fleet, StandalonePolicy, addresses_of
+from prfaas.router.engines.fleet import Fleet, FleetPolicy, addresses_of
 from prfaas.router.engines.stored_fleet import StoredFleet, read, write
 from prfaas.router.routing.plan import RoutePlan, RoutingRequest
 from prfaas.router.routing.reports import RequestReports
@@ -51,18 +51,14 @@ class DecisionClient:
         metrics.FLEET_STALE.set(1)
         if stored is None:
             return
-        fleet = self._fleet
-        fleet.threshold_tokens, fleet.counts_all = stored.threshold_tokens, stored.counts_all
-        fleet.standalone_policy = stored.policy
-        fleet.update(stored.instances)
+        self._fleet.policy = stored.policy
+        self._fleet.update(stored.instances)
         names = [instance.name for instance in stored.instances]
-        _log.warning("fleet.restored", file=str(file), threshold_tokens=stored.threshold_tokens, instances=names)
+        _log.warning("fleet.restored", file=str(file), instances=names)
 
     def _store(self) -> None:
         """Keep the fleet for a start without managers."""
-        fleet = self._fleet
-        addresses = [instance.address for instance in fleet]
-        current = StoredFleet(fleet.threshold_tokens, fleet.counts_all, fleet.standalone_policy, addresses)
+        current = StoredFleet(self._fleet.policy, [instance.address for instance in self._fleet])
         if self._config.fleet_file is not None and current != self._stored:
             write(self._config.fleet_file, current)
             self._stored = current
@@ -79,10 +75,11 @@ class DecisionClient:
 
     def _apply(self, state: pb.StateSnapshot) -> None:
         fleet = self._fleet
-        fleet.threshold_tokens = state.threshold_tokens
-        fleet.counts_all = state.local_policy not in ("", "decode")
-        fleet.standalone_policy = StandalonePolicy(
-            "pd" if state.local_policy == "pd" else "decode", "refuse" if state.without_prefill == "refuse" else "local"
+        fleet.policy = FleetPolicy(
+            state.threshold_tokens,
+            "pd" if state.local_policy == "pd" else "decode",
+            counts_all=state.local_policy not in ("", "decode"),
+            without_prefill="refuse" if state.without_prefill == "refuse" else "local",
         )
         self._states_in_flight = state.local_policy == "endpoint_picker"
         fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)

@@ -11,9 +11,9 @@ from prfaas.errors import ConfigError
 from prfaas.router.config import ClientTenantConfig
 from prfaas.router.http.admission import (
     DEFAULT_CLIENT,
+    AdmissionRefused,
     OperatorKeys,
     Quota,
-    QuotaExceeded,
     Quotas,
     Tenants,
     check_salt,
@@ -123,41 +123,45 @@ def make_quotas(clock: Clock, **limits: int) -> Quotas:
     return Quotas({"acme": Quota(**limits)}, Quota(), clock)
 
 
-def limit_and_wait(exceeded: QuotaExceeded | None) -> tuple[str, float] | None:
-    """Return the exceeded limit and the wait in seconds, rounded."""
-    return None if exceeded is None else (exceeded.limit, round(exceeded.wait_seconds, 1))
+def wait_seconds(quotas: Quotas) -> float:
+    """Return how long the next request has to wait; 0 if it was admitted."""
+    try:
+        quotas.admit("acme")
+    except AdmissionRefused as refusal:
+        return round(refusal.retry_after_seconds, 1)
+    return 0.0
 
 
 def test_requests_of_a_minute_may_come_at_once_and_then_at_their_rate(clock: Clock) -> None:
     quotas = make_quotas(clock, requests_per_minute=6)
-    assert [quotas.admit("acme") for _ in range(6)] == [None] * 6
-    assert limit_and_wait(quotas.admit("acme")) == ("requests", 10.0)
+    assert [wait_seconds(quotas) for _ in range(7)] == [0.0] * 6 + [10.0]
     clock.now += 4.0
-    assert limit_and_wait(quotas.admit("acme")) == ("requests", 6.0)
+    assert wait_seconds(quotas) == 6.0
     clock.now += 6.0
-    assert quotas.admit("acme") is None
-    assert limit_and_wait(quotas.admit("acme")) == ("requests", 10.0)
+    assert [wait_seconds(quotas) for _ in range(2)] == [0.0, 10.0]
 
 
 def test_client_that_overdrew_its_tokens_waits_until_they_are_repaid(clock: Clock) -> None:
     quotas = make_quotas(clock, tokens_per_minute=600)
-    assert quotas.admit("acme") is None
+    assert wait_seconds(quotas) == 0.0
     quotas.charge("acme", 900)
-    assert limit_and_wait(quotas.admit("acme")) == ("tokens", 30.0)
+    assert wait_seconds(quotas) == 30.0
     clock.now += 30.5
-    assert quotas.admit("acme") is None
+    assert wait_seconds(quotas) == 0.0
 
 
 def test_unused_estimated_tokens_are_given_back(clock: Clock) -> None:
     quotas = make_quotas(clock, tokens_per_minute=600)
     quotas.charge("acme", 600)
-    assert quotas.admit("acme") is not None
+    with pytest.raises(AdmissionRefused, match="tokens"):
+        quotas.admit("acme")
     quotas.charge("acme", -600)
     quotas.charge("acme", -10_000)
     quotas.charge("acme", 599)
-    assert quotas.admit("acme") is None
+    quotas.admit("acme")
     quotas.charge("acme", 1)
-    assert quotas.admit("acme") is not None, "more than one minute was given back"
+    with pytest.raises(AdmissionRefused):  # No more than one minute was given back.
+        quotas.admit("acme")
 
 
 @pytest.mark.parametrize("read", [read_clients, read_key])
