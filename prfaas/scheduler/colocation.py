@@ -8,13 +8,8 @@ Decode gets a larger share at once. It gets a smaller one after `dwell_steps` st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from prfaas.model.cost.colocation import ShareTable
-
-PartitionReason = Literal[
-    "both_idle", "prefill_idle", "decode_idle", "overallocated", "least_share", "slo_unreachable", "held"
-]
 
 
 @dataclass(frozen=True)
@@ -50,40 +45,39 @@ class SharingPolicy:
 
 @dataclass(frozen=True)
 class PartitionState:
-    """Partition in force, its reason, and the number of steps in which a smaller decode share would have sufficed."""
+    """Partition in force, and the number of steps in which a smaller decode share would have sufficed."""
 
     partition: Partition = OVERALLOCATED
-    reason: PartitionReason = "both_idle"
     relaxed_steps: int = 0
 
 
-def target_partition(load: StepLoad, profile: ShareTable, itl_slo_seconds: float) -> tuple[Partition, PartitionReason]:
+def target_partition(load: StepLoad, profile: ShareTable, itl_slo_seconds: float) -> Partition:
     """Return the partition for a constant load. If no share meets the SLO, return the fastest one."""
     if load.decode_batch == 0:
-        return (Partition(0.0, 1.0), "decode_idle") if load.prefill_busy else (OVERALLOCATED, "both_idle")
+        return Partition(0.0, 1.0) if load.prefill_busy else OVERALLOCATED
     if not load.prefill_busy:
-        return Partition(1.0, 0.0), "prefill_idle"
+        return Partition(1.0, 0.0)
     per_share, overallocated = profile.at(load.decode_batch)
     if overallocated <= itl_slo_seconds:
-        return OVERALLOCATED, "overallocated"
+        return OVERALLOCATED
     for share, seconds in zip(profile.shares, per_share, strict=True):
         if seconds <= itl_slo_seconds:
-            return Partition(share, 1 - share), "least_share"
+            return Partition(share, 1 - share)
     fastest = profile.shares[per_share.index(min(per_share))]
-    return Partition(fastest, 1 - fastest), "slo_unreachable"
+    return Partition(fastest, 1 - fastest)
 
 
 def next_sharing(
     sharing: PartitionState, load: StepLoad, profile: ShareTable, *, policy: SharingPolicy
 ) -> PartitionState:
     """Return the partition for the next step. Call once between two steps."""
-    wanted, reason = target_partition(load, profile, policy.itl_slo_seconds)
+    wanted = target_partition(load, profile, policy.itl_slo_seconds)
     held = sharing.partition
     if wanted == held or not _relaxes(held, wanted) or not _meets(held, load, profile, policy.itl_slo_seconds):
-        return PartitionState(wanted, reason)
+        return PartitionState(wanted)
     if sharing.relaxed_steps + 1 >= policy.dwell_steps:
-        return PartitionState(wanted, reason)
-    return PartitionState(held, "held", sharing.relaxed_steps + 1)
+        return PartitionState(wanted)
+    return PartitionState(held, sharing.relaxed_steps + 1)
 
 
 def _relaxes(held: Partition, wanted: Partition) -> bool:

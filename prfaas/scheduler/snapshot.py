@@ -105,12 +105,8 @@ class Snapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in a form that JSON can hold."""
-        return _to_dict(self)
-
-    @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> Snapshot:
-        """Return the inverse of `to_dict`."""
-        return msgspec.convert(fields, Snapshot)
+        fields: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        return fields
 
 
 @dataclass(frozen=True)
@@ -152,14 +148,5 @@ class RequestFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in a form that JSON can hold."""
-        return _to_dict(self)
-
-    @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> RequestFacts:
-        """Return the inverse of `to_dict`."""
-        return msgspec.convert(fields, RequestFacts)
-
-
-def _to_dict(value: Snapshot | RequestFacts) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(value, order="deterministic")
-    return fields
+        fields: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        return fields

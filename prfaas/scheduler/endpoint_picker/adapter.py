@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.endpoint_picker.picker import EndpointPicker, PickReason
-from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint, PickRequest
+from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint
 from prfaas.scheduler.placement import tie_break, usable
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
 from prfaas.types import InstanceRole
@@ -20,7 +20,7 @@ def pick_decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | No
     """Return the decode profile's choice among the healthy instances that decode; None if it leaves none."""
     candidates = _candidates((instance for instance in snapshot.instances if instance.decodes), request)
     endpoints = [_endpoint(candidate, request) for candidate in candidates]
-    picked = _picker(snapshot).pick_decode(endpoints, PickRequest(request.num_prompt_tokens))
+    picked = _picker(snapshot).pick_decode(endpoints, request.num_prompt_tokens)
     return _find(candidates, picked[0]) if picked else None
 
 
@@ -31,8 +31,7 @@ def pick_prefill(
     instances = (instance for instance in snapshot.instances if instance.prefills_within(decode.cluster))
     candidates = _candidates(instances, request)
     endpoints = [_endpoint(candidate, request) for candidate in candidates]
-    pick_request = PickRequest(request.num_prompt_tokens)  # Matches are counted in tokens.
-    picked, reason = _picker(snapshot).pick_prefill(endpoints, pick_request, _endpoint(decode, request))
+    picked, reason = _picker(snapshot).pick_prefill(endpoints, request.num_prompt_tokens, _endpoint(decode, request))
     return (_find(candidates, picked) if picked else None), reason
 
 
@@ -57,7 +56,7 @@ def _endpoint(instance: InstanceState, request: RequestFacts) -> Endpoint:
         num_waiting=instance.num_waiting,
         num_running=instance.num_running,
         kv_usage_ratio=instance.kv_usage_ratio,
-        num_matched_blocks=request.cached_at(instance.agent) if request.caches_known else None,
+        num_cached_tokens=request.cached_at(instance.agent) if request.caches_known else None,
         num_in_flight=instance.num_in_flight,
         num_in_flight_tokens=instance.num_in_flight_tokens,
         last_cold_use=instance.last_cold_use,

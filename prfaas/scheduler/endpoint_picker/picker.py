@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider
-from prfaas.scheduler.endpoint_picker.plugins import Endpoint, Filter, PickRequest, Scorer
+from prfaas.scheduler.endpoint_picker.plugins import Endpoint, Filter, Scorer
 
 PickReason = Literal[
     "pd",
@@ -29,20 +29,20 @@ class SchedulingProfile:
     scorers: tuple[tuple[Scorer, Any, float], ...] = ()
     max_endpoints: int = 1
 
-    def scores(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[float]:
+    def scores(self, endpoints: Sequence[Endpoint], num_tokens: int) -> list[float]:
         """Return the weighted sums of all scores, each clamped to [0, 1] first."""
         sums = [0.0] * len(endpoints)
         for scorer, parameters, weight in self.scorers:
-            for position, score in enumerate(scorer(endpoints, request, parameters)):
+            for position, score in enumerate(scorer(endpoints, num_tokens, parameters)):
                 sums[position] += weight * min(1.0, max(0.0, score))
         return sums
 
-    def run(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
+    def run(self, endpoints: Sequence[Endpoint], num_tokens: int) -> list[Endpoint]:
         """Return the best endpoints, best first, or none if the filters leave none. Equal scores keep their order."""
         left = list(endpoints)
         for keep, parameters in self.filters:
-            left = keep(left, request, parameters)
-        return max_score(left, self.scores(left, request), self.max_endpoints)
+            left = keep(left, num_tokens, parameters)
+        return max_score(left, self.scores(left, num_tokens), self.max_endpoints)
 
 
 def max_score(endpoints: Sequence[Endpoint], scores: Sequence[float], num: int) -> list[Endpoint]:
@@ -57,7 +57,7 @@ class Decider:
 
     prefix: PrefixDecider | None = None
 
-    def disaggregates(self, decode: Endpoint, request: PickRequest) -> tuple[bool, PickReason]:
+    def disaggregates(self, decode: Endpoint, num_tokens: int) -> tuple[bool, PickReason]:
         """Return whether the request is prefilled separately, and the reason.
 
         It is if suffix ≥ nonCachedTokens, where 0 means never. An endpoint with an unknown cache keeps the request.
@@ -67,11 +67,11 @@ class Decider:
         limit = self.prefix.nonCachedTokens
         if limit == 0:
             return False, "pd_disabled"
-        if request.num_tokens < self.prefix.promptTokens:
+        if num_tokens < self.prefix.promptTokens:
             return False, "prompt_short"
-        if decode.num_matched_blocks is None:
+        if decode.num_cached_tokens is None:
             return False, "no_cache_information"
-        suffix = request.num_tokens - request.cached_tokens(decode)
+        suffix = num_tokens - decode.num_cached_tokens
         return (True, "suffix_uncached") if suffix >= limit else (False, "suffix_cached")
 
 
@@ -85,18 +85,18 @@ class EndpointPicker:
     decider: Decider | None
     warnings: tuple[str, ...] = ()
 
-    def pick_decode(self, endpoints: Sequence[Endpoint], request: PickRequest) -> list[Endpoint]:
+    def pick_decode(self, endpoints: Sequence[Endpoint], num_tokens: int) -> list[Endpoint]:
         """Return the endpoints that may decode, best first."""
-        return self.profiles[self.decode_profile].run(endpoints, request)
+        return self.profiles[self.decode_profile].run(endpoints, num_tokens)
 
     def pick_prefill(
-        self, endpoints: Sequence[Endpoint], request: PickRequest, decode: Endpoint
+        self, endpoints: Sequence[Endpoint], num_tokens: int, decode: Endpoint
     ) -> tuple[Endpoint | None, PickReason]:
         """Return the endpoint that prefills in place of the chosen decode endpoint, or None, and the reason."""
         if self.decider is None or self.prefill_profile is None:
             return None, "pd_disabled"
-        splits, reason = self.decider.disaggregates(decode, request)
+        splits, reason = self.decider.disaggregates(decode, num_tokens)
         if not splits:
             return None, reason
-        prefill = self.profiles[self.prefill_profile].run(endpoints, request)
+        prefill = self.profiles[self.prefill_profile].run(endpoints, num_tokens)
         return (prefill[0], reason) if prefill else (None, "no_pd_prefill_instance")

@@ -30,7 +30,7 @@ _ROLES: dict[str, frozenset[str | None]] = {
 class Endpoint:
     """One model server. None marks a figure that was not measured.
 
-    `num_matched_blocks` refers to the prompt of the present request. `num_in_flight` counts the picker's own unfinished
+    `num_cached_tokens` is the part of the present prompt that it holds. `num_in_flight` counts the picker's own unfinished
     requests. Only the order of `last_cold_use` counts.
     """
 
@@ -39,37 +39,20 @@ class Endpoint:
     num_waiting: int = 0
     num_running: int = 0
     kv_usage_ratio: float = 0.0
-    num_matched_blocks: int | None = None
+    num_cached_tokens: int | None = None
     num_in_flight: int | None = None
     num_in_flight_tokens: int | None = None
     last_cold_use: float | None = None
 
 
-@dataclass(frozen=True)
-class PickRequest:
-    """Properties of a request that plugins read."""
-
-    num_tokens: int = 0
-    block_tokens: int = 1
-
-    @property
-    def num_blocks(self) -> int:
-        """Return the number of full blocks of the prompt."""
-        return self.num_tokens // self.block_tokens
-
-    def cached_tokens(self, endpoint: Endpoint) -> int:
-        """Return the tokens of the prompt that an endpoint holds; 0 if unknown."""
-        return (endpoint.num_matched_blocks or 0) * self.block_tokens
-
-
-Filter = Callable[[Sequence[Endpoint], PickRequest, Any], list[Endpoint]]
-Scorer = Callable[[Sequence[Endpoint], PickRequest, Any], list[float]]
+Filter = Callable[[Sequence[Endpoint], int, Any], list[Endpoint]]
+Scorer = Callable[[Sequence[Endpoint], int, Any], list[float]]
 
 
 # --- Filters: the endpoints that a profile considers ---
 
 
-def by_label(endpoints: Sequence[Endpoint], request: PickRequest, parameters: ByLabel) -> list[Endpoint]:
+def by_label(endpoints: Sequence[Endpoint], num_tokens: int, parameters: ByLabel) -> list[Endpoint]:
     """Return the endpoints whose label has one of the values, or that lack the label if that is allowed."""
     return [
         endpoint
@@ -82,7 +65,7 @@ def by_label(endpoints: Sequence[Endpoint], request: PickRequest, parameters: By
     ]
 
 
-def by_selector(endpoints: Sequence[Endpoint], request: PickRequest, parameters: Selector) -> list[Endpoint]:
+def by_selector(endpoints: Sequence[Endpoint], num_tokens: int, parameters: Selector) -> list[Endpoint]:
     """Return the endpoints that match a Kubernetes label selector. An empty selector matches all."""
     wanted = parameters.matchLabels.items()
     return [
@@ -109,18 +92,18 @@ def _matches(labels: Mapping[str, str], expression: LabelExpression) -> bool:
 def by_role(role: str) -> Filter:
     """Return the filter for endpoints that can decode, or can prefill."""
 
-    def keep(endpoints: Sequence[Endpoint], request: PickRequest, parameters: Any) -> list[Endpoint]:
+    def keep(endpoints: Sequence[Endpoint], num_tokens: int, parameters: Any) -> list[Endpoint]:
         return [endpoint for endpoint in endpoints if endpoint.labels.get(ROLE_LABEL) in _ROLES[role]]
 
     return keep
 
 
 def prefix_cache_affinity(
-    endpoints: Sequence[Endpoint], request: PickRequest, parameters: PrefixCacheAffinity
+    endpoints: Sequence[Endpoint], num_tokens: int, parameters: PrefixCacheAffinity
 ) -> list[Endpoint]:
     """Return the endpoints that hold most of the prompt, unless the best of them is too much slower than the best other."""
-    total, threshold = max(1, request.num_blocks), parameters.affinityThreshold
-    warm = [endpoint for endpoint in endpoints if (endpoint.num_matched_blocks or 0) / total >= threshold]
+    total, threshold = max(1, num_tokens), parameters.affinityThreshold
+    warm = [endpoint for endpoint in endpoints if (endpoint.num_cached_tokens or 0) / total >= threshold]
     cold = [endpoint for endpoint in endpoints if endpoint not in warm]
     if not warm or not cold:
         return list(endpoints)
@@ -149,18 +132,18 @@ FILTERS: dict[str, tuple[type[Any], Filter]] = {
 # --- Scorers: a profile's preference for each endpoint, from 0 to 1 ---
 
 
-def load_aware(endpoints: Sequence[Endpoint], request: PickRequest, parameters: LoadAware) -> list[float]:
+def load_aware(endpoints: Sequence[Endpoint], num_tokens: int, parameters: LoadAware) -> list[float]:
     """Return 0.5 · (1 − min(q, t)/t) for q waiting requests. An empty queue scores one half."""
     limit = parameters.threshold
     return [0.5 * (1 - min(endpoint.num_waiting, limit) / limit) for endpoint in endpoints]
 
 
-def queue(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+def queue(endpoints: Sequence[Endpoint], num_tokens: int, parameters: NoParameters) -> list[float]:
     """Return 1 for the fewest waiting requests and 0 for the most."""
     return _fewest_first([endpoint.num_waiting for endpoint in endpoints])
 
 
-def running(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+def running(endpoints: Sequence[Endpoint], num_tokens: int, parameters: NoParameters) -> list[float]:
     """Return 1 for the fewest running requests and 0 for the most."""
     return _fewest_first([endpoint.num_running for endpoint in endpoints])
 
@@ -170,49 +153,49 @@ def _fewest_first(values: Sequence[int]) -> list[float]:
     return [(highest - value) / (highest - lowest) if highest > lowest else 1.0 for value in values]
 
 
-def kv_cache(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+def kv_cache(endpoints: Sequence[Endpoint], num_tokens: int, parameters: NoParameters) -> list[float]:
     """Return the free share of KV space."""
     return [1 - endpoint.kv_usage_ratio for endpoint in endpoints]
 
 
-def prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, parameters: PrefixCacheScoring) -> list[float]:
-    """Return w · min(1, m·b/s)² + (1 − w) · m/n for m matched of n blocks of b tokens, length scale s and weight w."""
-    weight, scale, total = parameters.matchLengthWeight, parameters.matchLengthScaleTokens, max(1, request.num_blocks)
-    lengths = [min(1.0, request.cached_tokens(endpoint) / scale) for endpoint in endpoints]
-    shares = [(endpoint.num_matched_blocks or 0) / total for endpoint in endpoints]
+def prefix_cache(endpoints: Sequence[Endpoint], num_tokens: int, parameters: PrefixCacheScoring) -> list[float]:
+    """Return w · min(1, m/s)² + (1 − w) · m/n for m cached of n tokens, length scale s and weight w."""
+    weight, scale, total = parameters.matchLengthWeight, parameters.matchLengthScaleTokens, max(1, num_tokens)
+    lengths = [min(1.0, (endpoint.num_cached_tokens or 0) / scale) for endpoint in endpoints]
+    shares = [(endpoint.num_cached_tokens or 0) / total for endpoint in endpoints]
     return [weight * length**2 + (1 - weight) * share for length, share in zip(lengths, shares, strict=True)]
 
 
-def precise_prefix_cache(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+def precise_prefix_cache(endpoints: Sequence[Endpoint], num_tokens: int, parameters: NoParameters) -> list[float]:
     """Return the scores of `prefix_cache` with its default parameters."""
-    return prefix_cache(endpoints, request, PrefixCacheScoring())
+    return prefix_cache(endpoints, num_tokens, PrefixCacheScoring())
 
 
-def active_requests(endpoints: Sequence[Endpoint], request: PickRequest, parameters: ActiveRequests) -> list[float]:
+def active_requests(endpoints: Sequence[Endpoint], num_tokens: int, parameters: ActiveRequests) -> list[float]:
     """Return 1 for an idle endpoint, (max − x)/max · maxBusyScore for a busy one."""
     counts = [endpoint.num_in_flight or 0 for endpoint in endpoints]
     idle, busy_score, highest = parameters.idleThreshold, parameters.maxBusyScore, max(counts, default=0)
     return [1.0 if count <= idle else (highest - count) / highest * busy_score for count in counts]
 
 
-def token_load(endpoints: Sequence[Endpoint], request: PickRequest, parameters: TokenLoad) -> list[float]:
+def token_load(endpoints: Sequence[Endpoint], num_tokens: int, parameters: TokenLoad) -> list[float]:
     """Return 1 − min(load, t)/t, where the load is the tokens in flight and the uncached tokens of this request.
 
     An endpoint without figures counts as empty.
     """
     limit = parameters.queueThresholdTokens
-    return [1 - min(_token_load(endpoint, request), limit) / limit for endpoint in endpoints]
+    return [1 - min(_token_load(endpoint, num_tokens), limit) / limit for endpoint in endpoints]
 
 
-def _token_load(endpoint: Endpoint, request: PickRequest) -> int:
+def _token_load(endpoint: Endpoint, num_tokens: int) -> int:
     if endpoint.num_in_flight_tokens is None:
         return 0
-    return endpoint.num_in_flight_tokens + max(0, request.num_tokens - request.cached_tokens(endpoint))
+    return endpoint.num_in_flight_tokens + max(0, num_tokens - (endpoint.num_cached_tokens or 0))
 
 
-def no_hit_lru(endpoints: Sequence[Endpoint], request: PickRequest, parameters: NoParameters) -> list[float]:
+def no_hit_lru(endpoints: Sequence[Endpoint], num_tokens: int, parameters: NoParameters) -> list[float]:
     """Return, for a request that nobody has cached, 1 for the endpoint that took such a request longest ago, 0 for the last."""
-    if any(endpoint.num_matched_blocks for endpoint in endpoints):
+    if any(endpoint.num_cached_tokens for endpoint in endpoints):
         return [0.5] * len(endpoints)
     never = float("-inf")
     times = [never if endpoint.last_cold_use is None else endpoint.last_cold_use for endpoint in endpoints]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
@@ -186,7 +187,7 @@ async def test_decision_is_explained_and_can_be_replayed(router: RunningRouter) 
     _, record = await router.get("/debug/decision/r2")
     assert (record["route"], record["num_prompt_tokens"], record["decided_by"]) == ("remote", T + 1, "router")
     assert "exceed the threshold" in record["explanation"]
-    again = route(Snapshot.from_dict(record["snapshot"]), RequestFacts.from_dict(record["facts"]))
+    again = route(msgspec.convert(record["snapshot"], Snapshot), msgspec.convert(record["facts"], RequestFacts))
     assert (again.route, again.reason, again.decode) == (record["route"], record["reason"], record["decode"])
     assert (await router.get("/debug/decision/none"))[0] == 404
     async with router.session.get(f"{router.url}/metrics") as response:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from prfaas import grants
@@ -148,7 +149,7 @@ async def test_managers_decision_can_be_replayed(managed: Managed) -> None:
             assert answer.status == 404
         async with session.get(url + "nonsense") as answer:
             assert answer.status == 404
-    again = route(Snapshot.from_dict(found["snapshot"]), RequestFacts.from_dict(found["facts"]))
+    again = route(msgspec.convert(found["snapshot"], Snapshot), msgspec.convert(found["facts"], RequestFacts))
     assert asdict(again) == found["decision"]
     assert (again.route, again.reason) == (record["route"], record["reason"])
 

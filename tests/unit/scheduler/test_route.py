@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,8 +280,8 @@ def test_worse_path_never_offloads_more(snapshot: Snapshot, request: RequestFact
 
 @given(snapshots, facts)
 def test_recorded_snapshot_and_request_give_the_same_decision(snapshot: Snapshot, request: RequestFacts) -> None:
-    recorded = Snapshot.from_dict(json.loads(json.dumps(snapshot.to_dict())))
-    asked = RequestFacts.from_dict(json.loads(json.dumps(request.to_dict())))
+    recorded = msgspec.convert(json.loads(json.dumps(snapshot.to_dict())), Snapshot)
+    asked = msgspec.convert(json.loads(json.dumps(request.to_dict())), RequestFacts)
     assert (recorded, asked) == (snapshot, request)
     assert route(recorded, asked) == route(snapshot, request)
 

@@ -11,7 +11,7 @@ import yaml
 from prfaas.errors import ConfigError
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.endpoint_picker.picker import EndpointPicker
-from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint, PickRequest
+from prfaas.scheduler.endpoint_picker.plugins import ROLE_LABEL, Endpoint
 
 OLD, CURRENT, NEXT = "inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1", "llm-d.ai/v1"
 PRODUCERS: dict[str, Any] = {
@@ -155,9 +155,9 @@ def test_unsupported_features_are_rejected_by_name(text: str, says: str) -> None
 
 
 def _splits(picker: EndpointPicker, num_tokens: int) -> bool:
-    decode = Endpoint("d", {ROLE_LABEL: "decode"}, num_matched_blocks=0)
+    decode = Endpoint("d", {ROLE_LABEL: "decode"}, num_cached_tokens=0)
     prefill = Endpoint("p", {ROLE_LABEL: "prefill"})
-    return picker.pick_prefill([decode, prefill], PickRequest(num_tokens), decode)[0] is not None
+    return picker.pick_prefill([decode, prefill], num_tokens, decode)[0] is not None
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_limit_counts_from_the_uncached_tokens_in_every_apiversion(name: str, sp
 
 def test_precise_scorer_scores_by_the_cached_share() -> None:
     picker = load(LOADED["the precise scorer's older name"][0], name="x")
-    cold, warm = (Endpoint(name, num_matched_blocks=cached) for name, cached in (("cold", 1), ("warm", 9)))
-    assert picker.profiles["default"].scores([cold, warm], PickRequest(10)) == [0.2, 1.8]
+    cold, warm = (Endpoint(name, num_cached_tokens=cached) for name, cached in (("cold", 1), ("warm", 9)))
+    assert picker.profiles["default"].scores([cold, warm], 10) == [0.2, 1.8]
 
 
 FILE = """apiVersion: llm-d.ai/v1alpha1

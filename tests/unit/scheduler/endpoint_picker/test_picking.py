@@ -14,7 +14,7 @@ from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.scheduler.endpoint_picker.config import load
 from prfaas.scheduler.endpoint_picker.parameters import PrefixDecider
 from prfaas.scheduler.endpoint_picker.picker import EndpointPicker, SchedulingProfile
-from prfaas.scheduler.endpoint_picker.plugins import FILTERS, ROLE_LABEL, SCORERS, Endpoint, PickRequest
+from prfaas.scheduler.endpoint_picker.plugins import FILTERS, ROLE_LABEL, SCORERS, Endpoint
 from tests.unit.scheduler.endpoint_picker.conformance import (
     CASES,
     DATA,
@@ -114,16 +114,17 @@ def test_prefix_based_decider(case: Case) -> None:
         raw = given["parameters"] if "parameters" in given else yaml.safe_load(given["parameters_raw"])
         check(case, _handler("disagg-profile-handler", {"deciders": {"prefill": DECIDERS[0]}}, decider=raw))
         return
-    request = PickRequest(given.pop("input_tokens"), given.pop("block_size_tokens", 1))
-    cached = given.pop("cached_blocks_on_decode", given.pop("prefix_info", None))
+    num_tokens, block_tokens = given.pop("input_tokens"), given.pop("block_size_tokens", 1)
+    cached_blocks = given.pop("cached_blocks_on_decode", given.pop("prefix_info", None))
+    cached = None if cached_blocks is None else cached_blocks * block_tokens
     picker = _pd(given)
-    check(case, {"disaggregate": _stages(picker, _pair(cached), request)[1] is not None})
+    check(case, {"disaggregate": _stages(picker, _pair(cached), num_tokens)[1] is not None})
 
 
 @cases("always-disagg-pd-decider")
 def test_always_disagg_decider(case: Case) -> None:
     picker = _pd({}, decider=DECIDERS[1])
-    check(case, {"disaggregate": _stages(picker, _pair(None), PickRequest(1))[1] is not None})
+    check(case, {"disaggregate": _stages(picker, _pair(None), 1)[1] is not None})
 
 
 def _pd(
@@ -153,17 +154,17 @@ def _pd(
 
 def _pair(cached: int | None) -> list[Endpoint]:
     return [
-        Endpoint("d", {ROLE_LABEL: "decode"}, num_matched_blocks=cached),
+        Endpoint("d", {ROLE_LABEL: "decode"}, num_cached_tokens=cached),
         Endpoint("p", {ROLE_LABEL: "prefill"}),
     ]
 
 
-def _stages(picker: EndpointPicker, endpoints: list[Endpoint], request: PickRequest) -> tuple[str | None, str | None]:
+def _stages(picker: EndpointPicker, endpoints: list[Endpoint], num_tokens: int) -> tuple[str | None, str | None]:
     """Return the names of the endpoints that decode and prefill; None without one."""
-    decode = picker.pick_decode(endpoints, request)
+    decode = picker.pick_decode(endpoints, num_tokens)
     if not decode:
         return None, None
-    prefill, _ = picker.pick_prefill(endpoints, request, decode[0])
+    prefill, _ = picker.pick_prefill(endpoints, num_tokens, decode[0])
     return decode[0].name, prefill.name if prefill else None
 
 
@@ -175,7 +176,7 @@ def test_next_stage_of_a_cycle(case: Case) -> None:
         check(case, {"run_next": [picker.decode_profile]})
         return
     endpoints = _pair(given.get("cached_tokens", 0)) if given["ran"] == ["decode"] else []
-    prefill = _stages(picker, endpoints, PickRequest(given.get("input_tokens", 0)))[1]
+    prefill = _stages(picker, endpoints, given.get("input_tokens", 0))[1]
     check(case, {"run_next": ["prefill"] if prefill else []})
 
 
@@ -185,14 +186,14 @@ def test_stages_of_two_requests(case: Case) -> None:
     picker = _pd({"nonCachedTokens": given["nonCachedTokens"]})
     first = given["first_prompt_characters"] // given["characters_per_token"]
     second = first * (2 if given["second"] == "doubled" else 1)
-    ran = [_stages(picker, _pair(cached), PickRequest(n))[1] for n, cached in ((first, 0), (second, first))]
+    ran = [_stages(picker, _pair(cached), n)[1] for n, cached in ((first, 0), (second, first))]
     check(case, {"run_next": [["prefill"] if prefill else [] for prefill in ran]})
 
 
 @cases("disagg-profile-handler.process-results")
 def test_result_of_a_cycle(case: Case) -> None:
     endpoints = _pair(0) if "prefill" in case["given"]["results"] else []
-    names = _stages(_pd({"nonCachedTokens": 1}), endpoints, PickRequest(8))
+    names = _stages(_pd({"nonCachedTokens": 1}), endpoints, 8)
     profiles = [profile for profile, name in zip(("decode", "prefill"), names, strict=True) if name]
     check(case, {"primary": profiles[0] if profiles else None, "profiles": profiles})
 
@@ -206,7 +207,7 @@ def test_whole_cycles(case: Case) -> None:
 
     def placed(cached: int) -> dict[str, str]:
         endpoints = [_described(text, cached=cached) for text in given["endpoints"]]
-        names = _stages(picker, endpoints, PickRequest(num_tokens))
+        names = _stages(picker, endpoints, num_tokens)
         return {stage: name for stage, name in zip(("decode", "prefill"), names, strict=True) if name}
 
     check(case, {"first": placed(0), "again_with_whole_prompt_cached": placed(num_tokens)})
@@ -216,7 +217,7 @@ def _described(text: str, *, cached: int) -> Endpoint:
     name, _, rest = text.partition(": ")
     role, _, queue = rest.partition(", queue ")
     labels = {ROLE_LABEL: role.removeprefix("role ")} if role.startswith("role ") else {}
-    return Endpoint(name, labels, num_waiting=int(queue), num_matched_blocks=cached)
+    return Endpoint(name, labels, num_waiting=int(queue), num_cached_tokens=cached)
 
 
 _SOME = {"nonCachedTokens": 7}
@@ -283,8 +284,8 @@ def test_config_loader(case: Case) -> None:
 def test_file_of_the_earlier_project_loads_and_follows_todays_rule(num_tokens: int, splits: bool) -> None:
     picker = load(MINIMAL, name="minimal.yaml")
     assert picker.warnings[0].startswith("featureGates: prepareDataPlugins changes nothing")
-    endpoints = [Endpoint("d", {"role": "decode"}, num_matched_blocks=0), Endpoint("p", {"role": "prefill"})]
-    assert _stages(picker, endpoints, PickRequest(num_tokens)) == ("d", "p" if splits else None)
+    endpoints = [Endpoint("d", {"role": "decode"}, num_cached_tokens=0), Endpoint("p", {"role": "prefill"})]
+    assert _stages(picker, endpoints, num_tokens) == ("d", "p" if splits else None)
 
 
 def test_default_plugins_prefer_the_warm_endpoint_until_it_is_far_behind() -> None:
@@ -292,7 +293,7 @@ def test_default_plugins_prefer_the_warm_endpoint_until_it_is_far_behind() -> No
     picker = _config([{"type": kind} for kind in kinds])
     for in_flight, name in ((100_000, "warm"), (300_000, "idle")):
         endpoints = [
-            Endpoint("idle", num_matched_blocks=0, num_in_flight_tokens=0),
-            Endpoint("warm", num_matched_blocks=90, num_in_flight_tokens=in_flight),
+            Endpoint("idle", num_cached_tokens=0, num_in_flight_tokens=0),
+            Endpoint("warm", num_cached_tokens=90, num_in_flight_tokens=in_flight),
         ]
-        assert picker.pick_decode(endpoints, PickRequest(100))[0].name == name
+        assert picker.pick_decode(endpoints, 100)[0].name == name

@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 
 from prfaas.scheduler.endpoint_picker.parameters import read
 from prfaas.scheduler.endpoint_picker.picker import SchedulingProfile, max_score
-from prfaas.scheduler.endpoint_picker.plugins import FILTERS, ROLE_LABEL, SCORERS, Endpoint, PickRequest
+from prfaas.scheduler.endpoint_picker.plugins import FILTERS, ROLE_LABEL, SCORERS, Endpoint
 from tests.unit.scheduler.endpoint_picker.conformance import PODS, Case, cases, check
 
-ANY = PickRequest()
+ANY = 0
 
 
-def _keep(kind: str, parameters: dict[str, Any], endpoints: list[Endpoint], request: PickRequest = ANY) -> list[str]:
+def _keep(kind: str, parameters: dict[str, Any], endpoints: list[Endpoint], num_tokens: int = ANY) -> list[str]:
     cls, keep = FILTERS[kind]
-    return [endpoint.name for endpoint in keep(endpoints, request, read(kind, cls, parameters))]
+    return [endpoint.name for endpoint in keep(endpoints, num_tokens, read(kind, cls, parameters))]
 
 
 def _score(
-    kind: str, endpoints: list[Endpoint], request: PickRequest = ANY, parameters: dict[str, Any] | None = None
+    kind: str, endpoints: list[Endpoint], num_tokens: int = ANY, parameters: dict[str, Any] | None = None
 ) -> list[float]:
     cls, score = SCORERS[kind]
-    return score(endpoints, request, read(kind, cls, parameters))
+    return score(endpoints, num_tokens, read(kind, cls, parameters))
 
 
 @cases("by-label.filter", "label-selector-filter")
@@ -55,21 +55,21 @@ def test_prefix_cache_affinity_filter(case: Case) -> None:
     endpoints = [
         Endpoint(
             fields["name"],
-            num_matched_blocks=fields["match_of_100"],
+            num_cached_tokens=fields["match_of_100"],
             num_in_flight_tokens=fields["in_flight_tokens"],
         )
         for fields in case["given"]["endpoints"]
     ]
-    kept = _keep("prefix-cache-affinity-filter", case["given"]["parameters"], endpoints, PickRequest(100))
+    kept = _keep("prefix-cache-affinity-filter", case["given"]["parameters"], endpoints, 100)
     check(case, {"keep": kept})
 
 
 def test_warm_endpoint_that_is_too_slow_loses_its_preference() -> None:
     endpoints = [
-        Endpoint("warm", num_matched_blocks=90, num_in_flight_tokens=300_000),
-        Endpoint("idle", num_matched_blocks=0, num_in_flight_tokens=0),
+        Endpoint("warm", num_cached_tokens=90, num_in_flight_tokens=300_000),
+        Endpoint("idle", num_cached_tokens=0, num_in_flight_tokens=0),
     ]
-    assert _keep("prefix-cache-affinity-filter", {}, endpoints, PickRequest(100)) == ["warm", "idle"]
+    assert _keep("prefix-cache-affinity-filter", {}, endpoints, 100) == ["warm", "idle"]
 
 
 @cases("max-score-picker")
@@ -97,14 +97,14 @@ def test_scorers_of_one_figure(case: Case) -> None:
         **_FIGURES,
         "in_flight": "num_in_flight",
         "in_flight_tokens": "num_in_flight_tokens",
-        "matched": "num_matched_blocks",
+        "matched": "num_cached_tokens",
     }
     given = dict(case["given"])
-    request = PickRequest(given.pop("total", 0))
+    num_tokens = given.pop("total", 0)
     name = next(name for name in given if name in fields)
     endpoints = [Endpoint("", **{fields[name]: value}) for value in given.pop(name)]
     kind = case["group"].removeprefix("scorer.")
-    check(case, {"scores": _score(kind, endpoints, request, given)})
+    check(case, {"scores": _score(kind, endpoints, num_tokens, given)})
 
 
 @cases("scorer.no-hit-lru-scorer")
@@ -112,16 +112,16 @@ def test_no_hit_lru_scorer(case: Case) -> None:
     times = {"never": None, "older": 1.0, "newest": 2.0}
     uses = case["given"].get("last_cold_use", ["never"] * len(case["given"]["cached"]))
     endpoints = [
-        Endpoint("", num_matched_blocks=cached, last_cold_use=times[use])
+        Endpoint("", num_cached_tokens=cached, last_cold_use=times[use])
         for cached, use in zip(case["given"]["cached"], uses, strict=True)
     ]
-    check(case, {"scores": _score("no-hit-lru-scorer", endpoints, PickRequest(10))})
+    check(case, {"scores": _score("no-hit-lru-scorer", endpoints, 10)})
 
 
 @cases("profile")
 def test_profile(case: Case) -> None:
     raw, weight = case["given"]["raw_scores"], case["given"]["weight"]
-    profile = SchedulingProfile("", scorers=((lambda endpoints, request, parameters: raw, None, weight),))
+    profile = SchedulingProfile("", scorers=((lambda endpoints, num_tokens, parameters: raw, None, weight),))
     check(case, {"weighted": profile.scores([Endpoint(str(score)) for score in raw], ANY)})
 
 
@@ -141,11 +141,11 @@ endpoints = st.builds(
 
 @given(st.sampled_from(sorted(SCORERS)), st.lists(endpoints, max_size=5))
 def test_every_scorer_scores_every_endpoint_within_zero_and_one(kind: str, given: list[Endpoint]) -> None:
-    scores = _score(kind, given, PickRequest(1600, block_tokens=16))
+    scores = _score(kind, given, 1600)
     assert len(scores) == len(given) and all(0 <= score <= 1 for score in scores)
 
 
 @given(st.lists(endpoints, max_size=5, unique_by=lambda endpoint: endpoint.name))
 def test_affinity_filter_always_leaves_an_endpoint(given: list[Endpoint]) -> None:
-    kept = _keep("prefix-cache-affinity-filter", {}, given, PickRequest(1600, block_tokens=16))
+    kept = _keep("prefix-cache-affinity-filter", {}, given, 1600)
     assert bool(kept) == bool(given) and set(kept) <= {endpoint.name for endpoint in given}
