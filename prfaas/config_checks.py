@@ -20,6 +20,8 @@ _EMPTY = (None, "", ())
 _ALL_HOSTS = {"0.0.0.0", "::"}
 _LOCALHOSTS = {"127.0.0.1", "::1"}
 MAX_SOCKET_PATH_BYTES = 107  # `sun_path` of unix(7) has 108 bytes, with the final zero.
+MAX_SALT_CHARS = 128
+_SALT_FORBIDDEN = frozenset("@/\\\x00")  # As in vLLM's validate_cache_salt, like the length.
 # A host name is accepted; DNS limits it to 253 characters.
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 
@@ -133,3 +135,13 @@ def _check_consent(config: Any, name: str, beyond: str, is_beyond: Callable[[str
         return
     if is_beyond(split_address(address)[0]):
         raise ValueError(f"{name}: {address} is {beyond}; set tls or insecure_plaintext: true")
+
+
+def check_salt(name: str) -> None:
+    """Check that engines accept this name as a salt. An empty name is no salt.
+
+    Raises:
+        ValueError: engines refuse it.
+    """
+    if len(name) > MAX_SALT_CHARS or _SALT_FORBIDDEN.intersection(name):
+        raise ValueError(f"{name!r} is no valid salt; write at most {MAX_SALT_CHARS} characters without @ / \\")

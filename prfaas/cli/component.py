@@ -19,7 +19,7 @@ from prfaas.console.pages import tls_of
 from prfaas.errors import ConfigError, MissingExtraError
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
-from prfaas.router.http.admission import read_clients, read_key
+from prfaas.router.http.admission import Tenants, read_clients, read_key
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList
 from prfaas.transport.net.tls import Certificates, TlsConfig
@@ -124,7 +124,7 @@ def _check_router(settings: RouterConfig) -> None:
     grants.read_secret(Path(settings.secret_file))
     _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
     _check_certificates(settings.client_tls, settings.client_certificates, setting="client_tls")
-    settings.client_tenants().check(read_clients(settings.api_keys_file, setting="api_keys_file").values())
+    Tenants.of_config(settings).check(read_clients(settings.api_keys_file, setting="api_keys_file").values())
     read_clients(settings.operator_keys_file, setting="operator_keys_file")
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
 

@@ -16,10 +16,10 @@ from prfaas.config_checks import (
     check_apart,
     check_consent,
     check_engine_tls,
+    check_salt,
     check_tls,
     check_url,
 )
-from prfaas.router.http.admission import Quota, Tenants, check_salt
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
 from prfaas.types import ClusterKind, ClusterName, InstanceRole, LocalPolicy
@@ -282,18 +282,6 @@ class RouterConfig:
         is_far = cluster != self.cluster if self.cluster else kind == "prfaas"
         parts = urlsplit(url)
         return is_encrypted and is_far and parts.scheme == "http" and not is_loopback(parts.hostname or "")
-
-    def default_quota(self) -> Quota:
-        """Return the quota of each client without a quota of its own."""
-        return Quota(self.requests_per_minute, self.tokens_per_minute)
-
-    def quotas_by_client(self) -> dict[str, Quota]:
-        """Return the quotas of single clients."""
-        return {quota.client: Quota(quota.requests_per_minute, quota.tokens_per_minute) for quota in self.quotas}
-
-    def client_tenants(self) -> Tenants:
-        """Return the tenant of each client."""
-        return Tenants({client: tenant.tenant for tenant in self.tenants for client in tenant.clients}, self.tenant)
 
     def clusters_of_tenants(self) -> dict[str, frozenset[ClusterName]]:
         """Return the clusters of each tenant that may not use all."""

@@ -18,7 +18,7 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegClient
 from prfaas.router.ext_proc.endpoint_choice import EndpointChooser
-from prfaas.router.http.admission import OperatorKeys, Quotas, RequestAdmission, read_clients, read_key
+from prfaas.router.http.admission import OperatorKeys, Quotas, RequestAdmission, Tenants, read_clients, read_key
 from prfaas.router.http.app import Router, UnhandledRequests, make_app
 from prfaas.router.http.budget import ClientBudget
 from prfaas.router.http.limits import (
@@ -189,13 +189,12 @@ async def _running_router(
     keys = read_clients(config.api_keys_file, setting="api_keys_file")
     operator_keys = read_clients(config.operator_keys_file, setting="operator_keys_file")
     operators = OperatorKeys(operator_keys, clients_are_known=bool(keys) or config.client_tls.authority is not None)
-    quotas = Quotas(config.quotas_by_client(), config.default_quota(), time.monotonic)
     limits = config.limits
     admission = RequestAdmission(
         keys,
         max_requests=config.max_requests,
-        quotas=quotas,
-        tenants=config.client_tenants(),
+        quotas=Quotas(config, time.monotonic),
+        tenants=Tenants.of_config(config),
     )
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")
     certificates = config.certificates(alpn_protocols=()) if config.engine_tls == "deployment" else None

@@ -38,7 +38,6 @@ class PacedEngine:
         reports_first: In a stream that report stands before the first token, and not after the last.
         usage: Usage of the answers, in a stream's own event after the tokens.
         garbles: Half of each plain answer is missing.
-        renders: The engine renders chats, like vLLM with --enable-scale-out.
         models: Content of /v1/models in place of the engine's models.
         prefill_seconds: Time before the first byte.
         prefilled_by: A decode leg waits until one of these engines has its prefill leg.
@@ -59,7 +58,6 @@ class PacedEngine:
     reports_first: bool = False
     usage: dict[str, Any] | None = None
     garbles: bool = False
-    renders: bool = False
     models: Any = None
     prefill_seconds: float = 0.0
     prefilled_by: Sequence[PacedEngine] = ()
@@ -85,7 +83,6 @@ class PacedEngine:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/responses", self._complete)
         app.router.add_post("/v1/messages", self._complete)
-        app.router.add_post("/v1/chat/completions/render", self._render)
         app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_post("/v1/rerank", self._echo)
         app.router.add_post("/tokenize", self._tokenize)
@@ -134,12 +131,6 @@ class PacedEngine:
         body = await request.json()
         text = body["prompt"] if "prompt" in body else json.dumps(body["messages"])
         return web.json_response({"tokens": list(text.encode())})
-
-    async def _render(self, request: web.Request) -> web.Response:
-        if not self.renders:
-            return web.json_response({"error": {"message": "disabled"}}, status=403)
-        body = await request.json()
-        return web.json_response({"token_ids": list(json.dumps(body["messages"]).encode())})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -107,7 +107,6 @@ class Instance:
     `silent_since` is when it began not to answer health checks; None while it answers.
     `models` are all served names, `base_models` those without adapters. `identity` is the first name, which stands for the
     weights in block hashes. `max_model_len` is its limit on prompt and answer; 0 if unknown.
-    `renders` is true while the engine is believed to render chats into token ids.
     """
 
     address: InstanceAddress
@@ -119,7 +118,6 @@ class Instance:
     base_models: frozenset[str] = field(default_factory=frozenset)
     identity: str = ""
     max_model_len: int = 0
-    renders: bool = True
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     heard_at: float = 0.0  # Monotonic time of the latest bytes of an answer.
     _watches: dict[asyncio.Timeout, Leg] = field(default_factory=dict)

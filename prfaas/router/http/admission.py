@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Literal
 
 from prfaas import grants, metrics
+from prfaas.config_checks import check_salt
 from prfaas.errors import ConfigError
+from prfaas.router.config import RouterConfig
 from prfaas.router.http.budget import ClientBudget
 from prfaas.router.openai.headers import header_bytes
 
 DEFAULT_CLIENT = "default"  # Owner of keys without a name, and every client if no keys are required.
-MAX_SALT_CHARS = 128
 MINUTE_SECONDS = 60.0
 Limit = Literal["requests", "tokens"]
-_FORBIDDEN = frozenset("@/\\\x00")  # As in vLLM's validate_cache_salt, like the length.
 _MINIMUM: Mapping[Limit, float] = {"requests": 1.0, "tokens": math.ulp(1.0)}  # Needed to admit a request.
 _BEARER = "bearer "
 
@@ -36,16 +36,6 @@ class AdmissionRefused(Exception):
 # --- Tenants ---
 
 
-def check_salt(name: str) -> None:
-    """Check that engines accept this name as a salt. An empty name is no salt.
-
-    Raises:
-        ValueError: engines refuse it.
-    """
-    if len(name) > MAX_SALT_CHARS or _FORBIDDEN.intersection(name):
-        raise ValueError(f"{name!r} is no valid salt; write at most {MAX_SALT_CHARS} characters without @ / \\")
-
-
 @dataclass(frozen=True)
 class Tenants:
     """Tenant of each client: the one that `of_clients` names, else the client's own name.
@@ -55,6 +45,11 @@ class Tenants:
 
     of_clients: Mapping[str, str]
     default: str = ""
+
+    @staticmethod
+    def of_config(config: RouterConfig) -> Tenants:
+        """Return the tenants of a router's clients."""
+        return Tenants({client: tenant.tenant for tenant in config.tenants for client in tenant.clients}, config.tenant)
 
     def of(self, client: str) -> str:
         """Return the salt of a client's requests; empty for none."""
@@ -79,14 +74,6 @@ class Tenants:
 # --- Quotas ---
 
 
-@dataclass(frozen=True)
-class Quota:
-    """Limits of one client per minute; 0 is no limit."""
-
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-
-
 class TokenBucket:
     """Remainder of a limit. `now` is monotonic."""
 
@@ -108,11 +95,10 @@ class TokenBucket:
 
 
 class Quotas:
-    """Quotas of all clients of one router. Each client that `by_client` does not name has the `default` quota."""
+    """Quotas of all clients of one router. A client without a quota of its own has the router's."""
 
-    def __init__(self, by_client: Mapping[str, Quota], default: Quota, clock: Callable[[], float]) -> None:
-        self._by_client = by_client
-        self._default = default
+    def __init__(self, config: RouterConfig, clock: Callable[[], float]) -> None:
+        self._config = config
         self._clock = clock
         self._buckets: dict[str, dict[Limit, TokenBucket]] = {}
 
@@ -142,7 +128,8 @@ class Quotas:
         """Return a client's buckets. Only the router's own files name clients, so there are few."""
         buckets = self._buckets.get(client)
         if buckets is None:
-            quota, now = self._by_client.get(client, self._default), self._clock()
+            named, now = (quota for quota in self._config.quotas if quota.client == client), self._clock()
+            quota = next(named, self._config)
             limits: dict[Limit, int] = {"requests": quota.requests_per_minute, "tokens": quota.tokens_per_minute}
             buckets = {name: TokenBucket(per_minute, now) for name, per_minute in limits.items() if per_minute}
             self._buckets[client] = buckets

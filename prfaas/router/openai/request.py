@@ -162,16 +162,13 @@ class ParsedRequest:
         sampling = {"max_tokens": 1, "temperature": 0}
         return _with_tokens(kept | sampling | {PARAMS_FIELD: params}, "prompt", token_ids[:-1])
 
-    def decode_body(self, token_ids: list[int], grant: str, *, rendered: bool, trace: str = "") -> bytes:
-        """Return the decode leg: the client's request with the grant, over the token ids of the prefill leg.
+    def decode_body(self, token_ids: list[int], grant: str, *, trace: str = "") -> bytes:
+        """Return the decode leg: the client's request with the grant, a completion over the token ids of the prefill leg.
 
-        A chat carries the token ids only if they are `rendered`: the engine's own rendering of this request. Those from
-        `/tokenize` might lack tokens that only the engine adds. Then the engine renders the chat itself: a difference costs
-        a recompute, but never gives a wrong prompt.
+        The engine renders a chat itself, because `/tokenize` might lack tokens that only the engine adds. A difference
+        costs a recompute, but never gives a wrong prompt.
         """
         params = _connector_params("do_remote_prefill", grant, trace)
-        if self.endpoint == "chat" and rendered:
-            return _splice(self.raw, PARAMS_FIELD, _with_tokens(params, "prompt_token_ids", token_ids))
         if self.endpoint == "chat":
             return with_transfer_params(self.raw, params)
         others = {name: value for name, value in self.body.items() if name != "prompt"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Annotated
 from weakref import WeakKeyDictionary
 
@@ -13,32 +12,18 @@ import aiohttp
 import msgspec
 
 from prfaas.router.engines.fleet import Instance
-from prfaas.router.engines.legs import request_payload
-from prfaas.router.openai.request import MAX_TOKEN_ID, PATHS, ParsedRequest
+from prfaas.router.openai.request import MAX_TOKEN_ID, ParsedRequest
 
 MAX_TOKENISED_BYTES = 8 << 20  # At once at one engine. A tokenizer takes about a hundred times as much memory.
 TOKENIZE_SECONDS = 10.0  # 220 KB take 0.1 s. An engine that takes longer does not answer in time for a decision.
-_RENDER_ABSENT = (403, 404, 405, 501)  # Status of engines without --enable-scale-out, and of other engines than vLLM.
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
-
-
-@dataclass(frozen=True)
-class TokenizedPrompt:
-    """Token ids of a prompt. `rendered`: they are the engine's own rendering of this very request."""
-
-    token_ids: list[int]
-    rendered: bool = False
-
-
-class _RenderResponse(msgspec.Struct):
-    token_ids: list[_TokenId]
 
 
 class _TokenizeResponse(msgspec.Struct):
     tokens: list[_TokenId]
 
 
-_RENDER_DECODER, _TOKENIZE_DECODER = msgspec.json.Decoder(_RenderResponse), msgspec.json.Decoder(_TokenizeResponse)
+_DECODER = msgspec.json.Decoder(_TokenizeResponse)
 
 
 class ByteGate:
@@ -69,40 +54,20 @@ class Tokenizer:
         self._session = session
         self._gates: WeakKeyDictionary[Instance, ByteGate] = WeakKeyDictionary()
 
-    async def prompt(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
+    async def token_ids(self, instance: Instance, request: ParsedRequest) -> list[int] | None:
         """Return the prompt's token ids; None if the engine does not provide them, so that it judges the request itself."""
         if request.token_ids is not None:
-            return TokenizedPrompt(request.token_ids)
-        if len(request.raw) > MAX_TOKENISED_BYTES:
+            return request.token_ids
+        body = request.tokenize_body()
+        if body is None or len(request.raw) > MAX_TOKENISED_BYTES:
             return None
         gate = self._gates.setdefault(instance, ByteGate(MAX_TOKENISED_BYTES))
         try:
-            async with asyncio.timeout(TOKENIZE_SECONDS), gate.passing(len(request.raw)):
-                return await self._ask(instance, request)
+            async with (
+                asyncio.timeout(TOKENIZE_SECONDS),
+                gate.passing(len(request.raw)),
+                self._session.post(f"{instance.url}/tokenize", json=body) as response,
+            ):
+                return _DECODER.decode(await response.read()).tokens if response.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
             return None
-
-    async def _ask(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
-        if request.endpoint == "chat" and instance.renders:
-            rendered = await self._render(instance, request)
-            if rendered is not None or instance.renders:
-                return rendered
-        body = request.tokenize_body()
-        if body is None:
-            return None
-        async with self._session.post(f"{instance.url}/tokenize", json=body) as response:
-            return (
-                TokenizedPrompt(_TOKENIZE_DECODER.decode(await response.read()).tokens)
-                if response.status == 200
-                else None
-            )
-
-    async def _render(self, instance: Instance, request: ParsedRequest) -> TokenizedPrompt | None:
-        url = f"{instance.url}{PATHS['chat']}/render"
-        headers = {"Content-Type": "application/json"}
-        async with self._session.post(url, data=request_payload(request.raw), headers=headers) as response:
-            if response.status in _RENDER_ABSENT:
-                instance.renders = False
-            if response.status != 200:
-                return None
-            return TokenizedPrompt(_RENDER_DECODER.decode(await response.read()).token_ids, rendered=True)

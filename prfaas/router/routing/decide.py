@@ -11,7 +11,6 @@ from prfaas import grants, tracing
 from prfaas.hashing import HashChain, root_hash
 from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet, Instance
-from prfaas.router.openai.tokenizer import TokenizedPrompt
 from prfaas.router.routing.manager_client import DecisionClient
 from prfaas.router.routing.plan import RoutePlan, RoutingRequest
 from prfaas.scheduler.route import route
@@ -90,6 +89,6 @@ class DecisionMaker:
         return grants.to_text(grants.sign(grant, self._grant_key))
 
 
-def _hash_chain(model: str, prompt: TokenizedPrompt, tenant: str) -> HashChain:
+def _hash_chain(model: str, prompt: list[int], tenant: str) -> HashChain:
     """Return the hashes of the tokens that are transferred: all but the last."""
-    return HashChain(root_hash(model, tenant.encode()), prompt.token_ids[:-1])
+    return HashChain(root_hash(model, tenant.encode()), prompt[:-1])

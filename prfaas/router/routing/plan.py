@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from prfaas.router.openai.tokenizer import TokenizedPrompt
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.types import TransferId
@@ -24,7 +23,7 @@ class RoutingRequest:
 
     facts: RequestFacts
     model: str | None
-    prompt: TokenizedPrompt | None = None
+    prompt: list[int] | None = None
     session: str = ""
     tenant: str = ""
     request_id: bytes = field(default_factory=partial(secrets.token_bytes, REQUEST_ID_BYTES))

@@ -19,7 +19,7 @@ from prfaas.router.engines.fleet import EngineSilent, Fleet, Instance
 from prfaas.router.engines.legs import UNREACHABLE, EngineResponse, LegClient, LegFailed, SentLeg
 from prfaas.router.engines.usage import HandedOverResponse, cached_tokens
 from prfaas.router.openai.request import PATHS, ParsedRequest, error_body, nixl_prefill_body, with_transfer_params
-from prfaas.router.openai.tokenizer import TokenizedPrompt, Tokenizer
+from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.routing.decide import DecisionMaker
 from prfaas.router.routing.plan import RoutePlan, RoutingRequest
 from prfaas.router.routing.record import RequestRecord
@@ -109,10 +109,10 @@ class RequestHandler:
             if prompt is None:
                 facts = replace(facts, obstacle="not_tokenised")
             else:
-                facts = replace(facts, num_prompt_tokens=len(prompt.token_ids), counted=True)
+                facts = replace(facts, num_prompt_tokens=len(prompt), counted=True)
         return RoutingRequest(facts, parsed.model, prompt, session, parsed.tenant)
 
-    async def _tokenize(self, parsed: ParsedRequest) -> TokenizedPrompt | None:
+    async def _tokenize(self, parsed: ParsedRequest) -> list[int] | None:
         while True:
             instance = self.fleet.any_decode(parsed.model)
             if instance is None:
@@ -122,7 +122,7 @@ class RequestHandler:
                 tracing.within(tracing.child("router.tokenize", instance=instance.address.name)),
             ):
                 async with instance.watched("decode"):
-                    return await self.tokenizer.prompt(instance, parsed)
+                    return await self.tokenizer.token_ids(instance, parsed)
 
     async def _replan(
         self, failure: LegFailed, routing: RoutingRequest, plan: RoutePlan
@@ -164,14 +164,13 @@ class RequestHandler:
             decode_body = with_transfer_params(parsed.raw, params)
             response = await self._decode(decode, path, lambda trace: decode_body, headers, num_tokens)
             return HandedOverResponse.of(response, cached_tokens(answer))
-        token_ids, rendered = prompt.token_ids, prompt.rendered
-        prefill_leg = asyncio.create_task(self._prefill(prefill, plan, token_ids, parsed, headers))
+        prefill_leg = asyncio.create_task(self._prefill(prefill, plan, prompt, parsed, headers))
         prefill_leg.add_done_callback(lambda _: record.note_prefilled())
 
         def body_with_grant(trace: str) -> bytes:
-            return parsed.decode_body(token_ids, plan.grant, rendered=rendered, trace=trace)
+            return parsed.decode_body(prompt, plan.grant, trace=trace)
 
-        decode_leg = asyncio.create_task(self._decode(decode, path, body_with_grant, headers, len(token_ids)))
+        decode_leg = asyncio.create_task(self._decode(decode, path, body_with_grant, headers, len(prompt)))
         return await self.legs.both(prefill_leg, decode_leg)
 
     async def _prefill(

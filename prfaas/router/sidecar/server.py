@@ -125,11 +125,11 @@ class Sidecar:
             reason = "x-prfaas-grant is missing" if endpoint else f"{path} cannot be handed over"
             raise LegFailed("prefill", "prefill_without_transfer", reason)
         parsed = ParsedRequest(endpoint, body, raw)
-        prompt = None if parsed.obstacle() else await self._tokenizer.prompt(self._engine, parsed)
-        if prompt is None or len(prompt.token_ids) < 2:
+        prompt = None if parsed.obstacle() else await self._tokenizer.token_ids(self._engine, parsed)
+        if prompt is None or len(prompt) < 2:
             raise LegFailed("prefill", "prefill_without_transfer", "one list of token ids cannot name its KV")
-        prefill_body = parsed.prefill_body(prompt.token_ids, grant, promised_tokens=0)
-        decode_body = parsed.decode_body(prompt.token_ids, grant, rendered=prompt.rendered)
+        prefill_body = parsed.prefill_body(prompt, grant, promised_tokens=0)
+        decode_body = parsed.decode_body(prompt, grant)
         return await self._legs.both(
             asyncio.create_task(self._legs.prefill(prefill, prefill_body, headers)),
             asyncio.create_task(self._legs.decode(self._engine, path, decode_body, headers)),

@@ -38,6 +38,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from prfaas.config_checks import check_salt
 from prfaas.connector.metadata import Load, Step
 from prfaas.connector.vllm.connector import PrfaasConnector, StepMetadata
 from prfaas.connector.vllm.hooks import on_layer_end
@@ -46,7 +47,6 @@ from prfaas.connector.vllm.request import token_chain
 from prfaas.errors import LayoutError
 from prfaas.hashing import HashChain, root_hash
 from prfaas.kv.group import KVGroup
-from prfaas.router.http.admission import check_salt
 from prfaas.types import Shard
 from tests.support.vllm_caches import KDA, LIGHTNING, attention, caches_of, config_of, latent, state
 from tools.tiny_models import make_model

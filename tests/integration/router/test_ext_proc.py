@@ -25,7 +25,7 @@ from prfaas.router.engines.legs import LegClient
 from prfaas.router.ext_proc.endpoint_choice import DESTINATION, SUBSET, EndpointChooser, host_port
 from prfaas.router.ext_proc.messages import CHUNK_BYTES
 from prfaas.router.ext_proc.server import SERVICE, Exchange, open_picker
-from prfaas.router.http.admission import Quota, Quotas, RequestAdmission, Tenants
+from prfaas.router.http.admission import Quotas, RequestAdmission, Tenants
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER
 from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.routing.decide import DecisionMaker
@@ -309,7 +309,7 @@ async def _choosing_from(prefill: str | None) -> AsyncIterator[EndpointChooser]:
             DecisionMaker(config, SECRET, fleet, None),
             LegClient(session, prefill_seconds=PATIENCE_SECONDS),
         )
-        quotas = Quotas({}, Quota(), time.monotonic)
+        quotas = Quotas(config, time.monotonic)
         admission = RequestAdmission({}, max_requests=1, quotas=quotas, tenants=Tenants({}))
         yield EndpointChooser(
             fleet, RequestHandler(fleet, deciding, legs, Tokenizer(session)), admission, RequestRecords()

@@ -13,7 +13,6 @@ from prfaas.hashing import HashChain
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.engines.fleet import Fleet, Instance
 from prfaas.router.engines.legs import LegClient, LegFailed
-from prfaas.router.openai.tokenizer import TokenizedPrompt
 from prfaas.router.routing.decide import DecisionMaker
 from prfaas.router.routing.manager_client import DecisionClient
 from prfaas.router.routing.plan import RoutePlan, RoutingRequest
@@ -102,7 +101,7 @@ async def test_instance_that_leaves_during_the_managers_decision_is_not_chosen(
     fleet = _fleet(session, "x", "y")
     manager = _ManagerDuringDeparture(fleet, fleet[InstanceId(remaining)])
     decisions = DecisionMaker(_config("x", "y"), b"s" * 32, fleet, manager)
-    request = RoutingRequest(RequestFacts(20_000), None, TokenizedPrompt(list(range(20_000))), session="s")
+    request = RoutingRequest(RequestFacts(20_000), None, list(range(20_000)), session="s")
     assert (await decisions.plan(request)).decision.decode == remaining
 
 

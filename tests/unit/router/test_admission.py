@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.config_checks import check_salt
 from prfaas.errors import ConfigError
-from prfaas.router.config import ClientTenantConfig
+from prfaas.router.config import ClientTenantConfig, QuotaConfig
 from prfaas.router.http.admission import (
     DEFAULT_CLIENT,
     AdmissionRefused,
     OperatorKeys,
-    Quota,
     Quotas,
     Tenants,
-    check_salt,
     read_clients,
     read_key,
 )
@@ -120,7 +119,7 @@ def clock() -> Clock:
 
 
 def make_quotas(clock: Clock, **limits: int) -> Quotas:
-    return Quotas({"acme": Quota(**limits)}, Quota(), clock)
+    return Quotas(router_config(quotas=(QuotaConfig(client="acme", **limits),)), clock)
 
 
 def wait_seconds(quotas: Quotas) -> float:
