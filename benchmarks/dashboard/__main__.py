@@ -27,7 +27,7 @@ WARM_UP = 3
 BAR_SECONDS = 2.0
 RUNNING = 'prfaas_manager_running_requests{cluster="east"}'
 HELD = 'prfaas_manager_held_blocks{cluster="east",group="full_attention",tier="memory"}'
-REQUESTS = 'prfaas_manager_ttft_seconds_count{route="local"}'
+REQUESTS = 'prfaas_manager_decisions_total{reason="short",route="local"}'
 GOODPUT = 'prfaas_manager_path_bytes_per_second{destination="west",source="east"}'
 SHOWS = """([metric, value]) => [...document.querySelectorAll('[data-metric]')].some(
   its => its.dataset.metric === metric && Math.abs(Number(its.dataset.value) - value) < 1)"""

@@ -18,9 +18,8 @@ from prfaas.cli import startup
 from prfaas.cli.component import check_named_files
 from prfaas.console import tables
 from prfaas.console.config import ConsoleConfig
-from prfaas.console.doctor.examination import COMPONENTS, Patient, examine
 from prfaas.console.doctor.finding import findings_table
-from prfaas.console.own_machine import beside_components
+from prfaas.console.own_machine import COMPONENTS, beside_components
 from prfaas.console.pages import first_json, read_json, readiness, tls_of
 from prfaas.console.terminal import CommandOutput, show
 from prfaas.console.watching import watch
@@ -281,18 +280,14 @@ def _hash(text: str) -> bytes:
 def _doctor(call: Call) -> CommandOutput:
     given = {name: getattr(call.arguments, name) for name in COMPONENTS}
     named = {name: path for name, path in given.items() if path is not None}
-    managers = startup.load_extra("prfaas.console.doctor.managers", extra="site")
-    record = startup.load_extra("prfaas.console.doctor.record", extra="site")
-    found = examine(
-        Patient(
-            files=named or _usual_files(COMPONENTS, _directory(call.arguments)),
-            proc=call.arguments.proc,
-            console=call.settings,
-            ask_managers=managers.manager_findings,
-            check=check_named_files,
-            ask_record=record.record_finding,
-        )
+    examination = startup.load_extra("prfaas.console.doctor.examination", extra="site")
+    patient = examination.Patient(
+        files=named or _usual_files(COMPONENTS, _directory(call.arguments)),
+        proc=call.arguments.proc,
+        console=call.settings,
+        check=check_named_files,
     )
+    found = examination.examine(patient)
     is_healthy = all(finding.outcome == "good" for finding in found)
     return CommandOutput([asdict(finding) for finding in found], [findings_table(found)], status=0 if is_healthy else 1)
 
@@ -380,7 +375,6 @@ def _add_plain(commands: Any, name: str, command: Command, text: str) -> argpars
 def _add_top(commands: Any) -> None:
     top = _add(commands, "top", _top, "live view of the deployment")
     top.add_argument("--every", default="1s", metavar="TIME", help="refresh interval; default 1s")
-    top.add_argument("--refreshes", type=int, default=0, metavar="N", help="number of refreshes; 0: until interrupted")
 
 
 def _add_pool(commands: Any) -> None:
@@ -490,9 +484,7 @@ def _directory(arguments: argparse.Namespace) -> Path:
 def _run(call: Call) -> int:
     command: Command = call.arguments.command
     if command is _top:
-        every = units.parse_seconds(call.arguments.every)
-        num_refreshes, as_json = call.arguments.refreshes, call.arguments.as_json
-        watch(lambda: command(call), interval_seconds=every, num_refreshes=num_refreshes, as_json=as_json)
+        watch(lambda: command(call), interval_seconds=units.parse_seconds(call.arguments.every))
         return 0
     answer = command(call)
     show(answer, as_json=call.arguments.as_json)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prfaas import config
 from prfaas.agent.config import AgentConfig
+from prfaas.colocate.config import ColocateConfig
 from prfaas.config import default
 from prfaas.console.config import ConsoleConfig
 from prfaas.errors import ConfigError
 from prfaas.local import state_directory
 from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
+from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.units import is_loopback, join_address, split_address
 
 T = TypeVar("T")
+COMPONENTS: Mapping[str, type[Any]] = {
+    "agent": AgentConfig,
+    "manager": ManagerConfig,
+    "router": RouterConfig,
+    "sidecar": SidecarConfig,
+    "colocate": ColocateConfig,
+}
 
 
 def beside_components(settings: ConsoleConfig, directory: Path) -> ConsoleConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import select
 import shutil
@@ -15,32 +14,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
 from prfaas.console.terminal import CommandOutput, show_table
+from prfaas.errors import ConfigError
 
 _CLEAR = "\x1b[H\x1b[2J"
 _ALTERNATE, _NORMAL = "\x1b[?1049h", "\x1b[?1049l"
 
 
-def watch(answer: Callable[[], CommandOutput], *, interval_seconds: float, num_refreshes: int, as_json: bool) -> None:
-    """Show `answer()` every `interval_seconds`, `num_refreshes` times; for 0 until interrupted, or `q` is typed.
+def watch(answer: Callable[[], CommandOutput], *, interval_seconds: float) -> None:
+    """Show `answer()` every `interval_seconds` until interrupted, or until `q` is typed.
 
-    Without a terminal, write one JSON document per line.
+    Raises:
+        ConfigError: standard output is no terminal.
     """
-    lines = as_json or not sys.stdout.isatty()
-    with _nothing() if lines else _alternate_screen():
-        shown = 0
-        while not num_refreshes or shown < num_refreshes:
-            if shown and _is_quit_within(interval_seconds):
+    if not sys.stdout.isatty():
+        raise ConfigError("top needs a terminal; prfaas status --json is for programs")
+    with _alternate_screen():
+        while True:
+            sys.stdout.write(_CLEAR + _fitted(answer()))
+            sys.stdout.flush()
+            if _is_quit_within(interval_seconds):
                 return
-            _write(answer(), lines=lines)
-            shown += 1
-
-
-def _write(answer: CommandOutput, *, lines: bool) -> None:
-    if lines:
-        sys.stdout.write(json.dumps(answer.document) + "\n")
-    else:
-        sys.stdout.write(_CLEAR + _fitted(answer))
-    sys.stdout.flush()
 
 
 class _Screen(io.StringIO):
@@ -83,8 +76,3 @@ def _alternate_screen() -> Iterator[None]:
         sys.stdout.write(_NORMAL)
         if before is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -214,7 +214,7 @@ class Manager:
                 "/ppd": self.routing.ppd_table.to_dict,
             },
             decisions=self.routing.decisions,
-            dashboard=DashboardPages(self._feed, self._planner, self.replication.owners),
+            dashboard=DashboardPages(self._feed, self.replication.owners),
         )
 
     @property

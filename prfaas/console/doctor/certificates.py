@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from prfaas.console.authority import list_ends_at
 from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
 from prfaas.transport.net.tls import CERTIFICATE_FAULTS, CertificateFiles, certificate_shown, common_name, make_contexts
 
@@ -57,10 +57,7 @@ def clients_finding(authority: Path, revocations: Path | None, *, where: str) ->
     if revocations is not None:
         remedy = "publish a new list as client_tls.revocations; until then every client is rejected"
         try:
-            ends_at = importlib.import_module("prfaas.console.authority").list_ends_at(revocations)
-        except ModuleNotFoundError:
-            message = f"{revocations}: not checked, needs the extra `console`"
-            return warning("certificate_files", where, message, remedy="pip install 'prfaas[site]'")
+            ends_at = list_ends_at(revocations)
         except (OSError, ValueError) as error:
             return bad("certificate_files", where, f"{revocations} cannot be used: {_why(error)}", remedy=remedy)
         if ends_at < time.time():

@@ -7,7 +7,7 @@ import errno
 import functools
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from prfaas.agent.engine.tls_ports import announced_url
 from prfaas.colocate.config import ColocateConfig
 from prfaas.config import default
 from prfaas.console.config import ConsoleConfig
-from prfaas.console.doctor import deployment, network
+from prfaas.console.doctor import network
 from prfaas.console.doctor.certificates import certificate_findings, clients_finding
 from prfaas.console.doctor.finding import Finding, bad, good
 from prfaas.console.doctor.machine import Machine, disk_finding, room_findings, tcp_findings
+from prfaas.console.doctor.services import Nodes, manager_findings, record_finding, router_finding
+from prfaas.console.own_machine import COMPONENTS
 from prfaas.console.pages import first_json, tls_of
 from prfaas.console.tables import nodes_of
 from prfaas.errors import ConfigError, PageUnreachable
@@ -29,9 +31,6 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.router.config import RouterConfig
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.transport.sender.link import LinkConfig
-
-AskManagers = Callable[..., list[Finding]]
-AskRecord = Callable[..., Finding]
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,10 @@ class Patient:
     files: dict[str, Path]
     proc: Path
     console: ConsoleConfig
-    ask_managers: AskManagers
-    ask_record: AskRecord
     check: Callable[[Any], None]
     """Raises ConfigError for settings or named files that stop the component's start."""
 
-    def nodes(self) -> deployment.Nodes | None:
+    def nodes(self) -> Nodes | None:
         """Return the live nodes from the first manager that answers, or None."""
         console = self.console
         with contextlib.suppress(PageUnreachable):
@@ -140,7 +137,7 @@ def _manager_findings(manager: ManagerConfig, patient: Patient) -> Iterator[Find
         yield network.port_finding(getattr(manager, key), key=key, where=where, is_running=running)
     yield network.calls_finding(manager.listen, manager, where=where)
     yield network.pages_finding(manager.http_listen, manager, where=where)
-    yield patient.ask_record(manager, timeout_seconds=seconds)
+    yield record_finding(manager, timeout_seconds=seconds)
     yield from _certificates(manager, name=None, where=where)
     yield from _secret_and_managers(manager, name="", where=where, patient=patient)
 
@@ -162,7 +159,7 @@ def _router_findings(router: RouterConfig, patient: Patient) -> Iterator[Finding
     yield from network.legs_findings(router, where=where)
     yield from network.wires_findings(router, timeout_seconds=patient.console.timeout)
     if router.managers and (nodes := patient.nodes()) is not None:
-        yield deployment.router_finding(router, nodes)
+        yield router_finding(router, nodes)
     yield from _certificates(router, name="router", where=where)
     yield from _secret_and_managers(router, name="router", where=where, patient=patient)
 
@@ -213,18 +210,9 @@ def _secret_and_managers(settings: Any, *, name: str, where: str, patient: Patie
     tls = settings.tls.files()
     if managers and (tls is None or all(path.is_file() for path in tls.paths)):
         seconds = patient.console.timeout
-        yield from patient.ask_managers(
-            managers, name=name, secret=secret, tls=tls, where=where, timeout_seconds=seconds
-        )
+        yield from manager_findings(managers, name=name, secret=secret, tls=tls, where=where, timeout_seconds=seconds)
 
 
-COMPONENTS: Mapping[str, type[Any]] = {
-    "agent": AgentConfig,
-    "manager": ManagerConfig,
-    "router": RouterConfig,
-    "sidecar": SidecarConfig,
-    "colocate": ColocateConfig,
-}
 _CHECKS: dict[str, Callable[[Any, Patient], Iterator[Finding]]] = {
     "agent": _agent_findings,
     "manager": _manager_findings,

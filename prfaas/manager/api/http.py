@@ -16,7 +16,6 @@ from prfaas.manager.dashboard.pages import DashboardPages
 from prfaas.manager.routing.decision_log import DecisionLog
 from prfaas.units import split_address
 
-MAX_BODY_BYTES = 1 << 20  # Of a what-if question.
 # Limit for clients that have stopped reading, so that the rest of the stop fits into a container's 30 s.
 _SHUTDOWN_SECONDS = 5.0
 _FIRST_REQUEST_SECONDS = 10.0  # A connection without a whole request header by then is closed.
@@ -61,7 +60,7 @@ class HttpServer:
         Raises:
             ConfigError: the address is taken, or does not belong to this machine.
         """
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._note_use])
+        app = web.Application(middlewares=[self._note_use])
         app.add_routes(self._routes)
         app.on_shutdown.append(self._dashboard.close)
         self._runner = web.AppRunner(

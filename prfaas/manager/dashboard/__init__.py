@@ -1,1 +1,1 @@
-"""Dashboard of the manager: static pages, live data by server-sent events, what-if questions. See docs/dashboard.md."""
+"""Dashboard of the manager: static pages, live data by server-sent events. See docs/dashboard.md."""

@@ -13,14 +13,12 @@ from prfaas.index.membership import Member, NodeState
 from prfaas.manager.dashboard.cache_hits import CacheHits
 from prfaas.manager.operations.rebalancer import Rebalancer
 from prfaas.manager.planning.paths import Paths
-from prfaas.manager.routing.outcomes import OutcomeLog, outcome_counts, ttft_totals
+from prfaas.manager.routing.outcomes import OutcomeLog, counts_by_reason
 from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import World
 from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.scheduler.congestion import raised_threshold
-from prfaas.scheduler.route import EXPLANATIONS
 
-_EXPLANATIONS: Mapping[str, str] = dict(EXPLANATIONS.items())
 MAX_REQUESTS = 50
 MAX_SESSIONS = 20
 MAX_PREFIXES = 12
@@ -56,12 +54,11 @@ class Overview:
             "links": [link for member in members for link in self._links(member)],
             "paths": list(self.path_records()),
             "plan": asdict(self.world.plan) if self.world.plan else None,
-            "decisions": decision_counts(),
+            "decisions": counts_by_reason(metrics.MANAGER_DECISIONS),
             "pool": self.world.holdings(),
             "prefixes": self.rebalancer.hot(MAX_PREFIXES),
             "sessions": self._sessions(),
-            "answered": list(outcome_counts()),
-            "ttft": ttft_totals(),
+            "answered": counts_by_reason(metrics.MANAGER_ANSWERED),
             "requests": list(self._requests()),
         }
 
@@ -153,13 +150,3 @@ class Overview:
                 for tenant, name, session, idle in latest
             ],
         }
-
-
-def decision_counts() -> list[dict[str, Any]]:
-    """Return the requests routed since the start by route and reason, as /metrics counts them."""
-    return [
-        {**sample.labels, "count": sample.value, "explanation": _EXPLANATIONS.get(sample.labels["reason"], "")}
-        for metric in metrics.MANAGER_DECISIONS.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_total")
-    ]

@@ -1,24 +1,18 @@
-"""HTTP routes of the dashboard: static files, the event stream, what-if questions."""
+"""HTTP routes of the dashboard: static files, figures of a time range, the event stream."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import mimetypes
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from prfaas.errors import ConfigError
 from prfaas.manager.dashboard.feed import MAX_WATCHERS, SAMPLES, Feed
 from prfaas.types import ClusterName
-
-if TYPE_CHECKING:
-    from prfaas.manager.planning.planner import Planner
 
 # The browser contacts this server only, whatever the data contains.
 HEADERS = {
@@ -29,7 +23,6 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_READ_SECONDS = 5.0
 _WRITE_SECONDS = 5.0  # Limit for one event to a browser that has stopped reading.
 
 
@@ -42,16 +35,9 @@ class _File:
 class DashboardPages:
     """Routes under /dashboard/."""
 
-    def __init__(
-        self, feed: Feed, planner: Planner | None, managers: Callable[[], Awaitable[Mapping[ClusterName, str]]]
-    ) -> None:
-        """`planner` answers what-if questions; it is None if the manager has no deployment to solve.
-
-        `managers` returns the writer of each cluster.
-        """
+    def __init__(self, feed: Feed, managers: Callable[[], Awaitable[Mapping[ClusterName, str]]]) -> None:
+        """`managers` returns the writer of each cluster."""
         self._feed, self._managers = feed, managers
-        self._planner = planner
-        self._solving = asyncio.Lock()
         self._files = _read_files()
 
     def routes(self) -> list[web.RouteDef]:
@@ -62,8 +48,6 @@ class DashboardPages:
             web.get("/dashboard/events", self._events),
             web.get("/dashboard/figures", self._figures),
             web.get("/dashboard/managers", self._known_managers),
-            web.get("/dashboard/what-if", self._form),
-            web.post("/dashboard/what-if", self._what_if),
             web.get("/dashboard/{name:.+}", self._file),
         ]
 
@@ -91,31 +75,6 @@ class DashboardPages:
 
     async def _known_managers(self, request: web.Request) -> web.Response:
         return web.json_response(await self._managers(), headers=HEADERS)
-
-    async def _form(self, request: web.Request) -> web.Response:
-        if self._planner is None:
-            return _refusal(404, "the manager has no `deployment` to solve")
-        return web.json_response(self._planner.form())
-
-    async def _what_if(self, request: web.Request) -> web.Response:
-        """Solve one question at a time, since a question may take a core for seconds."""
-        if self._planner is None:
-            return _refusal(404, "the manager has no `deployment` to solve")
-        if request.content_type != "application/json":
-            return _refusal(415, "the question is JSON")
-        try:
-            async with asyncio.timeout(_READ_SECONDS):
-                question = json.loads(await request.read())
-            if not isinstance(question, dict):
-                raise ValueError("an object is expected")
-            if self._solving.locked():
-                return _refusal(503, "another question is being solved")
-            async with self._solving:
-                return web.json_response(await asyncio.to_thread(self._planner.prepared(), question))
-        except TimeoutError:
-            return _refusal(408, "the question did not arrive in time")
-        except (ConfigError, ValueError, ArithmeticError, web.RequestPayloadError) as error:
-            return _refusal(400, str(error))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if not self._feed.enter():

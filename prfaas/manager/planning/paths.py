@@ -155,11 +155,6 @@ class Paths:
             cause=congestion.cause,
         )
 
-    @property
-    def pairs(self) -> frozenset[Pair]:
-        """Return the pairs of clusters between which links are reported."""
-        return frozenset(self._watched)
-
     def views(self) -> list[PathMonitor]:
         """Return the present state of every path, by source and destination."""
         self._refresh()
@@ -168,10 +163,6 @@ class Paths:
     def _path(self, source: str, destination: str) -> PathMonitor:
         pair = ClusterName(source), ClusterName(destination)
         return self._watched.get(pair) or PathMonitor(*pair)
-
-    def carried_bytes_per_second(self, source: ClusterName, destination: ClusterName) -> float:
-        """Return the present rate of a path."""
-        return self._path(source, destination).bytes_per_second
 
     def planned_bytes_per_second(self, source: str, destination: str, *, within_seconds: float) -> float:
         """Return the highest rate known within `within_seconds`, or 0 if none was known.

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -22,10 +21,10 @@ from prfaas.manager.config import ManagerConfig
 from prfaas.manager.planning.demand import needed_instances
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.planning.role_changes import RoleAssignment, RoleChanges
-from prfaas.manager.planning.what_if import Present, answer, form, mean_ttft_seconds
 from prfaas.manager.state.traffic import Traffic, likely_output_tokens
 from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan, World
 from prfaas.model.capacity.decoding import decode_capacity
+from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.lengths import Empirical
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
@@ -137,19 +136,6 @@ class Planner:
         egress = [cluster.egress_bytes_per_second for cluster in self._deployment.prfaas if cluster.name == source]
         return min([*rates, *egress], default=math.inf)
 
-    def present(self) -> Present:
-        """Return the inputs of a plan at this moment."""
-        workload, source = self._traffic_now()
-        return Present(self._now(self._inputs()), workload, source, self._traffic.per_second(self._clock()))
-
-    def form(self) -> dict[str, Any]:
-        """Return the values that a what-if question may change, with their present values."""
-        return form(self.present())
-
-    def prepared(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Return a function that answers what-if questions about this moment and may run in a thread."""
-        return partial(answer, self.present())
-
     def _roles_in_force(self) -> RoleAssignment:
         """Return the roles of the plan in force, for live instances."""
         plan = self._world.plan
@@ -201,10 +187,11 @@ class Planner:
         deployment, (workload, source) = self._now(inputs), self._traffic_now()
         arrivals = self._traffic.per_second(self._clock())
         try:
-            plan, best = await asyncio.to_thread(_solved, deployment, workload)
+            plan, best, local = await asyncio.to_thread(_solved, deployment, workload)
             at_price = partial(at_egress_price, hour=self._hour(), requests_per_second=arrivals)
             plan = await asyncio.to_thread(at_price, plan, deployment, workload)
-            ttft = mean_ttft_seconds(plan, deployment, workload, arrivals)
+            ttft = _mean_ttft_seconds(plan, deployment, workload, arrivals)
+            local_ttft = _mean_ttft_seconds(local, _all_local(deployment), workload, arrivals)
             listed = replace(self._deployment, paths=tuple(links_with(inputs.rates, self._deployment)))
             needed = await asyncio.to_thread(needed_instances, listed, workload, arrivals)
             self._max_batches = {pd.name: decode_capacity(pd, deployment, workload).max_batch for pd in deployment.pd}
@@ -232,6 +219,8 @@ class Planner:
             arrivals_per_second=arrivals,
             ttft_seconds=ttft,
             needed_instances=needed,
+            all_local_requests_per_second=local.system_throughput,
+            all_local_ttft_seconds=local_ttft,
         )
         self._adopt()
 
@@ -310,10 +299,27 @@ def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
     )
 
 
-def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan]:
-    """Return the best plan with the present split, and with the best split."""
+def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan, Plan]:
+    """Return the best plans with the present split, with the best split, and without any PrfaaS cluster."""
     free = replace(deployment, pd=tuple([replace(cluster, num_prefill=None) for cluster in deployment.pd]))
-    return best_plan(deployment, workload, method="exact"), best_plan(free, workload, method="exact")
+    present, best, local = (
+        best_plan(variant, workload, method="exact") for variant in (deployment, free, _all_local(free))
+    )
+    return present, best, local
+
+
+def _all_local(deployment: Deployment) -> Deployment:
+    return replace(deployment, prfaas=(), paths=())
+
+
+def _mean_ttft_seconds(
+    plan: Plan, deployment: Deployment, workload: Workload, arrivals_per_second: float
+) -> float | None:
+    """Return the mean TTFT with queueing, or None without arrivals and if the queues grow without bound."""
+    if not arrivals_per_second:
+        return None
+    seconds = estimate_ttft(plan, deployment, workload, arrivals_per_second=arrivals_per_second).mean_seconds
+    return seconds if math.isfinite(seconds) else None
 
 
 def _threshold(plan: Plan, *, has_prfaas: bool) -> int:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
+
+from prometheus_client import Counter
 
 from prfaas import metrics
 from prfaas.manager.routing.decision_log import RecordedDecision
@@ -51,7 +53,6 @@ def _within(seconds: float, most: float) -> float:
 
 MAX_OUTCOMES = 1024
 ROUTES = frozenset({"local", "remote", "refused"})
-WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
 OutcomeKind = Literal["completed", "fell_back", "refused", "failed", "broken", "cancelled"]
 _KINDS: Mapping[str, OutcomeKind] = {kind: kind for kind in get_args(OutcomeKind)}
 MAX_REPORTERS = 1024  # Runs of routers whose last report is remembered.
@@ -213,25 +214,11 @@ def _kind_of_old_report(report: pb.ReportRequestsRequest.Answered, ttft: float) 
     return "fell_back" if report.fallback else "completed"
 
 
-def outcome_counts() -> Iterator[dict[str, Any]]:
-    """Yield the requests since the start by route, reason and outcome, as /metrics counts them."""
-    for metric in metrics.MANAGER_ANSWERED.collect():
-        yield from (
-            {**sample.labels, "count": sample.value, "explanation": WORDS[sample.labels["reason"]]}
-            for sample in metric.samples
-            if sample.name.endswith("_total")
-        )
-
-
-def ttft_totals() -> dict[str, dict[str, float]]:
-    """Return for each route: `count` of first tokens, `sum` of their seconds, and the seconds of each phase."""
-    found: dict[str, dict[str, float]] = {}
-    for metric in metrics.MANAGER_TTFT.collect():
-        for sample in metric.samples:
-            if sample.name.endswith(("_count", "_sum")):
-                found.setdefault(sample.labels["route"], {})[sample.name.rpartition("_")[2]] = sample.value
-    for metric in metrics.MANAGER_TTFT_PHASE_SECONDS.collect():
-        for sample in metric.samples:
-            if sample.name.endswith("_total"):
-                found.setdefault(sample.labels["route"], {})[sample.labels["phase"]] = sample.value
-    return found
+def counts_by_reason(counter: Counter) -> list[dict[str, Any]]:
+    """Return the samples of a counter of requests by route and reason since the start, as /metrics has them."""
+    return [
+        {**sample.labels, "count": sample.value, "explanation": EXPLANATIONS[sample.labels["reason"]]}
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    ]

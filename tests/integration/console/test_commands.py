@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import os
+import pty
+import subprocess
 from asyncio.subprocess import DEVNULL
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from prfaas.console.authority import Authority, IssuedCertificate
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from prfaas.types import AgentName
-from tests.integration.console.terminal import COMMAND, Ran, run, run_here, run_here_on_terminal
+from tests.integration.console.terminal import COMMAND, SECONDS, Ran, run, run_here, run_here_on_terminal
 from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.support.agent_deployment import AgentDeployment
 from tests.support.certificates import tls_config, tls_record
@@ -99,17 +101,6 @@ async def test_pool_ls_shows_what_the_index_knows(site: AgentDeployment) -> None
     assert sum(item["num_blocks"] for item in ran.document) == site.manager.world.index.num_blocks()
     assert all(item["num_bytes"] > 0 for item in ran.document)
     assert "full_attention" in (await prfaas(site, "pool", "ls", terminal=True)).output
-
-
-async def test_top_shows_a_document_a_line_and_a_screen_to_people(
-    site: AgentDeployment, deployment: Deployment
-) -> None:
-    await _reported(site, deployment, "pd-0")
-    ran = await prfaas(site, "top", "--refreshes=2", "--every=0.01")
-    documents = [json.loads(line) for line in ran.output.splitlines()]
-    assert [len(document["state"]["nodes"]) for document in documents] == [1, 1]
-    screen = await prfaas(site, "top", "--refreshes=1", terminal=True)
-    assert screen.output.startswith("\x1b[?1049h") and "west" in screen.output
 
 
 async def test_drain_empties_a_node_for_whoever_has_the_secret(site: AgentDeployment, deployment: Deployment) -> None:
@@ -256,10 +247,18 @@ def test_config_check_names_the_file_each_key_and_the_accepted_form(tmp_path: Pa
     assert run_here_on_terminal("config", "check", str(good)).status == 0
 
 
-def test_top_outlives_managers_that_do_not_answer() -> None:
-    ran = run_here("top", "--json", "--refreshes=2", "--every=1ms", "--pages=http://127.0.0.1:9", "--timeout=2")
-    lines = [json.loads(line) for line in ran.output.splitlines()]
-    assert (ran.status, ["http://127.0.0.1:9/state" in line["error"] for line in lines]) == (0, [True, True])
+def test_top_outlives_managers_that_do_not_answer_until_q_is_typed() -> None:
+    keyboard, terminal = pty.openpty()
+    flags = ["--every=10ms", "--pages=http://127.0.0.1:9", "--timeout=2"]
+    top = subprocess.Popen([*COMMAND, "top", *flags], stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while shown.count(b"Managers") < 2:
+        shown += os.read(keyboard, 65536)
+    os.write(keyboard, b"q")
+    assert top.wait(SECONDS) == 0
+    os.close(keyboard)
+    assert run_here("top").status == 2, "it needs a terminal"
 
 
 def test_what_the_machine_refuses_is_said_in_a_line(tmp_path: Path) -> None:

@@ -153,21 +153,6 @@ def _count(route: str) -> int:
     return sum(kind == route for kind, _ in recorded_trace())
 
 
-async def test_hypothetical_plan_shows_beside_the_present_one(window: Window) -> None:
-    page = window.page
-    field = page.locator("[name='west/instances']")
-    await field.wait_for()
-    await page.locator("#what-if-reset").click()
-    await page.locator("[name='west/num_prefill']").fill("")
-    await field.fill("6")
-    await field.press("Enter")
-    await page.locator("#what-if-table tbody tr").first.wait_for()
-    shown = await page.locator("#what-if-table tbody tr").all_inner_texts()
-    (today, then) = (float(word) for word in shown[0].split("\t")[1:])
-    assert then > today > 0
-    await until_true(lambda: _has(window, "#what-if-status", "more than today"))
-
-
 @pytest.mark.parametrize("width", [360, 390, 768, 1440, 3840])
 async def test_page_fits_each_width(window: Window, width: int) -> None:
     await window.page.set_viewport_size({"width": width, "height": 900})

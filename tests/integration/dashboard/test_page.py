@@ -28,7 +28,7 @@ from tools.free_ports import free_address
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 LAYOUT = hybrid_layout()
-WITH_FIGURES = ("summary", "map", "threshold", "routes", "phases", "paths", "pool", "sessions")
+WITH_FIGURES = ("summary", "map", "threshold", "routes", "paths", "pool", "sessions")
 BUSY = LinkFigures(AgentName("d1"), 40e6, 125e6, 0.08, 0.08, 1 << 20, 0.001, num_connections=8)
 
 

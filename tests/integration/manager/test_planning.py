@@ -136,7 +136,7 @@ async def _asked(deployment: Deployment, figures: Figures, settings: dict[str, A
     manager = await deployment.start_manager(**settings)
     await _node(deployment, "p1", manager, figures=figures)
     await _node(deployment, "d1", manager)
-    await until(lambda: bool(manager.paths.pairs), what="the link's figures")
+    await until(lambda: any(path.pressures for path in manager.paths.views()), what="the link's figures")
     return manager, deployment.client(manager)
 
 

@@ -109,7 +109,7 @@ async def test_link_that_is_down_is_not_used(deployment: Deployment, is_down: bo
     manager = await deployment.start_manager(threshold_tokens=500)
     figures = Figures(links=(replace(LINK, num_connections=0, is_down=is_down),))
     client = await two_clusters(deployment, manager, figures=figures)
-    await until(lambda: bool(manager.paths.pairs), what="the link's figures")
+    await until(lambda: any(path.pressures for path in manager.paths.views()), what="the link's figures")
     assert (await client.route(route_request(chain_of(1000)))).reason == reason
 
 

@@ -15,7 +15,7 @@ WORDS = ("", "a", "west", "west-0", "pd", "prefill", "x" * 3000, "é\u202e\x00",
 NUMBERS = (0, 1, -1, 7, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 1e308, float("nan"), 0.5)
 PATHS = (
     "/", "/metrics", "/healthz", "/readyz", "/state", "/digests", "/pool", "/hot", "/plan", "/ppd", "/status",
-    "/health", "/decisions/00ff", "/decisions/zz", "/debug/decision/%00", "/dashboard/", "/dashboard/what-if",
+    "/health", "/decisions/00ff", "/decisions/zz", "/debug/decision/%00", "/dashboard/", "/dashboard/figures?seconds=x",
     "/dashboard/../../etc/passwd", "/dashboard/%2e%2e%2fmain.js", "/v1/completions", "/v1/chat/completions", "/v1/models",
     "/v1/%ff%fe", "/tokenize", "/v1//x?y=%", "/drain", "*", "http://127.0.0.1:1/metrics",
 )  # fmt: skip

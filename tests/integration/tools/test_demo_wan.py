@@ -108,8 +108,6 @@ def test_demo_runs_over_the_requested_link_and_a_signal_removes_everything(tmp_p
             lambda: max(round_trips(page), default=0) >= 0.04, seconds=START_SECONDS, what="the link's round trip"
         )
         wait_until(lambda: shown(page)["plan"], seconds=START_SECONDS, what="a plan")
-        clusters = json.loads(get_text(f"http://{page}/dashboard/what-if"))["clusters"]
-        assert {cluster["name"] for cluster in clusters} == {"east", "west"}
         assert demo.stdin is not None
         demo.stdin.write("rtt 130ms\n")
         demo.stdin.flush()

@@ -43,7 +43,7 @@ def test_top_fits_80_columns_and_24_lines_and_q_ends_it(monkeypatch: pytest.Monk
             keyboard.write(b"q")
             return CommandOutput({}, top_tables(state, {"plan": None}))
 
-        watch(answer, interval_seconds=3600, num_refreshes=0, as_json=False)
+        watch(answer, interval_seconds=3600)
         lines = ESCAPES.sub("", screen.getvalue()).splitlines()
     assert len(lines) == 24
     assert max(map(len, lines)) <= 80

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from prfaas import metrics
 from prfaas.manager.routing.outcomes import (
     AWAITED_SECONDS,
     MAX_TRANSFERS,
     OutcomeLog,
     Phases,
     transfer_phases,
-    ttft_totals,
 )
 from prfaas.rpc.generated import manager_pb2 as pb
 
@@ -33,13 +33,19 @@ LOADED = pb.ReportTransferRequest.Timing(transfer_id=ID, load_seconds=0.0625)
 DIVIDED: Phases = {"decide": 0.25, "queue": 0.5, "prefill": 0.75, "wire": 0.125, "load": 0.0625, "rest": 0.3125}
 
 
+def _seconds_by_phase() -> dict[str, float]:
+    (family,) = metrics.MANAGER_TTFT_PHASE_SECONDS.collect()
+    remote = [sample for sample in family.samples if sample.labels["route"] == "remote"]
+    return {sample.labels["phase"]: sample.value for sample in remote if sample.name.endswith("_total")}
+
+
 class Book:
     """A log with its own clock, and the phases that it has counted."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.log = OutcomeLog(lambda: self.now)
-        self._before = ttft_totals().get("remote", {})
+        self._before = _seconds_by_phase()
 
     def note_request(self) -> None:
         self.log.note(REQUEST)
@@ -47,9 +53,9 @@ class Book:
     @property
     def counted(self) -> dict[str, float]:
         """Seconds by phase. The totals of this process hold what other tests counted, so differences are rounded."""
-        found = ttft_totals().get("remote", {})
+        found = _seconds_by_phase()
         grown = {phase: round(seconds - self._before.get(phase, 0.0), 9) for phase, seconds in found.items()}
-        return {phase: seconds for phase, seconds in grown.items() if seconds and phase not in ("count", "sum")}
+        return {phase: seconds for phase, seconds in grown.items() if seconds}
 
     def after(self, seconds: float) -> dict[str, float]:
         self.now += seconds

@@ -1,6 +1,5 @@
 // Connects the manager's data to the panels.
 
-import { AllLocal } from "./all_local.js";
 import { showPool, showPrefixes, showSessions } from "./cache.js";
 import { Controls } from "./controls.js";
 import { byId, setText } from "./dom.js";
@@ -16,19 +15,17 @@ import { Threshold } from "./threshold.js";
 import { showTimeline } from "./timeline.js";
 import { Traffic } from "./traffic.js";
 import { FirstTokens, showPhases } from "./ttft.js";
-import { WhatIf } from "./whatif.js";
 
 const controls = new Controls(() => askFigures());
-const allLocal = new AllLocal();
-const drawn = [new ClusterMap(), new Threshold(), new Traffic(), new FirstTokens(), new Links(), new Requests(), new WhatIf(), allLocal];
+const drawn = [new ClusterMap(), new Threshold(), new Traffic(), new FirstTokens(), new Links(), new Requests()];
 const shown = [showHealth, showSummary, showPhases, showRoutes, showPool, showPrefixes, showSessions, showTimeline];
 let now = null;
 let figures = null;
 
-// Panels take `view`: the present state, the figures of the time range, the chosen filters, and the all-local estimate.
+// Panels take `view`: the present state, the figures of the time range, and the chosen filters.
 function show() {
   if (!now || !figures) return;
-  const view = { now, figures, choice: controls.values(), allLocal: allLocal.answer };
+  const view = { now, figures, choice: controls.values() };
   for (const panel of drawn) panel.update(view);
   for (const panel of shown) panel(view);
   setText(byId("manager-name"), now.manager.name);

@@ -139,13 +139,13 @@ function cacheHits({ figures }) {
   return { title, figure: percent(hit / total), unit: "of tokens", note, split };
 }
 
-function allLocal({ now, allLocal: answer }) {
+function allLocal({ now: { plan, manager } }) {
   const title = "If all were local";
-  if (!now.manager.can_plan) return { title, figure: "no model", note: "needs a deployment file" };
-  if (!answer) return { title, figure: "…", note: "the solver has not answered yet" };
-  const { today, what_if: local } = answer;
-  const ttft = (item) => (item.ttft_seconds === null ? "unbounded" : seconds(item.ttft_seconds));
-  const rates = `sustains ${rate(local.requests_per_second)} /s instead of ${rate(today.requests_per_second)}`;
-  if (!today.arrivals_per_second) return { title, figure: rate(local.requests_per_second), unit: "/s sustained", note: `${rate(today.requests_per_second)} /s today; TTFT needs arrivals` };
-  return { title, figure: ttft(local), unit: "mean TTFT", note: `${ttft(today)} today, both by the model; ${rates}` };
+  if (!manager.can_plan) return { title, figure: "no model", note: "needs a deployment file" };
+  if (!plan) return { title, figure: "…", note: "no plan yet" };
+  const [here, today] = [plan.all_local_requests_per_second, plan.requests_per_second].map(rate);
+  if (!plan.arrivals_per_second) return { title, figure: here, unit: "requests/s sustained", note: `${today} today; TTFT needs arrivals` };
+  const ttft = (value) => (value === null ? "unbounded" : seconds(value));
+  const note = `${ttft(plan.ttft_seconds)} today, both by the model; sustains ${here} requests/s instead of ${today}`;
+  return { title, figure: ttft(plan.all_local_ttft_seconds), unit: "mean TTFT", note };
 }

@@ -1,13 +1,12 @@
 // Panels of the time to first token: percentiles over the time range, and its phases.
 
-import { byId, fillTable, html, metric, setText } from "./dom.js";
+import { byId, fillTable, html, setText } from "./dom.js";
 import { clock, count, seconds } from "./format.js";
 import { Plot } from "./plot.js";
 import { marksOf } from "./timeline.js";
 import { phaseBars } from "./waterfall.js";
 
 const ROUTES = ["remote", "local"];
-const COLUMNS = ["decide", "queue", "prefill", "wire", "load", "rest", "leg", "handover", "engine"];
 export const DISTANCE_PHASES = ["wire", "load", "rest", "handover"]; // These follow the prefill.
 
 export class FirstTokens {
@@ -44,28 +43,10 @@ function words(now, { requests, since }) {
   return parts.join(" ");
 }
 
-export function showPhases({ now, figures }) {
+export function showPhases({ figures }) {
   const blocks = ROUTES.filter((route) => figures.requests.ttft[route].num_divided).map((route) => {
     const { phases, num_divided: number } = figures.requests.ttft[route];
     return [html("h3", {}, `${route}, ${count(number)} requests`), phaseBars(phases)];
   });
   byId("phases-bars").replaceChildren(...(blocks.length ? blocks.flat() : [html("p", { class: "hint" }, "No completed request in the time range.")]));
-  fillTable(byId("phases-table"), Object.entries(now.ttft).sort(), {
-    key: ([route]) => route,
-    empty: "No router has reported an answered request yet.",
-    cells: ([route, item]) => [
-      route,
-      { text: count(item.count), numeric: true, metric: metric("prfaas_manager_ttft_seconds_count", { route }), value: item.count },
-      { text: item.count ? seconds(item.sum / item.count) : "", numeric: true, metric: metric("prfaas_manager_ttft_seconds_sum", { route }), value: item.sum },
-      ...COLUMNS.map((phase) => phaseCell(now, route, phase)),
-    ],
-  });
-}
-
-// Phases are known for requests that were completed as decided.
-function phaseCell(now, route, phase) {
-  const total = now.ttft[route][phase];
-  if (total === undefined) return { text: "", numeric: true };
-  const completed = now.answered.filter((item) => item.route === route && item.outcome === "completed").reduce((sum, item) => sum + item.count, 0);
-  return { text: completed ? seconds(total / completed) : "", numeric: true, value: total, metric: metric("prfaas_manager_ttft_phase_seconds_total", { route, phase }) };
 }
