@@ -155,7 +155,7 @@ async def _generation(client: Redis, snapshot: str) -> bytes | str | None:
 
 
 async def _redis_bytes(store: RedisStore) -> int:
-    return sum(int(info["used_memory"]) for info in await store.infos())
+    return int((await store.info())["used_memory"])
 
 
 async def register(agent: Channel, node_layout: Any) -> None:

@@ -78,7 +78,7 @@ class ManagerConfig:
     redis_url: str = setting(
         "text",
         default="",
-        doc="redis://, rediss://, redis+sentinel://host:port,…/name or redis+cluster://host:port,…; empty: an embedded Redis.",
+        doc="redis://, rediss:// or redis+sentinel://host:port,…/name; empty: an embedded Redis.",
     )
     redis_directory: Path | None = setting(
         "path",

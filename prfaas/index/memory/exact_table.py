@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -62,55 +63,14 @@ class FingerprintFilter:
         return passing
 
 
-NOBODY = 0  # Number of the empty set.
+Holders = tuple[int, ...]  # Ascending.
+NOBODY: Holders = ()
 
 
-class HolderSets:
-    """Sets of holders by number, since many checkpoints have the same holders. Changing an entry's set releases the old one."""
-
-    def __init__(self) -> None:
-        self._sets: list[tuple[int, ...]] = [()]
-        self._uses: list[int] = [0]
-        self._ids: dict[tuple[int, ...], int] = {}
-        self._free: list[int] = []
-
-    def __getitem__(self, number: int) -> tuple[int, ...]:
-        return self._sets[number]
-
-    def add(self, number: int, holder: int) -> int:
-        """Return the number of set `number` with `holder`, and release the old set."""
-        return self._exchange(number, tuple(sorted({*self._sets[number], holder})))
-
-    def discard(self, number: int, holder: int) -> int:
-        """Return the number of set `number` without `holder`, and release the old set."""
-        return self._exchange(number, tuple(member for member in self._sets[number] if member != holder))
-
-    def _exchange(self, number: int, holders: tuple[int, ...]) -> int:
-        taken = self._take(holders) if holders else NOBODY
-        if number != NOBODY:
-            self._give_back(number)
-        return taken
-
-    def _take(self, holders: tuple[int, ...]) -> int:
-        known = self._ids.get(holders)
-        if known is not None:
-            self._uses[known] += 1
-            return known
-        number = self._free.pop() if self._free else len(self._sets)
-        if number == len(self._sets):
-            self._sets.append(holders)
-            self._uses.append(1)
-        else:
-            self._sets[number], self._uses[number] = holders, 1
-        self._ids[holders] = number
-        return number
-
-    def _give_back(self, number: int) -> None:
-        self._uses[number] -= 1
-        if not self._uses[number]:
-            del self._ids[self._sets[number]]
-            self._sets[number] = ()
-            self._free.append(number)
+@functools.lru_cache(4096)
+def _shared(holders: Holders) -> Holders:
+    """Return equal holders as one object, since many checkpoints have the same ones."""
+    return holders
 
 
 _HASH = np.dtype(f"V{HASH_BYTES}")
@@ -126,20 +86,19 @@ class ExactEntry(NamedTuple):
     block_hash: BlockHash
     anchor: BlockHash
     num_tokens: int
-    holders: tuple[int, ...]
+    holders: Holders
 
 
 class ExactTable:
-    """All checkpoints of one model: the number of a set of holders by hash and length together."""
+    """All checkpoints of one model: holders by hash and length together."""
 
     def __init__(self) -> None:
-        self._entries: dict[bytes, int] = {}
+        self._entries: dict[bytes, Holders] = {}
         self._anchors: dict[bytes, BlockHash] = {}  # Of states at lengths that no unit hash of a query covers.
         self._odd: dict[int, tuple[int, ...]] = {}  # Lengths of the checkpoints that have a short anchor.
         # Number of checkpoints beyond the first that have a short anchor at one length.
         self._further: dict[tuple[int, int], int] = {}
         self._filter, self._odd_filter = FingerprintFilter(), FingerprintFilter()
-        self._sets = HolderSets()
         self._num_at_units = 0  # Entries whose length is a multiple of 16 tokens.
 
     def __len__(self) -> int:
@@ -147,7 +106,7 @@ class ExactTable:
 
     def holds(self, holder: int, *, block_hash: BlockHash, num_tokens: int) -> bool:
         """Return whether the table names `holder` for this checkpoint."""
-        return holder in self._sets[self._entries.get(_key(block_hash, num_tokens), NOBODY)]
+        return holder in self._entries.get(_key(block_hash, num_tokens), NOBODY)
 
     def store(self, holder: int, *, block_hash: BlockHash, num_tokens: int, anchor: BlockHash | None) -> bool:
         """Add a holder, and return whether it is new.
@@ -157,10 +116,10 @@ class ExactTable:
         """
         key = _key(block_hash, num_tokens)
         known = self._entries.get(key, NOBODY)
-        if holder in self._sets[known]:
+        if holder in known:
             return False
-        self._entries[key] = self._sets.add(known, holder)
-        if known == NOBODY:
+        self._entries[key] = _shared(tuple(sorted({*known, holder})))
+        if not known:
             self._note_new(key, num_tokens)
         if anchor is not None and num_tokens % HASH_UNIT_TOKENS and key not in self._anchors:
             self._note_odd(key, anchor, num_tokens)
@@ -188,13 +147,13 @@ class ExactTable:
 
     def _remove(self, key: bytes, holder: int) -> bool:
         known = self._entries.get(key, NOBODY)
-        if holder not in self._sets[known]:
+        if holder not in known:
             return False
-        left = self._sets.discard(known, holder)
-        if left == NOBODY:
-            self._drop(key)
-        else:
+        left = _shared(tuple([member for member in known if member != holder]))
+        if left:
             self._entries[key] = left
+        else:
+            self._drop(key)
         return True
 
     def _drop(self, key: bytes) -> None:
@@ -230,10 +189,10 @@ class ExactTable:
                 place = bisect.bisect(lengths, length)
                 lengths.insert(place, length)
                 sets.insert(place, known)
-        return lengths, self._bitmaps(sets)
+        return lengths, _bitmaps(sets)
 
-    def _at_units(self, units: Chain, num_units: int) -> tuple[list[int], list[int]]:
-        """Return the ascending lengths of checkpoints that end where a unit ends, and each one's set of holders."""
+    def _at_units(self, units: Chain, num_units: int) -> tuple[list[int], list[Holders]]:
+        """Return the ascending lengths of checkpoints that end where a unit ends, and each one's holders."""
         if not self._num_at_units:
             return [], []
         positions = self._filter.passing(units.tails[:num_units])
@@ -242,14 +201,6 @@ class ExactTable:
         keys["num_tokens"] = ends = (positions + 1) * HASH_UNIT_TOKENS
         sets = [*map(self._entries.get, keys.view(_KEY_BYTES).tolist(), itertools.repeat(NOBODY))]
         return [*itertools.compress(ends.tolist(), sets)], [*filter(None, sets)]
-
-    def _bitmaps(self, sets: list[int]) -> dict[int, int]:
-        """Return per holder a bitmap over the places of `sets`."""
-        bitmaps: dict[int, int] = {}
-        for number, bits in _places(sets).items():
-            for holder in self._sets[number]:
-                bitmaps[holder] = bitmaps.get(holder, 0) | bits
-        return bitmaps
 
     def odd_lengths(self, units: Chain, num_units: int) -> list[int]:
         """Return the ascending lengths of checkpoints that depend on these units. Only their hashes tell whether they fit."""
@@ -270,7 +221,7 @@ class ExactTable:
         known = self._entries.get(key)
         if known is None:
             return False
-        for holder in self._sets[known]:
+        for holder in known:
             if not is_alive(holder):
                 self._remove(key, holder)
         return key not in self._entries
@@ -282,7 +233,7 @@ class ExactTable:
             if known is None:
                 continue
             block_hash = BlockHash(key[:HASH_BYTES])
-            yield ExactEntry(block_hash, self._anchors.get(key, block_hash), _num_tokens(key), self._sets[known])
+            yield ExactEntry(block_hash, self._anchors.get(key, block_hash), _num_tokens(key), known)
 
 
 def _key(block_hash: BlockHash, num_tokens: int) -> bytes:
@@ -293,12 +244,13 @@ def _num_tokens(key: bytes) -> int:
     return int.from_bytes(key[HASH_BYTES:], "little")
 
 
-def _places(sets: list[int]) -> dict[int, int]:
-    """Return per set a bitmap over the places that have it. Neighbours often share a set."""
-    places: dict[int, int] = {}
+def _bitmaps(sets: list[Holders]) -> dict[int, int]:
+    """Return per holder a bitmap over the places of `sets`. Neighbours often have the same holders."""
+    bitmaps: dict[int, int] = {}
     first = 0
     for place in range(1, len(sets) + 1):
         if place == len(sets) or sets[place] != sets[first]:
-            places[sets[first]] = places.get(sets[first], 0) | (1 << place) - (1 << first)
+            for holder in sets[first]:
+                bitmaps[holder] = bitmaps.get(holder, 0) | (1 << place) - (1 << first)
             first = place
-    return places
+    return bitmaps

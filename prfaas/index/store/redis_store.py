@@ -1,12 +1,10 @@
 """The record in Redis: leases, streams, snapshots and values that expire. Every Redis key is made here.
 
-docs/redis-keys.md describes the values. Keys of one cluster share a hash tag, so that its stream, lease and snapshot lie
-on one slot of a Redis Cluster.
+docs/redis-keys.md describes the values.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib.resources
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -15,12 +13,11 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import redis.asyncio as redis
-from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisClusterException, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from prfaas.errors import ConfigError, FencedError, RecordUnreachable
 from prfaas.types import ClusterName
@@ -72,13 +69,10 @@ class Keys:
 MIN_VERSION = (6, 2)  # The first with XTRIM MINID.
 START_ID = "0-0"
 MAX_WAIT_SECONDS = 5.0  # Longest wait of `read`.
-_CLUSTER_POLL_SECONDS = 0.01  # Period of looking for entries in a Redis Cluster.
 _RECORDS_PER_REPLY = 16  # Of up to 150 KB, so that 20 Mbit/s carry a reply within the timeout.
 _TAIL_BYTES = 1 << 20
 _TAIL_ENTRIES = 512
-_FORMS = (
-    "redis://host:port, unix://path, redis+sentinel://host:port,…/name or redis+cluster://host:port,…; rediss for TLS"
-)
+_FORMS = "redis://host:port, unix://path or redis+sentinel://host:port,…/name; rediss for TLS"
 _CHUNK_EXPIRY_SECONDS = 60  # After the last chunk, so that the snapshot of a dead writer goes away.
 
 
@@ -102,10 +96,10 @@ class StreamEntry:
 
 
 class RedisStore:
-    """One Redis server, the master that Sentinels name, or a Redis Cluster.
+    """One Redis server, or the master that Sentinels name.
 
-    redis://host:6379/0, redis+sentinel://host:26379,…/name, redis+cluster://host:6379,…; over TLS rediss://,
-    rediss+sentinel:// (Sentinels and master) and rediss+cluster://. The URL's query names certificates.
+    redis://host:6379/0 or redis+sentinel://host:26379,…/name; over TLS rediss:// or rediss+sentinel:// (Sentinels and
+    master). The URL's query names certificates.
     """
 
     def __init__(self, url: str, *, keys: Keys | None = None, timeout_seconds: float = 1.0) -> None:
@@ -125,16 +119,13 @@ class RedisStore:
             RecordUnreachable: Redis does not answer.
             ConfigError: Redis is too old, or may evict keys when its memory is full.
         """
-        for info in await self.infos():
-            _check(info)
+        _check(await self.info())
 
-    async def infos(self) -> list[dict[str, Any]]:
-        """Return the INFO of Redis, or of every primary of a Redis Cluster."""
+    async def info(self) -> dict[str, Any]:
+        """Return the INFO of Redis."""
         async with _translated():
-            if not isinstance(self._client, RedisCluster):
-                return [await self._client.info()]
-            await self._client.initialize()  # The client learns its nodes.
-            return [await self._client.info(target_nodes=node) for node in self._client.get_primaries()]
+            info: dict[str, Any] = await self._client.info()
+        return info
 
     async def close(self) -> None:
         for client in (self._client, self._tail):
@@ -195,29 +186,13 @@ class RedisStore:
         by_key = {self.keys.events(cluster): cluster for cluster in after}
         wait_seconds = min(wait_seconds, MAX_WAIT_SECONDS)
         async with _translated():
-            if isinstance(self._tail, RedisCluster):
-                found = await self._read_each(streams, wait_seconds)
-            else:
-                block = max(1, round(wait_seconds * 1000))
-                found = await self._tail.xread(streams, count=_RECORDS_PER_REPLY, block=block)
+            block = max(1, round(wait_seconds * 1000))
+            found = await self._tail.xread(streams, count=_RECORDS_PER_REPLY, block=block)
         entries = {by_key[_text(key)]: [_entry(*item) for item in items] for key, items in found or ()}
         for cluster, found_entries in entries.items():
             if len(found_entries) == _RECORDS_PER_REPLY:
                 found_entries += await self.tail(cluster, found_entries[-1].id)
         return entries
-
-    async def _read_each(self, streams: Mapping[str, str], wait_seconds: float) -> list[Any]:
-        """Ask for every stream until one has entries: they lie on different slots, so no call can wait for all."""
-        clock = asyncio.get_running_loop().time
-        ends = clock() + wait_seconds
-        while True:
-            replies = [
-                await self._tail.xread({key: position}, count=_RECORDS_PER_REPLY) for key, position in streams.items()
-            ]
-            found = [stream for reply in replies for stream in reply or ()]
-            if found or clock() >= ends:
-                return found
-            await asyncio.sleep(_CLUSTER_POLL_SECONDS)
 
     async def tail(self, cluster: ClusterName, after: str) -> list[StreamEntry]:
         """Return some entries after an id without waiting."""
@@ -345,14 +320,12 @@ def _connect(url: str, timeout_seconds: float) -> Any:
     if parts.scheme in ("redis", "rediss", "unix"):
         return redis.Redis.from_url(url, **options)
     scheme, _, kind = parts.scheme.partition("+")
-    if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
+    if scheme not in ("redis", "rediss") or kind != "sentinel":
         # The whole URL may hold a password.
         raise ValueError(f"{url.partition('://')[0]!r} is not a supported scheme")
     user, at, listed = parts.netloc.rpartition("@")
     places = [split_address(place) for place in listed.split(",")]
     first = f"{scheme}://{user}{at}{listed.split(',')[0]}?{parts.query}"
-    if kind == "cluster":
-        return RedisCluster.from_url(first, startup_nodes=[ClusterNode(*place) for place in places], **options)
     if not parts.path.strip("/"):
         raise ValueError("the name of the Sentinels' master is missing")
     stated = {
@@ -364,9 +337,6 @@ def _connect(url: str, timeout_seconds: float) -> Any:
 
 
 async def _close(client: Any) -> None:
-    if isinstance(client, RedisCluster):
-        await client.aclose()
-        return
     await client.aclose(close_connection_pool=True)
     watch = getattr(client.connection_pool, "sentinel_manager", None)
     for sentinel in watch.sentinels if watch else ():
@@ -392,5 +362,5 @@ async def _translated() -> AsyncIterator[None]:
         if "FENCED" in str(error):
             raise FencedError(str(error)) from error
         raise RecordUnreachable(f"Redis refuses: {error}") from error
-    except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+    except (RedisError, OSError, TimeoutError) as error:
         raise RecordUnreachable(f"Redis does not answer: {error}") from error
