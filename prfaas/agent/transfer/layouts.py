@@ -1,13 +1,9 @@
-"""Layouts that this node and its peers know.
-
-A sender omits layouts that the peer's process accepted before (`AcceptedLayouts`). A receiver keeps its engines' layouts
-and those of engines of other tensor-parallel sizes (`LayoutRegistry`).
-"""
+"""Layouts that this node knows: those of its engines, and of peers' engines of other tensor-parallel sizes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from prfaas.agent.transfer.grant_check import TransferRefused
@@ -25,30 +21,6 @@ MAX_FOREIGN_LAYOUTS = 256
 # An engine of eight ranks and 130 layers describes 200 KB, once.
 MAX_DESCRIBED_BYTES = 4 << 20
 DESCRIBED_PERIOD_SECONDS = 4.0
-
-
-class AcceptedLayouts:
-    """Fingerprints that each peer's process has accepted. A restarted peer knows none."""
-
-    def __init__(self) -> None:
-        # Process and fingerprints by peer.
-        self._by_peer: dict[str, tuple[bytes, set[bytes]]] = {}
-
-    def knows(self, peer: str, process: bytes | None, fingerprints: Collection[bytes]) -> bool:
-        """Return whether this process of the peer accepted all fingerprints; False for an unknown process (None)."""
-        known_process, accepted = self._by_peer.get(peer, (None, set()))
-        return process is not None and process == known_process and accepted.issuperset(fingerprints)
-
-    def accept(self, peer: str, process: bytes, fingerprints: Iterable[bytes]) -> None:
-        """Record accepted fingerprints, and forget those of the peer's earlier process."""
-        if self._by_peer.get(peer, (b"", set()))[0] != process:
-            self._by_peer[peer] = process, set()
-        self._by_peer[peer][1].update(fingerprints)
-
-    def forget(self, peer: str, fingerprints: Iterable[bytes]) -> None:
-        """Remove fingerprints that the peer no longer knows."""
-        if peer in self._by_peer:
-            self._by_peer[peer][1].difference_update(fingerprints)
 
 
 class LayoutRegistry:
@@ -150,8 +122,6 @@ class LayoutRegistry:
 
     def _make_room(self, needed: frozenset[bytes]) -> None:
         """Drop the least recently used foreign arena that is empty, if there are too many.
-
-        Its senders describe the layout again after a transfer is refused with `no_layout`.
 
         Raises:
             Refusal: Every foreign arena is in use or needed.

@@ -41,7 +41,7 @@ class CopiedPrefix:
 class OpenBody:
     """Description of a transfer by its sender.
 
-    `layouts` may be empty once the peer accepted them. `copied` replaces `groups` for a prefix copy, which no engine
+    `layouts` may be empty if the peer knows them. `copied` replaces `groups` for a prefix copy, which no engine
     claims. `trace` is the sender's traceparent; without one the field is left out, so that older agents can read the rest.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prfaas import logs, metrics
 from prfaas.agent.engine.protocol import Send, TransferDone, TransferFailed
@@ -17,7 +17,6 @@ from prfaas.agent.transfer.grant_check import (
     refusal_reason,
     seconds_left,
 )
-from prfaas.agent.transfer.layouts import AcceptedLayouts
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.agent.transfer.placement import LayerProgress, Placement, place
@@ -25,7 +24,7 @@ from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
-from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest
+from prfaas.transport.sender.api import SendCompleted, SendEvent, SendFailed, SendMemoryFree, SendRequest
 from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, TransferId
 
@@ -92,7 +91,6 @@ class OutboundTransfers:
         self._handles = handles
         self._by_id: dict[TransferId, OutboundTransfer] = {}
         self._by_handle: dict[int, OutboundTransfer] = {}
-        self._accepted = AcceptedLayouts()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -153,18 +151,16 @@ class OutboundTransfers:
 
     def _send_request(self, transfer: OutboundTransfer, grant: Grant, request: Send) -> SendRequest:
         plan = transfer.plan
-        is_known = self._accepted.knows(grant.destination, transfer.link.peer_process, plan.fingerprints)
         trace = transfer.record.span.traceparent
         body = OpenBody(request.grant, plan.fingerprints, plan.layouts, request.groups, trace=trace)
         return SendRequest(
             transfer_id=transfer.transfer_id,
-            open_body=replace(body, layouts=()).encode() if is_known else body.encode(),
+            open_body=body.encode(),
             object_bytes=plan.object_bytes,
             source=transfer.placement.memory,
             priority=wire_priority(request.priority),
             deadline_seconds=max(MIN_DEADLINE_SECONDS, seconds_left(grant)),
             tenant=grant.tenant,
-            full_body=body.encode if is_known else None,
         )
 
     def on_ring(self, worker: EngineConnection, entry: RingEntry) -> None:
@@ -220,16 +216,10 @@ class OutboundTransfers:
         if transfer is None:
             return
         self._log.follow(transfer.record, event)
-        peer, fingerprints = transfer.record.peer, transfer.plan.fingerprints
-        if isinstance(event, SendAccepted):
-            self._accepted.accept(peer, event.process, fingerprints)
-        elif isinstance(event, SendCompleted):
+        if isinstance(event, SendCompleted):
             transfer.engine.post(TransferDone(transfer.transfer_id))
             self._maybe_end(transfer)
         elif isinstance(event, SendFailed):
-            if event.reason == "no_layout":
-                # The peer dropped these layouts to make room for others.
-                self._accepted.forget(peer, fingerprints)
             transfer.engine.post(TransferFailed(transfer.transfer_id, event.reason, event.message))
         elif isinstance(event, SendMemoryFree):
             transfer.is_memory_free = True

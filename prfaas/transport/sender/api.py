@@ -21,21 +21,15 @@ class SendRequest:
     priority: int  # Lower is more urgent. Each step divides the share of the link by 16.
     deadline_seconds: float
     tenant: str = ""  # Tenants share the link by weight.
-    # Makes an OPEN payload for a process of the peer that does not know what the present one knows.
-    full_body: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True)
 class SendAccepted:
-    """The peer accepted the transfer. It holds the objects `held`, so that `missing_bytes` must travel.
-
-    `process` is the boot id of the process that answered.
-    """
+    """The peer accepted the transfer. It holds the objects `held`, so that `missing_bytes` must travel."""
 
     transfer_id: bytes
     missing_bytes: int
     held: Ranges
-    process: bytes
 
 
 @dataclass(frozen=True)

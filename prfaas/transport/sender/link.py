@@ -191,12 +191,6 @@ class Link:
 
     # Status, called by the agent
 
-    @property
-    def peer_process(self) -> bytes | None:
-        """Boot id of the peer's process while there is a connection to it."""
-        with self._changed:
-            return self._workers.process if self._workers else None
-
     def is_idle(self, now: float) -> bool:
         """Return whether nobody has used the link for long; `now` is monotonic seconds."""
         with self._changed:
@@ -292,9 +286,8 @@ class Link:
             have = messages.decode_have(header, payload, num_objects=len(sizes))
             peer_state = PeerState.of(have, sizes)
             with self._changed:
-                process = self._workers.process
-                if worker.generation == self._workers.generation and process is not None:
-                    self._outbox.have(header.transfer_id, peer_state, process=process, now=time.monotonic())
+                if worker.generation == self._workers.generation:
+                    self._outbox.have(header.transfer_id, peer_state, now=time.monotonic())
                     self._changed.notify_all()
         self._events.deliver()
 

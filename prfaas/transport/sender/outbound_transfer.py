@@ -6,7 +6,7 @@ Pure: callers hold the link's lock and pass the time as monotonic seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from prfaas.errors import RemoteProtocolError
@@ -162,11 +162,8 @@ class OutboundTransfer:
         )
 
     def reopen(self) -> None:
-        """Return to OPENING with the complete OPEN payload, if the wire can carry it."""
+        """Return to OPENING."""
         self.advance(OutboundEvent.REOPEN)
-        body = self.request.full_body() if self.request.full_body is not None else b""
-        if 0 < len(body) <= MAX_BODY_BYTES:
-            self.request = replace(self.request, open_body=body, full_body=None)
 
     def repeats_open(self, now: float, *, has_left: bool, patience_seconds: float) -> bool:
         """Return whether to repeat OPEN because no answer came. Call often.

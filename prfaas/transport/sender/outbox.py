@@ -275,7 +275,7 @@ class Outbox:
         transfer = self._live(transfer_id)
         return None if transfer is None or transfer.is_sending else transfer.sizes
 
-    def have(self, transfer_id: bytes, peer_state: PeerState, *, process: bytes, now: float) -> None:
+    def have(self, transfer_id: bytes, peer_state: PeerState, *, now: float) -> None:
         """Start sending a transfer that a process of the peer has accepted."""
         transfer = self._live(transfer_id)
         if transfer is None or transfer.is_sending:
@@ -283,7 +283,7 @@ class Outbox:
         transfer.accept(peer_state)
         if not transfer.was_accepted:
             transfer.was_accepted = True
-            self._on_event(SendAccepted(transfer_id, transfer.missing_bytes, peer_state.held.copy(), process))
+            self._on_event(SendAccepted(transfer_id, transfer.missing_bytes, peer_state.held.copy()))
         self._queue(transfer, list(transfer.ready.slabs()), now=now)
 
     def landed(self, chunks: Iterable[Chunk], *, time_ns: int) -> None:

@@ -71,18 +71,6 @@ def test_restarted_sender_does_not_keep_an_unknown_transfer_alive() -> None:
     far.receiver.close()
 
 
-def test_accepted_transfer_names_the_process_of_the_peer(near_to: Callable[..., Near]) -> None:
-    far = make_far(listen=free_address())
-    near = near_to(far.address, num_connections=1)
-    near.assert_completed(send(near, objects_of(10)))
-    far.receiver.close()
-    second = make_far(listen=far.address)
-    near.assert_completed(send(near, objects_of(10)))
-    second.receiver.close()
-    accepted = [event.process for event in near.of(SendAccepted) if isinstance(event, SendAccepted)]
-    assert len(accepted) == len(set(accepted)) == 2
-
-
 def test_arrived_bytes_do_not_travel_again_after_all_connections_died(far: Far, near_to: Callable[..., Near]) -> None:
     objects = objects_of(*[64 << 10] * 30)
     with Relay(far.address, LinkShape(bytes_per_second=1e6)) as relay:

@@ -220,7 +220,7 @@ class OutboundRun:
 ID = bytes(16)
 NOTHING_HELD = PeerState.of(Have(Ranges(), ()), ObjectSizes.of([100]))
 OUTBOUND_ACTIONS: dict[str, Callable[[OutboundRun, Outbox], object]] = {
-    "have": lambda run, outbox: outbox.have(ID, NOTHING_HELD, process=bytes(16), now=0.0),
+    "have": lambda run, outbox: outbox.have(ID, NOTHING_HELD, now=0.0),
     "take": lambda run, outbox: run.take(),
     "sent": lambda run, outbox: run.sent(),
     "drain": lambda run, outbox: run.drain(),

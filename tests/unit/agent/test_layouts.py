@@ -1,4 +1,4 @@
-"""Layouts that peers have accepted, and foreign layouts of this node."""
+"""Foreign layouts of a node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from prfaas.agent.transfer.grant_check import TransferRefused
-from prfaas.agent.transfer.layouts import AcceptedLayouts, LayoutRegistry
+from prfaas.agent.transfer.layouts import LayoutRegistry
 from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
@@ -15,37 +15,6 @@ from prfaas.cachepool.slots import LeaseId
 from prfaas.types import AgentName
 from tests.support.pool_integrity import check_integrity
 from tests.support.repack_models import Attention, Cut, layouts
-
-PEER, RANKS = "west", (b"rank 0", b"rank 1")
-
-
-def test_accepted_layouts_are_known_for_one_process_of_one_peer() -> None:
-    accepted = AcceptedLayouts()
-    accepted.accept(PEER, b"first", RANKS)
-    assert accepted.knows(PEER, b"first", RANKS)
-    assert not accepted.knows(PEER, b"first", (*RANKS, b"rank 2"))
-    assert not accepted.knows("north", b"first", RANKS)
-    assert not accepted.knows(PEER, b"second", RANKS)
-    assert not accepted.knows(PEER, None, RANKS), "no connection has told the peer's process"
-
-
-def test_restarted_peer_knows_no_layouts() -> None:
-    accepted = AcceptedLayouts()
-    accepted.accept(PEER, b"first", RANKS)
-    accepted.accept(PEER, b"second", RANKS[:1])
-    assert accepted.knows(PEER, b"second", RANKS[:1])
-    assert not accepted.knows(PEER, b"second", RANKS)
-    assert not accepted.knows(PEER, b"first", RANKS)
-
-
-def test_dropped_layout_is_described_again() -> None:
-    accepted = AcceptedLayouts()
-    accepted.forget(PEER, RANKS)
-    accepted.accept(PEER, b"first", RANKS)
-    accepted.forget(PEER, RANKS[1:])
-    assert accepted.knows(PEER, b"first", RANKS[:1])
-    assert not accepted.knows(PEER, b"first", RANKS)
-
 
 MAX_FOREIGN = 4
 

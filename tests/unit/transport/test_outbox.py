@@ -7,13 +7,11 @@ import tracemalloc
 import pytest
 
 from prfaas.transport.protocol.messages import (
-    MAX_BODY_BYTES,
     MAX_CANCELS,
     EndReason,
     Have,
     ObjectSizes,
     TransferStats,
-    decode_open,
 )
 from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header
 from prfaas.transport.ranges import Ranges, Slab
@@ -53,7 +51,7 @@ class _Sender:
         return frames
 
     def hear_have(self, *arrived: Slab) -> None:
-        self.outbox.have(ID, PeerState.of(Have(Ranges(), arrived), SIZES), process=bytes(16), now=0.0)
+        self.outbox.have(ID, PeerState.of(Have(Ranges(), arrived), SIZES), now=0.0)
 
     def send_all(self) -> None:
         """Let every byte leave and be acknowledged."""
@@ -67,22 +65,6 @@ def test_unanswered_open_is_repeated_at_growing_intervals() -> None:
     sender = _Sender()
     # More than 1, 2 and 4 seconds after the first check.
     assert [quarter / 4 for quarter in range(40) if sender.frames_at(quarter / 4)] == [1.25, 3.75, 8.25]
-
-
-@pytest.mark.parametrize(
-    ("whole", "repeated"), [(b"whole", b"whole"), (bytes(MAX_BODY_BYTES + 1), b"brief")], ids=["fits", "too long"]
-)
-def test_repeated_open_has_the_complete_body_if_the_wire_can_carry_it(whole: bytes, repeated: bytes) -> None:
-    outbox, source = Outbox(lambda event: None, num_connections=1), memoryview(bytes(100))
-    outbox.open(SendRequest(ID, b"brief", [100], lambda index: source, 0, 3600.0, full_body=lambda: whole), now=0.0)
-
-    def body() -> bytes:
-        _, frame = outbox.next_frame(now=0.0) or (b"", b"")
-        return decode_open(Header.decode(frame[:HEADER_BYTES]), frame[HEADER_BYTES:]).body
-
-    assert body() == b"brief"
-    outbox.connection_lost(is_last=True)
-    assert body() == repeated
 
 
 def test_long_open_has_time_to_arrive_before_it_is_repeated() -> None:
@@ -151,7 +133,7 @@ def test_transfer_fails_with_little_memory_if_held_objects_fragment_it_too_much(
             for layer in range(num_layers):
                 outbox.ready(ID, Slab(0, num_objects, layer, 1), now=0.0)
         else:
-            outbox.have(ID, peer_state, process=bytes(16), now=0.0)
+            outbox.have(ID, peer_state, now=0.0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 300 * max_cuts
@@ -168,9 +150,9 @@ def test_every_have_starts_a_new_count_of_fragments() -> None:
     for layer in range(num_layers):
         outbox.ready(ID, Slab(0, 2 * num_held, layer, 1), now=0.0)
     for _ in range(5):
-        outbox.have(ID, peer_state, process=bytes(16), now=0.0)
+        outbox.have(ID, peer_state, now=0.0)
         outbox.reopen(ID)
-    outbox.have(ID, peer_state, process=bytes(16), now=0.0)
+    outbox.have(ID, peer_state, now=0.0)
     assert outbox.queued_bytes == num_held * num_layers
 
 
@@ -182,7 +164,7 @@ def test_slabs_whose_ends_the_peer_holds_are_not_fragmented(monkeypatch: pytest.
     outbox, events = _outbox_of(sizes)
     ends = (pair for first in range(0, 3 * num_slabs, 3) for pair in ((first, first + 1), (first + 2, first + 3)))
     held = Ranges([(0, 3 * num_slabs)] if is_whole else ends)
-    outbox.have(ID, PeerState.of(Have(held, ()), sizes), process=bytes(16), now=0.0)
+    outbox.have(ID, PeerState.of(Have(held, ()), sizes), now=0.0)
     for at in range(num_slabs):
         outbox.ready(ID, Slab(3 * at, 3, 0, 1), now=0.0)
     assert [type(event) for event in events] == [SendAccepted]
@@ -231,7 +213,7 @@ def test_only_the_latest_ends_are_kept() -> None:
     for transfer_id in transfers:
         outbox.open(SendRequest(transfer_id, b"", [1], lambda index: memoryview(b"x"), 0, 3600.0), now=0.0)
         outbox.ready(transfer_id, Slab(0, 1, 0, 1), now=0.0)
-        outbox.have(transfer_id, peer_state, process=bytes(16), now=0.0)
+        outbox.have(transfer_id, peer_state, now=0.0)
         taken = outbox.take()
         assert taken is not None
         outbox.sent(taken[0])
