@@ -19,8 +19,6 @@ ClusterKind = Literal["prfaas", "pd"]
 # Rules for requests that no PrfaaS cluster prefills (`scheduler/pd_prefill.py`).
 OwnPolicy = Literal["decode", "pd", "ppd", "static", "suffix"]
 LocalPolicy = OwnPolicy | Literal["endpoint_picker"]
-# Fate of a request that lacks a healthy prefill instance: its decode instance prefills it, or the request is refused.
-WithoutPrefill = Literal["local", "refuse"]
 
 # Reason for which a transfer failed: on the wire, to the engine, in logs, as a metric label.
 FailureReason = Literal[

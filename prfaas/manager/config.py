@@ -19,7 +19,7 @@ from prfaas.config_checks import (
 )
 from prfaas.tracing import SETTING_DOC
 from prfaas.transport.net.tls import TLS_DOC, Certificates, TlsConfig
-from prfaas.types import LocalPolicy, OwnPolicy, WithoutPrefill
+from prfaas.types import LocalPolicy, OwnPolicy
 from prfaas.units import choice
 
 Bandwidth = Literal["scarce", "abundant", "measured"]
@@ -35,6 +35,7 @@ class ManagerConfig:
     """Settings of one manager."""
 
     REMOVED_SETTINGS: ClassVar[dict[str, str]] = {
+        "without_prefill": "without a healthy prefill instance the decode instance prefills",
         "heartbeat_seconds": "agents send four heartbeats within silence_seconds",
         "engine_indexer": "ask Match over gRPC; give engines an agent, which follows their events",
         "traffic_seconds": "a plan uses the requests of the last plan_seconds, at least 30 seconds",
@@ -147,11 +148,6 @@ class ManagerConfig:
         default=None,
         only_where={"local_policy": "endpoint_picker"},
         doc="llm-d's EndpointPickerConfig, a YAML file.",
-    )
-    without_prefill: WithoutPrefill = setting(
-        choice("local", "refuse"),
-        default="local",
-        doc="Without a healthy prefill instance: prefill at decode (local), or status 503 (refuse).",
     )
     local_turns_ratio: float = setting(
         "ratio",

@@ -107,7 +107,7 @@ class RouterConfig:
 
     REMOVED_SETTINGS: ClassVar[Mapping[str, str]] = {
         "discovery": "managers name the instances, or `clusters` does",
-        "without_prefill": "without a prefill instance the decode instance prefills; managers may refuse",
+        "without_prefill": "without a prefill instance the decode instance prefills",
         "max_transfer_bytes": "a transfer may bring 64 GiB",
         "max_body_bytes": "a request body may have 32 MiB",
         "fetch_timeout": "a request waits at most 10 s for a prefix",

@@ -34,8 +34,7 @@ PD_EXPLANATIONS: dict[PdReason, str] = {
     "prompt_short": "the prompt is shorter than the decider's limit, so the decode instance prefills it",
     "no_cache_information": "the decider needs the uncached tokens, which are unknown, so the decode instance prefills it",
     "pd_disabled": "the endpoint picker's configuration disables separate prefill",
-    "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does, "
-    "or the request is refused if configured so",
+    "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does",
 }
 _LOCAL: frozenset[PdReason] = frozenset({"short", "ppd_table_local", "static_local", "suffix_cached"})
 _NUM_SEEDS = 1 << 32

@@ -42,7 +42,6 @@ EXPLANATIONS: dict[Reason, str] = {
     "congested": "it exceeds the deployment's threshold, but not the one in force while the path is congested",
     "no_decode_instance": "no healthy instance can decode, or none in the clusters of its tenant",
 }
-NOBODY_PREFILLS: frozenset[Reason] = frozenset({"no_prefill_instance", "no_pd_prefill_instance"})
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,7 @@ def route(snapshot: Snapshot, request: RequestFacts) -> Decision:
     prefill, reason = choose_pd_prefill(snapshot, request, decode)
     if prefill is not None:
         return Decision("remote", reason, decode.instance, prefill.instance)
-    local = Decision("local", offload if offload and reason == "short" else reason, decode.instance)
-    if snapshot.without_prefill == "refuse" and local.reason in NOBODY_PREFILLS:
-        return Decision("refused", local.reason)
-    return local
+    return Decision("local", offload if offload and reason == "short" else reason, decode.instance)
 
 
 def _choose_decode(snapshot: Snapshot, request: RequestFacts) -> InstanceState | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from prfaas.scheduler.ppd import PpdTable
 from prfaas.scheduler.threshold import PathCost
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy, WithoutPrefill
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy
 
 # Reasons why one list of token ids cannot name a request's KV, so that its decode instance must prefill it.
 Obstacle = Literal["media", "several_prompts", "several_answers", "prompt_output", "adapter", "not_tokenised"]
@@ -92,7 +92,6 @@ class Snapshot:
     ppd_table: PpdTable | None = None
     requests_per_second: float = 0.0
     endpoint_picker: str = ""
-    without_prefill: WithoutPrefill = "local"
     local_turns_ratio: float = 0.0
     fetch_tokens: int = 0
 

@@ -141,7 +141,6 @@ class Service:
             nodes=[self._world.node_state(member) for member in self._world.live()],
             threshold_tokens=self.routing.threshold_tokens,
             local_policy=self.routing.config.local_policy,
-            without_prefill=self.routing.config.without_prefill,
             index_stale=index_stale,
             settling=self._world.is_settling,
             resting_instances=sorted(self._world.resting),

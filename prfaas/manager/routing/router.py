@@ -19,7 +19,7 @@ from prfaas.manager.state.traffic import MIN_WINDOW_SECONDS, RequestSample, Traf
 from prfaas.manager.state.world import World
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import checkpoints_from
-from prfaas.scheduler.route import NOBODY_PREFILLS, Decision, route
+from prfaas.scheduler.route import Decision, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
 from prfaas.scheduler.threshold import PathCost
 from prfaas.types import TRANSFER_ID_BYTES, AgentName, BlockHash, ClusterName, InstanceId, TransferId
@@ -93,8 +93,6 @@ class RequestRouter:
         snapshot = self._snapshot(request, places)
         decision = route(snapshot, facts)
         self._remember(request, snapshot, facts, decision)
-        if decision.reason in NOBODY_PREFILLS and decision.route == "refused":
-            return pb.RouteResponse(route=decision.route, reason=decision.reason, version=self._world.version)
         if decision.decode is None:
             raise IndexRefusal("no_route", f"{decision.reason}: no instance can answer this request")
         self._note_assignment(request, decision, places[decision.decode], now)
@@ -130,7 +128,6 @@ class RequestRouter:
             ppd_table=self.ppd_table.current(),
             endpoint_picker=self._endpoint_picker,
             local_turns_ratio=self.config.local_turns_ratio,
-            without_prefill=self.config.without_prefill,
             requests_per_second=self._rates.per_second(request.cluster, request.model, self._clock()),
             fetch_tokens=0 if self.config.bandwidth == "scarce" else self.config.fetch_tokens,
         )

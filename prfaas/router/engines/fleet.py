@@ -16,7 +16,7 @@ from prfaas import logs, metrics
 from prfaas.router.config import ClusterConfig, RouterConfig
 from prfaas.scheduler.placement import choose_instance
 from prfaas.scheduler.snapshot import InstanceState, RequestFacts, Snapshot
-from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy, WithoutPrefill
+from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy
 
 STREAM_PATIENCE = 10  # A stream that has begun cannot move, so it ends only after this many times the usual silence.
 # A timer that fires later says that this process itself stood still.
@@ -213,7 +213,6 @@ class FleetPolicy:
     threshold_tokens: int
     local_policy: LocalPolicy
     counts_all: bool
-    without_prefill: WithoutPrefill = "local"
 
 
 class Fleet:
@@ -263,14 +262,12 @@ class Fleet:
             self._instances[address.name] = instance
         self._changed.set()
 
-    def snapshot(
-        self, model: str | None = None, *, excluded: Collection[InstanceId] = (), is_alone: bool = False
-    ) -> Snapshot:
+    def snapshot(self, model: str | None = None, *, excluded: Collection[InstanceId] = ()) -> Snapshot:
         """Return the input of a decision.
 
         It has the instances that serve `model`, or all if none does, so that an engine rejects the name. With a cluster of
         its own, the router uses only that cluster's decode instances. Resting and silent instances and open breakers are
-        left out, unless no other instance can decode. With `is_alone` the managers' last policy applies.
+        left out, unless no other instance can decode.
         """
         own = self._config.cluster
         everything = self._instances.values()
@@ -282,12 +279,7 @@ class Fleet:
         states = [instance.state() for instance in serving if instance.address.name not in self.resting]
         if not any(state.decodes and state.instance not in excluded for state in states):
             states = [instance.state(is_last_resort=True) for instance in serving]
-        return Snapshot(
-            self.policy.threshold_tokens,
-            tuple(states),
-            local_policy=self.policy.local_policy if is_alone else self._config.local_policy,
-            without_prefill=self.policy.without_prefill if is_alone else "local",
-        )
+        return Snapshot(self.policy.threshold_tokens, tuple(states), local_policy=self.policy.local_policy)
 
     def is_base_model(self, model: str | None) -> bool:
         """Return whether the name is a base model, not an adapter or unknown. Without a name engines use their base model."""

@@ -52,7 +52,7 @@ class DecisionMaker:
             if made is not None:
                 return made
             # Instances may have left during the wait, so the router decides from a new snapshot.
-            snapshot = self._fleet.snapshot(request.model, excluded=request.facts.excluded, is_alone=True)
+            snapshot = self._fleet.snapshot(request.model, excluded=request.facts.excluded)
             own = route(snapshot, request.facts)
         plan = RoutePlan(own, request.facts, snapshot, is_alone=self._manager is not None)
         if own.route != "remote" or own.prefill is None or own.decode is None:

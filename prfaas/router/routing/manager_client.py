@@ -79,7 +79,6 @@ class DecisionClient:
             state.threshold_tokens,
             "pd" if state.local_policy == "pd" else "decode",
             counts_all=state.local_policy not in ("", "decode"),
-            without_prefill="refuse" if state.without_prefill == "refuse" else "local",
         )
         self._states_in_flight = state.local_policy == "endpoint_picker"
         fleet.resting = frozenset(InstanceId(name) for name in state.resting_instances)
@@ -171,9 +170,6 @@ class DecisionClient:
             num_cached_tokens=max(response.cached_tokens, fetched_tokens),
             caches_known=not response.layout_unknown,
         )
-        if response.route == "refused":
-            decision = Decision("refused", response.reason)
-            return RoutePlan(decision, facts, snapshot, "manager", routing.request_id.hex())
         is_remote = response.route == "remote"
         decision = Decision(
             "remote" if is_remote else "local",

@@ -534,7 +534,7 @@ class NodeState(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., silent_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkFigures, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ..., is_silent: _Optional[bool] = ...) -> None: ...
 
 class StateSnapshot(_message.Message):
-    __slots__ = ("version", "manager", "nodes", "threshold_tokens", "index_stale", "settling", "local_policy", "resting_instances", "without_prefill")
+    __slots__ = ("version", "manager", "nodes", "threshold_tokens", "index_stale", "settling", "local_policy", "resting_instances")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MANAGER_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -543,7 +543,6 @@ class StateSnapshot(_message.Message):
     SETTLING_FIELD_NUMBER: _ClassVar[int]
     LOCAL_POLICY_FIELD_NUMBER: _ClassVar[int]
     RESTING_INSTANCES_FIELD_NUMBER: _ClassVar[int]
-    WITHOUT_PREFILL_FIELD_NUMBER: _ClassVar[int]
     version: int
     manager: str
     nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
@@ -552,8 +551,7 @@ class StateSnapshot(_message.Message):
     settling: bool
     local_policy: str
     resting_instances: _containers.RepeatedScalarFieldContainer[str]
-    without_prefill: str
-    def __init__(self, version: _Optional[int] = ..., manager: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., threshold_tokens: _Optional[int] = ..., index_stale: _Optional[bool] = ..., settling: _Optional[bool] = ..., local_policy: _Optional[str] = ..., resting_instances: _Optional[_Iterable[str]] = ..., without_prefill: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., manager: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., threshold_tokens: _Optional[int] = ..., index_stale: _Optional[bool] = ..., settling: _Optional[bool] = ..., local_policy: _Optional[str] = ..., resting_instances: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchCommandsRequest(_message.Message):
     __slots__ = ("node", "epoch")

@@ -80,7 +80,7 @@ snapshots = st.builds(
     st.none() | st.just(TABLE),
     st.floats(0, 50),
     st.sampled_from([0, T]).map(lambda limit: prefix_decider(limit)),
-    st.sampled_from(["local", "refuse"]),
+    st.floats(0, 1),
 )
 agents = st.sampled_from([AgentName(f"agent-{name}") for name in "abcdef"])
 facts = st.integers(1, 5 * T).flatmap(

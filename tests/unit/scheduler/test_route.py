@@ -67,8 +67,6 @@ WITHIN = Snapshot(T, (EAST, WEST, PD_P))
 MIDDLE = RequestFacts(T // 2)
 LATER = RequestFacts(T // 2, cached_tokens={WEST.agent: T // 2 - 128}, turn=2, max_output_tokens=128)
 
-REFUSING = {"without_prefill": "refuse"}
-
 
 def _picked(limit: int) -> dict[str, Any]:
     return {"local_policy": "endpoint_picker", "endpoint_picker": prefix_decider(limit)}
@@ -80,10 +78,9 @@ def _picked(limit: int) -> dict[str, Any]:
         ({"local_policy": "pd"}, replace(MIDDLE, counted=False), "local", "short"),
         ({"local_policy": "pd", "instances": (EAST, WEST)}, MIDDLE, "local", "no_pd_prefill_instance"),
         ({"local_policy": "ppd", "ppd_table": TABLE}, replace(LATER, turn=1), "remote", "ppd_first_turn"),
-        ({"local_policy": "pd", "instances": (EAST, WEST), **REFUSING}, MIDDLE, "refused", "no_pd_prefill_instance"),
-        ({"local_policy": "pd", **REFUSING}, MIDDLE, "remote", "pd"),
-        ({"instances": (WEST, PD_P), **REFUSING}, LONG, "refused", "no_prefill_instance"),
-        ({"instances": (WEST, PD_P), **REFUSING}, MIDDLE, "local", "short"),
+        ({"local_policy": "pd"}, MIDDLE, "remote", "pd"),
+        ({"instances": (WEST, PD_P)}, LONG, "local", "no_prefill_instance"),
+        ({"instances": (WEST, PD_P)}, MIDDLE, "local", "short"),
         (_picked(0), MIDDLE, "local", "pd_disabled"),
         (_picked(T // 2), replace(MIDDLE, caches_known=False), "local", "no_cache_information"),
         (_picked(0), replace(MIDDLE, caches_known=False), "local", "pd_disabled"),
@@ -104,7 +101,7 @@ def test_node_with_the_prefix_is_chosen_unless_overloaded() -> None:
     request = RequestFacts(3 * REQUEST_TOKENS, cached_tokens={second.agent: 2 * REQUEST_TOKENS})
     for load, chosen in ((1, second), (3, WEST)):  # Two requests cost as much as the cached prefix saves.
         busy = replace(second, num_requests=load)
-        assert route(Snapshot(T, (WEST, busy), without_prefill="local"), request).decode == chosen.instance
+        assert route(Snapshot(T, (WEST, busy)), request).decode == chosen.instance
 
 
 @pytest.mark.parametrize("fields", [{}, _picked(1)], ids=["placement", "endpoint picker"])
