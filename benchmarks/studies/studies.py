@@ -16,7 +16,7 @@ from benchmarks.studies.ppd import experiment as ppd
 from benchmarks.studies.ppd import figures
 from benchmarks.studies.ppd.deployments import GRID
 from benchmarks.studies.rapid import study as rapid
-from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
+from prfaas.ppd.table import FIRST_TURNS, QPS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.run import simulate

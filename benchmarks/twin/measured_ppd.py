@@ -13,7 +13,7 @@ from statistics import fmean, median, stdev
 from benchmarks.studies.ppd.experiment import Effort, TurnFigures, measure, workload
 from benchmarks.studies.ppd.interference import PrefillKind, slowdown_ratio, undisturbed_seconds
 from benchmarks.studies.ppd.model import TURN_HARNESS
-from prfaas.ppd.workloads import FIRST_TURNS, SECOND_TURNS
+from prfaas.ppd.table import FIRST_TURNS, SECOND_TURNS
 from prfaas.scheduler.ppd import ContextClass, WorkloadType
 from prfaas.sim.command import on_all_cores
 from prfaas.sim.workload.conversations import Turn

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import prfaas
 from prfaas.cli import startup
 from prfaas.cli.arguments import OneLineParser, list_of, run
-from prfaas.ppd.table import PpdRun, build_table
-from prfaas.ppd.workloads import FIRST_TURNS, REQUEST_RATES, SECOND_TURNS
+from prfaas.ppd.table import FIRST_TURNS, REQUEST_RATES, SECOND_TURNS, PpdRun, build_table
 from prfaas.scheduler.ppd import TableCell, to_measured
 
 T = TypeVar("T")

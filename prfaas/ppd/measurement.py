@@ -14,8 +14,7 @@ from statistics import fmean
 
 import aiohttp
 
-from prfaas.ppd.table import MIN_SUCCESS_RATIO, PpdRun
-from prfaas.ppd.workloads import FIRST_TURNS, NUM_TURNS, SECOND_TURNS
+from prfaas.ppd.table import FIRST_TURNS, MIN_SUCCESS_RATIO, NUM_TURNS, SECOND_TURNS, PpdRun
 from prfaas.scheduler.ppd import TableCell
 from prfaas.scheduler.route import Route
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from benchmarks.studies.ppd.deployments import LaterTurns, conversations, twin
 from benchmarks.studies.ppd.model import GRID_HARNESS, MODEL, TURN_HARNESS, Harness, PpdModel
-from prfaas.ppd.table import PpdRun, build_table
-from prfaas.ppd.workloads import FIRST_TURNS, QPS, SECOND_TURNS
+from prfaas.ppd.table import FIRST_TURNS, QPS, SECOND_TURNS, PpdRun, build_table
 from prfaas.scheduler.ppd import ContextClass, PpdTable, TableCell, WorkloadType
 from prfaas.sim.command import Progress, on_all_cores
 from prfaas.sim.model.request import SimulatedRequest

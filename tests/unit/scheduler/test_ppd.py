@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.ppd.table import PpdRun, build_table
-from prfaas.ppd.workloads import SECOND_TURNS
+from prfaas.ppd.table import SECOND_TURNS, PpdRun, build_table
 from prfaas.scheduler.ppd import (
     LaterTurn,
     TableCell,
