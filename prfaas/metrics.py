@@ -108,11 +108,6 @@ CONNECTOR_COPIED_BYTES = Counter(
     "Bytes copied between engine blocks and pool slots, over all ranks. direction is send or receive.",
     ("direction",),
 )
-CONNECTOR_RECOMPUTE_SECONDS = Counter(
-    "prfaas_connector_recompute_seconds",
-    "For transfers with outcome recomputed: predicted time until their end, and duration of the local prefill.",
-    ("kind",),
-)
 CONNECTOR_STATE_TAIL_BYTES = Counter(
     "prfaas_connector_state_tail_bytes", "Bytes of linear states sent after the forward pass instead of layer by layer."
 )

@@ -13,7 +13,6 @@ TransferKind = Literal["send", "receive", "reuse", "store", "checkpoint", "fallb
 _METRICS: Mapping[str, Any] = {
     "transfers": metrics.CONNECTOR_TRANSFERS,
     "bytes": metrics.CONNECTOR_COPIED_BYTES,
-    "recompute": metrics.CONNECTOR_RECOMPUTE_SECONDS,
     "state_tail_bytes": metrics.CONNECTOR_STATE_TAIL_BYTES,
     "ring_overflows": metrics.CONNECTOR_RING_OVERFLOWS,
 }

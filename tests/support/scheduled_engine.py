@@ -216,7 +216,7 @@ class ScheduledEngine:
             connector._parked._marked,
             connector._num_preemptions,
         ]
-        kept += [side._divergent._awaited, side._outbound.outcomes, side._outbound]
+        kept += [side._lookups.asked_again, side._outbound.outcomes, side._outbound]
         kept += [side._inbound, side._lookups, side._stores._prompts]
         kept += [side._has_work, side.will_free_blocks, worker._pending, worker._backlog]  # type: ignore[union-attr]
         return [item for item in kept if item]

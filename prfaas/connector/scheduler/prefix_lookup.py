@@ -3,6 +3,11 @@
 asked ──LookedUp: a length that the prompt confirms──▶ held (see receive.py)
 asked ──LookedUp: nothing──▶ gone
 asked ──no reply in time──▶ gone: the engine computes the prompt
+
+vLLM's own cache may hold attention beyond its states. vLLM counts such attention as computed, and takes from a connector
+only what reaches beyond it. If nothing does, vLLM falls back to the prefix that all its groups hold. It does not ask what
+the connector has beyond that prefix, such as a checkpoint inside the prompt. So the connector has vLLM ask again, with the
+prefix that all groups hold.
 """
 
 from __future__ import annotations
@@ -10,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from prfaas.agent.engine.protocol import LookedUp, Lookup, Message, Promised
 from prfaas.connector.counts import Counts
@@ -42,9 +46,19 @@ class PrefixLookup:
 class PrefixLookups(TransferTable[PrefixLookup]):
     """All lookups of one engine."""
 
-    def __init__(self, inbound: InboundTransfers, *, post: Callable[[Message], None], counts: Counts) -> None:
+    def __init__(
+        self,
+        inbound: InboundTransfers,
+        *,
+        post: Callable[[Message], None],
+        counts: Counts,
+        has_one_attention: bool = False,
+    ) -> None:
+        """Create an empty table. With `has_one_attention` a load completes all that the engine's groups lack."""
         super().__init__(post=post, counts=counts)
         self._inbound = inbound
+        self._has_one_attention = has_one_attention
+        self.asked_again: set[str] = set()  # Requests that vLLM must look up by the prefix that all its groups hold.
 
     def begin(self, request_id: str, chain: HashChain, *, promised_tokens: int, reply_deadline: float) -> None:
         """Ask how much of the prompt the pool holds. The engine always computes the last token."""
@@ -60,10 +74,27 @@ class PrefixLookups(TransferTable[PrefixLookup]):
             chain = lookup.chain
             lookup.lengths = [length for length, block_hash in message.lengths if _matches(chain, length, block_hash)]
 
-    def offered_tokens(self, request_id: str) -> int | None:
-        """Return the length that the pool can serve, or None if unknown."""
-        lookup = self.of_request(request_id)
-        return None if lookup is None or lookup.lengths is None else max([0, *lookup.lengths])
+    @property
+    def allow_divergent_hits(self) -> bool:
+        """True if the engine may count attention beyond its states."""
+        return self._has_one_attention and not self.asked_again
+
+    def must_ask_again(self, request_id: str, local_tokens: int, agreed_tokens: Callable[[], int]) -> bool:
+        """Return whether the engine must ask for this request again, by the prefix `agreed_tokens()` of all its groups.
+
+        After it has, its answer is accepted, so that no request waits for ever.
+        """
+        if request_id in self.asked_again:
+            self.asked_again.discard(request_id)
+            return False
+        lookup, offered = self.of_request(request_id), self._inbound.offered_tokens(request_id)
+        if offered is None and lookup is not None and lookup.lengths is not None:
+            offered = max([0, *lookup.lengths])
+        reaches_beyond = offered is None or offered > local_tokens
+        if not self._has_one_attention or reaches_beyond or agreed_tokens() >= local_tokens:
+            return False
+        self.asked_again.add(request_id)
+        return True
 
     def is_undecided(self, request_id: str, local_tokens: int, *, now: float) -> bool:
         """Return whether the request should wait for the reply. After the reply, claim the best prefix if it is useful."""
@@ -84,6 +115,7 @@ class PrefixLookups(TransferTable[PrefixLookup]):
 
     def end(self, request_id: str) -> None:
         """End the lookup of a request that has ended."""
+        self.asked_again.discard(request_id)
         lookup = self.of_request(request_id)
         if lookup is not None:
             self._end(lookup, "aborted")
@@ -93,5 +125,5 @@ class PrefixLookups(TransferTable[PrefixLookup]):
         self._counts.add_transfer("reuse", outcome)
 
 
-def _matches(chain: HashChain, length: object, block_hash: Any) -> bool:
-    return isinstance(length, int) and 0 < length < chain.num_tokens and chain.at(length) == BlockHash(block_hash)
+def _matches(chain: HashChain, length: int, block_hash: bytes) -> bool:
+    return 0 < length < chain.num_tokens and chain.at(length) == BlockHash(block_hash)

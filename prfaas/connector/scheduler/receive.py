@@ -155,8 +155,6 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         decision = decide(progress, local_seconds=local, min_wait_seconds=self._silence_seconds)
         if decision.action == "recompute":
             self._recomputes.add(prefill_seconds, now=now)
-            self._counts["recompute predicted"] += decision.remaining_seconds
-            self._counts["recompute local"] += decision.local_seconds
             self._release(transfer, "recomputed", message=f"{decision.reason}: {decision.remaining_seconds:.2f} s left")
 
     def on_allocated(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:

@@ -28,7 +28,6 @@ from prfaas.agent.engine.protocol import (
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Direction, LoadSource, Outcome, ScheduledRequest, Step, Tables
-from prfaas.connector.scheduler.divergent import DivergentHits
 from prfaas.connector.scheduler.liveness import HEARTBEAT_SECONDS, AgentLiveness
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
 from prfaas.connector.scheduler.prefix_lookup import PrefixLookups
@@ -67,7 +66,7 @@ class SchedulerSide:
         settings: ConnectorSettings,
         *,
         directions: Collection[Direction],
-        pins: BlockPins | None = None,
+        pins: BlockPins,
         sleeps_when_idle: bool = True,
         num_workers: int = 0,
         has_one_attention: bool = False,
@@ -79,10 +78,10 @@ class SchedulerSide:
             block_map: The engine's KV groups.
             settings: Settings of the connector.
             directions: Directions of transfers that the engine's role allows.
-            pins: Keeps blocks from reuse. Without it, prompts leave no checkpoints.
+            pins: Keeps blocks from reuse.
             num_workers: Number of workers that report the end of their saves. 0 means that saves end with their step.
             sleeps_when_idle: Sleep in steps that compute nothing while a transfer is pending.
-            has_one_attention: A load completes all that the engine's groups lack (see `DivergentHits`).
+            has_one_attention: A load completes all that the engine's groups lack (see prefix_lookup.py).
         """
         self._client = client
         self._settings = settings
@@ -98,11 +97,12 @@ class SchedulerSide:
             post=self._post,
             counts=counts,
         )
-        self._lookups = PrefixLookups(self._inbound, post=self._post, counts=counts)
+        self._lookups = PrefixLookups(
+            self._inbound, post=self._post, counts=counts, has_one_attention=has_one_attention
+        )
         self._stores = PrefixStores(
             block_map, pins, min_tokens=settings.reuse_min_tokens, post=self._post, counts=counts
         )
-        self._divergent = DivergentHits(is_supported=has_one_attention)
         self._saved_blocks = SavedBlocks(pins, num_workers=num_workers)
         self._forgotten: TransferId | None = None  # Latest reset that the agent has completed.
         self._may_sleep = False  # The last step computed nothing, and the present one has found no work yet.
@@ -131,13 +131,10 @@ class SchedulerSide:
             fields = {"transfer_id": fallback.transfer_id, "reason": fallback.outcome}
             _log.info("request.fell_back", request_id=request.request_id, **fields)
         if direction != "receive" or refusal:
-            self._look_up(request, promised=promised_tokens(request.parameters))
+            self.look_up(request, promised=promised_tokens(request.parameters))
 
-    def on_preempted(self, request: EngineRequest) -> None:
-        """Look up a request that begins again. Its prompt is all that it must compute, with the answer so far."""
-        self._look_up(request, promised=0)
-
-    def _look_up(self, request: EngineRequest, *, promised: int) -> None:
+    def look_up(self, request: EngineRequest, *, promised: int = 0) -> None:
+        """Look up a request's prompt in the pool. The prompt of a preempted request includes the answer so far."""
         is_long = request.num_prompt_tokens >= self._settings.reuse_min_tokens
         if not (self._settings.reuse and is_long and self._is_agent_present):
             return
@@ -203,23 +200,18 @@ class SchedulerSide:
         `agreed_tokens()` is the prefix that all groups of the engine hold.
         """
         self.poll()
-        if self._asks_again(request_id, local_tokens, agreed_tokens):
+        if self._lookups.must_ask_again(request_id, local_tokens, agreed_tokens):
             return None
         num_tokens = self._loadable_tokens(request_id, local_tokens)
         if num_tokens is not None or not self.sleep_if_idle():
             return num_tokens
-        is_asked_again = self._asks_again(request_id, local_tokens, agreed_tokens)
-        return None if is_asked_again else self._loadable_tokens(request_id, local_tokens)
+        must_ask_again = self._lookups.must_ask_again(request_id, local_tokens, agreed_tokens)
+        return None if must_ask_again else self._loadable_tokens(request_id, local_tokens)
 
     @property
     def allows_divergent_hits(self) -> bool:
         """True if the engine may count locally cached attention beyond its states in the next lookup."""
-        return self._divergent.are_allowed
-
-    def _asks_again(self, request_id: str, local_tokens: int, agreed_tokens: Callable[[], int]) -> bool:
-        claimed = self._inbound.offered_tokens(request_id)
-        offered = self._lookups.offered_tokens(request_id) if claimed is None else claimed
-        return self._divergent.asks_again(request_id, offered, local_tokens=local_tokens, agreed_tokens=agreed_tokens)
+        return self._lookups.allow_divergent_hits
 
     def _loadable_tokens(self, request_id: str, local_tokens: int) -> int | None:
         now = time.monotonic()
@@ -231,7 +223,7 @@ class SchedulerSide:
 
     def stay_parked(self, request_id: str) -> None:
         """Note that a request waits on, though the engine asks for it."""
-        self._divergent.forget(request_id)
+        self._lookups.asked_again.discard(request_id)
         self.sleep_if_idle()
 
     def sleep_if_idle(self) -> bool:
@@ -406,7 +398,6 @@ class SchedulerSide:
         whether the engine must keep the request's blocks until `on_stored`, and what its response reports on its transfer.
         """
         sent = self._outbound.end(request_id)
-        self._divergent.forget(request_id)
         self._lookups.end(request_id)
         self._stores.end_prompt(request_id)
         received = self._inbound.end(request_id)

@@ -38,7 +38,7 @@ class BlockPins:
 class SavedBlocks:
     """Pinned blocks of running saves, by step. Without workers that report, saves end with their step."""
 
-    def __init__(self, pins: BlockPins | None, *, num_workers: int) -> None:
+    def __init__(self, pins: BlockPins, *, num_workers: int) -> None:
         self._pins = pins
         self._num_workers = num_workers
         self._numbers = itertools.count(1)
@@ -52,7 +52,7 @@ class SavedBlocks:
     def add(self, saves: Sequence[Save]) -> int:
         """Pin the blocks that a step copies and return its number. A finished request keeps its blocks by itself."""
         spans = [span.span for save in saves if save.release is None for span in save.spans]
-        if self._pins is None or not spans or not self._num_workers:
+        if not spans or not self._num_workers:
             return 0
         number, block_ids = next(self._numbers), [block_id for span in spans for block_id in span.block_ids]
         self._pins.pin(block_ids)
@@ -64,8 +64,7 @@ class SavedBlocks:
         self._num_reports.update(steps)
         for number in [number for number in steps if self._num_reports[number] >= self._num_workers]:
             del self._num_reports[number]
-            if self._pins is not None:
-                self._pins.unpin(self._by_step.pop(number))
+            self._pins.unpin(self._by_step.pop(number))
 
 
 @dataclass(eq=False)
@@ -114,13 +113,13 @@ class PrefixStores:
     def __init__(
         self,
         block_map: BlockMap,
-        pins: BlockPins | None,
+        pins: BlockPins,
         *,
         min_tokens: int,
         post: Callable[[Message], None],
         counts: Counts,
     ) -> None:
-        """Create an empty table. Without `pins` prompts leave no checkpoints, nor with fewer than `min_tokens` tokens."""
+        """Create an empty table. Prompts with fewer than `min_tokens` tokens leave no checkpoints."""
         self._map = block_map
         self._pins = pins
         self._min_tokens = min_tokens
@@ -151,7 +150,7 @@ class PrefixStores:
 
     def begin_prompt(self, request_id: str, chain: HashChain) -> None:
         """Watch a prompt for checkpoints."""
-        if self._pins is not None and self._map.checkpoint_spacing_tokens:
+        if self._map.checkpoint_spacing_tokens:
             self._prompts[request_id] = Prompt(chain)
 
     def end_prompt(self, request_id: str) -> None:
@@ -183,7 +182,6 @@ class PrefixStores:
     def _add_checkpoint(
         self, request: ScheduledRequest, prompt: Prompt, boundary: int, *, reply_deadline: float
     ) -> None:
-        assert self._pins is not None
         spans = self._map.checkpoint(request.tables(), boundary, request.states.get(boundary, {}))
         if spans is None:
             return
@@ -230,7 +228,6 @@ class PrefixStores:
                 continue
             if blocks.failure is None:
                 saves.append(blocks.save())
-            assert self._pins is not None
             self._pins.unpin(blocks.block_ids)
             self._end(blocks)
         return saves

@@ -179,8 +179,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             self._side.stay_parked(request.request_id)
             num_tokens = None
         else:
-            if request.num_preemptions > self._num_preemptions.get(request.request_id, 0):
-                self._look_up_again(request)
+            self._look_up_if_preempted(request)
             num_tokens = self._side.num_external_tokens(
                 request.request_id,
                 num_computed_tokens,
@@ -190,11 +189,11 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):
             self._parked.park(request)
         return num_tokens, bool(num_tokens)
 
-    def _look_up_again(self, request: Any) -> None:
+    def _look_up_if_preempted(self, request: Any) -> None:
         """Look up a preempted request, which begins again with its answer so far as part of the prompt."""
-        self._num_preemptions[request.request_id] = request.num_preemptions
-        if not request.skip_reading_prefix_cache:
-            self._side.on_preempted(self._engine_request(request, request.num_tokens))
+        if request.num_preemptions > self._num_preemptions.get(request.request_id, 0):
+            self._num_preemptions[request.request_id] = request.num_preemptions
+            self._side.look_up(self._engine_request(request, request.num_tokens))
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[CacheHitSource, int]:
         """Return where the loaded tokens come from: another machine's engine, or this machine's pool."""

@@ -238,10 +238,6 @@ class WorkerSide:
         loads: list[tuple[str, list[Copy]]] = []
         pairs: dict[int, BlockPairs] = {}
         for load in self._step.loads:
-            if any(len(span.slots) <= self._rank for span in load.spans):
-                _log.error("load.slots_missing", request_id=load.request_id, rank=self._rank)
-                self._finish_load(load.request_id, has_failed=True)
-                continue
             copies = [copy for span in load.spans for copy in span.copies(self._rank)]
             loads.append((load.request_id, copies))
             for copy in copies:

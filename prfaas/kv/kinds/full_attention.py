@@ -19,7 +19,3 @@ class FullAttention(KVKind):
 
     def first_token(self, group: KVGroup, num_tokens: int) -> int:
         return 0
-
-    def servable_ends(self, group: KVGroup, blocks: int, num_blocks: int) -> int:
-        leading = blocks & ~(blocks + 1)  # The lowest set bits without a gap.
-        return (leading << 1 | 1) & (2 << num_blocks) - 1

@@ -41,9 +41,12 @@ class KVKind(ABC):
     def first_token(self, group: KVGroup, num_tokens: int) -> int:
         """Return the first token that the token after `num_tokens` attends to."""
 
-    @abstractmethod
     def servable_ends(self, group: KVGroup, blocks: int, num_blocks: int) -> int:
-        """Return a bitmap over 0 to `num_blocks`: bit n is set when `blocks` can serve a prefix of n full blocks."""
+        """Return a bitmap over 0 to `num_blocks`: bit n is set when `blocks` can serve a prefix of n full blocks.
+
+        Only kinds with a window implement it.
+        """
+        raise NotImplementedError
 
     # Transfers
 

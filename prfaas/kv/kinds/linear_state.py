@@ -25,9 +25,6 @@ class LinearState(KVKind):
     def first_token(self, group: KVGroup, num_tokens: int) -> int:
         return num_tokens  # The state represents all tokens, so no block of tokens is needed.
 
-    def servable_ends(self, group: KVGroup, blocks: int, num_blocks: int) -> int:
-        return 1
-
     def blocks(
         self, group: KVGroup, index: int, hashes: PromptHashes, num_tokens: int, *, step_tokens: int
     ) -> GroupBlocks:

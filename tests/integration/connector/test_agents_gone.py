@@ -46,17 +46,6 @@ def _fill(ring: RingWriter | None) -> None:
     assert not ring.push(RingEntry(EntryKind.FORWARD_ENDED, handle=1))
 
 
-def test_a_load_without_slots_for_a_rank_fails(nodes: Nodes) -> None:
-    memory = memory_of(SHAPES["dense"])
-    client = AgentClient(str(nodes.west.socket), instance="alone", role="worker", layout=memory.layout)
-    worker = WorkerSide(client, memory.layers, memory.layout)
-    load = Load("r", (SlotSpan(BlockSpan(0, 0, (1,)), slots=()),))
-    worker.begin_step(Step(epoch=client.attached.epoch, loads=(load,)))
-    worker.start_loads()
-    assert worker.take_results().failed == {"r"}
-    worker.close()
-
-
 def test_a_load_that_is_planned_when_the_agent_dies_fails(mortal_nodes: Nodes) -> None:
     prefiller, decoder = mortal_nodes.pair(SHAPES["dense"])
     prompt = prompt_of(4)

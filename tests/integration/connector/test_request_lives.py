@@ -95,7 +95,6 @@ def test_a_transfer_that_does_not_begin_is_recomputed(nodes: Nodes) -> None:
     parked = receiving(decoder, prompt, nodes.grant(prompt))
     assert decoder.await_answer(parked) == 0
     assert decoder.outcomes() == {"receive recomputed": 1}
-    assert decoder.scheduler.counts["recompute predicted"] > decoder.scheduler.counts["recompute local"]
     nodes.assert_nothing_is_left()
 
 
