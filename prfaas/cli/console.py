@@ -179,7 +179,7 @@ def _certs(call: Call) -> CommandOutput:
             found = certs.revoke(given.directory, given.names)
         case _:
             found = certs.entries(given.directory)
-    return CommandOutput([asdict(entry) for entry in found], [certs.entries_table(found)])
+    return CommandOutput(found.records(), [found])
 
 
 def _pool_ls(call: Call) -> CommandOutput:
@@ -309,8 +309,7 @@ def _config_check(call: Call) -> CommandOutput:
         rows += [_checked(path, component=call.arguments.component)]
     moods = tuple[tables.Mood, ...]("good" if outcome == "good" else "bad" for _, _, outcome in rows)
     table = tables.Table("Configuration", ("file", "component", "outcome"), tuple(rows), moods)
-    document = [dict(zip(table.columns, row, strict=True)) for row in rows]
-    return CommandOutput(document, [table], status=0 if set(moods) == {"good"} else 1)
+    return CommandOutput(table.records(), [table], status=0 if set(moods) == {"good"} else 1)
 
 
 def _checked(path: Path, *, component: str | None) -> tuple[str, str, str]:

@@ -34,7 +34,7 @@ async def drain(config: ConsoleConfig, secret: bytes, *, node: str, seconds: flo
         IndexRefusal: the node is unknown or silent, or this name has no operator rights.
     """
     async with _managers(config, secret) as client:
-        moved = _fields(await client.drain(pb.DrainRequest(node=node, timeout_seconds=seconds)))
+        moved = _fields(await client.operate("Drain", pb.DrainRequest(node=node, timeout_seconds=seconds)))
     counts = {
         name: int(moved[name]) for name in ("num_prefixes", "moved_bytes", "num_requests_left", "num_engines_unknown")
     }
@@ -49,7 +49,7 @@ async def undrain(config: ConsoleConfig, secret: bytes, *, node: str) -> dict[st
         IndexRefusal: the node is unknown or silent, or this name has no operator rights.
     """
     async with _managers(config, secret) as client:
-        await client.undrain(pb.UndrainRequest(node=node))
+        await client.operate("Undrain", pb.UndrainRequest(node=node))
     return {"node": node}
 
 
@@ -67,7 +67,7 @@ async def order_pool(
     async with _managers(config, secret) as client:
         for node in nodes:
             request.node = node
-            answer = _fields(await client.order_pool(request))
+            answer = _fields(await client.operate("OrderPool", request))
             found.append({"node": node, "outcome": answer["outcome"], **_bytes(answer)})
     return found
 
@@ -86,7 +86,7 @@ async def flip(config: ConsoleConfig, secret: bytes, *, node: str, role: str, se
         IndexRefusal: the node is unknown or silent, or the manager does not take this order.
     """
     async with _managers(config, secret) as client:
-        response = await client.set_role(pb.SetRoleRequest(node=node, role=role, timeout_seconds=seconds))
+        response = await client.operate("SetRole", pb.SetRoleRequest(node=node, role=role, timeout_seconds=seconds))
     return [_change(_fields(change)) for change in response.changes]
 
 

@@ -25,6 +25,10 @@ class Table:
     moods: tuple[Mood, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def records(self) -> list[dict[str, str]]:
+        """Return the rows by column, for programs."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
 
 def status_tables(state: Mapping[str, Any], plan: Mapping[str, Any]) -> list[Table]:
     """Return a summary: manager, clusters, instances."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 import time
 from collections.abc import Callable
@@ -180,9 +179,7 @@ class Manager:
             outcomes=self.service.outcomes,
             cache_hits=self._cache_hits,
             actions=self._operations.operators.actions,
-            egress_prices=self._planner.egress_prices() if self._planner else {},
-            listed_rate=self._planner.listed_rate if self._planner else lambda source, destination: math.inf,
-            can_plan=self._planner is not None,
+            planner=self._planner,
             is_stale=lambda: self.replication.is_stale,
             clock=self._clock,
             wall_clock=self._wall_clock,

@@ -56,27 +56,13 @@ class ManagerClient:
         response: pb.CopyResponse = await self._ask_writer("Copy", request, timeout_seconds)
         return response
 
-    async def drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
-        """Drain a node that is about to leave. Raises as `Channel.call`, except FencedError."""
-        seconds = request.timeout_seconds + self._deadline_seconds
-        response: pb.DrainResponse = await self._ask_writer("Drain", request, seconds)
-        return response
+    async def operate(self, method: str, request: Any) -> Any:
+        """Carry out an operation on a node, such as Drain or SetRole. Raises as `Channel.call`, except FencedError.
 
-    async def undrain(self, request: pb.UndrainRequest) -> None:
-        """End the drain of a node. Raises as `Channel.call`, except FencedError."""
-        await self._ask_writer("Undrain", request, self._deadline_seconds)
-
-    async def order_pool(self, request: pb.OrderPoolRequest) -> pb.OrderPoolResponse:
-        """Pin, unpin or remove a prefix on a node. Raises as `Channel.call`, except FencedError."""
-        seconds = request.timeout_seconds + self._deadline_seconds
-        response: pb.OrderPoolResponse = await self._ask_writer("OrderPool", request, seconds)
-        return response
-
-    async def set_role(self, request: pb.SetRoleRequest) -> pb.SetRoleResponse:
-        """Change the role of a node's instances. Raises as `Channel.call`, except FencedError."""
-        seconds = request.timeout_seconds + self._deadline_seconds
-        response: pb.SetRoleResponse = await self._ask_writer("SetRole", request, seconds)
-        return response
+        The request's `timeout_seconds`, if it has one, comes on top of the usual deadline.
+        """
+        seconds = getattr(request, "timeout_seconds", 0.0) + self._deadline_seconds
+        return await self._ask_writer(method, request, seconds)
 
     async def _ask_writer(self, method: str, request: Any, timeout_seconds: float) -> Any:
         """Ask the managers in turn, and follow a redirect to the cluster's writer.

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prfaas.console.authority import list_ends_at
-from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
+from prfaas.console.doctor.finding import Finding, bad, good, warning
 from prfaas.transport.net.tls import CERTIFICATE_FAULTS, CertificateFiles, certificate_shown, common_name, make_contexts
 
 SOON_SECONDS = 14 * 86400.0
-_REMEDIES: dict[int, tuple[Subject, str]] = {  # X509_V_ERR_* codes, as in CERTIFICATE_FAULTS.
+_REMEDIES: dict[int, tuple[str, str]] = {  # X509_V_ERR_* codes, as in CERTIFICATE_FAULTS.
     9: ("certificate_time", "set this machine's clock, or renew it"),
     10: ("certificate_time", "renew it; agents load new files without a restart"),
     12: ("certificate_time", "publish a new list as tls.revocations"),

@@ -8,39 +8,6 @@ from typing import Literal
 
 from prfaas.console.tables import Mood, Table
 
-Subject = Literal[
-    "configuration",
-    "secret",
-    "address",
-    "port",
-    "advertised_address",
-    "plaintext",
-    "keys",
-    "socket_directory",
-    "memory",
-    "locked_memory",
-    "open_files",
-    "congestion_control",
-    "send_buffer",
-    "receive_buffer",
-    "certificate_files",
-    "certificate_key",
-    "certificate_authority",
-    "certificate_time",
-    "certificate_name",
-    "certificate_revoked",
-    "key_mode",
-    "clock",
-    "manager",
-    "manager_secret",
-    "engine",
-    "engine_model",
-    "record",
-    "cluster",
-    "wire",
-    "disk",
-    "agent_socket",
-]
 Outcome = Literal["good", "warning", "bad"]
 
 
@@ -48,22 +15,22 @@ Outcome = Literal["good", "warning", "bad"]
 class Finding:
     """Outcome of one check. `remedy` is an action, preferably a command; empty for good findings."""
 
-    subject: Subject
+    subject: str  # Name of the check, for programs.
     outcome: Outcome
     where: str  # Component or file that was checked; "" for the machine.
     message: str
     remedy: str = ""
 
 
-def good(subject: Subject, where: str, message: str) -> Finding:
+def good(subject: str, where: str, message: str) -> Finding:
     return Finding(subject, "good", where, message)
 
 
-def bad(subject: Subject, where: str, message: str, *, remedy: str) -> Finding:
+def bad(subject: str, where: str, message: str, *, remedy: str) -> Finding:
     return Finding(subject, "bad", where, message, remedy)
 
 
-def warning(subject: Subject, where: str, message: str, *, remedy: str) -> Finding:
+def warning(subject: str, where: str, message: str, *, remedy: str) -> Finding:
     return Finding(subject, "warning", where, message, remedy)
 
 

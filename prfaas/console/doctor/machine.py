@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prfaas.agent.config import AgentConfig
 from prfaas.cachepool.ssd import disk_bytes
-from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
+from prfaas.console.doctor.finding import Finding, bad, good, warning
 from prfaas.console.tables import size
 
 MIN_SEND_BUFFER_BYTES = 4 << 20  # Bounds the bytes in flight of one connection; docs/transport.md.
@@ -72,7 +72,7 @@ def tcp_findings(machine: Machine, *, congestion_control: str) -> Iterator[Findi
 
 
 def _congestion_control(sysctls: Mapping[str, str], wanted: str) -> Finding:
-    subject: Subject = "congestion_control"
+    subject = "congestion_control"
     available = sysctls.get("net/ipv4/tcp_available_congestion_control", "").split()
     allowed = sysctls.get("net/ipv4/tcp_allowed_congestion_control", "").split()
     if wanted not in available:
@@ -98,7 +98,7 @@ def _send_buffer(text: str | None) -> Finding:
 
 
 def _receive_buffer(text: str | None) -> Finding:
-    subject: Subject = "receive_buffer"
+    subject = "receive_buffer"
     if text is None or int(text.split()[2]) >= MIN_RECEIVE_BUFFER_BYTES:
         return good(subject, "", f"net.ipv4.tcp_rmem: {text}")
     least, usual, most = text.split()

@@ -19,14 +19,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from prfaas.agent.config import AgentConfig, EngineConfig
-from prfaas.console.doctor.finding import Finding, Subject, bad, good, warning
+from prfaas.console.doctor.finding import Finding, bad, good, warning
 from prfaas.console.pages import read_json
 from prfaas.errors import PageUnreachable
 from prfaas.router.config import RouterConfig
 from prfaas.transport.net.sockets import public_address
 from prfaas.units import is_loopback, join_address, split_address
 
-_ADVERTISED: Subject = "advertised_address"
+_ADVERTISED = "advertised_address"
 MAX_PARALLEL_CHECKS = 32
 MAX_CLOCK_SECONDS = 5.0  # Grants live for minutes. Certificates and logs are compared by the second.
 

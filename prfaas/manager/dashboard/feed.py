@@ -198,7 +198,7 @@ class Feed:
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
         self._history = History()
-        self._bill = EgressBill(overview.egress_prices)
+        self._bill = EgressBill(overview.planner.egress_prices() if overview.planner else {})
         self._event = b""
         self._number = 0
         self._num_watchers = 0

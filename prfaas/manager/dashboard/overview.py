@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prfaas import metrics
 from prfaas.index.membership import Member, NodeState
@@ -16,8 +16,10 @@ from prfaas.manager.planning.paths import Paths
 from prfaas.manager.routing.outcomes import OutcomeLog, counts_by_reason
 from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.world import World
-from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.scheduler.congestion import raised_threshold
+
+if TYPE_CHECKING:
+    from prfaas.manager.planning.planner import Planner
 
 MAX_REQUESTS = 50
 MAX_SESSIONS = 20
@@ -37,9 +39,7 @@ class Overview:
     outcomes: OutcomeLog
     cache_hits: CacheHits
     actions: Iterable[tuple[Any, ...]]  # Operators' actions: the fields of a change.
-    egress_prices: Mapping[str, EgressPrice]  # By PrfaaS cluster, where the deployment file has one.
-    listed_rate: Callable[[str, str], float]  # Bytes per second of a path in the deployment file, or infinity.
-    can_plan: bool
+    planner: Planner | None  # None without a deployment file.
     is_stale: Callable[[], bool]
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
@@ -76,7 +76,7 @@ class Overview:
             "is_stale": self.is_stale(),
             "local_policy": self.routing.config.local_policy,
             "threshold_tokens": self.routing.threshold_tokens,
-            "can_plan": self.can_plan,
+            "can_plan": self.planner is not None,
         }
 
     def _node(self, member: Member) -> dict[str, Any]:
@@ -115,7 +115,8 @@ class Overview:
     def path_records(self) -> Iterator[dict[str, Any]]:
         """Yield each path between two clusters with its own threshold."""
         for view in self.paths.views():
-            measured, listed = view.capacity_bytes_per_second, self.listed_rate(view.source, view.destination)
+            measured = view.capacity_bytes_per_second
+            listed = self.planner.listed_rate(view.source, view.destination) if self.planner else math.inf
             # An estimate may exceed the line for a moment, and be below a rate that has just grown.
             shown = max(view.bytes_per_second, min(measured, listed)) if measured else 0.0
             yield {

@@ -52,6 +52,7 @@ def _within(seconds: float, most: float) -> float:
 
 
 MAX_OUTCOMES = 1024
+WORDS: Mapping[str, str] = dict(EXPLANATIONS.items())
 ROUTES = frozenset({"local", "remote", "refused"})
 OutcomeKind = Literal["completed", "fell_back", "refused", "failed", "broken", "cancelled"]
 _KINDS: Mapping[str, OutcomeKind] = {kind: kind for kind in get_args(OutcomeKind)}
@@ -217,7 +218,7 @@ def _kind_of_old_report(report: pb.ReportRequestsRequest.Answered, ttft: float) 
 def counts_by_reason(counter: Counter) -> list[dict[str, Any]]:
     """Return the samples of a counter of requests by route and reason since the start, as /metrics has them."""
     return [
-        {**sample.labels, "count": sample.value, "explanation": EXPLANATIONS[sample.labels["reason"]]}
+        {**sample.labels, "count": sample.value, "explanation": WORDS[sample.labels["reason"]]}
         for metric in counter.collect()
         for sample in metric.samples
         if sample.name.endswith("_total")

@@ -178,10 +178,10 @@ async def test_changed_link_shows_at_once(stage: Stage) -> None:
 
 async def test_ordered_role_shows_with_the_former_one(stage: Stage) -> None:
     operator = stage.operator()
-    await operator.set_role(pb.SetRoleRequest(node="d1", role="both"))
+    await operator.operate("SetRole", pb.SetRoleRequest(node="d1", role="both"))
     await until_true(lambda: _has(stage.event("role_changed"), "d1-engine", "decode → both"))
     await until_true(lambda: _has(stage.event("operator"), "d1", "set_role both by operator: done"))
-    await operator.set_role(pb.SetRoleRequest(node="d1", role="announced"))
+    await operator.operate("SetRole", pb.SetRoleRequest(node="d1", role="announced"))
     await until_true(lambda: _has(stage.event("role_changed"), "d1-engine", "both → decode"))
 
 

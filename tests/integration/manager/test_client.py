@@ -30,7 +30,7 @@ async def test_operators_call_goes_to_the_live_manager(deployment: Deployment) -
         [free_address(), manager.address], name="operator", secret=SECRET, deadline_seconds=PATIENCE_SECONDS
     )
     with pytest.raises(IndexRefusal, match="nobody is unknown or silent"):
-        await client.undrain(pb.UndrainRequest(node="nobody"))
+        await client.operate("Undrain", pb.UndrainRequest(node="nobody"))
     await client.close()
 
 

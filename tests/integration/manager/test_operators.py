@@ -26,10 +26,13 @@ def _ordered(order: str) -> Call:
 
 
 CALLS: dict[str, tuple[Call, str]] = {
-    "drain": (lambda client: client.drain(pb.DrainRequest(node="n1")), "num_requests_left=0 num_engines_unknown=1"),
-    "undrain": (lambda client: client.undrain(pb.UndrainRequest(node="n1")), ""),
+    "drain": (
+        lambda client: client.operate("Drain", pb.DrainRequest(node="n1")),
+        "num_requests_left=0 num_engines_unknown=1",
+    ),
+    "undrain": (lambda client: client.operate("Undrain", pb.UndrainRequest(node="n1")), ""),
     "set_role": (
-        lambda client: client.set_role(pb.SetRoleRequest(node="n1", role="prefill")),
+        lambda client: client.operate("SetRole", pb.SetRoleRequest(node="n1", role="prefill")),
         "role=prefill num_requests_left=0",
     ),
     **{order: (_ordered(order), "node_outcome=deadline") for order in ("pin", "unpin", "remove")},

@@ -117,18 +117,18 @@ async def _is_drained(site: AgentDeployment) -> None:
         await site.client.match(match_request(chain))
     assert (await site.client.route(_route())).decode.node == "a"
     operator = site.client_named("operator")
-    drained = await operator.drain(pb.DrainRequest(node="a", timeout_seconds=PATIENCE_SECONDS))
+    drained = await operator.operate("Drain", pb.DrainRequest(node="a", timeout_seconds=PATIENCE_SECONDS))
     assert (drained.num_prefixes, drained.moved_bytes) == (1, PREFIX_BYTES)
     assert (drained.num_requests_left, drained.num_engines_unknown) == (0, 0)
     await _until_held_by(site, HOT, 2)
     assert _holders(site, RARE[0]) == {"a"}, "nobody asked for it"
     assert (await site.client.route(_route())).decode.node in _holders(site, HOT) - {"a"}
-    again = await operator.drain(pb.DrainRequest(node="a", timeout_seconds=PATIENCE_SECONDS))
+    again = await operator.operate("Drain", pb.DrainRequest(node="a", timeout_seconds=PATIENCE_SECONDS))
     assert again.num_prefixes == 0
-    silent = await operator.drain(pb.DrainRequest(node="c", timeout_seconds=0.0))
+    silent = await operator.operate("Drain", pb.DrainRequest(node="c", timeout_seconds=0.0))
     assert silent.num_engines_unknown == 1, "nobody says what c's engine runs"
     with pytest.raises(IndexRefusal):
-        await operator.drain(pb.DrainRequest(node="nobody"))
+        await operator.operate("Drain", pb.DrainRequest(node="nobody"))
 
 
 def _engine(name: str, *, url: str = "http://127.0.0.1:9") -> str:
