@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,6 +223,18 @@ class PacedEngine:
         comment = b"" if self.reports_first else to_comment(report).encode()
         await response.write(comment + b"data: [DONE]\n\n")
         return response
+
+
+@contextlib.asynccontextmanager
+async def running(*engines: PacedEngine) -> AsyncIterator[None]:
+    """Run engines. They also end with a block that fails, so that later tests find no open socket."""
+    try:
+        for engine in engines:
+            await engine.start()
+        yield
+    finally:
+        for engine in engines:
+            await engine.stop()
 
 
 def _chat_choice(body: dict[str, Any]) -> dict[str, Any]:

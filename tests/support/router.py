@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 from prfaas.router.config import ClusterConfig, InstanceConfig, RouterConfig
 from prfaas.router.server import OpenPicker, open_router
 from prfaas.types import ClusterKind, InstanceRole
-from tests.support.paced_engine import MODEL, PacedEngine, streamed
+from tests.support.paced_engine import MODEL, PacedEngine, running, streamed
 from tests.support.secret_files import write_secret
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -101,20 +101,19 @@ async def running_router(
     """
     easts = [PacedEngine() for _ in range(num_easts)]
     wests = [PacedEngine(prefilled_by=easts) for _ in range(num_wests)]
-    for engine in (*easts, *wests):
-        await engine.start()
-    prefilling, decoding = _instances("east", "prefill", easts), _instances("west", "both", wests)
-    apart = (_cluster("east", "prfaas", prefilling), _cluster("west", "pd", decoding))
-    clusters = (_cluster("west", "pd", [*prefilling, *decoding]),) if one_cluster else apart
-    operator, of_operators = operators_beside(settings.get("api_keys_file"))
-    config = router_config(clusters=clusters, **settings, **of_operators)
-    async with aiohttp.ClientSession() as session, open_router(config, SECRET, picker=picker) as address:
-        router = RunningRouter(f"http://{address}", easts, wests, session, operator=operator, clusters=config.clusters)
-        names = [f"east_{n}" for n in range(num_easts)] + [f"west_{n}" for n in range(num_wests)]
-        await router.until_health(**dict.fromkeys(names, True))
-        yield router
-    for engine in (*easts, *wests):
-        await engine.stop()
+    async with running(*easts, *wests):
+        prefilling, decoding = _instances("east", "prefill", easts), _instances("west", "both", wests)
+        apart = (_cluster("east", "prfaas", prefilling), _cluster("west", "pd", decoding))
+        clusters = (_cluster("west", "pd", [*prefilling, *decoding]),) if one_cluster else apart
+        operator, of_operators = operators_beside(settings.get("api_keys_file"))
+        config = router_config(clusters=clusters, **settings, **of_operators)
+        async with aiohttp.ClientSession() as session, open_router(config, SECRET, picker=picker) as address:
+            router = RunningRouter(
+                f"http://{address}", easts, wests, session, operator=operator, clusters=config.clusters
+            )
+            names = [f"east_{n}" for n in range(num_easts)] + [f"west_{n}" for n in range(num_wests)]
+            await router.until_health(**dict.fromkeys(names, True))
+            yield router
 
 
 def operators_beside(clients: Path | None) -> tuple[dict[str, str], dict[str, Any]]:

@@ -44,8 +44,10 @@ async def _engine(authority: Authority, tries: list[object]) -> AsyncIterator[En
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-    yield EngineConfig(instance="a", url=f"https://127.0.0.1:{runner.addresses[0][1]}", role="both", model="m")
-    await runner.cleanup()
+    try:
+        yield EngineConfig(instance="a", url=f"https://127.0.0.1:{runner.addresses[0][1]}", role="both", model="m")
+    finally:
+        await runner.cleanup()
 
 
 def _config(authority: Authority, engine: EngineConfig, **settings: Any) -> AgentConfig:

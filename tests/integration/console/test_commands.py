@@ -20,7 +20,7 @@ from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.support.agent_deployment import AgentDeployment
 from tests.support.certificates import tls_config, tls_record
 from tests.support.deployment import Deployment, match_request
-from tests.support.paced_engine import PacedEngine
+from tests.support.paced_engine import PacedEngine, running
 from tests.support.prefix_engine import chain_of, prefix_of
 from tests.support.secret_files import write_deployment_secret
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -287,7 +287,6 @@ async def test_what_tls_leaves_unsaid_is_said(site: AgentDeployment, tmp_path: P
     assert (plain.status, "answers in plain text" in plain.error) == (2, True), plain.error
     files = CertificateFiles(issued.authority, issued.certificate, issued.key)
     asking = PacedEngine(tls=Certificates(files).server_context())
-    await asking.start()
-    refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, own.path))
-    await asking.stop()
+    async with running(asking):
+        refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, own.path))
     assert (refused.status, "rejects the certificate" in refused.error) == (2, True), refused.error

@@ -25,7 +25,7 @@ from tests.integration.console.terminal import Ran, run_here
 from tests.support.agents import Agents
 from tests.support.certificates import tls_record
 from tests.support.deployment import Deployment
-from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine, running
 from tests.support.secret_files import write_secret
 from tests.support.waiting import POLL_SECONDS, until
 from tools.free_ports import free_address
@@ -366,11 +366,10 @@ async def test_an_engine_that_asks_for_certificates_is_shown_the_agent_s_where_t
     engine = PacedEngine(
         tls=Certificates(CertificateFiles(issued.authority, issued.certificate, issued.key)).server_context()
     )
-    await engine.start()
-    announced = {"instance": "west-0/0", "url": engine.url, "role": "both", "model": MODEL}
-    patient.agent |= {"engine_tls": engine_tls, "engines": [announced]}
-    ran = await asyncio.to_thread(patient.examine)
-    await engine.stop()
+    async with running(engine):
+        announced = {"instance": "west-0/0", "url": engine.url, "role": "both", "model": MODEL}
+        patient.agent |= {"engine_tls": engine_tls, "engines": [announced]}
+        ran = await asyncio.to_thread(patient.examine)
     assert ran.status == (0 if subject == "engine_model" else 1)
     assert [item["subject"] for item in ran.document if item["subject"].startswith("engine")] == [subject]
 

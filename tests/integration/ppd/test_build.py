@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.cli.ppd import main
 from prfaas.scheduler.ppd import LaterTurn, prefills_locally, read_measured
-from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine, running
 
 SLOW_SECONDS = 1.0
 TOKEN_SECONDS = 0.1  # Pace of both engines, large compared with the noise of a busy machine.
@@ -24,11 +24,8 @@ TOKEN_SECONDS = 0.1  # Pace of both engines, large compared with the noise of a 
 async def doors() -> AsyncIterator[tuple[PacedEngine, PacedEngine]]:
     """One that prefills elsewhere, and one that does not."""
     engines = PacedEngine(token_seconds=0.01), PacedEngine(token_seconds=0.01)
-    for engine in engines:
-        await engine.start()
-    yield engines
-    for engine in engines:
-        await engine.stop()
+    async with running(*engines):
+        yield engines
 
 
 ONE_CELL = ("--contexts", "small", "--workloads", "tiny")

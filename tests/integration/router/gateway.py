@@ -19,7 +19,7 @@ from prfaas.router.server import open_router
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.types import ClusterKind, InstanceRole
-from tests.support.paced_engine import PacedEngine
+from tests.support.paced_engine import PacedEngine, running
 from tests.support.router import SECRET, RunningRouter, router_config
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tools.free_ports import free_address
@@ -42,9 +42,7 @@ async def make_gateway(directory: Path, **settings: Any) -> AsyncIterator[Gatewa
     east = PacedEngine()
     west = PacedEngine(prefilled_by=[east])
     async with contextlib.AsyncExitStack() as stack:
-        for engine in (east, west):
-            await engine.start()
-            stack.push_async_callback(engine.stop)
+        await stack.enter_async_context(running(east, west))
         beside = SidecarConfig(listen="127.0.0.1:0", engine_url=west.url, protocol="prfaas")
         sidecar = await stack.enter_async_context(open_sidecar(beside))
         picker, front = free_address(), free_address()

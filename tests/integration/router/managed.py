@@ -20,7 +20,7 @@ from prfaas.router.server import open_router
 from prfaas.rpc.reporter import Reporter
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole
 from tests.support.deployment import SECRET, Deployment, hybrid_layout, stored
-from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine, running
 from tests.support.router import RunningRouter, operators_beside
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -73,9 +73,7 @@ async def make_managed(
     """
     easts = [PacedEngine()]
     wests = [PacedEngine(prefilled_by=easts) for _ in range(num_wests)]
-    for engine in (*easts, *wests):
-        await engine.start()
-    async with Deployment(directory) as deployment:
+    async with running(*easts, *wests), Deployment(directory) as deployment:
         if with_redis:
             await deployment.start_redis()
         manager = await deployment.start_manager(**manager_settings)
@@ -93,8 +91,6 @@ async def make_managed(
         async with open_router(config, router_secret) as address, aiohttp.ClientSession() as session:
             router = RunningRouter(f"http://{address}", easts, wests, session, operator=operator)
             yield Managed(router, manager, deployment, reporters, reports)
-    for engine in (*easts, *wests):
-        await engine.stop()
 
 
 def _reporter(

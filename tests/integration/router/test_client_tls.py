@@ -20,7 +20,7 @@ from prfaas.router.config import ClusterConfig, InstanceConfig, LimitsConfig, Ro
 from prfaas.router.server import open_router
 from prfaas.transport.net.tls import CertificateFiles, Certificates, TlsConfig
 from tests.integration.console.terminal import run_here
-from tests.support.paced_engine import PacedEngine
+from tests.support.paced_engine import PacedEngine, running
 from tests.support.router import SECRET, STREAMED, RunningRouter, operators_beside, router_config
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -33,9 +33,8 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 async def engine() -> AsyncIterator[PacedEngine]:
     engine = PacedEngine()
-    await engine.start()
-    yield engine
-    await engine.stop()
+    async with running(engine):
+        yield engine
 
 
 def _files(issued: IssuedCertificate, *names: str) -> dict[str, TlsConfig]:

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine, running
 from tests.support.router import SHORT, STREAMED
 from tests.support.waiting import PATIENCE_SECONDS
 from tools.free_ports import free_address
@@ -58,8 +58,7 @@ async def _serves(session: aiohttp.ClientSession, url: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 async def test_signal_lets_running_answers_end_before_the_process(tmp_path: Path, number: signal.Signals) -> None:
     engine = PacedEngine(token_seconds=0.3)
-    await engine.start()
-    async with _router(tmp_path, engine) as (process, url), aiohttp.ClientSession() as session:
+    async with running(engine), _router(tmp_path, engine) as (process, url), aiohttp.ClientSession() as session:
         await _serves(session, url)
         body = {"model": MODEL, "prompt": SHORT, "stream": True}
         async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -69,16 +68,13 @@ async def test_signal_lets_running_answers_end_before_the_process(tmp_path: Path
         _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
         assert process.returncode == 0
         assert b"router.started" in errors and b"Traceback" not in errors
-    await engine.stop()
 
 
 async def test_taken_address_is_named_and_stops_the_start(tmp_path: Path) -> None:
     engine = PacedEngine()
-    await engine.start()
-    async with _router(tmp_path, engine) as (_, url), aiohttp.ClientSession() as session:
+    async with running(engine), _router(tmp_path, engine) as (_, url), aiohttp.ClientSession() as session:
         await _serves(session, url)
         arguments = ("-c", WITHOUT_ALL, "--config", str(tmp_path / "router.yaml"))
         second = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=asyncio.subprocess.PIPE)
         _, errors = await asyncio.wait_for(second.communicate(), PATIENCE_SECONDS)
         assert second.returncode == 2 and f"listen: {url.removeprefix('http://')} cannot be bound" in errors.decode()
-    await engine.stop()

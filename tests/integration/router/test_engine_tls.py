@@ -19,7 +19,7 @@ from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.server import open_sidecar
 from prfaas.transport.net.tls import CertificateFiles, Certificates
 from tests.support.certificates import tls_config
-from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine, running
 from tests.support.router import SECRET, RunningRouter, router_config
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -48,9 +48,8 @@ async def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 async def engine(authority: Authority) -> AsyncIterator[PacedEngine]:
     engine = PacedEngine(tls=_certificates(authority.issue("engine")).server_context())
-    await engine.start()
-    yield engine
-    await engine.stop()
+    async with running(engine):
+        yield engine
 
 
 async def test_engine_and_router_authenticate_with_the_deployments_certificates(

@@ -19,7 +19,7 @@ from prfaas.router.sidecar import server
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
 from prfaas.router.sidecar.server import open_sidecar
-from tests.support.paced_engine import MODEL, PacedEngine
+from tests.support.paced_engine import MODEL, PacedEngine, running
 from tests.support.router import STREAMED
 from tests.support.waiting import until
 from tests.unit.scheduler.endpoint_picker.conformance import Case, cases, check
@@ -52,13 +52,10 @@ class Pair:
 @contextlib.asynccontextmanager
 async def _pair(**settings: Any) -> AsyncIterator[Pair]:
     prefill, decode = PacedEngine(keeps=KEPT), PacedEngine()
-    for engine in (prefill, decode):
-        await engine.start()
-    config = SidecarConfig(listen="127.0.0.1:0", engine_url=decode.url, **settings)
-    async with open_sidecar(config) as address, aiohttp.ClientSession() as session:
-        yield Pair(f"http://{address}", prefill, decode, session)
-    for engine in (prefill, decode):
-        await engine.stop()
+    async with running(prefill, decode):
+        config = SidecarConfig(listen="127.0.0.1:0", engine_url=decode.url, **settings)
+        async with open_sidecar(config) as address, aiohttp.ClientSession() as session:
+            yield Pair(f"http://{address}", prefill, decode, session)
 
 
 @cases("sidecar.prefill-header")
@@ -254,8 +251,11 @@ async def test_protocol_prfaas_without_a_grant_is_a_failed_prefill() -> None:
 
 
 async def test_command_serves_and_has_a_separate_port_for_metrics() -> None:
-    engine = PacedEngine()
-    await engine.start()
+    async with running(engine := PacedEngine()):
+        await _serve_and_ask(engine)
+
+
+async def _serve_and_ask(engine: PacedEngine) -> None:
     listen, status = free_address(), free_address()
     flags = ("--listen", listen, "--status-listen", status, "--engine-url", engine.url)
     code = "import sys; from prfaas.cli.sidecar import main; sys.exit(main())"
@@ -270,5 +270,4 @@ async def test_command_serves_and_has_a_separate_port_for_metrics() -> None:
     finally:
         process.terminate()
         await process.wait()
-        await engine.stop()
     assert process.returncode == 0
