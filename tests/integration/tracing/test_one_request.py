@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.process_deployment import MODEL, ProcessDeployment, fresh_prompt, running_deployment
-from tests.support.span_collector import Collector, TakenSpan, running_collector
 from tests.support.waiting import until
 from tools.demo.client import get_text
 
@@ -36,18 +39,50 @@ WANTED = {
 }
 
 
+class Collector(BaseHTTPRequestHandler):
+    """OTLP collector, which keeps the spans of all processes with the names of their services."""
+
+    spans: list[dict[str, Any]]
+
+    def do_POST(self) -> None:
+        assert (self.path, self.headers["Content-Type"]) == ("/v1/traces", "application/json")
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        for resource in request["resourceSpans"]:
+            about = _values(resource["resource"]["attributes"])
+            for scope in resource["scopeSpans"]:
+                self.spans.extend(span | {"about": about} for span in scope["spans"])
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+def _values(attributes: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the attributes whose values are texts."""
+    return {item["key"]: item["value"]["stringValue"] for item in attributes if "stringValue" in item["value"]}
+
+
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with running_collector() as made, pytest.MonkeyPatch.context() as environment:
+def spans() -> Iterator[list[dict[str, Any]]]:
+    """Run a collector for all components, and return its growing list of spans."""
+    Collector.spans = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server, pytest.MonkeyPatch.context() as environment:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
         for component in ("ROUTER", "MANAGER", "AGENT"):
-            environment.setenv(f"PRFAAS_{component}_TRACES_ENDPOINT", made.endpoint)
+            endpoint = f"http://127.0.0.1:{server.server_port}"
+            environment.setenv(f"PRFAAS_{component}_TRACES_ENDPOINT", endpoint)
         for name, value in ENVIRONMENT.items():
             environment.setenv(name, value)
-        yield made
+        yield Collector.spans
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ProcessDeployment]:
+def site(tmp_path_factory: pytest.TempPathFactory, spans: list[dict[str, Any]]) -> Iterator[ProcessDeployment]:
     with running_deployment(tmp_path_factory.mktemp("site"), num_engines=1, threshold_tokens=T) as made:
         yield made
 
@@ -66,29 +101,33 @@ async def _ask(site: ProcessDeployment, *, flags: str) -> str:
     return trace
 
 
-def _with_parents(spans: list[TakenSpan]) -> set[tuple[str, str, str | None]]:
-    names = {span.span: span.name for span in spans}
-    return {(span.name, span.service, names.get(span.parent)) for span in spans}
+def _with_parents(spans: list[dict[str, Any]]) -> set[tuple[str, str, str | None]]:
+    names = {span["spanId"]: span["name"] for span in spans}
+    return {(span["name"], span["about"]["service.name"], names.get(span["parentSpanId"])) for span in spans}
 
 
-async def test_one_trace_has_the_nested_spans_of_all_processes(site: ProcessDeployment, collector: Collector) -> None:
-    before = collector.traces
+async def test_one_trace_has_the_nested_spans_of_all_processes(
+    site: ProcessDeployment, spans: list[dict[str, Any]]
+) -> None:
+    before = {span["traceId"] for span in spans}
     # This client asks for no trace.
     await _ask(site, flags="00")
     trace = await _ask(site, flags="01")
-    await until(lambda: len(collector.trace(trace)) >= len(WANTED), what="the spans")
-    spans = collector.trace(trace)
-    assert _with_parents(spans) == WANTED
-    assert collector.traces - before == {trace}, "heartbeats and other calls begin no traces"
-    by_name = {span.name: span for span in spans}
+    await until(lambda: len(spans) >= len(WANTED), what="the spans")
+    found = [span for span in spans if span["traceId"] == trace]
+    assert _with_parents(found) == WANTED
+    assert {span["traceId"] for span in spans} - before == {trace}, "heartbeats and other calls begin no traces"
+    by_name = {span["name"]: span for span in found}
     request, send, deliver = by_name["router.request"], by_name["agent.send"], by_name["agent.deliver"]
-    assert request.parent == CLIENT_SPAN
-    assert request.attributes["prfaas.request_id"] == "traced-01" and request.attributes["prfaas.reason"] == "long"
-    assert (send.instance, by_name["agent.receive"].instance, deliver.instance) == ("east", "west", "west")
-    assert len({span.attributes["prfaas.transfer_id"] for span in spans if span.name.startswith("agent.")}) == 1
-    assert send.events == ("accepted", "forward_ended") and deliver.events == ("ready",)
-    assert not any(span.is_failed for span in spans)
-    assert all(span.start_ns <= span.end_ns for span in spans)
+    assert request["parentSpanId"] == CLIENT_SPAN
+    attributes = _values(request["attributes"])
+    assert (attributes["prfaas.request_id"], attributes["prfaas.reason"]) == ("traced-01", "long")
+    of_agents = [by_name[f"agent.{step}"] for step in ("send", "receive", "deliver")]
+    assert [span["about"]["service.instance.id"] for span in of_agents] == ["east", "west", "west"]
+    assert len({_values(span["attributes"])["prfaas.transfer_id"] for span in of_agents}) == 1
+    assert [event["name"] for event in send["events"]] == ["accepted", "forward_ended"]
+    assert [event["name"] for event in deliver["events"]] == ["ready"]
+    assert not any(span["status"] for span in found)
 
 
 def _phase_values(site: ProcessDeployment, name: str) -> dict[str, float]:
