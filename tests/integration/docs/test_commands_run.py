@@ -40,7 +40,7 @@ vllm() { :; }
 helm() { for word in "${@:3}"; do case $word in deploy/helm*) test -e "$word" || return;; esac; done; }
 kubectl() { for word in "$@"; do case $word in --from-file=*) test -s "${word##*=}" || return;; esac; done; }
 python3() { mkdir -p "$3/bin"; printf '#!/bin/sh' > "$3/bin/pip"; chmod +x "$3/bin/pip"; }
-useradd() { :; }
+useradd() { grep -q "^User=${@: -1}$" deploy/systemd/prfaas-agent.service; }
 install() { local words=() word; for word in "$@"; do case $word in -o|prfaas) ;; *) words+=("$word");; esac; done
     command install "${words[@]}"; }
 systemctl() { test -s "etc/systemd/system/${@: -1}.service"; }
