@@ -7,9 +7,6 @@ seed, the number of the transfer, and the byte at which the fault came.
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -19,7 +16,7 @@ import pytest
 
 from benchmarks.transport.link_ends import Ends
 from prfaas.transport.receiver.api import ReceiveFailed, ReceiveMemoryFree
-from tests.support import receiver_process
+from tests.support.end_processes import EndProcess, digest_of
 from tests.support.fault_scene import (
     LONG,
     MIB,
@@ -161,9 +158,8 @@ def test_transfer_survives_a_hundred_losses_of_every_packet(seed: int) -> None:
 
 
 def _kill_receivers(count: int, *, seed: int) -> None:
-    chance, far = random.Random(seed), receiver_process.start("127.0.0.1:0")
-    address = receiver_process.next_line(far)
-    with Relay(address, shape_for(SIZES)) as relay:
+    chance, far = random.Random(seed), EndProcess("receive", "127.0.0.1:0", PATIENCE_SECONDS)
+    with Relay(far.line(), shape_for(SIZES)) as relay:
         near = make_near(relay.address, num_connections=NUM_CONNECTIONS)
 
         def settle() -> None:
@@ -173,32 +169,28 @@ def _kill_receivers(count: int, *, seed: int) -> None:
 
         with closing(near.link):
             near.assert_completed(send(near, objects_of(10)))
-            receiver_process.next_line(far)
+            far.next("completed")
             with nothing_stays(settle):
                 for number in range(count):
                     at = chance.randrange(sum(SIZES) * 4 // 5)
                     with failure_note(f"transfer {number}, interrupted at byte {at}"):
                         relay.hold_after(at)
                         far = _kill_receiver(far, near, relay, objects_of(*SIZES, seed=number))
-    _kill(far)
+    far.close()
 
 
-def _kill_receiver(far: subprocess.Popen[str], near: Near, relay: Relay, objects: list[bytes]) -> subprocess.Popen[str]:
+def _kill_receiver(far: EndProcess, near: Near, relay: Relay, objects: list[bytes]) -> EndProcess:
     """Kill the receiver and return its successor, at which everything has arrived."""
     transfer_id = send(near, objects)
     wait_until(lambda: relay.is_held, what="the fault")
-    _kill(far)
-    far = receiver_process.start(relay.target)
-    assert receiver_process.next_line(far) == relay.target
+    far.close()
+    far = EndProcess("receive", relay.target, PATIENCE_SECONDS)
+    assert far.line() == relay.target
     relay.release()
     near.assert_completed(transfer_id)
-    assert receiver_process.next_line(far) == f"{transfer_id.hex()} {receiver_process.digest_of(objects)}"
+    outcome, _, *received = far.line().split()
+    assert (outcome, received) == ("completed", [transfer_id.hex(), digest_of(objects)])
     return far
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
 
 
 def test_transfer_continues_at_the_successor_of_a_killed_receiver() -> None:
@@ -237,10 +229,9 @@ def _kill_senders(count: int, *, seed: int) -> None:
 
 
 def _kill_sender(relay: Relay) -> None:
-    command = [sys.executable, "-m", "tests.support.sender_process", relay.address, str(SENT_MIB)]
-    near = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    near = EndProcess("send", relay.address, SENT_MIB, PATIENCE_SECONDS)
     wait_until(lambda: relay.is_held, what="the fault")
-    _kill(near)
+    near.close()
     relay.release()
 
 

@@ -262,8 +262,9 @@ def test_host_name_is_resolved_again_after_a_lost_connection(tmp_path: Path) -> 
     hosts.write_text("127.0.0.2 far.example\n")
     first = make_far(listen="127.0.0.2:0")
     port = first.address.rpartition(":")[2]
-    near = f"{sys.executable} -m tests.support.sender_process far.example:{port} 6"
-    with subprocess.Popen(["unshare", "-m", "sh", "-c", f"mount --bind {hosts} /etc/hosts && exec {near}"]) as sender:
+    near = f"{sys.executable} -m tests.support.end_processes send far.example:{port} 6 60"
+    command = ["unshare", "-m", "sh", "-c", f"mount --bind {hosts} /etc/hosts && exec {near}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as sender:
         wait_until(lambda: bool(first.of(ReceiveCompleted)))
         hosts.write_text("127.0.0.3 far.example\n")
         first.receiver.close()

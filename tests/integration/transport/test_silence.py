@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
+from tests.support.end_processes import EndProcess
 from tests.support.paused_process import paused
-from tests.support.timed_ends import TimedEnd
 from tools.wan import FAR, Wan, WanShape, obstacle
 
 SILENCE_SECONDS = 2.0  # Of both ends.
 NOTICE_SECONDS = 1.5  # For checks, round trips and a busy machine.
 RECOVERY_SECONDS = 6.0  # From the end of the silence to the end of the next transfer.
-LOCAL = partial(subprocess.Popen, text=True)
+BYTES_PER_SECOND = 64e6  # So that a transfer lasts.
 SHAPE = WanShape(100e6, 0.020)
 DURATIONS = [5.0, pytest.param(30.0, marks=pytest.mark.soak)]
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[TimedEnd, TimedEnd]]:
+def ends() -> Iterator[tuple[EndProcess, EndProcess]]:
     """Provide a busy sender and its receiver on loopback."""
     with ExitStack() as stack:
-        far = stack.enter_context(closing(TimedEnd(LOCAL, "127.0.0.1:0")))
-        near = stack.enter_context(closing(TimedEnd(LOCAL, far.line(), "128")))
+        far = stack.enter_context(closing(EndProcess("receive", "127.0.0.1:0", SILENCE_SECONDS)))
+        near = stack.enter_context(closing(EndProcess("send", far.line(), 128, SILENCE_SECONDS, BYTES_PER_SECOND)))
         near.next("completed")
         near.next("sending")
         yield near, far
@@ -42,7 +40,7 @@ def _wait(seconds: float) -> None:
 @pytest.mark.parametrize("seconds", DURATIONS)
 @pytest.mark.parametrize("frozen", ["sender", "receiver"])
 def test_frozen_end_fails_the_transfer_of_its_peer_within_the_silence(
-    ends: tuple[TimedEnd, TimedEnd], frozen: str, seconds: float
+    ends: tuple[EndProcess, EndProcess], frozen: str, seconds: float
 ) -> None:
     near, far = ends
     stopped, peer = (near, far) if frozen == "sender" else (far, near)
@@ -61,8 +59,10 @@ def test_silent_link_fails_transfers_at_both_ends_within_the_silence(seconds: fl
     if reason := obstacle():
         pytest.skip(f"an emulated link {reason}")
     with Wan(SHAPE) as wan, ExitStack() as stack:
-        far = stack.enter_context(closing(TimedEnd(wan.far, f"{FAR}:0")))
-        near = stack.enter_context(closing(TimedEnd(wan.near, far.line(), "8")))
+        far = stack.enter_context(closing(EndProcess("receive", f"{FAR}:0", SILENCE_SECONDS, run=wan.far)))
+        near = stack.enter_context(
+            closing(EndProcess("send", far.line(), 8, SILENCE_SECONDS, BYTES_PER_SECOND, run=wan.near))
+        )
         near.next("completed")
         near.next("sending")
         wan.set(replace(SHAPE, loss=1.0))
