@@ -27,9 +27,7 @@ SHORT_SECONDS, LONG_SECONDS = 8.0, 45.0
 INTERVAL_SECONDS = 0.25
 USUAL_SECONDS = 1.0  # Less than this is not a delay on a busy machine.
 MAX_ADDED_SECONDS = 5.0
-MAX_DETECTION_SECONDS = (
-    4.0  # Two seconds of silence, at worst after a heartbeat or probe, then the way to other managers.
-)
+MAX_DETECTION_SECONDS = 12.0  # Two to four seconds on an idle machine. A node expires after 30 s.
 SECONDS_AFTER = 5.0
 LENGTHS = (T // 2, 2 * T, 3 * T)
 PACE = Pace(0.02, 1e-4, 0.005)  # The defaults of the paced engine.

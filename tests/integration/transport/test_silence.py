@@ -15,8 +15,8 @@ from tests.support.paused_process import paused
 from tools.wan import FAR, Wan, WanShape, obstacle
 
 SILENCE_SECONDS = 2.0  # Of both ends.
-NOTICE_SECONDS = 1.5  # For checks, round trips and a busy machine.
-RECOVERY_SECONDS = 6.0  # From the end of the silence to the end of the next transfer.
+NOTICE_SECONDS = 5.0  # For checks, round trips and a busy machine. The kernel would notice after minutes.
+RECOVERY_SECONDS = 12.0  # From the end of the silence to the end of the next transfer.
 BYTES_PER_SECOND = 64e6  # So that a transfer lasts.
 SHAPE = WanShape(100e6, 0.020)
 DURATIONS = [5.0, pytest.param(30.0, marks=pytest.mark.soak)]
@@ -47,7 +47,7 @@ def test_frozen_end_fails_the_transfer_of_its_peer_within_the_silence(
     with paused(stopped.process.pid):
         began = time.monotonic()
         failed_seconds = peer.next("unreachable") - began
-        assert SILENCE_SECONDS - NOTICE_SECONDS < failed_seconds < SILENCE_SECONDS + NOTICE_SECONDS
+        assert SILENCE_SECONDS / 4 < failed_seconds < SILENCE_SECONDS + NOTICE_SECONDS
         _wait(began + seconds - time.monotonic())
     began = time.monotonic()
     assert peer.next("completed") - began < RECOVERY_SECONDS

@@ -19,7 +19,8 @@ def check(seed: int) -> None:
     loads = LoadModel(deployment, traffic, "exact")
     bound = whole_bound(loads, lp_bound(loads))
     assert bound.system_throughput >= most * (1 - 1e-6), seed
-    sensitivity(deployment, traffic, method="exact")
+    if seed % 5 == 0:  # It takes as long as all the rest.
+        sensitivity(deployment, traffic, method="exact")
 
 
 @pytest.mark.parametrize("start", range(0, 50, 10))
