@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,13 +20,12 @@ import prfaas
 from prfaas.agent.links import ORDINARY
 from prfaas.connector.scheduler.prefill_rate import UNKNOWN_TOKENS_PER_SECOND
 from prfaas.types import TransferId
-from tests.support.agent_nodes import Nodes, prompt_of, running_nodes
-from tests.support.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN, ScheduledEngine
+from tests.support.agent_nodes import prompt_of
+from tests.support.scheduled_engine import ANSWER_TOKEN, BLOCK_TOKENS, END_TOKEN
 from tests.support.scheduled_engines import SHAPES, ScheduledEngines
 from tests.support.vllm_caches import caches_of, config_of
 from tests.support.waiting import wait_until
 from tools.demo.client import get_json
-from tools.tiny_models import make_model
 
 pytestmark = pytest.mark.vllm
 LENGTH = 301  # Neither whole blocks nor whole chunks of a prompt travel.
@@ -38,53 +36,12 @@ COUNTED = tuple(str(Path(prfaas.__file__).parent / name) for name in ("connector
 MAX_CALLS = 40
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model whose configuration vLLM reads. Its weights are not loaded."""
-    return make_model("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="module")
-def shared_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with running_nodes(tmp_path_factory.mktemp("nodes")) as running:
-        yield running
-
-
-@pytest.fixture
-def engines(shared_nodes: Nodes, model: Path) -> Iterator[ScheduledEngines]:
-    made = ScheduledEngines(shared_nodes, model, f"model {next(_numbers)}")
-    yield made
-    made.close()
-
-
-def _decode(
-    engine: ScheduledEngine,
-    prompt: list[int],
-    grant: str,
-    *,
-    answer_tokens: int = 3,
-    sample: str = "",
-    priority: int = 0,
-) -> str:
-    request_id = f"{sample}d{prompt[0]}"
-    parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
-    engine.submit(request_id, prompt, parameters, answer_tokens=answer_tokens, priority=priority)
-    return request_id
-
-
-def _prefill(engine: ScheduledEngine, prompt: list[int], grant: str, *, priority: int = 0) -> str:
-    request_id = f"p{prompt[0]}"
-    parameters = {"do_remote_decode": True, "prfaas_grant": grant}
-    engine.submit(request_id, prompt[:-1], parameters, answer_tokens=1, priority=priority)
-    return request_id
-
-
 @pytest.mark.parametrize("shape", ["dense", "windowed", "short windows", "recurrent"])
 def test_only_the_last_token_of_a_transferred_prompt_is_computed(engines: ScheduledEngines, shape: str) -> None:
     prefiller, decoder = engines.prefiller(shape), engines.decoder(shape)
     prompt = prompt_of(1, LENGTH)
     grant = engines.grant(prompt)
-    ids = [_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)]
+    ids = [decoder.receive(prompt, grant), prefiller.send(prompt, grant)]
     engines.run_until_finished(ids)
     assert decoder.told.resumed_at == {"d1": LENGTH - 1}
     assert decoder.told.wrong_blocks == prefiller.told.wrong_blocks == []
@@ -103,7 +60,7 @@ def test_blocks_stay_allocated_until_they_are_copied(engines: ScheduledEngines, 
     prompt = prompt_of(41, LENGTH)
     grant = engines.grant(prompt)
     with prefiller.copies_held():
-        ids = [_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)]
+        ids = [decoder.receive(prompt, grant), prefiller.send(prompt, grant)]
         engines.run_until_finished(ids[1:])
         wait_until(lambda: prefiller.step() >= 0 and prefiller.num_awaiting_copies > 2, what="the copies")
         for number in range(20):  # They take every block that is free.
@@ -122,9 +79,9 @@ def test_vllms_own_counters_stay_true(engines: ScheduledEngines) -> None:
     engines.run_until_finished(["before"])
     prompt = prompt_of(39, LENGTH)
     grant = engines.grant(prompt)
-    decoding = _decode(decoder, prompt, grant)
+    decoding = decoder.receive(prompt, grant)
     assert decoder.num_awaiting_kv("waiting_to_start") == 1
-    prefilling = _prefill(prefiller, prompt, grant)
+    prefilling = prefiller.send(prompt, grant)
     engines.run_until_finished([decoding, prefilling])
     engines.assert_nothing_is_left()
     assert prefiller.told.answers[prefilling] == {
@@ -143,8 +100,8 @@ def test_changed_bytes_are_noticed(engines: ScheduledEngines) -> None:
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
     prompt, before = prompt_of(2, LENGTH), engines.num_come()
     grant = engines.grant(prompt)
-    decoding = _decode(decoder, prompt, grant)
-    _prefill(prefiller, prompt, grant)
+    decoding = decoder.receive(prompt, grant)
+    prefiller.send(prompt, grant)
     wait_until(lambda: prefiller.step() >= 0 and engines.num_come() > before, what="the transfer")
     decoder.spoil_pool()
     engines.run_until_finished([decoding])
@@ -156,8 +113,8 @@ def test_requests_end_right_when_blocks_are_scarce(engines: ScheduledEngines) ->
     prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense", num_blocks=24)
     prompts = [prompt_of(seed, LENGTH) for seed in range(3, 8)]
     grants = [engines.grant(prompt) for prompt in prompts]
-    ids = [_decode(decoder, *leg, answer_tokens=60) for leg in zip(prompts, grants, strict=True)]
-    ids += [_prefill(prefiller, *leg) for leg in zip(prompts, grants, strict=True)]
+    ids = [decoder.receive(*leg, answer_tokens=60) for leg in zip(prompts, grants, strict=True)]
+    ids += [prefiller.send(*leg) for leg in zip(prompts, grants, strict=True)]
     engines.run_until_finished(ids)
     assert set(decoder.told.finished.values()) == {"length"}
     assert decoder.told.wrong_blocks == []
@@ -172,7 +129,7 @@ def test_priority_applies_to_the_wire_if_vllm_schedules_by_priority(
     prefiller, decoder = engines.prefiller("dense", policy=policy), engines.decoder("dense")
     prompt, transfer_id = prompt_of(21, LENGTH), TransferId(os.urandom(16))
     grant = engines.grant(prompt, transfer_id=transfer_id)
-    engines.run_until_finished([_decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant, priority=-2)])
+    engines.run_until_finished([decoder.receive(prompt, grant), prefiller.send(prompt, grant, priority=-2)])
     engines.assert_nothing_is_left()
     sent = get_json(f"{engines.nodes.east.status_url}/transfers")
     assert [transfer["priority"] for transfer in sent if transfer["transfer_id"] == transfer_id.hex()] == [on_the_wire]
@@ -182,7 +139,7 @@ def test_the_decode_side_computes_a_prompt_whose_prefill_is_aborted(engines: Sch
     prefiller, decoder = engines.prefiller("windowed"), engines.decoder("windowed")
     prompt = prompt_of(10, LENGTH)
     grant = engines.grant(prompt)
-    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    decoding, prefilling = decoder.receive(prompt, grant), prefiller.send(prompt, grant)
     wait_until(prefiller.step, what="the first chunk")
     prefiller.abort(prefilling)
     engines.run_until_finished([decoding])
@@ -197,7 +154,7 @@ def test_a_prefill_leg_with_another_prompt_than_granted_sends_nothing(engines: S
     prefiller, decoder = engines.prefiller("dense"), engines.decoder("dense")
     prompt = prompt_of(37, LENGTH)
     grant = engines.grant(prompt)
-    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, [*prompt[:-2], 9999, 0], grant)
+    decoding, prefilling = decoder.receive(prompt, grant), prefiller.send([*prompt[:-2], 9999, 0], grant)
     engines.run_until_finished([prefilling])
     assert prefiller.told.outcomes == {"send prompt_mismatch": 1}
     decoder.abort(decoding)
@@ -210,8 +167,8 @@ def test_lost_kv_ends_as_the_load_failure_policy_says(engines: ScheduledEngines,
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent", load_failure=policy)
     prompt = prompt_of(11, LENGTH)
     grant = engines.grant(prompt)
-    decoding = _decode(decoder, prompt, grant)
-    engines.run_until_finished([_prefill(prefiller, prompt, grant)], stepping=[prefiller])
+    decoding = decoder.receive(prompt, grant)
+    engines.run_until_finished([prefiller.send(prompt, grant)], stepping=[prefiller])
     decoder.reuse_slot(decoding)
     engines.run_until_finished([decoding])
     assert decoder.told.finished == {decoding: ends}
@@ -266,7 +223,7 @@ def test_an_idle_engine_sleeps_unless_other_ranks_wait_for_it(engines: Scheduled
     """Ranks of experts compute together, even without work of their own."""
     decoder = engines.decoder("dense", data_parallel_size=num_ranks)
     prompt = prompt_of(38, LENGTH)
-    decoding = _decode(decoder, prompt, engines.grant(prompt))
+    decoding = decoder.receive(prompt, engines.grant(prompt))
     decoder.step()
     num_sleeps = 0
 
@@ -294,7 +251,7 @@ def test_a_decode_leg_with_prompt_log_probabilities_releases_its_transfer(
     grant = engines.grant(prompt, expires_at=time.time() + 3600.0)
     parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
     decoder.submit("d22", prompt, parameters, answer_tokens=2, prompt_logprobs=1)
-    engines.run_until_finished(["d22", _prefill(prefiller, prompt, grant)])
+    engines.run_until_finished(["d22", prefiller.send(prompt, grant)])
     assert decoder.told.resumed_at == {"d22": 0}
     assert decoder.told.outcomes == {"receive whole_prompt": 1}
     engines.assert_nothing_is_left()
@@ -326,8 +283,8 @@ def test_the_first_of_several_answers_takes_the_transfer(engines: ScheduledEngin
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
     prompt = prompt_of(15, LENGTH)
     grant = engines.grant(prompt)
-    ids = [_decode(decoder, prompt, grant, sample=sample) for sample in ("0_", "1_")]
-    engines.run_until_finished([*ids, _prefill(prefiller, prompt, grant)])
+    ids = [decoder.receive(prompt, grant, sample=sample) for sample in ("0_", "1_")]
+    engines.run_until_finished([*ids, prefiller.send(prompt, grant)])
     assert decoder.told.resumed_at == {"0_d15": LENGTH - 1, "1_d15": 0}
     assert decoder.told.wrong_blocks == []
     assert decoder.told.outcomes == {"receive completed": 1, "receive in_use": 1}
@@ -340,11 +297,11 @@ def test_a_parked_request_skips_prefix_lookups_and_keeps_its_local_prefix(engine
     engines.run_until_finished(["first"])
     prompt = prompt_of(14, LENGTH)
     grant = engines.grant(prompt)
-    decoding = _decode(decoder, prompt, grant)
+    decoding = decoder.receive(prompt, grant)
     for _ in range(3):
         decoder.step()
         assert not decoder.is_looked_up(decoding)
-    _prefill(prefiller, prompt, grant)
+    prefiller.send(prompt, grant)
     engines.run_until_finished([decoding])
     assert decoder.is_looked_up(decoding)
     assert decoder.told.resumed_at == {"first": 0, decoding: LENGTH - 1}
@@ -399,7 +356,7 @@ def test_answers_with_drafts_are_received_and_stored(
     grant = engines.grant(prompt)
     parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
     decoder.submit("first", prompt, parameters, answer_tokens=answer_tokens, ends_by_itself=True)
-    engines.run_until_finished(["first", _prefill(prefiller, prompt, grant)])
+    engines.run_until_finished(["first", prefiller.send(prompt, grant)])
     engines.assert_nothing_is_left()
     assert decoder.told.resumed_at["first"] == 312
     assert decoder.told.outcomes == {"receive completed": 1, "store completed": 1}
@@ -453,7 +410,7 @@ def test_a_reset_during_prefill_ends_the_transfer_and_both_sides_compute_again(
     prefiller, decoder = engines.prefiller("dense", asynchronous=asynchronous), engines.decoder("dense")
     prompt = prompt_of(23, LENGTH)
     grant = engines.grant(prompt)
-    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    decoding, prefilling = decoder.receive(prompt, grant), prefiller.send(prompt, grant)
     wait_until(prefiller.step, what="the first chunk")
     assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
     engines.run_until_finished([decoding, prefilling])
@@ -469,7 +426,7 @@ def test_a_preempted_prefill_still_sends_its_whole_prompt(engines: ScheduledEngi
     prefiller, decoder = engines.prefiller("recurrent", asynchronous=asynchronous), engines.decoder("recurrent")
     prompt = prompt_of(27, LENGTH)
     grant = engines.grant(prompt)
-    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    decoding, prefilling = decoder.receive(prompt, grant), prefiller.send(prompt, grant)
     wait_until(prefiller.step, what="the first chunk")
     assert prefiller.scheduler.reset_prefix_cache(reset_running_requests=True)  # The only way to have vLLM preempt.
     engines.run_until_finished([decoding, prefilling])
@@ -489,7 +446,7 @@ def test_a_preempted_answer_reuses_its_prompt_from_the_pool(
     prefiller, decoder = engines.prefiller(shape), engines.decoder(shape, reuse=True)
     prompt = prompt_of(28, LENGTH)
     grant = engines.grant(prompt)
-    decoding, prefilling = _decode(decoder, prompt, grant, answer_tokens=8), _prefill(prefiller, prompt, grant)
+    decoding, prefilling = decoder.receive(prompt, grant, answer_tokens=8), prefiller.send(prompt, grant)
     engines.run_until_finished([prefilling])
     wait_until(lambda: decoder.step() >= 0 and decoder.num_computed_tokens(decoding) > LENGTH + 1)
     assert decoder.scheduler.reset_prefix_cache(reset_running_requests=True)
@@ -505,7 +462,7 @@ def test_a_reset_during_a_transfer_makes_the_engine_compute_the_prompt(engines: 
     prefiller, decoder = engines.prefiller("recurrent"), engines.decoder("recurrent")
     prompt = prompt_of(24, LENGTH)
     grant = engines.grant(prompt)
-    decoding, prefilling = _decode(decoder, prompt, grant), _prefill(prefiller, prompt, grant)
+    decoding, prefilling = decoder.receive(prompt, grant), prefiller.send(prompt, grant)
     decoder.step()
     assert decoder.scheduler.reset_prefix_cache(reset_connector=True)
     engines.run_until_finished([decoding, prefilling])
@@ -595,8 +552,8 @@ def test_a_transfer_no_longer_than_local_attention_still_loads_its_state(
     engines.run_until_finished(["first"])
     decoder.evict_states()
     grant = engines.grant(prompt)
-    decoding = _decode(decoder, prompt, grant)
-    _prefill(prefiller, prompt, grant)
+    decoding = decoder.receive(prompt, grant)
+    prefiller.send(prompt, grant)
     engines.run_until_finished([decoding])
     assert decoder.told.resumed_at[decoding] == 288
     assert decoder.told.wrong_blocks == []

@@ -247,6 +247,39 @@ class ScheduledEngine:
         self._requests[request_id] = request
         self.scheduler.add_request(request)
 
+    def send(self, prompt: Sequence[int], grant: str, *, priority: int = 0) -> str:
+        """Submit a prefill leg and return its id."""
+        request_id = f"p{prompt[0]}"
+        parameters = {"do_remote_decode": True, "prfaas_grant": grant}
+        self.submit(request_id, prompt[:-1], parameters, answer_tokens=1, priority=priority)
+        return request_id
+
+    def receive(
+        self, prompt: Sequence[int], grant: str, *, answer_tokens: int = 3, sample: str = "", priority: int = 0
+    ) -> str:
+        """Submit a decode leg and return its id."""
+        request_id = f"{sample}d{prompt[0]}"
+        parameters = {"do_remote_prefill": True, "prfaas_grant": grant}
+        self.submit(request_id, prompt, parameters, answer_tokens=answer_tokens, priority=priority)
+        return request_id
+
+    def status(self, request_id: str) -> RequestStatus:
+        return self._requests[request_id].status
+
+    def holds_blocks(self, request_id: str) -> bool:
+        return any(self.scheduler.kv_cache_manager.get_block_ids(request_id))
+
+    def num_hashed_blocks(self, request_id: str) -> int:
+        """Return how many of a request's blocks are in vLLM's prefix cache."""
+        manager = self.scheduler.kv_cache_manager
+        (table,) = manager.get_block_ids(request_id)
+        return sum(manager.block_pool.blocks[block].block_hash is not None for block in table)
+
+    def await_offer(self, request_id: str) -> None:
+        """Wait until the KV for a request can be loaded."""
+        side = self.scheduler.connector._scheduler
+        wait_until(lambda: side.num_external_tokens(request_id, 0), what="the KV")
+
     def refuse(self, request_id: str, parameters: dict[str, Any]) -> None:
         """Do what vLLM's API and engine core do with a decode leg that the API refuses."""
         told: list[EngineCoreRequest] = []

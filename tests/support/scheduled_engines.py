@@ -72,6 +72,14 @@ class ScheduledEngines:
         prompt_hash = HashChain(root_hash(self.identity), prompt[:-1]).at(len(prompt) - 1)
         return self.nodes.grant(prompt, prompt_hash=prompt_hash, **changes)
 
+    def deliver(self, prefiller: ScheduledEngine, decoder: ScheduledEngine, prompt: Sequence[int]) -> str:
+        """Submit both legs of a prompt, prefill it, and wait until the decode engine can load it. Return its request."""
+        grant = self.grant(prompt)
+        decoding, prefilling = decoder.receive(prompt, grant), prefiller.send(prompt, grant)
+        self.run_until_finished([prefilling], stepping=[prefiller])
+        decoder.await_offer(decoding)
+        return decoding
+
     def num_come(self) -> int:
         """Return the number of transfers that have come to the west, in all tests."""
         transfers = get_json(f"{self.nodes.west.status_url}/transfers")
