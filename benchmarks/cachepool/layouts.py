@@ -8,7 +8,7 @@ from prfaas.kv.parts import LayerSlice
 from prfaas.types import Shard
 
 ATTENTION, STATE = 0, 1
-SLOT_BYTES = 64
+SLOT_BYTES = 4096
 
 
 def dense(block_tokens: int, *, slot_bytes: int = SLOT_BYTES) -> Layout:

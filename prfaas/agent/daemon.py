@@ -130,7 +130,6 @@ class Agent:
             grant_check=grant_check,
             pool=self._pool,
             arenas=self._layouts.native_arenas,
-            ssd=self._ssd,
             link_to=self._links.to,
             transfer_log=self._transfer_log,
             report=self._report_end,

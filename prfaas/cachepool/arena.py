@@ -12,8 +12,6 @@ from typing import Protocol
 from prfaas.kv.layout import Layout
 
 PAGE_BYTES = mmap.PAGESIZE
-SLOT_ALIGNMENT_BYTES = 64  # A cache line.
-WIDE_SLOT_BYTES = 1 << 18  # A page is less than 2 % of such a slot.
 _GENERATION_BYTES = 8
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
@@ -21,9 +19,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def stride_of(layout: Layout) -> int:
-    """Return the distance between two slots: whole pages, for direct I/O, if they waste little."""
-    alignment = PAGE_BYTES if layout.slot_bytes >= WIDE_SLOT_BYTES else SLOT_ALIGNMENT_BYTES
-    return -(-layout.slot_bytes // alignment) * alignment
+    """Return the distance between two slots: whole pages, for direct I/O."""
+    return whole_pages(layout.slot_bytes)
+
+
+def whole_pages(num_bytes: int) -> int:
+    """Return the size of the pages that so many bytes take."""
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class SlotMemory(Protocol):
@@ -52,7 +54,7 @@ class Arena:
         self.pinned = False
         self.num_slots = num_slots
         self.stride_bytes = stride_of(layout)
-        self.header_bytes = -(-num_slots * _GENERATION_BYTES // PAGE_BYTES) * PAGE_BYTES
+        self.header_bytes = whole_pages(num_slots * _GENERATION_BYTES)
         size = self.header_bytes + num_slots * self.stride_bytes
         self.fd = os.memfd_create("prfaas-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size)
@@ -85,17 +87,12 @@ class Arena:
     def give_back(self, slots: Iterable[int]) -> None:
         """Return the memory of unused slots to the system. Their contents are lost.
 
-        Pages that a slot shares with its neighbours stay until the neighbours go in the same call.
-
         Raises:
             OSError: the system refuses.
         """
         assert not self.pinned, "a device would go on writing to the pages that leave"
         for first, end in slot_ranges(slots):
-            start = -(-(self.header_bytes + first * self.stride_bytes) // PAGE_BYTES) * PAGE_BYTES
-            stop = (self.header_bytes + end * self.stride_bytes) // PAGE_BYTES * PAGE_BYTES
-            if start < stop:
-                punch_hole(self.fd, start, stop - start)
+            punch_hole(self.fd, self.header_bytes + first * self.stride_bytes, (end - first) * self.stride_bytes)
 
     def populate_later(self, slots: range) -> Callable[[], None]:
         """Return a call, for any thread, that backs adjacent slots with memory, which then counts as this process's.

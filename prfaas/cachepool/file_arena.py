@@ -8,7 +8,6 @@ process leaves whole blocks or none. Each read compares the checksum, which also
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import struct
@@ -19,7 +18,7 @@ from pathlib import Path
 import msgpack
 import xxhash
 
-from prfaas.cachepool.arena import PAGE_BYTES, punch_hole, slot_ranges
+from prfaas.cachepool.arena import punch_hole, slot_ranges, stride_of, whole_pages
 from prfaas.cachepool.block_run import BlockIdentity
 from prfaas.errors import LayoutError
 from prfaas.kv.layout import Layout
@@ -30,23 +29,6 @@ _MAGIC = b"prfaas1\n"
 # Magic, group, tokens, payload bytes, hash, parent, before, root, and checksum of the payload.
 _RECORD = struct.Struct("<8sIQQ16s16s16s16s16s")
 _CHECK = struct.Struct("<Q")
-
-
-class AlignedBuffer:
-    """Page-aligned memory of one thread, for direct I/O of slots that are not aligned."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, num_bytes)
-        self.view = memoryview(self._map)
-        self._address = _address(self.view)
-
-    def fill(self, payload: memoryview) -> None:
-        """Copy the payload to the start, without the interpreter lock."""
-        ctypes.memmove(self._address, _address(payload), payload.nbytes)
-
-    def empty(self, into: memoryview) -> None:
-        """Copy the start over `into`, without the interpreter lock."""
-        ctypes.memmove(_address(into), self._address, into.nbytes)
 
 
 class FileArena:
@@ -61,7 +43,7 @@ class FileArena:
         self.layout = layout
         self.pinned = False
         self.num_slots = num_slots
-        self.stride_bytes = _whole_pages(layout.slot_bytes)
+        self.stride_bytes = stride_of(layout)
         self._failed: set[int] = set()
         path = directory / layout.fingerprint.hex()
         _write_whole(path.with_suffix(".layout"), msgpack.packb(layout.to_dict()))
@@ -89,17 +71,14 @@ class FileArena:
         for first, end in slot_ranges(slots):
             punch_hole(self._blocks_fd, first * self.stride_bytes, (end - first) * self.stride_bytes)
 
-    def write(self, slot: int, memory: memoryview, block: BlockIdentity, buffer: AlignedBuffer) -> None:
-        """Write the block at the start of `memory` to an emptied slot, and return when it is in the file.
+    def write(self, slot: int, memory: memoryview, block: BlockIdentity) -> None:
+        """Write the block in a slot of memory to an emptied slot, and return when it is in the file.
 
         Raises:
             OSError: the disk refuses; the slot stays empty.
         """
         num_bytes = self.layout.groups[block.group].block_bytes
-        pages = self._pages(memory, num_bytes)
-        if pages is None:
-            buffer.fill(memory[:num_bytes])
-            pages = buffer.view[: _whole_pages(num_bytes)]
+        pages = memory[: whole_pages(num_bytes)]
         num_written = os.pwrite(self._blocks_fd, pages, slot * self.stride_bytes)
         if num_written != pages.nbytes:
             raise OSError(f"{num_written} of {pages.nbytes} bytes were written")
@@ -107,8 +86,8 @@ class FileArena:
         checksum = xxhash.xxh3_128_digest(pages[:num_bytes])
         self._records[where : where + RECORD_BYTES] = _pack(block, num_bytes, checksum)
 
-    def read(self, slot: int, into: memoryview, buffer: AlignedBuffer) -> bool:
-        """Read a block over the start of `into`, and return whether its bytes are the written ones.
+    def read(self, slot: int, into: memoryview) -> bool:
+        """Read a block over a slot of memory, and return whether its bytes are the written ones.
 
         Raises:
             OSError: the disk refuses.
@@ -117,19 +96,9 @@ class FileArena:
         if found is None or found[1] > into.nbytes:
             return False
         _, num_bytes, checksum = found
-        direct = self._pages(into, num_bytes)
-        pages = buffer.view[: _whole_pages(num_bytes)] if direct is None else direct
+        pages = into[: whole_pages(num_bytes)]
         num_read = os.preadv(self._blocks_fd, [pages], slot * self.stride_bytes)
-        if num_read != pages.nbytes or xxhash.xxh3_128_digest(pages[:num_bytes]) != checksum:
-            return False
-        if direct is None:
-            buffer.empty(into[:num_bytes])
-        return True
-
-    def _pages(self, memory: memoryview, num_bytes: int) -> memoryview | None:
-        """Return the pages of a block that starts on a page and has its last page to itself, else None."""
-        is_aligned = _address(memory) % PAGE_BYTES == 0 and memory.nbytes >= _whole_pages(num_bytes)
-        return memory[: _whole_pages(num_bytes)] if is_aligned else None
+        return num_read == pages.nbytes and xxhash.xxh3_128_digest(pages[:num_bytes]) == checksum
 
     def mark_failed(self, slot: int) -> None:
         """Empty a slot whose block cannot be read, so that nobody finds it now or after a restart."""
@@ -190,14 +159,6 @@ def _pack(block: BlockIdentity, num_bytes: int, checksum: bytes) -> bytes:
 
 def _digest(record: bytes) -> int:
     return xxhash.xxh3_64_intdigest(record)
-
-
-def _address(memory: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def _whole_pages(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _open(path: Path) -> int:

@@ -6,7 +6,6 @@ import fcntl
 import itertools
 import os
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Set
@@ -17,7 +16,7 @@ from pathlib import Path
 from prfaas import logs, metrics
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.cachepool.file_arena import AlignedBuffer, FileArena, saved_layouts
+from prfaas.cachepool.file_arena import FileArena, saved_layouts
 from prfaas.cachepool.pool import Pool, SlotPool
 from prfaas.cachepool.slots import LeaseId
 from prfaas.errors import ConfigError
@@ -94,7 +93,6 @@ class SsdTier:
         _check_disk(directory, budget_bytes)
         self._lock = _lock(directory)
         self._directory = directory
-        self._in_flight_bytes = int(budget_bytes * _IN_FLIGHT_RATIO)
         self._memory = memory
         self._post = post
         self._on_change = on_change
@@ -106,11 +104,9 @@ class SsdTier:
             make_arena=lambda layout, num_slots: FileArena(layout, num_slots, directory=directory),
         )
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prfaas-ssd")
-        self._buffers = threading.local()
         self._write_budget = DiskBudget(write_bytes_per_second)
         self._to_write: deque[BlockKey] = deque(maxlen=MAX_WAITING)
         self._to_read: deque[_ReadJob] = deque()
-        self._too_wide: set[bytes] = set()  # Layouts whose blocks do not fit the budget.
         self._writing: set[_WriteJob] = set()
         self._reading: set[_ReadJob] = set()
         self._awaited: list[tuple[set[_WriteJob | _ReadJob], Callable[[], None]]] = []  # Jobs, and a call after them.
@@ -209,25 +205,15 @@ class SsdTier:
         if found is None:
             return True
         try:
-            arena = self._arena_for(found[0].layout)
-            if arena is None or self.pool.find(arena, key[1], key[2]) is not None:
+            arena = self.pool.arena(found[0].layout)
+            if self.pool.find(arena, key[1], key[2]) is not None:
                 return True
-            return self._write_from(*found, arena)
+            # Without other blocks in flight, there is never room for this block.
+            return self._write_from(*found, arena) or not self._writing
         except OSError as error:
             # A disk that refuses costs blocks, not the agent.
             self._note_write_failure(str(error))
             return True
-
-    def _arena_for(self, layout: Layout) -> FileArena | None:
-        """Return the arena for blocks of this layout, or None if the budget cannot hold even one block in flight."""
-        arena = self.pool.arena(layout)
-        if arena.stride_bytes <= self._in_flight_bytes:
-            return arena
-        if layout.fingerprint not in self._too_wide:
-            self._too_wide.add(layout.fingerprint)
-            sizes = {"block_bytes": arena.stride_bytes, "in_flight_bytes": self._in_flight_bytes}
-            _log.warning("ssd.budget_too_small", model=layout.model, **sizes)
-        return None
 
     def _note_write_failure(self, error: str) -> None:
         metrics.SSD_FAILURES.labels(reason="write").inc()
@@ -255,7 +241,7 @@ class SsdTier:
         """Write a block, on a thread."""
         error = ""
         try:
-            job.arena.write(job.slot, memory, job.block, self._buffer(job.arena))
+            job.arena.write(job.slot, memory, job.block)
             metrics.SSD_BYTES.labels(direction="write").inc(_num_bytes(job.arena, job.block))
         except OSError as failure:
             error = str(failure)
@@ -277,7 +263,7 @@ class SsdTier:
     # Reading back
 
     def read(self, layout: Layout, block: BlockIdentity, into: memoryview, done: Callable[[bool], None]) -> bool:
-        """Queue a read over the start of a slot, and return False when the block is not here.
+        """Queue a read over a slot of memory, and return False when the block is not here.
 
         The slot must stay in use until `done` is called with whether the block is intact.
         """
@@ -308,7 +294,7 @@ class SsdTier:
     def _read(self, job: _ReadJob) -> None:
         """Read a block, on a thread."""
         try:
-            is_whole = job.arena.read(job.slot, job.into, self._buffer(job.arena))
+            is_whole = job.arena.read(job.slot, job.into)
         except OSError:
             is_whole = False
         self._post(self._end_read, job, is_whole)
@@ -330,12 +316,6 @@ class SsdTier:
         job.done(is_whole and is_known)
         self._call_waiters()
         self.pump()
-
-    def _buffer(self, arena: FileArena) -> AlignedBuffer:
-        buffers: dict[int, AlignedBuffer] = self._buffers.__dict__.setdefault("by_size", {})
-        if arena.stride_bytes not in buffers:
-            buffers[arena.stride_bytes] = AlignedBuffer(arena.stride_bytes)
-        return buffers[arena.stride_bytes]
 
     def close(self) -> None:
         """Wait for the threads. Queued blocks are not written any more."""

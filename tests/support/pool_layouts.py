@@ -7,7 +7,7 @@ from prfaas.kv.layout import Layout
 from prfaas.kv.parts import LayerSlice
 from prfaas.types import BlockHash, Shard
 
-SLOT_BYTES = 1024
+SLOT_BYTES = 4096
 
 
 def hybrid(model: str = "hybrid", *, slot_bytes: int = SLOT_BYTES) -> Layout:

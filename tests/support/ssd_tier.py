@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import queue
 from collections.abc import Callable
 from pathlib import Path
@@ -91,12 +92,12 @@ class Tier:
 
     def read(self, block_hash: BlockHash, *, group: int = 0) -> bytes | None:
         """The block's bytes; None when it is not there or not whole."""
-        into, answers = memoryview(bytearray(SLOT_BYTES)), list[bool]()
+        into, answers = memoryview(mmap.mmap(-1, self.arena.stride_bytes)), list[bool]()
         block = BlockIdentity(group, block_hash, ROOT, BLOCK_TOKENS, ROOT)
         if not self.ssd.read(LAYOUT, block, into, answers.append):
             return None
         self.turn(lambda: bool(answers))
-        return bytes(into) if answers[0] else None
+        return bytes(into[:SLOT_BYTES]) if answers[0] else None
 
     def close(self) -> None:
         check_integrity(self.ssd.pool)

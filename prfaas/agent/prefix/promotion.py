@@ -39,14 +39,6 @@ class LocalHoldings:
         on_ssd = self._ssd.holds(self.arena.layout, group, hashes)
         return [memory or ssd for memory, ssd in zip(in_memory, on_ssd, strict=True)]
 
-    def parent(self, group: int, block_hash: BlockHash) -> BlockHash | None:
-        """Return the parent of a held block, else None."""
-        for pool, arena in self._tiers:
-            slot = pool.find(arena, group, block_hash)
-            if slot is not None:
-                return pool.identity(arena, slot).parent
-        return None
-
     def states_after(self, group: int, unit: BlockHash) -> dict[BlockHash, int]:
         """Return the linear states after a hash unit, with their lengths in tokens."""
         return {

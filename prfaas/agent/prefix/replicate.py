@@ -2,10 +2,9 @@
 
     commanded ──grant, layout and blocks are here──▶ travelling ──all acknowledged, or failure──▶ ended, reported
                                                        └─ memory free ──▶ its blocks may be evicted again
-    commanded ──some blocks are only on the SSD──▶ promoting ──blocks are in the pool──▶ travelling
-    commanded ──no grant, no layout, or a block is gone──▶ ended, reported
+    commanded ──no grant, no layout, or a block is not in memory──▶ ended, reported
 
-An ended copy is remembered, so that a repeated command is answered and not carried out again.
+A manager repeats a command until it has heard of the outcome. So an ended copy is remembered, and not carried out again.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prfaas.agent.links import wire_priority
-from prfaas.agent.outcomes import CommandOutcomes
-from prfaas.agent.prefix.promotion import LocalHoldings, promote
 from prfaas.agent.transfer.grant_check import (
     GrantCheck,
     TransferRefused,
@@ -29,7 +26,6 @@ from prfaas.agent.transfer.placement import Placement, place
 from prfaas.agent.transfer.plan import TransferPlan, make_plan
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
-from prfaas.cachepool.ssd import SsdTier
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
 from prfaas.hashing import NO_HASH, prefix_hash
@@ -39,6 +35,7 @@ from prfaas.transport.sender.link import Link
 from prfaas.types import AgentName, CopyCommand, CopyEnd, GroupBlocks, Prefix, TransferId
 
 MIN_DEADLINE_SECONDS = 0.1
+MAX_ENDS = 4096  # About 200 bytes each.
 
 
 @dataclass(eq=False)
@@ -60,7 +57,6 @@ class PrefixCopies:
         grant_check: GrantCheck,
         pool: Pool,
         arenas: Callable[[], list[Arena]],
-        ssd: SsdTier | None,
         link_to: Callable[[str, AgentName], Link],
         transfer_log: TransferLog,
         report: Callable[[CopyEnd], None],
@@ -69,26 +65,22 @@ class PrefixCopies:
         self._grant_check = grant_check
         self._pool = pool
         self._arenas = arenas
-        self._ssd = ssd
         self._link_to = link_to
         self._log = transfer_log
-        self._outcomes = CommandOutcomes(report)
+        self._report = report
+        self._ends: dict[TransferId, CopyEnd] = {}  # Oldest first.
         self._copies: dict[TransferId, _PrefixCopy] = {}
-        # Copies whose blocks are being read from the SSD.
-        self._promoting: dict[TransferId, CopyCommand] = {}
 
     def __len__(self) -> int:
-        return len(self._copies) + len(self._promoting)
+        return len(self._copies)
 
     def take(self, command: CopyCommand) -> None:
         """Carry out a command. A repeated one changes the priority, or is reported again."""
-        if self._outcomes.repeat(command.transfer_id):
-            return
-        if (copy := self._copies.get(command.transfer_id)) is not None:
+        if (end := self._ends.get(command.transfer_id)) is not None:
+            self._report(end)
+        elif (copy := self._copies.get(command.transfer_id)) is not None:
             copy.record.priority = wire_priority(command.priority)
             copy.link.prioritise(command.transfer_id, copy.record.priority)
-        elif command.transfer_id in self._promoting:
-            self._promoting[command.transfer_id] = command
         else:
             try:
                 self._start(command, self._check(command))
@@ -112,24 +104,23 @@ class PrefixCopies:
         return grant
 
     def _start(self, command: CopyCommand, grant: Grant) -> None:
-        """Send all blocks of the prefix on all ranks of one engine's shape, from the SSD if needed.
+        """Send all blocks of the prefix on all ranks of one engine's shape.
 
         Raises:
             GrantError: The blocks have more bytes than granted.
-            Refusal: No engine has this model's layouts, or a block is gone.
+            Refusal: No engine has this model's layouts, or a block is not in memory.
         """
         shapes = list(_complete_shapes(self._arenas(), command.prefix.model))
         if not shapes:
             model, agent = command.prefix.model, self._grant_check.agent
             raise TransferRefused("no_layout", f"no engine on {agent} has a layout of {model!r}")
-        plans = [self._plan(arenas, command.prefix, grant) for arenas in shapes]
-        for arenas, plan in zip(shapes, plans, strict=True):
+        for arenas in shapes:
+            plan = self._plan(arenas, command.prefix, grant)
             placement = place(self._pool, plan, arenas, may_allocate=False)
             if placement is not None:
                 self._send(command, grant, placement)
                 return
-        if not any(self._promote(command, grant, plan, arenas) for arenas, plan in zip(shapes, plans, strict=True)):
-            raise TransferRefused("evicted", "a block of this prefix is not here")
+        raise TransferRefused("evicted", "a block of this prefix is not in memory")
 
     def _plan(self, arenas: tuple[Arena, ...], prefix: Prefix, grant: Grant) -> TransferPlan:
         plan = make_plan(tuple(arena.layout for arena in arenas), self._groups(arenas[0], prefix), grant.num_tokens)
@@ -140,30 +131,13 @@ class PrefixCopies:
         """Return the prefix's blocks, with the parent of the first block (model and tenant) from this pool."""
         groups = prefix_groups(arena.layout, prefix)
         first = [(blocks.group, blocks.hashes[0]) for blocks in groups if blocks.parent == NO_HASH and blocks.hashes]
-        holdings = LocalHoldings(self._pool, self._ssd, arena)
-        found = (holdings.parent(group, block_hash) for group, block_hash in first)
-        root = next((parent for parent in found if parent is not None), None)
-        return groups if root is None else prefix_groups(arena.layout, prefix, root=root)
-
-    def _promote(self, command: CopyCommand, grant: Grant, plan: TransferPlan, arenas: tuple[Arena, ...]) -> bool:
-        """Read the blocks from the SSD and then send them; return False if they are not all here."""
-
-        def done(placement: Placement | None) -> None:
-            latest = self._promoting.pop(command.transfer_id, None)
-            if latest is None:
-                # The model was forgotten meanwhile, and the copy reported.
-                if placement is not None:
-                    placement.release()
-            elif placement is None:
-                self._end(CopyEnd(command.transfer_id, "evicted", "a block of this prefix could not be read"))
-            else:
-                self._send(latest, grant, placement)
-
-        promotion = promote(self._pool, self._ssd, plan, arenas, done=done)
-        if promotion is not None:
-            self._promoting[command.transfer_id] = command
-            promotion.begin()
-        return promotion is not None
+        found = (self._pool.find(arena, group, block_hash) for group, block_hash in first)
+        slot = next((slot for slot in found if slot is not None), None)
+        return (
+            groups
+            if slot is None
+            else prefix_groups(arena.layout, prefix, root=self._pool.identity(arena, slot).parent)
+        )
 
     def _send(self, command: CopyCommand, grant: Grant, placement: Placement) -> None:
         plan, link = placement.plan, self._link_to(grant.destination_address, grant.destination)
@@ -197,10 +171,6 @@ class PrefixCopies:
         for copy in self._copies.values():
             if copy.command.prefix.model == model:
                 copy.link.cancel(copy.command.transfer_id, "cancelled", message)
-        for transfer_id, command in list(self._promoting.items()):
-            if command.prefix.model == model:
-                del self._promoting[transfer_id]
-                self._end(CopyEnd(transfer_id, "cancelled", message))
 
     def on_event(self, event: SendEvent) -> None:
         """Take an event of a link; events of other transfers are ignored."""
@@ -219,7 +189,11 @@ class PrefixCopies:
             copy.placement.release()
 
     def _end(self, end: CopyEnd) -> None:
-        self._outcomes.add(end)
+        """Report a new outcome and remember it."""
+        self._ends[end.transfer_id] = end
+        if len(self._ends) > MAX_ENDS:
+            del self._ends[next(iter(self._ends))]
+        self._report(end)
 
 
 def _complete_shapes(arenas: list[Arena], model: str) -> Iterator[tuple[Arena, ...]]:

@@ -126,9 +126,9 @@ class Rebalancer:
         return HotPrefix(_key(prefix), hits_per_second, num_bytes, frozenset(sizes), holders & sizes.keys())
 
     def holders(self, prefix: Prefix) -> Iterator[AgentName]:
-        """Yield the nodes that hold the whole prefix."""
+        """Yield the nodes that hold the whole prefix in memory, from which it can be copied."""
         query = Query(prefix.model, prefix.units, prefix.num_tokens, ((prefix.num_tokens, prefix.end_hash),))
-        answer = self._world.index.match(query)
+        answer = self._world.index.match(query, tier="memory")
         return (node.node for node in answer.nodes if node.usable_tokens == prefix.num_tokens)
 
     def _participants(self, members: dict[AgentName, Member]) -> Participants:

@@ -17,7 +17,6 @@ from tests.support.agent_deployment import AgentDeployment, running_agents
 from tests.support.deployment import Deployment
 from tests.support.prefix_engine import BLOCK_TOKENS, chain_of, prefix_of, sizes
 from tests.support.waiting import PATIENCE_SECONDS, until
-from tools.demo.client import get_json
 from tools.link import Relay
 
 CHAIN = chain_of(400)
@@ -137,23 +136,3 @@ async def test_copies_by_nodes_or_of_unknown_nodes_are_refused(two: AgentDeploym
     with pytest.raises(IndexRefusal) as alien:
         await two.copy(bad, "east", "west")
     assert alien.value.reason == "alien_hash"
-
-
-@pytest.mark.soak
-async def test_prefix_on_the_ssd_of_a_restarted_node_can_be_copied(site: AgentDeployment, tmp_path: Path) -> None:
-    directory = {"ssd-directory": str(tmp_path / "ssd")}
-    east, west = await site.node("east", **directory), await site.node("west")
-    await asyncio.to_thread(east.leave, PREFIX)
-    await until(lambda: _num_on_ssd(site.agents["east"].status) == 11 + 3 + 1, what="the blocks on the SSD")
-    site.agents["east"].process.kill()
-    await asyncio.to_thread(site.agents["east"].process.wait)
-    await site.node("north", **directory)
-    await _until_usable(site, {"north": 327})
-    assert site.agents["north"].pool()["prefix"] == 0
-    end = await site.copy(PREFIX, "north", "west")
-    assert (end.outcome, end.moved_bytes) == ("completed", WHOLE_BYTES)
-    assert await asyncio.to_thread(west.holds, PREFIX)
-
-
-def _num_on_ssd(status: str) -> int:
-    return int(get_json(f"http://{status}/status")["ssd"]["prefix"])

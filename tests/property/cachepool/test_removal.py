@@ -18,7 +18,7 @@ from prfaas.kv.parts import LayerSlice
 from prfaas.types import BlockHash, GroupBlocks, Prefix, Shard
 from tests.support.pool_integrity import check_integrity
 
-SLOT_BYTES, NUM_SLOTS = 64, 4096
+SLOT_BYTES, NUM_SLOTS = 4096, 4096
 LENGTHS = (16, 32, 40, 48, 64, 96, 100, 160, 224)
 Tokens = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from prfaas.hashing import NO_HASH, HashChain, root_hash
 from prfaas.pool_events import BlockStored, PoolEvent
 from prfaas.types import GroupBlocks
 from tests.support.pool_integrity import check_integrity
-from tests.support.pool_layouts import hybrid
+from tests.support.pool_layouts import SLOT_BYTES, hybrid
 
 ROOT = root_hash("hybrid")
 CHAIN = HashChain(ROOT, range(110))
@@ -102,8 +102,8 @@ UNHASHED_GROUPS = (GroupBlocks(0, 0, (NO_HASH,) * 3), GroupBlocks(1, 0, (NO_HASH
 @pytest.mark.parametrize(
     ("group", "layer", "first_block", "num_blocks", "ready"),
     [
-        (0, 0, 1, 2, [(1, 2, 0, 1024)]),
-        (1, 0, 0, 1, [(3, 1, 0, 1024)]),
+        (0, 0, 1, 2, [(1, 2, 0, SLOT_BYTES)]),
+        (1, 0, 0, 1, [(3, 1, 0, SLOT_BYTES)]),
         (0, 0, 0, 0, []),
         (1, 0, 1, 0, []),
         (0, 0, 2, 2, []),

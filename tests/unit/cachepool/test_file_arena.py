@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cachepool.block_run import BlockIdentity
-from prfaas.cachepool.file_arena import RECORD_BYTES, AlignedBuffer, FileArena, saved_layouts
+from prfaas.cachepool.file_arena import RECORD_BYTES, FileArena, saved_layouts
 from prfaas.kv.layout import Layout
 from tests.support.pool_layouts import ROOT, hybrid, name
 
@@ -32,18 +33,24 @@ def _block(number: int) -> BlockIdentity:
     return BlockIdentity(0, name(number), ROOT, 32 * number, ROOT)
 
 
-def _content(number: int) -> memoryview:
-    return memoryview(bytearray([number % 251] * SLOT_BYTES))
+def _content(number: int) -> bytes:
+    return bytes([number % 251] * SLOT_BYTES)
+
+
+def _slot_of_memory(arena: FileArena) -> memoryview:
+    return memoryview(mmap.mmap(-1, arena.stride_bytes))
 
 
 def _write(arena: FileArena, slot: int, number: int) -> None:
     arena.bump([slot])
-    arena.write(slot, _content(number), _block(number), AlignedBuffer(arena.stride_bytes))
+    memory = _slot_of_memory(arena)
+    memory[:SLOT_BYTES] = _content(number)
+    arena.write(slot, memory, _block(number))
 
 
 def _read(arena: FileArena, slot: int) -> bytes | None:
-    into = memoryview(bytearray(SLOT_BYTES))
-    return bytes(into) if arena.read(slot, into, AlignedBuffer(arena.stride_bytes)) else None
+    into = _slot_of_memory(arena)
+    return bytes(into[:SLOT_BYTES]) if arena.read(slot, into) else None
 
 
 def _blocks_file(arena: FileArena, tmp_path: Path) -> Path:
@@ -52,7 +59,7 @@ def _blocks_file(arena: FileArena, tmp_path: Path) -> Path:
 
 def test_a_block_is_read_as_it_was_written(arena: FileArena) -> None:
     _write(arena, 3, 7)
-    assert _read(arena, 3) == bytes(_content(7))
+    assert _read(arena, 3) == _content(7)
     assert arena.blocks() == {3: _block(7)}
 
 
@@ -64,7 +71,7 @@ def test_reopened_files_still_hold_their_blocks(layout: Layout, tmp_path: Path) 
     assert saved_layouts(tmp_path) == [layout]
     second = FileArena(layout, 8, directory=tmp_path)
     assert second.blocks() == {1: _block(10), 6: _block(11)}
-    assert _read(second, 6) == bytes(_content(11))
+    assert _read(second, 6) == _content(11)
     second.close()
 
 
@@ -87,7 +94,7 @@ def test_a_corrupted_block_is_detected_and_never_offered_again(arena: FileArena,
     assert arena.blocks() == {}
     _write(arena, 2, 8)
     assert arena.is_readable(2)
-    assert _read(arena, 2) == bytes(_content(8))
+    assert _read(arena, 2) == _content(8)
 
 
 @pytest.mark.parametrize("position", range(0, 100, 7))
@@ -125,7 +132,7 @@ def test_free_slots_return_their_disk_space(arena: FileArena, tmp_path: Path) ->
     before = _blocks_file(arena, tmp_path).stat().st_blocks
     arena.give_back([1, 2])
     assert _blocks_file(arena, tmp_path).stat().st_blocks < before
-    assert _read(arena, 3) == bytes(_content(3))
+    assert _read(arena, 3) == _content(3)
 
 
 def test_records_reserve_their_disk_space_at_once(layout: Layout, tmp_path: Path) -> None:
