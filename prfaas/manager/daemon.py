@@ -29,7 +29,6 @@ from prfaas.manager.dashboard.pages import DashboardPages
 from prfaas.manager.operations.commands import Copies, PoolOrders
 from prfaas.manager.operations.operations import Operations
 from prfaas.manager.operations.rebalancer import Rebalancer
-from prfaas.manager.operations.roles import RoleOrders
 from prfaas.manager.planning.paths import Paths
 from prfaas.manager.record.cluster_writer import FORGET_SECONDS, LEASE_SECONDS
 from prfaas.manager.record.embedded_redis import EmbeddedRedis
@@ -119,12 +118,6 @@ class Manager:
         self.is_ready = False
 
     def _make_operations(self, pool_orders: PoolOrders) -> Operations:
-        role_orders = RoleOrders(
-            self.world,
-            replication=self.replication,
-            is_automatic=self._planner is not None and self._config.role_changes == "apply",
-            clock=self._clock,
-        )
         return Operations(
             self._config,
             world=self.world,
@@ -132,7 +125,7 @@ class Manager:
             copies=self.copies,
             rebalancer=self._rebalancer,
             pool_orders=pool_orders,
-            role_orders=role_orders,
+            changes_roles=self._planner is not None and self._config.role_changes == "apply",
         )
 
     def _note_match(self, query: Query, answer: MatchResult) -> None:

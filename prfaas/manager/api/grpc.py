@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -17,7 +17,7 @@ from prfaas.index.membership import Node
 from prfaas.manager.api.scaler import Scaler
 from prfaas.manager.api.service import UNREADABLE, Service
 from prfaas.manager.config import ManagerConfig
-from prfaas.manager.operations.commands import CommandSource
+from prfaas.manager.operations.commands import Copies, PoolOrders
 from prfaas.manager.operations.operations import Operations, check_is_no_node
 from prfaas.manager.record.cluster_writer import ClusterWriter
 from prfaas.manager.record.event_stream import EventStream
@@ -61,7 +61,7 @@ class GrpcServer:
         service: Service,
         world: World,
         replication: Replication,
-        command_sources: Sequence[CommandSource],
+        command_sources: tuple[Copies, PoolOrders],
         operations: Operations,
         stop_seconds: float,
         digest_seconds: float,

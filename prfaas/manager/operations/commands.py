@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from prfaas import grants, logs, metrics
 from prfaas.errors import IndexRefusal
@@ -19,7 +19,6 @@ from prfaas.hashing import prefix_hash
 from prfaas.index.membership import Node
 from prfaas.types import (
     TRANSFER_ID_BYTES,
-    AgentCommand,
     AgentName,
     BlockHash,
     CopyCommand,
@@ -66,18 +65,6 @@ class _PendingCopy:
     ended: asyncio.Future[CopyEnd]
 
 
-class CommandSource(Protocol):
-    """Commands of one kind that are in progress."""
-
-    version: int  # Grows with every command, which tells command streams that there is something new.
-
-    def commands_of(self, node: AgentName) -> Sequence[AgentCommand]:
-        """Return the commands that this node has not reported yet, oldest first."""
-
-    def report(self, node: AgentName, end: CopyEnd) -> None:
-        """Record the end of a command. Unknown commands, and those of other nodes, are ignored."""
-
-
 class Copies:
     """Copies in progress, by the sending node."""
 
@@ -97,7 +84,7 @@ class Copies:
         self._pending: dict[TransferId, _PendingCopy] = {}
         self._by_identity: dict[_CopyIdentity, _PendingCopy] = {}
         self._by_caller: Counter[str] = Counter()
-        self.version = 0
+        self.version = 0  # Grows with every command, which tells command streams that there is something new.
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -153,6 +140,7 @@ class Copies:
         return grants.sign(grant, self._grant_key)
 
     def commands_of(self, source: AgentName) -> list[CopyCommand]:
+        """Return the commands that this node has not reported yet, oldest first."""
         return [copy.command for copy in self._pending.values() if copy.order.source.name == source]
 
     def orders(self) -> Iterator[CopyOrder]:
@@ -160,6 +148,7 @@ class Copies:
         return (copy.order for copy in self._pending.values())
 
     def report(self, source: AgentName, end: CopyEnd) -> None:
+        """Record the end of a copy. Unknown copies, and those of other nodes, are ignored."""
         copy = self._pending.get(end.transfer_id)
         if copy is not None and copy.order.source.name == source:
             self._end(copy, end)

@@ -13,17 +13,17 @@ from typing import Literal
 from prfaas import logs, metrics
 from prfaas.errors import FencedError, IndexRefusal
 from prfaas.hashing import HASH_BYTES
+from prfaas.index.membership import Member
 from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder, PoolOrders
 from prfaas.manager.operations.rebalancer import Rebalancer
-from prfaas.manager.operations.roles import RoleOrders
 from prfaas.manager.record.replication import Replication
 from prfaas.manager.state.instances import decoded_models
 from prfaas.manager.state.quiescence import requests_by_instance, unreported_instances, until_idle
-from prfaas.manager.state.world import World, leaving_record, staying_record
+from prfaas.manager.state.world import World, leaving_record, role_record, staying_record
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.rpc.translate import ordered_role_from, pool_order_from, prefix_from
-from prfaas.types import AgentName, BlockHash
+from prfaas.types import AgentName, BlockHash, ClusterName, InstanceRole
 
 Action = Literal["drain", "undrain", "set_role", "pin", "unpin", "remove"]
 MAX_ACTIONS = 200
@@ -82,7 +82,7 @@ class Operations:
         copies: Copies,
         rebalancer: Rebalancer,
         pool_orders: PoolOrders,
-        role_orders: RoleOrders,
+        changes_roles: bool,
     ) -> None:
         self._config = config
         self._world = world
@@ -90,7 +90,8 @@ class Operations:
         self._copies = copies
         self._rebalancer = rebalancer
         self._pool_orders = pool_orders
-        self._role_orders = role_orders
+        self._changes_roles = changes_roles
+        self._one_role_order = asyncio.Lock()
         self.operators = Operators(config.operators)
 
     async def copy(self, request: pb.CopyRequest, who: str) -> pb.CopyResponse:
@@ -181,10 +182,74 @@ class Operations:
         with self.operators.act(who, "set_role", target=request.node, role=request.role) as found:
             role = ordered_role_from(request.role)
             seconds = request.timeout_seconds
-            response = await self._role_orders.carry_out(AgentName(request.node), role, seconds=seconds)
+            response = await self._change_roles(AgentName(request.node), role, seconds=seconds)
             found["num_requests_left"] = sum(change.num_requests_left for change in response.changes)
             found["num_engines_unknown"] = sum(change.is_load_unknown for change in response.changes)
         return response
+
+    async def _change_roles(self, name: AgentName, role: InstanceRole | None, *, seconds: float) -> pb.SetRoleResponse:
+        """Change the role of a node's instances and return what changed. Running requests have `seconds` to end.
+
+        A role of None restores the role that each instance announces.
+
+        Raises:
+            FencedError: another manager writes the cluster.
+            IndexRefusal: the node is unknown or silent, or its cluster would have no instance that decodes.
+        """
+        await self._replication.writer_for(self._world.live_node(name).cluster)
+        async with self._one_role_order:
+            before = self._world.live_member(name)
+            after = self._roles_after(before, role)
+            idle = await self._rest(before, seconds)
+            # The lease may have been lost during the drain.
+            writer = await self._replication.writer_for(before.node.cluster)
+            self._world.order_role(name, role)
+            await writer.append(role_record(name, role))
+        left, unknown = requests_by_instance(idle), unreported_instances(idle)
+        changes = [
+            pb.SetRoleResponse.Change(
+                instance=engine.instance,
+                before=engine.role,
+                after=new_role,
+                num_requests_left=left.get(engine.instance, 0),
+                is_load_unknown=engine.instance in unknown,
+            )
+            for engine, new_role in zip(before.node.engines, after, strict=True)
+        ]
+        return pb.SetRoleResponse(changes=changes)
+
+    async def _rest(self, member: Member, seconds: float) -> Member:
+        cluster = member.node.cluster
+        self._world.set_changing_role(cluster, frozenset(engine.instance for engine in member.node.engines))
+        try:
+            return await until_idle(self._world, member.node.name, seconds=seconds, clock=_now)
+        finally:
+            self._world.set_changing_role(cluster, frozenset())
+
+    def _roles_after(self, member: Member, role: InstanceRole | None) -> list[InstanceRole]:
+        """Return the roles after the change, or raise IndexRefusal if they are not possible."""
+        node = member.node
+        if self._changes_roles:
+            raise IndexRefusal(
+                "malformed", "the plan changes roles in this deployment (role_changes: apply) and would undo the order"
+            )
+        if node.cluster_kind == "prfaas" and role not in ("prefill", None):
+            raise IndexRefusal("malformed", f"{node.name} is in a PrfaaS cluster, where all instances prefill")
+        after = [role or engine.role for engine in self._world.live_node(node.name).engines]
+        if node.cluster_kind == "pd" and not {"decode", "both"} & {
+            *after,
+            *self._roles_of_others(node.name, node.cluster),
+        }:
+            raise IndexRefusal("malformed", f"no instance of {node.cluster} would decode")
+        return after
+
+    def _roles_of_others(self, name: AgentName, cluster: ClusterName) -> set[InstanceRole]:
+        return {
+            engine.role
+            for member in self._world.live()
+            if member.node.cluster == cluster and member.node.name != name
+            for engine in member.node.engines
+        }
 
 
 def check_is_no_node(world: World, who: str) -> None:

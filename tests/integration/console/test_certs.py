@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from pathlib import Path
 
 from prfaas.console.doctor.certificates import certificate_findings
 from prfaas.transport.net.tls import CertificateFiles
 from tests.integration.console.terminal import run_here, run_here_on_terminal
-from tests.support.certificates import tls_config
-from tests.support.deployment import Deployment
 
 
 def _files(directory: Path, name: str) -> CertificateFiles:
@@ -63,21 +60,3 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     run_here("certs", "new", str(tmp_path), "west-0")
     assert "no certificate for west-1; it has west-0" in run_here("certs", "revoke", str(tmp_path), "west-1").error
     assert "valid file name" in run_here("certs", "new", str(tmp_path), "west/0").error
-
-
-async def test_a_manager_takes_them_as_they_are(deployment: Deployment, tmp_path: Path) -> None:
-    directory = tmp_path / "tls"
-    await asyncio.to_thread(run_here, "certs", "new", str(directory), "manager", "operator", "router")
-    served = _files(directory, "manager")
-    manager = await deployment.start_manager(tls=tls_config(served))
-    flags = [f"--managers={manager.address}", f"--secret-file={deployment.secret_file}"]
-    as_operator = [*flags, *_flags(_files(directory, "operator"))]
-    ran = await asyncio.to_thread(run_here, "drain", "nobody", *as_operator)
-    assert ran.status == 2 and "unknown or silent" in ran.error
-    as_router = [*flags, *_flags(_files(directory, "router"))]
-    ran = await asyncio.to_thread(run_here, "drain", "nobody", *as_router)
-    assert ran.status == 2 and "but its certificate is for router" in ran.error
-
-
-def _flags(files: CertificateFiles) -> list[str]:
-    return [f"--tls-authority={files.authority}", f"--tls-certificate={files.certificate}", f"--tls-key={files.key}"]

@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from prfaas.console.authority import Authority, IssuedCertificate
-from prfaas.transport.net.tls import CertificateFiles, Certificates
+from prfaas.console.authority import Authority
 from prfaas.types import AgentName
 from tests.integration.console.terminal import COMMAND, SECONDS, Ran, run, run_here, run_here_on_terminal
 from tests.integration.manager.test_routing import route_request, two_clusters
 from tests.support.agent_deployment import AgentDeployment
 from tests.support.certificates import tls_config, tls_record
 from tests.support.deployment import Deployment, match_request
-from tests.support.paced_engine import PacedEngine, running
 from tests.support.prefix_engine import chain_of, prefix_of
 from tests.support.secret_files import write_deployment_secret
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -270,23 +268,8 @@ def test_what_the_machine_refuses_is_said_in_a_line(tmp_path: Path) -> None:
     assert (unread.status, str(tmp_path / "authority") in unread.error) == (2, True)
 
 
-def _shown(issued: IssuedCertificate, authority: Path) -> list[str]:
-    return [
-        "--timeout=60",
-        f"--tls-authority={authority}",
-        f"--tls-certificate={issued.certificate}",
-        f"--tls-key={issued.key}",
-    ]
-
-
-async def test_what_tls_leaves_unsaid_is_said(site: AgentDeployment, tmp_path: Path) -> None:
-    own, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
-    issued, unknown = own.issue("operator"), stranger.issue("unknown")
-    flags = _shown(issued, own.path)
+async def test_page_in_plain_text_is_named(site: AgentDeployment, tmp_path: Path) -> None:
+    issued = Authority(tmp_path).issue("operator")
+    flags = [f"--tls-{name}={path}" for name, path in tls_record(issued).items()]
     plain = await asyncio.to_thread(run_here, "status", f"--pages=https://{site.manager.http_address}", *flags)
     assert (plain.status, "answers in plain text" in plain.error) == (2, True), plain.error
-    files = CertificateFiles(issued.authority, issued.certificate, issued.key)
-    asking = PacedEngine(tls=Certificates(files).server_context())
-    async with running(asking):
-        refused = await asyncio.to_thread(run_here, "status", f"--pages={asking.url}", *_shown(unknown, own.path))
-    assert (refused.status, "rejects the certificate" in refused.error) == (2, True), refused.error

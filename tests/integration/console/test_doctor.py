@@ -54,40 +54,12 @@ def test_where_all_is_well_everything_is_good(patient: Patient) -> None:
     assert looked_at >= {"configuration", "secret", "port", "memory", "certificate_name", "congestion_control"}
 
 
-def _unknown_key(patient: Patient) -> None:
-    patient.agent["pool_byte"] = "4GiB"
-
-
 def _secret_open_to_everybody(patient: Patient) -> None:
     patient.secret.chmod(0o644)
 
 
 def _short_secret(patient: Patient) -> None:
     patient.secret.write_bytes(b"hush")
-
-
-def _address_of_another_machine(patient: Patient) -> None:
-    patient.agent["listen"] = "192.0.2.1:7400"  # Documentation address (RFC 5737).
-
-
-def _no_bbr(patient: Patient) -> None:
-    patient.set_kernel(**{"net/ipv4/tcp_available_congestion_control": "reno cubic"})
-
-
-def _bbr_for_root_alone(patient: Patient) -> None:
-    patient.set_kernel(**{"net/ipv4/tcp_allowed_congestion_control": "reno cubic"})
-
-
-def _small_send_buffer(patient: Patient) -> None:
-    patient.set_kernel(**{"net/core/wmem_max": "212992"})
-
-
-def _small_receive_buffer(patient: Patient) -> None:
-    patient.set_kernel(**{"net/ipv4/tcp_rmem": "4096 131072 6291456"})
-
-
-def _pool_beyond_memory(patient: Patient) -> None:
-    patient.agent["pool_bytes"] = "64GiB"
 
 
 def _no_directory_for_the_socket(patient: Patient) -> None:
@@ -187,10 +159,6 @@ def _record_that_goes_with_its_manager(patient: Patient) -> None:
     _manager(patient)
 
 
-def _advertises_a_name_that_does_not_resolve(patient: Patient) -> None:
-    patient.agent["advertise"] = "no..name:7400"  # Invalid without asking a name server.
-
-
 def _ssd_beyond_the_disk(patient: Patient) -> None:
     patient.agent |= {"ssd_directory": str(patient.directory / "ssd"), "ssd_bytes": "900000TiB"}
 
@@ -223,15 +191,8 @@ def _executor_without_an_agent(patient: Patient) -> None:
 
 
 PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
-    (_unknown_key, "configuration", "prfaas config check"),
     (_secret_open_to_everybody, "secret", "chmod 600"),
     (_short_secret, "secret", "copy the deployment's secret"),
-    (_address_of_another_machine, "address", "ip -brief address"),
-    (_no_bbr, "congestion_control", "modprobe tcp_bbr"),
-    (_bbr_for_root_alone, "congestion_control", 'tcp_allowed_congestion_control="reno cubic bbr"'),
-    (_small_send_buffer, "send_buffer", "sysctl -w net.core.wmem_max=4194304"),
-    (_small_receive_buffer, "receive_buffer", 'sysctl -w net.ipv4.tcp_rmem="4096 131072 33554432"'),
-    (_pool_beyond_memory, "memory", "pool_bytes: 3276MiB"),
     (_no_directory_for_the_socket, "socket_directory", "install -d"),
     (_advertises_all_addresses, "advertised_address", "write advertise"),
     (_expired_certificate, "certificate_time", "renew it"),
@@ -251,13 +212,38 @@ PLANTED: list[tuple[Callable[[Patient], None], str, str]] = [
     (_executor_without_an_agent, "agent_socket", "start prfaas-agent"),
     (_redis_that_is_not_there, "record", "redis-cli"),
     (_record_that_goes_with_its_manager, "record", "redis_directory: /var/lib/prfaas/redis"),
-    (_advertises_a_name_that_does_not_resolve, "advertised_address", "getent hosts no..name"),
     (_ssd_beyond_the_disk, "disk", "ssd_bytes: "),
     (_wire_that_is_not_there, "wire", "nc -vz 127.0.0.1"),
     (_prefill_leg_in_plain_text_beside_certificates, "plaintext", "https:// in its url"),
     (_prefill_engine_in_plain_text_beside_certificates, "plaintext", "https:// in its url"),
     (_keys_of_clients_that_are_operators, "keys", "operator keys only"),
 ]
+
+
+AGENT_SETTINGS = [
+    ("pool_byte", "4GiB", "configuration", "prfaas config check"),
+    ("listen", "192.0.2.1:7400", "address", "ip -brief address"),  # Documentation address (RFC 5737).
+    ("pool_bytes", "64GiB", "memory", "pool_bytes: 3276MiB"),
+    # Invalid without asking a name server.
+    ("advertise", "no..name:7400", "advertised_address", "getent hosts no..name"),
+]
+KERNEL_SETTINGS = [
+    ("net/ipv4/tcp_available_congestion_control", "reno cubic", "congestion_control", "modprobe tcp_bbr"),
+    ("net/ipv4/tcp_allowed_congestion_control", "reno cubic", "congestion_control", '="reno cubic bbr"'),
+    ("net/core/wmem_max", "212992", "send_buffer", "sysctl -w net.core.wmem_max=4194304"),
+    ("net/ipv4/tcp_rmem", "4096 131072 6291456", "receive_buffer", 'tcp_rmem="4096 131072 33554432"'),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "subject", "remedy"), AGENT_SETTINGS + KERNEL_SETTINGS)
+def test_wrong_setting_is_found_with_its_remedy(
+    patient: Patient, name: str, value: str, subject: str, remedy: str
+) -> None:
+    if "/" in name:
+        patient.set_kernel(**{name: value})
+    else:
+        patient.agent[name] = value
+    assert remedy in faults(patient.examine())[subject]
 
 
 @pytest.mark.parametrize(("plant", "subject", "remedy"), PLANTED, ids=lambda item: getattr(item, "__name__", ""))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import REGISTRY
@@ -11,31 +10,22 @@ from prometheus_client import REGISTRY
 from prfaas.errors import IndexRefusal
 from prfaas.hashing import HASH_BYTES
 from prfaas.manager.operations.operations import Action
-from prfaas.rpc.client import ManagerClient
 from prfaas.rpc.generated import manager_pb2 as pb
 from tests.support.deployment import Deployment
 from tests.support.waiting import PATIENCE_SECONDS, until
 
-Call = Callable[[ManagerClient], Awaitable[object]]
 HASH = bytes(HASH_BYTES)
 
 
-def _ordered(order: str) -> Call:
-    request = pb.OrderPoolRequest(node="n1", end_hash=HASH, order=order, timeout_seconds=0.01)
-    return lambda client: client.order_pool(request)
+def _ordered(order: str) -> pb.OrderPoolRequest:
+    return pb.OrderPoolRequest(node="n1", end_hash=HASH, order=order, timeout_seconds=0.01)
 
 
-CALLS: dict[str, tuple[Call, str]] = {
-    "drain": (
-        lambda client: client.operate("Drain", pb.DrainRequest(node="n1")),
-        "num_requests_left=0 num_engines_unknown=1",
-    ),
-    "undrain": (lambda client: client.operate("Undrain", pb.UndrainRequest(node="n1")), ""),
-    "set_role": (
-        lambda client: client.operate("SetRole", pb.SetRoleRequest(node="n1", role="prefill")),
-        "role=prefill num_requests_left=0",
-    ),
-    **{order: (_ordered(order), "node_outcome=deadline") for order in ("pin", "unpin", "remove")},
+CALLS: dict[str, tuple[str, Any, str]] = {
+    "drain": ("Drain", pb.DrainRequest(node="n1"), "num_requests_left=0 num_engines_unknown=1"),
+    "undrain": ("Undrain", pb.UndrainRequest(node="n1"), ""),
+    "set_role": ("SetRole", pb.SetRoleRequest(node="n1", role="prefill"), "role=prefill num_requests_left=0"),
+    **{order: ("OrderPool", _ordered(order), "node_outcome=deadline") for order in ("pin", "unpin", "remove")},
 }
 
 
@@ -51,15 +41,18 @@ async def test_action_needs_an_operator_and_is_logged(
     for name in ("n1", "n2"):
         deployment.run(deployment.reporter(name, manager))
     await until(lambda: len(manager.world.live()) == 2, what="both nodes")
-    call, found = CALLS[action]
+    method, request, found = CALLS[action]
     before = {outcome: _count(action, outcome) for outcome in ("refused", "done")}
     with caplog.at_level("INFO"):
         for stranger in ("router", "operator", "n1") if action != "drain" else ("router", "operator", "n2"):
             with pytest.raises(IndexRefusal, match=f"{stranger} is not an operator"):
-                await call(deployment.client(manager, name=stranger, deadline_seconds=PATIENCE_SECONDS))
+                await deployment.client(manager, name=stranger, deadline_seconds=PATIENCE_SECONDS).operate(
+                    method, request
+                )
             assert f"admin.action_ended who={stranger} action={action} target=n1 outcome=refused" in caplog.text
         assert "admin.action_started" not in caplog.text
-        await call(deployment.client(manager, name="night-shift", deadline_seconds=PATIENCE_SECONDS))
+        client = deployment.client(manager, name="night-shift", deadline_seconds=PATIENCE_SECONDS)
+        await client.operate(method, request)
     assert f"admin.action_started who=night-shift action={action} target=n1" in caplog.text
     lines = [
         line for line in caplog.text.splitlines() if f"who=night-shift action={action} target=n1 outcome=done" in line

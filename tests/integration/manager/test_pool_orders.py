@@ -33,7 +33,7 @@ async def _order(
     seconds: float = PATIENCE_SECONDS,
 ) -> pb.OrderPoolResponse:
     request = pb.OrderPoolRequest(node=node, end_hash=prefix.end_hash, order=order, timeout_seconds=seconds)
-    return await site.client_named(who).order_pool(request)
+    return await site.client_named(who).operate("OrderPool", request)
 
 
 async def _fill(hand: PrefixEngine) -> None:

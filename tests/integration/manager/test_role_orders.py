@@ -33,7 +33,7 @@ async def order(
 ) -> list[tuple[str, str, str, int]]:
     """Return the changes, each with the requests that were left, or -1 if unknown."""
     request = pb.SetRoleRequest(node=name, role=role, timeout_seconds=seconds)
-    response = await deployment.client(manager, name=who).set_role(request)
+    response = await deployment.client(manager, name=who).operate("SetRole", request)
     return [
         (change.instance, change.before, change.after, -1 if change.is_load_unknown else change.num_requests_left)
         for change in response.changes

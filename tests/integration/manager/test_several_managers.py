@@ -10,7 +10,6 @@ from prfaas.errors import FencedError
 from prfaas.index.store.redis_store import START_ID, Keys, RedisStore, StreamEntry
 from prfaas.manager.record.cluster_writer import RELOAD
 from prfaas.types import ClusterName
-from tests.integration.manager.test_routing import route_request
 from tests.support.deployment import Deployment, chain_of, hybrid_layout, stored, until_usable
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -106,20 +105,3 @@ async def test_next_writer_ends_a_break_in_the_record(deployment: Deployment) ->
 async def end_lease(store: RedisStore) -> None:
     """As Redis does when its time is over."""
     await store._client.delete(store.keys.lease(EAST))
-
-
-async def test_managers_of_one_redis_may_have_different_policies(deployment: Deployment) -> None:
-    """As the doors of `prfaas-ppd build` have: x = 0 and x = 1 over the same nodes and what they hold."""
-    await deployment.start_redis()
-    managers = [
-        await deployment.start_manager(local_policy="static", local_turns_ratio=x, threshold_tokens=10**6)
-        for x in (0.0, 1.0)
-    ]
-    deployment.run(deployment.reporter("p", managers[0], role="prefill"))
-    await deployment.node("d", managers[0], role="decode", holds=stored(LAYOUT, chain_of(640), 640))
-    for manager, reason in zip(managers, ("static_pd", "static_local"), strict=True):
-        await until(lambda manager=manager: len(manager.world.live()) == 2)  # type: ignore[misc]
-        client = deployment.client(manager, deadline_seconds=PATIENCE_SECONDS)
-        await until_usable(client, chain_of(641), {"d": 640})
-        answer = await client.route(route_request(chain_of(641)))
-        assert answer.reason == reason
