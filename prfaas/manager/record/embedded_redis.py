@@ -6,7 +6,6 @@ It listens on a Unix socket only, keeps an append-only file, is restarted when i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import importlib.util
 import os
@@ -15,9 +14,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-import redis
-import redis.asyncio
 
 from prfaas import logs
 from prfaas.config_checks import check_socket_path
@@ -38,7 +34,6 @@ _START_SECONDS = 10.0  # Timeout without a reply; a server that loads its file r
 _STOP_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0  # Time for the server of a killed manager to end.
 _RESTART_SECONDS = 0.2
-_LOOK_SECONDS = 0.02
 
 log = logs.get("manager.redis")
 
@@ -133,7 +128,7 @@ class EmbeddedRedis:
             *("-S", "-c", _LAUNCHER, str(os.getpid()), find_server(), *arguments),
             pass_fds=(self._lock,),
         )
-        await _until_ready(self._process, self.url)
+        await _until_ready(self._process, self._socket)
 
     async def _supervise(self) -> None:
         while True:
@@ -165,18 +160,29 @@ class EmbeddedRedis:
             self._temporary.cleanup()
 
 
-async def _until_ready(process: asyncio.subprocess.Process, url: str) -> None:
+async def _until_ready(process: asyncio.subprocess.Process, socket: Path) -> None:
     """Wait until the server accepts commands or has ended. Loading its file may take any time.
 
     Raises:
         TimeoutError: the server does not answer.
     """
-    async with redis.asyncio.from_url(url) as client, asyncio.timeout(_START_SECONDS) as limit:
-        while process.returncode is None:
-            with contextlib.suppress(redis.RedisError, OSError):
-                try:
-                    await client.ping()
-                    return
-                except redis.BusyLoadingError:
-                    limit.reschedule(asyncio.get_running_loop().time() + _START_SECONDS)
-            await asyncio.sleep(_LOOK_SECONDS)
+    answer = b""
+    async with asyncio.timeout(_START_SECONDS) as limit:
+        while process.returncode is None and not answer.startswith(b"+PONG"):
+            await asyncio.sleep(0.02)
+            answer = await _answer(socket)
+            if answer.startswith(b"-LOADING"):
+                limit.reschedule(asyncio.get_running_loop().time() + _START_SECONDS)
+
+
+async def _answer(socket: Path) -> bytes:
+    """Return the reply to a ping; empty if the server does not listen or ends."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(socket))
+        try:
+            writer.write(b"PING\r\n")
+            return await reader.readline()
+        finally:
+            writer.close()
+    except OSError:
+        return b""
