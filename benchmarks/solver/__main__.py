@@ -16,18 +16,16 @@ from typing import Any
 from benchmarks.solver.grid import grid_search
 from benchmarks.solver.large import write_deployment, write_trace
 from benchmarks.solver.paper import TABLE_3_TOKENS, TABLE_6, sizing_claims
+from benchmarks.solver.paper_form import STEP_TOKENS, table_6
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.planning.planner import best_plan, homogeneous, naive
 from prfaas.model.planning.single_pd import SinglePd
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
 from prfaas.solve.files.traces import parse_spec
-from prfaas.solve.report.export import to_json
 from prfaas.solve.study import study
 
 RESULT = Path(__file__).parents[1] / "results" / "solver.json"
-# The paper prints its optimum as 19.4K.
-_PAPER_STEP_TOKENS = 100
 _REPEATS = 15
 
 
@@ -60,7 +58,7 @@ def _case_study() -> tuple[Any, Any]:
 
 
 def _table_6() -> Iterator[Figure]:
-    found = {each["name"]: each for each in to_json(study(*_case_study(), method="paper"))["deployments"]}
+    found = {each["name"]: each for each in table_6()}
     bars = {"egress_gbps": 0.07, "threshold_tokens": 0.005}
     errors = {
         f"{name}.{field}": found[name][field] / printed - 1
@@ -78,7 +76,7 @@ def _table_6() -> Iterator[Figure]:
 
 def _optimality() -> Iterator[Figure]:
     deployment, workload = _case_study()
-    loads = LoadModel(deployment, workload, "exact")
+    loads = LoadModel(deployment, workload)
     plan = SinglePd(loads).plan()
     every = grid_search(loads, step_tokens=1)
     yield Figure(
@@ -88,7 +86,7 @@ def _optimality() -> Iterator[Figure]:
         plan.system_throughput >= every.system_throughput * (1 - 1e-12),
         f"{every.num_points} points: {every.system_throughput:.6f} req/s at t = {every.threshold_tokens}",
     )
-    gap = study(deployment, workload, method="exact", with_sensitivity=False).gap
+    gap = study(deployment, workload, with_sensitivity=False).gap
     yield Figure("gap to the bound, whole instances", gap, "at most 0.1 %", 0 <= gap <= 1e-3)
 
 
@@ -117,14 +115,14 @@ def _cpu_seconds(run: Callable[[], object]) -> dict[str, float]:
 def _speed() -> Iterator[Figure]:
     deployment, workload = _case_study()
     three = (deployment, homogeneous(deployment), naive(deployment))
-    grid = _cpu_seconds(lambda: grid_search(LoadModel(deployment, workload, "paper"), step_tokens=_PAPER_STEP_TOKENS))
-    found = grid_search(LoadModel(deployment, workload, "paper"), step_tokens=_PAPER_STEP_TOKENS)
-    plans = _cpu_seconds(lambda: [best_plan(made, workload, method="paper") for made in three])
+    grid = _cpu_seconds(lambda: grid_search(LoadModel(deployment, workload), step_tokens=STEP_TOKENS))
+    found = grid_search(LoadModel(deployment, workload), step_tokens=STEP_TOKENS)
+    plans = _cpu_seconds(lambda: [best_plan(made, workload) for made in three])
     baseline = f"grid of {found.num_points} points, one deployment: median {grid['median']:.3f} s, t = {found.threshold_tokens}"
     yield Figure("three plans, CPU seconds after imports", plans, "below 0.1", plans["median"] < 0.1, baseline)
-    whole = _cpu_seconds(lambda: study(deployment, workload, method="paper"))
+    whole = _cpu_seconds(lambda: study(deployment, workload))
     yield Figure(
-        "three plans, both forms, bounds and sensitivity, CPU seconds",
+        "three plans, bounds and sensitivity, CPU seconds",
         whole,
         "below 0.1",
         whole["median"] < 0.1,

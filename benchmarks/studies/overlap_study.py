@@ -51,7 +51,7 @@ def outcome(case: Case) -> Outcome:
     if speeds:
         pd = replace(pd, shared_instances=pd.num_instances, overlap=speeds.overlap)
     deployment = replace(deployment, pd=(pd,), objectives=objectives)
-    plan = best_plan(deployment, setup.workload, method="exact")
+    plan = best_plan(deployment, setup.workload)
     threshold = round(case.threshold_ratio * threshold_tokens(plan))
     scenario = Scenario(fidelity="instances", shared=case.shared)
     twin = deploy(deployment, setup.workload, replace(plan, threshold_tokens=threshold), scenario)

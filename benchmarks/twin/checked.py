@@ -65,9 +65,7 @@ def case_study() -> Iterator[Figure]:
 
 def _idle(variant: str) -> SimulationRun:
     """Table 6's own account: one request after the other, prefill makes the first token."""
-    return simulate(
-        Scenario(variant=variant, method="paper", load="0.05req/s", requests=60_000, first_token_steps=0, warmup=0.0)
-    )
+    return simulate(Scenario(variant=variant, load="0.05req/s", requests=60_000, first_token_steps=0, warmup=0.0))
 
 
 def ppd() -> Iterator[Figure | Table]:

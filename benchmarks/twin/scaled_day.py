@@ -107,7 +107,7 @@ class _Fleet:
             pd=(replace(pd, num_instances=num_prefill + num_decode, num_prefill=num_prefill),),
             paths=self._deployment.paths if num_remote else (),
         )
-        return best_plan(present, self._workload, method="exact")
+        return best_plan(present, self._workload)
 
 
 def scaled_day(*, hours: float, seed: int, autoscaled: bool = True) -> ScaledDay:
@@ -124,7 +124,7 @@ def scaled_day(*, hours: float, seed: int, autoscaled: bool = True) -> ScaledDay
         seed=seed,
     )
     fixed = needed_instances(deployment, workload, MEAN_PER_SECOND * (1 + DEPTH))
-    twin = StationTwin(deployment, workload, best_plan(deployment, workload, method="exact"), Scenario())
+    twin = StationTwin(deployment, workload, best_plan(deployment, workload), Scenario())
     fleet = _Fleet(deployment, workload, twin, fixed)
     arrivals = [request.arrival for request in requests]
 

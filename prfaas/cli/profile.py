@@ -62,9 +62,6 @@ def _parser() -> argparse.ArgumentParser:
         help="most prompts per length; fewer if their mean is exact",
     )
     parser.add_argument("--vocabulary", type=int, default=10_000, help="token ids are drawn below this")
-    parser.add_argument(
-        "--fit", choices=("weighted", "quadratic", "interpolate"), default="weighted", help="curve for prefill"
-    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write; default: standard output")
     return parser
 
@@ -115,7 +112,7 @@ def _profile(flags: argparse.Namespace, results: Measurements, failed: Sequence[
         "model": flags.model,
         "source": f"{source}, {len(failed)} points failed" if failed else source,
         "prefill": {
-            "fit": flags.fit,
+            "fit": "weighted",
             "points": [
                 {"tokens": point.tokens, "cached": point.cached, "seconds": round(measured.seconds, 6)}
                 for point, measured in found

@@ -53,16 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--load", metavar="LOAD", default="80%", help='arrivals for TTFT with queues: "80%%" of Λ_max, or "2.5req/s"'
     )
-    parser.add_argument(
-        "--local-turns", metavar="RATIO", help="x: share of later turns that decode nodes prefill themselves"
-    )
-    parser.add_argument(
-        "--method",
-        choices=("paper", "exact"),
-        help="service times at the mean lengths, or their expectations; default: paper for the case study, else exact",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", metavar="DIR", type=Path, help="write plots there, as SVG and PNG (extra: plot)")
+    parser.add_argument("--plot", metavar="DIR", type=Path, help="write plots there, as SVG (extra: plot)")
     parser.add_argument("--emit", metavar="FILE", type=Path, help="write the plan as settings for prfaas-manager")
     return parser
 

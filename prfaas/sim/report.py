@@ -31,13 +31,12 @@ _FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = MappingProxyType({
     "success_ratio": ("success", "{:.1%}".format),
     "retried_ratio": ("sent again", "{:.1%}".format),
     "cached_ratio": ("prefix found", "{:.1%}".format),
-    "stale_ratio": ("less found than known", "{:.1%}".format),
     "preempted_ratio": ("preempted", "{:.1%}".format),
     "price_per_thousand": ("price of 1,000 requests", "{:.3g}".format),
     "egress_bytes_per_second": ("egress (Gbps)", lambda rate: f"{rate * 8e-9:.2f}"),
 })  # fmt: skip
 # Prefix of the label of each share, by the JSON name of all of them.
-_SHARES = MappingProxyType({"utilisation": "busy ", "memory": "", "reasons": "reason "})
+_SHARES = MappingProxyType({"utilisation": "busy ", "reasons": "reason "})
 
 
 def render(runs: Sequence[tuple[str, SimulationRun]]) -> str:

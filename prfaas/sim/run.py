@@ -80,8 +80,8 @@ def _plan(scenario: Scenario, deployment: Deployment, workload: Workload) -> tup
             )
         pd = replace(deployment.pd[0], num_prefill=scenario.prefill_instances)
         deployment = replace(deployment, pd=(pd,))
-    plan = best_plan(deployment, workload, method="paper" if scenario.method == "paper" else "exact")
-    solver = SinglePd(LoadModel(deployment, workload, "exact"))
+    plan = best_plan(deployment, workload)
+    solver = SinglePd(LoadModel(deployment, workload))
     if scenario.threshold is not None and scenario.variant == "prfaas-pd":
         plan = solver.at(scenario.threshold, plan.num_prefill)
     return plan, solver.sustained(threshold_tokens(plan), plan.num_prefill)
@@ -98,13 +98,10 @@ def arrival_rate(scenario: Scenario, setup: ResolvedScenario) -> float:
     if not setup.capacity:
         raise ConfigError("threshold, prefill_instances: a plan with these sustains no request")
     text = scenario.load.strip()
+    units = {"req/s": 1.0, "%": setup.capacity / 100}
+    unit = next((unit for unit in units if text.endswith(unit)), "")
     try:
-        if text.endswith("req/s"):
-            value = float(text.removesuffix("req/s"))
-        elif text.endswith("%"):
-            value = float(text.removesuffix("%")) / 100 * setup.capacity
-        else:
-            value = float(text) * setup.capacity
+        value = float(text.removesuffix(unit)) * units.get(unit, setup.capacity)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):

@@ -51,6 +51,7 @@ class Scenario:
         "connections": "give as bandwidth what the link carries",
         "congestion_control": "give as bandwidth what the link carries",
         "cross_traffic": "write the times of reduced egress in link_changes",
+        "method": "t and N_p come from exact expectations",
         "preemption": "engines preempt where memory is full, as vLLM does",
     }
 
@@ -58,7 +59,6 @@ class Scenario:
     variant: str = setting(
         choice(*VARIANTS), default="prfaas-pd", doc="The deployment itself, or a deployment to compare with."
     )
-    method: str = setting(choice("paper", "exact"), default="exact", doc="Equations that t and N_p come from.")
     threshold: int | None = setting(
         "tokens", default=None, only_where={"variant": "prfaas-pd"}, doc="t in uncached tokens; empty: the best."
     )

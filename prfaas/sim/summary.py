@@ -36,9 +36,9 @@ class Summary:
 
     `throughput`, `goodput` and `arrivals` are requests per second between the warm-up's end and the last arrival. Ratios
     are shares of the counted requests: `success_ratio` ended within the timeout, `attainment` met the objectives,
-    `retried_ratio` were sent again, `stale_ratio` found less prefix than the index reported, `preempted_ratio` were
-    preempted. `cached_ratio` is the share of prompt tokens that was found in caches. `utilisation` and `memory` (by station,
-    or by cluster and role) and egress are means from 0 to the last arrival.
+    `retried_ratio` were sent again, `preempted_ratio` were
+    preempted. `cached_ratio` is the share of prompt tokens that was found in caches. `utilisation` (by station, or
+    by cluster and role) and egress are means from 0 to the last arrival.
     """
 
     num_requests: int
@@ -57,8 +57,6 @@ class Summary:
     retried_ratio: float = 0.0
     attainment: float = 1.0
     cached_ratio: float = 0.0
-    stale_ratio: float = 0.0
-    memory: Mapping[str, float] = field(default_factory=dict)
     preempted_ratio: float = 0.0
 
 
@@ -114,9 +112,7 @@ def summarise(
         reasons={reason: count / len(counted) for reason, count in sorted(reasons.items())},
         egress_bytes_per_second=math.fsum(mean for name, mean in means.items() if name.startswith("egress")),
         utilisation={name.removeprefix("busy "): mean for name, mean in means.items() if name.startswith("busy ")},
-        memory={name: mean for name, mean in means.items() if name.startswith("memory ")},
         cached_ratio=sum(request.num_found_tokens for request in counted) / prompt_tokens,
-        stale_ratio=_share(counted, lambda request: request.num_found_tokens < request.num_known_tokens),
         retried_ratio=_share(counted, lambda request: request.num_retries > 0),
         preempted_ratio=_share(counted, lambda request: request.num_preemptions > 0),
     )

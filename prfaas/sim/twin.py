@@ -137,13 +137,10 @@ class Twin:
         return SimulatedInstance(self.timeline, spec, callbacks)
 
     def loads(self) -> dict[str, Load]:
-        """Return the busy share and KV memory use of each cluster's roles, and each egress in bytes per second."""
+        """Return the busy share of each cluster's roles, and each egress in bytes per second."""
         found: dict[str, Load] = {}
         for group, engines in self._groups.items():
             found[f"busy {group}"] = Load([engine.busy for engine in engines], len(engines))
-            room = sum(engine.kv_tokens for engine in engines)
-            if math.isfinite(room):
-                found[f"memory {group}"] = Load([engine.held for engine in engines], room)
         return found | {f"egress {name}": Load([self.egress[name].sent]) for name in self._limited}
 
     def run(self, requests: Iterable[SimulatedRequest]) -> None:
@@ -176,8 +173,6 @@ class Twin:
         request.reason = decision.reason
         if decision.decode is None:
             return
-        agent = self._nodes[decision.prefill or decision.decode].state.agent
-        request.num_known_tokens = min(facts.cached_at(agent), request.num_prompt_tokens - 1)
         self._decisions[request] = decision
         for name in {decision.decode, decision.prefill or decision.decode}:
             self._count(name, 1)
@@ -432,7 +427,7 @@ class Twin:
         self._set_state(name, role=change.role)
         self._nodes[name] = replace(self._nodes[name], state=self._states[name])
         before, after = self.instances[name], self._engine(self._nodes[name])
-        after.busy, after.held = before.busy, before.held
+        after.busy = before.busy
         self.instances[name] = after
         if name in self._dead:
             after.stop()

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from prfaas import config
 from prfaas.errors import ConfigError
-from prfaas.model.capacity.loads import Method
-from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.planning.fleet import Demand, Fleet, cheapest_fleet
 from prfaas.solve.files import catalog
@@ -45,12 +43,9 @@ def plan_for(flags: Namespace) -> Study:
         written = _described(flags)
         deployment = deployment_of(written, where="--pd", folder=Path())
     workload = find_trace(flags.trace or written.trace, beside=None if flags.trace else file.parent)
-    if flags.local_turns is not None:
-        workload = _with_local_turns(workload, _parse("--local-turns", flags.local_turns, KINDS["ratio"]))
     return study(
         _overridden(deployment, flags),
         workload,
-        method=_method(flags),
         load=_parse("--load", flags.load, LOAD),
         inferred=written.inferred,
     )
@@ -103,19 +98,6 @@ def cheapest_for(flags: Namespace, found: Study) -> tuple[Demand, Fleet, Fleet |
     if fleet is None:
         raise ConfigError(f"--demand {flags.demand!r}: three times the instances do not serve it within the objectives")
     return demand, fleet, cheapest_fleet(deployment, found.workload, demand, only_local=True)
-
-
-def _method(flags: Namespace) -> Method:
-    """Return the requested method; by default the paper's form for its case study, else exact expectations."""
-    if flags.method is not None:
-        return "paper" if flags.method == "paper" else "exact"
-    return "paper" if flags.deployment is None and flags.pd is None else "exact"
-
-
-def _with_local_turns(workload: Workload, ratio: float) -> Workload:
-    if workload.later is None:
-        raise ConfigError("--local-turns: this trace has no later turns; add later=60% to lognormal, or a column turn")
-    return replace(workload, later=replace(workload.later, local_ratio=ratio))
 
 
 def _parse(flag: str, text: str, kind: ValueKind) -> Any:

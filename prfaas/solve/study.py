@@ -8,16 +8,15 @@ from prfaas.errors import ConfigError
 from prfaas.model.capacity import ttft
 from prfaas.model.capacity.bound import Bound, lp_bound, whole_bound
 from prfaas.model.capacity.decoding import DecodeCapacity
-from prfaas.model.capacity.loads import LoadModel, Method
+from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.capacity.ttft import Ttft
-from prfaas.model.cost.curve import ONE, OfNewTokens
+from prfaas.model.cost.curve import of_new_tokens, unit_cost
 from prfaas.model.cost.lengths import expectation
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
 from prfaas.model.planning.sensitivity import Sensitivity, sensitivity
-from prfaas.model.planning.single_pd import SinglePd
 
 
 @dataclass(frozen=True)
@@ -48,23 +47,18 @@ class Option:
 class Study:
     """Results of the planner.
 
-    `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD. `exact` is the best plan
-    with exact expectations, which is the plan itself unless `method` is the paper's. `alone` is the plan of the PD clusters
-    without any PrfaaS cluster.
+    `options` are PrfaaS-PD, homogeneous PD and, with PrfaaS clusters, naive heterogeneous PD. `alone` is the
+    plan of the PD clusters without any PrfaaS cluster.
     """
 
-    method: Method
     workload: Workload
     arrivals_per_second: float
     options: tuple[Option, ...]
     alone: Plan
     at_equal_cost: Option | None
-    exact: Plan
     fractional: Bound
     integer: Bound
     duals: dict[str, float]
-    integer_duals: dict[str, float]
-    equally_good: tuple[int, int] | None
     decode: tuple[DecodeCapacity, ...]
     sensitivity: Sensitivity | None
     slo_rate: float | None
@@ -78,15 +72,14 @@ class Study:
 
     @property
     def gap(self) -> float:
-        """Return the exact plan's distance from the bound for whole splits, as a ratio."""
-        return 1 - self.exact.system_throughput / self.integer.system_throughput
+        """Return the plan's distance from the bound for whole splits, as a ratio."""
+        return 1 - self.main.plan.system_throughput / self.integer.system_throughput
 
 
 def study(
     deployment: Deployment,
     workload: Workload,
     *,
-    method: Method,
     load: tuple[str, float] = ("ratio", 0.8),
     inferred: tuple[str, ...] = (),
     with_sensitivity: bool = True,
@@ -96,36 +89,31 @@ def study(
     Raises:
         ConfigError: an objective cannot be met, or the deployment can serve nothing.
     """
-    plan = best_plan(deployment, workload, method=method)
+    plan = best_plan(deployment, workload)
     if plan.system_throughput <= 0:
         raise ConfigError("this deployment serves nothing: it has no instance left for prefill or for decode")
     arrivals = load[1] * plan.system_throughput if load[0] == "ratio" else load[1]
     main = _option(deployment, workload, plan, arrivals)
     _check_ttft(plan, deployment, workload)
-    exact = LoadModel(deployment, workload, "exact")
-    exact_plan = plan if method == "exact" else best_plan(deployment, workload, method="exact")
-    fractional = lp_bound(exact)
-    integer = whole_bound(exact, fractional)
+    loads = LoadModel(deployment, workload)
+    fractional = lp_bound(loads)
+    integer = whole_bound(loads, fractional)
     others = [homogeneous(deployment)] + ([naive(deployment)] if deployment.prfaas else [])
     same_cost = equal_cost(deployment)
     return Study(
-        method=method,
         workload=workload,
         arrivals_per_second=arrivals,
-        options=(main, *(_solved(compared, workload, method, arrivals) for compared in others)),
-        alone=best_plan(homogeneous(deployment, num_added=0), workload, method=method),
-        at_equal_cost=None if same_cost is None else _solved(same_cost, workload, method, arrivals),
-        exact=exact_plan,
+        options=(main, *(_solved(compared, workload, arrivals) for compared in others)),
+        alone=best_plan(homogeneous(deployment, num_added=0), workload),
+        at_equal_cost=None if same_cost is None else _solved(same_cost, workload, arrivals),
         fractional=fractional,
         integer=integer,
-        duals=fractional.duals(exact),
-        integer_duals=integer.duals(exact),
-        equally_good=_equally_good(deployment, workload, plan, method),
-        decode=exact.decode,
-        sensitivity=sensitivity(deployment, workload, method=method) if with_sensitivity else None,
+        duals=fractional.duals(loads),
+        decode=loads.decode,
+        sensitivity=sensitivity(deployment, workload) if with_sensitivity else None,
         slo_rate=_slo_rate(plan, deployment, workload),
         inferred=(*inferred, *inferred_inputs(deployment, workload)),
-        notes=notes(deployment, workload, plan, exact),
+        notes=notes(deployment, workload, plan, loads),
     )
 
 
@@ -140,8 +128,8 @@ def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: fl
     return Option(deployment, plan, free, queued, deployment.price_per_hour, egress)
 
 
-def _solved(deployment: Deployment, workload: Workload, method: Method, arrivals: float) -> Option:
-    return _option(deployment, workload, best_plan(deployment, workload, method=method), arrivals)
+def _solved(deployment: Deployment, workload: Workload, arrivals: float) -> Option:
+    return _option(deployment, workload, best_plan(deployment, workload), arrivals)
 
 
 def _check_ttft(plan: Plan, deployment: Deployment, workload: Workload) -> None:
@@ -154,12 +142,6 @@ def _check_ttft(plan: Plan, deployment: Deployment, workload: Workload) -> None:
             f"slo ttft={objectives.ttft_seconds:g}s cannot be met: P{objectives.ttft_quantile * 100:g} of the best plan"
             f" is {reached:.2f} s even without any queue"
         )
-
-
-def _equally_good(deployment: Deployment, workload: Workload, plan: Plan, method: Method) -> tuple[int, int] | None:
-    if plan.threshold_tokens is None or len(deployment.pd) > 1:
-        return None
-    return SinglePd(LoadModel(deployment, workload, method)).equally_good(plan, tolerance=0.01)
 
 
 def _slo_rate(plan: Plan, deployment: Deployment, workload: Workload) -> float | None:
@@ -193,8 +175,8 @@ def notes(deployment: Deployment, workload: Workload, plan: Plan, loads: LoadMod
 
 def _range_note(cluster: PrfaasCluster | PdCluster, workload: Workload) -> str:
     profile = cluster.profile.prefill
-    mass = workload.prefilled.cumulative(ONE)
-    top = workload.prefilled.support[1]
+    mass = workload.lengths.cumulative(unit_cost)
+    top = workload.lengths.support[1]
     below, above = mass(profile.min_tokens - 1), mass(top) - mass(profile.max_tokens)
     if below + above < 1e-9:
         return ""
@@ -213,7 +195,7 @@ def _intra_note(deployment: Deployment, workload: Workload, plan: Plan) -> str:
     if not plan.num_prefill:
         return ""
     each = plan.local_bytes_per_second / plan.num_prefill
-    mean = expectation(workload.prefilled, OfNewTokens(deployment.model.curve())) / expectation(workload.prefilled, ONE)
+    mean = expectation(workload.lengths, of_new_tokens(deployment.model.curve()))
     return (
         "equation (4) ignores the network inside a PD cluster: that holds while each prefill instance can send"
         f" {each * 8 / 1e9:.1f} Gbps (an average request is {mean / 2**20:.0f} MiB)"

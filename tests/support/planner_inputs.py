@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prfaas.model.cost.curve import polynomial
-from prfaas.model.cost.lengths import Lengths, LogNormal
+from prfaas.model.cost.lengths import Lengths, log_normal
 from prfaas.model.cost.profile import DecodeProfile, PrefillProfile, Profile
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
 from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
@@ -13,7 +13,7 @@ from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import read_deployment
 from prfaas.solve.files.traces import parse_spec
 
-PAPER_LENGTHS = LogNormal(9.90, 1.00, 128, 131_072)
+PAPER_LENGTHS = log_normal(9.90, 1.00, 128, 131_072)
 
 
 def case_study() -> tuple[Deployment, Workload]:

@@ -6,7 +6,7 @@ import itertools
 import random
 
 from prfaas.model.capacity.loads import LoadModel
-from prfaas.model.cost.lengths import Empirical
+from prfaas.model.cost.lengths import Lengths
 from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import ClusterPath, Deployment, Objectives, PdCluster, PrfaasCluster
@@ -31,7 +31,7 @@ def random_case(seed: int) -> tuple[Deployment, Workload]:
     model = case_study()[0].model
     deployment = Deployment("prfaas-pd", model, tuple(remote), tuple(local), tuple(paths), objectives)
     lengths = [int(2 ** chance.uniform(7, 17)) for _ in range(chance.randint(2, 10))]
-    return deployment, workload(Empirical(sorted(lengths)), output_tokens=chance.randint(64, 2048))
+    return deployment, workload(Lengths(sorted(lengths)), output_tokens=chance.randint(64, 2048))
 
 
 def _profile(chance: random.Random) -> Profile:
@@ -44,7 +44,7 @@ def _rate(chance: random.Random) -> float:
 
 def brute_force(deployment: Deployment, traffic: Workload) -> float:
     """Return the most that any threshold and any whole splits sustain."""
-    loads = LoadModel(deployment, traffic, "exact")
+    loads = LoadModel(deployment, traffic)
     lengths = [int(length) for length in loads.lengths.points(64)[0]]
     thresholds = sorted({loads.everything_offloaded, *lengths})
     counts = [range(pd.num_instances + 1) for pd in deployment.pd]

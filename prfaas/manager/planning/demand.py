@@ -32,7 +32,7 @@ def needed_instances(
         clusters, plan = fleet.deployment.prfaas, fleet.plan
     else:
         free = tuple([replace(cluster, num_prefill=None) for cluster in deployment.pd])
-        clusters, plan = deployment.prfaas, best_plan(replace(deployment, pd=free), workload, method="exact")
+        clusters, plan = deployment.prfaas, best_plan(replace(deployment, pd=free), workload)
     needed = {cluster.name: {"prefill": 0} for cluster in deployment.prfaas}
     needed |= {cluster.name: {"prefill": cluster.num_instances} for cluster in clusters}
     for split in plan.splits:

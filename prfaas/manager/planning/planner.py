@@ -26,7 +26,7 @@ from prfaas.manager.state.world import OFFLOAD_NOTHING, ThresholdPlan, World
 from prfaas.model.capacity.decoding import decode_capacity
 from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.model.cost.egress_price import EgressPrice
-from prfaas.model.cost.lengths import Empirical
+from prfaas.model.cost.lengths import Lengths
 from prfaas.model.cost.workload import OutputTokens, Workload, with_context
 from prfaas.model.deployment import ClusterPath, Deployment, PdCluster
 from prfaas.model.planning.egress_threshold import at_egress_price, prices_per_gb
@@ -245,7 +245,7 @@ class Planner:
         requests = self._traffic.lately(self._clock()) if self._config.local_policy != "decode" else []
         if not requests:
             return self._workload, self._trace_source
-        lengths = Empirical(
+        lengths = Lengths(
             [max(1, request.new_tokens) for request in requests], [request.cached_tokens for request in requests]
         )
         output_tokens = likely_output_tokens(requests)
@@ -302,9 +302,7 @@ def _with_roles(cluster: PdCluster, roles: RoleCounts) -> PdCluster:
 def _solved(deployment: Deployment, workload: Workload) -> tuple[Plan, Plan, Plan]:
     """Return the best plans with the present split, with the best split, and without any PrfaaS cluster."""
     free = replace(deployment, pd=tuple([replace(cluster, num_prefill=None) for cluster in deployment.pd]))
-    present, best, local = (
-        best_plan(variant, workload, method="exact") for variant in (deployment, free, _all_local(free))
-    )
+    present, best, local = (best_plan(variant, workload) for variant in (deployment, free, _all_local(free)))
     return present, best, local
 
 

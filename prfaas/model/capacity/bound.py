@@ -9,7 +9,7 @@ import numpy as np
 
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.capacity.program import Box, Demand, Solution, is_whole, solve, whole_box
-from prfaas.model.cost.curve import ONE, Cost, FloatArray, OfNewTokens, WeightedCost
+from prfaas.model.cost.curve import Cost, FloatArray, of_new_tokens, unit_cost, weighted_sum
 from prfaas.model.cost.lengths import Lengths
 
 _NUM_BINS = 160
@@ -43,7 +43,7 @@ def lp_bound(loads: LoadModel, *, box: Box | None = None) -> Bound:
 
 
 def whole_bound(loads: LoadModel, fractional: Bound) -> Bound:
-    """Return the bound over all whole splits, by branch and bound from the fractional one, with prices at the best."""
+    """Return the bound over all whole splits, by branch and bound from the fractional one."""
     rounded = [
         (round(count), round(count)) if is_whole(pd) else (count, count)
         for count, pd in zip(fractional.solution.num_prefill, loads.deployment.pd, strict=True)
@@ -60,8 +60,7 @@ def whole_bound(loads: LoadModel, fractional: Bound) -> Bound:
             best = bound
         else:
             boxes += _halves(loads, box, index, bound.solution.num_prefill[index])
-    at_split = lp_bound(loads, box=[(count, count) for count in best.solution.num_prefill])
-    return Bound(max(highest, best.system_throughput), at_split.solution)
+    return Bound(max(highest, best.system_throughput), best.solution)
 
 
 def _most_fractional(loads: LoadModel, solution: Solution) -> int | None:
@@ -91,10 +90,10 @@ def binned(loads: LoadModel) -> Demand:
         return np.diff([partial(edge) for edge in edges])
 
     return Demand(
-        weight=sums(ONE),
-        remote_seconds=_columns([sums(cluster.profile.prefill) for cluster in deployment.prfaas], len(edges) - 1),
-        local_seconds=_columns([sums(cluster.profile.prefill) for cluster in deployment.pd], len(edges) - 1),
-        kv_bytes=sums(OfNewTokens(deployment.model.curve())),
+        weight=sums(unit_cost),
+        remote_seconds=_columns([sums(cluster.profile.prefill.at) for cluster in deployment.prfaas], len(edges) - 1),
+        local_seconds=_columns([sums(cluster.profile.prefill.at) for cluster in deployment.pd], len(edges) - 1),
+        kv_bytes=sums(of_new_tokens(deployment.model.curve())),
     )
 
 
@@ -129,13 +128,13 @@ def _dual_value(loads: LoadModel, solution: Solution, box: Box) -> float:
 
 def option_costs(loads: LoadModel, solution: Solution) -> list[Cost]:
     """Return the cost of a request at the program's prices on each route it can take."""
-    deployment, kv = loads.deployment, OfNewTokens(loads.deployment.model.curve())
+    deployment, kv = loads.deployment, of_new_tokens(loads.deployment.model.curve())
     decode = solution.decode_costs
     costs: list[Cost] = []
     for index, cluster in enumerate(deployment.pd):
-        costs.append(WeightedCost(((decode[index], ONE), (solution.local[index], cluster.profile.prefill))))
+        costs.append(weighted_sum(((decode[index], unit_cost), (solution.local[index], cluster.profile.prefill.at))))
     for route in solution.routes:
-        seconds = (solution.remote[route.source], deployment.prfaas[route.source].profile.prefill)
+        seconds = (solution.remote[route.source], deployment.prfaas[route.source].profile.prefill.at)
         price = solution.egress[route.source] + (0.0 if route.path is None else solution.paths[route.path])
-        costs.append(WeightedCost(((decode[route.target], ONE), seconds, (price, kv))))
+        costs.append(weighted_sum(((decode[route.target], unit_cost), seconds, (price, kv))))
     return costs

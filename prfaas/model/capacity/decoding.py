@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prfaas.errors import ConfigError
-from prfaas.model.cost.curve import Cost
-from prfaas.model.cost.lengths import expectation
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster
 
@@ -19,19 +17,15 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class DecodeCapacity:
-    """BS_max and T_decode of equation (5), why the batch is no larger, and what appended turns take.
-
-    `append_seconds` are the instance-seconds that an average request takes by appending later turns.
-    """
+    """BS_max and T_decode of equation (5), and why the batch is no larger."""
 
     max_batch: int
     step_seconds: float
     limit: BatchLimit
-    append_seconds: float = 0.0
 
     def request_seconds(self, output_tokens: float) -> float:
         """Return instance-seconds of one average request; the inverse is Θ_pd-d for N_d = 1."""
-        return self.step_seconds * output_tokens / self.max_batch + self.append_seconds
+        return self.step_seconds * output_tokens / self.max_batch
 
 
 def decode_capacity(cluster: PdCluster, deployment: Deployment, workload: Workload) -> DecodeCapacity:
@@ -54,9 +48,7 @@ def decode_capacity(cluster: PdCluster, deployment: Deployment, workload: Worklo
     if limits[limit] < 1:
         raise ConfigError(_infeasible(cluster, limit, profile.step_seconds(1, context), context))
     batch = int(limits[limit])
-    return DecodeCapacity(
-        batch, profile.step_seconds(batch, context), limit, _append_seconds(cluster.profile.prefill, workload)
-    )
+    return DecodeCapacity(batch, profile.step_seconds(batch, context), limit)
 
 
 def _largest_batch(base: float, single: float, allowed: float) -> float:
@@ -74,9 +66,3 @@ def _infeasible(cluster: PdCluster, limit: BatchLimit, step: float, context: flo
     if limit == "memory":
         return f"PD cluster {cluster.name!r}: its KV memory does not hold one request of {context:.0f} tokens"
     return f"PD cluster {cluster.name!r}: one request alone decodes at {1 / step:.1f} tok/s, below the objective"
-
-
-def _append_seconds(prefill: Cost, workload: Workload) -> float:
-    if workload.later is None or not workload.later.local_ratio:
-        return 0.0
-    return workload.later.appended_ratio * workload.later.interference * expectation(workload.later.lengths, prefill)

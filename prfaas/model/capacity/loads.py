@@ -1,21 +1,16 @@
-"""Mean load of an arriving request on each station under a threshold, in the paper's form or exactly."""
+"""Mean load of an arriving request on each station under a threshold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from prfaas.model.capacity.decoding import DecodeCapacity, decode_capacity
 from prfaas.model.capacity.throughput import prfaas_throughput
-from prfaas.model.cost.curve import NEW_TOKENS, ONE, CachedTokens, Curve, OfNewTokens
+from prfaas.model.cost.curve import new_tokens, of_new_tokens, unit_cost
 from prfaas.model.cost.lengths import Cumulative
-from prfaas.model.cost.profile import PrefillProfile
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
-
-Method = Literal["paper", "exact"]
 
 
 @dataclass(frozen=True)
@@ -41,16 +36,12 @@ class Loads:
 
 
 class LoadModel:
-    """Loads of one deployment and workload at any threshold.
+    """Loads of one deployment and workload at any threshold, as expectations over the lengths."""
 
-    "paper": service times at the representative lengths E[L | L > t] and E[L | L ≤ t]. "exact": their expectations.
-    """
-
-    def __init__(self, deployment: Deployment, workload: Workload, method: Method) -> None:
+    def __init__(self, deployment: Deployment, workload: Workload) -> None:
         self.deployment = deployment
         self.workload = workload
-        self.method = method
-        self.lengths = workload.prefilled
+        self.lengths = workload.lengths
         self.decode: tuple[DecodeCapacity, ...] = tuple(
             decode_capacity(cluster, deployment, workload) for cluster in deployment.pd
         )
@@ -58,9 +49,8 @@ class LoadModel:
         self._stations = [(cluster.num_instances, deployment.egress(cluster)) for cluster in deployment.prfaas]
         self._remote = [cluster.profile.prefill for cluster in deployment.prfaas]
         self._local = [cluster.profile.prefill for cluster in deployment.pd]
-        self._mass = self.lengths.cumulative(ONE)
-        self._tokens = self.lengths.cumulative(NEW_TOKENS)
-        self.at: Callable[[float], Loads] = self._exact if method == "exact" else self._representative
+        self._mass = self.lengths.cumulative(unit_cost)
+        self._tokens = self.lengths.cumulative(new_tokens)
 
     @property
     def everything_offloaded(self) -> int:
@@ -84,33 +74,34 @@ class LoadModel:
         return tuple(capacity.request_seconds(self.workload.output.mean) for capacity in self.decode)
 
     @cached_property
-    def _total(self) -> tuple[float, float]:
-        return self._mass(self.lengths.support[1]), self._tokens(self.lengths.support[1])
+    def _total_tokens(self) -> float:
+        return self._tokens(self.lengths.support[1])
 
     @cached_property
-    def _exact_parts(self) -> tuple[list[Cumulative], list[Cumulative], Cumulative]:
-        each = {profile: self.lengths.cumulative(profile) for profile in {*self._remote, *self._local}}
+    def _parts(self) -> tuple[list[Cumulative], list[Cumulative], Cumulative]:
+        each = {profile: self.lengths.cumulative(profile.at) for profile in {*self._remote, *self._local}}
         remote, local = ([each[profile] for profile in profiles] for profiles in (self._remote, self._local))
-        return remote, local, self.lengths.cumulative(OfNewTokens(self._kv))
+        return remote, local, self.lengths.cumulative(of_new_tokens(self._kv))
 
     @cached_property
-    def _exact_totals(self) -> tuple[list[float], float]:
+    def _totals(self) -> tuple[list[float], float]:
         top = self.lengths.support[1]
-        remote, _, kv = self._exact_parts
+        remote, _, kv = self._parts
         return [partial(top) for partial in remote], kv(top)
 
-    def _exact(self, threshold: float) -> Loads:
-        remote, local, kv = self._exact_parts
-        remote_totals, kv_total = self._exact_totals
+    def at(self, threshold: float) -> Loads:
+        """Return the loads at one threshold."""
+        remote, local, kv = self._parts
+        remote_totals, kv_total = self._totals
         below = self._mass(threshold)
         bytes_below = kv(threshold)
-        above = _positive(self._total[0] - below)
+        above = _positive(1.0 - below)
         offloads = above > 0.0
         return Loads(
             threshold,
             offload_ratio=above,
             local_ratio=below,
-            offloaded_tokens=self._total[1] - self._tokens(threshold),
+            offloaded_tokens=self._total_tokens - self._tokens(threshold),
             remote_seconds=tuple(
                 offloads * (total - part(threshold)) for total, part in zip(remote_totals, remote, strict=True)
             ),
@@ -119,36 +110,7 @@ class LoadModel:
             local_bytes=bytes_below,
         )
 
-    @cached_property
-    def _cached(self) -> Cumulative:
-        return self.lengths.cumulative(CachedTokens())
-
-    def _representative(self, threshold: float) -> Loads:
-        below = self._mass(threshold)
-        above = _positive(self._total[0] - below)
-        tokens_below, cached_below = self._tokens(threshold), self._cached(threshold)
-        tokens_above = self._total[1] - tokens_below
-        cached_above = self._cached(self.lengths.support[1]) - cached_below
-        return Loads(
-            threshold,
-            offload_ratio=above,
-            local_ratio=below,
-            offloaded_tokens=tokens_above,
-            remote_seconds=tuple(_typical_seconds(p, above, tokens_above, cached_above) for p in self._remote),
-            remote_bytes=_typical(self._kv, above, tokens_above),
-            local_seconds=tuple(_typical_seconds(p, below, tokens_below, cached_below) for p in self._local),
-            local_bytes=_typical(self._kv, below, tokens_below),
-        )
-
 
 def _positive(value: float) -> float:
     """Return `value`, or 0 if it is the rounding noise of a difference."""
     return value if value > 1e-14 else 0.0
-
-
-def _typical(curve: Curve, mass: float, tokens: float) -> float:
-    return mass * curve(tokens / mass) if mass else 0.0
-
-
-def _typical_seconds(profile: PrefillProfile, mass: float, tokens: float, cached: float) -> float:
-    return mass * profile.seconds(tokens / mass, cached / mass) if mass else 0.0

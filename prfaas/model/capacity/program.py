@@ -53,7 +53,7 @@ class Solution:
 
     `remote` and `local` price busy instances, `decode` decode instances, `roles` an instance whose role is free.
     `egress` and `paths` price bytes per second. `remote_flows` [PrfaaS] and `local_flows` [PD] are requests
-    per second. `decode_costs` [PD] prices the decode time of one prefilled request.
+    per second. `decode_costs` [PD] prices the decode time of one request.
     """
 
     system_throughput: float
@@ -132,12 +132,6 @@ def solve(demand: Demand, loads: LoadModel, *, box: Box | None = None) -> Soluti
 def best_whole(demand: Demand, loads: LoadModel) -> tuple[float, tuple[float, ...]]:
     """Return the greatest rate with whole N_p, and these N_p, by branch and bound."""
     return _Program(demand, loads).best_whole(whole_box(loads))
-
-
-def decode_seconds_per_prefilled(loads: LoadModel) -> list[float]:
-    """Return decode instance-seconds per request that goes through prefill, with the share of appended turns."""
-    prefilled = 1.0 - loads.workload.appended_ratio
-    return [seconds / prefilled for seconds in loads.decode_seconds()]
 
 
 class _Program:
@@ -225,7 +219,7 @@ class _Program:
         local = self._local[:, index]
         remote = self._remote[:, [r for r, route in enumerate(self._routes) if route.target == index]]
         self._limit("local", 0.0, (local, demand.local_seconds[:, index]), ([prefill], -1.0))
-        seconds = decode_seconds_per_prefilled(self._loads)[index]
+        seconds = self._loads.decode_seconds()[index]
         weights = np.repeat(demand.weight[:, None], remote.shape[1], axis=1)
         self._limit("decode", 0.0, (local, seconds * demand.weight), (remote, seconds * weights), ([decode], -1.0))
         self._limit("roles", cluster.roles, ([prefill, decode], 1.0))
@@ -292,5 +286,5 @@ class _Program:
             local=of("local"),
             decode=of("decode"),
             roles=of("roles"),
-            decode_costs=of("decode") * np.array(decode_seconds_per_prefilled(self._loads)),
+            decode_costs=of("decode") * np.array(self._loads.decode_seconds()),
         )

@@ -66,8 +66,8 @@ def estimate_ttft(
 
 
 def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -> list[_Path]:
-    """Return each path with its share of the requests. Turns appended on a decode node are prefilled without a queue."""
-    new, cached, weights = workload.prefilled.points(count)
+    """Return each path with its share of the requests."""
+    new, cached, weights = workload.lengths.points(count)
     threshold = math.inf if plan.threshold_tokens is None else plan.threshold_tokens
     if plan.threshold_tokens is None and plan.offload_ratio:
         threshold = 0.0
@@ -80,16 +80,7 @@ def _paths(plan: Plan, deployment: Deployment, workload: Workload, count: int) -
     for pd, split, share in zip(deployment.pd, plan.splits, plan.local_shares, strict=True):
         seconds = pd.profile.prefill.at(new[~long], cached[~long])
         paths.append(_Path(weights[~long] * share, seconds, np.zeros_like(seconds), split.num_prefill))
-    if workload.later is not None and workload.later.local_ratio:
-        paths.append(_appended(deployment, workload, count))
     return paths
-
-
-def _appended(deployment: Deployment, workload: Workload, count: int) -> _Path:
-    assert workload.later is not None
-    new, cached, weights = workload.later.lengths.points(count)
-    seconds = deployment.pd[0].profile.prefill.at(new, cached)
-    return _Path(weights * workload.appended_ratio, seconds, np.zeros_like(seconds), math.inf)
 
 
 def _queue(path: _Path, seconds: FloatArray, num_servers: float, arrivals_per_second: float) -> QueueModel:

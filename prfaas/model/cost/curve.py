@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,8 @@ FloatArray = NDArray[np.float64]
 Coefficients = tuple[float, float, float]
 
 
-class Cost(Protocol):
-    """Cost of a request, such as its seconds, as a function of its uncached (`new`) and cached tokens."""
-
-    def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
-        """Return the cost of each request; shape as the arguments."""
-
-    def along(self, cached_ratio: float) -> Curve:
-        """Return the cost as a function of the new tokens alone where cached = `cached_ratio` × new."""
+# Maps uncached (new) and cached tokens of each request to the cost of each, such as seconds.
+Cost = Callable[[FloatArray, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
@@ -47,19 +40,9 @@ class Curve:
         result: FloatArray = coefficients[..., 0] + (coefficients[..., 1] + coefficients[..., 2] * tokens) * tokens
         return result
 
-    def spans(self) -> Iterator[tuple[float, float, Coefficients]]:
-        """Yield each piece as (from, to, coefficients)."""
-        edges = (-np.inf, *self.knots, np.inf)
-        yield from zip(edges[:-1], edges[1:], self.pieces, strict=True)
-
     def times(self, factor: float) -> Curve:
         """Return l ↦ factor · f(l)."""
         return Curve(self.knots, tuple((a * factor, b * factor, c * factor) for a, b, c in self.pieces))
-
-    def stretched(self, factor: float) -> Curve:
-        """Return l ↦ f(factor · l), factor > 0."""
-        pieces = tuple((a, b * factor, c * factor**2) for a, b, c in self.pieces)
-        return Curve(tuple(knot / factor for knot in self.knots), pieces)
 
     def plus(self, addend: Curve) -> Curve:
         """Return the sum of both curves."""
@@ -72,58 +55,38 @@ class Curve:
         return Curve(knots, tuple(pieces))
 
 
-@dataclass(frozen=True)
-class OfNewTokens:
-    """Cost that does not depend on the cached tokens."""
-
-    curve: Curve
-
-    def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
-        return self.curve.many(new)
-
-    def along(self, cached_ratio: float) -> Curve:
-        return self.curve
+def unit_cost(new: FloatArray, cached: FloatArray) -> FloatArray:
+    """Return 1 for each request, as a `Cost`."""
+    return np.ones_like(new)
 
 
-@dataclass(frozen=True)
-class CachedTokens:
-    """Number of cached tokens as a cost."""
-
-    def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
-        return cached
-
-    def along(self, cached_ratio: float) -> Curve:
-        return polynomial(0.0, cached_ratio)
+def new_tokens(new: FloatArray, cached: FloatArray) -> FloatArray:
+    """Return the uncached tokens, as a `Cost`."""
+    return new
 
 
-@dataclass(frozen=True)
-class WeightedCost:
-    """Weighted sum of costs: Σ factor · cost."""
+def cached_tokens(new: FloatArray, cached: FloatArray) -> FloatArray:
+    """Return the cached tokens, as a `Cost`."""
+    return cached
 
-    terms: tuple[tuple[float, Cost], ...]
 
-    def at(self, new: FloatArray, cached: FloatArray) -> FloatArray:
-        total = np.zeros_like(new)
-        for factor, cost in self.terms:
-            if factor:
-                total = total + factor * cost.at(new, cached)
-        return total
+def of_new_tokens(curve: Curve) -> Cost:
+    """Return a cost that does not depend on the cached tokens."""
+    return lambda new, cached: curve.many(new)
 
-    def along(self, cached_ratio: float) -> Curve:
-        total = polynomial(0.0)
-        for factor, cost in self.terms:
-            if factor:
-                total = total.plus(cost.along(cached_ratio).times(factor))
-        return total
+
+def weighted_sum(terms: Sequence[tuple[float, Cost]]) -> Cost:
+    """Return Σ factor · cost."""
+
+    def total(new: FloatArray, cached: FloatArray) -> FloatArray:
+        return sum((factor * cost(new, cached) for factor, cost in terms if factor), np.zeros_like(new))
+
+    return total
 
 
 def polynomial(constant: float, linear: float = 0.0, quadratic: float = 0.0) -> Curve:
     """Return the curve of one piece."""
     return Curve((), ((constant, linear, quadratic),))
-
-
-ONE = OfNewTokens(polynomial(1.0))
-NEW_TOKENS = OfNewTokens(polynomial(0.0, 1.0))
 
 
 def through(tokens: Sequence[float], values: Sequence[float]) -> Curve:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prfaas.model.cost.curve import Curve, FloatArray, nonnegative_fit, polynomial
+from prfaas.model.cost.curve import Curve, FloatArray, nonnegative_fit
 
 # A plane that misses a step by more than this ratio is none.
 _POOR = 0.3
@@ -47,16 +47,6 @@ class PrefillProfile:
             return measured
         saved: FloatArray = np.where(cached > 0, self.fresh.many(cached) - self.fresh(0.0), 0.0)
         return self.fresh.many(new + cached) - saved
-
-    def along(self, cached_ratio: float) -> Curve:
-        """Return the seconds where cached = cached_ratio × new, as a `Cost`."""
-        if cached_ratio == 0.0:
-            return self.fresh
-        if self.append is not None:
-            a, b, c, d = self.append
-            return polynomial(a, b, c + d * cached_ratio)
-        whole = self.fresh.stretched(1.0 + cached_ratio)
-        return whole.plus(self.fresh.stretched(cached_ratio).times(-1.0)).plus(polynomial(self.fresh(0.0)))
 
     def times(self, factor: float) -> PrefillProfile:
         """Return the profile of hardware that takes `factor` times as long."""

@@ -24,19 +24,13 @@ class GroupBytes:
         """The most tokens whose KV is kept; None when there is no limit."""
         return kind_named(self.kind).max_kept_tokens(self.window_tokens)
 
-    def bytes_at(self, num_tokens: float) -> float:
-        """Return the group's share of S_kv."""
-        limit = self.max_kept_tokens
-        kept = num_tokens if limit is None else min(num_tokens, limit)
-        return self.state_bytes + self.bytes_per_token * kept
-
     def curve(self) -> Curve:
-        """Return `bytes_at` as a curve."""
+        """Return the group's share of S_kv."""
         growing = (float(self.state_bytes), float(self.bytes_per_token), 0.0)
         limit = self.max_kept_tokens
         if limit is None or not self.bytes_per_token:
             return Curve((), (growing,))
-        return Curve((float(limit),), (growing, (self.bytes_at(limit), 0.0, 0.0)))
+        return Curve((float(limit),), (growing, (float(self.state_bytes + self.bytes_per_token * limit), 0.0, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class Geometry:
 
     def kv_bytes(self, num_tokens: float) -> float:
         """Return S_kv(l) in bytes."""
-        return sum(group.bytes_at(num_tokens) for group in self.groups)
+        return self.curve()(num_tokens)
 
     def curve(self) -> Curve:
         """Return S_kv as a curve in bytes."""

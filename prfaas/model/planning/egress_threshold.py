@@ -34,7 +34,7 @@ def at_egress_price(
     per_gb = float(np.dot(prices_per_gb(deployment, hour), plan.remote_shares))
     if not per_gb:
         return plan
-    loads = LoadModel(deployment, workload, "exact")
+    loads = LoadModel(deployment, workload)
     low = loads.everything_offloaded if plan.threshold_tokens is None else plan.threshold_tokens
     wanted = _least_worth_sending(plan, deployment, per_gb, low, loads.nothing_offloaded)
     if wanted <= low:

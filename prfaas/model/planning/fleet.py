@@ -93,7 +93,7 @@ def _fleets(deployment: Deployment, *, growth: int, only_local: bool) -> Iterato
 
 def _cheapest_plan(fleet: Deployment, workload: Workload, demand: Demand) -> Fleet | None:
     """Return the fleet with the roles and the threshold that send least and still serve the demand."""
-    loads = LoadModel(fleet, workload, "exact")
+    loads = LoadModel(fleet, workload)
     solver = SinglePd(loads)
     if solver.plan().system_throughput < demand.capacity:
         return None

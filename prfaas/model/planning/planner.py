@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prfaas.model.capacity.loads import LoadModel, Method
+from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.many_pd import ManyPd
@@ -12,17 +12,17 @@ from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.single_pd import SinglePd
 
 
-def best_plan(deployment: Deployment, workload: Workload, *, method: Method) -> Plan:
+def best_plan(deployment: Deployment, workload: Workload) -> Plan:
     """Return the threshold and the splits that sustain most."""
-    loads = LoadModel(deployment, workload, method)
+    loads = LoadModel(deployment, workload)
     return SinglePd(loads).plan() if len(deployment.pd) == 1 else ManyPd(loads).plan()
 
 
-def relaxed_plan(deployment: Deployment, workload: Workload, *, method: Method) -> Plan:
+def relaxed_plan(deployment: Deployment, workload: Workload) -> Plan:
     """Return the best plan faster where there are several PD clusters: splits then need not be whole."""
     if len(deployment.pd) == 1:
-        return best_plan(deployment, workload, method=method)
-    return ManyPd(LoadModel(deployment, workload, method)).relaxed()
+        return best_plan(deployment, workload)
+    return ManyPd(LoadModel(deployment, workload)).relaxed()
 
 
 def homogeneous(deployment: Deployment, *, num_added: int | None = None) -> Deployment:

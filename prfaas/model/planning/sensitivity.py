@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from prfaas.errors import ConfigError
-from prfaas.model.capacity.loads import Method
 from prfaas.model.cost.workload import OutputTokens, Workload, half_output_tokens
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
 from prfaas.model.kv.geometry import Geometry
@@ -20,23 +19,14 @@ Change = Callable[[Deployment, Workload, float], Input]
 
 
 @dataclass(frozen=True)
-class SensitivityPoint:
-    """Best plan if one input is `factor` times its assumed value; None if no plan then meets the objectives."""
-
-    input_name: str
-    factor: float
-    plan: Plan | None
-
-
-@dataclass(frozen=True)
 class Sensitivity:
-    """Plan to compare with, and the points: each input lower, then higher."""
+    """Plan to compare with, and by input the best plans with less and with more of it; None if no plan then serves."""
 
     base: Plan
-    points: tuple[SensitivityPoint, ...]
+    plans: Mapping[str, tuple[Plan | None, Plan | None]]
 
 
-def sensitivity(deployment: Deployment, workload: Workload, *, method: Method, step: float = 0.2) -> Sensitivity:
+def sensitivity(deployment: Deployment, workload: Workload, *, step: float = 0.2) -> Sensitivity:
     """Return the best plans with each input lower and higher by `step`.
 
     With several PD clusters the splits of all compared plans need not be whole.
@@ -44,16 +34,13 @@ def sensitivity(deployment: Deployment, workload: Workload, *, method: Method, s
 
     def varied(change: Change, factor: float) -> Plan | None:
         try:
-            return relaxed_plan(*change(deployment, workload, factor), method=method)
+            return relaxed_plan(*change(deployment, workload, factor))
         except ConfigError:
             return None
 
-    points = (
-        SensitivityPoint(name, factor, varied(change, factor))
-        for name, change in _changes(deployment).items()
-        for factor in (1.0 - step, 1.0 + step)
-    )
-    return Sensitivity(relaxed_plan(deployment, workload, method=method), tuple(points))
+    changes = _changes(deployment).items()
+    plans = {name: (varied(change, 1.0 - step), varied(change, 1.0 + step)) for name, change in changes}
+    return Sensitivity(relaxed_plan(deployment, workload), plans)
 
 
 def _changes(deployment: Deployment) -> dict[str, Change]:
@@ -72,14 +59,13 @@ def _changes(deployment: Deployment) -> dict[str, Change]:
 
 
 def _longer_prompts(workload: Workload, factor: float) -> Workload:
-    """Scale the prompts of all turns, and the context that decoding requests hold."""
-    later = workload.later and replace(workload.later, lengths=workload.later.lengths.scaled(factor))
+    """Scale the prompts, and the context that decoding requests hold."""
     output = workload.output
     context = output.mean_context_tokens
     if context:
         context = factor * (context - half_output_tokens(output)) + half_output_tokens(output)
     output = replace(output, mean_context_tokens=context)
-    return replace(workload, lengths=workload.lengths.scaled(factor), later=later, output=output)
+    return replace(workload, lengths=workload.lengths.scaled(factor), output=output)
 
 
 def _longer_output(output: OutputTokens, factor: float) -> OutputTokens:

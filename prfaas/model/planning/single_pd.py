@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
-
-import numpy as np
 
 from prfaas.model.capacity import throughput
 from prfaas.model.capacity.loads import LoadModel, Loads
-from prfaas.model.cost.curve import FloatArray
 from prfaas.model.planning.plan import Limit, Plan, Split
-
-# The paper's form is scanned at so many thresholds before the root is sought, since its curves need not be monotone.
-_NUM_SCANNED = 96
 
 
 class SinglePd:
     """Planner for any number of PrfaaS clusters, each with its own path, before one PD cluster.
 
-    For a threshold t and N_p the system sustains min(long(t), short(t, N_p), decode(N_p)). In exact form long rises
-    with t and short falls, so the best t lies where they meet. At the best t, prefill rises with N_p and decode falls,
-    so the best N_p lies where these meet.
+    For a threshold t and N_p the system sustains min(long(t), short(t, N_p), decode(N_p)). Long rises with t and short
+    falls, so the best t lies where they meet. At the best t, prefill rises with N_p and decode falls, so the best N_p
+    lies where these meet.
     """
 
     def __init__(self, loads: LoadModel) -> None:
@@ -61,11 +54,12 @@ class SinglePd:
         low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
         if not self._prfaas:
             return high
-        if self._loads.method == "paper":
-            low, best, high = self._bracket(num_prefill)
-            met = self._crossing(num_prefill, low, high)
-            return max(best, met, key=lambda t: self._prefilled(self._loads.at(t), num_prefill))
-        return self._crossing(num_prefill, low, high)
+        return _best_of_two(
+            lambda t: self._prefilled(self._loads.at(t), num_prefill),
+            lambda t: self._remote_wins(self._loads.at(t), num_prefill),
+            low,
+            high,
+        )
 
     def greatest_threshold(self, num_prefill: float, enough: float) -> int | None:
         """Return the greatest t that sustains `enough` requests per second; None if no t does."""
@@ -75,38 +69,11 @@ class SinglePd:
         high = self._loads.nothing_offloaded
         return first_at_least(lambda t: self.sustained(t, num_prefill) < enough, best, high + 1) - 1
 
-    def _crossing(self, num_prefill: float, low: int, high: int) -> int:
-        """Return the threshold in [low, high] where local and remote prefill sustain the same rate."""
-        return _best_of_two(
-            lambda t: self._prefilled(self._loads.at(t), num_prefill),
-            lambda t: self._remote_wins(self._loads.at(t), num_prefill),
-            low,
-            high,
-        )
-
     def _prefilled(self, loads: Loads, num_prefill: float) -> float:
         return min(self.long(loads), self.short(loads, num_prefill))
 
     def _remote_wins(self, loads: Loads, num_prefill: float) -> bool:
         return self.long(loads) >= self.short(loads, num_prefill)
-
-    @cached_property
-    def _scan(self) -> tuple[list[int], FloatArray, FloatArray]:
-        """Return thresholds over the whole range, with long and short for N_p = 1."""
-        low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
-        spaced = np.geomspace(max(low, 1), high, _NUM_SCANNED).astype(int).tolist()
-        asked = np.ceil(self._loads.lengths.points(_NUM_SCANNED)[0]).astype(int).tolist()
-        thresholds = sorted({low, *spaced, *asked, high})
-        loads = [self._loads.at(t) for t in thresholds]
-        return thresholds, np.array([self.long(at) for at in loads]), np.array([self.short(at, 1.0) for at in loads])
-
-    def _bracket(self, num_prefill: float) -> tuple[int, int, int]:
-        """Return the best scanned threshold between its lower and upper neighbour."""
-        thresholds, long, short = self._scan
-        with np.errstate(invalid="ignore"):
-            sustained = np.minimum(long, np.where(np.isinf(short), np.inf, short * num_prefill))
-        best = int(np.argmax(sustained))
-        return thresholds[max(best - 1, 0)], thresholds[best], thresholds[min(best + 1, len(thresholds) - 1)]
 
     def best_split(self) -> float:
         """Return the N_p that sustains most by equation (8); a fraction only if instances are shared."""
@@ -123,15 +90,6 @@ class SinglePd:
     def _prefill_wins(self, num_prefill: float) -> bool:
         loads = self._loads.at(self.best_threshold(num_prefill))
         return self._prefilled(loads, num_prefill) >= self.decode(num_prefill)
-
-    def equally_good(self, plan: Plan, *, tolerance: float) -> tuple[int, int]:
-        """Return the range of thresholds that sustain at least (1 − tolerance) of the plan's throughput."""
-        assert plan.threshold_tokens is not None
-        split, enough = plan.num_prefill, plan.system_throughput * (1 - tolerance)
-        low, high = self._loads.everything_offloaded, self._loads.nothing_offloaded
-        first = first_at_least(lambda t: self.sustained(t, split) >= enough, low, plan.threshold_tokens)
-        too_far = first_at_least(lambda t: self.sustained(t, split) < enough, plan.threshold_tokens, high + 1)
-        return first, max(too_far - 1, plan.threshold_tokens)
 
     def at(self, threshold: int, num_prefill: float) -> Plan:
         """Return the operating point of a given threshold and split."""

@@ -172,12 +172,11 @@ class Callbacks:
 class SimulatedEngine:
     """State and memory rules that all simulated engines share.
 
-    `busy` counts the seconds in which the engine computed anything, `held` token-seconds of KV.
+    `busy` counts the seconds in which the engine computed anything.
     """
 
     def __init__(self, timeline: Timeline, spec: InstanceSpec, callbacks: Callbacks) -> None:
         self.busy = Meter()
-        self.held = Meter()
         self._timeline, self._spec, self._callbacks = timeline, spec, callbacks
         self._batch = DecodeBatch(spec.decode)
         self._queue: deque[Prefill] = deque()
@@ -375,8 +374,6 @@ class SimulatedInstance(SimulatedEngine):
             return
         now, passed = self._timeline.now, self._timeline.now - self._started
         self.busy.add(self._started, now, passed)
-        prompts = sum(prompt.num_tokens for prompt in self._staying())
-        self.held.add(self._started, now, passed * (self._batch.context + prompts))
         # From here on nothing is left of the run that an arrival could shorten.
         steps, self._num_steps = self._num_steps, 1
         if self._batch.num:

@@ -21,9 +21,8 @@ class SimulatedRequest:
 
     `num_cached_tokens` is the usable prefix that the traffic states. With simulated prefix caches, `blocks` are the
     prompt's blocks and `blocks_after` those cached after its answer. `session` groups the turns of a conversation,
-    `turn` counts from 1. `num_known_tokens` is the prefix that the index reported for the prefill node,
-    `num_found_tokens` the prefix found there. `decoded` has the steps of each batch that gave it tokens after another
-    token, `stalls` the gaps after preemptions.
+    `turn` counts from 1. `num_found_tokens` is the prefix that the prefill node really held. `decoded` has the steps of
+    each batch that gave it tokens after another token, `stalls` the gaps after preemptions.
     """
 
     index: int
@@ -38,7 +37,6 @@ class SimulatedRequest:
     blocks_after: Sequence[BlockHash] = ()
     num_retries: int = 0
     num_preemptions: int = 0
-    num_known_tokens: int = field(init=False)
     num_found_tokens: int = field(init=False)
     reason: str = field(default="", init=False)
     decoded: list[tuple[StepLog, int, int]] = field(default_factory=list, init=False)
@@ -52,7 +50,7 @@ class SimulatedRequest:
 
     def __post_init__(self) -> None:
         self.blocks_after = self.blocks_after or self.blocks
-        self.num_known_tokens = self.num_found_tokens = self.num_cached_tokens
+        self.num_found_tokens = self.num_cached_tokens
 
     def again(self) -> SimulatedRequest:
         """Return the same request to be sent again, with no stage reached."""

@@ -204,7 +204,6 @@ class SharedInstance(SimulatedEngine):
         passed = self._moved_at - before
         if self._current is not None:
             self._work_left -= passed * self._prefill_speed
-            self.held.add(before, self._moved_at, passed * self._current.num_tokens)
             if not self._is_stepping:
                 self.busy.add(before, self._moved_at, passed)
 
@@ -276,7 +275,6 @@ class SharedInstance(SimulatedEngine):
             return
         now = self._timeline.now
         self.busy.add(now - seconds, now, seconds)
-        self.held.add(now - seconds, now, seconds * self._batch.context)
         for request in self._fresh:
             request.first_token = now
         self._fresh.clear()

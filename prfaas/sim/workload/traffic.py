@@ -9,7 +9,6 @@ import numpy as np
 
 from prfaas.errors import ConfigError
 from prfaas.model.cost.curve import FloatArray
-from prfaas.model.cost.lengths import Mixture
 from prfaas.model.cost.workload import OutputTokens, Workload
 from prfaas.sim.model.prefix_cache import block_name
 from prfaas.sim.model.request import SimulatedRequest
@@ -25,11 +24,8 @@ def _outputs(output: OutputTokens, count: int, generator: Generator) -> FloatArr
 
 
 def requests_of(workload: Workload, times: FloatArray, generator: Generator) -> list[SimulatedRequest]:
-    """Return one request per arrival time in whole tokens, with the workload's share of later turns."""
-    lengths = workload.lengths
-    if workload.later is not None:
-        lengths = Mixture(((1.0 - workload.later.ratio, lengths), (workload.later.ratio, workload.later.lengths)))
-    new, cached = lengths.draw(len(times), generator)
+    """Return one request per arrival time in whole tokens."""
+    new, cached = workload.lengths.draw(len(times), generator)
     whole_new = np.maximum(np.rint(new), 1).astype(int)
     prompts, hits = whole_new + np.rint(cached).astype(int), np.rint(cached).astype(int)
     outputs = np.maximum(np.rint(_outputs(workload.output, len(times), generator)), 1).astype(int)

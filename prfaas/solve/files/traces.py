@@ -20,8 +20,8 @@ import numpy as np
 from prfaas import config
 from prfaas.config import setting
 from prfaas.errors import ConfigError
-from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture
-from prfaas.model.cost.workload import LaterTurns, OutputTokens, Workload, with_context
+from prfaas.model.cost.lengths import Lengths, log_normal, mixture
+from prfaas.model.cost.workload import OutputTokens, Workload, with_context
 from prfaas.solve.files.quantities import NUMBER
 from prfaas.units import parse_ratio
 
@@ -91,8 +91,8 @@ def read_requests(path: Path) -> tuple[list[TraceRequest], tuple[str, ...]]:
     inferred: tuple[str, ...] = ()
     if path.suffix == ".json":
         requests, inferred = _conversations(text, path)
-    elif path.suffix == ".csv":
-        requests = list(_requests(_csv_fields(text, path), path))
+    elif path.suffix == ".csv" and not text[:1].isdigit():
+        requests = list(_requests(_csv_fields(text), path))
     else:
         requests, inferred = _lines(list(_jsonl_fields(text, path)), path)
     _check(requests, path)
@@ -103,14 +103,10 @@ def workload_of(requests: list[TraceRequest], *, name: str, inferred: tuple[str,
     """Return the workload that these requests sample."""
     cached = np.array([request.cached_tokens for request in requests])
     new = np.maximum(np.array([request.prompt_tokens for request in requests]) - cached, 1.0)
-    later = np.array([request.turn > 1 for request in requests])
     outputs = [request.output_tokens for request in requests if request.output_tokens is not None]
     if not outputs:
         inferred = (*inferred, f"output tokens ({_DEFAULT_OUTPUT_TOKENS:.0f} each)")
-    if not later.any() or later.all():
-        return Workload(name, Empirical(new, cached), _output(requests), inferred=inferred)
-    turns = LaterTurns(float(later.mean()), Empirical(new[later], cached[later]))
-    return Workload(name, Empirical(new[~later], cached[~later]), _output(requests), turns, inferred)
+    return Workload(name, Lengths(new, cached), _output(requests), inferred)
 
 
 def _output(requests: list[TraceRequest]) -> OutputTokens:
@@ -122,28 +118,10 @@ def _output(requests: list[TraceRequest]) -> OutputTokens:
     return OutputTokens(mean, float(outputs.var()) / mean**2, context)
 
 
-def _csv_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    rows = csv.reader(text.splitlines())
-    header = next(rows, None)
-    if header is None:
-        return
-    names = [name.strip() for name in header]
-    if len(names) == 1 and _is_number(names[0]):
-        names, first = ["length"], names
-        yield 1, {"length": first[0]}
-    if not set(names) & set(_COLUMNS["prompt"]):
-        raise ConfigError(f"{path} line 1: none of the columns {', '.join(_COLUMNS['prompt'])}")
-    for line, row in enumerate(rows, start=2):
-        if row:
-            yield line, dict(zip(names, row, strict=False))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _csv_fields(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    for row in rows:
+        yield rows.line_num, row
 
 
 def _jsonl_fields(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -299,10 +277,6 @@ class LogNormalSpec:
     hits: str = setting(
         "text", default="", doc='Prefix hits, "40%:50%/20%:90%": 40 % find half of their prompt cached.'
     )
-    later: float = setting("ratio", default=0.0, maximum=0.999, doc="Share of requests that continue a conversation.")
-    later_new: int = setting("tokens", default=512, minimum=1, doc="New tokens of a later turn.")
-    later_cached: int = setting("tokens", default=20_000, doc="Tokens before them that were cached.")
-    interference: float = setting("ratio", default=1.0, doc="Share of an append's time that decode loses beside it.")
 
     def __post_init__(self) -> None:
         if self.min >= self.max:
@@ -322,34 +296,24 @@ def parse_spec(spec: str) -> Workload:
     values = {key.strip(): value.strip() for key, _, value in pairs}
     parsed = config.load_mapping(LogNormalSpec, values, where=f"trace {spec!r}")
     lengths = _prompts(parsed, spec)
-    output = with_context(OutputTokens(parsed.output, parsed.output_cv**2), _all_prompts(lengths, parsed))
-    later = None
-    if parsed.later:
-        turns = Empirical([parsed.later_new], [parsed.later_cached])
-        later = LaterTurns(parsed.later, turns, interference=parsed.interference)
-    return Workload(spec, lengths, output, later)
+    return Workload(spec, lengths, with_context(OutputTokens(parsed.output, parsed.output_cv**2), lengths))
 
 
-def _all_prompts(lengths: Lengths, parsed: LogNormalSpec) -> Lengths:
-    turns = Empirical([parsed.later_new], [parsed.later_cached])
-    return Mixture(((1 - parsed.later, lengths), (parsed.later, turns))) if parsed.later else lengths
-
-
-def _prompts(parsed: LogNormalSpec, spec: str) -> LogNormal | Mixture:
+def _prompts(parsed: LogNormalSpec, spec: str) -> Lengths:
     """Return the uncached tokens. A hit of h leaves (1 − h) of the prompt, with h / (1 − h) times as much cached."""
-    whole = LogNormal(parsed.mu, parsed.sigma, float(parsed.min), float(parsed.max))
-    if whole.kept_mass < 1e-6:
-        raise ConfigError(f"trace {spec!r}: almost no prompt falls between min and max")
     hits = _hits(parsed.hits, spec)
     missed = 1.0 - sum(share for share, _ in hits)
-    if not hits:
-        return whole
-    parts: list[tuple[float, Lengths]] = [(missed, whole)] if missed > 1e-12 else []
-    for share, ratio in hits:
-        left = 1.0 - ratio
-        shifted = replace(whole, mu=whole.mu + math.log(left), low=whole.low * left, high=whole.high * left)
-        parts.append((share, replace(shifted, cached_ratio=ratio / left)))
-    return Mixture(tuple(parts))
+    shares = [(missed, 0.0), *hits] if missed > 1e-12 else hits
+    try:
+        return mixture([(share, _hit(parsed, ratio)) for share, ratio in shares])
+    except ValueError as error:
+        raise ConfigError(f"trace {spec!r}: {error}") from error
+
+
+def _hit(parsed: LogNormalSpec, ratio: float) -> Lengths:
+    left = 1.0 - ratio
+    low, high = parsed.min * left, parsed.max * left
+    return log_normal(parsed.mu + math.log(left), parsed.sigma, low, high, cached_ratio=ratio / left)
 
 
 def _hits(text: str, spec: str) -> list[tuple[float, float]]:

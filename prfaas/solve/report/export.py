@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from prfaas.errors import ConfigError
-from prfaas.model.cost.curve import ONE
-from prfaas.model.cost.lengths import expectation, mean_tokens
+from prfaas.model.cost.lengths import mean_tokens
 from prfaas.model.cost.workload import Workload
 from prfaas.solve.study import Option, Study
 
@@ -29,14 +28,13 @@ def to_json(study: Study) -> dict[str, Any]:
 
 
 def _trace(workload: Workload) -> dict[str, Any]:
-    low, high = workload.prefilled.support
+    low, high = workload.lengths.support
     return {
         "name": workload.name,
-        "mean_uncached_tokens": mean_tokens(workload.prefilled),
+        "mean_uncached_tokens": mean_tokens(workload.lengths),
         "min_uncached_tokens": low,
         "max_uncached_tokens": high,
         "mean_output_tokens": workload.output.mean,
-        "prefilled_ratio": expectation(workload.prefilled, ONE),  # Share of requests that need any prefill.
     }
 
 
@@ -85,7 +83,7 @@ def manager_settings(study: Study) -> str:
         f"# {split.cluster}: {split.num_prefill:g} prefill, {split.num_decode:g} decode" for split in plan.splits
     )
     return (
-        f"# Written by prfaas-solve --method {study.method} for {study.workload.name}.\n"
+        f"# Written by prfaas-solve for {study.workload.name}.\n"
         f"# Sustains {plan.system_throughput:.3f} req/s, offloading {plan.offload_ratio:.1%} of the requests.\n"
         f"# Instances by role:\n{roles}\n"
         f"threshold_tokens: {plan.threshold_tokens}\n"

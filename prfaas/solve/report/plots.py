@@ -19,7 +19,6 @@ from prfaas.model.planning.single_pd import SinglePd
 from prfaas.solve.study import Study
 
 Corner = Literal["best", "upper right"]
-_PNG_DPI = 120
 # These colours of Okabe and Ito differ in greyscale and for colour-blind readers.
 _REMOTE, _LOCAL, _DECODE, _SYSTEM = "#0072B2", "#E69F00", "#009E73", "#000000"
 _SIZE = (6.4, 4.0)
@@ -29,15 +28,14 @@ _NUM_SPLITS = 64
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as SVG or PNG and return the path. The same figure gives the same bytes."""
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    """Write a figure as SVG and return the path. The same figure gives the same bytes."""
     with matplotlib.rc_context({"svg.hashsalt": path.stem}):
-        figure.savefig(path, dpi=_PNG_DPI, metadata=metadata)
+        figure.savefig(path, metadata={"Date": None})
     return path
 
 
 def write_all(study: Study, folder: Path) -> list[Path]:
-    """Write each plot into `folder` as SVG and PNG and return the files.
+    """Write each plot into `folder` as SVG and return the files.
 
     Raises:
         ConfigError: the deployment has several PD clusters or no PrfaaS cluster, so that split and t are not single numbers.
@@ -51,7 +49,7 @@ def write_all(study: Study, folder: Path) -> list[Path]:
         figure = Figure(figsize=_SIZE, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure.add_subplot(), study)
-        files += [save(figure, (folder / name).with_suffix(suffix)) for suffix in (".svg", ".png")]
+        files.append(save(figure, folder / f"{name}.svg"))
     return files
 
 
@@ -65,7 +63,7 @@ def _finish(axes: Axes, *, title: str, x: str, y: str, legend: Corner = "best") 
 
 
 def _solver(study: Study) -> tuple[SinglePd, LoadModel]:
-    loads = LoadModel(study.main.deployment, study.workload, study.method)
+    loads = LoadModel(study.main.deployment, study.workload)
     return SinglePd(loads), loads
 
 

@@ -41,7 +41,6 @@ def render(study: Study, *, explain: bool) -> str:
             _options(study),
             _cost(study),
             _bound(study),
-            _threshold(study),
             _queueing(study),
             _sensitivity(study),
             _notes(study),
@@ -182,17 +181,16 @@ def _inputs(study: Study) -> str:
         [f"{pd.name} (PD)", str(pd.num_instances), pd.profile.name, _mark(pd.profile.inferred), _NONE]
         for pd in deployment.pd
     ]
-    low, high = workload.prefilled.support
+    low, high = workload.lengths.support
     batch = ", ".join(
         f"{pd.name}: {capacity.max_batch} requests in {capacity.step_seconds * 1e3:.1f} ms"
         for pd, capacity in zip(deployment.pd, study.decode, strict=True)
     )
     lines = [
         f"model     {deployment.model.name} {_mark(deployment.model.inferred)}".rstrip(),
-        f"traffic   {workload.name}: {show_tokens(mean_tokens(workload.prefilled))} uncached tokens on average"
+        f"traffic   {workload.name}: {show_tokens(mean_tokens(workload.lengths))} uncached tokens on average"
         f" ({low:.0f} to {high:.0f}), {workload.output.mean:.0f} out",
         f"decode    {deployment.objectives.decode_tokens_per_second:g} tok/s asked for; largest batch {batch}",
-        f"method    {study.method}",
     ]
     return "\n".join([*lines, "", _table(rows)])
 
@@ -243,24 +241,17 @@ def _cost(study: Study) -> str:
 
 def _bound(study: Study) -> str:
     lines = [
-        "bound over every routing policy (linear program over lengths and stations, exact expectations)",
-        f"  whole instances  {study.integer.system_throughput:.4f} req/s; the exact plan is {max(study.gap, 0):.4%} below it",
+        "bound over every routing policy (linear program over lengths and stations)",
+        f"  whole instances  {study.integer.system_throughput:.4f} req/s; the plan is {max(study.gap, 0):.4%} below it",
         f"  roles free       {study.fractional.system_throughput:.4f} req/s, with N_p ="
         f" {', '.join(f'{n:.2f}' for n in study.fractional.solution.num_prefill)}",
     ]
-    rows = [["one more", "is worth with roles free", "whole instances"]]
+    rows = [["one more", "is worth with roles free"]]
     for name, value in study.duals.items():
         kind, _, where = name.partition(":")
         label = f"instance of {where}" if kind == "instance" else f"Gbps of {where}"
-        rows.append([label, f"{value:+.4f} req/s", f"{study.integer_duals[name]:+.4f} req/s"])
+        rows.append([label, f"{value:+.4f} req/s"])
     return "\n".join([*lines, _table(rows)])
-
-
-def _threshold(study: Study) -> str:
-    if study.equally_good is None:
-        return ""
-    low, high = study.equally_good
-    return f"every t from {low} to {high} sustains at least 99 % of Λ_max"
 
 
 def _queueing(study: Study) -> str:
@@ -282,12 +273,11 @@ def _queueing(study: Study) -> str:
 def _sensitivity(study: Study) -> str:
     if study.sensitivity is None:
         return ""
-    base, points = study.sensitivity.base.system_throughput, study.sensitivity.points
+    base = study.sensitivity.base.system_throughput
     rows = [["if an input is", "-20 %", "t, N_p/N_d", "+20 %", "t, N_p/N_d"]]
-    for low, high in zip(points[::2], points[1::2], strict=True):
-        row = [low.input_name]
-        for point in (low, high):
-            plan = point.plan
+    for name, plans in study.sensitivity.plans.items():
+        row = [name]
+        for plan in plans:
             if plan is None:
                 row += ["no plan", _NONE]
                 continue

@@ -75,7 +75,7 @@ async def test_threshold_is_solved_for_live_instances(deployment: Deployment, fi
         prfaas=(replace(listed.prfaas[0], num_instances=1),),
         pd=(replace(listed.pd[0], num_instances=2, num_prefill=1),),
     )
-    expected = best_plan(alive, find_trace(written.trace, beside=None), method="exact")
+    expected = best_plan(alive, find_trace(written.trace, beside=None))
     assert plan.threshold_tokens == expected.threshold_tokens
     await until(lambda: manager.routing.threshold_tokens == plan.threshold_tokens, what="the plan in force")
     assert plan.inputs["instances"] == "the nodes that are alive"

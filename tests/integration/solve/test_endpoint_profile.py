@@ -83,7 +83,7 @@ def flags(endpoint: str, file: Path) -> list[str]:
 def test_measured_profile_agrees_with_the_engine(endpoint: str, tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     sizes = "--lengths 500,2K,4K --cached 400,800 --append 500,1K --batches 1,4 --contexts 20 --decode-tokens 12"
-    assert main([*flags(endpoint, file), *sizes.split(), "--fit", "interpolate"]) == 0
+    assert main([*flags(endpoint, file), *sizes.split()]) == 0
     profile = read_profile(file)
     assert _may_be(profile.prefill.seconds(3000), PREFILL_SECONDS + 3000 * TOKEN_SECONDS)
     assert _may_be(profile.prefill.seconds(800, 600), PREFILL_SECONDS + 800 * TOKEN_SECONDS)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from prfaas.model.capacity.bound import lp_bound
-from prfaas.model.capacity.loads import LoadModel, Method
-from prfaas.model.cost.curve import OfNewTokens, polynomial
-from prfaas.model.cost.lengths import Empirical, Lengths, LogNormal, Mixture, expectation
+from prfaas.model.capacity.loads import LoadModel
+from prfaas.model.cost.curve import of_new_tokens, polynomial
+from prfaas.model.cost.lengths import Lengths, expectation, log_normal, mixture
 from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
@@ -25,12 +25,11 @@ EPSILON = 1e-9
 PLANNED = 2 * settings().max_examples // 5
 
 profiles = st.builds(profile, st.floats(0.01, 2), st.floats(1e-6, 1e-3), st.floats(0, 1e-8))
-log_normals = st.builds(LogNormal, st.floats(5, 11), st.floats(0.2, 1.5), st.just(128.0), st.just(131_072.0))
-traces = st.lists(st.integers(1, 200_000), min_size=2, max_size=60, unique=True).map(Empirical)
+log_normals = st.builds(log_normal, st.floats(5, 11), st.floats(0.2, 1.5), st.just(128.0), st.just(131_072.0))
+traces = st.lists(st.integers(1, 200_000), min_size=2, max_size=60, unique=True).map(Lengths)
 distributions: st.SearchStrategy[Lengths] = st.one_of(
-    log_normals, traces, st.builds(lambda a, b: Mixture(((0.4, a), (0.6, b))), log_normals, traces)
+    log_normals, traces, st.builds(lambda a, b: mixture([(0.4, a), (0.6, b)]), log_normals, traces)
 )
-methods: st.SearchStrategy[Method] = st.sampled_from(["paper", "exact"])
 
 
 @st.composite
@@ -44,8 +43,8 @@ def deployments(draw: st.DrawFn) -> Deployment:
     )
 
 
-def sustained(deployment: Deployment, traffic: Workload, method: Method = "exact") -> float:
-    return best_plan(deployment, traffic, method=method).system_throughput
+def sustained(deployment: Deployment, traffic: Workload) -> float:
+    return best_plan(deployment, traffic).system_throughput
 
 
 @settings(max_examples=PLANNED)
@@ -66,10 +65,8 @@ def test_more_resources_never_sustain_less(deployment: Deployment, lengths: Leng
 
 
 @settings(max_examples=PLANNED)
-@given(deployments(), log_normals, methods, st.floats(0.01, 100))
-def test_scaling_all_times_scales_the_throughput(
-    deployment: Deployment, lengths: Lengths, method: Method, factor: float
-) -> None:
+@given(deployments(), log_normals, st.floats(0.01, 100))
+def test_scaling_all_times_scales_the_throughput(deployment: Deployment, lengths: Lengths, factor: float) -> None:
     """Seconds scaled by a factor, bandwidth and the decode objective by its inverse, scale the throughput by its inverse."""
     traffic = workload(lengths)
 
@@ -86,9 +83,7 @@ def test_scaling_all_times_scales_the_throughput(
         pd=(replace(local, profile=slowed(local.profile)),),
         objectives=objectives,
     )
-    assert sustained(faster, traffic, method) == pytest.approx(
-        sustained(deployment, traffic, method) / factor, rel=1e-6
-    )
+    assert sustained(faster, traffic) == pytest.approx(sustained(deployment, traffic) / factor, rel=1e-6)
 
 
 @settings(max_examples=PLANNED)
@@ -97,7 +92,7 @@ def test_no_threshold_or_split_beats_the_plan_and_no_plan_the_bound(
     deployment: Deployment, lengths: Lengths, threshold: int, num_prefill: int
 ) -> None:
     assume(num_prefill <= deployment.pd[0].num_instances)
-    loads = LoadModel(deployment, workload(lengths), "exact")
+    loads = LoadModel(deployment, workload(lengths))
     solver = SinglePd(loads)
     plan = solver.plan()
     assert solver.sustained(threshold, num_prefill) <= plan.system_throughput * (1 + EPSILON)
@@ -107,12 +102,12 @@ def test_no_threshold_or_split_beats_the_plan_and_no_plan_the_bound(
 @given(deployments(), traces, st.integers(0, 2**32 - 1), st.integers(0, 10))
 @settings(max_examples=50)
 def test_random_routing_never_beats_the_bound(
-    deployment: Deployment, trace: Empirical, seed: int, num_prefill: int
+    deployment: Deployment, trace: Lengths, seed: int, num_prefill: int
 ) -> None:
     """Any policy is a part of each request's length that goes remote; this one is drawn by chance."""
     (remote,), (local,) = deployment.prfaas, deployment.pd
     assume(num_prefill <= local.num_instances)
-    loads = LoadModel(deployment, workload(trace), "exact")
+    loads = LoadModel(deployment, workload(trace))
     new, cached = trace.requests
     share = np.random.default_rng(seed).random(len(new)) ** 3
     away = (share * remote.profile.prefill.at(new, cached)).mean() / remote.num_instances
@@ -123,41 +118,9 @@ def test_random_routing_never_beats_the_bound(
     assert reached <= lp_bound(loads).system_throughput * (1 + 1e-7)
 
 
-@settings(max_examples=PLANNED)
-@given(deployments(), distributions)
-@example(
-    small_deployment(
-        profile(1.0, 0.0004806223086573045, 0.0),
-        profile(1.0, 0.0004806223086573045, 2.406765929821558e-09),
-        num_prfaas=1,
-        num_pd=2,
-        egress=29477330.0,
-    ),
-    # The best threshold lies between two close lengths.
-    Empirical([1, 90_410, 102_080]),
-)
-@example(
-    small_deployment(
-        profile(1.0, 1e-05, 4.5285726158563e-09),
-        profile(1.0, 0.00016726640187461652, 0.0),
-        num_prfaas=1,
-        num_pd=2,
-        egress=114916727.0,
-    ),
-    # Best is to offload everything or nothing; thresholds in between are far worse.
-    Empirical([24, 69_431]),
-)
-def test_the_paper_s_form_never_understates_convex_prefill_times(deployment: Deployment, lengths: Lengths) -> None:
-    """Jensen: E[T(L)] ≥ T(E[L]), at every threshold, so at the best one too."""
-    traffic = workload(lengths)
-    exact, paper = sustained(deployment, traffic, "exact"), sustained(deployment, traffic, "paper")
-    # The scan before the root finding of the paper's form may miss the best by a little.
-    assert exact <= paper * (1 + 1e-4)
-
-
 @given(distributions, st.lists(profiles, min_size=1, max_size=4))
 def test_expected_minimum_is_at_most_each_cost(lengths: Lengths, several: list[Profile]) -> None:
-    costs = [each.prefill for each in several]
+    costs = [each.prefill.at for each in several]
     least = lengths.expected_minimum(costs)
     assert least <= min(expectation(lengths, cost) for cost in costs) * (1 + EPSILON)
-    assert least >= expectation(lengths, OfNewTokens(polynomial(0.01))) * (1 - EPSILON)
+    assert least >= expectation(lengths, of_new_tokens(polynomial(0.01))) * (1 - EPSILON)

@@ -13,14 +13,14 @@ from tests.support.random_deployments import brute_force, random_case
 
 def check(seed: int) -> None:
     deployment, traffic = random_case(seed)
-    plan = best_plan(deployment, traffic, method="exact")
+    plan = best_plan(deployment, traffic)
     most = brute_force(deployment, traffic)
     assert most * (1 - 1e-3) <= plan.system_throughput <= most * (1 + 1e-3), seed
-    loads = LoadModel(deployment, traffic, "exact")
+    loads = LoadModel(deployment, traffic)
     bound = whole_bound(loads, lp_bound(loads))
     assert bound.system_throughput >= most * (1 - 1e-6), seed
     if seed % 5 == 0:  # It takes as long as all the rest.
-        sensitivity(deployment, traffic, method="exact")
+        sensitivity(deployment, traffic)
 
 
 @pytest.mark.parametrize("start", range(0, 50, 10))

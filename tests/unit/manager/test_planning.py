@@ -24,17 +24,15 @@ def test_unmeasured_path_is_limited_by_egress_if_the_file_lists_none() -> None:
     assert found == [ClusterPath(first.name, pd.name, 1e9), ClusterPath("second", pd.name, math.inf)]
     measured = replace(file, paths=tuple(found))
     assert measured.egress(measured.prfaas[1]) == first.egress_bytes_per_second
-    plan = best_plan(measured, traffic, method="exact")
-    alone = best_plan(
-        replace(file, prfaas=file.prfaas[:1], paths=(ClusterPath(first.name, pd.name, 1e9),)), traffic, method="exact"
-    )
+    plan = best_plan(measured, traffic)
+    alone = best_plan(replace(file, prfaas=file.prfaas[:1], paths=(ClusterPath(first.name, pd.name, 1e9),)), traffic)
     assert plan.system_throughput > alone.system_throughput
 
 
 def test_unlimited_link_does_not_limit_the_plan() -> None:
     file, traffic = case_study()
     unlimited = replace(file, paths=(ClusterPath(file.prfaas[0].name, file.pd[0].name, math.inf),))
-    plans = [best_plan(deployment, traffic, method="exact") for deployment in (unlimited, replace(file, paths=()))]
+    plans = [best_plan(deployment, traffic) for deployment in (unlimited, replace(file, paths=()))]
     assert plans[0].system_throughput == pytest.approx(plans[1].system_throughput)
 
 
@@ -64,7 +62,7 @@ def test_plan_of_two_by_two_clusters_without_a_down_link_is_within_a_percent_of_
     assert {(path.source, path.target) for path in present.paths} == {
         (source, target) for source in sources for target in targets
     } - down
-    plan, loads = best_plan(present, traffic, method="exact"), LoadModel(present, traffic, "exact")
+    plan, loads = best_plan(present, traffic), LoadModel(present, traffic)
     bound = whole_bound(loads, lp_bound(loads))
     assert plan.system_throughput == pytest.approx(bound.system_throughput, rel=0.01)
     assert plan.system_throughput <= bound.system_throughput * (1 + 1e-9)

@@ -24,12 +24,6 @@ def test_a_sum_of_curves_is_the_sum_of_their_values_around_every_knot() -> None:
         assert total(length) == pytest.approx(left(length) + right(length))
 
 
-def test_stretching_moves_values_and_knots() -> None:
-    curve = Curve((4.0,), ((1, 2, 3), (4, 5, 6)))
-    for length in (0.5, 1.9, 2.1, 7):
-        assert curve.stretched(2.0)(length) == pytest.approx(curve(2 * length))
-
-
 def test_the_fit_to_table_5_is_the_one_that_table_6_was_computed_from() -> None:
     (found,) = fitted([1000, 8000, 32000, 128000], [0.44, 0.72, 1.84, 7.40]).pieces
     assert found == pytest.approx((0.3891, 0.04206e-3, 9.94e-11), rel=2e-3)

@@ -6,8 +6,6 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.decoding import DecodeCapacity, decode_capacity
-from prfaas.model.cost.lengths import Empirical
-from prfaas.model.cost.workload import LaterTurns
 from prfaas.model.deployment import Deployment, Objectives
 from tests.support.planner_inputs import PAPER_LENGTHS, profile, small_deployment, workload
 
@@ -46,12 +44,3 @@ def test_batch_stays_within_the_measured_range() -> None:
 def test_objective_that_one_request_misses_is_refused(memory: float | None, speed: float, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         capacity(deployment(memory=memory, speed=speed))
-
-
-def test_turns_appended_on_decode_nodes_cost_decode_time() -> None:
-    made = deployment()
-    turns = LaterTurns(0.5, Empirical([1000], [9000]), local_ratio=0.4, interference=0.5)
-    charged = decode_capacity(made.pd[0], made, replace(TRAFFIC, later=turns))
-    append = made.pd[0].profile.prefill.seconds(1000, 9000)
-    assert charged.append_seconds == pytest.approx(0.5 * 0.4 * 0.5 * append)
-    assert charged.request_seconds(1024) == pytest.approx(0.025 * 1024 / 20 + charged.append_seconds)

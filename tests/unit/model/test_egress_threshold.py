@@ -19,7 +19,7 @@ DAY = EgressPrice(0.0, (PricePeriod(8.0, 20.0, 5.0),))
 def _planned(price: EgressPrice, *, rate: float = 0.1, hour: float = 0.0, local: float | None = 12.0) -> Plan:
     deployment, traffic = case_study()
     deployment = _priced(deployment, price, local)
-    plan = best_plan(deployment, traffic, method="exact")
+    plan = best_plan(deployment, traffic)
     return at_egress_price(plan, deployment, traffic, hour=hour, requests_per_second=rate)
 
 

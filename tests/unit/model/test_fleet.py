@@ -10,7 +10,7 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import LoadModel
 from prfaas.model.cost.egress_price import EgressPrice, PricePeriod
-from prfaas.model.cost.lengths import Empirical
+from prfaas.model.cost.lengths import Lengths
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, Objectives
 from prfaas.model.planning.fleet import Demand, Fleet, cheapest_fleet
@@ -49,7 +49,7 @@ def brute_force(deployment: Deployment, traffic: Workload, demand: Demand, *, gr
         range(growth * remote.num_instances + 1), range(1, growth * pd.num_instances + 1)
     ):
         prfaas = (replace(remote, num_instances=away),) if away else ()
-        loads = LoadModel(replace(deployment, prfaas=prfaas, pd=(replace(pd, num_instances=local),)), traffic, "exact")
+        loads = LoadModel(replace(deployment, prfaas=prfaas, pd=(replace(pd, num_instances=local),)), traffic)
         solver = SinglePd(loads)
         thresholds = [loads.everything_offloaded, *loads.lengths.points(64)[0]] if away else [loads.nothing_offloaded]
         for threshold, count in itertools.product(thresholds, range(local + 1)):
@@ -65,7 +65,7 @@ def brute_force(deployment: Deployment, traffic: Workload, demand: Demand, *, gr
 def test_the_cheapest_fleet_equals_brute_force(per_gb: float, rate: float) -> None:
     deployment = small_deployment(profile(0.3, 4e-5, 1e-10), profile(0.4, 1.3e-4, 2.8e-10), num_prfaas=2, num_pd=3)
     deployment = priced(deployment, remote=20.0, local=12.0, egress=EgressPrice(per_gb))
-    traffic = workload(Empirical([500, 2_000, 7_000, 20_000, 45_000, 90_000]))
+    traffic = workload(Lengths([500, 2_000, 7_000, 20_000, 45_000, 90_000]))
     found = cheapest_fleet(deployment, traffic, Demand(rate))
     assert found is not None
     assert found.per_hour == pytest.approx(brute_force(deployment, traffic, Demand(rate), growth=3))

@@ -10,7 +10,7 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.model.kv import huggingface
-from prfaas.model.kv.geometry import Geometry, GroupBytes
+from prfaas.model.kv.geometry import GroupBytes
 from prfaas.solve.files import catalog
 
 PUBLIC: dict[str, Any] = json.loads((Path(__file__).parent / "public_geometries.json").read_text())
@@ -148,18 +148,7 @@ def test_unknown_layers_are_refused_by_name(change: dict[str, Any], named: str) 
 
 def test_a_window_keeps_no_more_than_its_tokens() -> None:
     group = GroupBytes("sliding_window", 2, bytes_per_token=10, window_tokens=128)
-    assert [group.bytes_at(tokens) for tokens in (1, 128, 129, 10_000)] == [10, 1280, 1280, 1280]
-
-
-def test_the_curve_of_a_mixed_stack_is_its_bytes() -> None:
-    groups = (
-        GroupBytes("full_attention", 1, bytes_per_token=3),
-        GroupBytes("sliding_window", 1, bytes_per_token=10, window_tokens=128),
-        GroupBytes("linear_state", 1, state_bytes=7),
-    )
-    geometry = Geometry("m", groups, "")
-    for tokens in (1, 127, 128, 129, 5000):
-        assert geometry.curve()(tokens) == geometry.kv_bytes(tokens)
+    assert [group.curve()(tokens) for tokens in (1, 128, 129, 10_000)] == [10, 1280, 1280, 1280]
 
 
 def test_table_5_is_what_the_inferred_geometry_gives() -> None:

@@ -18,9 +18,7 @@ ALMOST_IDLE = "0.05req/s"
 
 def idle(variant: str) -> SimulationRun:
     """Table 6's own account: the paper's plan, no queue, prefill makes the first token."""
-    return simulate(
-        Scenario(variant=variant, method="paper", load=ALMOST_IDLE, requests=8_000, first_token_steps=0, warmup=0.0)
-    )
+    return simulate(Scenario(variant=variant, load=ALMOST_IDLE, requests=8_000, first_token_steps=0, warmup=0.0))
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def test_prompts_leave_while_egress_is_free_and_stay_while_it_is_dear() -> None:
         prfaas=(replace(remote, egress_price=price),),
         pd=(replace(pd, price_per_hour=12.0),),
     )
-    plan, rate = best_plan(deployment, traffic, method="exact"), 0.1
+    plan, rate = best_plan(deployment, traffic), 0.1
     left = Counter[int]()
 
     def count(_: Snapshot, __: RequestFacts, decision: Decision) -> None:

@@ -110,8 +110,8 @@ def test_caches_thrash_if_sessions_exceed_their_room() -> None:
     assert hit_ratio(40) < 0.3
 
 
-def test_stale_index_entries_are_counted() -> None:
-    def stale_ratio(announce_seconds: float) -> float:
+def test_late_announcements_find_fewer_prefixes() -> None:
+    def cached_ratio(announce_seconds: float) -> float:
         scenario = Scenario(
             fidelity="instances",
             turns="4096>64,512>64,512>64",
@@ -121,10 +121,9 @@ def test_stale_index_entries_are_counted() -> None:
             cache_tokens=50_000,
             announce=announce_seconds,
         )
-        return simulate(scenario).summary.stale_ratio
+        return simulate(scenario).summary.cached_ratio
 
-    assert stale_ratio(0.0) <= stale_ratio(5.0)
-    assert stale_ratio(5.0) > 0.0
+    assert cached_ratio(0.0) > cached_ratio(5.0)
 
 
 def test_preemptions_are_counted_and_raise_latency() -> None:
@@ -132,11 +131,10 @@ def test_preemptions_are_counted_and_raise_latency() -> None:
         return simulate(Scenario(fidelity="instances", requests=600, kv_tokens=kv_tokens, load="90%")).summary
 
     short, ample = run(200_000), run(None)
-    assert (ample.preempted_ratio, ample.memory) == (0.0, {})
+    assert ample.preempted_ratio == 0.0
     assert short.preempted_ratio > 0.0
     assert short.throughput < ample.throughput
     assert short.end_to_end.mean > ample.end_to_end.mean
-    assert 0.0 < short.memory["memory h20 decode"] <= 1.0
 
 
 def test_overloaded_instances_are_never_busier_than_their_time() -> None:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.solver import paper
+from benchmarks.solver.paper_form import table_6
 from prfaas.solve.files import catalog
 
 GBIT = 1e9 / 8
+
+
+def test_every_cell_of_table_6_is_within_one_percent() -> None:
+    found = list(table_6())
+    assert [each["name"] for each in found] == list(paper.TABLE_6)
+    for each in found:
+        for field, printed in paper.TABLE_6[each["name"]].items():
+            allowed = 0.07 if field == "egress_gbps" else 0.005 if field == "threshold_tokens" else 0.01
+            assert each[field] == pytest.approx(printed, rel=allowed), (each["name"], field)
 
 
 def test_the_prefill_times_implied_by_table_3_are_marked_so() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.model.cost.curve import CachedTokens
-from prfaas.model.cost.lengths import Empirical, expectation, mean_tokens
+from prfaas.model.cost.curve import cached_tokens
+from prfaas.model.cost.lengths import expectation, mean_tokens
 from prfaas.solve.files.traces import read_trace
 
 
@@ -44,19 +44,16 @@ def test_mooncake_hash_ids_become_prefix_hits(tmp_path: Path) -> None:
         {"timestamp": 9, "input_length": 1400, "output_length": 9, "hash_ids": [7, 2, 4]},
     ]
     traffic = read_trace(written(tmp_path, "t.jsonl", lines(rows)))
-    assert isinstance(traffic.lengths, Empirical)
     # nothing; the first two blocks; everything but the last token; nothing, since the first block differs
     assert sorted(traffic.lengths.requests[0].tolist()) == [1, 476, 1300, 1400]
-    assert expectation(traffic.lengths, CachedTokens()) * 4 == pytest.approx(1024 + 1023)
+    assert expectation(traffic.lengths, cached_tokens) * 4 == pytest.approx(1024 + 1023)
 
 
 def test_conversations_cache_earlier_text(tmp_path: Path) -> None:
     talk = [("human", 100), ("gpt", 50), ("human", 30), ("gpt", 20), ("human", 5)]
     entry = {"conversations": [{"from": who, "num_tokens": count} for who, count in talk]}
     traffic = read_trace(written(tmp_path, "t.json", json.dumps([entry])))
-    assert traffic.later is not None
-    assert (traffic.later.ratio, mean_tokens(traffic.lengths), mean_tokens(traffic.later.lengths)) == (0.5, 100, 30)
-    assert expectation(traffic.later.lengths, CachedTokens()) == 150
+    assert [tokens.tolist() for tokens in traffic.lengths.requests] == [[30, 100], [150, 0]]
     assert traffic.output.mean == 35
 
 
@@ -69,14 +66,6 @@ def test_messages_without_counts_are_counted_by_their_characters(tmp_path: Path)
     assert "4 characters each" in traffic.inferred[0]
 
 
-def test_column_turn_separates_first_from_later_turns(tmp_path: Path) -> None:
-    rows = "input_length,cached_tokens,turn\n900,0,1\n1000,950,2\n1100,1000,3\n"
-    traffic = read_trace(written(tmp_path, "t.csv", rows))
-    assert traffic.later is not None
-    assert traffic.later.ratio == pytest.approx(2 / 3)
-    assert traffic.later.lengths.support == (50, 100)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [
@@ -84,7 +73,7 @@ def test_column_turn_separates_first_from_later_turns(tmp_path: Path) -> None:
         ("t.csv", "length\n5\nnan\n", r"line 3: length: 'nan'"),
         ("t.csv", "length\n5\n0\n", "line 3"),
         ("t.csv", "length\n5\nabc\n", "'abc' is not a number"),
-        ("t.csv", "size\n5\n", "none of the columns"),
+        ("t.csv", "size\n5\n", "line 2: none of"),
         ("t.csv", "length\n" + "8192\n" * 9, "8192 tokens; no threshold splits one length"),
         ("t.csv", "timestamp,length\n5,100\n3,200\n", "not ascending: 3 follows 5"),
         ("t.jsonl", '{"length": 4}\n{oops\n', "line 2: not JSON"),
