@@ -242,7 +242,8 @@ def _written(given: _Given, message: str) -> _Given:
 def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix: tuple[str, ...] = ()) -> None:
     """Raise ConfigError for a setting that has no effect because another setting is missing.
 
-    A setting with the default value is accepted: the annotated configuration files contain such lines.
+    A setting with the default value is accepted: the annotated configuration files contain such lines. It is refused
+    where another component has a setting of that name, since this value would be taken for the one in force.
     """
     for name, spec in settings(type(config)):
         written = given.content.get(name) if isinstance(given.content, dict) else None
@@ -250,7 +251,9 @@ def _refuse_meaningless(config: Any, given: _Given, varied: str = "", *, prefix:
             _refuse_meaningless(getattr(config, name), written, prefix=(*prefix, name))
         unmet = config_checks.unmet(spec.only_where, config)
         needs = {required: value for required, value in unmet.items() if required != varied}
-        if needs and written is not None and getattr(config, name) != default(type(config), name):
+        value = getattr(config, name)
+        is_overruled = config_checks.ABSENT in needs.values() and bool(value)
+        if needs and written is not None and (is_overruled or value != default(type(config), name)):
             raise ConfigError(f"{written.where}: {'.'.join((*prefix, name))}: needs {config_checks.describe(needs)}")
 
 

@@ -232,9 +232,12 @@ def test_a_setting_is_taken_beside_what_it_needs_and_says_what_that_is(tmp_path:
 def test_a_setting_without_what_it_needs_may_repeat_its_default(tmp_path: Path) -> None:
     text = "name: e\nwire: {depth: 4}\nlead: 500ms\nage: 9\npatience: 1s"
     assert load(text, path=tmp_path) == load("name: e", path=tmp_path)
-    beside = "name: e\npeers: [{name: w, address: 'h:1'}]"
-    assert load(f"{beside}\nalone: 1s", path=tmp_path) == load(beside, path=tmp_path)
     assert load(path=tmp_path, environment={"PRFAAS_EXAMPLE_PATIENCE": "1000ms"}).patience == 1.0
+
+
+def test_a_setting_that_others_overrule_is_refused_even_with_its_default(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 3: alone: needs no peers"):
+        load("name: e\npeers: [{name: w, address: 'h:1'}]\nalone: 1s", path=tmp_path)
 
 
 def test_what_means_something_beside_one_of_several_values_is_kept_for_all_of_them() -> None:

@@ -44,6 +44,11 @@ def _load(text: str, tmp_path: Path) -> RouterConfig:
             "managers: [a:1]\nthreshold_tokens: 5\nsecret_file:",
             r"line 2: threshold_tokens: needs no managers$",
         ),
+        (
+            "secret_file:",
+            "managers: [a:1]\nthreshold_tokens: 16K\nsecret_file:",  # The default, which managers overrule too.
+            r"line 2: threshold_tokens: needs no managers$",
+        ),
         ("secret_file:", "fleet_file: f\nsecret_file:", r"line 1: fleet_file: needs managers$"),
         (
             "secret_file:",
