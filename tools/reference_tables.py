@@ -216,7 +216,9 @@ def _yaml_value(cls: type[Any], name: str, setting: Setting, *, example: str | N
     if setting.required:
         return [f"{indent}{name}: {example or 'CHANGE-ME'}"]
     shown = _one_line(cls, name, setting)
-    mark = "# " if config_checks.unmet(setting.only_where, _defaults(cls, setting)) else ""
+    is_overruled = config_checks.ABSENT in setting.only_where.values() and not example
+    unmet = is_overruled or config_checks.unmet(setting.only_where, _defaults(cls, setting))
+    mark = "# " if unmet else ""
     return [f"{indent}{mark}{name}: {example or ('' if default(cls, name) is None else shown)}".rstrip()]
 
 
