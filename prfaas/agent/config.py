@@ -96,6 +96,7 @@ class AgentConfig:
         "max_link_rate": 'write `egress: [{peers: "*", max_rate: RATE, each: true}]`',
         "peers": "the first transfer of an engine with another layout fails with `layout_mismatch`",
         "drain_seconds": "`prfaas drain NODE` copies hot prefixes to other nodes before a stop",
+        "hardware": "the deployment file names each cluster's hardware",
         "link_probe_bytes": "transfers show what a link carries, and the deployment file says it before",
         "lossy_fp8": "blocks travel unchanged; an engine with `--kv-cache-dtype fp8` halves them at their source",
     }
@@ -107,11 +108,6 @@ class AgentConfig:
         "address", default="127.0.0.1:7401", doc="HTTP: /metrics, /healthz, /transfers, /status."
     )
     secret_file: Path = setting("path", required=True, doc="File with the deployment's secret, at least 32 bytes.")
-    hardware: str = setting(
-        "text",
-        default="",
-        doc="Accelerator, such as H200, equal in the whole cluster; empty: detected NVIDIA GPUs.",
-    )
     pool_bytes: int = setting("bytes", default=4 << 30, minimum=1 << 12, doc="Host memory for KV, over all layouts.")
     populate_pool: bool = setting(
         "flag",

@@ -1,9 +1,8 @@
-"""Reports of this node to the managers: links, engine loads, GPU names, pool changes and outcomes of commands."""
+"""Reports of this node to the managers: links, engine loads, pool changes and outcomes of commands."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import re
 import ssl
@@ -13,7 +12,6 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 from prfaas import logs
 from prfaas.agent.config import AgentConfig, EngineConfig
@@ -32,7 +30,6 @@ from prfaas.types import (
     InstanceId,
 )
 
-NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 LOAD_INTERVAL_SECONDS = 1.0
 LOAD_TIMEOUT_SECONDS = 2.0
 SILENCE_SECONDS = 2.0  # An engine that has not answered for so long gets no new requests.
@@ -44,18 +41,6 @@ _SAMPLE = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE
 )
 _log = logs.get("agent.report")
-
-
-def gpu_names(driver: Path = NVIDIA_DRIVER) -> str:
-    """Return the names of this machine's NVIDIA GPUs, each once, such as "NVIDIA H200"; empty without a GPU."""
-    names = set()
-    for file in driver.glob("gpus/*/information"):
-        # The file may be readable for the driver's users only.
-        with contextlib.suppress(OSError):
-            found = re.search(r"^Model:\s*(\S.*)$", file.read_text(errors="replace"), re.MULTILINE)
-            if found:
-                names.add(found[1].strip())
-    return " + ".join(sorted(names))
 
 
 def load_from_page(instance: InstanceId, page: bytes) -> EngineLoad:
@@ -243,7 +228,6 @@ def _node(config: AgentConfig, epoch: int, wire_address: str) -> Node:
             Engine(InstanceId(engine.instance), announced_url(engine, wire), engine.role, engine.model)
             for engine in config.engines
         ),
-        hardware=config.hardware or gpu_names(),
     )
 
 

@@ -33,7 +33,6 @@ class Node:
     epoch: int
     layouts: tuple[Layout, ...] = ()
     engines: tuple[Engine, ...] = ()
-    hardware: str = ""  # Accelerators, equal over a cluster; empty if not stated.
 
 
 @dataclass(frozen=True)
@@ -234,16 +233,9 @@ class Membership:
 
 def check_consistent(node: Node, known: Node) -> None:
     """Raise IndexRefusal if two nodes cannot be in one cluster."""
-    conflict = f"they cannot both be in cluster {node.cluster}"
     if node.cluster_kind != known.cluster_kind:
         raise IndexRefusal(
             "mixed_kinds",
             f"{node.name} says that its cluster is {node.cluster_kind} and {known.name} that it is {known.cluster_kind}: "
-            f"{conflict}; give one of them another cluster or cluster_kind",
-        )
-    if node.hardware and known.hardware and known.hardware != node.hardware:
-        raise IndexRefusal(
-            "mixed_hardware",
-            f"{node.name} has {node.hardware} and {known.name} has {known.hardware}: {conflict}; "
-            "give one of them a cluster of its own",
+            f"they cannot both be in cluster {node.cluster}; give one of them another cluster or cluster_kind",
         )

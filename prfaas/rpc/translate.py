@@ -55,7 +55,6 @@ def node_message(node: Node, *, with_layouts: bool = True) -> pb.Node:
         epoch=node.epoch,
         layouts=layouts,
         engines=engines,
-        hardware=node.hardware,
     )
 
 
@@ -76,7 +75,6 @@ def node_from(message: pb.Node) -> Node:
         message.epoch,
         layouts,
         tuple(_engine(engine) for engine in message.engines),
-        message.hardware,
     )
 
 

@@ -133,7 +133,7 @@ class World:
 
         Raises:
             IndexRefusal: the epoch is older, the cluster differs from before, an instance belongs to another node,
-                or hardware or cluster kind differ from the cluster's live nodes.
+                or the cluster kind differs from the cluster's live nodes.
         """
         known = self.membership.get(node.name)
         if known and known.node.cluster != node.cluster and known.node.epoch == node.epoch:

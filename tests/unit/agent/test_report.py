@@ -14,7 +14,7 @@ import pytest
 from prfaas.agent import report
 from prfaas.agent.config import AgentConfig, EngineConfig
 from prfaas.agent.engine.protocol import Promised
-from prfaas.agent.report import EngineLoads, NodeReporter, gpu_names, load_from_page
+from prfaas.agent.report import EngineLoads, NodeReporter, load_from_page
 from prfaas.errors import RemoteProtocolError
 from prfaas.index.membership import EngineLoad, LinkFigures
 from prfaas.rpc.tasks import cancel_tasks
@@ -166,24 +166,3 @@ async def test_a_pause_of_the_agent_itself_is_no_silence_of_its_engine(monkeypat
 def test_impossible_load_figures_are_refused(sample: bytes, figure: bytes) -> None:
     with pytest.raises(ValueError, match="on its page"):
         load_from_page(InstanceId("a"), PAGE.replace(sample, b" " + figure).replace(b" 2.0", b" 0.0"))
-
-
-INFORMATION = "Model: \t\t NVIDIA {}\nIRQ:   \t\t 0\nGPU UUID: \t GPU-0\n"
-
-
-@pytest.mark.parametrize(
-    ("models", "names"),
-    [((), ""), (("H200", "H200"), "NVIDIA H200"), (("L20", "A100-SXM4-80GB"), "NVIDIA A100-SXM4-80GB + NVIDIA L20")],
-)
-def test_gpu_names_are_listed_once(models: tuple[str, ...], names: str, tmp_path: Path) -> None:
-    for number, model in enumerate(models):
-        gpu = tmp_path / f"gpus/0000:{number:02x}:00.0"
-        gpu.mkdir(parents=True)
-        (gpu / "information").write_text(INFORMATION.format(model))
-    assert gpu_names(tmp_path) == names
-
-
-def test_unreadable_driver_entry_is_no_gpu(tmp_path: Path) -> None:
-    (tmp_path / "gpus/0").mkdir(parents=True)
-    (tmp_path / "gpus/0/information").write_text("nothing")
-    assert gpu_names(tmp_path) == ""

@@ -103,36 +103,19 @@ def test_forgotten_node_neither_drains_nor_lives() -> None:
     assert [record for record in world.records(EAST) if pb.Record.FromString(record).HasField("leaving")] == []
 
 
-def test_node_with_different_hardware_is_refused() -> None:
-    clock = Clock()
-    world = World(expiry_seconds=30.0, clock=clock)
-    world.register(_computing("n1", "H200"))
-    for node in (_computing("n2", "H200"), _computing("n3", ""), _computing("n4", "L20", cluster="other")):
-        world.register(node)
-    with pytest.raises(
-        IndexRefusal, match="n5 has L20 and n1 has H200: they cannot both be in cluster east"
-    ) as refusal:
-        world.register(_computing("n5", "L20"))
-    assert refusal.value.reason == "mixed_hardware"
-    assert AgentName("n5") not in world.membership
-    world.register(_computing("n5", "L20"), is_report=False)  # It comes from a record, so it does not count as alive.
-    clock.now += 30.0
-    world.register(_computing("n5", "L20"))  # The other nodes have expired.
-
-
 def test_node_with_different_cluster_kind_is_refused() -> None:
     clock = Clock()
     world = World(expiry_seconds=30.0, clock=clock)
-    world.register(_computing("n1", ""))
-    wrong = replace(_computing("n2", ""), cluster_kind="prfaas")
+    world.register(_node("n1"))
+    wrong = replace(_node("n2"), cluster_kind="prfaas")
     words = "n2 says that its cluster is prfaas and n1 that it is pd: they cannot both be in cluster east"
     with pytest.raises(IndexRefusal, match=words) as refusal:
         world.register(wrong)
     assert refusal.value.reason == "mixed_kinds"
     world.register(replace(wrong, cluster=ClusterName("west")))
     # Alone in its cluster, it may change its kind.
-    world.register(replace(_computing("n1", ""), epoch=2, cluster_kind="prfaas"))
+    world.register(replace(_node("n1"), epoch=2, cluster_kind="prfaas"))
 
 
-def _computing(name: str, hardware: str, *, cluster: str = EAST) -> Node:
-    return Node(AgentName(name), ClusterName(cluster), "pd", f"{name}:7400", 1, hardware=hardware)
+def _node(name: str) -> Node:
+    return Node(AgentName(name), ClusterName(EAST), "pd", f"{name}:7400", 1)
