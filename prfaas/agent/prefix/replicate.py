@@ -142,8 +142,8 @@ class PrefixCopies:
     def _send(self, command: CopyCommand, grant: Grant, placement: Placement) -> None:
         plan, link = placement.plan, self._link_to(grant.destination_address, grant.destination)
         priority = wire_priority(command.priority)
-        record = TransferRecord.of(plan, command.transfer_id, "out", grant.destination, priority=priority)
-        self._copies[command.transfer_id] = _PrefixCopy(command, placement, link, self._log.begin(record))
+        record = self._log.begin(plan, command.transfer_id, "out", grant.destination, priority=priority)
+        self._copies[command.transfer_id] = _PrefixCopy(command, placement, link, record)
         copied = CopiedPrefix(command.prefix.units, plan.root)
         link.open(
             SendRequest(

@@ -15,12 +15,8 @@ from prfaas.tracing import NO_SPAN, Span, continued
 from prfaas.transport.sender.api import SendAccepted, SendCompleted, SendEvent, SendFailed, SendProgress
 from prfaas.types import TransferId, TransferPhase, TransferTiming
 
-# About 1 KiB for each record, and its acknowledgements.
+# About 1 KiB for each record.
 MAX_RECORDS = 1024
-# Recent acknowledgements, about 130 bytes each. A forward pass that ended before them may still be reported.
-MAX_ACKNOWLEDGEMENTS = 64
-# Ended transfers share an empty queue: each queue takes 760 bytes.
-_NO_ACKNOWLEDGEMENTS: deque[tuple[int, int]] = deque(maxlen=0)
 _NS = 1e-9
 _log = logs.get("agent.transfer")
 
@@ -57,40 +53,6 @@ class TransferRecord:
     outcome: str = "running"
     # Ends with the record.
     span: Span = NO_SPAN
-    acknowledgements: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ACKNOWLEDGEMENTS))
-
-    @staticmethod
-    def of(
-        plan: TransferPlan,
-        transfer_id: TransferId,
-        direction: Direction,
-        peer: str,
-        *,
-        priority: int | None = None,
-        held_bytes: int = 0,
-        trace: str = "",
-    ) -> TransferRecord:
-        """Return the record of a transfer that begins now; `trace` is the traceparent of its span."""
-        span = continued(
-            "agent.send" if direction == "out" else "agent.receive",
-            trace,
-            kind="client" if direction == "out" else "server",
-            transfer_id=transfer_id.hex(),
-            peer=peer,
-            num_tokens=plan.num_tokens,
-            payload_bytes=plan.total_bytes,
-        )
-        return TransferRecord(
-            transfer_id=transfer_id,
-            direction=direction,
-            peer=peer,
-            num_tokens=plan.num_tokens,
-            payload_bytes=plan.total_bytes,
-            attention_bytes=plan.attention_bytes,
-            priority=priority,
-            held_bytes=held_bytes,
-            span=span,
-        )
 
     @property
     def has_arrived(self) -> bool:
@@ -101,13 +63,11 @@ class TransferRecord:
         """Record that `num_bytes` are acknowledged in total."""
         self.first_acknowledged_ns = self.first_acknowledged_ns or time_ns
         self.acknowledged_bytes = num_bytes
-        self.acknowledgements.append((time_ns, num_bytes))
 
     def end_forward(self, time_ns: int) -> None:
-        """Record the end of a forward pass. Acknowledgements from before and after may be recorded already."""
+        """Record the end of a forward pass, which workers report within milliseconds."""
         self.forward_ended_ns = time_ns
-        while self.acknowledgements and self.acknowledgements[0][0] <= time_ns:
-            self.acknowledged_before_prefill_ended_bytes = self.acknowledgements.popleft()[1]
+        self.acknowledged_before_prefill_ended_bytes = self.acknowledged_bytes
 
     def phases(self) -> dict[TransferPhase, float]:
         """Return the seconds of each phase of a completed outbound transfer; empty for a copy, which has no prefill."""
@@ -153,8 +113,29 @@ class TransferLog:
         self._report = report
         self._records: deque[TransferRecord] = deque(maxlen=MAX_RECORDS)
 
-    def begin(self, record: TransferRecord) -> TransferRecord:
-        """Add a record and return it."""
+    def begin(
+        self,
+        plan: TransferPlan,
+        transfer_id: TransferId,
+        direction: Direction,
+        peer: str,
+        *,
+        priority: int | None = None,
+        held_bytes: int = 0,
+        trace: str = "",
+    ) -> TransferRecord:
+        """Add and return the record of a transfer that begins now; `trace` is the traceparent of its span."""
+        span = continued(
+            "agent.send" if direction == "out" else "agent.receive",
+            trace,
+            kind="client" if direction == "out" else "server",
+            transfer_id=transfer_id.hex(),
+            peer=peer,
+            num_tokens=plan.num_tokens,
+            payload_bytes=plan.total_bytes,
+        )
+        sizes = (plan.num_tokens, plan.total_bytes, plan.attention_bytes)
+        record = TransferRecord(transfer_id, direction, peer, *sizes, priority, held_bytes, span=span)
         self._records.append(record)
         return record
 
@@ -183,7 +164,6 @@ class TransferLog:
         """Close a record: write its log line and count it."""
         record.outcome = outcome
         record.ended_ns = record.ended_ns or time.monotonic_ns()
-        record.acknowledgements = _NO_ACKNOWLEDGEMENTS
         record.span.note(held_bytes=record.held_bytes, wire_bytes=record.wire_bytes)
         record.span.end("" if outcome == "completed" else f"{outcome}: {message}")
         metrics.TRANSFERS.labels(direction=record.direction, outcome=outcome).inc()

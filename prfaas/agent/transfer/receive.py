@@ -272,8 +272,7 @@ class InboundTransfers:
         transfer.is_memory_free = False
         transfer.opened_at = time.monotonic()
         held_bytes = sum(plan.object_bytes[index] for index in transfer.held)
-        record = TransferRecord.of(plan, transfer_id, "in", offer.peer, held_bytes=held_bytes, trace=offer.trace)
-        transfer.record = self._log.begin(record)
+        transfer.record = self._log.begin(plan, transfer_id, "in", offer.peer, held_bytes=held_bytes, trace=offer.trace)
         return placement
 
     # Events of the receiver

@@ -126,7 +126,7 @@ class OutboundTransfers:
 
     def _start(self, engine: EngineConnection, placement: Placement, grant: Grant, request: Send) -> None:
         plan = placement.plan
-        record = TransferRecord.of(
+        record = self._log.begin(
             plan,
             request.transfer_id,
             "out",
@@ -140,7 +140,7 @@ class OutboundTransfers:
             progress=LayerProgress(placement),
             engine=engine,
             link=self._link_to(grant.destination_address, grant.destination),
-            record=self._log.begin(record),
+            record=record,
         )
         self._by_id[transfer.transfer_id] = transfer
         self._by_handle[transfer.handle] = transfer
