@@ -95,7 +95,7 @@ class Scaler:
         if plan is None or self._wall_clock() - plan.made_at > self._max_age_seconds:
             raise _Refusal(grpc.StatusCode.UNAVAILABLE, "there is no recent plan; managers plan with `deployment`")
         if not plan.needed_instances:
-            message = "unknown: no requests were reported lately, or the deployment has several PD clusters"
+            message = "unknown: no requests were reported lately, or instances of the deployment file have both roles"
             raise _Refusal(grpc.StatusCode.UNAVAILABLE, message)
         counts = plan.needed_instances.get(cluster)
         if counts is None:

@@ -105,7 +105,7 @@ def _cheapest_plan(fleet: Deployment, workload: Workload, demand: Demand) -> Fle
         if threshold is None:
             continue
         priced = _priced(fleet, solver.at(threshold, num_prefill), demand, loads.at(threshold).remote_bytes)
-        if (best is None or priced.per_hour < best.per_hour) and _is_fast_enough(priced, workload, demand):
+        if (best is None or priced.per_hour < best.per_hour) and is_fast_enough(fleet, priced.plan, workload, demand):
             best = priced
     return best
 
@@ -119,13 +119,14 @@ def _priced(fleet: Deployment, plan: Plan, demand: Demand, bytes_per_request: fl
     return Fleet(fleet, plan, fleet.price_per_hour or 0.0, egress, sent)
 
 
-def _is_fast_enough(fleet: Fleet, workload: Workload, demand: Demand) -> bool:
-    objectives = fleet.deployment.objectives
+def is_fast_enough(deployment: Deployment, plan: Plan, workload: Workload, demand: Demand) -> bool:
+    """Return whether a plan's time to first token is within the objective at the demand."""
+    objectives = deployment.objectives
     if objectives.ttft_seconds is None:
         return True
     reached = estimate_ttft(
-        fleet.plan,
-        fleet.deployment,
+        plan,
+        deployment,
         workload,
         arrivals_per_second=demand.requests_per_second,
         quantile=objectives.ttft_quantile,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from prfaas.manager.daemon import Manager
+from prfaas.model.planning.fleet import Demand
+from prfaas.model.planning.planner import best_plan
+from prfaas.solve.files.deployment_file import read_deployment
+from prfaas.solve.files.traces import find_trace
 from tests.integration.manager.test_planning import FILE, _node
 from tests.support.deployment import Deployment
 from tests.support.keda import KedaClient
@@ -56,6 +61,29 @@ async def test_keda_scales_each_cluster_and_role_to_the_plans_need(
             assert await client.is_active() == await client.stream_is_active() == (count > 0)
     machines = KedaClient(channel, cluster="pd", instancesPerReplica="2")
     assert await machines.replicas() == sum(needed["pd"].values()) / 2
+
+
+async def test_each_of_several_pd_clusters_has_a_need_that_sustains_the_arrivals(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(FILE + "  - {name: north, profile: h20-internal-1t, instances: 6}\n")
+    manager = await deployment.start_manager(deployment=file)
+    await _plan_for(deployment, manager, 2.0)
+    async with grpc.aio.insecure_channel(manager.address) as channel:
+        needed = {name: await KedaClient(channel, cluster=name).replicas() for name in ("prfaas", "pd", "north")}
+    listed, written = read_deployment(file)
+    workload = find_trace(written.trace, beside=None)
+
+    def sustained(**changes: float) -> float:
+        counts = {name: int(needed[name] + changes.get(name, 0)) for name in needed}
+        prfaas = [replace(item, num_instances=counts[item.name]) for item in listed.prfaas if counts[item.name]]
+        pd = tuple(replace(item, num_instances=counts[item.name]) for item in listed.pd)
+        return best_plan(replace(listed, prfaas=tuple(prfaas), pd=pd), workload).system_throughput
+
+    capacity = Demand(2.0).capacity
+    assert sustained() >= capacity
+    assert all(sustained(**{name: -1}) < capacity for name, count in needed.items() if count > 1), needed
 
 
 async def test_more_arrivals_need_more_instances(deployment: Deployment, manager: Manager) -> None:
