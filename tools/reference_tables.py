@@ -161,17 +161,13 @@ class Metric:
 
 def metric_catalogue() -> list[Metric]:
     """Return all metrics in the order of their definition."""
-    defined = (value for value in vars(metrics).values() if isinstance(value, MetricWrapperBase))
-    found = [(metric, *metric.describe()) for metric in defined]
-    return [
-        Metric(
-            f"{described.name}_total" if described.type == "counter" else described.name,
-            described.type,
-            metric._labelnames,
-            described.documentation,
-        )
-        for metric, described in found
-    ]
+    return [_metric(value) for value in vars(metrics).values() if isinstance(value, MetricWrapperBase)]
+
+
+def _metric(metric: MetricWrapperBase) -> Metric:
+    (described,) = metric.describe()
+    name = f"{described.name}_total" if described.type == "counter" else described.name
+    return Metric(name, described.type, tuple(metric._labelnames), described.documentation)
 
 
 def metrics_table(component: str) -> str:

@@ -96,4 +96,6 @@ def _end_with_the_test() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_test, daemon=True).start()
-    {"receive": _receive, "send": _send}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1] == "receive":
+        _receive(*sys.argv[2:])
+    _send(*sys.argv[2:])

@@ -85,24 +85,10 @@ class ReplicatedDeployment(ProcessDeployment):
             children, own_stack = far if far and cluster == "east" else (self.children, stack)
             settings = {"pool_bytes": pool_bytes, **agents.get(name, {})}
             self._start_node(name, cluster, children, own_stack, host=hosts[cluster], settings=settings)
-        self._router_settings = {"managers": self.manager_grpcs, "cluster": "west", "probe_interval": "500ms"}
-        self.router, self.router_urls["west"] = stack.start_router(self._router_settings)
+        router = {"managers": self.manager_grpcs, "cluster": "west", "probe_interval": "500ms"}
+        self.router, self.router_urls["west"] = stack.start_router(router)
         stack.await_server(self.router, self.router_urls["west"])
-        wait_until(self.is_healthy, seconds=90.0, what="healthy engines")
-
-    def is_healthy(self) -> bool:
-        """Return whether the router finds all engines healthy."""
-        return self._sees_all("west")
-
-    def start_second_router(self) -> tuple[Child, str]:
-        """Start another router with the same settings. Return its process and its URL."""
-        router, url = self._stack.start_router(self._router_settings, name="router-2")
-        self._stack.await_server(router, url)
-        return router, url
-
-    @property
-    def secret_file(self) -> Path:
-        return self._stack.secret_file
+        wait_until(lambda: self._sees_all("west"), seconds=90.0, what="healthy engines")
 
     def _start_node(
         self, name: str, cluster: str, children: Children, stack: Stack, *, host: str, settings: Mapping[str, Any]

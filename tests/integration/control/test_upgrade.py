@@ -18,8 +18,8 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from tests.integration.control.redundant_deployment import RedundantDeployment, load, until_more
 
+from tests.integration.control.redundant_deployment import RedundantDeployment, load, until_more
 from tests.support.waiting import until
 from tools.demo.client import get_json
 from tools.processes import Child, Children
