@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 from prfaas.hashing import HashChain
 from prfaas.kv.group import KVGroup, has_states, resume_step_tokens
@@ -137,12 +138,10 @@ def _end_block(group: KVGroup, num_tokens: int, *, computed_tokens: int) -> int:
 
 def _without_nulls(group: int, first: int, block_ids: Sequence[int]) -> list[BlockSpan]:
     """Return the runs of blocks between null blocks."""
-    spans: list[BlockSpan] = []
-    run: list[int] = []
-    for offset, block_id in enumerate([*block_ids, NULL_BLOCK]):
-        if block_id != NULL_BLOCK:
-            run.append(block_id)
-        elif run:
-            spans.append(BlockSpan(group, first + offset - len(run), tuple(run)))
-            run = []
+    spans = []
+    for is_null, run in groupby(block_ids, lambda block_id: block_id == NULL_BLOCK):
+        ids = tuple(run)
+        if not is_null:
+            spans.append(BlockSpan(group, first, ids))
+        first += len(ids)
     return spans

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal
 
 from prfaas.agent.engine.protocol import HELD
@@ -64,14 +65,12 @@ class SlotSpan:
         """Yield the copies of a rank, without the blocks that its agent holds already."""
         slots = self.slots[rank]
         generations = self.generations[rank] if self.generations else ()
-        start = 0
-        for end in range(len(slots) + 1):
-            if end < len(slots) and slots[end] != HELD:
-                continue
-            if end > start:
-                part = BlockSpan(self.span.group, self.span.first + start, self.span.block_ids[start:end])
-                yield Copy(part, slots[start:end], generations[start:end])
-            start = end + 1
+        for is_held, run in groupby(range(len(slots)), lambda index: slots[index] == HELD):
+            indices = list(run)
+            part = slice(indices[0], indices[-1] + 1)
+            if not is_held:
+                span = BlockSpan(self.span.group, self.span.first + part.start, self.span.block_ids[part])
+                yield Copy(span, slots[part], generations[part])
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from prfaas.connector.worker.copy_cuda import Addresses
+from prfaas.connector.worker.copy_cuda import Addresses, CudaDevice
 
 
 @dataclass
-class CountingDevice:
+class CountingDevice(CudaDevice):
     """Device whose streams run as soon as `gate` is open. `calls` counts by name, and by thread the calls that can wait."""
 
     pinnable_bytes: int = 1 << 62

@@ -8,35 +8,28 @@ asks for the request. That is before vLLM would schedule it; the answer is "not 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
-
-
-class Markable(Protocol):
-    """Part of vLLM's Request that parking needs."""
-
-    request_id: str
-    skip_reading_prefix_cache: bool
+from typing import Any
 
 
 class ParkedRequests:
-    """All parked requests of one engine."""
+    """All parked requests of one engine, as vLLM's objects."""
 
     def __init__(self) -> None:
-        self._parked: dict[str, Markable] = {}  # Parked in the present step.
-        self._marked: dict[str, Markable] = {}
+        self._parked: dict[str, Any] = {}  # Parked in the present step.
+        self._marked: dict[str, Any] = {}
 
     def __bool__(self) -> bool:
         """Return whether any request is marked."""
         return bool(self._marked)
 
-    def wake(self, request: Markable) -> bool:
+    def wake(self, request: Any) -> bool:
         """Remove the mark of a request that the engine asks for; return whether it had one."""
         if self._marked.pop(request.request_id, None) is None:
             return False
         request.skip_reading_prefix_cache = False
         return True
 
-    def park(self, request: Markable) -> None:
+    def park(self, request: Any) -> None:
         """Add a request whose prefix lookup has answered "not yet"."""
         self._parked[request.request_id] = request
 

@@ -20,13 +20,13 @@ from prfaas.agent.engine.protocol import LookedUp, Lookup, Message, Promised
 from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Outcome
 from prfaas.connector.scheduler.receive import InboundTransfers
-from prfaas.connector.scheduler.transfer_table import TransferTable
+from prfaas.connector.scheduler.transfer_table import RequestTransfer, TransferTable
 from prfaas.hashing import HashChain
 from prfaas.types import BlockHash, TransferId
 
 
 @dataclass(eq=False)
-class PrefixLookup:
+class PrefixLookup(RequestTransfer):
     """Lookup of one request's prompt.
 
     Attributes:
@@ -35,8 +35,6 @@ class PrefixLookup:
         lengths: Lengths of this prompt that the pool can serve; None until the agent has replied.
     """
 
-    request_id: str
-    transfer_id: TransferId
     chain: HashChain
     reply_deadline: float
     promised_tokens: int

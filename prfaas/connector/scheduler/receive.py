@@ -23,7 +23,7 @@ from prfaas.connector.block_map import BlockMap
 from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Load, LoadSource, Outcome, SlotSpan
 from prfaas.connector.scheduler.prefill_rate import PrefillRate
-from prfaas.connector.scheduler.transfer_table import TransferTable
+from prfaas.connector.scheduler.transfer_table import RequestTransfer, TransferTable
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import NO_HASH, HashChain
 from prfaas.scheduler.hedge import InboundProgress, RecomputeQueue, decide
@@ -35,7 +35,7 @@ _log = logs.get("connector.inbound")
 
 
 @dataclass(eq=False)
-class InboundTransfer:
+class InboundTransfer(RequestTransfer):
     """Transfer of a decode leg, or a prefix from this node's pool.
 
     Attributes:
@@ -46,8 +46,6 @@ class InboundTransfer:
         is_abandoned: The request ended while it was loading.
     """
 
-    request_id: str
-    transfer_id: TransferId
     num_tokens: int
     source: LoadSource
     claimed_at: float

@@ -15,20 +15,17 @@ from prfaas.agent.engine.protocol import Cancel, Message, Send, SendOpened, Tran
 from prfaas.connector.block_map import BlockMap
 from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Outcome, Save, SlotSpan, Tables
-from prfaas.connector.scheduler.transfer_table import TransferTable
+from prfaas.connector.scheduler.transfer_table import RequestTransfer, TransferTable
 from prfaas.connector.transfer_params import EngineRequest, RequestedTransfer
 from prfaas.hashing import HashChain
-from prfaas.types import TransferId
 
 _log = logs.get("connector.outbound")
 
 
 @dataclass(eq=False)
-class OutboundTransfer:
+class OutboundTransfer(RequestTransfer):
     """Transfer of a prefill leg. `opened` is the agent's reply; earlier steps have copied `saved_tokens`."""
 
-    request_id: str
-    transfer_id: TransferId
     num_tokens: int
     reply_deadline: float  # Monotonic seconds.
     opened: SendOpened | None = None

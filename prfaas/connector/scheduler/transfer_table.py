@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from prfaas.agent.engine.protocol import Message
 from prfaas.connector.counts import Counts
@@ -11,7 +12,8 @@ from prfaas.connector.metadata import Outcome
 from prfaas.types import TransferId
 
 
-class RequestTransfer(Protocol):
+@dataclass(eq=False)
+class RequestTransfer:
     """Transfer of one request."""
 
     request_id: str

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,29 +36,54 @@ CopyBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], None]
 Addresses = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # Sources, targets and sizes; each of shape [copy].
 
 
-class Device(Protocol):
-    """Operations of a GPU that copies need. Only `mark` and `snapshot` are called on the model's thread."""
+class CudaDevice:
+    """Operations of a GPU that copies need. Only `mark` and `snapshot` are called on the model's thread.
+
+    `copy_batch` issues a batch on the current stream.
+    """
+
+    def __init__(self, device: torch.device, copy_batch: CopyBatch) -> None:
+        self._device = device
+        self._copy_batch = copy_batch
 
     def mark(self) -> Event:
         """Return an event after the model's work so far."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
     def snapshot(self, pages: torch.Tensor, block_ids: Sequence[int]) -> torch.Tensor:
         """Return a copy of blocks on the device, made after the model's work so far and before later work."""
+        # Pinning these few numbers could wait; the driver takes them from pageable memory at once.
+        indices = torch.tensor(block_ids).to(self._device, non_blocking=True)
+        return pages.index_select(0, indices)
 
     def open_stream(self) -> Stream:
         """Prepare the calling thread for copies, and return its stream."""
+        torch.cuda.set_device(self._device)
+        properties = torch.cuda.get_device_properties(self._device)
+        place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        bind_thread(near_cpus(place))
+        return torch.cuda.Stream(self._device, priority=0)  # The lowest priority.
 
     def launch(self, stream: Stream, after: Event, addresses: Addresses, *, is_load: bool) -> Event:
         """Issue copies after an event; return the event of their end."""
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            self._copy_batch(*addresses, is_load)
+            end = torch.cuda.Event(blocking=True)
+            end.record(stream)
+        return end
 
     def wait(self, event: Event) -> None:
-        """Wait for an event."""
+        event.synchronize()
 
     def pin(self, address: int, num_bytes: int) -> bool:
         """Pin host memory; return whether that succeeded."""
+        return not int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _MAPPED_AND_PORTABLE))
 
     def unpin(self, address: int) -> None:
-        """Unpin host memory that starts here."""
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class Extents:
@@ -92,7 +117,7 @@ class Extents:
 class CudaCopier:
     """Copier for blocks in GPU memory."""
 
-    def __init__(self, slots: torch.Tensor, device: Device, *, extent_bytes: int = EXTENT_BYTES) -> None:
+    def __init__(self, slots: torch.Tensor, device: CudaDevice, *, extent_bytes: int = EXTENT_BYTES) -> None:
         """Start a thread for each direction. `slots` are the arena's, shape [slot, byte]."""
         self._slots = slots
         self._device = device
@@ -156,7 +181,7 @@ class _CopyThread:
     """Thread that issues copies in order, and calls `done` after each. It issues all that wait before it waits itself."""
 
     def __init__(
-        self, name: str, device: Device, launch: Callable[[Stream, Event, Sequence[LayerCopy]], Event]
+        self, name: str, device: CudaDevice, launch: Callable[[Stream, Event, Sequence[LayerCopy]], Event]
     ) -> None:
         self._device = device
         self._launch = launch
@@ -201,48 +226,6 @@ class _CopyThread:
         """End the thread after the copies so far."""
         self._queue.put(None)
         self._thread.join()
-
-
-class CudaDevice:
-    """A GPU under torch. `copy_batch` issues a batch on the current stream."""
-
-    def __init__(self, device: torch.device, copy_batch: CopyBatch) -> None:
-        self._device = device
-        self._copy_batch = copy_batch
-
-    def mark(self) -> Event:
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def snapshot(self, pages: torch.Tensor, block_ids: Sequence[int]) -> torch.Tensor:
-        # Pinning these few numbers could wait; the driver takes them from pageable memory at once.
-        indices = torch.tensor(block_ids).to(self._device, non_blocking=True)
-        return pages.index_select(0, indices)
-
-    def open_stream(self) -> Stream:
-        torch.cuda.set_device(self._device)
-        properties = torch.cuda.get_device_properties(self._device)
-        place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        bind_thread(near_cpus(place))
-        return torch.cuda.Stream(self._device, priority=0)  # The lowest priority.
-
-    def launch(self, stream: Stream, after: Event, addresses: Addresses, *, is_load: bool) -> Event:
-        with torch.cuda.stream(stream):
-            stream.wait_event(after)
-            self._copy_batch(*addresses, is_load)
-            end = torch.cuda.Event(blocking=True)
-            end.record(stream)
-        return end
-
-    def wait(self, event: Event) -> None:
-        event.synchronize()
-
-    def pin(self, address: int, num_bytes: int) -> bool:
-        return not int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _MAPPED_AND_PORTABLE))
-
-    def unpin(self, address: int) -> None:
-        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def near_cpus(pci_address: str, sysfs: Path = _SYSFS) -> set[int]:

@@ -64,13 +64,6 @@ def _num_bytes(copies: Sequence[LayerCopy]) -> int:
     return sum(layer.slice.payload_bytes * len(pairs.slots) for layer, pairs in copies)
 
 
-def _nothing() -> None:
-    pass
-
-
-_NO_RESULTS = CopyResults(frozenset(), frozenset(), frozenset())
-
-
 class WorkerSide:
     """All copies of one rank. Runs on the model's thread; a copier may call back on another thread."""
 
@@ -166,9 +159,11 @@ class WorkerSide:
         if name in self._streamed:
             self._streamed.discard(name)
             self._pending.remove(name)
-            self._save([name], [], _nothing)
+            self._save([name])
 
-    def _save(self, names: Sequence[str], entries: Sequence[RingEntry], done: Callable[[], None]) -> None:
+    def _save(
+        self, names: Sequence[str], entries: Sequence[RingEntry] = (), done: Callable[[], None] = lambda: None
+    ) -> None:
         """Copy these layers, then write their entries and `entries` to the ring, then call `done`."""
         layers = [self._layers[name] for name in names]
         copies = [(layer, self._saves[layer.group].pairs) for layer in layers]
@@ -265,8 +260,6 @@ class WorkerSide:
 
     def take_results(self) -> CopyResults:
         """Return the requests whose copies have ended since the last call."""
-        if not (self._loaded or self._stored):
-            return _NO_RESULTS
         with self._lock:
             results = CopyResults(frozenset(self._loaded), frozenset(self._failed), frozenset(self._stored))
             for request_ids in (self._loaded, self._failed, self._stored):
