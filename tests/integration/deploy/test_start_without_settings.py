@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ import pytest
 from prfaas import local
 from tests.support.waiting import wait_until
 from tools.processes import Child, Children
-from tools.stack import script
+from tools.stack import EAGER_ENVIRONMENT, ENGINE_ENVIRONMENT, START_SECONDS, engine_flags, script
+from tools.tiny_models import make_model
 from tools.wan import Wan, WanShape, obstacle
 
+CONNECTOR = {"kv_connector": "PrfaasConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
 ASK = """
 import json, sys, urllib.request
-body = json.dumps({"model": "paced", "prompt": [1, 2, 3], "max_tokens": 4}).encode()
+body = json.dumps({"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, "return_token_ids": True}).encode()
 request = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json"})
 print(urllib.request.urlopen(request, timeout=30).read().decode())
 """
@@ -32,15 +35,35 @@ def _told(child: Child) -> list[str]:
     return [line for line in child.log.read_text().splitlines() if not line.startswith(("{", "I", "W", "E"))]
 
 
+def _start_paced(children: Children, directory: Path) -> Child:
+    command = [sys.executable, "-m", "tools.paced_engine", "--instance", "e", "--model", "tiny"]
+    return children.start("engine", [*command, "--listen", "127.0.0.1:8000", "--socket", str(local.agent_socket())])
+
+
+def _start_vllm(children: Children, directory: Path) -> Child:
+    """Start vLLM as the agent's last line says, with no more than a small model needs."""
+    model = make_model("llama", directory / "tiny")
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "tiny", *engine_flags(chunk_tokens=256)]
+    command += ["--kv-transfer-config", json.dumps(CONNECTOR)]
+    return children.start("engine", command, environment=ENGINE_ENVIRONMENT | EAGER_ENVIRONMENT)
+
+
 @pytest.mark.root
 @pytest.mark.skipif(obstacle() is not None, reason=f"a network of its own {obstacle()}")
-def test_three_commands_without_arguments_and_an_engine_answer_a_completion(tmp_path: Path) -> None:
+@pytest.mark.timeout(2 * START_SECONDS)
+@pytest.mark.parametrize(
+    "start_engine", [_start_paced, pytest.param(_start_vllm, marks=[pytest.mark.soak, pytest.mark.vllm])]
+)
+def test_three_commands_without_arguments_and_an_engine_answer_a_completion(
+    tmp_path: Path, start_engine: Callable[[Children, Path], Child]
+) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     with Wan(WanShape(1e9, 0.02)) as wan, Children(tmp_path, inside=wan.inside("near")) as children:
         names = ("agent", "router", "manager")  # In any order.
         started = [children.start(name, [script(f"prfaas-{name}")], environment=state) for name in names]
-        engine = [sys.executable, "-m", "tools.paced_engine", "--instance", "e", "--listen", "127.0.0.1:8000"]
-        children.start("engine", [*engine, "--socket", str(local.agent_socket())])
+        wait_until(local.agent_socket().exists, what="the agent's socket")
+        engine = start_engine(children, tmp_path)
         answers: list[Any] = []
 
         def is_answered() -> bool:
@@ -49,7 +72,7 @@ def test_three_commands_without_arguments_and_an_engine_answer_a_completion(tmp_
             answers.extend([json.loads(asked.stdout)] if asked.returncode == 0 else [])
             return bool(answers)
 
-        wait_until(is_answered, what="an answer of the router")
+        children.wait_until(engine, is_answered, seconds=START_SECONDS)
         assert len(answers[0]["choices"][0]["token_ids"]) == 4
         assert [len(_told(child)) for child in started] == [3, 3, 3]
     secret = tmp_path / "state" / "prfaas" / "secret"
