@@ -38,7 +38,6 @@ from prfaas.agent.engine.server import (
     EngineCallbacks,
     EngineConnection,
     EngineListener,
-    PendingClaims,
     arenas_of,
 )
 from prfaas.agent.engine.tls_ports import start_tls_ports
@@ -162,7 +161,8 @@ class Agent:
         )
 
         # Engines
-        self._pending_claims = PendingClaims()
+        # After a restart of the agent, schedulers usually attach before their workers, whose layouts are needed.
+        self._pending_claims: list[tuple[EngineConnection, Send | Receive]] = []
         callbacks = EngineCallbacks(
             attach=self._attach,
             attached=self._on_attached,
@@ -319,13 +319,14 @@ class Agent:
 
     def _on_attached(self, engine: EngineConnection) -> None:
         if self._engines.workers(engine.instance):
-            for scheduler, message in self._pending_claims.take(engine.instance):
+            pending, self._pending_claims = self._pending_claims, []
+            for scheduler, message in pending:
                 self._on_message(scheduler, message)
 
     def _on_message(self, engine: EngineConnection, message: Message) -> None:
         workers = self._engines.workers(engine.instance)
         if isinstance(message, Send | Receive) and not workers:
-            self._pending_claims.add(engine, message)
+            self._pending_claims.append((engine, message))
         elif isinstance(message, Send):
             self._outbound.open(engine, workers, message)
         elif isinstance(message, Receive):
@@ -348,11 +349,14 @@ class Agent:
 
     def _on_end(self, engine: EngineConnection, message: Release | Cancel) -> None:
         """End an engine's part of a transfer. Another engine may have the other part of a transfer within this node."""
-        self._pending_claims.drop(engine, message.transfer_id)
+        self._drop_claims(lambda scheduler, claim: (scheduler, claim.transfer_id) == (engine, message.transfer_id))
         self._prefix_store.end(message.transfer_id, engine.instance)
         self._inbound.release(message.transfer_id, engine.instance)
         if isinstance(message, Cancel):
             self._outbound.engine_done(message.transfer_id, engine.instance)
+
+    def _drop_claims(self, is_meant: Callable[[EngineConnection, Send | Receive], bool]) -> None:
+        self._pending_claims = [pair for pair in self._pending_claims if not is_meant(*pair)]
 
     def _on_ring_written(self, worker: EngineConnection) -> None:
         entries = worker.ring.drain() if worker.ring else []
@@ -361,7 +365,7 @@ class Agent:
             self._prefix_store.on_ring(worker, entry)
 
     def _on_lost(self, engine: EngineConnection) -> None:
-        self._pending_claims.drop_engine(engine)
+        self._drop_claims(lambda scheduler, _: scheduler is engine)
         is_last = not self._engines.has_instance(engine.instance)
         self._outbound.engine_lost(engine, is_last=is_last)
         self._prefix_store.engine_lost(engine, is_last=is_last)

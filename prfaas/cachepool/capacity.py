@@ -1,21 +1,74 @@
-"""Capacity for prefix blocks: limits per tenant and for blocks on probation, and the view that must make room."""
+"""Capacity for prefix blocks: limits per tenant and for blocks on probation, and the order in which blocks leave."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
 from prfaas.cachepool.block_run import BlockRun
-from prfaas.cachepool.eviction import ALL, Candidates
 from prfaas.hashing import NO_HASH, root_hash
 from prfaas.types import BlockHash
 
 MAX_ACCOUNTS = 1024  # From here on, tenants that hold nothing are forgotten when another tenant comes.
+ALL = ""  # The view of every candidate.
 PROBATION = "probation"  # The view of runs whose tail nobody has read since it was stored.
 MIN_PROBATION_SHARE = 1 / 16
 MAX_REMEMBERED = 1 << 18  # Hashes of about 150 bytes each; fewer if the capacity has fewer blocks.
+
+
+class Candidates:
+    """Runs whose tail may leave, least recently used first.
+
+    Each run stands in the view of all and in the views that it was added to. A view is a heap with stale entries:
+    discarding a run forgets its serial number, and the heap drops the entry later. Every operation costs O(log n) a view.
+    """
+
+    def __init__(self) -> None:
+        self._heaps: dict[str, list[tuple[int, int, BlockRun]]] = {ALL: []}  # (last use, serial, run)
+        self._serials: dict[BlockRun, int] = {}
+        self._next_serial = 0
+
+    def __len__(self) -> int:
+        return len(self._serials)
+
+    def __contains__(self, run: BlockRun) -> bool:
+        return run in self._serials
+
+    def add(self, run: BlockRun, last_used: int, *, views: Iterable[str] = ()) -> None:
+        """Add a run, or change the last use of a run that is there. A use is a count, not a time."""
+        self._next_serial += 1
+        self._serials[run] = self._next_serial
+        for view in (ALL, *views):
+            heap = self._heaps.setdefault(view, [])
+            heapq.heappush(heap, (last_used, self._next_serial, run))
+            if len(heap) > 2 * len(self._serials) + 64:
+                self._compact(view)
+
+    def discard(self, run: BlockRun) -> None:
+        """Remove a run whose tail may not leave for now."""
+        self._serials.pop(run, None)
+
+    def pop(self, view: str = ALL) -> BlockRun | None:
+        """Remove and return the first run of a view, or None when nothing may leave."""
+        heap = self._heaps.get(view, [])
+        while heap:
+            _, serial, run = heapq.heappop(heap)
+            if self._serials.get(run) == serial:
+                del self._serials[run]
+                return run
+        return None
+
+    def drop_view(self, view: str) -> None:
+        """Forget a view that has no live runs left."""
+        self._heaps.pop(view, None)
+
+    def _compact(self, view: str) -> None:
+        heap = [entry for entry in self._heaps[view] if self._serials.get(entry[2]) == entry[1]]
+        heapq.heapify(heap)
+        self._heaps[view] = heap
 
 
 @dataclass(frozen=True)

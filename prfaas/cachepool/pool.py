@@ -39,7 +39,7 @@ class SlotPool(Generic[Memory]):
         *,
         transfer_ratio: float = 0.5,
         shares: TenantShares = NO_LIMITS,
-        on_change: Callable[[PoolChange], None] | None = None,
+        on_change: Callable[[PoolChange], None] = lambda change: None,
         tier: Tier = "memory",
         make_arena: Callable[[Layout, int], Memory] = Arena,  # type: ignore[assignment]  # Fits `Pool`, below.
     ) -> None:
@@ -250,10 +250,9 @@ class SlotPool(Generic[Memory]):
         slots.store(taken, hashes, first, above, self._now)
         self._transfer_bytes -= len(taken) * stride_bytes
         self._capacity.add_blocks(account, hashes, stride_bytes)
-        if self._on_change is not None:
-            group, parent, block_tokens = first.group, first.parent, layout.groups[first.group].block_tokens
-            shape = (parent, first.num_tokens, block_tokens, self._tier)
-            self._on_change(BlocksStored(layout.fingerprint, group, tuple(hashes), *shape))
+        group, parent, block_tokens = first.group, first.parent, layout.groups[first.group].block_tokens
+        shape = (parent, first.num_tokens, block_tokens, self._tier)
+        self._on_change(BlocksStored(layout.fingerprint, group, tuple(hashes), *shape))
         return True
 
     def restore(self, arena: SlotMemory, blocks: Mapping[int, BlockIdentity]) -> None:
@@ -314,7 +313,7 @@ class SlotPool(Generic[Memory]):
         num_unread = num_blocks - (num_read - run.num_read)
         self._capacity.remove_blocks(self.account_of(run), hashes, slots.arena.stride_bytes, num_unread=num_unread)
         self._settle(run if len(run) else slots.drop_child(run.above))
-        if self._on_change is not None and not was_forgotten:
+        if not was_forgotten:
             self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, tuple(hashes), self._tier))
 
     def cut(self, cuts: Iterable[RunCut]) -> int:
@@ -340,9 +339,8 @@ class SlotPool(Generic[Memory]):
             num_bytes += slots.num_blocks * slots.arena.stride_bytes
             for run in slots.forget():
                 self._capacity.candidates.discard(run)
-                if self._on_change is not None:
-                    fingerprint = slots.arena.layout.fingerprint
-                    self._on_change(BlocksRemoved(fingerprint, run.group, tuple(reversed(run.hashes)), self._tier))
+                hashes = tuple(reversed(run.hashes))
+                self._on_change(BlocksRemoved(slots.arena.layout.fingerprint, run.group, hashes, self._tier))
                 self._settle(run)
         return num_bytes
 

@@ -19,25 +19,19 @@ from prfaas.agent.engine.protocol import (
     Attached,
     Message,
     MessageBuffer,
-    Receive,
     Refused,
-    Send,
-    TransferFailed,
     encode,
 )
 from prfaas.agent.engine.ring import RingReader, create_ring
 from prfaas.cachepool.arena import Arena
 from prfaas.errors import ConfigError, LayoutError, RemoteProtocolError
 from prfaas.kv.layout import Layout, difference
-from prfaas.types import TransferId
 
 ATTACH_DEADLINE_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 0.05
 RECEIVE_BYTES = 1 << 18
 # A live engine reads within a step, so an engine that leaves more messages unread hangs.
 MAX_QUEUED_MESSAGES = 4096
-# An engine may hold so many requests parked while its workers attach.
-MAX_PENDING_CLAIMS = 1024
 _log = logs.get("agent.engines")
 
 
@@ -96,41 +90,6 @@ def layouts_of(workers: list[EngineConnection]) -> tuple[Layout, ...]:
 def arenas_of(workers: list[EngineConnection]) -> tuple[Arena, ...]:
     """Return the arena of each worker."""
     return tuple(worker.arena for worker in workers if worker.arena is not None)
-
-
-class PendingClaims:
-    """Sends and receives of schedulers, kept in order until all workers of their engine are attached.
-
-    After a restart of the agent, schedulers usually attach before their workers. The blocks' layout is unknown until then.
-    """
-
-    def __init__(self) -> None:
-        self._by_engine: dict[EngineConnection, dict[TransferId, Send | Receive]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_engine.values()))
-
-    def add(self, engine: EngineConnection, message: Send | Receive) -> None:
-        """Keep a message, or answer TransferFailed if the engine has too many."""
-        pending = self._by_engine.setdefault(engine, {})
-        if len(pending) < MAX_PENDING_CLAIMS:
-            pending[message.transfer_id] = message
-        else:
-            text = f"the workers of {engine.instance} are not all attached"
-            engine.post(TransferFailed(message.transfer_id, "no_layout", text))
-
-    def take(self, instance: str) -> list[tuple[EngineConnection, Send | Receive]]:
-        """Remove and return the messages of an instance."""
-        engines = [engine for engine in self._by_engine if engine.instance == instance]
-        return [(engine, message) for engine in engines for message in self._by_engine.pop(engine).values()]
-
-    def drop(self, engine: EngineConnection, transfer_id: TransferId) -> None:
-        """Remove a message that the engine has cancelled."""
-        self._by_engine.get(engine, {}).pop(transfer_id, None)
-
-    def drop_engine(self, engine: EngineConnection) -> None:
-        """Remove the messages of a lost connection."""
-        self._by_engine.pop(engine, None)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,11 +34,7 @@ class Placement:
 
     @cached_property
     def _ranges(self) -> list[ObjectRange]:
-        return [objects for objects in self.plan.ranges if objects.blocks.num_blocks]
-
-    @cached_property
-    def _first_objects(self) -> list[int]:
-        return [objects.first_object for objects in self._ranges]
+        return [objects for objects in self.plan.ranges for _ in objects.objects]
 
     @cached_property
     def _identities(self) -> list[BlockIdentity]:
@@ -47,7 +42,7 @@ class Placement:
 
     def range_of(self, index: int) -> ObjectRange:
         """Return the range that object `index` belongs to."""
-        return self._ranges[bisect_right(self._first_objects, index) - 1]
+        return self._ranges[index]
 
     def arena_of(self, index: int) -> Arena:
         """Return the arena of object `index`."""

@@ -132,19 +132,10 @@ class InboundTransfer:
             self.record.wire_bytes, self.record.checksum_failures = stats.wire_bytes, stats.checksum_failures
 
 
-@dataclass(frozen=True)
-class Offer:
-    """Content of an OPEN whose grant is valid. `arenas[rank]` takes the blocks of that rank of `plan`."""
-
-    plan: TransferPlan
-    arenas: tuple[Arena, ...]
-    peer: str
-    # Traceparent of the sender.
-    trace: str
-
-
-def read_offer(request: OpenRequest, grant: Grant, layouts: LayoutRegistry) -> Offer:
-    """Return the offer in an OPEN.
+def read_offer(
+    request: OpenRequest, grant: Grant, layouts: LayoutRegistry
+) -> tuple[TransferPlan, tuple[Arena, ...], str]:
+    """Return the plan of an OPEN whose grant is valid, an arena for each rank of the plan, and the sender's traceparent.
 
     Raises:
         GrantError: The OPEN copies another prefix than granted.
@@ -162,7 +153,7 @@ def read_offer(request: OpenRequest, grant: Grant, layouts: LayoutRegistry) -> O
         raise TransferRefused("protocol", str(error)) from error
     if not plan.object_bytes or list(request.object_bytes) != plan.object_bytes or plan.total_bytes > grant.max_bytes:
         raise TransferRefused("protocol", "the objects are not those of the grant and the layout")
-    return Offer(plan, arenas, request.peer_name, opened.trace)
+    return plan, arenas, opened.trace
 
 
 def _offered_groups(opened: OpenBody, layout: Layout, grant: Grant) -> tuple[GroupBlocks, ...]:
@@ -245,13 +236,13 @@ class InboundTransfers:
             raise TransferRefused(reason, message) from error
 
     def _accept_granted(self, request: OpenRequest, grant: Grant) -> Acceptance:
-        offer = read_offer(request, grant, self._layouts)
+        plan, arenas, trace = read_offer(request, grant, self._layouts)
         transfer = self._transfers.get(grant.transfer_id) or self._create(grant)
-        if not transfer.accepts(Side(offer.plan.layouts, offer.plan.groups)):
+        if not transfer.accepts(Side(plan.layouts, plan.groups)):
             raise TransferRefused("prompt_mismatch", "the blocks are not those of the engine that waits for them")
-        placement = transfer.placement or self._begin(transfer, offer)
+        placement = transfer.placement or self._begin(transfer, plan, arenas, trace)
         if transfer.is_complete:
-            return Acceptance(held=range(len(offer.plan.object_bytes)), destination=placement.memory)
+            return Acceptance(held=range(len(plan.object_bytes)), destination=placement.memory)
         held = transfer.held
         transfer.is_partial |= held != placement.held
         return Acceptance(held=held, destination=placement.memory)
@@ -262,9 +253,8 @@ class InboundTransfers:
         self._transfers[grant.transfer_id] = transfer
         return transfer
 
-    def _begin(self, transfer: InboundTransfer, offer: Offer) -> Placement:
-        transfer_id, plan = transfer.grant.transfer_id, offer.plan
-        placement = place(self._pool, plan, offer.arenas)
+    def _begin(self, transfer: InboundTransfer, plan: TransferPlan, arenas: tuple[Arena, ...], trace: str) -> Placement:
+        grant, placement = transfer.grant, place(self._pool, plan, arenas)
         if placement is None:
             raise TransferRefused("no_memory", f"no room for {len(plan.object_bytes)} transfer blocks")
         transfer.placement = placement
@@ -272,7 +262,9 @@ class InboundTransfers:
         transfer.is_memory_free = False
         transfer.opened_at = time.monotonic()
         held_bytes = sum(plan.object_bytes[index] for index in transfer.held)
-        transfer.record = self._log.begin(plan, transfer_id, "in", offer.peer, held_bytes=held_bytes, trace=offer.trace)
+        transfer.record = self._log.begin(
+            plan, grant.transfer_id, "in", grant.source, held_bytes=held_bytes, trace=trace
+        )
         return placement
 
     # Events of the receiver

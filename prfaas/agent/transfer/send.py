@@ -20,7 +20,7 @@ from prfaas.agent.transfer.grant_check import (
 from prfaas.agent.transfer.log import TransferLog, TransferRecord
 from prfaas.agent.transfer.open_body import OpenBody
 from prfaas.agent.transfer.placement import LayerProgress, Placement, place
-from prfaas.agent.transfer.plan import TransferPlan, make_plan
+from prfaas.agent.transfer.plan import make_plan
 from prfaas.cachepool.pool import Pool
 from prfaas.errors import GrantError, RemoteProtocolError
 from prfaas.grants import Grant
@@ -49,11 +49,6 @@ class OutboundTransfer:
     def placement(self) -> Placement:
         """Slots of the transfer."""
         return self.progress.placement
-
-    @property
-    def plan(self) -> TransferPlan:
-        """Plan of the transfer."""
-        return self.progress.placement.plan
 
     def bytes_ready(self, first_object: int, num_objects: int, offset_bytes: int, length_bytes: int) -> None:
         """Let the link send these bytes of each object."""
@@ -150,7 +145,7 @@ class OutboundTransfers:
         engine.post(placement.send_opened(request.transfer_id, transfer.handle))
 
     def _send_request(self, transfer: OutboundTransfer, grant: Grant, request: Send) -> SendRequest:
-        plan = transfer.plan
+        plan = transfer.placement.plan
         trace = transfer.record.span.traceparent
         body = OpenBody(request.grant, plan.fingerprints, plan.layouts, request.groups, trace=trace)
         return SendRequest(

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from prfaas.cachepool.block_run import BlockRun
-from prfaas.cachepool.eviction import Candidates
+from prfaas.cachepool.capacity import Candidates
 from tests.support.pool_layouts import ROOT
 
 
