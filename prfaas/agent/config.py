@@ -69,7 +69,7 @@ class TenantShareConfig:
 
 @dataclass(frozen=True)
 class PeerRateConfig:
-    """Rate limit for transfers to or from some peers."""
+    """Rate limit for transfers to some peers."""
 
     peers: str = setting("text", required=True, doc="Agent name, or a pattern such as tokyo-*.")
     max_rate: float = setting(
@@ -97,6 +97,7 @@ class AgentConfig:
         "peers": "the first transfer of an engine with another layout fails with `layout_mismatch`",
         "drain_seconds": "`prfaas drain NODE` copies hot prefixes to other nodes before a stop",
         "hardware": "the deployment file names each cluster's hardware",
+        "ingress": "limit what the senders send with `egress`",
         "link_probe_bytes": "transfers show what a link carries, and the deployment file says it before",
         "lossy_fp8": "blocks travel unchanged; an engine with `--kv-cache-dtype fp8` halves them at their source",
     }
@@ -135,11 +136,6 @@ class AgentConfig:
         records(PeerRateConfig),
         default=(),
         doc="Limits for sending to several peers; every entry that matches a peer applies.",
-    )
-    ingress: tuple[PeerRateConfig, ...] = setting(
-        records(PeerRateConfig),
-        default=(),
-        doc="Limits for receiving, with the keys of `egress`; the agent tells each peer its share.",
     )
     dscp: PacketMarks = setting(record(PacketMarks), doc="Marks of KV packets for the network; 0: unmarked.")
     compression: str = setting(

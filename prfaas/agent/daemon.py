@@ -41,7 +41,7 @@ from prfaas.agent.engine.server import (
     arenas_of,
 )
 from prfaas.agent.engine.tls_ports import start_tls_ports
-from prfaas.agent.links import Links, RateLimits
+from prfaas.agent.links import Links
 from prfaas.agent.prefix.pins import Pins
 from prfaas.agent.prefix.replicate import PrefixCopies
 from prfaas.agent.prefix.store import PrefixStore
@@ -151,7 +151,6 @@ class Agent:
                 silence_seconds=config.silence_seconds,
                 marks=config.dscp,
                 fetch_from=config.fetch_addresses(),
-                ingress_of=RateLimits(config.ingress).budgets_of,
             ),
             local_name=config.name,
             key=wire_key,

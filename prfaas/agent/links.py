@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Callable, Iterable
 
 from prfaas.agent.config import AgentConfig, PeerRateConfig
@@ -28,7 +27,7 @@ def wire_priority(priority: int) -> int:
 
 
 class RateLimits:
-    """Rate budgets of peers, made from `egress` or `ingress` entries."""
+    """Rate budgets of peers, made from `egress` entries."""
 
     def __init__(self, entries: Iterable[PeerRateConfig]) -> None:
         self._entries = [(entry, RateBudget(entry.max_rate)) for entry in entries if entry.max_rate]
@@ -59,7 +58,6 @@ class Links:
         self._certificates = certificates
         self._on_event = on_event
         self._limits = RateLimits(config.egress)
-        self._peer_budgets: dict[AgentName, RateBudget] = {}
         self._links: dict[tuple[str, AgentName], Link] = {}
 
     def to(self, address: str, peer: AgentName) -> Link:
@@ -85,7 +83,6 @@ class Links:
             certificates=self._certificates,
             insecure_plaintext=config.insecure_plaintext,
             budgets=self._limits.budgets_of(peer),
-            peer_budget=self._peer_budgets.setdefault(peer, RateBudget(math.inf)),
             marks=config.dscp,
             weight_of_tenant=config.tenant_weight,
             packs=config.compression == "auto",

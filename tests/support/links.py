@@ -34,10 +34,6 @@ class IdleLink(Link):
         self.outbox.open(SendRequest(TRANSFER_ID, b"", [NUM_BYTES], lambda index: source, 0, 60.0), now=0.0)
         self.outbox.ready(TRANSFER_ID, Slab(0, 1, 0, NUM_BYTES), now=0.0)
 
-    @property
-    def pace(self) -> float:
-        return self._pace
-
     def expire(self) -> None:
         """Let the link be unused for so long that it keeps no connection."""
         self._dialler.is_wanted = lambda: False  # type: ignore[method-assign]

@@ -41,7 +41,6 @@ with atheris.instrument_imports(include=INSTRUMENTED):
     from prfaas.transport.ranges import Ranges, Slab
     from prfaas.transport.receiver.api import Acceptance, OpenRequest, Rejection
     from prfaas.transport.receiver.dispatcher import InboundDispatcher
-    from prfaas.transport.receiver.limits import ReceiveLimits
     from prfaas.transport.receiver.reader import FrameQuota, Reader
     from prfaas.transport.sender.outbound_transfer import PeerState
     from prfaas.types import BlockHash, GroupBlocks, Shard
@@ -65,7 +64,7 @@ def read_connection(data: bytes) -> None:
     """Read frames of an authenticated sender."""
     dispatcher = InboundDispatcher(accept=accept, on_event=lambda event: None, silence_seconds=60.0)
     with connected_to(data, state=ConnectionState.RECEIVING) as connection:
-        Reader(dispatcher, connection, peer="peer", quota=FrameQuota(), limits=ReceiveLimits()).run()
+        Reader(dispatcher, connection, peer="peer", quota=FrameQuota()).run()
 
 
 def read_stranger(data: bytes) -> None:
@@ -143,7 +142,6 @@ def good_inputs() -> list[bytes]:
         messages.encode_proof(bytes(32)),
     ]
     answers = [messages.encode_have(transfer_id, have), messages.encode_done(transfer_id, messages.TransferStats(5, 0))]
-    answers.append(Header(FrameType.RATE, 0, offset=1000).encode())
     layer = LayerSlice("a", 0, 100, "bfloat16", "head,token,kv_dim")
     layout = Layout("m", "", Shard(0, 1), (KVGroup("full_attention", 16, (layer,)),))
     groups = (GroupBlocks(0, 0, (BlockHash(bytes(16)),), BlockHash(bytes(16))),)

@@ -22,15 +22,14 @@ from prfaas.transport.protocol.messages import NONCE_BYTES, PROOF_BYTES, Challen
 from prfaas.transport.protocol.wire import NO_TRANSFER, VERSION, ConnectionStep, FrameType, Header
 
 VERSIONS = (VERSION,)
-RATE = "rate"  # A sender with this capability obeys RATE.
 HEARTBEAT = "heartbeat"  # A sender with this capability sends PING every HEARTBEAT_SECONDS while it has transfers.
-CAPABILITIES = (*CODECS, RATE, HEARTBEAT)  # Peers ignore capabilities that they do not know.
+CAPABILITIES = (*CODECS, HEARTBEAT)  # Peers ignore capabilities that they do not know.
 _NO_PROOF = bytes(PROOF_BYTES)
 
 
 def capabilities_of(*, packs: bool) -> tuple[str, ...]:
     """Return the capabilities of an end with these settings."""
-    return CAPABILITIES if packs else (RATE, HEARTBEAT)
+    return CAPABILITIES if packs else (HEARTBEAT,)
 
 
 @dataclass(frozen=True)

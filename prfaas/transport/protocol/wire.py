@@ -16,7 +16,6 @@ sides prove over fresh nonces that they know the secret. Then frames of any tran
                                ◀──  DONE              every byte has arrived
     CANCEL                     ──▶ ◀──  ERROR         the sender, or the receiver, gives up
                                ◀──  REOPEN            a transfer is unknown, or has lost its connections
-                               ◀──  RATE              bytes per second that the link may send
     PING                       ──▶ ◀──  PONG          proof that a silent connection is alive
     ERROR of no transfer       ──▶ ◀──                the reason for ending the connection
 
@@ -71,7 +70,6 @@ class FrameType(IntEnum):
     END = 15
     REOPEN = 16
     PACKED = 17
-    RATE = 19
 
 
 MAX_CHUNK_BYTES = 1 << 20
@@ -116,9 +114,7 @@ class ConnectionStep(Enum):
 
 
 _FROM_SENDER = [FrameType[name] for name in ["OPEN", "CHUNK", "PACKED", "END", "CANCEL", "ERROR", "PING"]]
-_FROM_RECEIVER = [
-    FrameType[name] for name in ["HAVE", "ACK", "AGAIN", "DONE", "CANCEL", "ERROR", "REOPEN", "PONG", "RATE"]
-]
+_FROM_RECEIVER = [FrameType[name] for name in ["HAVE", "ACK", "AGAIN", "DONE", "CANCEL", "ERROR", "REOPEN", "PONG"]]
 # Received frames and own steps, by state. Any other frame breaks the protocol.
 TRANSITIONS: TransitionTable[ConnectionState, FrameType | ConnectionStep] = TransitionTable(
     "connection",

@@ -12,11 +12,10 @@ from prfaas.transport.codec.packing import Packer, read_head
 from prfaas.transport.net.connection import FRAME_SECONDS, Connection
 from prfaas.transport.protocol import messages
 from prfaas.transport.protocol.messages import EndReason
-from prfaas.transport.protocol.wire import HEADER_BYTES, FrameType, Header, chunk_checksum
+from prfaas.transport.protocol.wire import FrameType, Header, chunk_checksum
 from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import OpenRequest
 from prfaas.transport.receiver.dispatcher import InboundDispatcher
-from prfaas.transport.receiver.limits import ReceiveLimits
 from prfaas.transport.receiver.transfers import ChunkOutcome
 
 # An acknowledgement leaves after so many chunks or bytes, even on a busy connection, or so many seconds, even on a slow
@@ -67,13 +66,11 @@ class Reader:
         *,
         peer: str,
         quota: FrameQuota,
-        limits: ReceiveLimits,
     ) -> None:
         self._dispatcher = dispatcher
         self._connection = connection
         self._peer = peer
         self._quota = quota
-        self._limits = limits
         self._packer = Packer()
         self._num_chunks = 0  # Of this connection.
         self._num_acknowledged = 0
@@ -172,7 +169,6 @@ class Reader:
     def _count(self, header: Header) -> None:
         self._num_chunks += 1
         self._unacknowledged_bytes += header.length
-        self._limits.received(self._peer, HEADER_BYTES + header.length)
 
     def _request_retransmission(self, header: Header) -> None:
         again = Header(FrameType.AGAIN, 0, header.transfer_id, offset=self._num_chunks)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from prfaas import logs, metrics
 from prfaas.errors import RemoteProtocolError
-from prfaas.transport.congestion.rate_budget import RateBudget
 from prfaas.transport.events import check_repeatedly
 from prfaas.transport.net import handshake
 from prfaas.transport.net.connection import Connection, WireConfig
@@ -32,7 +31,6 @@ from prfaas.transport.protocol.wire import NO_TRANSFER, ConnectionState
 from prfaas.transport.receiver.admission import FairQuota
 from prfaas.transport.receiver.api import AcceptFunction, ReceiveEvent, ReceiveProgress
 from prfaas.transport.receiver.dispatcher import InboundDispatcher
-from prfaas.transport.receiver.limits import ReceiveLimits
 from prfaas.transport.receiver.reader import FrameQuota, Reader
 from prfaas.types import FailureReason
 from prfaas.units import is_public, join_address
@@ -51,7 +49,6 @@ class ReceiverConfig(WireConfig):
 
     listen: str
     max_connections: int = MAX_CONNECTIONS
-    ingress_of: Callable[[str], tuple[RateBudget, ...]] = lambda peer: ()  # Limits that hold for a peer.
     fetch_from: Mapping[str, str] = field(default_factory=dict)  # Addresses of senders to dial, by name.
 
 
@@ -78,7 +75,6 @@ class Receiver:
         self._config = config
         self._identity = Identity(local_name, key, secrets.token_bytes(len(NO_TRANSFER)))
         self._dispatcher = InboundDispatcher(accept=accept, on_event=on_event, silence_seconds=config.silence_seconds)
-        self._limits = ReceiveLimits(config.ingress_of)
         self._send_over = send_over or {}
         self._frame_quota, self._connection_quota = FrameQuota(), FairQuota(config.max_connections)
         self._lock = threading.Lock()
@@ -225,7 +221,6 @@ class Receiver:
         for dialer in self._reverse_dialers:
             dialer.dial_missing()
         self._dispatcher.tick(now)
-        self._limits.tick(now)
 
     def _serve(self, connection: Connection, client: socket.socket) -> None:
         try:
@@ -281,19 +276,16 @@ class Receiver:
         with self._dispatcher.exclusive() as transfers:
             transfers.connected(connection, peer, has_heartbeats=HEARTBEAT in capabilities)
         try:
-            self._limits.connected(connection, peer, capabilities, now=time.monotonic())
             Reader(
                 self._dispatcher,
                 connection,
                 peer=peer,
                 quota=self._frame_quota,
-                limits=self._limits,
             ).run()
         except RemoteProtocolError as error:
             _log.warning("connection.refused", peer=peer, reason=error.reason, message=str(error))
             raise
         finally:
-            self._limits.disconnected(connection, peer)
             with self._dispatcher.exclusive() as transfers:
                 transfers.disconnected(connection, peer, now=time.monotonic())
 

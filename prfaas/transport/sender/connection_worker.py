@@ -245,8 +245,6 @@ class ConnectionWorker:
             self._link.on_done(transfer_id, messages.decode_done(payload))
         elif kind is FrameType.REOPEN:
             self._link.on_reopen(transfer_id)
-        elif kind is FrameType.RATE:
-            self._link.on_rate(self, header.offset)
         elif kind is FrameType.PONG:
             self.liveness.ponged()
         elif transfer_id == NO_TRANSFER:

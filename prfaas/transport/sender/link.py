@@ -53,7 +53,6 @@ class LinkConfig(WireConfig):
 
     num_connections: int = 0  # Number of connections; 0 lets the round-trip time decide.
     budgets: tuple[RateBudget, ...] = ()  # Rate budgets that the link shares with others.
-    peer_budget: RateBudget | None = None  # Shared by all links to the peer, if there may be several.
     weight_of_tenant: Callable[[str], float] = lambda tenant: 1.0
     packs: bool = True  # Pack chunks while that makes the link faster.
     awaits_peer: bool = False  # The peer dials in order to receive; this side never dials.
@@ -99,9 +98,6 @@ class Link:
         self._monitor = LinkMonitor()
         self._peer_liveness = PeerLiveness(now=time.monotonic())
         self._pace = math.inf  # Bytes per second over all connections.
-        # What the peer accepts; all links to it share this limit.
-        self._peer_budget = config.peer_budget or RateBudget(math.inf)
-        self._budgets = (*config.budgets, self._peer_budget)
         # Created at once, so that the counter exists before the first stall.
         self._num_stalls = metrics.LINK_STALLS.labels(peer=peer_name)
         self._watcher = threading.Thread(target=self._watch_forever, name=f"watch-{peer_name}", daemon=True)
@@ -169,7 +165,7 @@ class Link:
         if self._watcher.ident is not None:
             self._watcher.join()
         # The watcher asks the budgets for shares, so it must have ended.
-        for budget in self._budgets:
+        for budget in self._config.budgets:
             budget.forget(self)
 
     def _start(self) -> bool:
@@ -309,12 +305,6 @@ class Link:
             self._outbox.reopen(transfer_id)
             self._changed.notify_all()
 
-    def on_rate(self, worker: ConnectionWorker, bytes_per_second: int) -> None:
-        """Handle RATE: the peer limits what all connections together may send to it."""
-        with self._changed:
-            if worker.generation == self._workers.generation:
-                self._apply_rate_limit(bytes_per_second)
-
     def wake(self) -> None:
         """Have every worker look for work again."""
         with self._changed:
@@ -401,16 +391,11 @@ class Link:
         """Send no faster than the lowest of this link's shares of its budgets."""
         usage = self._monitor.usage(is_busy=self._outbox.num_transfers > 0)
         now = time.monotonic()
-        share = min(budget.share(self, usage, now=now) for budget in self._budgets)
+        share = min((budget.share(self, usage, now=now) for budget in self._config.budgets), default=math.inf)
         if not math.isclose(share, self._pace, rel_tol=PACE_STEP_RATIO):
             self._pace = share
             self._divide_pace()
         self._fit_chunks()
-
-    def _apply_rate_limit(self, bytes_per_second: float) -> None:
-        """Send no faster than the peer accepts; infinity if it does not say."""
-        self._peer_budget.bytes_per_second = bytes_per_second
-        self._take_budget_shares()
 
     def _divide_pace(self) -> None:
         """Have the kernel send an equal part of the rate over each connection."""
@@ -469,7 +454,6 @@ class Link:
             if self._workers.set_process(greeting.boot_id):
                 # Another process answers: what the previous one acknowledged is lost.
                 self._outbox.connection_lost(is_last=True)
-                self._apply_rate_limit(math.inf)
             if self._config.awaits_peer:
                 self._dialler.num_wanted = min(number + 1, MAX_DIALLED_CONNECTIONS)
             elif not self._workers:
@@ -499,8 +483,6 @@ class Link:
             self._fit_chunks()
             self._peer_liveness.connection_lost(now=now, lifetime_seconds=lifetime_seconds)
             if not self._workers:
-                # Another process of the peer may answer next.
-                self._apply_rate_limit(math.inf)
                 self._dialler.last_error = NOT_DIALLED if self._config.awaits_peer else self._dialler.last_error
             self._outbox.connection_lost(is_last=not self._workers)
             if worker.generation == self._workers.generation:

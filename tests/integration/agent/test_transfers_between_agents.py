@@ -116,8 +116,8 @@ def test_agent_behind_a_firewall_receives_over_reverse_connections(agents: Agent
     assert west.status_page()["reverse_connections"][0]["num_connections"] > 0
 
 
-def test_ingress_limit_paces_the_sender(agents: Agents) -> None:
-    east, west = agents.start("east"), agents.start("west", ingress='[{"peers": "e*", "max_rate": "64Mbps"}]')
+def test_egress_limit_paces_the_sender(agents: Agents) -> None:
+    east, west = agents.start("east", egress='[{"peers": "w*", "max_rate": "64Mbps"}]'), agents.start("west")
     _transfer(agents, west, agents.engine(east, "e"), agents.engine(west, "w"), chain_of())
 
     def pace() -> float:
