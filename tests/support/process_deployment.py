@@ -10,6 +10,7 @@ import json
 import math
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import aiohttp
 
 from prfaas.types import ClusterKind, InstanceRole
 from tests.support.embedded_redis import kill_embedded_redis
+from tests.support.secret_files import write_secret
 from tools.demo.client import get_json
 from tools.free_ports import free_address
 from tools.link import LinkShape, Relay
@@ -30,6 +32,8 @@ from tools.stack import AgentProcess, Stack
 MODEL = "paced"
 REQUEST_SECONDS = 90.0  # A slower answer counts as a hang.
 CLUSTERS: Mapping[str, ClusterKind] = {"east": "prfaas", "west": "pd"}
+OPERATOR_KEY = "operator"
+OPERATOR = {"Authorization": f"Bearer {OPERATOR_KEY}"}
 UNSHAPED = LinkShape()
 _seeds = itertools.count(1)
 
@@ -135,6 +139,8 @@ class ProcessDeployment:
         """Start a router per PD cluster, and wait until each sees all engines."""
         for instance, url in self.engine_urls.items():
             self._stack.await_server(self.engines[instance], url)
+        if "api_keys_file" in router_settings:
+            router_settings["operator_keys_file"] = str(write_secret(self._directory / "operators", OPERATOR_KEY))
         for cluster in (name for name, kind in self._clusters.items() if kind == "pd"):
             settings = {"managers": [self.manager_grpc], "cluster": cluster, "probe_interval": "200ms"}
             # On a busy machine managers still decide, and engines do not count as silent.
@@ -149,7 +155,8 @@ class ProcessDeployment:
     def health(self, cluster: str = "west") -> dict[str, bool]:
         """Return which instances the router of a PD cluster considers healthy."""
         try:
-            found: dict[str, bool] = get_json(f"{self.router_urls[cluster]}/health")["instances"]
+            page = urllib.request.Request(f"{self.router_urls[cluster]}/health", headers=OPERATOR)
+            found: dict[str, bool] = get_json(page)["instances"]
         except OSError:
             return {}
         return found

@@ -70,7 +70,7 @@ def _read_stream(response: http.client.HTTPResponse, headers: dict[str, str], st
     raise RuntimeError(f"the stream ended after {len(token_ids)} tokens without [DONE]")
 
 
-def get_json(url: str) -> Any:
+def get_json(url: str | urllib.request.Request) -> Any:
     with urllib.request.urlopen(url, timeout=PAGE_SECONDS) as response:
         return json.load(response)
 

@@ -1,0 +1,112 @@
+"""This checkout beside another: CPU time of a request and of a decision, in turns, so that noise meets both alike.
+
+`python -m benchmarks.router.paired CHECKOUT [ROUNDS]` prints the ratio of each round: median, least and greatest.
+The other checkout runs in this environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.router import door
+
+HERE = Path(__file__).resolve().parents[2]
+NUM_BLOCKS = 1_000_000
+NUM_REQUESTS = 1000
+# In the child: one round of decisions for each line of input. Both checkouts have `_measure` and `_decide`.
+_DECISIONS = f"""
+import sys
+from benchmarks.router import decision
+decide = decision._decide
+def one_round(routing, requests):
+    sys.stdin.readline()
+    seconds = decide(routing, requests)
+    print(sum(seconds) / len(seconds), flush=True)
+    return seconds
+decision._decide, decision.NUM_ROUNDS = one_round, 1 << 30
+decision._measure({NUM_BLOCKS}, hybrid=bool(int(sys.argv[1])))
+"""
+
+
+def _environment(checkout: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(checkout)}
+
+
+@contextlib.contextmanager
+def _decider(checkout: Path, *, hybrid: bool) -> Iterator[Callable[[], float]]:
+    """Yield the function that runs one round, and returns its mean CPU time."""
+    command = [sys.executable, "-c", _DECISIONS, str(int(hybrid))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen(command, cwd=checkout, env=_environment(checkout), text=True, **pipes)
+    try:
+
+        def run() -> float:
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+            return float(child.stdout.readline())
+
+        run()
+        yield run
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _decisions(other: Path, rounds: int, *, hybrid: bool) -> list[float]:
+    with _decider(HERE, hybrid=hybrid) as ours, _decider(other, hybrid=hybrid) as theirs:
+        return [_ratio(number, ours, theirs) for number in range(rounds)]
+
+
+def _ratio(number: int, ours: Callable[[], float], theirs: Callable[[], float]) -> float:
+    """Return the ratio of one round, in which each begins in turn."""
+    if number % 2:
+        first = ours()
+        return first / theirs()
+    first = theirs()
+    return ours() / first
+
+
+async def _requests(other: Path, rounds: int) -> dict[str, list[float]]:
+    """Return the ratios of the CPU time of a request, by load. Both routers ask the same engines."""
+    ratios: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as made:
+        async with door.engines(Path(made)) as behind, contextlib.AsyncExitStack() as stack:
+            routers = []
+            for name, checkout in (("ours", HERE), ("theirs", other)):
+                directory = Path(made) / name
+                directory.mkdir()
+                with contextlib.chdir(checkout):  # Modules of the current folder come first.
+                    routers.append(await stack.enter_async_context(door.router(directory, behind)))
+            for number in range(rounds + 1):  # The first round warms up.
+                for name, body in (("short prompts", door.SHORT), ("prefill and decode", door.LONG)):
+                    seconds = [0.0, 0.0]
+                    for which in (0, 1) if number % 2 else (1, 0):
+                        run = await door.load(*routers[which], body, connections=16, num=NUM_REQUESTS)
+                        seconds[which] = run.cpu_seconds
+                    if number:
+                        ratios.setdefault(name, []).append(seconds[0] / seconds[1])
+    return ratios
+
+
+def main() -> None:
+    """Print one line for each load."""
+    other, rounds = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 6
+    ratios = asyncio.run(_requests(other, rounds))
+    for hybrid in (False, True):
+        ratios[f"decision, {'hybrid' if hybrid else 'attention only'}"] = _decisions(other, rounds, hybrid=hybrid)
+    for name, values in ratios.items():
+        spread = f"least {min(values):.3f}, greatest {max(values):.3f}"
+        print(f"{name}: {statistics.median(values):.3f} times the CPU time ({spread}, {len(values)} rounds)")
+
+
+if __name__ == "__main__":
+    main()
