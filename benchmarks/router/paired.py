@@ -1,6 +1,6 @@
 """This checkout beside another: CPU time of a request and of a decision, in turns, so that noise meets both alike.
 
-`python -m benchmarks.router.paired CHECKOUT [ROUNDS]` prints the ratio of each round: median, least and greatest.
+`python -m benchmarks.router.paired CHECKOUT [ROUNDS]` prints the ratios: median, least and greatest of all rounds.
 The other checkout runs in this environment.
 """
 
@@ -61,27 +61,27 @@ def _decider(checkout: Path, *, hybrid: bool) -> Iterator[Callable[[], float]]:
         child.wait()
 
 
-def _decisions(other: Path, rounds: int, *, hybrid: bool) -> list[float]:
-    with _decider(HERE, hybrid=hybrid) as ours, _decider(other, hybrid=hybrid) as theirs:
-        return [_ratio(number, ours, theirs) for number in range(rounds)]
+def _decisions(base: Path, rounds: int, *, hybrid: bool) -> list[float]:
+    with _decider(HERE, hybrid=hybrid) as new, _decider(base, hybrid=hybrid) as old:
+        return [_ratio(number, new, old) for number in range(rounds)]
 
 
-def _ratio(number: int, ours: Callable[[], float], theirs: Callable[[], float]) -> float:
+def _ratio(number: int, new: Callable[[], float], old: Callable[[], float]) -> float:
     """Return the ratio of one round, in which each begins in turn."""
     if number % 2:
-        first = ours()
-        return first / theirs()
-    first = theirs()
-    return ours() / first
+        first = new()
+        return first / old()
+    first = old()
+    return new() / first
 
 
-async def _requests(other: Path, rounds: int) -> dict[str, list[float]]:
+async def _requests(base: Path, rounds: int) -> dict[str, list[float]]:
     """Return the ratios of the CPU time of a request, by load. Both routers ask the same engines."""
     ratios: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as made:
         async with door.engines(Path(made)) as behind, contextlib.AsyncExitStack() as stack:
             routers = []
-            for name, checkout in (("ours", HERE), ("theirs", other)):
+            for name, checkout in (("new", HERE), ("old", base)):
                 directory = Path(made) / name
                 directory.mkdir()
                 with contextlib.chdir(checkout):  # Modules of the current folder come first.
@@ -99,10 +99,10 @@ async def _requests(other: Path, rounds: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Print one line for each load."""
-    other, rounds = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 6
-    ratios = asyncio.run(_requests(other, rounds))
+    base, rounds = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 6
+    ratios = asyncio.run(_requests(base, rounds))
     for hybrid in (False, True):
-        ratios[f"decision, {'hybrid' if hybrid else 'attention only'}"] = _decisions(other, rounds, hybrid=hybrid)
+        ratios[f"decision, {'hybrid' if hybrid else 'attention only'}"] = _decisions(base, rounds, hybrid=hybrid)
     for name, values in ratios.items():
         spread = f"least {min(values):.3f}, greatest {max(values):.3f}"
         print(f"{name}: {statistics.median(values):.3f} times the CPU time ({spread}, {len(values)} rounds)")

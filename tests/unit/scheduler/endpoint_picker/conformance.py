@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 Case = dict[str, Any]
+Test = TypeVar("Test", bound=Callable[..., Any])
 DATA = Path(__file__).parents[3] / "data"
 _FILE = json.loads((DATA / "llmd-conformance.json").read_text())
 CASES: list[Case] = _FILE["cases"]
 PODS: dict[str, dict[str, str]] = _FILE["pods"]
+_checked: set[int] = set()  # Identities of cases.
 # Groups, or single cases, whose configuration names something that a file or a setting of prfaas cannot have.
 REFUSED: dict[str | tuple[str, str], str] = {
     "config-loader.section": "section",
@@ -64,11 +68,29 @@ def _is_among(case: Case, listed: dict[Any, str]) -> bool:
     return case["group"] in listed or (case["group"], case["id"]) in listed
 
 
-def cases(*groups: str) -> pytest.MarkDecorator:
-    """Return a parametrisation over the cases of some groups that prfaas answers."""
+def cases(*groups: str) -> Callable[[Test], Test]:
+    """Parametrise a test over the cases of some groups that prfaas answers. It fails for a case that it does not `check`."""
     chosen = [case for case in answered() if case["group"] in groups]
     assert {case["group"] for case in chosen} == set(groups)
-    return _parametrised(chosen)
+
+    def decorate(test: Test) -> Test:
+        if inspect.iscoroutinefunction(test):
+
+            @functools.wraps(test)
+            async def run(*args: Any, case: Case, **fixtures: Any) -> None:
+                await test(*args, case=case, **fixtures)
+                assert id(case) in _checked
+
+        else:
+
+            @functools.wraps(test)
+            def run(*args: Any, case: Case, **fixtures: Any) -> None:
+                test(*args, case=case, **fixtures)
+                assert id(case) in _checked
+
+        return _parametrised(chosen)(run)
+
+    return decorate
 
 
 def refused_cases(*ways: str) -> pytest.MarkDecorator:
@@ -98,6 +120,7 @@ def check(case: Case, observed: dict[str, Any]) -> None:
 
     `observed` comes from the case's input alone. Its further keys do not count.
     """
+    _checked.add(id(case))
     expected = case["expect"]
     result = {name: observed[name] for name in expected if name in observed}
     assert _agree(result, expected), f"{result} in place of {expected}"
