@@ -65,7 +65,7 @@ class Receiver:
 
     def accept(self, transfer: InboundTransfer[str], held: Ranges | None = None) -> None:
         assembler = Assembler(transfer.request.object_bytes, held or Ranges())
-        self.transfers.accept(transfer, Acceptance((), memoryview), assembler, now=self.now)
+        self.transfers.accept(transfer, Acceptance((), lambda index: memoryview(b"")), assembler, now=self.now)
 
     def begin(self, connection: str, transfer: InboundTransfer[str], slab: Slab) -> Header:
         """Begin to write a chunk that is wanted, and return its header."""
