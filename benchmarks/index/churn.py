@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.index.deployment import BLOCKS_PER_PROMPT, announcements, layout, node, prompt
 from benchmarks.index.in_process import resident_bytes
+from prfaas.cli.startup import return_large_blocks
 from prfaas.index.memory.index import Index
 from prfaas.index.segments import CELL_BLOCKS, TAIL_BYTES, Announcement, Holding, Segment
 from prfaas.types import BlockHash
@@ -32,6 +33,7 @@ def measure(*, num_blocks: int, blocks_per_second: int, seconds: float, shares_c
     Dictionaries that lose and gain entries grow once to about three times their entries. So the growth in the second
     half of the time tells whether anything stays behind.
     """
+    return_large_blocks()  # As in a manager.
     index, name = Index(), node(0, _LAYOUT).name
     index.register(name, cluster=node(0, _LAYOUT).cluster, epoch=1, layouts=[_LAYOUT])
     make = _Chats().next if shares_cell else _whole_prompt

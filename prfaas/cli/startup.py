@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import importlib
 import signal
@@ -17,6 +18,8 @@ from prfaas import tracing
 from prfaas.errors import MissingExtraError
 
 Extra = Literal["site", "plot", "vllm-cpu"]
+LARGE_BLOCK_BYTES = 1 << 20
+_M_MMAP_THRESHOLD = -3  # Of glibc's malloc.h.
 
 
 def load_extra(module: str, *, extra: Extra) -> ModuleType:
@@ -47,7 +50,18 @@ def send_spans(component: str, endpoint: str, *, instance: str) -> None:
 
 def serve(server: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     """Run `server()` until a signal cancels it. The server cleans up by itself."""
+    return_large_blocks()
     uvloop.run(_until_signalled(server))
+
+
+def return_large_blocks() -> None:
+    """Make glibc return the memory of large bodies and tables at once.
+
+    Its threshold would otherwise grow to the largest one, and each further one would leave a gap in the heap.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # Absent in other C libraries.
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 async def _until_signalled(server: Callable[[], Coroutine[Any, Any, Any]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -50,8 +49,6 @@ LINGER_SECONDS = 0.5  # For the rest of a refused body, so that the client reads
 BACKLOG = 64  # Connections that are accepted at once, before any is refused.
 # Descriptors of a client's connection with two legs; with TLS two more lead from the proxy to the server.
 PLAIN_DESCRIPTORS, TLS_DESCRIPTORS = 3, 5
-LARGE_BLOCK_BYTES = 1 << 20
-_M_MMAP_THRESHOLD = -3  # Of glibc's malloc.h.
 OpenPicker = Callable[[RouterConfig, EndpointChooser], contextlib.AbstractAsyncContextManager[str]]
 _log = logs.get("router")
 _restarting_task = partial(restarting_task, ended=metrics.ROUTER_TASKS_ENDED)
@@ -63,7 +60,6 @@ async def serve(config: RouterConfig, secret: bytes, *, picker: OpenPicker | Non
     Raises:
         ConfigError: the address cannot be bound.
     """
-    _return_large_blocks()
     raise_descriptor_limit()
     async with open_router(config, secret, picker=picker) as address:
         _log.info("router.started", listen=address, threshold_tokens=config.threshold_tokens)
@@ -71,13 +67,6 @@ async def serve(config: RouterConfig, secret: bytes, *, picker: OpenPicker | Non
             await asyncio.Event().wait()
         finally:
             _log.info("router.stopping")
-
-
-def _return_large_blocks() -> None:
-    """Make glibc return the memory of large bodies at once. Its threshold would otherwise grow to the largest body."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # Absent in other C libraries.
-        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 @contextlib.asynccontextmanager
