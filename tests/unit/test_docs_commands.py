@@ -96,7 +96,7 @@ def _runs_python(words: Sequence[str]) -> None:
 
 
 def _names_secrets(words: Sequence[str]) -> None:
-    """The chart asks for a Secret or a label of this name, or the namespace has it."""
+    """The chart asks for a Secret or a label of this name, or the namespace has it. A file exists."""
     chart = "".join(file.read_text() for file in (ROOT / "deploy/helm").rglob("*.yaml"))
     if "secret" in words:
         name = words[words.index("generic") + 1].removeprefix("west-")
@@ -104,6 +104,8 @@ def _names_secrets(words: Sequence[str]) -> None:
         for word in words:
             key = word.removeprefix("--from-file=").partition("=")[0]
             assert not word.startswith("--from-file=") or f"/{key}" in chart
+    elif words[1] in ("apply", "patch"):
+        assert (ROOT / words[-1]).exists()
     elif "label" in words and "node" in words:
         key, value = words[-1].split("=")
         assert f"nodeSelector: {{{key}: " in chart and f"name: {value}" in chart
@@ -113,7 +115,7 @@ def _names_secrets(words: Sequence[str]) -> None:
 
 def _installs_chart(words: Sequence[str]) -> None:
     """The chart and its files of values exist."""
-    assert words[1] == "install" and (ROOT / words[3] / "Chart.yaml").exists()
+    assert words[1] in ("install", "upgrade") and (ROOT / words[3] / "Chart.yaml").exists()
     for flag, value in itertools.pairwise(words):
         assert flag != "--values" or value.startswith("my-") or (ROOT / value).exists()
 

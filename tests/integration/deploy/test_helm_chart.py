@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -379,3 +380,25 @@ def test_every_value_of_a_group_changes_the_objects(path: tuple[str, ...], value
 def test_refused_values_are_named(values: Mapping[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=re.escape(field)):
         _render((), values)
+
+
+def test_files_for_llm_d_name_the_router_the_picker_and_the_sidecar() -> None:
+    settings = {"ext_proc_listen": "0.0.0.0:9002", "insecure_plaintext": True}
+    assert "0.0.0.0:9002" in _render((), {"router": {"settings": settings}})
+    service, policy, pool, route = yaml.safe_load_all((CHART.parent / "llm-d/picker.yaml").read_text())
+    for item in (service, policy):
+        kubernetes_validate.validate(item, VERSIONS[-1], strict=True)
+    (router,) = (template for name, template, _ in _workloads("plain") if name == "west-router")
+    for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
+        assert _matches(selector, router["metadata"]["labels"])
+    picker, (opened,) = pool["spec"]["endpointPickerRef"], policy["spec"]["ingress"][0]["ports"]
+    assert picker["name"] == service["metadata"]["name"]
+    assert service["spec"]["ports"][0]["port"] == picker["port"]["number"] == opened["port"] == 9002
+    assert route["spec"]["rules"][0]["backendRefs"][0]["name"] == pool["metadata"]["name"]
+    (sidecar,) = yaml.safe_load((CHART.parent / "llm-d/sidecar.yaml").read_text())["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert [{"number": port["containerPort"]} for port in sidecar["ports"]] == pool["spec"]["targetPorts"]
+    command = [str(Path(sys.executable).parent / sidecar["command"][0]), *sidecar["args"], "--check-config"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and f":{sidecar['ports'][0]['containerPort']}" in sidecar["args"][1], done.stderr

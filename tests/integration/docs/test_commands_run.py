@@ -38,7 +38,8 @@ pip() { :; }
 curl() { case "$*" in *:8080/*) ;; *) command curl -sSf --max-time 60 "$@";; esac; }
 vllm() { :; }
 helm() { for word in "${@:3}"; do case $word in deploy/helm*) test -e "$word" || return;; esac; done; }
-kubectl() { for word in "$@"; do case $word in --from-file=*) test -s "${word##*=}" || return;; esac; done; }
+kubectl() { for word in "$@"; do case $word in deploy/*) test -s "$word" || return;;
+    --from-file=*) test -s "${word##*=}" || return;; esac; done; }
 python3() { mkdir -p "$3/bin"; printf '#!/bin/sh' > "$3/bin/pip"; chmod +x "$3/bin/pip"; }
 useradd() { grep -q "^User=${@: -1}$" deploy/systemd/prfaas-agent.service; }
 install() { local words=() word; for word in "$@"; do case $word in -o|prfaas) ;; *) words+=("$word");; esac; done
