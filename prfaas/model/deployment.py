@@ -58,6 +58,15 @@ class ClusterPath:
 
 
 @dataclass(frozen=True)
+class TenantShare:
+    """Share of the requests that only some clusters may see."""
+
+    name: str
+    ratio: float
+    clusters: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Objectives:
     """Service-level objectives; None asks for nothing."""
 
@@ -68,7 +77,10 @@ class Objectives:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Clusters that serve one model. Without `paths` every PrfaaS cluster reaches every PD cluster."""
+    """Clusters that serve one model. Without `paths` every PrfaaS cluster reaches every PD cluster.
+
+    Requests of no tenant in `tenants` may use all clusters.
+    """
 
     name: str
     model: Geometry
@@ -76,6 +88,7 @@ class Deployment:
     pd: tuple[PdCluster, ...]
     paths: tuple[ClusterPath, ...] = ()
     objectives: Objectives = Objectives()
+    tenants: tuple[TenantShare, ...] = ()
 
     def path_bytes_per_second(self, source: str, target: str) -> float:
         """Return the rate of a path: infinite if no paths are listed, 0 if this one is not listed."""
@@ -92,6 +105,14 @@ class Deployment:
     def clusters(self) -> tuple[PrfaasCluster | PdCluster, ...]:
         """Return all clusters, PrfaaS clusters first."""
         return (*self.prfaas, *self.pd)
+
+    @property
+    def traffic(self) -> list[tuple[float, frozenset[str]]]:
+        """Return shares of the requests, with the clusters that may see them."""
+        everywhere = frozenset(cluster.name for cluster in self.clusters)
+        rest = 1.0 - sum(tenant.ratio for tenant in self.tenants)
+        shares = [(rest, everywhere), *((tenant.ratio, tenant.clusters) for tenant in self.tenants)]
+        return [(ratio, clusters) for ratio, clusters in shares if ratio > 1e-12]
 
     @property
     def price_per_hour(self) -> float | None:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from prfaas.model.capacity.loads import LoadModel
-from prfaas.model.capacity.program import Box, Demand, Solution, is_whole, solve, whole_box
+from prfaas.model.capacity.program import (
+    Box,
+    Demand,
+    Solution,
+    by_tenant,
+    find_routes,
+    is_whole,
+    routes_within,
+    solve,
+    whole_box,
+)
 from prfaas.model.cost.curve import Cost, FloatArray, of_new_tokens, unit_cost, weighted_sum
 from prfaas.model.cost.lengths import Lengths
 
@@ -89,12 +99,15 @@ def binned(loads: LoadModel) -> Demand:
         partial = loads.lengths.cumulative(cost)
         return np.diff([partial(edge) for edge in edges])
 
-    return Demand(
+    demand = Demand(
         weight=sums(unit_cost),
         remote_seconds=_columns([sums(cluster.profile.prefill.at) for cluster in deployment.prfaas], len(edges) - 1),
         local_seconds=_columns([sums(cluster.profile.prefill.at) for cluster in deployment.pd], len(edges) - 1),
         kv_bytes=sums(of_new_tokens(deployment.model.curve())),
+        local=np.ones((len(edges) - 1, len(deployment.pd)), dtype=bool),
+        remote=np.ones((len(edges) - 1, len(find_routes(loads))), dtype=bool),
     )
+    return by_tenant(demand, loads)
 
 
 def _columns(columns: list[FloatArray], rows: int) -> FloatArray:
@@ -122,7 +135,10 @@ def _dual_names(loads: LoadModel) -> list[str]:
 
 def _dual_value(loads: LoadModel, solution: Solution, box: Box) -> float:
     """Return the worth of all stations at the program's prices over the least cost of a request (weak duality)."""
-    least = loads.lengths.expected_minimum(option_costs(loads, solution))
+    costs, least = option_costs(loads, solution), 0.0
+    for ratio, clusters in loads.deployment.traffic:
+        allowed = np.concatenate(routes_within(loads, clusters))
+        least += ratio * loads.lengths.expected_minimum([costs[index] for index in np.flatnonzero(allowed)])
     return solution.capacity_value(loads, box) / least if least > 0 else math.inf
 
 

@@ -16,6 +16,7 @@ from prfaas.model.cost.curve import FloatArray
 from prfaas.model.deployment import PdCluster
 
 Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 BYTES_PER_GBIT = 125e6
 # Whole splits are proved best to this ratio.
@@ -26,16 +27,16 @@ _MIP_GAP = 1e-5
 class Demand:
     """Weight, seconds and bytes that an arriving request brings to each length bin.
 
-    Shapes: weight, kv_bytes [bin]; remote_seconds [bin, PrfaaS cluster]; local_seconds [bin, PD cluster]. A bin outside
-    `local` or `remote` must not take that route; None allows all.
+    Shapes: weight, kv_bytes [bin]; remote_seconds [bin, PrfaaS cluster]; local_seconds [bin, PD cluster]. A bin must not
+    take the routes outside `local` [bin, PD cluster] and `remote` [bin, route].
     """
 
     weight: FloatArray
     remote_seconds: FloatArray
     local_seconds: FloatArray
     kv_bytes: FloatArray
-    local: Sequence[bool] | None = None
-    remote: Sequence[bool] | None = None
+    local: Mask
+    remote: Mask
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,37 @@ def find_routes(loads: LoadModel) -> tuple[RemoteRoute, ...]:
     sources = {cluster.name: index for index, cluster in enumerate(deployment.prfaas)}
     targets = {cluster.name: index for index, cluster in enumerate(deployment.pd)}
     return tuple(RemoteRoute(sources[path.source], targets[path.target], i) for i, path in enumerate(deployment.paths))
+
+
+def routes_within(loads: LoadModel, clusters: frozenset[str]) -> tuple[Mask, Mask]:
+    """Return which PD clusters, and which routes, stay within some clusters."""
+    prfaas, pd = loads.deployment.prfaas, loads.deployment.pd
+    local = np.array([cluster.name in clusters for cluster in pd], dtype=bool)
+    routes = find_routes(loads)
+    remote = [local[route.target] and prfaas[route.source].name in clusters for route in routes]
+    return local, np.array(remote, dtype=bool)
+
+
+def by_tenant(demand: Demand, loads: LoadModel) -> Demand:
+    """Return the demand with its bins for each share of the traffic that may use the same clusters.
+
+    A share without any route to it has its long requests prefilled locally, as routers do.
+    """
+    parts = []
+    for ratio, clusters in loads.deployment.traffic:
+        local, remote = routes_within(loads, clusters)
+        parts.append(
+            Demand(
+                demand.weight * ratio,
+                demand.remote_seconds * ratio,
+                demand.local_seconds * ratio,
+                demand.kv_bytes * ratio,
+                (demand.local | (not remote.any())) & local,
+                demand.remote & remote,
+            )
+        )
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Demand(*map(np.concatenate, columns))
 
 
 # Least and greatest N_p of each PD cluster.
@@ -229,8 +261,7 @@ class _Program:
         bounds = np.zeros((self._rate + 1, 2))
         bounds[:, 1] = np.inf
         for allowed, columns in ((self._demand.local, self._local), (self._demand.remote, self._remote)):
-            if allowed is not None:
-                bounds[np.ravel(columns[~np.asarray(allowed)]), 1] = 0.0
+            bounds[columns[~allowed], 1] = 0.0
         for index, cluster in enumerate(self._loads.deployment.pd):
             bounds[self._num_prefill[index]] = box[index]
             bounds[self._num_decode[index], 1] = cluster.num_instances

@@ -11,6 +11,7 @@ from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.many_pd import ManyPd
 from prfaas.model.planning.plan import Plan
+from prfaas.model.planning.planner import is_single
 from prfaas.model.planning.single_pd import SinglePd, first_at_least
 
 UTILISATION = 0.8  # Share of what a plan sustains that its requests may be.
@@ -43,7 +44,9 @@ def at_egress_price(
     splits = [split.num_prefill for split in plan.splits]
 
     def at(threshold: int) -> Plan:
-        return SinglePd(loads).at(threshold, splits[0]) if len(splits) == 1 else ManyPd(loads).at(threshold, splits)
+        return (
+            SinglePd(loads).at(threshold, splits[0]) if is_single(deployment) else ManyPd(loads).at(threshold, splits)
+        )
 
     greatest = first_at_least(lambda t: at(t).system_throughput < enough, low, wanted + 1) - 1
     return plan if greatest <= low else at(greatest)

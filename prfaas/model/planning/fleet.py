@@ -12,6 +12,7 @@ from prfaas.model.capacity.ttft import estimate_ttft
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.plan import Plan
+from prfaas.model.planning.planner import is_single
 from prfaas.model.planning.single_pd import SinglePd
 
 
@@ -59,8 +60,8 @@ def cheapest_fleet(
     Raises:
         ConfigError: there are several PD clusters, or an instance has no price.
     """
-    if len(deployment.pd) != 1 or deployment.pd[0].shared_instances:
-        raise ConfigError("--demand: one PD cluster, without shared instances")
+    if not is_single(deployment) or deployment.pd[0].shared_instances:
+        raise ConfigError("--demand: one PD cluster, without shared instances or tenants")
     if deployment.price_per_hour is None:
         raise ConfigError("--demand: each cluster needs a price")
     best: Fleet | None = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from prfaas.model.capacity import throughput
 from prfaas.model.capacity.loads import LoadModel, Loads
-from prfaas.model.capacity.program import Demand, Solution, best_whole, solve
+from prfaas.model.capacity.program import Demand, Solution, best_whole, by_tenant, find_routes, routes_within, solve
 from prfaas.model.planning.plan import Limit, Plan, Split
 
 # Thresholds tried for whole and for fractional splits, before t is sought between the best and its neighbours.
@@ -78,7 +78,9 @@ class ManyPd:
         return {t: self._solve(t).system_throughput for t in sorted({low, *lengths, high})}
 
     def _demand(self, threshold: int) -> Demand:
-        return _short_and_long(self._loads.at(threshold))
+        everything = self._loads.at(self._loads.nothing_offloaded).local_seconds
+        demand = _short_and_long(self._loads.at(threshold), everything, len(find_routes(self._loads)))
+        return by_tenant(demand, self._loads)
 
     def _solve(self, threshold: int, splits: Sequence[float] | None = None) -> Solution:
         box = None if splits is None else [(count, count) for count in splits]
@@ -87,8 +89,10 @@ class ManyPd:
     def at(self, threshold: int, splits: Sequence[float]) -> Plan:
         """Return the operating point of a given threshold and splits."""
         loads, solution = self._loads.at(threshold), self._solve(threshold, splits)
-        offload, local = loads.offload_ratio, loads.local_ratio
         deployment, sustained = self._loads.deployment, solution.system_throughput
+        reach = sum(ratio for ratio, within in deployment.traffic if routes_within(self._loads, within)[1].any())
+        offload = loads.offload_ratio * reach
+        local = loads.local_ratio + loads.offload_ratio * (1.0 - reach)
         decode = zip(self._pd, splits, self._loads.decode_seconds(), strict=True)
         remote_flow, local_flow = solution.remote_flows.sum(), solution.local_flows.sum()
         return Plan(
@@ -99,11 +103,11 @@ class ManyPd:
             local_ratio=local,
             mean_offloaded_tokens=loads.mean_offloaded_tokens if offload else None,
             prfaas_throughput=offload * sum(self._loads.remote_rates(loads)) if offload else None,
-            pd_prefill_throughput=self._local(loads, splits) if local else None,
+            pd_prefill_throughput=self._local(loads, splits) if loads.local_ratio else None,
             pd_decode_throughput=sum(c.num_decode(n) / seconds for c, n, seconds in decode),
             system_throughput=sustained,
-            egress_bytes_per_second=sustained * loads.remote_bytes if deployment.prfaas else None,
-            local_bytes_per_second=sustained * loads.local_bytes,
+            egress_bytes_per_second=sustained * loads.remote_bytes * reach if deployment.prfaas else None,
+            local_bytes_per_second=sustained * (loads.local_bytes + loads.remote_bytes * (1.0 - reach)),
             limit=_limit(solution),
             remote_shares=tuple(
                 (solution.remote_flows / remote_flow if remote_flow else solution.remote_flows).tolist()
@@ -119,15 +123,18 @@ class ManyPd:
         )
 
 
-def _short_and_long(loads: Loads) -> Demand:
-    """Return two bins: short requests may only go to local prefill, long ones only to a PrfaaS cluster."""
+def _short_and_long(loads: Loads, everything: Sequence[float], num_routes: int) -> Demand:
+    """Return two bins: short requests may only go to local prefill, long ones only to a PrfaaS cluster.
+
+    `everything` are the seconds of local prefill without offloading.
+    """
     return Demand(
         weight=np.array([loads.local_ratio, loads.offload_ratio]),
         remote_seconds=np.array([[0.0] * len(loads.remote_seconds), loads.remote_seconds]),
-        local_seconds=np.array([loads.local_seconds, [0.0] * len(loads.local_seconds)]),
+        local_seconds=np.array([loads.local_seconds, np.subtract(everything, loads.local_seconds).clip(min=0.0)]),
         kv_bytes=np.array([loads.local_bytes, loads.remote_bytes]),
-        local=[True, not loads.offload_ratio],
-        remote=[not loads.local_ratio, True],
+        local=np.repeat([[True], [not loads.offload_ratio]], len(loads.local_seconds), axis=1),
+        remote=np.repeat([[not loads.local_ratio], [True]], num_routes, axis=1),
     )
 
 

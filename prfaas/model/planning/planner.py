@@ -15,12 +15,17 @@ from prfaas.model.planning.single_pd import SinglePd
 def best_plan(deployment: Deployment, workload: Workload) -> Plan:
     """Return the threshold and the splits that sustain most."""
     loads = LoadModel(deployment, workload)
-    return SinglePd(loads).plan() if len(deployment.pd) == 1 else ManyPd(loads).plan()
+    return SinglePd(loads).plan() if is_single(deployment) else ManyPd(loads).plan()
+
+
+def is_single(deployment: Deployment) -> bool:
+    """Return whether `SinglePd` can plan: there is one PD cluster, and all requests may use every cluster."""
+    return len(deployment.pd) == 1 and not deployment.tenants
 
 
 def relaxed_plan(deployment: Deployment, workload: Workload) -> Plan:
     """Return the best plan faster where there are several PD clusters: splits then need not be whole."""
-    if len(deployment.pd) == 1:
+    if is_single(deployment):
         return best_plan(deployment, workload)
     return ManyPd(LoadModel(deployment, workload)).relaxed()
 

@@ -14,7 +14,7 @@ from prfaas.errors import ConfigError
 from prfaas.model.cost.egress_price import EgressPrice
 from prfaas.model.cost.profile import Profile
 from prfaas.model.cost.roofline import roofline
-from prfaas.model.deployment import ClusterPath, Deployment, Objectives, PdCluster, PrfaasCluster
+from prfaas.model.deployment import ClusterPath, Deployment, Objectives, PdCluster, PrfaasCluster, TenantShare
 from prfaas.model.kv import huggingface
 from prfaas.model.kv.geometry import Geometry
 from prfaas.solve.files import catalog
@@ -70,6 +70,15 @@ class LinkSection:
 
 
 @dataclass(frozen=True)
+class TenantSection:
+    """Tenant that is bound to some clusters; the key in the file is `tenants`."""
+
+    name: str = setting("text", required=True, doc="Name of the tenant.")
+    share: float = setting("ratio", required=True, doc="Its share of the requests.")
+    clusters: tuple[str, ...] = setting("text_list", required=True, doc="Clusters that may see its prompts and KV.")
+
+
+@dataclass(frozen=True)
 class SloSection:
     """Service-level objectives."""
 
@@ -93,6 +102,9 @@ class DeploymentFile:
     prfaas: tuple[PrfaasSection, ...] = setting(records(PrfaasSection), default=(), doc="PrfaaS clusters.")
     pd: tuple[PdSection, ...] = setting(records(PdSection), required=True, doc="PD clusters.")
     links: tuple[LinkSection, ...] = setting(records(LinkSection), default=(), doc="Paths; empty: between all pairs.")
+    tenants: tuple[TenantSection, ...] = setting(
+        records(TenantSection), default=(), doc="Tenants that may not use all clusters, as in the router's settings."
+    )
     slo: SloSection = setting(record(SloSection), doc="Service-level objectives.")
 
 
@@ -121,6 +133,7 @@ def deployment_of(written: DeploymentFile, *, where: str, folder: Path) -> Deplo
         prfaas=tuple(_prfaas(section, model, folder) for section in written.prfaas),
         pd=tuple(_pd(section, model, folder) for section in written.pd),
         paths=tuple(ClusterPath(link.source, link.target, link.bandwidth) for link in written.links),
+        tenants=tuple(TenantShare(each.name, each.share, frozenset(each.clusters)) for each in written.tenants),
         objectives=Objectives(written.slo.decode, written.slo.ttft, written.slo.quantile),
     )
     _check(deployment, where)
@@ -187,5 +200,15 @@ def _check(deployment: Deployment, file: str) -> None:
             raise ConfigError(
                 f"{file}: links: {path.source} -> {path.target}: not a PrfaaS cluster and a PD cluster of this file"
             )
+    _check_tenants(deployment, file)
     if deployment.model.kv_bytes(1) <= 0:
         raise ConfigError(f"{file}: model {deployment.model.name!r} keeps no KV at all")
+
+
+def _check_tenants(deployment: Deployment, file: str) -> None:
+    known, pd = ({cluster.name for cluster in clusters} for clusters in (deployment.clusters, deployment.pd))
+    for tenant in deployment.tenants:
+        if not tenant.clusters <= known or not tenant.clusters & pd:
+            raise ConfigError(f"{file}: tenants: {tenant.name}: clusters must be of this file, a PD cluster among them")
+    if sum(tenant.ratio for tenant in deployment.tenants) > 1.0 + 1e-9:
+        raise ConfigError(f"{file}: tenants: shares add up to 100% at most")
