@@ -12,11 +12,12 @@ from statistics import fmean
 from typing import Any, Literal
 
 from prfaas.manager.dashboard.egress_bill import EgressBill
-from prfaas.manager.dashboard.overview import Overview
+from prfaas.manager.dashboard.overview import FIRST_FULL, Overview
 from prfaas.manager.state.world import OFFLOAD_NOTHING
 
 SAMPLES = 3600  # An hour, about 1 KB per sample with a few paths.
 MAX_CHANGES = 200
+MAX_SENT_CHANGES = 100  # The page gets them every two seconds.
 NUM_STEPS = 120  # Points of a chart, whatever its time range.
 
 ChangeKind = Literal[
@@ -60,6 +61,7 @@ class Sample:
     threshold_tokens: int
     plan_version: int
     plan_limit: str
+    plan_cause: str
     paths: Mapping[str, PathPoint]  # Keyed by "source → destination".
     roles: Mapping[str, str]  # Keyed by instance.
     draining: Mapping[str, str]
@@ -123,7 +125,8 @@ def _drawn(points: Sequence[PathPoint]) -> tuple[float, float, int] | None:
 def changes(before: Sample, now: Sample) -> Iterator[Change]:
     """Yield the differences between two moments."""
     if (now.plan_limit, now.threshold_tokens) != (before.plan_limit, before.threshold_tokens):
-        detail = f"threshold {_moved(before, now)}, limited by {now.plan_limit.replace('_', ' ')}"
+        first_full = FIRST_FULL.get(now.plan_limit, now.plan_limit)
+        detail = f"threshold {_moved(before, now)}: {now.plan_cause}; with more load {first_full} fills first"
         yield Change(now.at, "plan", f"plan {now.plan_version}", detail)
     for name, path in now.paths.items():
         if name in before.paths:
@@ -254,7 +257,7 @@ class Feed:
         return _event("now", self._overview.document() | {"egress": self._bill.document()})
 
     def figures(self, seconds: float, filters: Mapping[str, str]) -> dict[str, Any]:
-        """Return figures, charts and changes of the last `seconds`, of the requests that pass the filters."""
+        """Return figures and charts of the last `seconds`, of the requests that pass the filters, and latest changes."""
         overview, until = self._overview, self._overview.wall_clock()
         since = until - seconds
         actions = [Change(*action) for action in overview.actions]
@@ -266,7 +269,7 @@ class Feed:
             "requests": overview.outcomes.record.figures(since, until, num_steps=NUM_STEPS, filters=filters),
             "history": self._history.steps(since, until, num_steps=NUM_STEPS),
             "cache": overview.cache_hits.figures(since, until),
-            "changes": [asdict(change) for change in changes if change.at >= since],
+            "changes": [asdict(change) for change in changes[:MAX_SENT_CHANGES]],
         }
 
     def _take_sample(self) -> None:
@@ -282,6 +285,7 @@ class Feed:
                 threshold_tokens=overview.routing.threshold_tokens,
                 plan_version=plan.version if plan else 0,
                 plan_limit=plan.limit if plan else "",
+                plan_cause=plan.cause if plan else "",
                 paths={_name(path): _path_sample(path) for path in paths},
                 roles={engine.instance: engine.role for member in live for engine in member.node.engines},
                 draining=dict(plan.draining.items()) if plan else {},

@@ -21,6 +21,7 @@ from prfaas.scheduler.congestion import raised_threshold
 if TYPE_CHECKING:
     from prfaas.manager.planning.planner import Planner
 
+FIRST_FULL = {"prfaas": "PrfaaS prefill", "link": "the link", "pd-prefill": "local prefill", "pd-decode": "decode"}
 MAX_REQUESTS = 50
 MAX_SESSIONS = 20
 MAX_PREFIXES = 12
@@ -53,7 +54,7 @@ class Overview:
             "nodes": [self._node(member) for member in members],
             "links": [link for member in members for link in self._links(member)],
             "paths": list(self.path_records()),
-            "plan": asdict(self.world.plan) if self.world.plan else None,
+            "plan": self._plan(),
             "decisions": counts_by_reason(metrics.MANAGER_DECISIONS),
             "pool": self.world.holdings(),
             "prefixes": self.rebalancer.hot(MAX_PREFIXES),
@@ -61,6 +62,10 @@ class Overview:
             "answered": counts_by_reason(metrics.MANAGER_ANSWERED),
             "requests": list(self._requests()),
         }
+
+    def _plan(self) -> dict[str, Any] | None:
+        plan = self.world.plan
+        return asdict(plan) | {"first_full": FIRST_FULL.get(plan.limit, plan.limit)} if plan else None
 
     def _requests(self) -> Iterator[dict[str, Any]]:
         for key, decision in islice(self.routing.decisions.latest(), MAX_REQUESTS):

@@ -60,6 +60,18 @@ class _Inputs:
     egress_prices: tuple[float, ...]  # Per GB in the present hour, by PrfaaS cluster of the file.
     down: frozenset[Pair] = frozenset()  # Paths whose links are all down.
 
+    def change_since(self, earlier: _Inputs | None) -> str:
+        """Return the change that called for a plan, in words."""
+        if earlier is None:
+            return "first plan"
+        if self.roles != earlier.roles:
+            return "instances changed"
+        if self.egress_prices != earlier.egress_prices:
+            return "the egress price changed"
+        if self.down != earlier.down:
+            return "a path went down or came back"
+        return "recent traffic" if self.has_rates_of(earlier) else "the rate of a link changed"
+
     def has_rates_of(self, earlier: _Inputs) -> bool:
         """Return whether the rates are about the same, and the same paths are down."""
         if self.down != earlier.down or [rate[:2] for rate in self.rates] != [rate[:2] for rate in earlier.rates]:
@@ -183,6 +195,7 @@ class Planner:
 
     async def _plan(self, inputs: _Inputs, roles: RoleAssignment) -> None:
         has_new_prices = self._solved is not None and inputs.egress_prices != self._solved.egress_prices
+        cause = inputs.change_since(self._solved)
         self._solved, self._solved_at = inputs, self._clock()
         deployment, (workload, source) = self._now(inputs), self._traffic_now()
         arrivals = self._traffic.per_second(self._clock())
@@ -219,6 +232,7 @@ class Planner:
             arrivals_per_second=arrivals,
             ttft_seconds=ttft,
             needed_instances=needed,
+            cause=cause,
             all_local_requests_per_second=local.system_throughput,
             all_local_ttft_seconds=local_ttft,
         )

@@ -62,6 +62,7 @@ class ThresholdPlan:
     ttft_seconds: float | None = None  # Mean at these arrivals with queueing; None if unknown or unbounded.
     # Instances by cluster and role of the cheapest fleet for these arrivals; empty while unknown.
     needed_instances: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    cause: str = ""  # Why this plan was made, in words.
     # Estimates for the same traffic without any PrfaaS cluster, with the best split.
     all_local_requests_per_second: float = 0.0
     all_local_ttft_seconds: float | None = None

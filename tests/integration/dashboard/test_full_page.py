@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest_asyncio
 
 from prfaas.index.membership import EngineLoad, Figures, LinkFigures
 from prfaas.manager.daemon import Manager
+from prfaas.manager.state.world import OFFLOAD_NOTHING
 from prfaas.router.routing.reports import RequestReports
 from prfaas.rpc.generated import manager_pb2 as pb
 from prfaas.types import AgentName, InstanceId
@@ -126,8 +128,8 @@ async def test_capacity_is_at_most_what_the_deployment_file_allows(window: Windo
 
 
 async def test_egress_cost_shows_per_hour_and_today(window: Window) -> None:
-    await until_true(lambda: _has(window, ".tile:has-text('Egress cost')", "per hour", "today"))
-    assert not await _has(window, ".tile:has-text('Egress cost')", "0.00per hour")
+    await until_true(lambda: _has(window, ".tile:has-text('Egress cost today')", "per hour", "since"))
+    assert not await _has(window, ".tile:has-text('Egress cost today')", "0.00 per hour")
 
 
 async def test_estimate_without_offloading_shows_beside_today(window: Window) -> None:
@@ -151,6 +153,46 @@ async def test_filter_by_tenant_leaves_the_others_out(window: Window) -> None:
 
 def _count(route: str) -> int:
     return sum(kind == route for kind, _ in recorded_trace())
+
+
+FIRST_SCREEN = {
+    "is it healthy": ("#health-title", "Degraded"),
+    "why did t change": (".tile:has-text('Threshold t')", "fills first"),
+    "which link is full": (".tile:has-text('Fullest link')", f"{EAST} → west"),
+    "why did this request go there": ("#latest-request", "uncached tokens, t"),
+    "what did today's egress cost": (".tile:has-text('Egress cost today')", "per hour"),
+    "what happened then": ("#events li >> nth=0", ":"),
+}
+
+
+@pytest.mark.parametrize("question", FIRST_SCREEN)
+async def test_first_screen_answers(window: Window, question: str) -> None:
+    selector, words = FIRST_SCREEN[question]
+    await window.page.set_viewport_size({"width": 1440, "height": 1000})
+    await until_true(lambda: _has(window, selector, words))
+    box = await window.page.locator(selector).first.bounding_box()
+    assert box is not None and box["y"] + box["height"] <= 1000
+
+
+async def test_panels_without_requests_say_so(window: Window, manager: Manager) -> None:
+    assert window.page.context.browser is not None
+    empty = Window(await window.page.context.browser.new_page())
+    await empty.page.goto(f"http://{manager.http_address}/dashboard/#cluster=nowhere")
+    await until_true(lambda: _has(empty, "#phases-bars", "No completed request"))
+    assert await _has(empty, ".tile:has-text('TTFT, remote')", "none")
+    assert "NaN" not in await empty.text("main")
+    await empty.page.close()
+
+
+async def test_threshold_without_limit_is_shown_in_words(window: Window, manager: Manager) -> None:
+    plan = manager.world.plan
+    assert plan is not None
+    manager.world.plan = replace(plan, threshold_tokens=OFFLOAD_NOTHING)
+    try:
+        await until_true(lambda: _has(window, ".tile:has-text('Threshold t')", "no limit"))
+        assert "2,147,483,647" not in await window.text("main")
+    finally:
+        manager.world.plan = plan
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1440, 3840])

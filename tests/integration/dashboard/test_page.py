@@ -169,6 +169,8 @@ async def test_changed_link_shows_at_once(stage: Stage) -> None:
     stage.link = replace(BUSY, bytes_per_second=100e6, capacity_bytes_per_second=250e6)
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "800 Mbit/s", "2.0 Gbit/s", "40 %"))
     await stage.until_right("paths")
+    stage.link = replace(BUSY, retransmit_ratio=0.5)  # TCP retransmits without losses too, when a queue is full.
+    await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "congested (retransmissions)"))
     stage.link = replace(BUSY, is_down=True)
     await until_true(lambda: _has(stage.row_of("paths-table", "east → west"), "down"))
     await until_true(lambda: _has(stage.event("link_down"), "east → west"))
@@ -202,7 +204,7 @@ async def test_request_shows_with_session_prefix_and_explanation(stage: Stage) -
     page = stage.window.page
     await stage.ask(640)
     await until_true(
-        lambda: _has(stage.row_of("requests-table", "s640"), "local", "short", "640", "320", "as decided", "2.5 s")
+        lambda: _has(stage.row_of("requests-table", "s640"), "local", "short", "640", "320500", "as decided", "2.5 s")
     )
     await until_true(lambda: _has(stage.row_of("sessions-table", "s640"), "d1", "640 tokens"))
     await until_true(lambda: _has(stage.row_of("prefixes-table", "tiny"), "320", "d1, p1"))

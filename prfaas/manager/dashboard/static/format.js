@@ -20,6 +20,7 @@ export const percent = (ratio) => `${(ratio * 100).toFixed(ratio > 0 && ratio < 
 export const isNoLimit = (value) => value >= NO_LIMIT;
 export const tokens = (value) => (isNoLimit(value) ? "no limit" : count(value));
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+export const when = (at) => (Date.now() / 1000 - at < 43_200 ? clock(at) : `${new Date(at * 1000).toLocaleDateString("en-GB")} ${clock(at)}`);
 export const money = (value) => value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: value && value < 0.1 ? 4 : 2 });
 
 export function rate(perSecond) {

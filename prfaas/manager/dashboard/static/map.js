@@ -11,7 +11,10 @@ const MAGNIFIED_FROM = 900;
 const MAX_MAGNIFICATION = 1.6;
 const MAX_DOTS = 14;
 const TRACK = 14; // Width of a line at capacity.
+export const FULL_RATIO = 0.85; // Share of its capacity from which a link is called full.
 const RECOVERS_BELOW = 0.6; // Pressure below which congestion control lowers t again.
+
+const ROLES = { prefill: "prefills", decode: "decodes", both: "prefills and decodes" };
 
 // Words for the signals of congestion. TCP retransmits what a full queue drops, also on a line without losses.
 export const SIGNALS = { utilisation: "utilization", queue: "queue", loss: "retransmissions", rtt: "round trip" };
@@ -38,7 +41,7 @@ export function stateOf(path) {
   if (path.is_down) return { word: "down", mood: "bad" };
   if (path.multiplier > 1 && path.pressure < RECOVERS_BELOW) return { word: "recovering", mood: "busy" };
   if (path.multiplier > 1) return { word: `congested (${SIGNALS[path.cause] ?? path.cause})`, mood: "busy" };
-  if (usage(path) > 0.85) return { word: "full", mood: "busy" };
+  if (usage(path) > FULL_RATIO) return { word: "full", mood: "busy" };
   return path.bytes_per_second > 0 ? { word: "carries", mood: "good" } : { word: "idle", mood: "idle" };
 }
 
@@ -113,7 +116,7 @@ function label(path, { middle: [x, y] }, { isListed, roundTrip }) {
   const { word, mood } = stateOf(path);
   const share = usage(path);
   const figures = path.is_down ? "" : `${bitRate(path.bytes_per_second)}${share === null ? "" : ` · ${percent(share)}`}`;
-  const details = [word, roundTrip ? seconds(roundTrip) : "", path.multiplier > 1 ? `t ${tokens(path.threshold_tokens)}` : ""].filter(Boolean).join(" · ");
+  const details = [word, roundTrip ? `RTT ${seconds(roundTrip)}` : "", path.multiplier > 1 ? `t ${tokens(path.threshold_tokens)}` : ""].filter(Boolean).join(" · ");
   const attributes = { "data-metric": metric("prfaas_manager_path_bytes_per_second", { source: path.source, destination: path.destination }), "data-value": path.bytes_per_second };
   if (isListed) return svg("text", { x, y, class: mood === "good" ? "" : mood, ...attributes }, `${nameOf(path)}: ${[figures, details].filter(Boolean).join(" · ")}`);
   const width = 7.2 * Math.max(figures.length, details.length) + 22;
@@ -180,7 +183,7 @@ function lane(from, to, { position, listTop }) {
 
 function box(cluster, { x, y, width = BOX.width }) {
   const left = x + 14;
-  const roles = Object.entries(cluster.roles).map(([role, number]) => `${number} ${role}`).join(", ") || "no instances";
+  const roles = Object.entries(cluster.roles).map(([role, number]) => `${number} ${ROLES[role] ?? role}`).join(", ") || "no instances";
   const used = cluster.usage.length ? cluster.usage.reduce((sum, value) => sum + value, 0) / cluster.usage.length : 0;
   const inner = Math.max(0, width - 28);
   const running = { "data-metric": metric("prfaas_manager_running_requests", { cluster: cluster.name }), "data-value": cluster.running };

@@ -29,7 +29,7 @@ export class Plot {
     addEventListener("colors", () => this.rebuild());
   }
 
-  // `series`: [{name, values, color, dashed, fill, latest}] over the steps of `figures`; `marks` are events with a time and a mood.
+  // `series`: [{name, values, color, dashed, fill, latest}] over the steps of `figures`; `marks` are events with a time, a mood and a title.
   update(figures, series, marks = []) {
     const isNew = figures !== this.figures;
     this.figures = figures;
@@ -87,7 +87,10 @@ export class Plot {
     const { ctx, bbox } = plot;
     ctx.save();
     ctx.setLineDash([3, 4]);
-    for (const { at, mood } of this.marks ?? []) {
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    let labelledTo = bbox.left;
+    for (const { at, mood, title } of [...(this.marks ?? [])].sort((a, b) => a.at - b.at)) {
       const x = Math.round(plot.valToPos(at, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.strokeStyle = resolved(`--${mood || "faint"}`);
@@ -95,6 +98,11 @@ export class Plot {
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
+      const end = x + ctx.measureText(title).width + 10 * devicePixelRatio;
+      if (x < labelledTo || end > bbox.left + bbox.width) continue;
+      labelledTo = end;
+      ctx.fillStyle = ctx.strokeStyle;
+      ctx.fillText(title, x + 4 * devicePixelRatio, bbox.top + 11 * devicePixelRatio);
     }
     ctx.restore();
   }

@@ -1,9 +1,9 @@
 // Tiles of the key figures.
 
 import { byId, html, metric, setText, svg } from "./dom.js";
-import { bitRate, clock, count, isNoLimit, money, percent, rate, seconds, tokens } from "./format.js";
+import { bitRate, clock, count, isNoLimit, money, percent, rate, seconds, tokens, when } from "./format.js";
 import { coveredSeconds } from "./health.js";
-import { nameOf, SIGNALS } from "./map.js";
+import { FULL_RATIO, nameOf, SIGNALS } from "./map.js";
 import { DISTANCE_PHASES } from "./ttft.js";
 
 const LATELY_SECONDS = 60;
@@ -50,7 +50,7 @@ function requestRate(view) {
   const { requests } = view.figures;
   const failed = requests.outcomes.failed + requests.outcomes.broken;
   const note = `${count(requests.num_requests)} in range, ${failed ? `${count(failed)} failed` : "none failed"}`;
-  return { title: "Requests", figure: rate(requests.num_requests / coveredSeconds(view)), unit: "/s", note, spark: requests.steps.requests };
+  return { title: "Request rate", figure: rate(requests.num_requests / coveredSeconds(view)), unit: "requests/s", note, spark: requests.steps.requests };
 }
 
 // Routers decide short prompts by themselves, without telling the manager their length.
@@ -59,7 +59,7 @@ function tokenRate(view) {
   const note = requests.num_counted < requests.num_requests
     ? `of the ${count(requests.num_counted)} requests routed here`
     : `${count(requests.num_requests ? requests.prompt_tokens / requests.num_requests : 0)} a request`;
-  return { title: "Prompt tokens", figure: rate(requests.prompt_tokens / coveredSeconds(view)), unit: "/s", note, spark: requests.steps.prompt_tokens };
+  return { title: "Prompt token rate", figure: rate(requests.prompt_tokens / coveredSeconds(view)), unit: "tokens/s", note, spark: requests.steps.prompt_tokens };
 }
 
 function firstToken({ figures }, route) {
@@ -89,14 +89,15 @@ function threshold({ now, figures }) {
   const last = figures.changes.find((change) => THRESHOLD_KINDS.includes(change.kind));
   const tile = { title: "Threshold t", figure: tokens(value), unit: isNoLimit(value) ? "" : "tokens", metric: metric("prfaas_manager_threshold_tokens"), value };
   if (raised) {
-    const since = last ? `, since ${clock(last.at)}` : "";
-    return { ...tile, mood: "busy", note: `${tokens(raised.threshold_tokens)} on ${nameOf(raised)} (×${raised.multiplier.toFixed(0)}): ${SIGNALS[raised.cause] ?? "congestion"}${since}` };
+    const since = last ? `, since ${when(last.at)}` : "";
+    const why = `${tokens(value)} × ${raised.multiplier.toFixed(0)} on ${nameOf(raised)} for congestion (${SIGNALS[raised.cause] ?? "recovering"})${since}`;
+    return { title: tile.title, figure: tokens(raised.threshold_tokens), unit: "tokens", mood: "busy", note: why };
   }
-  return { ...tile, note: last ? `${clock(last.at)} ${last.subject}: ${last.detail}` : reasonOf(now) };
+  return { ...tile, note: last ? `${when(last.at)} ${last.subject}: ${last.detail}` : reasonOf(now) };
 }
 
 function reasonOf({ plan, manager }) {
-  if (plan) return `plan ${plan.version}: limited by ${plan.limit.replaceAll("_", " ")}`;
+  if (plan) return `plan ${plan.version}: ${plan.cause}; with more load ${plan.first_full} fills first`;
   return manager.can_plan ? "configured; no plan yet" : "configured";
 }
 
@@ -111,21 +112,22 @@ function tightestLink({ now, figures }) {
     const capacity = Math.max(goodput, path.capacity_bytes_per_second || points.findLast((point) => point?.[1])?.[1] || 0);
     return { path, goodput, capacity, share: capacity ? goodput / capacity : 0 };
   }).filter((item) => item.capacity);
-  const title = "Tightest link";
+  const title = "Fullest link";
   const [first] = known.sort((a, b) => b.share - a.share);
   if (!first) return { title, figure: "unknown", note: "no link's capacity is known yet" };
   const { path, goodput, capacity, share } = first;
-  const note = `${nameOf(path)}: ${bitRate(goodput)} of ${bitRate(capacity)}, mean of a minute`;
-  return { title, figure: percent(share), unit: "used", note, mood: path.is_down ? "bad" : share > 0.85 ? "busy" : "", split: [{ share, color: 0 }] };
+  const isFull = share > FULL_RATIO;
+  const note = `${isFull ? "full" : "no link is full"}; ${nameOf(path)}: ${bitRate(goodput)} of ${bitRate(capacity)}, mean of a minute`;
+  return { title, figure: percent(share), unit: "used", note, mood: path.is_down ? "bad" : isFull ? "busy" : "", split: [{ share, color: 0 }] };
 }
 
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function egress({ now }) {
-  const title = "Egress cost";
+  const title = "Egress cost today";
   if (!now.egress.length) return { title, figure: "no price", note: "set egress_price in the deployment file" };
   const sum = (name) => now.egress.reduce((total, item) => total + item[name], 0);
-  return { title, figure: money(sum("per_hour")), unit: "per hour", note: `${money(sum("today"))} today, since ${clock(now.egress[0].since)}` };
+  return { title, figure: money(sum("today")), unit: `since ${clock(now.egress[0].since)}`, note: `${money(sum("per_hour"))} per hour now` };
 }
 
 function cacheHits({ figures }) {

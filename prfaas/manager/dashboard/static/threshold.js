@@ -35,5 +35,5 @@ export class Threshold {
 function planWords({ plan, manager }) {
   if (!plan) return manager.can_plan ? "No plan yet: the configured threshold applies." : "No deployment file, so no plan: the configured threshold applies.";
   const sources = Object.entries(plan.inputs).map(([what, source]) => `${what}: ${source}`).join("; ");
-  return `Plan ${plan.version} of ${clock(plan.made_at)} sustains ${plan.requests_per_second.toFixed(2)} requests per second, limited by ${plan.limit.replaceAll("_", " ")}. Inputs: ${sources}.`;
+  return `Plan ${plan.version} of ${clock(plan.made_at)} sustains ${plan.requests_per_second.toFixed(2)} requests per second, until ${plan.first_full} is full. Reason: ${plan.cause}. Inputs: ${sources}.`;
 }

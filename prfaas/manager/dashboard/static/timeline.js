@@ -1,7 +1,7 @@
 // Timeline of incidents, changes and operators' actions, newest first.
 
 import { byId, html, setText } from "./dom.js";
-import { clock, seconds } from "./format.js";
+import { seconds, when } from "./format.js";
 
 const KINDS = {
   plan: ["New plan", ""],
@@ -28,7 +28,7 @@ export const moodOf = (change) => KINDS[change.kind]?.[1] ?? "";
 const STEPWISE = ["congestion", "calm"]; // A threshold moves in steps.
 
 // Events that a chart marks: not those that its own lines show.
-export const marksOf = (figures) => figures.changes.filter(({ kind }) => kind !== "plan" && !STEPWISE.includes(kind)).map((change) => ({ at: change.at, mood: moodOf(change) }));
+export const marksOf = (figures) => figures.changes.filter(({ kind }) => kind !== "plan" && !STEPWISE.includes(kind)).map((change) => ({ at: change.at, mood: moodOf(change), title: KINDS[change.kind]?.[0] ?? change.kind }));
 
 // Steps of one movement of t become one event, with its last step.
 function movements(changes) {
@@ -44,9 +44,10 @@ function movements(changes) {
 
 export function showTimeline({ figures }) {
   const { since, until } = figures;
+  const numLate = figures.changes.filter((change) => change.at >= since).length;
   const changes = movements(figures.changes);
   const span = seconds(until - since);
-  setText(byId("timeline-words"), changes.length ? `${changes.length} ${changes.length === 1 ? "event" : "events"} in the last ${span}` : `Nothing happened in the last ${span}.`);
+  setText(byId("timeline-words"), `${numLate || "No"} ${numLate === 1 ? "event" : "events"} in the last ${span}${changes.length ? ". Newest first." : "."}`);
   const list = byId("events");
   const known = new Map([...list.children].map((item) => [item.dataset.key, item]));
   const wanted = changes.map((change) => {
@@ -60,7 +61,7 @@ function entry(change, key) {
   const [title, mood] = KINDS[change.kind] ?? [change.kind, ""];
   const at = new Date(change.at * 1000).toISOString();
   return html("li", { class: mood, "data-key": key, "data-kind": change.kind },
-    html("time", { datetime: at }, clock(change.at)),
+    html("time", { datetime: at }, when(change.at)),
     html("p", {}, html("strong", {}, title), ` ${change.subject}`),
-    html("p", { class: "detail" }, change.detail, change.steps > 1 ? `; ${change.steps} steps since ${clock(change.since)}` : ""));
+    html("p", { class: "detail" }, change.detail, change.steps > 1 ? `; ${change.steps} steps since ${when(change.since)}` : ""));
 }
