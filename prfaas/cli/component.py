@@ -62,10 +62,12 @@ def check_named_files(settings: Any) -> None:
         _CHECKS[type(settings)](settings)
 
 
-def _check_certificates(tls: TlsConfig, load: Callable[[], object], *, setting: str = "tls") -> None:
+def _check_certificates(
+    tls: TlsConfig, *, load: Callable[[TlsConfig], object] = Certificates.of, setting: str = "tls"
+) -> None:
     """Load the certificates of a setting. On failure, name the file at fault."""
     try:
-        load()
+        load(tls)
     except (ConfigError, OSError) as error:  # SSLError is a subclass of OSError.
         for name, read in _READ.items():
             _check_file(f"{setting}.{name}", getattr(tls, name), read)
@@ -95,12 +97,12 @@ _READ: Mapping[str, Callable[[Path], object]] = {
 
 def _check_agent(settings: AgentConfig) -> None:
     grants.read_secret(settings.secret_file)
-    _check_certificates(settings.tls, lambda: Certificates.of(settings.tls))  # Managers always ask for them.
+    _check_certificates(settings.tls)  # Managers always ask for them.
 
 
 def _check_manager(settings: ManagerConfig) -> None:
     grants.read_secret(settings.secret_file)
-    _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
+    _check_certificates(settings.tls)
     policy = startup.load_extra("prfaas.manager.routing.policy", extra="site")
     policy.read_endpoint_picker(settings.endpoint_picker)
     policy.read_ppd_table(settings.ppd_table)
@@ -122,8 +124,8 @@ def _check_deployment(file: Path) -> None:
 
 def _check_router(settings: RouterConfig) -> None:
     grants.read_secret(Path(settings.secret_file))
-    _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
-    _check_certificates(settings.client_tls, settings.client_certificates, setting="client_tls")
+    _check_certificates(settings.tls)
+    _check_certificates(settings.client_tls, setting="client_tls")
     Tenants.of_config(settings).check(read_clients(settings.api_keys_file, setting="api_keys_file").values())
     read_clients(settings.operator_keys_file, setting="operator_keys_file")
     read_key(settings.engine_api_key_file, setting="engine_api_key_file")
@@ -131,11 +133,11 @@ def _check_router(settings: RouterConfig) -> None:
 
 def _check_sidecar(settings: SidecarConfig) -> None:
     AllowList(settings.prefill_hosts)
-    _check_certificates(settings.tls, lambda: settings.certificates(alpn_protocols=()))
+    _check_certificates(settings.tls)
 
 
 def _check_colocate(settings: ColocateConfig) -> None:
-    _check_certificates(settings.tls, settings.certificates)
+    _check_certificates(settings.tls)
     if settings.profile is not None:
         try:
             startup.load_extra("prfaas.solve.files.profile_file", extra="site").read_colocation(settings.profile)
@@ -145,7 +147,7 @@ def _check_colocate(settings: ColocateConfig) -> None:
 
 def _check_console(settings: ConsoleConfig) -> None:
     read_key(settings.router_key_file, setting="router_key_file")
-    _check_certificates(settings.tls, lambda: tls_of(settings.tls))
+    _check_certificates(settings.tls, load=tls_of)
 
 
 _CHECKS: Mapping[type[Any], Callable[[Any], None]] = {

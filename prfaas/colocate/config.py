@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from prfaas.config import record, setting
 from prfaas.config_checks import GIVEN, check_consent, check_socket_path, check_tls
-from prfaas.transport.net.tls import TLS_DOC, Certificates, TlsConfig
+from prfaas.transport.net.tls import TLS_DOC, TlsConfig
 
 _VLLM = "a flag of vLLM, behind `--`"
 
@@ -68,7 +68,3 @@ class ColocateConfig:
         check_consent(self, "listen")
         if self.agent_socket is not None:
             check_socket_path("agent_socket", self.agent_socket)
-
-    def certificates(self) -> Certificates | None:
-        """Return the certificates for clients, or None for plain text. Raise ConfigError for unusable ones."""
-        return Certificates.of(self.tls, alpn_protocols=("http/1.1",))

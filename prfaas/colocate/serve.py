@@ -25,6 +25,7 @@ from prfaas.colocate import settings
 from prfaas.colocate.channel import SOCKET_VARIABLE
 from prfaas.colocate.config import ColocateConfig
 from prfaas.errors import ConfigError, MissingExtraError
+from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import tls_proxy_for
 from prfaas.units import split_address
 
@@ -50,7 +51,7 @@ async def serve(config: ColocateConfig, vllm_flags: Sequence[str]) -> None:
         environment = os.environ | engine_environment(socket)
         door = tls_proxy_for(
             config.listen,
-            config.certificates(),
+            Certificates.of(config.tls, alpn_protocols=("http/1.1",)),
             setting="listen",
             allows_plaintext=config.insecure_plaintext,
             refused=lambda reason: log.info("client.refused", reason=reason),

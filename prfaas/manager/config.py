@@ -18,7 +18,7 @@ from prfaas.config_checks import (
     check_url,
 )
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.net.tls import TLS_DOC, Certificates, TlsConfig
+from prfaas.transport.net.tls import TLS_DOC, TlsConfig
 from prfaas.types import LocalPolicy, OwnPolicy
 from prfaas.units import choice
 
@@ -197,11 +197,3 @@ class ManagerConfig:
         check_tls(self)
         check_consent(self, "listen", "http_listen")
         check_apart(self, "listen", "http_listen")
-
-    def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
-        """Return the certificates of the listeners, or None for plain text.
-
-        Raises:
-            ConfigError: they cannot be used.
-        """
-        return Certificates.of(self.tls, alpn_protocols=alpn_protocols)

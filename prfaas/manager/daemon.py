@@ -37,6 +37,7 @@ from prfaas.manager.routing.router import RequestRouter
 from prfaas.manager.state.running_clock import RunningClock
 from prfaas.manager.state.world import World
 from prfaas.rpc.tasks import cancel_tasks, restarting_task
+from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import INNER, tls_proxy_for
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Manager:
         self._feed = Feed(overview)
         self._http_proxy = tls_proxy_for(
             config.http_listen,
-            config.certificates(alpn_protocols=("http/1.1",)),
+            Certificates.of(config.tls, alpn_protocols=("http/1.1",)),
             setting="http_listen",
             allows_plaintext=config.insecure_plaintext,
             refused=lambda reason: metrics.MANAGER_TLS_REFUSALS.labels(port="pages", reason=reason).inc(),

@@ -21,7 +21,7 @@ from prfaas.config_checks import (
     check_url,
 )
 from prfaas.tracing import SETTING_DOC
-from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
+from prfaas.transport.net.tls import TLS_DOC, EngineTls, TlsConfig
 from prfaas.types import ClusterKind, ClusterName, InstanceRole, LocalPolicy
 from prfaas.units import choice, is_loopback, split_address
 
@@ -288,11 +288,3 @@ class RouterConfig:
         return {
             tenant.tenant: frozenset(map(ClusterName, tenant.clusters)) for tenant in self.tenants if tenant.clusters
         }
-
-    def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
-        """Return the certificates for gateways and managers; None for plain text. Raise ConfigError if they are unusable."""
-        return Certificates.of(self.tls, alpn_protocols=alpn_protocols)
-
-    def client_certificates(self) -> Certificates | None:
-        """Return the certificates for clients; None for plain text. Raise ConfigError if they are unusable."""
-        return Certificates.of(self.client_tls, alpn_protocols=("http/1.1",))

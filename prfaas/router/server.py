@@ -76,7 +76,7 @@ async def open_router(config: RouterConfig, secret: bytes, *, picker: OpenPicker
     Raises:
         ConfigError: the address cannot be bound.
     """
-    certificates = config.client_certificates()
+    certificates = Certificates.of(config.client_tls, alpn_protocols=("http/1.1",))
     descriptors_each = PLAIN_DESCRIPTORS if certificates is None else TLS_DESCRIPTORS
     budget = ConnectionBudget(max_connections(config.limits, descriptors_each=descriptors_each))
     proxy = _client_proxy(config, certificates, budget) if certificates is not None else None
@@ -186,7 +186,7 @@ async def _running_router(
         tenants=Tenants.of_config(config),
     )
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")
-    certificates = config.certificates(alpn_protocols=()) if config.engine_tls == "deployment" else None
+    certificates = Certificates.of(config.tls) if config.engine_tls == "deployment" else None
     async with engine_session(engine_key, certificates) as session, follow_certificates(certificates):
         fleet = Fleet(config, session)
         manager = DecisionClient(config, secret, fleet) if config.managers else None

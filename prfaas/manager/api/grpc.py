@@ -29,6 +29,7 @@ from prfaas.rpc.methods import SCALER_SERVICE, SERVICE_NAME, server_handlers
 from prfaas.rpc.streams import BATCHES_KEY
 from prfaas.rpc.tokens import REASON_KEY, WRITER_KEY, caller
 from prfaas.rpc.translate import command_message, copy_end_from, node_from
+from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import TlsProxy
 from prfaas.types import AgentName, TransferId
 from prfaas.units import split_address
@@ -96,7 +97,7 @@ class GrpcServer:
         Raises:
             ConfigError: the address is taken, or the certificates cannot be used.
         """
-        config, certificates = self._config, self._config.certificates(alpn_protocols=("h2",))
+        config, certificates = self._config, Certificates.of(self._config.tls, alpn_protocols=("h2",))
         if certificates is not None:
             refused = metrics.MANAGER_TLS_REFUSALS
             self._proxy = TlsProxy(

@@ -31,6 +31,7 @@ from prfaas.router.openai.headers import request_id_of
 from prfaas.router.openai.request import MAX_BODY_BYTES
 from prfaas.router.routing.record import RequestRecord
 from prfaas.rpc.methods import read_message
+from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import INNER, TlsProxy
 from prfaas.units import split_address
 
@@ -191,7 +192,7 @@ async def _valid_messages(messages: Any, context: Any) -> AsyncIterator[Any]:
 
 def _gateway_proxy(config: RouterConfig) -> TlsProxy | None:
     """Return the TLS proxy in front of the port. Gateways must show a certificate of the same authority."""
-    certificates = config.certificates(alpn_protocols=("h2",))
+    certificates = Certificates.of(config.tls, alpn_protocols=("h2",))
     if certificates is None:
         return None
     refusals = metrics.GATEWAY_REFUSALS

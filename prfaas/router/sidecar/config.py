@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from prfaas.config import record, setting
 from prfaas.config_checks import check_apart, check_consent, check_engine_tls, check_tls, check_url
-from prfaas.transport.net.tls import TLS_DOC, Certificates, EngineTls, TlsConfig
+from prfaas.transport.net.tls import TLS_DOC, EngineTls, TlsConfig
 from prfaas.units import choice
 
 Protocol = Literal["nixl", "prfaas"]
@@ -64,7 +64,3 @@ class SidecarConfig:
         check_engine_tls(self)
         check_apart(self, "listen", "status_listen")
         check_url("engine_url", self.engine_url)
-
-    def certificates(self, *, alpn_protocols: tuple[str, ...]) -> Certificates | None:
-        """Return the certificates for peers; None for plain text. Raise ConfigError if they are unusable."""
-        return Certificates.of(self.tls, alpn_protocols=alpn_protocols)

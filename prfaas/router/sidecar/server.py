@@ -36,6 +36,7 @@ from prfaas.router.routing.serve import stream_response
 from prfaas.router.server import engine_session, follow_certificates, serve_app
 from prfaas.router.sidecar.config import SidecarConfig
 from prfaas.router.sidecar.prefill_host import AllowList, PrefillHostRefused, named_host
+from prfaas.transport.net.tls import Certificates
 from prfaas.transport.net.tls_proxy import tls_proxy_for
 from prfaas.types import AgentName, ClusterName, InstanceId, InstanceRole
 
@@ -180,7 +181,7 @@ async def open_sidecar(config: SidecarConfig) -> AsyncIterator[str]:
     Raises:
         ConfigError: the address cannot be bound, or the certificates are unusable.
     """
-    certificates = config.certificates(alpn_protocols=()) if config.engine_tls == "deployment" else None
+    certificates = Certificates.of(config.tls) if config.engine_tls == "deployment" else None
     async with (
         engine_session("", certificates) as session,
         follow_certificates(certificates),
@@ -195,7 +196,7 @@ async def _serve_port(app: web.Application, config: SidecarConfig, setting: Port
     listen: str = getattr(config, setting)
     proxy = tls_proxy_for(
         listen,
-        config.certificates(alpn_protocols=("http/1.1",)),
+        Certificates.of(config.tls, alpn_protocols=("http/1.1",)),
         setting=setting,
         allows_plaintext=config.insecure_plaintext,
         refused=lambda reason: metrics.SIDECAR_TLS_REFUSALS.labels(port=setting, reason=reason).inc(),
