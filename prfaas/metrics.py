@@ -130,11 +130,6 @@ TTFT_SECONDS = Histogram(
     ("route",),
     buckets=TTFT_BUCKETS_SECONDS,
 )
-QUOTA_REFUSALS = Counter(
-    "prfaas_router_quota_refusals",
-    "Requests beyond a client's quota (429). limit is requests or tokens.",
-    ("client", "limit"),
-)
 CLIENT_REFUSALS = Counter(
     "prfaas_router_client_refusals",
     "Connections, late headers and bodies, and requests refused by the limits on clients.",
@@ -145,7 +140,7 @@ PAGE_REFUSALS = Counter(
 )
 CLIENT_TOKENS = Counter(
     "prfaas_router_client_tokens",
-    "Tokens charged to a client: prompt tokens on arrival, answer tokens at the end.",
+    "Tokens of a client's answered requests, prompts and answers together.",
     ("client",),
 )
 ROUTER_TASKS_ENDED = Counter(

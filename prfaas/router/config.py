@@ -60,17 +60,6 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True)
-class QuotaConfig:
-    """Quota of one client."""
-
-    client: str = setting("text", required=True, doc="Client name in `api_keys_file`.")
-    requests_per_minute: int = setting("count", default=0, doc="Requests per minute; 0: no limit.")
-    tokens_per_minute: int = setting(
-        "tokens", default=0, doc="Tokens per minute, prompts and answers together; 0: no limit."
-    )
-
-
-@dataclass(frozen=True)
 class ClientTenantConfig:
     """Clients that share a cache."""
 
@@ -110,6 +99,9 @@ class RouterConfig:
         "without_prefill": "without a prefill instance the decode instance prefills",
         "max_transfer_bytes": "a transfer may bring 64 GiB",
         "max_body_bytes": "a request body may have 32 MiB",
+        "requests_per_minute": "a gateway before the router limits the rates of clients",
+        "tokens_per_minute": "a gateway before the router limits the rates of clients",
+        "quotas": "a gateway before the router limits the rates of clients",
         "fetch_timeout": "a request waits at most 10 s for a prefix",
         "breaker_failures": "the circuit breaker opens after 5 failures in a row",
         "breaker_seconds": "the circuit breaker stays open for 10 s",
@@ -182,17 +174,6 @@ class RouterConfig:
         default=None,
         doc="Operators' keys for /metrics, /debug/decision, /health's instances; empty: open only without `api_keys_file`.",
     )
-    requests_per_minute: int = setting(
-        "count",
-        default=0,
-        doc="Requests per minute of each client outside `quotas`, then status 429; 0: no limit.",
-    )
-    tokens_per_minute: int = setting(
-        "tokens", default=0, doc="The same limit in tokens, prompts and answers together; 0: no limit."
-    )
-    quotas: tuple[QuotaConfig, ...] = setting(
-        records(QuotaConfig), default=(), doc="Quotas of single clients; each router counts for itself."
-    )
     tenants: tuple[ClientTenantConfig, ...] = setting(
         records(ClientTenantConfig),
         default=(),
@@ -261,8 +242,6 @@ class RouterConfig:
             raise ValueError("clusters: no pd cluster with an instance and no managers; no instance can decode")
 
     def _check_clients(self) -> None:
-        if len({quota.client for quota in self.quotas}) < len(self.quotas):
-            raise ValueError("quotas: a client is named twice")
         members = [client for tenant in self.tenants for client in tenant.clients]
         if len({tenant.tenant for tenant in self.tenants}) < len(self.tenants) or len(set(members)) < len(members):
             raise ValueError("tenants: a tenant is named twice, or a client belongs to two")

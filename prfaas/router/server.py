@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -17,7 +16,7 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegClient
 from prfaas.router.ext_proc.endpoint_choice import EndpointChooser
-from prfaas.router.http.admission import OperatorKeys, Quotas, RequestAdmission, Tenants, read_clients, read_key
+from prfaas.router.http.admission import OperatorKeys, RequestAdmission, Tenants, read_clients, read_key
 from prfaas.router.http.app import Router, UnhandledRequests, make_app
 from prfaas.router.http.budget import ClientBudget
 from prfaas.router.http.limits import (
@@ -182,7 +181,6 @@ async def _running_router(
     admission = RequestAdmission(
         keys,
         max_requests=config.max_requests,
-        quotas=Quotas(config, time.monotonic),
         tenants=Tenants.of_config(config),
     )
     engine_key = read_key(config.engine_api_key_file, setting="engine_api_key_file")

@@ -11,7 +11,7 @@ from prfaas.router.engines.fleet import Fleet, Instance
 from prfaas.router.http.admission import Client, RequestAdmission
 from prfaas.router.http.proxy import check_path
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER, SESSION_HEADER, session_of
-from prfaas.router.openai.request import BYTES_PER_TOKEN, ENDPOINTS, parse, prepare_forwarded
+from prfaas.router.openai.request import ENDPOINTS, parse, prepare_forwarded
 from prfaas.router.routing.plan import RoutePlan
 from prfaas.router.routing.record import RequestRecord, RequestRecords
 from prfaas.router.routing.serve import NoEngineReady, RequestHandler
@@ -63,7 +63,7 @@ class EndpointChooser:
         """Return the client of a request, and keep its record. Only the gateway can count the tokens of the answer.
 
         Raises:
-            AdmissionRefused: there is no valid key, or the client's quota is used up.
+            AdmissionRefused: there is no valid key.
         """
         client = self.admission.admit(headers.get("authorization"))
         record.client = client.name
@@ -85,7 +85,6 @@ class EndpointChooser:
             check_path(path)
             forwarded = prepare_forwarded(request.body, tenant=client.tenant)
             choice, body = self._choose_any(request, record, forwarded.model), forwarded.raw
-            num_tokens = len(request.body) // BYTES_PER_TOKEN
         else:
             parsed = parse(endpoint, request.body, tenant=client.tenant)
             session = session_of(request.headers.get(SESSION_HEADER))
@@ -93,8 +92,6 @@ class EndpointChooser:
             facts = replace(routing.facts, excluded=self._outside(request.subset))
             record.plan = await self.handler.decisions.plan(replace(routing, facts=facts))
             choice, body = self._follow(record.plan, record), parsed.raw
-            num_tokens = facts.num_prompt_tokens if facts.counted else parsed.estimated_prompt_tokens
-        self.admission.charge(client, num_tokens)
         if body == request.body:
             return choice
         return replace(choice, body=body, headers={**choice.headers, "content-length": str(len(body))})

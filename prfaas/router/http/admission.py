@@ -1,16 +1,14 @@
-"""Admission of requests: API keys, quotas, concurrent requests, and the tenant whose cache a client uses."""
+"""Admission of requests: API keys, concurrent requests, and the tenant whose cache a client uses."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from prfaas import grants, metrics
+from prfaas import grants
 from prfaas.config_checks import check_salt
 from prfaas.errors import ConfigError
 from prfaas.router.config import RouterConfig
@@ -18,19 +16,15 @@ from prfaas.router.http.budget import ClientBudget
 from prfaas.router.openai.headers import header_bytes
 
 DEFAULT_CLIENT = "default"  # Owner of keys without a name, and every client if no keys are required.
-MINUTE_SECONDS = 60.0
-Limit = Literal["requests", "tokens"]
-_MINIMUM: Mapping[Limit, float] = {"requests": 1.0, "tokens": math.ulp(1.0)}  # Needed to admit a request.
 _BEARER = "bearer "
 
 
 class AdmissionRefused(Exception):
-    """Request that is not admitted. `status` is 401, 408, or 429 with the time after which to retry."""
+    """Request that is not admitted. `status` is 401, 408 or 429."""
 
-    def __init__(self, status: int, message: str, *, retry_after_seconds: float = 1.0) -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.retry_after_seconds = retry_after_seconds
 
 
 # --- Tenants ---
@@ -71,71 +65,6 @@ class Tenants:
                 raise ConfigError(f"tenants: {client} is also a client without a tenant; add it to a tenant's clients")
 
 
-# --- Quotas ---
-
-
-class TokenBucket:
-    """Remainder of a limit. `now` is monotonic."""
-
-    def __init__(self, per_minute: int, now: float) -> None:
-        self._capacity = float(per_minute)
-        self._left = self._capacity
-        self._at = now
-
-    def wait_seconds(self, least: float, now: float) -> float:
-        """Return the time until `least` is available; 0 if it is."""
-        self._left = min(self._capacity, self._left + (now - self._at) * self._capacity / MINUTE_SECONDS)
-        self._at = now
-        return max(0.0, (least - self._left) * MINUTE_SECONDS / self._capacity)
-
-    def take(self, amount: float, now: float) -> None:
-        """Take an amount. A negative amount is given back."""
-        self.wait_seconds(0.0, now)
-        self._left = min(self._capacity, self._left - amount)
-
-
-class Quotas:
-    """Quotas of all clients of one router. A client without a quota of its own has the router's."""
-
-    def __init__(self, config: RouterConfig, clock: Callable[[], float]) -> None:
-        self._config = config
-        self._clock = clock
-        self._buckets: dict[str, dict[Limit, TokenBucket]] = {}
-
-    def admit(self, client: str) -> None:
-        """Take one request.
-
-        Raises:
-            AdmissionRefused: a limit is used up.
-        """
-        buckets, now = self._of(client), self._clock()
-        waits = {limit: bucket.wait_seconds(_MINIMUM[limit], now) for limit, bucket in buckets.items()}
-        limit = max(waits, key=lambda limit: waits[limit], default=None)
-        if limit is not None and waits[limit] > 0:
-            metrics.QUOTA_REFUSALS.labels(client=client, limit=limit).inc()
-            message = f"{client} has used up its {limit} of this minute; retry in {waits[limit]:.0f} s"
-            raise AdmissionRefused(429, message, retry_after_seconds=waits[limit])
-        if "requests" in buckets:
-            buckets["requests"].take(1.0, now)
-
-    def charge(self, client: str, num_tokens: int) -> None:
-        """Take tokens. A negative number is given back."""
-        bucket = self._of(client).get("tokens")
-        if bucket is not None:
-            bucket.take(num_tokens, self._clock())
-
-    def _of(self, client: str) -> dict[Limit, TokenBucket]:
-        """Return a client's buckets. Only the router's own files name clients, so there are few."""
-        buckets = self._buckets.get(client)
-        if buckets is None:
-            named, now = (quota for quota in self._config.quotas if quota.client == client), self._clock()
-            quota = next(named, self._config)
-            limits: dict[Limit, int] = {"requests": quota.requests_per_minute, "tokens": quota.tokens_per_minute}
-            buckets = {name: TokenBucket(per_minute, now) for name, per_minute in limits.items() if per_minute}
-            self._buckets[client] = buckets
-        return buckets
-
-
 # --- Keys and admission ---
 
 
@@ -160,14 +89,13 @@ class OperatorKeys:
 
 
 class RequestAdmission:
-    """Keys, quotas and concurrent requests of the clients. Without keys anybody is admitted."""
+    """Keys and concurrent requests of the clients. Without keys anybody is admitted."""
 
     def __init__(
         self,
         keys: Mapping[str, str],
         *,
         max_requests: int,
-        quotas: Quotas,
         tenants: Tenants,
     ) -> None:
         """Prepare the clients. `keys` maps each key to its client.
@@ -180,31 +108,16 @@ class RequestAdmission:
         self._anybody = Client(DEFAULT_CLIENT, tenants.of(DEFAULT_CLIENT))
         self.has_several_clients = len({*keys.values()}) > 1
         self._running = ClientBudget("requests", max_requests, has_reserve=self.has_several_clients)
-        self._quotas = quotas
 
     def admit(self, authorization: str | None) -> Client:
-        """Return the client whose key the Authorization header has, and charge one request to its quota.
+        """Return the client whose key the Authorization header has.
 
         Raises:
-            AdmissionRefused: there is no valid key, or the client's quota is used up.
+            AdmissionRefused: there is no valid key.
         """
-        client = self._find_client(authorization or "")
-        self._quotas.admit(client.name)
-        return client
-
-    def charge(self, client: Client, num_tokens: int) -> None:
-        """Charge the estimated tokens of a prompt to the client's quota."""
-        self._quotas.charge(client.name, num_tokens)
-
-    def settle(self, client: Client, *, estimated: int, used: int) -> None:
-        """Replace the estimate by the tokens used, and count these."""
-        metrics.CLIENT_TOKENS.labels(client=client.name).inc(used)
-        self._quotas.charge(client.name, used - estimated)
-
-    def _find_client(self, authorization: str) -> Client:
         if not self._clients:
             return self._anybody
-        client = self._clients.get(_digest(_key_of(authorization)))
+        client = self._clients.get(_digest(_key_of(authorization or "")))
         if client is None:
             raise AdmissionRefused(401, "no valid API key: send it as Authorization: Bearer <key>")
         return client

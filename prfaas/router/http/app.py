@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,7 +76,7 @@ def refusal_response(error: Exception) -> web.Response:
             return error_response(413, f"the body exceeds {MAX_BODY_BYTES} bytes", kind="invalid_request_error")
         case AdmissionRefused(status=429):
             response = error_response(429, str(error), kind="rate_limit_error")
-            response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds)))
+            response.headers["Retry-After"] = "1"
             return response
         case AdmissionRefused(status=408):
             return error_response(408, str(error), kind="timeout")
@@ -168,7 +166,8 @@ class Router:
             with self._hold(request, client) as body:
                 parsed = parse(endpoint, await body.read(request), tenant=client.tenant)
                 session = session_of(request.headers.get(SESSION_HEADER))
-                with self.admission.place(client), self._charged(client, parsed.estimated_prompt_tokens, record):
+                with self.admission.place(client):
+                    record.estimated_prompt_tokens = parsed.estimated_prompt_tokens
                     opening = self.handler.open(parsed, record, session=session)
                     del parsed
                     answer = await opening
@@ -182,15 +181,6 @@ class Router:
         owner = client.name if self.admission.has_several_clients else self.connections.address(request)
         return HeldBody(self.bodies, owner, seconds=self.body_seconds)
 
-    @contextlib.contextmanager
-    def _charged(self, client: Client, estimated_tokens: int, record: RequestRecord) -> Iterator[None]:
-        """Charge the estimated prompt, and settle when the request has ended. A refused request costs nothing."""
-        self.admission.charge(client, estimated_tokens)
-        try:
-            yield
-        finally:
-            self.admission.settle(client, estimated=estimated_tokens, used=record.num_tokens(estimated_tokens))
-
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Forward a request for a path that needs no decision to a decode instance."""
         record = RequestRecord(request_id_of(request.headers.get("x-request-id")), path=request.path)
@@ -202,7 +192,8 @@ class Router:
             check_path(request.path)
             with self._hold(request, client) as body:
                 raw = await body.read(request)
-                with self.admission.place(client), self._charged(client, len(raw) // BYTES_PER_TOKEN, record):
+                with self.admission.place(client):
+                    record.estimated_prompt_tokens = len(raw) // BYTES_PER_TOKEN
                     opening = self.proxy.open(request, raw, record, tenant=client.tenant)
                     del raw
                     answer = await opening

@@ -49,6 +49,7 @@ class RequestRecord:
     Attributes:
         path: Path of a forwarded request, which needs no decision.
         client: Client of the request, once admitted.
+        estimated_prompt_tokens: Estimated length of the prompt, for an answer without usage.
         plan: Last plan made for the request.
         failures: Legs that failed before a first byte.
         is_broken: The answer broke off after its first byte.
@@ -62,6 +63,7 @@ class RequestRecord:
     request_id: str
     path: str = ""
     client: str = ""
+    estimated_prompt_tokens: int = 0
     plan: RoutePlan | None = None
     failures: list[FailedLeg] = field(default_factory=list)
     status: int = 0
@@ -159,7 +161,8 @@ class RequestRecord:
         num_tokens = self._counts.get(b"completion", 0)
         return (self._last_at - self._first_at) / (num_tokens - 1) if num_tokens > 1 else 0.0
 
-    def num_tokens(self, estimated_prompt_tokens: int) -> int:
+    @property
+    def num_tokens(self) -> int:
         """Return the tokens of prompt and answer; 0 without an answer.
 
         The answer's usage counts. Without one, the prompt is as counted or estimated, and each event is one token.
@@ -167,7 +170,7 @@ class RequestRecord:
         if self.ttft_seconds is None:
             return 0
         is_counted = self.plan is not None and self.plan.facts.counted
-        prompt = self.plan.facts.num_prompt_tokens if self.plan and is_counted else estimated_prompt_tokens
+        prompt = self.plan.facts.num_prompt_tokens if self.plan and is_counted else self.estimated_prompt_tokens
         return self._counts.get(b"prompt", prompt) + self._counts.get(b"completion", self._num_events)
 
     def headers(self) -> dict[str, str]:
@@ -206,6 +209,8 @@ class RequestRecord:
         """Count the request, and write its log line."""
         status = str(self.status or CLIENT_GONE)
         metrics.REQUESTS.labels(status=status, route=self._route, outcome=self.outcome).inc()
+        if self.client:
+            metrics.CLIENT_TOKENS.labels(client=self.client).inc(self.num_tokens)
         if self.plan is not None:
             decision = self.plan.decision
             metrics.DECISIONS.labels(route=decision.route, reason=decision.reason).inc()

@@ -26,7 +26,7 @@ from prfaas.scheduler.endpoint_picker.picker import Decider, EndpointPicker, Sch
 from prfaas.scheduler.endpoint_picker.plugins import FILTERS, SCORERS
 
 _GATES = {
-    "flowControl": "requests queue, and are refused, at the router (admission, quotas)",
+    "flowControl": "requests queue, and are refused, at the router (admission)",
     "haPopulateNonLeaderDatastore": "every manager knows all instances",
     "prepareDataPlugins": "llm-d has removed it",
     "dataLayer": "llm-d has removed it",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
 from prfaas.errors import ConfigError
-from prfaas.router.config import ClusterConfig, InstanceConfig, QuotaConfig
+from prfaas.router.config import ClusterConfig, InstanceConfig
 from prfaas.router.engines.fleet import Fleet
 from prfaas.router.engines.legs import LegClient
 from prfaas.router.ext_proc.endpoint_choice import DESTINATION, SUBSET, EndpointChooser, host_port
 from prfaas.router.ext_proc.messages import CHUNK_BYTES
 from prfaas.router.ext_proc.server import SERVICE, Exchange, open_picker
-from prfaas.router.http.admission import Quotas, RequestAdmission, Tenants
+from prfaas.router.http.admission import RequestAdmission, Tenants
 from prfaas.router.openai.headers import GRANT_HEADER, PREFILL_HEADER
 from prfaas.router.openai.tokenizer import Tokenizer
 from prfaas.router.routing.decide import DecisionMaker
@@ -139,28 +138,6 @@ async def test_returned_body_has_the_clients_salt(tmp_path: Path, path: str) -> 
     assert _set(first)["content-length"] == str(len(body)), "Envoy refuses a body of another length"
 
 
-async def test_requests_without_a_decision_count_against_the_token_quota(tmp_path: Path) -> None:
-    write_secret(tmp_path / "clients", "key-a acme\n")
-    quotas = (QuotaConfig(client="acme", tokens_per_minute=1),)
-    async with _gateway(api_keys_file=tmp_path / "clients", quotas=quotas) as gateway:
-        asked = [_headers(path="/v1/responses", authorization="Bearer key-a"), *_body("x" * 4000)]
-        first, *_ = await gateway.exchange(asked)
-        assert DESTINATION in _set(first)
-        (answer,) = await gateway.exchange(asked)
-        assert answer.immediate_response.status.code == 429
-
-
-async def test_refused_request_costs_no_tokens() -> None:
-    async with _gateway(tokens_per_minute=1) as gateway:
-        gateway.router.west.healthy = False
-        await gateway.router.until_health(west_0=False)
-        statuses = []
-        for _ in range(2):
-            (answer,) = await gateway.exchange([_headers(), *_body(SHORT)])
-            statuses.append(answer.immediate_response.status.code)
-        assert statuses == [503, 503]
-
-
 @pytest.mark.parametrize("path", ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/load_lora_adapter"])
 async def test_forbidden_path_is_answered_by_the_picker(gateway: Gateway, path: str) -> None:
     (answer,) = await gateway.exchange([_headers(path=path, ends=True)])
@@ -200,12 +177,11 @@ async def _until_told(caplog: pytest.LogCaptureFixture, name: str) -> None:
 async def test_refused_request_has_an_id_a_log_line_and_a_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_secret(tmp_path / "clients", "key-a acme\nkey-b poor\n")
-    quotas = (QuotaConfig(client="poor", requests_per_minute=1),)
+    write_secret(tmp_path / "clients", "key-a acme\n")
     nobody = {"route": "refused", "reason": "no_decode_instance"}
     before = _counted("prfaas_router_decisions_total", **nobody), counted_requests(503, "forwarded", "failed")
     caplog.set_level(logging.INFO, logger="prfaas.router")
-    async with _gateway(api_keys_file=tmp_path / "clients", quotas=quotas) as gateway:
+    async with _gateway(api_keys_file=tmp_path / "clients") as gateway:
         router = gateway.router
         router.west.healthy = False
         await router.until_health(west_0=False)
@@ -215,8 +191,7 @@ async def test_refused_request_has_an_id_a_log_line_and_a_count(
             ("r400", 400, "key-a", "/v1/completions"),
             ("r403", 403, "key-a", "/v1/load_lora_adapter"),
             ("r401", 401, "none", "/v1/completions"),
-            ("r503-last", 503, "key-b", "/v1/completions"),
-            ("r429", 429, "key-b", "/v1/completions"),
+            ("r503-last", 503, "key-a", "/v1/completions"),
         )
         for name, status, key, path in cases:
             more: dict[str, Any] = {"x-request-id": name, "authorization": f"Bearer {key}"}
@@ -309,8 +284,7 @@ async def _choosing_from(prefill: str | None) -> AsyncIterator[EndpointChooser]:
             DecisionMaker(config, SECRET, fleet, None),
             LegClient(session, prefill_seconds=PATIENCE_SECONDS),
         )
-        quotas = Quotas(config, time.monotonic)
-        admission = RequestAdmission({}, max_requests=1, quotas=quotas, tenants=Tenants({}))
+        admission = RequestAdmission({}, max_requests=1, tenants=Tenants({}))
         yield EndpointChooser(
             fleet, RequestHandler(fleet, deciding, legs, Tokenizer(session)), admission, RequestRecords()
         )

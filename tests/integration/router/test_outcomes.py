@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 from prometheus_client import REGISTRY
 
-from prfaas.router.config import QuotaConfig
 from prfaas.transfer_report import ReceivedReport
 from tests.support.router import LONG, SHORT, STREAMED, RunningRouter, counted_requests, running_router
 from tests.support.waiting import until
@@ -74,14 +73,6 @@ async def test_pages_of_operators_do_not_count(router: RunningRouter) -> None:
     async with _Counted(200, "local", "completed"):
         await router.get("/health")
         await router.post({"prompt": SHORT})
-
-
-async def test_request_beyond_a_quota_counts_as_refused() -> None:
-    quotas = (QuotaConfig(client="default", requests_per_minute=1),)
-    async with running_router(quotas=quotas) as router:
-        await router.post({"prompt": SHORT})
-        async with _Counted(429, "none", "refused"):
-            assert (await router.post({"prompt": SHORT}))[0] == 429
 
 
 async def test_client_that_leaves_counts_as_cancelled(router: RunningRouter) -> None:

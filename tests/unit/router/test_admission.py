@@ -1,4 +1,4 @@
-"""Admission: operators' keys, tenants, key files and quotas."""
+"""Admission: operators' keys, tenants and key files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 
 from prfaas.config_checks import check_salt
 from prfaas.errors import ConfigError
-from prfaas.router.config import ClientTenantConfig, QuotaConfig
+from prfaas.router.config import ClientTenantConfig
 from prfaas.router.http.admission import (
     DEFAULT_CLIENT,
-    AdmissionRefused,
     OperatorKeys,
-    Quotas,
     Tenants,
     read_clients,
     read_key,
@@ -101,66 +99,6 @@ def test_engine_key_file_has_exactly_one_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^s: .*2 keys"):
         read_key(tmp_path / "key", setting="s")
     assert read_key(None, setting="s") == ""
-
-
-class Clock:
-    """Clock that tests move."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def make_quotas(clock: Clock, **limits: int) -> Quotas:
-    return Quotas(router_config(quotas=(QuotaConfig(client="acme", **limits),)), clock)
-
-
-def wait_seconds(quotas: Quotas) -> float:
-    """Return how long the next request has to wait; 0 if it was admitted."""
-    try:
-        quotas.admit("acme")
-    except AdmissionRefused as refusal:
-        return round(refusal.retry_after_seconds, 1)
-    return 0.0
-
-
-def test_requests_of_a_minute_may_come_at_once_and_then_at_their_rate(clock: Clock) -> None:
-    quotas = make_quotas(clock, requests_per_minute=6)
-    assert [wait_seconds(quotas) for _ in range(7)] == [0.0] * 6 + [10.0]
-    clock.now += 4.0
-    assert wait_seconds(quotas) == 6.0
-    clock.now += 6.0
-    assert [wait_seconds(quotas) for _ in range(2)] == [0.0, 10.0]
-
-
-def test_client_that_overdrew_its_tokens_waits_until_they_are_repaid(clock: Clock) -> None:
-    quotas = make_quotas(clock, tokens_per_minute=600)
-    assert wait_seconds(quotas) == 0.0
-    quotas.charge("acme", 900)
-    assert wait_seconds(quotas) == 30.0
-    clock.now += 30.5
-    assert wait_seconds(quotas) == 0.0
-
-
-def test_unused_estimated_tokens_are_given_back(clock: Clock) -> None:
-    quotas = make_quotas(clock, tokens_per_minute=600)
-    quotas.charge("acme", 600)
-    with pytest.raises(AdmissionRefused, match="tokens"):
-        quotas.admit("acme")
-    quotas.charge("acme", -600)
-    quotas.charge("acme", -10_000)
-    quotas.charge("acme", 599)
-    quotas.admit("acme")
-    quotas.charge("acme", 1)
-    with pytest.raises(AdmissionRefused):  # No more than one minute was given back.
-        quotas.admit("acme")
 
 
 @pytest.mark.parametrize("read", [read_clients, read_key])

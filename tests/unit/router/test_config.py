@@ -66,11 +66,6 @@ def _load(text: str, tmp_path: Path) -> RouterConfig:
             r"line 1: ext_proc_listen: .*also used by listen",
         ),
         ("secret_file:", "managers: [a]\nsecret_file:", r"line 1: managers: 'a': not host:port; write host:port"),
-        (
-            "secret_file:",
-            "quotas: [{client: a}, {client: a}]\nsecret_file:",
-            r"quotas: a client is named twice",
-        ),
         ("kind: pd", "kind: prfaas", r"no pd cluster with an instance and no managers"),
     ],
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.router.http.admission import AdmissionRefused, Quotas, RequestAdmission, Tenants
+from prfaas.router.http.admission import AdmissionRefused, RequestAdmission, Tenants
 from prfaas.router.http.proxy import PathRefused, check_path
 from prfaas.router.openai.headers import MAX_SESSION_CHARS, request_id_of, session_of
-from tests.support.router import router_config
 
 NOT_UTF8 = b"caf\xe9".decode("utf-8", "surrogateescape")  # In the form in which a server passes such bytes.
 
@@ -30,8 +29,7 @@ def test_request_id_that_logs_cannot_carry_is_replaced() -> None:
 
 
 def test_key_that_is_not_utf8_is_refused_as_an_unknown_key() -> None:
-    quotas = Quotas(router_config(), lambda: 0.0)
-    admission = RequestAdmission({"key": "a"}, max_requests=1, quotas=quotas, tenants=Tenants({}))
+    admission = RequestAdmission({"key": "a"}, max_requests=1, tenants=Tenants({}))
     with pytest.raises(AdmissionRefused) as refused:
         admission.admit(f"Bearer {NOT_UTF8}")
     assert refused.value.status == 401
