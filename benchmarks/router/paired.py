@@ -44,8 +44,14 @@ def _environment(checkout: Path) -> dict[str, str]:
 def _decider(checkout: Path, *, hybrid: bool) -> Iterator[Callable[[], float]]:
     """Yield the function that runs one round, and returns its mean CPU time."""
     command = [sys.executable, "-c", _DECISIONS, str(int(hybrid))]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    child = subprocess.Popen(command, cwd=checkout, env=_environment(checkout), text=True, **pipes)
+    child = subprocess.Popen(
+        command,
+        cwd=checkout,
+        env=_environment(checkout),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
 
         def run() -> float:

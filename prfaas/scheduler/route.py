@@ -28,8 +28,7 @@ PrfaasReason = Literal["long", "cached_elsewhere"]
 StayReason = Literal["no_prefill_instance", "link_down", "link_too_slow", "congested"]
 Reason = PrfaasReason | StayReason | PdReason | Literal["fetched", "not_transferable", "no_decode_instance"]
 NO_LAYOUT = "no node has registered a layout of its model, so nothing counted as cached"
-EXPLANATIONS: dict[Reason, str] = {
-    **PD_EXPLANATIONS,
+EXPLANATIONS = dict[Reason, str](PD_EXPLANATIONS.items()) | {
     "long": "its uncached tokens exceed the threshold, so a PrfaaS cluster prefills it and streams the KV here",
     "cached_elsewhere": "a PrfaaS cluster holds a longer prefix and the path has room, so it computes the short rest there and "
     "streams all KV here",

@@ -88,7 +88,8 @@ def cases(*groups: str) -> Callable[[Test], Test]:
                 test(*args, case=case, **fixtures)
                 assert id(case) in _checked
 
-        return _parametrised(chosen)(run)
+        parametrised: Test = _parametrised(chosen)(run)
+        return parametrised
 
     return decorate
 
