@@ -65,13 +65,11 @@ def _restored_loggers() -> Iterator[None]:
 
 
 class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Scheduling by file, except that one worker runs the tests with pairs of real engines, which need the processor."""
+    """Scheduling in which one worker runs all tests with real engines, since these need the processor."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = Path(nodeid.split("::")[0])
-        if _folder(nodeid) in WITH_ENGINES:
-            return "engines"
-        return str(file.parent if file.parent.name == "colocate" else file)
+        file = nodeid.split("::")[0]
+        return "engines" if _folder(nodeid) in WITH_ENGINES else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -1,4 +1,4 @@
-"""Colocated instances, started once per model and module, and one that the modules share."""
+"""Colocated instances, started once per model and module."""
 
 from __future__ import annotations
 
@@ -27,12 +27,3 @@ def make_instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeInst
             return Instance(children, directory, model, **options)  # type: ignore[arg-type]
 
         yield make
-
-
-@pytest.fixture(scope="package")
-def shared_instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
-    """Run gemma3 without prefix caching, so that the prefill worker computes a repeated prompt again."""
-    directory = tmp_path_factory.mktemp("shared")
-    with Children(directory) as children:
-        model = make_model("gemma3", directory / "gemma3")
-        yield Instance(children, directory, model, flags=("--no-enable-prefix-caching",))

@@ -76,6 +76,10 @@ class Instance:
             self.child, lambda: is_answering(f"{self.engine.url}/health"), seconds=2 * START_SECONDS
         )
 
+    def stop(self) -> None:
+        """Stop the instance before its fixture does."""
+        self._children.stop_child(self.child)
+
     def ask(self, prompt: Prompt, **fields: Any) -> tuple[int, ...]:
         """Return the greedy answer to a prompt."""
         body = {"model": self.model.name, "prompt": prompt.token_ids, "max_tokens": prompt.max_tokens}

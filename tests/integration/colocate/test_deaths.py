@@ -1,4 +1,4 @@
-"""Workers of a colocated instance die at any moment."""
+"""Workers of a colocated instance die or freeze at any moment, and its answers stay those of plain vLLM."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from random import Random
 
 import pytest
 
+from tests.integration.colocate.conftest import MakeInstance
 from tests.integration.colocate.instance import Instance, Prompt, mixed_prompts
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-@pytest.fixture
-def instance(shared_instance: Instance) -> Instance:
-    return shared_instance
+FLAGS = ("--no-enable-prefix-caching",)  # The prefill worker computes a repeated prompt again.
+
+
+@pytest.fixture(scope="module")
+def instance(make_instance: MakeInstance) -> Instance:
+    return make_instance("gemma3", flags=FLAGS)
 
 
 def _await_worker(instance: Instance, phase: str) -> None:
@@ -32,6 +36,17 @@ def _await_restart(instance: Instance, killed: int) -> None:
 
 def _assert_no_block_is_lost(instance: Instance) -> None:
     wait_until(lambda: instance.metric("vllm:kv_cache_usage_perc") == 0, seconds=60, what="an empty KV cache")
+
+
+@pytest.mark.timeout(900)
+def test_mixed_prompts_give_the_tokens_of_plain_vllm(instance: Instance, make_instance: MakeInstance) -> None:
+    """`make soak` repeats this with more prompts, models and prefix caching (`test_equal_tokens.py`)."""
+    prompts = mixed_prompts(40, seed=40)
+    answers = instance.ask_all(prompts)
+    assert instance.metric("vllm:external_prefix_cache_hits_total") > 0, "no prompt went to the prefill worker"
+    plain = make_instance("gemma3", is_plain=True, flags=FLAGS)
+    assert answers == plain.ask_all(prompts)
+    plain.stop()
 
 
 @pytest.mark.timeout(900)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.colocate.conftest import MakeInstance
-from tests.integration.colocate.instance import Instance, mixed_prompts
+from tests.integration.colocate.instance import mixed_prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 FLAGS: dict[str, tuple[str, ...]] = {
@@ -14,23 +14,14 @@ FLAGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _assert_equal(make_instance: MakeInstance, family: str, number: int, colocated: Instance) -> None:
-    prompts = mixed_prompts(number, seed=number)
-    before = colocated.metric("vllm:external_prefix_cache_hits_total")
-    answers = colocated.ask_all(prompts)
-    assert colocated.metric("vllm:external_prefix_cache_hits_total") > before, "no prompt went to the prefill worker"
-    plain = make_instance(family, is_plain=True, flags=FLAGS.get(family, ()))
-    expected = plain.ask_all(prompts)
-    assert [index for index, pair in enumerate(zip(answers, expected, strict=True)) if pair[0] != pair[1]] == []
-
-
-@pytest.mark.timeout(900)
-def test_mixed_prompts_give_the_tokens_of_plain_vllm(make_instance: MakeInstance, shared_instance: Instance) -> None:
-    _assert_equal(make_instance, "gemma3", 40, shared_instance)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("family", ["smollm2", "gemma3", "granite4h"])
 def test_five_hundred_mixed_prompts_give_the_tokens_of_plain_vllm(make_instance: MakeInstance, family: str) -> None:
-    _assert_equal(make_instance, family, 500, make_instance(family, flags=FLAGS.get(family, ())))
+    prompts = mixed_prompts(500, seed=500)
+    colocated = make_instance(family, flags=FLAGS.get(family, ()))
+    answers = colocated.ask_all(prompts)
+    assert colocated.metric("vllm:external_prefix_cache_hits_total") > 0, "no prompt went to the prefill worker"
+    plain = make_instance(family, is_plain=True, flags=FLAGS.get(family, ()))
+    expected = plain.ask_all(prompts)
+    assert [index for index, pair in enumerate(zip(answers, expected, strict=True)) if pair[0] != pair[1]] == []
