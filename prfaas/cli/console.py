@@ -82,6 +82,9 @@ def _top(call: Call) -> CommandOutput:
     return CommandOutput(document, tables.top_tables(document["state"], document))
 
 
+_OF_ROUTER = frozenset({"page", "at", "explanation"})  # A router knows more than the manager that decided.
+
+
 def _explain(call: Call) -> CommandOutput:
     request, settings = call.arguments.request, call.settings
     manager_tls, router_tls = tls_of(settings.tls), tls_of(settings.tls)
@@ -90,16 +93,28 @@ def _explain(call: Call) -> CommandOutput:
     router_key = read_key(settings.router_key_file, setting="router_key_file")
     pages = [f"{router.rstrip('/')}/debug/decision/{request}" for router in settings.routers]
     records, failures = _records_at(pages, timeout_seconds=settings.timeout, tls=router_tls, key=router_key)
-    if not records:
-        pages = [f"{manager.rstrip('/')}/decisions/{request}" for manager in settings.pages]
-        records, manager_failures = _records_at(pages, timeout_seconds=settings.timeout, tls=manager_tls)
-        failures += manager_failures
+
+    def decided(decision_id: str) -> dict[str, Any]:
+        pages = [f"{manager.rstrip('/')}/decisions/{decision_id}" for manager in settings.pages]
+        found, unanswered = _records_at(pages, timeout_seconds=settings.timeout, tls=manager_tls)
+        failures.extend(unanswered)
+        return found[0] if found else {}
+
+    if records:
+        records = [
+            record | {key: value for key, value in decided(record["decision_id"]).items() if key not in _OF_ROUTER}
+            if record.get("decision_id")
+            else record
+            for record in records
+        ]
+    elif manager_record := decided(request):
+        records = [manager_record]
     if not records:
         reasons = "".join(f"; {failure}" for failure in failures)
         raise PageUnreachable(f"{request}: none of the latest requests of the routers and managers asked{reasons}")
     newest, *older = sorted(records, key=lambda record: -record.get("at", 0.0))
     document = newest | ({"others": older} if older else {}) | ({"unanswered": failures} if failures else {})
-    shown = [tables.explanation_table(record) for record in (newest, *older)]
+    shown = [table for record in (newest, *older) for table in tables.explanation_tables(record)]
     return CommandOutput(document, shown + tables.unanswered_tables(failures))
 
 

@@ -179,14 +179,69 @@ def hot_table(prefixes: Sequence[Mapping[str, Any]]) -> Table:
     return Table("Hot prefixes", ("hash", "model", "tokens", "asked/s", "held by"), rows)
 
 
-def explanation_table(document: Mapping[str, Any]) -> Table:
-    """Return every plain field of a request's record, which explains the decision."""
-    plain = _plain(document) | _plain(document.get("decision") or {})
-    if "at" in plain:
-        plain["at"] = datetime.fromtimestamp(plain["at"]).astimezone().isoformat(sep=" ", timespec="seconds")
-    plain |= {f"facts: {key}": value for key, value in _plain(document.get("facts") or {}).items()}
-    rows = tuple((_words(key), _cell(key, value)) for key, value in plain.items() if value is not None)
-    return Table("Request", ("what", "value"), rows)
+_EXPLAINED = (
+    *("at", "page", "model", "tenant", "session", "client", "route", "reason", "explanation", "num_prompt_tokens"),
+    *("num_uncached_tokens", "threshold_tokens", "prefill", "decode", "decided_by", "status", "outcome", "fallback"),
+    *("transfer", "ttft_seconds", "tpot_seconds", "request_id", "decision_id", "transfer_id"),
+)
+
+
+def explanation_tables(record: Mapping[str, Any]) -> list[Table]:
+    """Return what the dashboard's Explain shows: the request, its phases, the cost of each route, and the candidates."""
+    decision, facts, ended = (record.get(key) or {} for key in ("decision", "facts", "ended"))
+    known = {**facts, **decision, **ended, **{key: value for key, value in record.items() if value is not None}}
+    if "at" in known:
+        known["at"] = datetime.fromtimestamp(known["at"]).astimezone().isoformat(sep=" ", timespec="seconds")
+    rows = tuple((_words(key), _cell(key, known[key])) for key in _EXPLAINED if known.get(key) not in (None, ""))
+    snapshot, phases = record.get("snapshot") or {}, ended.get("phases") or record.get("phases") or {}
+    instances = snapshot.get("instances", ())
+    found = [
+        Table("Request", ("what", "value"), rows),
+        _phase_table(phases),
+        _route_table(record.get("routes") or ()),
+        _candidate_table(instances, known, facts.get("cached_tokens") or {}),
+    ]
+    return [table for table in found if table.rows]
+
+
+def _phase_table(phases: Mapping[str, float]) -> Table:
+    whole = sum(phases.values()) or 1.0
+    rows = tuple((name, _cell("_seconds", seconds), percent(seconds / whole)) for name, seconds in phases.items())
+    return Table("Time to first token", ("phase", "time", "share"), rows)
+
+
+def _route_table(routes: Sequence[Mapping[str, Any]]) -> Table:
+    """Return each path to the decode cluster with the time of a transfer and of a local prefill instead."""
+    rows = tuple(
+        (
+            f"{route['source']} → {route['destination']}",
+            f"{route['threshold_tokens']:,}",
+            "down" if route["is_down"] else "abundant" if route["is_abundant"] else "scarce",
+            *(
+                "unknown" if route[key] is None else _cell(key, route[key])
+                for key in ("transfer_seconds", "local_prefill_seconds")
+            ),
+        )
+        for route in routes
+    )
+    return Table("Cost of each route", ("path", "t", "bandwidth", "transfer", "local prefill"), rows)
+
+
+def _candidate_table(
+    instances: Sequence[Mapping[str, Any]], decision: Mapping[str, Any], cached: Mapping[str, int]
+) -> Table:
+    rows = tuple(
+        (
+            item["instance"],
+            item["cluster"],
+            item["role"],
+            str(item.get("num_requests", 0)),
+            f"{cached.get(item['agent'], 0):,}",
+            " and ".join(f"{work}s" for work in ("prefill", "decode") if decision.get(work) == item["instance"]),
+        )
+        for item in instances
+    )
+    return Table("Candidates", ("instance", "cluster", "role", "requests", "cached tokens", ""), rows)
 
 
 def _words(key: str) -> str:
@@ -209,10 +264,6 @@ def unanswered_tables(failures: Sequence[str]) -> list[Table]:
     rows = tuple((failure,) for failure in failures)
     moods = tuple[Mood, ...]("warning" for _ in rows)
     return [Table("Not answered", ("server",), rows, moods)] if rows else []
-
-
-def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if not isinstance(value, dict | list)}
 
 
 def size(num_bytes: int) -> str:

@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +205,7 @@ class Manager:
                 "/plan": self._plan,
                 "/ppd": self.routing.ppd_table.to_dict,
             },
-            decisions=self.routing.decisions,
+            decision=self._decision,
             dashboard=DashboardPages(self._feed, self.replication.owners),
         )
 
@@ -300,6 +301,10 @@ class Manager:
     def _plan(self) -> dict[str, Any]:
         plan = self.world.plan
         return {"threshold_tokens": self.routing.threshold_tokens, "plan": json.loads(plan.to_json()) if plan else None}
+
+    def _decision(self, decision_id: bytes) -> dict[str, Any] | None:
+        recorded, outcome = self.routing.decisions.get(decision_id), self.service.outcomes.get(decision_id)
+        return None if recorded is None else recorded.document() | {"ended": asdict(outcome) if outcome else None}
 
     def _digests(self) -> dict[str, str]:
         names = [member.node.name for member in self.world.live()]

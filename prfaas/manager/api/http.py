@@ -13,7 +13,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas.errors import ConfigError
 from prfaas.manager.dashboard.pages import DashboardPages
-from prfaas.manager.routing.decision_log import DecisionLog
 from prfaas.units import split_address
 
 # Limit for clients that have stopped reading, so that the rest of the stop fits into a container's 30 s.
@@ -32,14 +31,14 @@ class HttpServer:
         refresh_metrics: Callable[[], None],
         is_ready: Callable[[], bool],
         json_pages: Mapping[str, Callable[[], Any]],
-        decisions: DecisionLog,
+        decision: Callable[[bytes], dict[str, Any] | None],
         dashboard: DashboardPages,
     ) -> None:
-        """`json_pages` maps paths to functions that return their documents."""
+        """`json_pages` maps paths to functions that return their documents; `decision` returns that of a decision."""
         self._listen = listen
         self._refresh_metrics = refresh_metrics
         self._is_ready = is_ready
-        self._decisions = decisions
+        self._document = decision
         self._dashboard = dashboard
         self._routes = [
             web.get("/metrics", self._metrics),
@@ -111,12 +110,12 @@ class HttpServer:
 
     async def _decision(self, request: web.Request) -> web.Response:
         try:
-            decision = self._decisions.get(bytes.fromhex(request.match_info["id"]))
+            document = self._document(bytes.fromhex(request.match_info["id"]))
         except ValueError:
-            decision = None
-        if decision is None:
+            document = None
+        if document is None:
             return web.json_response({"error": "not among the latest decisions of this manager"}, status=404)
-        return web.json_response(decision.document())
+        return web.json_response(document)
 
 
 def _json_page(document: Callable[[], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
@@ -71,7 +72,7 @@ def _without_spares(largest: Deployment, workload: Workload, demand: Demand, ord
 
     for name in order:
         choices = range(1 if name in pd else 0, counts[name])
-        counts[name] = choices.start + bisect_left(choices, True, key=lambda count, name=name: sustains(name, count))
+        counts[name] = choices.start + bisect_left(choices, True, key=partial(sustains, name))
     return _sized(largest, counts)
 
 

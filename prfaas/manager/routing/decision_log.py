@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prfaas.scheduler.explanation import clusters_of, describe
 from prfaas.scheduler.route import Decision, explain
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
-from prfaas.types import ClusterName
 
 MAX_DECISIONS = 1024  # About 10 KB each in a deployment of fifty instances.
 
@@ -30,52 +30,33 @@ class RecordedDecision:
         """Return the whole decision, for people and for a replay."""
         return {
             "at": self.at,
+            "model": self.model,
+            "tenant": self.tenant,
+            "session": self.session,
             "explanation": explain(self.decision, self.facts),
             "decision": asdict(self.decision),
             "facts": self.facts.to_dict(),
             "snapshot": self.snapshot.to_dict(),
+            **describe(self.snapshot, self.facts, self.decision),
         }
 
     def summary(self) -> dict[str, Any]:
         """Return one row of a list."""
+        described = describe(self.snapshot, self.facts, self.decision)
         return {
             "at": self.at,
             "model": self.model,
             "tenant": self.tenant,
-            "clusters": self.clusters(),
+            "clusters": clusters_of(self.snapshot, self.decision),
             "session": self.session,
             "route": self.decision.route,
             "reason": self.decision.reason,
             "prefill": self.decision.prefill,
             "decode": self.decision.decode,
             "num_prompt_tokens": self.facts.num_prompt_tokens,
-            "num_uncached_tokens": self._num_uncached_tokens(),
-            "threshold_tokens": self.threshold_tokens(),
+            "num_uncached_tokens": described["num_uncached_tokens"],
+            "threshold_tokens": described["threshold_tokens"],
         }
-
-    def clusters(self) -> tuple[str, str]:
-        """Return the clusters that prefill and decode; empty where nobody does."""
-        decision, places = self.decision, {item.instance: item.cluster for item in self.snapshot.instances}
-        destination = places.get(decision.decode, "") if decision.decode else ""
-        return (places.get(decision.prefill, "") if decision.prefill else destination), destination
-
-    def threshold_tokens(self) -> int:
-        """Return the t that decided: that of the chosen path, or of the best congested one, else the deployment's."""
-        source, destination = self.clusters()
-        if self.decision.reason == "congested":
-            congested = [path.threshold_tokens for path in self.snapshot.paths if path.destination == destination]
-            return min(congested, default=self.snapshot.threshold_tokens)
-        if source == destination:
-            return self.snapshot.threshold_tokens
-        return self.snapshot.path(ClusterName(source), ClusterName(destination)).threshold_tokens
-
-    def _num_uncached_tokens(self) -> int | None:
-        """Return the uncached tokens at the decode node, which the threshold is compared with; None without a decode
-        node.
-        """
-        agents = {instance.instance: instance.agent for instance in self.snapshot.instances}
-        agent = agents.get(self.decision.decode) if self.decision.decode is not None else None
-        return None if agent is None else self.facts.uncached_at(agent)
 
 
 class DecisionLog:

@@ -17,24 +17,14 @@ from prfaas import metrics
 from prfaas.manager.routing.decision_log import RecordedDecision
 from prfaas.manager.routing.request_record import ReportedRequest, RequestRecord
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.scheduler.explanation import Phases, clusters_of, router_phases, within
 from prfaas.scheduler.route import EXPLANATIONS
 from prfaas.types import TransferPhase
 
 AWAITED_SECONDS = 5.0  # Routers and agents report each second; later ones report to another manager.
 MAX_TRANSFERS = 4096  # Transfers that only one side has reported.
 MAX_SECONDS = 86_400.0
-Phase = Literal["decide", "queue", "prefill", "wire", "load", "rest", "leg", "handover", "engine"]
-Phases = dict[Phase, float]
 _TRANSFER_PHASES: tuple[TransferPhase, ...] = get_args(TransferPhase)
-
-
-def router_phases(report: pb.ReportRequestsRequest.Answered, ttft: float) -> Phases:
-    """Return the phases that the router alone knows. They add up to the time to first token."""
-    decide = _within(report.decide_seconds, ttft)
-    if report.route != "remote":
-        return {"decide": decide, "engine": ttft - decide}
-    leg = _within(report.prefill_seconds, ttft - decide) if report.prefill_seconds > 0 else ttft - decide
-    return {"decide": decide, "leg": leg, "handover": ttft - decide - leg}
 
 
 def transfer_phases(decide: float, ttft: float, seconds: dict[TransferPhase, float]) -> Phases:
@@ -42,13 +32,9 @@ def transfer_phases(decide: float, ttft: float, seconds: dict[TransferPhase, flo
     phases: Phases = {"decide": decide}
     left = ttft - decide
     for phase in _TRANSFER_PHASES:
-        phases[phase] = _within(seconds[phase], left)
+        phases[phase] = within(seconds[phase], left)
         left -= phases[phase]
     return phases | {"rest": max(0.0, left)}
-
-
-def _within(seconds: float, most: float) -> float:
-    return min(seconds, most) if seconds > 0 else 0.0
 
 
 MAX_OUTCOMES = 1024
@@ -190,7 +176,7 @@ def _reported(
     reported = ReportedRequest(at, report.route, outcome.outcome, outcome.ttft_seconds)
     if decided is None:
         return reported
-    source, destination = decided.clusters()
+    source, destination = clusters_of(decided.snapshot, decided.decision)
     return replace(
         reported,
         model=decided.model,
@@ -204,7 +190,10 @@ def _reported(
 def _outcome(report: pb.ReportRequestsRequest.Answered) -> RequestOutcome:
     ttft = report.ttft_seconds if 0 < report.ttft_seconds < MAX_SECONDS else 0.0
     kind = _KINDS.get(report.outcome) or _kind_of_old_report(report, ttft)
-    phases = router_phases(report, ttft) if kind == "completed" and ttft else {}
+    phases: Phases = {}
+    if kind == "completed" and ttft:
+        times = {"decide_seconds": report.decide_seconds, "prefill_seconds": report.prefill_seconds}
+        phases |= router_phases(report.route, ttft, **times)
     return RequestOutcome(kind, report.fallback, ttft, phases, report.transfer_id.hex())
 
 

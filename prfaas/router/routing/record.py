@@ -12,6 +12,7 @@ from prfaas import logs, metrics
 from prfaas.router.engines.legs import LegFailed
 from prfaas.router.routing.plan import RoutePlan
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.scheduler.explanation import Phases, describe, router_phases
 from prfaas.scheduler.route import explain
 from prfaas.transfer_report import ReceivedReport, fallback_params
 from prfaas.types import LegReason
@@ -251,7 +252,20 @@ class RequestRecord:
             "failures": [f"{failure.reason}: {failure.message}" for failure in self.failures],
             "snapshot": self.plan.snapshot.to_dict() if self.plan.decided_by == "router" else None,
             "facts": self.plan.facts.to_dict(),
+            "phases": self._phases(self.plan.decision.route),
+            **self._decided_alone(self.plan),
         }
+
+    def _phases(self, route: str) -> Phases:
+        """Return the phases of the time to first token; none if the answer was not as decided."""
+        if self.ttft_seconds is None or self.outcome != "completed":
+            return {}
+        decide, prefill = self.decide_seconds or 0.0, self.prefill_seconds or 0.0
+        return router_phases(route, self.ttft_seconds, decide_seconds=decide, prefill_seconds=prefill)
+
+    def _decided_alone(self, plan: RoutePlan) -> dict[str, Any]:
+        """Return what only the deciding component knows; a manager has it on its own page."""
+        return describe(plan.snapshot, plan.facts, plan.decision) if plan.decided_by == "router" else {}
 
     def _words(self, plan: RoutePlan) -> str:
         words = [f"{plan.decision.route}: {explain(plan.decision, plan.facts)}"]

@@ -310,6 +310,8 @@ async def test_explain_lists_the_records_of_every_router_newest_first() -> None:
         assert [silent in page for page in ran.document["unanswered"]] == [True]
         seen = await asyncio.to_thread(run_here_on_terminal, "explain", "r1", *flags)
         assert seen.status == 0 and "Not answered" in seen.output and first_door.url in seen.output
+        assert set(older["phases"]) == {"decide", "leg", "handover"} and older["threshold_tokens"] > 0
+        assert "Time to first token" in seen.output and "Cost of each route" in seen.output
 
 
 def _page_refusals() -> float:

@@ -18,6 +18,7 @@ from prfaas.router.config import RouterConfig
 from prfaas.router.server import open_router
 from prfaas.scheduler.route import NO_LAYOUT, route
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
+from tests.integration.console.terminal import run_here, run_here_on_terminal
 from tests.integration.router.managed import PROMPT, SETTINGS, Managed, T, make_managed
 from tests.support.deployment import SECRET
 from tests.support.paced_engine import MODEL
@@ -51,6 +52,18 @@ async def test_explanation_mentions_a_model_without_a_layout(tmp_path: Path) -> 
         record = await managed.router.decided(PROMPT)
     assert record["decided_by"] == "manager"
     assert NO_LAYOUT in str(record["explanation"])
+
+
+async def test_explain_joins_the_record_of_the_router_and_the_decision_of_the_manager(managed: Managed) -> None:
+    record = await managed.router.decided(PROMPT)
+    decided = bytes.fromhex(str(record["decision_id"]))
+    await until(lambda: managed.manager.service.outcomes.get(decided), what="the report")
+    flags = [f"--routers={managed.router.url}", f"--pages=http://{managed.manager.http_address}", "--timeout=60"]
+    ran = await asyncio.to_thread(run_here, "explain", str(record["request_id"]), *flags)
+    assert (ran.document["status"], ran.document["threshold_tokens"]) == (200, T), ran.error
+    assert ran.document["num_uncached_tokens"] == len(PROMPT)
+    seen = await asyncio.to_thread(run_here_on_terminal, "explain", str(record["request_id"]), *flags)
+    assert all(title in seen.output for title in ("Time to first token", "Cost of each route", "Candidates"))
 
 
 async def test_manager_gets_reports_of_completed_requests(managed: Managed) -> None:

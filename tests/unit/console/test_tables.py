@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from prfaas.console.doctor.finding import bad, findings_table
-from prfaas.console.tables import bit_rate, explanation_table, link_mood, link_table, percent, size, status_tables
+from prfaas.console.tables import bit_rate, explanation_tables, link_mood, link_table, percent, size, status_tables
 from prfaas.console.terminal import plain_text, show_table
 
 LINK = {"peer": "west-0", "bytes_per_second": 6.25e8, "capacity_bytes_per_second": 1.25e9, "queued_bytes": "2048"}
@@ -96,18 +96,19 @@ def test_silent_nodes_and_engines_stand_out_in_the_status(changes: dict[str, Any
     assert [row[3] for row in instances.rows] == [role] and instances.moods == ("bad",)
 
 
-def test_an_explanation_has_numbers_with_units() -> None:
+def test_an_explanation_has_phases_the_deciding_threshold_and_the_cost_of_each_route() -> None:
+    instance = {"instance": "e/0", "cluster": "east", "role": "prefill", "agent": "e", "num_requests": 2}
+    route = {"source": "east", "destination": "west", "threshold_tokens": 8254, "is_abundant": False, "is_down": False}
     record = {
-        "ttft_seconds": 0.20833333,
-        "seconds": 12.3456789,
-        "decision": {"num_prompt_tokens": 24577, "usable_ratio": 0.333333},
-        "facts": {"counted": True, "cached_bytes": 1536},
+        "decision": {"route": "remote", "reason": "long", "prefill": "e/0", "decode": "w/0"},
+        "facts": {"num_prompt_tokens": 24577, "cached_tokens": {"e": 1024}},
+        "ended": {"outcome": "completed", "ttft_seconds": 2.0, "phases": {"decide": 0.5, "wire": 1.5}},
+        "threshold_tokens": 8254,
+        "routes": [route | {"transfer_seconds": 0.25, "local_prefill_seconds": 1.5}],
+        "snapshot": {"instances": [instance]},
     }
-    assert explanation_table(record).rows == (
-        ("ttft", "208 ms"),
-        ("seconds", "12.3"),
-        ("num prompt tokens", "24,577"),
-        ("usable ratio", "0.333"),
-        ("facts: counted", "yes"),
-        ("facts: cached bytes", "1.5 KiB"),
-    )
+    request, phases, routes, candidates = explanation_tables(record)
+    assert {("reason", "long"), ("threshold tokens", "8,254"), ("ttft", "2.00 s")} <= set(request.rows)
+    assert phases.rows == (("decide", "500 ms", "25.0%"), ("wire", "1.50 s", "75.0%"))
+    assert routes.rows == (("east → west", "8,254", "scarce", "250 ms", "1.50 s"),)
+    assert candidates.rows == (("e/0", "east", "prefill", "2", "1,024", "prefills"),)

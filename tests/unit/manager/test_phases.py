@@ -12,10 +12,10 @@ from prfaas.manager.routing.outcomes import (
     AWAITED_SECONDS,
     MAX_TRANSFERS,
     OutcomeLog,
-    Phases,
     transfer_phases,
 )
 from prfaas.rpc.generated import manager_pb2 as pb
+from prfaas.scheduler.explanation import Phases
 
 ID = b"t" * 16
 REQUEST = pb.ReportRequestsRequest.Answered(

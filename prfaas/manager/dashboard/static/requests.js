@@ -71,7 +71,7 @@ async function explain(request) {
   byId("explanation").showModal();
 }
 
-function parts(request, { explanation, decision, facts, snapshot }) {
+function parts(request, { explanation, decision, facts, snapshot, routes }) {
   const uncached = request.num_uncached_tokens;
   const sentences = [
     `${decision.route}: ${explanation}.`,
@@ -81,8 +81,9 @@ function parts(request, { explanation, decision, facts, snapshot }) {
   if (facts.session_agent) sentences.push(`The previous turn ran on ${facts.session_agent}.`);
   if (facts.excluded?.length) sentences.push(`Instances that failed: ${facts.excluded.join(", ")}.`);
   if (snapshot.links_down?.length) sentences.push(`Paths that were down: ${snapshot.links_down.map((item) => item.join(" → ")).join(", ")}.`);
-  for (const path of snapshot.paths ?? []) {
-    sentences.push(`From ${path.source} to ${path.destination} the threshold was ${tokens(path.threshold_tokens)}, the bandwidth ${path.is_abundant ? "abundant" : "scarce"}.`);
+  for (const path of routes) {
+    const costs = path.transfer_seconds === null ? "" : ` Sending the KV of the uncached tokens takes ${seconds(path.transfer_seconds)}, computing it locally ${seconds(path.local_prefill_seconds)}.`;
+    sentences.push(`From ${path.source} to ${path.destination} the threshold was ${tokens(path.threshold_tokens)}, the bandwidth ${path.is_abundant ? "abundant" : "scarce"}.${costs}`);
   }
   const { ended } = request;
   const times = ended?.ttft_seconds
