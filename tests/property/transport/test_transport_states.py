@@ -111,7 +111,7 @@ class InboundRun:
             self._is_decided = True
             if action == "accept":
                 assembler = Assembler(self._request.object_bytes, Ranges())
-                self._transfers.accept(transfer, Acceptance((), memoryview), assembler, now=0.0)
+                self._transfers.accept(transfer, Acceptance((), lambda index: memoryview(b"")), assembler, now=0.0)
             else:
                 self._transfers.reject(transfer, Rejection("no_memory", "full"))
         elif action == "begin" and not writers:
