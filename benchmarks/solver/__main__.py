@@ -86,7 +86,7 @@ def _optimality() -> Iterator[Figure]:
         plan.system_throughput >= every.system_throughput * (1 - 1e-12),
         f"{every.num_points} points: {every.system_throughput:.6f} req/s at t = {every.threshold_tokens}",
     )
-    gap = study(deployment, workload, with_sensitivity=False).gap
+    gap = study(deployment, workload).gap
     yield Figure("gap to the bound, whole instances", gap, "at most 0.1 %", 0 <= gap <= 1e-3)
 
 
@@ -122,7 +122,7 @@ def _speed() -> Iterator[Figure]:
     yield Figure("three plans, CPU seconds after imports", plans, "below 0.1", plans["median"] < 0.1, baseline)
     whole = _cpu_seconds(lambda: study(deployment, workload))
     yield Figure(
-        "three plans, bounds and sensitivity, CPU seconds",
+        "three plans and bounds, CPU seconds",
         whole,
         "below 0.1",
         whole["median"] < 0.1,

@@ -42,11 +42,16 @@ def _parser() -> argparse.ArgumentParser:
         "--prices", metavar="PRICES", help='price of an instance and hour by cluster or hardware: "h200=4,h20=1.5"'
     )
     parser.add_argument(
-        "--egress-price", metavar="PRICE", help='price of a GB that leaves: "0.05, 0.02@22-6" with hours'
+        "--egress-price",
+        metavar="PRICE",
+        help='of a GB that leaves: "0.05, 0.02@22-6"; "400/Gbps" a month at P95',
     )
     parser.add_argument(
-        "--demand", metavar="RATE", help='print the cheapest fleet for "2.5req/s", at --load of its Λ_max'
+        "--demand",
+        metavar="RATE",
+        help='print the cheapest fleet for "2req/s" or "0.5req/s, 2req/s@8-18", at --load of its Λ_max',
     )
+    parser.add_argument("--budget", metavar="PRICE", help="print the fleet that serves most for this price of an hour")
     parser.add_argument(
         "--hour", metavar="HOUR", type=float, help="with --demand: hour of the day whose egress price counts"
     )
@@ -62,9 +67,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(flags: argparse.Namespace) -> int:
     command = startup.load_extra("prfaas.solve.command", extra="site")
     study = command.plan_for(flags)
-    if flags.demand is not None:
+    if flags.demand is not None or flags.budget is not None:
         report = startup.load_extra("prfaas.solve.report.screen", extra="site")
-        print(report.render_fleet(study, *command.cheapest_for(flags, study)), end="")
+        fleets = command.best_for_budget(flags, study) if flags.demand is None else command.cheapest_for(flags, study)
+        print(report.render_fleet(study, *fleets), end="")
         return 0
     if flags.json:
         export = startup.load_extra("prfaas.solve.report.export", extra="site")

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from prfaas import config
 from prfaas.errors import ConfigError
+from prfaas.model.cost.egress_price import DAY_HOURS, day_parts
 from prfaas.model.deployment import Deployment, Objectives, PdCluster, PrfaasCluster
-from prfaas.model.planning.fleet import Demand, Fleet, cheapest_fleet
+from prfaas.model.planning.fleet import Day, Demand, cheapest_day, greatest_demand
 from prfaas.solve.files import catalog
 from prfaas.solve.files.deployment_file import (
     DeploymentFile,
@@ -22,7 +23,7 @@ from prfaas.solve.files.deployment_file import (
     deployment_of,
     read_deployment,
 )
-from prfaas.solve.files.quantities import EGRESS_PRICE, LOAD, NUMBER
+from prfaas.solve.files.quantities import DEMAND, EGRESS_PRICE, LOAD, NUMBER
 from prfaas.solve.files.traces import find_trace
 from prfaas.solve.study import Study, study
 from prfaas.units import KINDS, ValueKind
@@ -82,22 +83,51 @@ def _gpu_groups(flag: str, text: str) -> Iterator[tuple[str, int, int]]:
         yield gpu, each, count // each
 
 
-def cheapest_for(flags: Namespace, found: Study) -> tuple[Demand, Fleet, Fleet | None]:
-    """Return the demand of the command line, the cheapest fleet for it, and the cheapest without PrfaaS clusters.
+def cheapest_for(flags: Namespace, found: Study) -> list[Day | None]:
+    """Return the cheapest fleet for the demand of the command line, without PrfaaS clusters, and resized by the hour.
 
     Raises:
-        ConfigError: the demand or an hour cannot be read, or no fleet serves it.
+        ConfigError: the demand cannot be read, or no fleet serves it.
     """
-    kind, rate = _parse("--demand", flags.demand, LOAD)
-    if kind != "rate" or not rate:
-        raise ConfigError(f'--demand {flags.demand!r}: write requests per second such as "2.5req/s"')
-    kind, utilisation = _parse("--load", flags.load, LOAD)
-    demand = Demand(rate, utilisation if kind == "ratio" else 0.8, flags.hour)
-    deployment = found.main.deployment
-    fleet = cheapest_fleet(deployment, found.workload, demand)
-    if fleet is None:
+    curve, prices = _parse("--demand", flags.demand, DEMAND), [c.egress_price for c in found.main.deployment.prfaas]
+    parts = day_parts([curve, *filter(None, prices)]) if curve.periods else [(0.0, DAY_HOURS)]
+    hours = [flags.hour if not curve.periods else start for start, _ in parts]
+    demands = [
+        Demand(curve.at(start), _utilisation(flags), hour, end - start)
+        for (start, end), hour in zip(parts, hours, strict=True)
+        if curve.at(start)
+    ]
+    if not demands:
+        raise ConfigError(f"--demand {flags.demand!r}: write {DEMAND.accepted}")
+    deployment, workload = found.main.deployment, found.workload
+    day = cheapest_day(deployment, workload, demands)
+    if day is None:
         raise ConfigError(f"--demand {flags.demand!r}: three times the instances do not serve it within the objectives")
-    return demand, fleet, cheapest_fleet(deployment, found.workload, demand, only_local=True)
+    local = cheapest_day(deployment, workload, demands, only_local=True)
+    resized = [cheapest_day(deployment, workload, [demand]) for demand in demands] if len(demands) > 1 else []
+    return [day, local, *resized]
+
+
+def best_for_budget(flags: Namespace, found: Study) -> list[Day | None]:
+    """Return the fleet that serves most for the budget of the command line, and the same without PrfaaS clusters.
+
+    Raises:
+        ConfigError: the budget cannot be read, or buys no fleet.
+    """
+    budget = _parse("--budget", flags.budget, NUMBER)
+    deployment, workload, utilisation = found.main.deployment, found.workload, _utilisation(flags)
+    days = [
+        greatest_demand(deployment, workload, budget, utilisation=utilisation, only_local=only_local)
+        for only_local in (False, True)
+    ]
+    if days[0] is None:
+        raise ConfigError(f"--budget {flags.budget!r}: buys no fleet that serves a request")
+    return days
+
+
+def _utilisation(flags: Namespace) -> float:
+    kind, value = _parse("--load", flags.load, LOAD)
+    return float(value) if kind == "ratio" else 0.8
 
 
 def _parse(flag: str, text: str, kind: ValueKind) -> Any:

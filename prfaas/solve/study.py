@@ -16,7 +16,6 @@ from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, PdCluster, PrfaasCluster
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan, equal_cost, homogeneous, naive
-from prfaas.model.planning.sensitivity import Sensitivity, sensitivity
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class Study:
     integer: Bound
     duals: dict[str, float]
     decode: tuple[DecodeCapacity, ...]
-    sensitivity: Sensitivity | None
     slo_rate: float | None
     inferred: tuple[str, ...]
     notes: tuple[str, ...]
@@ -82,9 +80,8 @@ def study(
     *,
     load: tuple[str, float] = ("ratio", 0.8),
     inferred: tuple[str, ...] = (),
-    with_sensitivity: bool = True,
 ) -> Study:
-    """Return the plan for a deployment, its comparisons, bounds and sensitivity.
+    """Return the plan for a deployment, its comparisons and bounds.
 
     Raises:
         ConfigError: an objective cannot be met, or the deployment can serve nothing.
@@ -110,7 +107,6 @@ def study(
         integer=integer,
         duals=fractional.duals(loads),
         decode=loads.decode,
-        sensitivity=sensitivity(deployment, workload) if with_sensitivity else None,
         slo_rate=_slo_rate(plan, deployment, workload),
         inferred=(*inferred, *inferred_inputs(deployment, workload)),
         notes=notes(deployment, workload, plan, loads),
@@ -125,6 +121,7 @@ def _option(deployment: Deployment, workload: Workload, plan: Plan, arrivals: fl
     for cluster, share in zip(deployment.prfaas, plan.remote_shares, strict=True):
         if cluster.egress_price is not None:
             egress += cluster.egress_price.per_hour(rate * share)
+            egress += cluster.egress_price.committed_per_hour(rate * share)
     return Option(deployment, plan, free, queued, deployment.price_per_hour, egress)
 
 

@@ -11,7 +11,7 @@ from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.fleet import Demand, cheapest_fleet, is_fast_enough
 from prfaas.model.planning.plan import Plan
-from prfaas.model.planning.planner import best_plan, relaxed_plan
+from prfaas.model.planning.planner import best_plan, is_single, relaxed_plan
 
 
 def needed_instances(
@@ -42,7 +42,7 @@ def needed_instances(
 
 def _fleet(largest: Deployment, workload: Workload, demand: Demand) -> tuple[Deployment, Plan]:
     """Return a cheap fleet that serves the demand with its plan, or the largest one if none does."""
-    if len(largest.pd) == 1:
+    if is_single(largest):
         cheapest = cheapest_fleet(largest, workload, demand, growth=1)
         return (cheapest.deployment, cheapest.plan) if cheapest else (largest, best_plan(largest, workload))
     names = [cluster.name for cluster in largest.clusters]

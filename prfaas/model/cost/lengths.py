@@ -69,10 +69,6 @@ class Lengths:
         chosen = self._at((np.arange(count) + 0.5) / count)
         return self._new[chosen], self._cached[chosen], np.full(count, 1.0 / count)
 
-    def scaled(self, factor: float) -> Lengths:
-        """Return the distribution with each request `factor` times as long, cached prefix included."""
-        return Lengths(self._new * factor, self._cached * factor, self._weights)
-
     def draw(self, count: int, generator: np.random.Generator) -> Tokens:
         """Return new and cached tokens of `count` independent requests."""
         chosen = self._at(generator.random(count))

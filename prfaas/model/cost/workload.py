@@ -34,9 +34,5 @@ class Workload:
 def with_context(output: OutputTokens, lengths: Lengths) -> OutputTokens:
     """Return `output` with the mean context of requests whose output does not depend on their prompt."""
     prompt = mean_tokens(lengths) + expectation(lengths, cached_tokens)
-    return OutputTokens(output.mean, output.squared_cv, prompt + half_output_tokens(output))
-
-
-def half_output_tokens(output: OutputTokens) -> float:
-    """Return the mean output tokens that a decoding request holds: E[out²] / (2 E[out])."""
-    return 0.5 * output.mean * (1.0 + output.squared_cv)
+    # A decoding request holds E[out²] / (2 E[out]) output tokens on average.
+    return OutputTokens(output.mean, output.squared_cv, prompt + 0.5 * output.mean * (1.0 + output.squared_cv))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -67,6 +67,9 @@ class LinkSection:
     source: str = setting("text", required=True, doc="A PrfaaS cluster.")
     target: str = setting("text", required=True, doc="A PD cluster.")
     bandwidth: float = setting("rate", required=True, minimum=1, doc="Rate of the path.")
+    egress_price: EgressPrice | None = setting(
+        EGRESS_PRICE, default=None, doc="In place of the cluster's; of several links the dearest price counts."
+    )
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def deployment_of(written: DeploymentFile, *, where: str, folder: Path) -> Deplo
     deployment = Deployment(
         name="prfaas-pd",
         model=model,
-        prfaas=tuple(_prfaas(section, model, folder) for section in written.prfaas),
+        prfaas=tuple(_prfaas(section, written.links, model, folder) for section in written.prfaas),
         pd=tuple(_pd(section, model, folder) for section in written.pd),
         paths=tuple(ClusterPath(link.source, link.target, link.bandwidth) for link in written.links),
         tenants=tuple(TenantShare(each.name, each.share, frozenset(each.clusters)) for each in written.tenants),
@@ -166,10 +169,13 @@ def _measured(section: ClusterSection) -> tuple[float, float] | None:
         raise ConfigError(f'cluster {section.name!r}: measured: {error}; write "32K=2.1s"') from error
 
 
-def _prfaas(section: PrfaasSection, model: Geometry, folder: Path) -> PrfaasCluster:
+def _prfaas(section: PrfaasSection, links: Sequence[LinkSection], model: Geometry, folder: Path) -> PrfaasCluster:
     egress = math.inf if section.bandwidth is None else section.bandwidth
     profile, price = _profile(section, model, folder)
-    return PrfaasCluster(section.name, profile, section.instances, egress, price, section.egress_price)
+    prices = [link.egress_price or section.egress_price for link in links if link.source == section.name]
+    known = [each for each in prices or [section.egress_price] if each is not None]
+    dearest = max(known, key=lambda each: each.mean, default=None)
+    return PrfaasCluster(section.name, profile, section.instances, egress, price, dearest)
 
 
 def _pd(section: PdSection, model: Geometry, folder: Path) -> PdCluster:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
-from prfaas.model.cost.egress_price import EgressPrice, PricePeriod
+from prfaas.model.cost.egress_price import DAY_HOURS, ByHour, EgressPrice, Period
 from prfaas.units import ValueKind, parse_ratio
 
 
@@ -26,34 +27,64 @@ def _speed(text: str) -> float:
 def _load(text: str) -> tuple[str, float]:
     value = text.strip()
     if value.endswith("req/s"):
-        return "rate", _number(value.removesuffix("req/s"))
+        return "rate", _rate(value)
     return "ratio", parse_ratio(value)
 
 
-_PERIOD = re.compile(r"([0-9.]+)@([0-9.]+)-([0-9.]+)")
+_PERIOD = re.compile(r"([^@]+)@([0-9.]+)-([0-9.]+)")
+
+
+def _by_hour(text: str, number: Callable[[str], float]) -> ByHour:
+    """Parse a value, and values with hours of the day."""
+    items = [item.strip() for item in text.split(",")]
+    bases = [number(item) for item in items if "@" not in item]
+    if len(bases) != 1:
+        raise ValueError("write one value without hours")
+    periods = []
+    for item in (item for item in items if "@" in item):
+        parts = _PERIOD.fullmatch(item)
+        if parts is None:
+            raise ValueError(f"{item!r} has no hours such as 8-18")
+        start, end = _number(parts[2]), _number(parts[3])
+        if max(start, end) > DAY_HOURS:
+            raise ValueError("hours go from 0 to 24")
+        periods.append(Period(start, end, number(parts[1])))
+    return ByHour(bases[0], tuple(periods))
+
+
+_COMMITTED = "/Gbps"
 
 
 def _egress_price(text: str) -> EgressPrice:
-    first, *rest = (item.strip() for item in text.split(","))
-    periods = []
-    for item in rest:
-        parts = _PERIOD.fullmatch(item)
-        if parts is None:
-            raise ValueError(f"{item!r} is no price with hours")
-        price, start, end = map(_number, parts.groups())
-        if max(start, end) > 24:
-            raise ValueError("hours go from 0 to 24")
-        periods.append(PricePeriod(start, end, price))
-    return EgressPrice(_number(first), tuple(periods))
+    items = text.split(",")
+    committed = [item.strip().removesuffix(_COMMITTED) for item in items if item.strip().endswith(_COMMITTED)]
+    rest = ",".join(item for item in items if not item.strip().endswith(_COMMITTED))
+    prices = _by_hour(rest or "0", _number)
+    return EgressPrice(prices.value, prices.periods, sum(map(_number, committed)))
 
 
 def _show_egress_price(price: EgressPrice) -> str:
-    periods = [f"{period.per_gb:g}@{period.start_hour:g}-{period.end_hour:g}" for period in price.periods]
-    return ", ".join([f"{price.per_gb:g}", *periods])
+    periods = [f"{period.value:g}@{period.start_hour:g}-{period.end_hour:g}" for period in price.periods]
+    committed = [f"{price.per_gbps_month:g}{_COMMITTED}"] if price.per_gbps_month else []
+    return ", ".join([f"{price.value:g}", *periods, *committed])
+
+
+def _rate(text: str) -> float:
+    if not text.endswith("req/s"):
+        raise ValueError("unit req/s missing")
+    return _number(text.removesuffix("req/s"))
 
 
 EGRESS_PRICE = ValueKind(
-    'a price per GB such as "0.05", or "0.05, 0.02@22-6" with hours of the day', _egress_price, _show_egress_price
+    'a price per GB such as "0.05", or "0.05, 0.02@22-6, 400/Gbps" with hours of the day and the price of a month for each'
+    " Gbit/s of the 95th percentile",
+    _egress_price,
+    _show_egress_price,
+)
+DEMAND = ValueKind(
+    'requests per second such as "2.5req/s", or "0.5req/s, 2req/s@8-18" with hours of the day',
+    lambda text: _by_hour(text, _rate),
+    str,
 )
 NUMBER = ValueKind('a number such as "0.5" or "1.3e-4"', _number, repr)
 TOKENS_PER_SECOND = ValueKind('a speed such as "40tok/s"', _speed, lambda value: f"{value:g}tok/s")

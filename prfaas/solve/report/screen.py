@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from prfaas.model.cost.egress_price import DAY_HOURS
 from prfaas.model.cost.lengths import mean_tokens
 from prfaas.model.deployment import Deployment
-from prfaas.model.planning.fleet import Demand, Fleet
+from prfaas.model.planning.fleet import Day
 from prfaas.model.planning.plan import Plan
 from prfaas.solve.files.quantities import show_gbps, show_seconds, show_tokens
 from prfaas.solve.report.export import figures
@@ -42,7 +43,6 @@ def render(study: Study, *, explain: bool) -> str:
             _cost(study),
             _bound(study),
             _queueing(study),
-            _sensitivity(study),
             _notes(study),
         ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -62,35 +62,47 @@ def _answer(study: Study) -> str:
     return "\n".join(f"{label:<9} {text}" for label, text in rows if text)
 
 
-def render_fleet(study: Study, demand: Demand, fleet: Fleet, local: Fleet | None) -> str:
-    """Return the cheapest fleet for a demand, and how it compares with PD instances alone."""
-    plan, deployment = fleet.plan, fleet.deployment
-    split = plan.splits[0]
-    counts = [f"{split.cluster}: {split.num_prefill:.0f} prefill, {split.num_decode:.0f} decode"]
-    counts += [f"{cluster.name}: {cluster.num_instances} prefill" for cluster in deployment.prfaas]
-    thousand = 1000 / 3600 / demand.requests_per_second
-    costs = f"{fleet.per_hour:,.2f} an hour, {fleet.per_hour * thousand:,.2f} per thousand requests: instances"
-    costs += f" {fleet.instances_per_hour:,.2f}, egress {fleet.egress_per_hour:,.2f}"
-    costs += f" ({show_gbps(fleet.egress_bytes_per_second)})"
-    rows = [
-        ("fleet", "; ".join(counts) + " (instances)"),
-        ("plan", _routing(deployment, plan)),
-        ("serves", f"{demand.requests_per_second:g} req/s, {demand.utilisation:.0%} of what it sustains"),
-        ("costs", costs),
-        ("instead", _instead(fleet, local)),
-        ("inferred", "; ".join(study.inferred)),
-    ]
-    return "\n".join(f"{label:<9} {text}" for label, text in rows if text) + "\n"
+def render_fleet(study: Study, day: Day, local: Day | None, *resized: Day | None) -> str:
+    """Return the fleet for a demand or a budget, and how it compares with PD instances alone.
+
+    `resized` are the cheapest fleets of the parts of the day.
+    """
+    deployment = day.parts[0].deployment
+    counts = [f"{cluster.name}: {cluster.num_instances}" for cluster in deployment.clusters]
+    requests = sum(demand.requests_per_second * demand.hours for demand in day.demands) * 3600
+    per_thousand = day.per_hour * DAY_HOURS / requests * 1000
+    costs = f"{day.per_hour:,.2f} an hour, {per_thousand:,.2f} per thousand requests: instances"
+    costs += f" {day.instances_per_hour:,.2f}, egress {day.egress_per_hour:,.2f}"
+    rows = [("fleet", ", ".join(counts) + " (instances)")]
+    for demand, part in sorted(zip(day.demands, day.parts, strict=True), key=lambda pair: pair[0].hour or 0.0):
+        (split,) = part.plan.splits
+        label = "plan" if demand.hours == DAY_HOURS else f"from {demand.hour:g} h"
+        roles = f"{split.num_prefill:.0f} prefill, {split.num_decode:.0f} decode"
+        rows.append((label, f"{roles}; {_routing(deployment, part.plan)}"))
+        serves = f"{demand.requests_per_second:.3g} req/s, {demand.utilisation:.0%} of what it sustains"
+        rows.append(("", f"serves {serves}; sends {show_gbps(part.egress_bytes_per_second)}"))
+    rows += [("costs", costs), ("instead", _instead(day, local))]
+    if resized:
+        price = sum(
+            demand.hours * (part.per_hour if part else 0.0) for demand, part in zip(day.demands, resized, strict=True)
+        )
+        share = price / DAY_HOURS / day.per_hour - 1
+        rows.append(
+            ("resized", f"a fleet that follows the demand costs {price / DAY_HOURS:,.2f} an hour ({share:+.1%})")
+        )
+    rows.append(("inferred", "; ".join(study.inferred)))
+    return "\n".join(f"{label:<9} {text}".rstrip() for label, text in rows if text) + "\n"
 
 
-def _instead(fleet: Fleet, local: Fleet | None) -> str:
-    if not fleet.deployment.prfaas:
+def _instead(day: Day, local: Day | None) -> str:
+    if not day.parts[0].deployment.prfaas:
         return "nothing is cheaper: prefill elsewhere does not pay at these prices"
     if local is None:
         return "PD instances alone, up to three times as many, do not serve this"
-    more = local.per_hour / fleet.per_hour - 1
-    count = local.deployment.pd[0].num_instances
-    return f"{count} PD instances alone cost {local.per_hour:,.2f} an hour ({more:+.1%})"
+    count = local.parts[0].deployment.pd[0].num_instances
+    if local.demands != day.demands:
+        return f"{count} PD instances alone serve {local.demands[0].requests_per_second:.3g} req/s for the money"
+    return f"{count} PD instances alone cost {local.per_hour:,.2f} an hour ({local.per_hour / day.per_hour - 1:+.1%})"
 
 
 def _routing(deployment: Deployment, plan: Plan) -> str:
@@ -246,12 +258,21 @@ def _bound(study: Study) -> str:
         f"  roles free       {study.fractional.system_throughput:.4f} req/s, with N_p ="
         f" {', '.join(f'{n:.2f}' for n in study.fractional.solution.num_prefill)}",
     ]
-    rows = [["one more", "is worth with roles free"]]
+    rows = [["one more", "is worth with roles free", "1 % slower or fewer costs"]]
+    units = _units(study.main.deployment)
     for name, value in study.duals.items():
         kind, _, where = name.partition(":")
         label = f"instance of {where}" if kind == "instance" else f"Gbps of {where}"
-        rows.append([label, f"{value:+.4f} req/s"])
+        share = value * units[name] / study.fractional.system_throughput if value else 0.0
+        rows.append([label, f"{value:+.4f} req/s", f"{share:.2f} %"])
     return "\n".join([*lines, _table(rows)])
+
+
+def _units(deployment: Deployment) -> dict[str, float]:
+    """Return the number of each resource that has a price in the bound."""
+    units = {f"instance:{cluster.name}": float(cluster.num_instances) for cluster in deployment.clusters}
+    units |= {f"gbps:{cluster.name}": cluster.egress_bytes_per_second * 8e-9 for cluster in deployment.prfaas}
+    return units | {f"gbps:{path.source}->{path.target}": path.bytes_per_second * 8e-9 for path in deployment.paths}
 
 
 def _queueing(study: Study) -> str:
@@ -268,23 +289,6 @@ def _queueing(study: Study) -> str:
             f"  the TTFT objective holds up to {study.slo_rate:.2f} req/s ({study.slo_rate / plan.system_throughput:.0%})"
         )
     return "\n".join(lines)
-
-
-def _sensitivity(study: Study) -> str:
-    if study.sensitivity is None:
-        return ""
-    base = study.sensitivity.base.system_throughput
-    rows = [["if an input is", "-20 %", "t, N_p/N_d", "+20 %", "t, N_p/N_d"]]
-    for name, plans in study.sensitivity.plans.items():
-        row = [name]
-        for plan in plans:
-            if plan is None:
-                row += ["no plan", _NONE]
-                continue
-            threshold = _NONE if plan.threshold_tokens is None else show_tokens(plan.threshold_tokens)
-            row += [f"{plan.system_throughput / base - 1:+.1%}", f"{threshold}, {_split(plan)}"]
-        rows.append(row)
-    return "Λ_max when planned anew\n" + _table(rows)
 
 
 def _notes(study: Study) -> str:

@@ -14,6 +14,8 @@ import pytest
 from prfaas import config
 from prfaas.cli.solve import main
 from prfaas.manager.config import ManagerConfig
+from prfaas.model.cost.egress_price import EgressPrice
+from prfaas.solve.files.deployment_file import read_deployment
 
 FIELDS = [
     "name", "threshold_tokens", "num_prfaas", "num_prefill", "num_decode", "offload_ratio", "mean_offloaded_tokens",
@@ -66,7 +68,7 @@ def test_report_marks_inferred_inputs_and_shows_the_bound(capsys: pytest.Capture
     text = answer(capsys, "--trace", "lognormal", "--explain")
     for line in ("internal-1t-hybrid", "h20-internal-1t", "cost"):
         assert any(line in row and "inferred" in row for row in text.splitlines()), line
-    for words in ("below it", "+20 %"):
+    for words in ("below it", "1 % slower"):
         assert words in text
     assert max(len(row) for row in text.splitlines() if row.startswith("  ")) <= 132
 
@@ -97,6 +99,26 @@ def test_the_cheapest_fleet_for_a_demand_counts_its_egress(capsys: pytest.Captur
     text = answer(capsys, *prices, "--demand", "2req/s")
     assert [row.split()[0] for row in text.splitlines()][:5] == ["fleet", "plan", "serves", "costs", "instead"]
     assert "egress" in text
+
+
+def test_demand_by_the_hour_and_a_budget_have_fleets(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ("--prices", "h200=24,h20=12", "--egress-price", "0.005, 200/Gbps")
+    day = answer(capsys, *prices, "--demand", "0.5req/s, 2req/s@8-18")
+    assert [row.split()[0] for row in day.splitlines() if not row.startswith(" ")][:4] == [
+        "fleet",
+        "from",
+        "from",
+        "from",
+    ]
+    assert "follows the demand" in day
+    assert "for the money" in answer(capsys, *prices, "--budget", "170")
+
+
+def test_the_dearest_link_counts_for_its_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text(TWO_CLUSTERS.replace("bandwidth: 20Gbps", "bandwidth: 20Gbps, egress_price: 0.02"))
+    prices = [cluster.egress_price for cluster in read_deployment(file)[0].prfaas]
+    assert prices == [EgressPrice(0.02), None]
 
 
 def test_a_price_at_which_prefill_elsewhere_does_not_pay_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,8 +224,10 @@ def test_plots_are_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--model", "Qwen3-Next", "--pd", "8xTPU"], "hardware 'TPU'"),
         (["--model", "Qwen3.5-397B-A17B", "--pd", "8xH100"], "do not fit"),
         (["--pd", "8xH20"], "needs --model"),
-        (["--egress-price", "0.05, 0.02@night"], "no price with hours"),
+        (["--egress-price", "0.05, 0.02@night"], "no hours"),
         (["--demand", "80%"], "requests per second"),
+        (["--demand", "1req/s, 2req/s@9"], "no hours"),
+        (["--budget", "0.5"], "buys no fleet"),
         (["--demand", "900req/s"], "three times the instances"),
         (["--deployment", "nowhere.yaml"], "nowhere.yaml"),
         (["--emit", "/nonexistent/file"], "/nonexistent/file"),

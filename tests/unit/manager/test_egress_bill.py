@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from prfaas.manager.dashboard.egress_bill import EgressBill
-from prfaas.model.cost.egress_price import EgressPrice, PricePeriod
+from prfaas.model.cost.egress_price import EgressPrice, Period
 
 MIDNIGHT = 20_000 * 86_400.0
-PRICE = EgressPrice(0.05, (PricePeriod(22, 24, 0.02),))
+PRICE = EgressPrice(0.05, (Period(22, 24, 0.02),))
 RATE = {"east": 12.5e6}  # 45 GB an hour.
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.model.cost.egress_price import EgressPrice, PricePeriod
+from prfaas.model.cost.egress_price import EgressPrice, Period
 from prfaas.model.deployment import Deployment
 from prfaas.model.planning.egress_threshold import UTILISATION, at_egress_price
 from prfaas.model.planning.plan import Plan
 from prfaas.model.planning.planner import best_plan
 from tests.support.planner_inputs import case_study
 
-DAY = EgressPrice(0.0, (PricePeriod(8.0, 20.0, 5.0),))
+DAY = EgressPrice(0.0, (Period(8.0, 20.0, 5.0),))
 
 
 def _planned(price: EgressPrice, *, rate: float = 0.1, hour: float = 0.0, local: float | None = 12.0) -> Plan:

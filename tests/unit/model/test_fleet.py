@@ -9,11 +9,11 @@ import pytest
 
 from prfaas.errors import ConfigError
 from prfaas.model.capacity.loads import LoadModel
-from prfaas.model.cost.egress_price import EgressPrice, PricePeriod
+from prfaas.model.cost.egress_price import EgressPrice, Period
 from prfaas.model.cost.lengths import Lengths
 from prfaas.model.cost.workload import Workload
 from prfaas.model.deployment import Deployment, Objectives
-from prfaas.model.planning.fleet import Demand, Fleet, cheapest_fleet
+from prfaas.model.planning.fleet import Demand, Fleet, cheapest_day, cheapest_fleet, greatest_demand
 from prfaas.model.planning.single_pd import SinglePd
 from tests.support.planner_inputs import case_study, profile, small_deployment, workload
 
@@ -88,7 +88,7 @@ def test_a_fleet_without_prices_is_refused() -> None:
 
 
 def test_prices_follow_the_hour_of_the_day() -> None:
-    price = EgressPrice(0.05, (PricePeriod(22.0, 6.0, 0.02),))
+    price = EgressPrice(0.05, (Period(22.0, 6.0, 0.02),))
     at = [price.per_hour(1e9 / 3600, hour=hour) for hour in (0, 5.9, 6, 21.9, 22)]
     assert at == pytest.approx([0.02, 0.02, 0.05, 0.05, 0.02])
     assert price.per_hour(1e9 / 3600) == pytest.approx((8 * 0.02 + 16 * 0.05) / 24)
@@ -96,9 +96,43 @@ def test_prices_follow_the_hour_of_the_day() -> None:
 
 def test_the_hour_decides_which_fleet_is_cheapest() -> None:
     deployment, traffic = case_study()
-    price = EgressPrice(1.0, (PricePeriod(22.0, 6.0, 0.0),))
+    price = EgressPrice(1.0, (Period(22.0, 6.0, 0.0),))
     deployment = priced(deployment, remote=24.0, local=12.0, egress=price)
     day, night = (cheapest_fleet(deployment, traffic, Demand(2.0, hour=hour)) for hour in (12.0, 23.0))
     assert day is not None and night is not None
     assert not day.deployment.prfaas
     assert night.deployment.prfaas
+
+
+COMMITTED = EgressPrice(0.0, per_gbps_month=730.0)
+
+
+def test_day_of_equal_hours_costs_as_much_as_each_of_them() -> None:
+    deployment, traffic = case_study()
+    deployment = priced(deployment, remote=24.0, local=12.0, egress=EgressPrice(0.005))
+    day = cheapest_day(deployment, traffic, [Demand(2.0, hour=0.0, hours=8.0), Demand(2.0, hour=8.0, hours=16.0)])
+    assert day is not None
+    assert day.per_hour == pytest.approx(case_study_fleet(0.005).per_hour)
+
+
+@pytest.mark.parametrize(("peak_hours", "counts"), [(1.0, False), (2.0, True)])
+def test_peak_within_a_twentieth_of_the_day_is_no_commitment(peak_hours: float, counts: bool) -> None:
+    deployment, traffic = case_study()
+    deployment = priced(deployment, remote=24.0, local=12.0, egress=COMMITTED)
+    demands = [Demand(2.0, hour=0.0, hours=peak_hours), Demand(0.3, hour=peak_hours, hours=24.0 - peak_hours)]
+    day = cheapest_day(deployment, traffic, demands)
+    assert day is not None
+    peak, quiet = day.parts
+    assert peak.committed_per_hour == pytest.approx(peak.egress_bytes_per_second / 125e6)
+    assert day.egress_per_hour == pytest.approx(peak.committed_per_hour if counts else quiet.committed_per_hour)
+
+
+def test_budget_buys_what_a_demand_of_this_price_costs() -> None:
+    deployment, traffic = case_study()
+    deployment = priced(deployment, remote=24.0, local=12.0, egress=EgressPrice(0.005))
+    spent = case_study_fleet(0.005).per_hour
+    day, poor = (greatest_demand(deployment, traffic, budget, utilisation=0.8) for budget in (spent, 11.0))
+    assert poor is None
+    assert day is not None
+    assert day.demands[0].requests_per_second >= 2.0 * (1 - 2e-3)
+    assert day.per_hour <= spent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from prfaas.model.cost.egress_price import EgressPrice, PricePeriod
+from prfaas.model.cost.egress_price import EgressPrice, Period
 from prfaas.model.planning.planner import best_plan
 from prfaas.scheduler.route import Decision
 from prfaas.scheduler.snapshot import RequestFacts, Snapshot
@@ -18,7 +18,7 @@ from tests.support.planner_inputs import case_study
 def test_prompts_leave_while_egress_is_free_and_stay_while_it_is_dear() -> None:
     deployment, traffic = case_study()
     (remote,), (pd,) = deployment.prfaas, deployment.pd
-    price = EgressPrice(0.0, (PricePeriod(1.0, 2.0, 0.09),))
+    price = EgressPrice(0.0, (Period(1.0, 2.0, 0.09),))
     deployment = replace(
         deployment,
         prfaas=(replace(remote, egress_price=price),),

@@ -16,7 +16,7 @@ from tests.support.planner_inputs import case_study
 
 
 def quick(deployment: Deployment, workload: Workload) -> Study:
-    return study(deployment, workload, with_sensitivity=False)
+    return study(deployment, workload)
 
 
 def test_notes_name_the_assumptions() -> None:
