@@ -59,8 +59,10 @@ def _config(authority: Authority, engine: EngineConfig, **settings: Any) -> Agen
 async def _watched(config: AgentConfig) -> AsyncIterator[EngineLoads]:
     loads = EngineLoads(config.engines, config.engine_certificates())
     watching = asyncio.create_task(loads.watch_forever())
-    yield loads
-    watching.cancel()
+    try:
+        yield loads
+    finally:
+        watching.cancel()
 
 
 # `insecure_plaintext` covers the wire and the agent's pages, not engines.

@@ -102,8 +102,10 @@ async def _client_of(ask: Any) -> AsyncIterator[ManagerClient]:
     )
     async with scripted_manager(Ask=handler) as addresses:
         client = ManagerClient(addresses, name="router", secret=SECRET, deadline_seconds=PATIENCE_SECONDS)
-        yield client
-        await client.close()
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 class _Recording:

@@ -131,10 +131,12 @@ async def _watched_engine(answers: asyncio.Event) -> AsyncIterator[EngineLoads]:
     port = server.sockets[0].getsockname()[1]
     loads = EngineLoads([EngineConfig(instance="a", url=f"http://127.0.0.1:{port}", role="both", model="m")])
     watching = asyncio.create_task(loads.watch_forever())
-    await until(lambda: loads.current() == (KNOWN,), what="the load")
-    yield loads
-    await cancel_tasks((watching,))
-    server.close()
+    try:
+        await until(lambda: loads.current() == (KNOWN,), what="the load")
+        yield loads
+    finally:
+        await cancel_tasks((watching,))
+        server.close()
 
 
 async def test_engine_that_stops_answering_is_silent_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
