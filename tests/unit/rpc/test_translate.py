@@ -24,7 +24,7 @@ from prfaas.types import AgentName, ClusterName, InstanceId
 from tests.unit.index.test_index import HYBRID, LONG, blocks, state
 
 ENGINE = Engine(InstanceId("e"), "http://e:8000", "decode", "m")
-NODE = Node(AgentName("n"), ClusterName("c"), "prfaas", "n:7400", 5, (HYBRID,), (ENGINE,), "H200")
+NODE = Node(AgentName("n"), ClusterName("c"), "prfaas", "n:7400", 5, (HYBRID,), (ENGINE,))
 
 
 def inventory() -> Inventory:
