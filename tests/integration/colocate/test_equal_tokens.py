@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.colocate.conftest import MakeInstance
-from tests.integration.colocate.instance import mixed_prompts
+from tests.integration.colocate.instance import Instance, mixed_prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 FLAGS: dict[str, tuple[str, ...]] = {
@@ -14,14 +14,20 @@ FLAGS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def pair(make_instance: MakeInstance, request: pytest.FixtureRequest) -> tuple[Instance, Instance]:
+    """A colocated instance and a plain engine of one family."""
+    flags = FLAGS.get(request.param, ())
+    return make_instance(request.param, flags=flags), make_instance(request.param, is_plain=True, flags=flags)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("family", ["smollm2", "gemma3", "granite4h"])
-def test_five_hundred_mixed_prompts_give_the_tokens_of_plain_vllm(make_instance: MakeInstance, family: str) -> None:
-    prompts = mixed_prompts(500, seed=500)
-    colocated = make_instance(family, flags=FLAGS.get(family, ()))
-    answers = colocated.ask_all(prompts)
+@pytest.mark.parametrize("pair", ["smollm2", "gemma3", "granite4h"], indirect=True)
+@pytest.mark.parametrize("seed", range(5))
+def test_five_hundred_mixed_prompts_give_the_tokens_of_plain_vllm(pair: tuple[Instance, Instance], seed: int) -> None:
+    colocated, plain = pair
+    prompts = mixed_prompts(100, seed=seed)
+    answers, expected = colocated.ask_all(prompts), plain.ask_all(prompts)
     assert colocated.metric("vllm:external_prefix_cache_hits_total") > 0, "no prompt went to the prefill worker"
-    plain = make_instance(family, is_plain=True, flags=FLAGS.get(family, ()))
-    expected = plain.ask_all(prompts)
-    assert [index for index, pair in enumerate(zip(answers, expected, strict=True)) if pair[0] != pair[1]] == []
+    assert [index for index, both in enumerate(zip(answers, expected, strict=True)) if both[0] != both[1]] == []
