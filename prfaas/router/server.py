@@ -78,7 +78,16 @@ async def open_router(config: RouterConfig, secret: bytes, *, picker: OpenPicker
     certificates = Certificates.of(config.client_tls, alpn_protocols=("http/1.1",))
     descriptors_each = PLAIN_DESCRIPTORS if certificates is None else TLS_DESCRIPTORS
     budget = ConnectionBudget(max_connections(config.limits, descriptors_each=descriptors_each))
-    proxy = _client_proxy(config, certificates, budget) if certificates is not None else None
+    proxy: TlsProxy | None = None
+    if certificates is not None:
+        proxy = TlsProxy(
+            config.listen,
+            certificates,
+            setting="listen",
+            refused=lambda reason: metrics.CLIENT_TLS_REFUSALS.labels(reason=reason).inc(),
+            max_handshakes=MAX_CLIENT_HANDSHAKES,
+            budget=budget,
+        )
     connections = ClientConnections(
         budget, header_seconds=config.limits.header_time, proxied=proxy.peer_host if proxy is not None else None
     )
@@ -92,19 +101,6 @@ async def open_router(config: RouterConfig, secret: bytes, *, picker: OpenPicker
             proxy.bind()
         app = make_app(router, connections)
         yield await stack.enter_async_context(serve_app(app, config.listen, proxy=proxy, connections=connections))
-
-
-def _client_proxy(config: RouterConfig, certificates: Certificates, budget: ConnectionBudget) -> TlsProxy:
-    """Return the TLS proxy in front of the clients' port."""
-    refusals = metrics.CLIENT_TLS_REFUSALS
-    return TlsProxy(
-        config.listen,
-        certificates,
-        setting="listen",
-        refused=lambda reason: refusals.labels(reason=reason).inc(),
-        max_handshakes=MAX_CLIENT_HANDSHAKES,
-        budget=budget,
-    )
 
 
 @contextlib.asynccontextmanager

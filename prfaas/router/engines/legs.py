@@ -191,11 +191,14 @@ class LegClient:
         *,
         path: str = COMPLETIONS_PATH,
         num_tokens: int = 0,
+        is_nixl: bool = False,
     ) -> tuple[dict[str, Any], Any]:
         """Send a prefill leg. Return the `kv_transfer_params` of its response, and all of it, once the engine has computed it.
 
+        Those of a NIXL hand-over let another engine fetch the KV.
+
         Raises:
-            LegFailed: the engine has not computed it.
+            LegFailed: the engine has not computed it, or has no connector that keeps the KV for NIXL.
         """
         with instance.busy(num_tokens):
             try:
@@ -214,18 +217,8 @@ class LegClient:
                     instance.failed_leg("prefill_late")
                     raise LegFailed("prefill", "prefill_late", message) from error
                 raise _translate("prefill", instance, error) from error
-        return _transfer_params(instance, answer), answer
-
-    async def prefill_nixl(
-        self, instance: Instance, body: bytes, headers: Mapping[str, str], *, path: str, num_tokens: int = 0
-    ) -> tuple[dict[str, Any], Any]:
-        """Send the prefill leg of a NIXL hand-over. Its parameters let another engine fetch the KV.
-
-        Raises:
-            LegFailed: the engine has not computed it, or has no connector that keeps the KV.
-        """
-        params, answer = await self.prefill(instance, body, headers, path=path, num_tokens=num_tokens)
-        if not params:
+        params = _transfer_params(instance, answer)
+        if is_nixl and not params:
             message = f"{instance.address.name} answered without kv_transfer_params: it has no connector for hand-overs"
             raise LegFailed("prefill", "prefill_without_transfer", message)
         return params, answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from aiohttp import web
@@ -22,6 +23,7 @@ from prfaas.router.openai.headers import SESSION_HEADER, request_id_of, session_
 from prfaas.router.openai.request import (
     BYTES_PER_TOKEN,
     MAX_BODY_BYTES,
+    PATHS,
     BadRequest,
     Endpoint,
     error_body,
@@ -116,13 +118,8 @@ class Router:
     bodies: ClientBudget
     body_seconds: float
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._complete(request, "completions")
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._complete(request, "chat")
-
-    async def _complete(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+    async def complete(self, request: web.Request, *, endpoint: Endpoint) -> web.StreamResponse:
+        """Answer a completion or a chat."""
         record = RequestRecord(request_id_of(request.headers.get("x-request-id")))
         parent = request.headers.get(tracing.HEADER, "")
         with tracing.within(tracing.root("router.request", parent=parent, request_id=record.request_id)) as span:
@@ -252,8 +249,8 @@ def metrics_response() -> web.Response:
 def make_app(router: Router, connections: ClientConnections) -> web.Application:
     """Return the routes of one router."""
     app = web.Application(middlewares=[connections.middleware()])
-    app.router.add_post("/v1/completions", router.completions)
-    app.router.add_post("/v1/chat/completions", router.chat)
+    for endpoint, path in PATHS.items():
+        app.router.add_post(path, partial(router.complete, endpoint=endpoint))
     app.router.add_get("/health", router.health)
     app.router.add_get("/metrics", router.metrics)
     app.router.add_get("/debug/decision/{request_id}", router.explain)

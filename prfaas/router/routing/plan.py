@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ class RoutePlan:
     """Decision for one request, and what its execution needs. A remote route has `transfer_id` and `grant`.
 
     `decision_id` identifies a manager's decision: its page `/decisions/<id>` has the snapshot.
-    `is_alone`: no manager answered, so the router decided.
+    `fell_back`: the prefill leg was given up. `is_alone`: no manager answered, so the router decided.
     """
 
     decision: Decision
@@ -56,10 +56,6 @@ class RoutePlan:
     def is_remote(self) -> bool:
         """Return whether both legs are to be sent."""
         return self.decision.route == "remote" and not self.fell_back
-
-    def fallen_back(self) -> RoutePlan:
-        """Return the plan for the same decode instance without the prefill leg."""
-        return replace(self, fell_back=True)
 
     def summary(self) -> dict[str, Any]:
         """Return the fields for the request's log line."""

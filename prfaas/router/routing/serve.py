@@ -133,7 +133,7 @@ class RequestHandler:
             LegFailed: `failure`, if nothing is left to try.
         """
         if plan.is_remote and failure.reason not in _LOST_DECODE:
-            return routing, plan.fallen_back()
+            return routing, replace(plan, fell_back=True)
         assert plan.decision.decode is not None, "a plan without a decode instance opens no legs"
         excluded = routing.facts.excluded | {plan.decision.decode}
         routing = replace(routing, facts=replace(routing.facts, excluded=excluded))
@@ -159,7 +159,9 @@ class RequestHandler:
         if self.pd_protocol == "nixl" and prefill.address.cluster == decode.address.cluster:
             with _leg_span("router.prefill", prefill):
                 body, sent = nixl_prefill_body(path, parsed.body), headers | tracing.headers()
-                params, answer = await self.legs.prefill_nixl(prefill, body, sent, path=path, num_tokens=num_tokens)
+                params, answer = await self.legs.prefill(
+                    prefill, body, sent, path=path, num_tokens=num_tokens, is_nixl=True
+                )
             record.note_prefilled()
             decode_body = with_transfer_params(parsed.raw, params)
             response = await self._decode(decode, path, lambda trace: decode_body, headers, num_tokens)

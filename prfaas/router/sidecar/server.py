@@ -113,7 +113,8 @@ class Sidecar:
         self, prefill: Instance, path: str, raw: bytes, body: dict[str, Any], headers: Mapping[str, str]
     ) -> EngineResponse:
         """Send the prefill leg, and then the decode leg."""
-        params, answer = await self._legs.prefill_nixl(prefill, nixl_prefill_body(path, body), headers, path=path)
+        kept = nixl_prefill_body(path, body)
+        params, answer = await self._legs.prefill(prefill, kept, headers, path=path, is_nixl=True)
         response = await self._legs.decode(self._engine, path, with_transfer_params(raw, params), headers)
         return HandedOverResponse.of(response, cached_tokens(answer)) if path != RESPONSES_PATH else response
 
