@@ -313,12 +313,12 @@ class Twin:
 
     def _plan_events(self, events: PlannedEvents) -> None:
         outages, roles, changes = events.outages, events.role_changes, events.egress_changes
-        _refuse_unknown("outages", "instance", (outage.instance for outage in outages), self._nodes)
-        _refuse_unknown("role_changes", "instance", (change.instance for change in roles), self._nodes)
+        _refuse_unknown("outages", "instance", (outage.target for outage in outages), self._nodes)
+        _refuse_unknown("role_changes", "instance", (change.target for change in roles), self._nodes)
         for change in roles:
-            if self._states[change.instance].cluster_kind == "prfaas":
-                raise ConfigError(f"role_changes: {change.instance} is of a PrfaaS cluster, which only prefills")
-        clusters = (change.cluster for change in changes)
+            if self._states[change.target].cluster_kind == "prfaas":
+                raise ConfigError(f"role_changes: {change.target} is of a PrfaaS cluster, which only prefills")
+        clusters = (change.target for change in changes)
         _refuse_unknown("link_changes", "cluster with egress", clusters, self._limited)
         for outage in outages:
             self.timeline.at(outage.start, self._die, outage)
@@ -331,7 +331,7 @@ class Twin:
         self._states[name] = replace(self._states[name], **fields)
 
     def _die(self, outage: Outage) -> None:
-        name = outage.instance
+        name = outage.target
         self._dead.add(name)
         self.instances[name].stop()
         self._caches.clear(self._nodes[name].state.agent)
@@ -349,10 +349,10 @@ class Twin:
                 self._send_again(request, decision)
 
     def _change_egress(self, change: EgressChange) -> None:
-        self._limited[change.cluster].begin_change(change.share)
-        if change.seconds > self.rules.events.notice_seconds and not change.share:
+        self._limited[change.target].begin_change(change.value)
+        if change.seconds > self.rules.events.notice_seconds and not change.value:
             moment = self.timeline.now + self.rules.events.notice_seconds
-            self.timeline.at(moment, self._notice_link_down, change.cluster)
+            self.timeline.at(moment, self._notice_link_down, change.target)
         self.timeline.at(self.timeline.now + change.seconds, self._end_egress_change, change)
 
     def _notice_link_down(self, cluster: ClusterName) -> None:
@@ -365,10 +365,10 @@ class Twin:
         self.egress[cluster].drop(lambda request: request not in self._decisions)
 
     def _end_egress_change(self, change: EgressChange) -> None:
-        egress = self._limited[change.cluster]
-        egress.end_change(change.share)
+        egress = self._limited[change.target]
+        egress.end_change(change.value)
         if not egress.is_down:
-            self.path_monitor.set_down(change.cluster, is_down=False)
+            self.path_monitor.set_down(change.target, is_down=False)
 
     def _send_again(self, request: SimulatedRequest, decision: Decision) -> None:
         self._route(self._withdraw(request, decision))
@@ -396,11 +396,11 @@ class Twin:
         self._set_state(name, healthy=name not in self._known_dead and name not in self._role_changes)
 
     def _change_role(self, change: PlannedRoleChange) -> None:
-        changes = self._role_changes.setdefault(change.instance, deque())
+        changes = self._role_changes.setdefault(change.target, deque())
         changes.append(change)
-        self._update_health(change.instance)
+        self._update_health(change.target)
         if len(changes) == 1:
-            self._drain(change.instance)
+            self._drain(change.target)
 
     def _drain(self, name: InstanceId) -> None:
         self._draining.add(name)
@@ -413,7 +413,7 @@ class Twin:
         self.timeline.at(self.timeline.now + change.seconds, self._end_role_change, change)
 
     def _end_role_change(self, change: PlannedRoleChange) -> None:
-        name = change.instance
+        name = change.target
         self._set_role(change)
         self._role_changes[name].popleft()
         if self._role_changes[name]:
@@ -423,8 +423,8 @@ class Twin:
         self._update_health(name)
 
     def _set_role(self, change: PlannedRoleChange) -> None:
-        name = change.instance
-        self._set_state(name, role=change.role)
+        name = change.target
+        self._set_state(name, role=change.value)
         self._nodes[name] = replace(self._nodes[name], state=self._states[name])
         before, after = self.instances[name], self._engine(self._nodes[name])
         after.busy = before.busy

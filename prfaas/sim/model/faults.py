@@ -6,48 +6,36 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from prfaas.errors import ConfigError
 from prfaas.types import ClusterName, InstanceId, InstanceRole
-from prfaas.units import parse_seconds
+from prfaas.units import parse_ratio, parse_seconds
 
-Event = TypeVar("Event")
+Target = TypeVar("Target")
+Value = TypeVar("Value")
 # "h200-000@5m+2m", "h200@5m=30%+2m": name, start, optional value, duration.
 _EVENT = re.compile(r"([^@]*)@([^=+]*)(?:=([^+]*))?\+(.*)")
 
 
 @dataclass(frozen=True)
-class Outage:
-    """Death of an instance and its cache from `start` on; after `seconds` it returns empty."""
+class PlannedEvent(Generic[Target, Value]):
+    """Event of an instance or a cluster from `start` on, and what it changes to."""
 
-    instance: InstanceId
+    target: Target
     start: float
     seconds: float
+    value: Value
 
 
-@dataclass(frozen=True)
-class PlannedRoleChange:
-    """Role change: from `start` on the instance drains, and `seconds` after its last request it has the new role.
-
-    A second change of the same instance waits for the end of the first. An instance that dies during its change has the
-    new role when it returns, or when the change ends if that is later.
-    """
-
-    instance: InstanceId
-    start: float
-    role: InstanceRole
-    seconds: float
-
-
-@dataclass(frozen=True)
-class EgressChange:
-    """Reduction of a cluster's egress to `share` of its rate for `seconds`; at 0 its links are down."""
-
-    cluster: ClusterName
-    start: float
-    share: float
-    seconds: float
+# Death of an instance and its cache; after `seconds` it returns empty.
+Outage = PlannedEvent[InstanceId, None]
+# From `start` on the instance drains, and `seconds` after its last request it has the new role. A second change of the
+# same instance waits for the end of the first. An instance that dies during its change has the new role when it returns,
+# or when the change ends if that is later.
+PlannedRoleChange = PlannedEvent[InstanceId, InstanceRole]
+# Reduction of a cluster's egress to a share of its rate for `seconds`; at 0 its links are down.
+EgressChange = PlannedEvent[ClusterName, float]
 
 
 @dataclass(frozen=True)
@@ -66,17 +54,11 @@ def read_outages(text: str) -> list[Outage]:
     Raises:
         ConfigError: the text is malformed, or an instance would die while it is dead.
     """
-
-    def outage(name: str, start: float, value: str | None, seconds: float) -> Outage:
-        if value is not None:
-            raise ValueError(value)
-        return Outage(InstanceId(name), start, seconds)
-
-    outages = _read(text, outage, 'outages: write "pd-003@2m+30s"')
-    for first, second in pairwise(sorted(outages, key=lambda event: (event.instance, event.start))):
-        if first.instance == second.instance and second.start <= first.start + first.seconds:
+    outages = _read(text, InstanceId, _nothing, 'outages: write "pd-003@2m+30s"')
+    for first, second in pairwise(sorted(outages, key=lambda event: (event.target, event.start))):
+        if first.target == second.target and second.start <= first.start + first.seconds:
             raise ConfigError(
-                f"outages: {first.instance} is dead from {first.start:g}s to {first.start + first.seconds:g}s and dies at"
+                f"outages: {first.target} is dead from {first.start:g}s to {first.start + first.seconds:g}s and dies at"
                 f" {second.start:g}s; write one after the other"
             )
     return outages
@@ -88,13 +70,7 @@ def read_role_changes(text: str) -> list[PlannedRoleChange]:
     Raises:
         ConfigError: the text is malformed.
     """
-
-    def role_change(name: str, start: float, value: str | None, seconds: float) -> PlannedRoleChange:
-        if value not in ("prefill", "decode"):
-            raise ValueError(value)
-        return PlannedRoleChange(InstanceId(name), start, "prefill" if value == "prefill" else "decode", seconds)
-
-    return _read(text, role_change, 'role_changes: write "pd-003@2m=decode+30s", or prefill')
+    return _read(text, InstanceId, _role, 'role_changes: write "pd-003@2m=decode+30s", or prefill')
 
 
 def read_egress_changes(text: str) -> list[EgressChange]:
@@ -103,24 +79,36 @@ def read_egress_changes(text: str) -> list[EgressChange]:
     Raises:
         ConfigError: the text is malformed.
     """
-
-    def egress_change(name: str, start: float, value: str | None, seconds: float) -> EgressChange:
-        ratio = float((value or "").removesuffix("%")) / 100
-        if not value or not value.endswith("%") or not 0 <= ratio <= 1:
-            raise ValueError(value)
-        return EgressChange(ClusterName(name), start, ratio, seconds)
-
-    return _read(text, egress_change, 'link_changes: write "h200@5m=30%+2m", 0% for a link that is down')
+    return _read(text, ClusterName, _share, 'link_changes: write "h200@5m=30%+2m", 0% for a link that is down')
 
 
-def _read(text: str, build: Callable[[str, float, str | None, float], Event], accepted: str) -> list[Event]:
+def _nothing(value: str | None) -> None:
+    if value is not None:
+        raise ValueError(value)
+
+
+def _role(value: str | None) -> InstanceRole:
+    if value not in ("prefill", "decode"):
+        raise ValueError(value)
+    return "prefill" if value == "prefill" else "decode"
+
+
+def _share(value: str | None) -> float:
+    if not value or not value.endswith("%"):
+        raise ValueError(value)
+    return parse_ratio(value)
+
+
+def _read(
+    text: str, target: Callable[[str], Target], parse: Callable[[str | None], Value], accepted: str
+) -> list[PlannedEvent[Target, Value]]:
     events = []
     for item in filter(None, map(str.strip, text.split(","))):
         try:
             if (parts := _EVENT.fullmatch(item)) is None:
                 raise ValueError(item)
             name, start, value, seconds = parts.groups()
-            events.append(build(name, parse_seconds(start), value, parse_seconds(seconds)))
+            events.append(PlannedEvent(target(name), parse_seconds(start), parse_seconds(seconds), parse(value)))
         except ValueError:
             raise ConfigError(f"{accepted}; got {text!r}") from None
     return events

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from prfaas.cachepool.arena import PAGE_BYTES
 from prfaas.cachepool.pool import Pool
 from prfaas.hashing import HASH_BYTES, HASH_UNIT_TOKENS, NO_HASH
 from prfaas.kv.group import KVGroup
@@ -16,8 +17,8 @@ from prfaas.sim.kernel.timeline import Timeline
 from prfaas.sim.model.request import SimulatedRequest
 from prfaas.types import AgentName, BlockHash, Shard
 
-# The memory of slots is never touched; the size of a block only ranks it.
-_SLOT_BYTES = 64
+# Memory of one slot, which is never touched.
+_SLOT_BYTES = PAGE_BYTES
 
 
 def block_name(number: int) -> BlockHash:
@@ -29,11 +30,7 @@ class PrefixCache:
     """Pool of at most `max_blocks` attention blocks of `block_tokens` tokens. `close` frees the pool's memory."""
 
     def __init__(
-        self,
-        block_tokens: int,
-        max_blocks: int,
-        *,
-        on_change: Callable[[PoolChange], None] | None = None,
+        self, block_tokens: int, max_blocks: int, *, on_change: Callable[[PoolChange], None] = lambda _: None
     ) -> None:
         self.block_tokens = block_tokens
         self._max_blocks = max_blocks

@@ -112,10 +112,10 @@ def test_death_during_a_role_change_delays_the_instance_until_both_end(dies_at: 
 
 def test_outages_and_role_changes_are_parsed() -> None:
     assert read_outages("pd-003@2m+30s, prfaas-000@5+1m") == [
-        Outage(InstanceId("pd-003"), 120.0, 30.0),
-        Outage(InstanceId("prfaas-000"), 5.0, 60.0),
+        Outage(InstanceId("pd-003"), 120.0, 30.0, None),
+        Outage(InstanceId("prfaas-000"), 5.0, 60.0, None),
     ]
-    assert read_role_changes("pd-003@2m=decode+30s") == [PlannedRoleChange(InstanceId("pd-003"), 120.0, "decode", 30.0)]
+    assert read_role_changes("pd-003@2m=decode+30s") == [PlannedRoleChange(InstanceId("pd-003"), 120.0, 30.0, "decode")]
 
 
 @pytest.mark.parametrize("text", ["pd-003@2m", "pd-003@soon+1s"])

@@ -115,8 +115,8 @@ def test_egress_change_delays_current_flows() -> None:
 
 def test_link_changes_are_parsed() -> None:
     assert read_egress_changes("h200@5m=30%+2m, h200@9m=0%+30s") == [
-        EgressChange(REMOTE, 300.0, 0.3, 120.0),
-        EgressChange(REMOTE, 540.0, 0.0, 30.0),
+        EgressChange(REMOTE, 300.0, 120.0, 0.3),
+        EgressChange(REMOTE, 540.0, 30.0, 0.0),
     ]
 
 
