@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -13,7 +12,6 @@ from benchmarks.cachepool.layouts import ATTENTION, SLOT_BYTES, dense
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.capacity import TenantShares
 from prfaas.cachepool.pool import Pool
-from prfaas.pool_events import PoolChange
 from prfaas.types import BlockHash
 from tests.support.pool_integrity import check_integrity
 
@@ -30,15 +28,13 @@ def measure() -> dict[str, Any]:
     filling, full = NUM_ROUNDS + NUM_WARM_UP, 4
     return {
         "bar": BAR_MILLISECONDS,
-        "filling": _rounds(filling, on_change=None),
-        "filling_with_events": _rounds(filling, on_change=lambda change: None),
-        "full": _rounds(full, on_change=None),
-        "full_with_events": _rounds(full, on_change=lambda change: None),
+        "filling": _rounds(filling),
+        "full": _rounds(full),
     }
 
 
-def _rounds(num_prompts: int, *, on_change: Callable[[PoolChange], None] | None) -> dict[str, Any]:
-    pool = Pool((num_prompts + 2) * NUM_BLOCKS * SLOT_BYTES * 2, shares=TenantShares(learns=True), on_change=on_change)
+def _rounds(num_prompts: int) -> dict[str, Any]:
+    pool = Pool((num_prompts + 2) * NUM_BLOCKS * SLOT_BYTES * 2, shares=TenantShares(learns=True))
     arena = pool.arena(dense(BLOCK_TOKENS))
     rounds = [_round(pool, arena) for _ in range(NUM_ROUNDS + NUM_WARM_UP)][NUM_WARM_UP:]
     check_integrity(pool)
