@@ -199,12 +199,12 @@ def _certs(call: Call) -> CommandOutput:
 
 def _pool_ls(call: Call) -> CommandOutput:
     holdings = call.page("/pool")
-    return CommandOutput(holdings, [tables.pool_table(holdings)])
+    return CommandOutput(holdings, [tables.records_table("Pool", holdings, tables.POOL_COLUMNS)])
 
 
 def _pool_hot(call: Call) -> CommandOutput:
     prefixes = call.page("/hot")
-    return CommandOutput(prefixes, [tables.hot_table(prefixes)])
+    return CommandOutput(prefixes, [tables.records_table("Hot prefixes", prefixes, tables.HOT_COLUMNS)])
 
 
 def _pool_order(call: Call) -> CommandOutput:

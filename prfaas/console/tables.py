@@ -147,36 +147,26 @@ def link_mood(link: Mapping[str, Any]) -> Mood:
     return "warning" if is_congested else "plain"
 
 
-def pool_table(holdings: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the contents of the pools by cluster, node, model, KV group and tier."""
-    rows = tuple(
-        (
-            holding["cluster"],
-            holding["node"],
-            holding["model"],
-            holding["kind"],
-            holding["tier"],
-            f"{holding['num_blocks']:,}",
-            size(holding["num_bytes"]),
-        )
-        for holding in holdings
-    )
-    return Table("Pool", ("cluster", "node", "model", "KV group", "tier", "blocks", "bytes"), rows)
+POOL_COLUMNS = {
+    **{name: name for name in ("cluster", "node", "model")},
+    "kind": "KV group",
+    "tier": "tier",
+    "num_blocks": "blocks",
+    "num_bytes": "bytes",
+}
+HOT_COLUMNS = {
+    "hash": "hash",
+    "model": "model",
+    "num_tokens": "tokens",
+    "hits_per_second": "asked/s",
+    "holders": "held by",
+}
 
 
-def hot_table(prefixes: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the most requested prefixes, with the hash for `prfaas pool pin` and `rm`."""
-    rows = tuple(
-        (
-            prefix["hash"],
-            prefix["model"],
-            f"{prefix['num_tokens']:,}",
-            f"{prefix['hits_per_second']:.1f}",
-            ", ".join(prefix["holders"]),
-        )
-        for prefix in prefixes
-    )
-    return Table("Hot prefixes", ("hash", "model", "tokens", "asked/s", "held by"), rows)
+def records_table(title: str, records: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+    """Return one row per record. `columns` maps the keys of a record to headings."""
+    rows = tuple(tuple(_cell(key, record[key]) for key in columns) for record in records)
+    return Table(title, tuple(columns.values()), rows)
 
 
 _EXPLAINED = (
@@ -252,6 +242,8 @@ def _cell(key: str, value: Any) -> str:
     """Return a field of a record as people read it, with its unit."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if isinstance(value, int | float) and key.endswith("_seconds"):
         return f"{value * 1000:,.0f} ms" if value < 1 else f"{value:,.2f} s"
     if isinstance(value, int | float) and key.endswith("_bytes"):

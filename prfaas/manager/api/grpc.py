@@ -188,7 +188,10 @@ class GrpcServer:
         if name is None:
             message = "the caller's name and token do not match the secret: compare its secret_file with the manager's"
             await _abort(context, call, IndexRefusal("unauthenticated", message))
-        if self._proxy is not None and (certified := self._proxy.peer_name(_port_of(context))) != name:
+        if (
+            self._proxy is not None
+            and (certified := self._proxy.peer_name(int(context.peer().rpartition(":")[2]))) != name
+        ):
             message = f"the call is in the name of {name}, but its certificate is for {certified or 'no name'}"
             remedy = f"use that name, or a certificate with the common name {name}"
             await _abort(context, call, IndexRefusal("unauthenticated", f"{message}: {remedy}"))
@@ -307,11 +310,6 @@ class GrpcServer:
             yield self._service.state(index_stale=self._replication.is_stale)
             while self._world.version == version and _now() < deadline:  # noqa: ASYNC110 - the world is synchronous
                 await asyncio.sleep(_WATCH_POLL_SECONDS)
-
-
-def _port_of(context: Any) -> int:
-    """Return the caller's port on loopback, behind the TLS proxy."""
-    return int(context.peer().rpartition(":")[2])
 
 
 def _log_registration(node: Node) -> None:

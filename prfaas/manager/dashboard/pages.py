@@ -6,7 +6,6 @@ import asyncio
 import math
 import mimetypes
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -24,12 +23,6 @@ HEADERS = {
 }
 
 _WRITE_SECONDS = 5.0  # Limit for one event to a browser that has stopped reading.
-
-
-@dataclass(frozen=True)
-class _File:
-    content_type: str
-    body: bytes
 
 
 class DashboardPages:
@@ -59,10 +52,11 @@ class DashboardPages:
         raise web.HTTPFound("/dashboard/")
 
     async def _file(self, request: web.Request) -> web.Response:
-        found = self._files.get(request.match_info.get("name", "index.html"))
-        if found is None:
+        name = request.match_info.get("name", "index.html")
+        if name not in self._files:
             raise web.HTTPNotFound
-        return web.Response(body=found.body, headers={"Content-Type": found.content_type} | HEADERS)
+        guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        return web.Response(body=self._files[name], headers={"Content-Type": f"{guessed}; charset=utf-8"} | HEADERS)
 
     async def _figures(self, request: web.Request) -> web.Response:
         try:
@@ -100,13 +94,7 @@ def _refusal(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status)
 
 
-def _read_files() -> dict[str, _File]:
+def _read_files() -> dict[str, bytes]:
     """Return the package's files by path. Nothing else is served."""
     folder = Path(__file__).with_name("static")
-    files = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
-    return {path: _File(_content_type(path), file.read_bytes()) for path, file in files.items()}
-
-
-def _content_type(name: str) -> str:
-    guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    return f"{guessed}; charset=utf-8"
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

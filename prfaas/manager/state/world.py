@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import msgspec
 
 from prfaas import logs, metrics
 from prfaas.errors import IndexRefusal
@@ -69,26 +70,16 @@ class ThresholdPlan:
 
     def to_json(self) -> bytes:
         """Return the inverse of `from_json`."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        return msgspec.json.encode(self)
 
     @staticmethod
     def from_json(data: bytes) -> ThresholdPlan:
-        """Decode a plan.
+        """Decode a plan. Fields that another version of this program added are ignored.
 
         Raises:
             ValueError: the data is not a plan.
         """
-        try:
-            fields: dict[str, Any] = json.loads(data)
-            read: dict[str, Any] = {
-                name: {cluster: (float(p), float(d)) for cluster, (p, d) in fields[name].items()}
-                for name in ("splits", "best_splits")
-            }
-            read["supplies"] = {cluster: Supply(**rates) for cluster, rates in fields["supplies"].items()}
-            known = ThresholdPlan.__dataclass_fields__.keys()  # Another version of this program may write more.
-            return ThresholdPlan(**{name: value for name, value in (fields | read).items() if name in known})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a plan: {error}") from error
+        return msgspec.json.decode(data, type=ThresholdPlan)
 
 
 class World:
