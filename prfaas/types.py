@@ -17,7 +17,7 @@ TRANSFER_ID_BYTES = 16
 InstanceRole = Literal["prefill", "decode", "both"]
 ClusterKind = Literal["prfaas", "pd"]
 # Rules for requests that no PrfaaS cluster prefills (`scheduler/pd_prefill.py`).
-OwnPolicy = Literal["decode", "pd", "ppd", "static", "suffix"]
+OwnPolicy = Literal["decode", "pd", "ppd", "static"]
 LocalPolicy = OwnPolicy | Literal["endpoint_picker"]
 
 # Reason for which a transfer failed: on the wire, to the engine, in logs, as a metric label.

@@ -12,13 +12,14 @@ from benchmarks.twin.peer import dynamo_requests_per_second
 from prfaas.sim.report import to_json
 from prfaas.sim.run import simulate
 from prfaas.sim.scenario import Scenario
+from tools.reference_tables import ROOT
 
 _REPEATS = 5
 _FULL = Scenario(
     fidelity="instances",
     turns="2048>128,256>128,256>128",
-    local_policy="suffix",
-    non_cached_tokens=1024,
+    local_policy="ppd",
+    ppd_table=ROOT / "tests/data/ppd-table-2P2D.json",
     requests=2_000,
 )
 

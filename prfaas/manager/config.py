@@ -35,6 +35,7 @@ class ManagerConfig:
     """Settings of one manager."""
 
     REMOVED_SETTINGS: ClassVar[dict[str, str]] = {
+        "non_cached_tokens": "write nonCachedTokens of the prefix-based-pd-decider in the file of endpoint_picker",
         "without_prefill": "without a healthy prefill instance the decode instance prefills",
         "heartbeat_seconds": "agents send four heartbeats within silence_seconds",
         "engine_indexer": "ask Match over gRPC; give engines an agent, which follows their events",
@@ -154,12 +155,6 @@ class ManagerConfig:
         default=0.0,
         only_where={"local_policy": "static"},
         doc="PPD's static x: share of later turns that decode instances prefill themselves.",
-    )
-    non_cached_tokens: int = setting(
-        "tokens",
-        default=16,
-        only_where={"local_policy": "suffix"},
-        doc="Missing tokens from which another instance prefills for the decode node.",
     )
     ppd_table: Path | None = setting(
         "path",

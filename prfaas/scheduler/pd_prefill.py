@@ -36,7 +36,7 @@ PD_EXPLANATIONS: dict[PdReason, str] = {
     "pd_disabled": "the endpoint picker's configuration disables separate prefill",
     "no_pd_prefill_instance": "a PD-P instance should prefill it, but none is healthy, so the decode instance does",
 }
-_LOCAL: frozenset[PdReason] = frozenset({"short", "ppd_table_local", "static_local", "suffix_cached"})
+_LOCAL: frozenset[PdReason] = frozenset({"short", "ppd_table_local", "static_local"})
 _NUM_SEEDS = 1 << 32
 
 
@@ -67,9 +67,6 @@ def _preference(policy: OwnPolicy, snapshot: Snapshot, request: RequestFacts, de
             return "short"
         case "pd":
             return "pd"
-        case "suffix":
-            uncached = request.uncached_at(decode.agent)
-            return "suffix_uncached" if uncached >= snapshot.non_cached_tokens else "suffix_cached"
         case "static":
             return _static(snapshot, request, decode)
         case "ppd":

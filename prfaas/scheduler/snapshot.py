@@ -75,7 +75,6 @@ class Snapshot:
 
     Attributes:
         links_down: Pairs (from, to) of clusters without a working link.
-        non_cached_tokens: Limit of the policy `suffix`: uncached tokens from which a PD-P instance prefills.
         ppd_table: Decision table of the policy `ppd`.
         requests_per_second: Requests arriving at the PD cluster, for PPD's table.
         endpoint_picker: EndpointPickerConfig as YAML, for the policy `endpoint_picker`.
@@ -88,7 +87,6 @@ class Snapshot:
     links_down: frozenset[tuple[ClusterName, ClusterName]] = frozenset()
     paths: tuple[PathState, ...] = ()
     local_policy: LocalPolicy = "decode"
-    non_cached_tokens: int = 0
     ppd_table: PpdTable | None = None
     requests_per_second: float = 0.0
     endpoint_picker: str = ""

@@ -27,7 +27,7 @@ from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import DEFAULT_CACHE_BLOCKS, FollowUp, NetworkSpec, RoutingRules, SimulatedNode, Twin, Watch
 from prfaas.types import AgentName, ClusterKind, ClusterName, InstanceId, InstanceRole, LocalPolicy
 
-_LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd": "ppd", "suffix": "suffix"}
+_LOCAL_POLICIES: dict[str, LocalPolicy] = {"decode": "decode", "pd": "pd", "ppd": "ppd"}
 _LONGER_THAN_ANY = 1 << 62
 _HEDGE_SECONDS = 2.0  # Default of the connector's `silence_seconds`.
 
@@ -78,7 +78,6 @@ def deploy(
             threshold_tokens(plan),
             (),
             local_policy="decode" if scenario.shared else _LOCAL_POLICIES[scenario.local_policy],
-            non_cached_tokens=scenario.non_cached_tokens,
             ppd_table=None if scenario.ppd_table is None else _read_ppd_table(scenario.ppd_table),
             requests_per_second=rate,
         ),

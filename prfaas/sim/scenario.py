@@ -15,12 +15,11 @@ from prfaas.units import choice
 DEFAULT_LOAD = "80%"
 # Shorter prompts than a block find no prefix; the largest blocks of engines are some thousand tokens.
 MAX_BLOCK_TOKENS = 1 << 14
-LOCAL_POLICIES = ("decode", "pd", "ppd", "suffix")
+LOCAL_POLICIES = ("decode", "pd", "ppd")
 _STATIONS = {"fidelity": "stations"}
 _INSTANCES = {"fidelity": "instances"}
 _SHARED = _INSTANCES | {"shared": True}
 _APART = _INSTANCES | {"shared": False}
-_SUFFIX = _INSTANCES | {"local_policy": "suffix"}
 _PPD = _INSTANCES | {"local_policy": "ppd"}
 VARIANTS = ("prfaas-pd", "homogeneous-pd", "naive-heterogeneous-pd")
 
@@ -109,9 +108,6 @@ class Scenario:
     )
     sharing_profile: Path | None = setting(
         "path", default=None, only_where=_SHARED, doc="Profile by prfaas-colocate profile; empty: RAPID-Serve's speeds."
-    )
-    non_cached_tokens: int = setting(
-        "tokens", default=0, only_where=_SUFFIX, doc="Least uncached tokens that a local prefill instance takes."
     )
     ppd_table: Path | None = setting("path", default=None, only_where=_PPD, doc="PPD table as JSON.")
     chunk_tokens: int | None = setting(

@@ -124,7 +124,6 @@ class RequestRouter:
             self._paths.down,
             paths=states,
             local_policy=self.config.local_policy,
-            non_cached_tokens=self.config.non_cached_tokens,
             ppd_table=self.ppd_table.current(),
             endpoint_picker=self._endpoint_picker,
             local_turns_ratio=self.config.local_turns_ratio,

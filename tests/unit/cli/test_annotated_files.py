@@ -23,7 +23,6 @@ FILLED_IN: list[tuple[str, dict[str, str]]] = [
     ("manager", {"deployment": f"{ROOT}/examples/solver/deployment.yaml"}),
     ("manager", {"redis_url": "redis://127.0.0.1", "redis_directory": ""}),
     ("manager", {"bandwidth": "abundant"}),
-    ("manager", {"local_policy": "suffix"}),
     ("manager", {"local_policy": "static"}),
     ("router", MANAGERS),
     ("router", MANAGERS | TLS),

@@ -9,8 +9,11 @@ import pytest
 
 from prfaas.cli.sim import main
 from prfaas.solve.files import catalog
+from tools.reference_tables import ROOT
 
 SMALL = ["--requests", "500"]
+
+PPD_TABLE = str(ROOT / "tests/data/ppd-table-2P2D.json")
 
 
 def output(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -56,11 +59,11 @@ def test_a_recorded_trace_arrives_at_its_own_times(capsys: pytest.CaptureFixture
 
 
 def test_later_turns_find_their_caches_under_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--fidelity", "instances", "--turns", "4096>64,256>64", "--load", "1req/s", "--non-cached-tokens", "1024"]
-    always, suffix = json.loads(output(capsys, "--json", *argv, "--compare", "local_policy=pd,suffix"))
+    argv = ["--fidelity", "instances", "--turns", "4096>64,256>64", "--load", "1req/s", "--ppd-table", PPD_TABLE]
+    always, ppd = json.loads(output(capsys, "--json", *argv, "--compare", "local_policy=pd,ppd"))
     assert always["reasons"] == {"pd": 1.0}
-    assert suffix["reasons"] == pytest.approx({"suffix_cached": 0.5, "suffix_uncached": 0.5}, abs=0.05)
-    assert suffix["ttft"]["mean"] < always["ttft"]["mean"]
+    assert ppd["reasons"] == pytest.approx({"ppd_table_local": 0.5, "ppd_first_turn": 0.5}, abs=0.05)
+    assert ppd["ttft"]["mean"] < always["ttft"]["mean"]
 
 
 def test_recorded_conversations_are_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

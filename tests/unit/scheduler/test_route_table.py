@@ -31,7 +31,7 @@ TABLE = PpdTable(
 )
 LENGTHS = (1, 2, FETCH, LIMIT, LIMIT + 1, T, T + 1, RAISED, RAISED + 1, 3 * T)
 CACHED = (0, 1, FETCH, LIMIT, T, T + FETCH, RAISED)
-POLICIES: tuple[LocalPolicy, ...] = ("decode", "pd", "ppd", "static", "suffix", "endpoint_picker")
+POLICIES: tuple[LocalPolicy, ...] = ("decode", "pd", "ppd", "static", "endpoint_picker")
 Link = Literal["calm", "congested", "slow", "down", "no_instance"]
 
 
@@ -57,7 +57,6 @@ class Case:
             links_down=frozenset([(EAST_CLUSTER, WEST_CLUSTER)] if self.link == "down" else []),
             paths=(PathState(EAST_CLUSTER, WEST_CLUSTER, t, is_abundant=self.abundant, cost=cost),),
             local_policy=self.policy,
-            non_cached_tokens=LIMIT,
             endpoint_picker=prefix_decider(LIMIT),
             ppd_table=TABLE,
             requests_per_second=1.0,
@@ -96,7 +95,7 @@ def inside(case: Case) -> str:
             return "short"
         case "pd":
             return "pd"
-        case "suffix" | "endpoint_picker":
+        case "endpoint_picker":
             return "suffix_uncached" if case.total - case.pd >= LIMIT else "suffix_cached"
         case "static":
             return "static_local"  # The decode instance is a replica.

@@ -17,8 +17,11 @@ from prfaas.sim.scenario import Scenario
 from prfaas.sim.twin import Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
 from prfaas.types import InstanceId
+from tools.reference_tables import ROOT
 
 PREFILLS, DECODES, REMOTE = InstanceId("h20-000"), InstanceId("h20-005"), InstanceId("h200-000")
+
+PPD_TABLE = ROOT / "tests/data/ppd-table-2P2D.json"
 
 
 class Watched:
@@ -75,14 +78,14 @@ def test_death_of_an_instance_clears_its_cache() -> None:
     dead = ",".join(f"h20-{index:03d}@60s+10s" for index in range(8))
 
     def later_reason(outages: str) -> str:
-        scenario = Scenario(local_policy="suffix", non_cached_tokens=1024, outages=outages)
+        scenario = Scenario(local_policy="ppd", ppd_table=PPD_TABLE, outages=outages)
         follow_up = conversations.following
         twin = deploy(setup.deployment, setup.workload, setup.plan, scenario, follow_up=follow_up)
         twin.run([conversations.first(0, 0.0)])
         return twin.requests[1].reason
 
-    assert later_reason("") == "suffix_cached"
-    assert later_reason(dead) == "suffix_uncached"
+    assert later_reason("") == "ppd_table_local"
+    assert later_reason(dead) == "ppd_first_turn"
 
 
 def test_an_instance_takes_its_new_role_after_its_last_request() -> None:

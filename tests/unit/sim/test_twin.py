@@ -14,6 +14,9 @@ from prfaas.sim.scenario import Scenario
 from prfaas.sim.summary import Summary
 from prfaas.sim.twin import Twin
 from prfaas.sim.workload.conversations import Conversations, Turn
+from tools.reference_tables import ROOT
+
+PPD_TABLE = ROOT / "tests/data/ppd-table-2P2D.json"
 
 
 def case_study() -> ResolvedScenario:
@@ -58,10 +61,10 @@ def test_every_request_ends_and_every_byte_arrives() -> None:
 
 def test_a_later_turn_finds_its_conversation_where_it_was_answered() -> None:
     turns = [Turn(2048, 512), Turn(512, 64)]
-    twin, conversations = twin_of(Scenario(local_policy="suffix", non_cached_tokens=1024), turns)
+    twin, conversations = twin_of(Scenario(local_policy="ppd", ppd_table=PPD_TABLE), turns)
     twin.run([conversations.first(session, 60.0 * session) for session in range(20)])
-    assert {request.reason for request in twin.requests if request.turn == 1} == {"suffix_uncached"}
-    assert {request.reason for request in twin.requests if request.turn == 2} == {"suffix_cached"}
+    assert {request.reason for request in twin.requests if request.turn == 1} == {"ppd_first_turn"}
+    assert {request.reason for request in twin.requests if request.turn == 2} == {"ppd_table_local"}
 
 
 def test_blocks_that_the_receiver_holds_are_not_sent() -> None:
@@ -115,8 +118,8 @@ def test_late_announcements_find_fewer_prefixes() -> None:
         scenario = Scenario(
             fidelity="instances",
             turns="4096>64,512>64,512>64",
-            local_policy="suffix",
-            non_cached_tokens=1024,
+            local_policy="ppd",
+            ppd_table=PPD_TABLE,
             requests=150,
             cache_tokens=50_000,
             announce=announce_seconds,
