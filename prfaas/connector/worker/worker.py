@@ -64,6 +64,9 @@ def _num_bytes(copies: Sequence[LayerCopy]) -> int:
     return sum(layer.slice.payload_bytes * len(pairs.slots) for layer, pairs in copies)
 
 
+_NO_RESULTS = CopyResults(frozenset(), frozenset(), frozenset())
+
+
 class WorkerSide:
     """All copies of one rank. Runs on the model's thread; a copier may call back on another thread."""
 
@@ -260,6 +263,8 @@ class WorkerSide:
 
     def take_results(self) -> CopyResults:
         """Return the requests whose copies have ended since the last call."""
+        if not (self._loaded or self._stored):
+            return _NO_RESULTS
         with self._lock:
             results = CopyResults(frozenset(self._loaded), frozenset(self._failed), frozenset(self._stored))
             for request_ids in (self._loaded, self._failed, self._stored):
