@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from prfaas.kv.kinds import KINDS
@@ -44,11 +44,6 @@ class KVGroup:
     def block_bytes(self) -> int:
         """Payload of one block over all layers of the group."""
         return sum(layer.payload_bytes for layer in self.layers)
-
-    @property
-    def without_layers(self) -> KVGroup:
-        """The group as far as matching needs it."""
-        return replace(self, layers=())
 
     def first_block(self, num_tokens: int) -> int:
         """Return the first block that the token after `num_tokens` attends to."""

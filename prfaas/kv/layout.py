@@ -198,11 +198,6 @@ class _PrefixHashes:
         return BlockHash(self._prefix.units[end - HASH_BYTES : end]) if end else self._root
 
 
-def prefix_bytes(layout: Layout, prefix: Prefix) -> int:
-    """Return the payload of a prefix on one rank, which is what its copy to a node without any of it moves."""
-    return sum(layout.groups[blocks.group].block_bytes * blocks.num_blocks for blocks in prefix_groups(layout, prefix))
-
-
 def is_well_formed(prefix: Prefix) -> bool:
     """Return whether the hashes have the number and length that a prefix of so many tokens needs."""
     has_units = len(prefix.units) == prefix.num_tokens // HASH_UNIT_TOKENS * HASH_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import TypeVar
 
 from prfaas.agent.engine.client import AgentClient
@@ -38,7 +39,7 @@ class PoolCorruptor:
         """Have a prompt transferred and return the slots of its blocks, by group."""
         grant, token = self.pair.signed(prompt)
         chain = self.pair.chain(prompt)
-        shapes = tuple(group.without_layers for group in self._layout.groups)
+        shapes = tuple(replace(group, layers=()) for group in self._layout.groups)
         groups = BlockMap(shapes).transfer_groups(chain, grant.num_tokens)
         self._scheduler.post(Receive(grant.transfer_id, token, chain.at(grant.num_tokens), groups))
         self.pair.prefill_leg(prompt, self.pair.grant(prompt, transfer_id=grant.transfer_id))

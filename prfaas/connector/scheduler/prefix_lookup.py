@@ -69,8 +69,10 @@ class PrefixLookups(TransferTable[PrefixLookup]):
         """Keep the lengths at which the pool's block belongs to this prompt, not to a similar one."""
         lookup = self.of_transfer(message.transfer_id)
         if lookup is not None:
-            chain = lookup.chain
-            lookup.lengths = [length for length, block_hash in message.lengths if _matches(chain, length, block_hash)]
+            chain, lookup.lengths = lookup.chain, []
+            for length, block_hash in message.lengths:
+                if 0 < length < chain.num_tokens and chain.at(length) == BlockHash(block_hash):
+                    lookup.lengths.append(length)
 
     @property
     def allow_divergent_hits(self) -> bool:
@@ -121,7 +123,3 @@ class PrefixLookups(TransferTable[PrefixLookup]):
     def _end(self, lookup: PrefixLookup, outcome: Outcome) -> None:
         self._remove(lookup)
         self._counts.add_transfer("reuse", outcome)
-
-
-def _matches(chain: HashChain, length: int, block_hash: bytes) -> bool:
-    return 0 < length < chain.num_tokens and chain.at(length) == BlockHash(block_hash)

@@ -76,7 +76,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         self._loads: list[Load] = []
         self._failed_loads: list[str] = []
         self._unclaimed: deque[Receive] = deque(maxlen=MAX_UNCLAIMED)
-        self._reports: dict[str, ReceivedReport] = {}  # Ended transfers of requests that have not ended.
+        self.reports: dict[str, ReceivedReport] = {}  # Refused and ended transfers of requests that have not ended.
 
     @property
     def has_work(self) -> bool:
@@ -198,11 +198,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
             transfer.is_abandoned = True
         elif transfer is not None:
             self._release(transfer, "aborted")
-        return self._reports.pop(request_id, None)
-
-    def refuse(self, request_id: str, report: ReceivedReport) -> None:
-        """Keep the report on a transfer that the engine does not claim."""
-        self._reports[request_id] = report
+        return self.reports.pop(request_id, None)
 
     def fail_all(self, reason: Outcome) -> None:
         """Give up all transfers. Planned loads fail; a running load ends by itself, since its slots stay mapped."""
@@ -230,7 +226,7 @@ class InboundTransfers(TransferTable[InboundTransfer]):
         if transfer.source == "receive" and not transfer.is_abandoned:
             num_tokens = transfer.num_tokens if outcome == "completed" else 0
             report = ReceivedReport(transfer.transfer_id.hex(), outcome, num_tokens)
-            self._reports[transfer.request_id] = report
+            self.reports[transfer.request_id] = report
         fields = {"transfer_id": transfer.transfer_id, "num_tokens": transfer.num_tokens, "message": message}
         _log.info("request.received", request_id=transfer.request_id, source=transfer.source, outcome=outcome, **fields)
 

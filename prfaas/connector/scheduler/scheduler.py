@@ -121,12 +121,12 @@ class SchedulerSide:
             else:
                 transfer = read_parameters(request, direction)
                 transfer_id = transfer.grant.transfer_id.hex() if transfer else ""
-                self._inbound.refuse(request.request_id, ReceivedReport(transfer_id, refusal))
+                self._inbound.reports[request.request_id] = ReceivedReport(transfer_id, refusal)
             self.counts.add_transfer(direction, refusal)
             _log.info("request.transfer_refused", request_id=request.request_id, direction=direction, reason=refusal)
         fallback = fallback_report(request.parameters)
         if fallback is not None and not direction:
-            self._inbound.refuse(request.request_id, fallback)
+            self._inbound.reports[request.request_id] = fallback
             self.counts.add_transfer("fallback", fallback.outcome)
             fields = {"transfer_id": fallback.transfer_id, "reason": fallback.outcome}
             _log.info("request.fell_back", request_id=request.request_id, **fields)
@@ -306,7 +306,7 @@ class SchedulerSide:
         order, agent = TransferId(os.urandom(16)), self._client.attached
         self._client.post(Forget(order, model))
         deadline = time.monotonic() + RESET_WAIT_SECONDS
-        while self._is_attached_to(agent) and self._forgotten != order and time.monotonic() < deadline:
+        while self._forgotten != order and self._is_attached_to(agent) and time.monotonic() < deadline:
             if self._liveness.is_silent:
                 break
             self._liveness.beat()

@@ -248,7 +248,7 @@ def _spec_of(group: KVCacheGroupSpec, name: str) -> Any:
 def _slice(name: str, cache: torch.Tensor, spec: Any, rank: Rank, *, offset: int, size: int) -> LayerSlice:
     if isinstance(spec, MambaSpec):
         shapes = " ".join("x".join(map(str, shape)) for shape in spec.shapes)
-        dtype = " ".join(_dtype_name(dtype) for dtype in spec.dtypes)
+        dtype = " ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes)
         return LayerSlice(name, offset, size, dtype, f"{spec.mamba_type.name.lower()} {shapes}")
     attention = (SHARED_HEADS, "token", "content") if _shares_heads(spec) else ("head", "token", "content")
     axes = attention if cache.dim() == 1 + len(attention) else ("kernel_block", *attention)
@@ -256,7 +256,7 @@ def _slice(name: str, cache: torch.Tensor, spec: Any, rank: Rank, *, offset: int
         raise LayoutError(f"layer {name}: a KV cache with {cache.dim()} axes is not known")
     order = f"{physical_axes(cache, axes)} {'x'.join(map(str, cache.shape[1:]))}"
     first, count = _heads(spec, rank)
-    return LayerSlice(name, offset, size, _dtype_name(cache.dtype), order, first, count)
+    return LayerSlice(name, offset, size, str(cache.dtype).removeprefix("torch."), order, first, count)
 
 
 def _shares_heads(spec: Any) -> bool:
@@ -272,10 +272,6 @@ def _heads(spec: Any, rank: Rank) -> tuple[int, int]:
         return 0, 1
     count = int(spec.num_kv_heads)
     return min(rank.shard.rank * rank.num_kv_heads // rank.shard.size, rank.num_kv_heads - count), count
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def packing(layers: Mapping[str, Any], names: Sequence[str], *, cache_dtype: str, device: torch.device) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import and_
 
 from prfaas.index.query import MatchResult, NodeMatch
@@ -62,7 +62,7 @@ class EngineShapes:
         self._shapes: dict[tuple[object, ...], EngineShape] = {}
 
     def shape_of(self, layout: Layout, cluster: ClusterName) -> EngineShape:
-        groups = tuple(group.without_layers for group in layout.groups)
+        groups = tuple(replace(group, layers=()) for group in layout.groups)
         key = (cluster, layout.model, layout.packing, layout.shard.size, groups)
         known = self._shapes.get(key)
         if known is None:

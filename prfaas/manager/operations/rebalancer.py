@@ -10,7 +10,7 @@ from typing import Any
 from prfaas import logs
 from prfaas.index.membership import Member, Node
 from prfaas.index.query import MatchResult, Query
-from prfaas.kv.layout import prefix_bytes
+from prfaas.kv.layout import prefix_groups
 from prfaas.manager.config import GRANT_SECONDS, ManagerConfig
 from prfaas.manager.operations.commands import Copies, CopyOrder, Purpose
 from prfaas.manager.state.traffic import Popularity
@@ -197,7 +197,12 @@ def _key(prefix: Prefix) -> PrefixKey:
 
 def _num_bytes(node: Node, prefix: Prefix) -> int:
     """Return the bytes of a prefix on all ranks of a node; 0 if the node has no layout of the model."""
-    return sum(prefix_bytes(layout, prefix) for layout in node.layouts if layout.model == prefix.model)
+    layouts = [layout for layout in node.layouts if layout.model == prefix.model]
+    return sum(
+        layout.groups[blocks.group].block_bytes * blocks.num_blocks
+        for layout in layouts
+        for blocks in prefix_groups(layout, prefix)
+    )
 
 
 def _full_links(members: dict[AgentName, Member]) -> Iterator[tuple[ClusterName, ClusterName]]:

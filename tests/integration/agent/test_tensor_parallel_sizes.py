@@ -59,7 +59,7 @@ class RankedEngine(AttachedEngine):
         super().__init__(agent, name, *map(described, layouts(groups, cut)))
 
     def block_lists(self, chain: HashChain) -> tuple[GroupBlocks, ...]:
-        shapes = (group.without_layers for group in self.layouts[0].groups)
+        shapes = (replace(group, layers=()) for group in self.layouts[0].groups)
         return BlockMap(tuple(shapes)).transfer_groups(chain, chain.num_tokens)
 
     def open(self, transfer_id: TransferId, grant: bytes, chain: HashChain) -> SendOpened:
