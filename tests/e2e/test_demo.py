@@ -85,20 +85,17 @@ def test_every_row_is_right_even_with_a_flipped_byte(surroundings: Surroundings)
 
 
 @pytest.mark.soak
-def test_an_interrupt_while_engines_start_leaves_nothing(surroundings: Surroundings) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGKILL, 1, "ended with status -9")],
+    ids=["the demo is interrupted", "an engine dies"],
+)
+def test_an_early_end_leaves_nothing(
+    surroundings: Surroundings, number: signal.Signals, status: int, said: str
+) -> None:
     demo = surroundings.start()
     wait_until(surroundings.engines, seconds=150)
-    demo.send_signal(signal.SIGINT)
+    os.kill(demo.pid if number == signal.SIGINT else surroundings.engines()[0], number)
     _, progress = demo.communicate(timeout=150)
-    assert demo.returncode == 130, progress
-    surroundings.assert_nothing_left()
-
-
-@pytest.mark.soak
-def test_a_dying_engine_fails_the_demo_and_leaves_nothing(surroundings: Surroundings) -> None:
-    demo = surroundings.start()
-    wait_until(surroundings.engines, seconds=150)
-    os.kill(surroundings.engines()[0], signal.SIGKILL)
-    _, progress = demo.communicate(timeout=150)
-    assert demo.returncode == 1 and "ended with status -9" in progress, progress
+    assert demo.returncode == status and said in progress, progress
     surroundings.assert_nothing_left()

@@ -240,13 +240,6 @@ def test_a_setting_that_others_overrule_is_refused_even_with_its_default(tmp_pat
         load("name: e\npeers: [{name: w, address: 'h:1'}]\nalone: 1s", path=tmp_path)
 
 
-def test_what_means_something_beside_one_of_several_values_is_kept_for_all_of_them() -> None:
-    flags = {"name": "e", "lead": "2s"}
-    for role in ("prefill", "decode"):
-        loaded = config.load(Example, component="example", environment={}, flags={**flags, "role": role}, varied="role")
-        assert (loaded.role, loaded.lead) == (role, 2.0)
-
-
 def test_only_settings_that_mean_something_are_shown_as_in_force() -> None:
     assert "lead" not in config.show(Example(name="e"))
     assert "lead: 500ms" in config.show(Example(name="e", role="prefill"))

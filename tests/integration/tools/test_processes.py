@@ -7,13 +7,6 @@ from pathlib import Path
 from tests.support.waiting import wait_until
 from tools.processes import Children
 
-CLEANS_UP_AFTER_ITS_PARENT = """
-trap '' TERM
-(while kill -0 $$; do sleep 0.02; done; sleep 0.1; rm "$1") 2>/dev/null &
-trap - TERM
-touch "$1"
-exec sleep 100
-"""
 STAYS = """
 trap '' TERM
 sleep 100 &
@@ -28,14 +21,6 @@ def running(process: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except OSError:
         return False
-
-
-def test_grandchild_may_clean_up_after_its_parent_has_ended(tmp_path: Path) -> None:
-    left = tmp_path / "left"
-    with Children(tmp_path) as children:
-        parent = children.start("parent", ["sh", "-c", CLEANS_UP_AFTER_ITS_PARENT, "sh", str(left)])
-        children.wait_until(parent, left.exists, seconds=90)
-    assert not left.exists()
 
 
 def test_remaining_grandchild_is_killed(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ from tests.support.transport_ends import (
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 from tools.link import Relay
 
-NOISY_SIZES = (1000, 500, 500)
 HELLO = encode_hello(Hello("near", bytes(32), (1,), ()))
 
 

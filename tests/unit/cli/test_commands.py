@@ -43,17 +43,6 @@ def test_a_service_says_its_version() -> None:
     assert run_without(ENGINE, "prfaas-agent", "--version").stdout == f"prfaas-agent {prfaas.__version__}\n"
 
 
-def test_a_service_checks_its_configuration_and_the_files_that_it_names(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    command = ("prfaas-manager", "--config", "deploy/manager.yaml", "--check-config", "--secret-file", str(secret))
-    refused = run_without(ENGINE, *command)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert f"secret_file: {secret} cannot be read" in refused.stderr
-    write_deployment_secret(tmp_path)
-    answer = run_without(ENGINE, *command)
-    assert (answer.returncode, answer.stderr) == (0, "")
-
-
 @pytest.mark.parametrize(("component", "absent"), [("manager", "grpc"), ("router", "aiohttp")])
 def test_a_service_names_the_extra_that_is_missing(component: str, absent: str, tmp_path: Path) -> None:
     write_deployment_secret(tmp_path)

@@ -19,7 +19,6 @@ from prfaas.kv.group import KVGroup
 BLOCK = 16
 FULL = KVGroup("full_attention", BLOCK)
 STATE = KVGroup("linear_state", BLOCK, kept_states=True)
-SPACING = 2 * BLOCK  # Two states take as much as two blocks of attention.
 CHAIN = HashChain(root_hash("m"), range(300))
 WAIT_SECONDS = 1.0
 
