@@ -74,25 +74,17 @@ class LinkMetrics:
         links = sorted(self._link_stats(), key=lambda link: link.num_connections)
         by_peer = {link.peer: link for link in links}
         metrics.CONNECTIONS.labels(direction="out").set(sum(link.num_connections for link in links))
-        for peer in self._peers - set(by_peer):
-            _remove(peer)
+        for peer in self._peers - by_peer.keys():
+            for gauge in _NUMBER_GAUGES:
+                gauge.remove(peer)
+            for reason in _CONGESTION_REASONS:
+                metrics.LINK_CONGESTED.remove(peer, reason)
         for peer, link in by_peer.items():
-            _set(peer, link)
+            for gauge, number in _NUMBER_GAUGES.items():
+                gauge.labels(peer=peer).set(number(link))
+            for reason in _CONGESTION_REASONS:
+                metrics.LINK_CONGESTED.labels(peer=peer, reason=reason).set(reason == link.congestion)
         self._peers = set(by_peer)
-
-
-def _set(peer: str, link: LinkStats) -> None:
-    for gauge, number in _NUMBER_GAUGES.items():
-        gauge.labels(peer=peer).set(number(link))
-    for reason in _CONGESTION_REASONS:
-        metrics.LINK_CONGESTED.labels(peer=peer, reason=reason).set(reason == link.congestion)
-
-
-def _remove(peer: str) -> None:
-    for gauge in _NUMBER_GAUGES:
-        gauge.remove(peer)
-    for reason in _CONGESTION_REASONS:
-        metrics.LINK_CONGESTED.remove(peer, reason)
 
 
 class _Server(ThreadingMixIn, WSGIServer):

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from prfaas.agent.transfer.grant_check import TransferRefused
 from prfaas.agent.transfer.open_body import OpenBody
-from prfaas.agent.transfer.repack import repack_obstacle
 from prfaas.cachepool.arena import Arena
 from prfaas.cachepool.pool import Pool
+from prfaas.kv import repack
 from prfaas.kv.layout import Layout, difference
 from prfaas.transport.receiver.admission import FairQuota
 from prfaas.types import AgentName
@@ -80,7 +80,7 @@ class LayoutRegistry:
         if same_rank is not None:
             return f"{self._name} holds this model with another layout: {difference(same_rank, peer_layout)}"
         sizes = f"tensor-parallel size: {own_layouts[0].shard.size} here, {peer_layout.shard.size} there"
-        found = repack_obstacle(peer_layout, own_layouts[0])
+        found = repack.obstacle(peer_layout, own_layouts[0])
         return found and f"{self._name} holds this model with another layout: {sizes}; {found}"
 
     def _of_model(self, model: str) -> list[Layout]:

@@ -5,7 +5,6 @@ This is the only copy of the payload between wire and engine. It runs in a threa
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from prfaas.cachepool.arena import Arena
 from prfaas.errors import LayoutError
 from prfaas.hashing import NO_HASH
 from prfaas.kv import repack
-from prfaas.kv.layout import Layout
 from prfaas.kv.repack import Move, Side, moves, whole_blocks
 from prfaas.types import BlockHash, GroupBlocks
 
@@ -108,7 +106,7 @@ def start_repack(claimed: Side, arenas: tuple[Arena, ...], source: Placement) ->
     """
     target: Placement | None = None
     try:
-        found = (repack_obstacle(layout, claimed.layouts[0]) for layout in source.plan.layouts)
+        found = (repack.obstacle(layout, claimed.layouts[0]) for layout in source.plan.layouts)
         if obstacle := next((text for text in found if text), None):
             raise LayoutError(obstacle)
         plan = make_plan(claimed.layouts, claimed.groups, source.plan.num_tokens)
@@ -137,14 +135,6 @@ def _strided(arena: Arena, offset: int, shape: tuple[int, ...], strides: tuple[i
     start = arena.header_bytes + offset
     flat = np.frombuffer(arena.memory, dtype=np.uint8)[start:]
     return np.lib.stride_tricks.as_strided(flat, (arena.num_slots, *shape), (arena.stride_bytes, *strides, 1))
-
-
-def repack_obstacle(source: Layout, target: Layout) -> str | None:
-    """Return why blocks of `source` cannot be repacked into blocks of `target`, or None."""
-    found = repack.obstacle(source, target)
-    if found is None and importlib.util.find_spec("numpy") is None:
-        return "this agent cannot repack KV: numpy is missing (pip install 'prfaas[site]')"
-    return found
 
 
 def have_same_prompt(left: Side, right: Side, *, num_tokens: int) -> bool:
