@@ -23,9 +23,23 @@ START_SECONDS = 600.0
 class Endpoint:
     """Server of a system. In 1P-1D a request has a second leg to `prefill_url`, and each leg has parameters of its own."""
 
-    url: str
-    prefill_url: str = ""
+    decode: EngineProcess
+    prefill: EngineProcess | None = None
     grant: Callable[[Sequence[int]], str] | None = None
+
+    @property
+    def url(self) -> str:
+        return self.decode.url
+
+    @property
+    def prefill_url(self) -> str:
+        return self.prefill.url if self.prefill else ""
+
+    def wait(self, children: Children) -> None:
+        """Wait until all engines serve."""
+        for engine in filter(None, (self.decode, self.prefill)):
+            is_ready = partial(is_answering, f"{engine.url}/health")
+            children.wait_until(engine.child, is_ready, seconds=START_SECONDS)
 
     def legs(self, prompt: Sequence[int]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the parameters of the decode leg and of the prefill leg."""
@@ -44,7 +58,7 @@ class System:
     chunk_tokens: int
 
     def start(self, children: Children, directory: Path, model: Path, flags: tuple[str, ...]) -> Endpoint:
-        """Start the system, and wait until it serves."""
+        """Start the system's processes."""
         raise NotImplementedError
 
     def _flags(self, flags: tuple[str, ...]) -> tuple[str, ...]:
@@ -58,14 +72,16 @@ class Colocated(System):
 
     decode_share: float = 0.0
     profile: Path | None = None
+    itl_slo_seconds: float = 0.05
 
     def start(self, children: Children, directory: Path, model: Path, flags: tuple[str, ...]) -> Endpoint:
-        settings: dict[str, Any] = {"profile": str(self.profile)} if self.profile else {}
+        settings: dict[str, Any] = {}
+        if self.profile:
+            settings = {"profile": str(self.profile), "itl_slo_seconds": f"{self.itl_slo_seconds}s"}
         engine = Stack(children, directory).start_colocate(
             model, extra=self._flags(flags), decode_share=self.decode_share, **settings
         )
-        _await(children, engine)
-        return Endpoint(engine.url)
+        return Endpoint(engine)
 
 
 @dataclass(frozen=True)
@@ -78,8 +94,7 @@ class Chunked(System):
         engine = Stack(children, directory).start_engine(
             MODEL, model, agent=None, role="", extra=self._flags(flags), environment=_threads(self.threads)
         )
-        _await(children, engine)
-        return Endpoint(engine.url)
+        return Endpoint(engine)
 
 
 @dataclass(frozen=True)
@@ -104,10 +119,8 @@ class Disaggregated(System):
                     extra=self._flags(flags),
                     environment=_threads(len(half)),
                 )
-        for engine in engines.values():
-            _await(children, engine)
         grant = partial(grant_of, MODEL, source=agents["prefill"], destination=agents["decode"], key=grant_key(stack))
-        return Endpoint(engines["decode"].url, engines["prefill"].url, grant)
+        return Endpoint(engines["decode"], engines["prefill"], grant)
 
 
 @contextlib.contextmanager
@@ -123,7 +136,3 @@ def _on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 def _threads(number: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(number)}
-
-
-def _await(children: Children, engine: EngineProcess) -> None:
-    children.wait_until(engine.child, lambda: is_answering(f"{engine.url}/health"), seconds=START_SECONDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,6 @@ from typing import Any
 import aiohttp
 
 from benchmarks.colocate.systems import MODEL, Endpoint
-
-TTFT_SECONDS_PER_THOUSAND = 1.0
 
 
 @dataclass
@@ -35,20 +32,25 @@ class Timing:
         pairs = zip(self.tokens, self.tokens[1:], strict=False)
         return [later - sooner for sooner, later in pairs if later > begin and sooner < end]
 
-    def meets(self, itl_seconds: float, ttft_scale: float) -> bool:
-        """Return whether the answer met both objectives; TTFT's grows with the prompt, as in RAPID-Serve."""
-        thousands = -(-self.num_prompt_tokens // 1000)
-        itls = self.itls()
-        in_time = self.ttft <= ttft_scale * TTFT_SECONDS_PER_THOUSAND * thousands
-        return in_time and (not itls or percentile(itls, 95) <= itl_seconds)
-
 
 @dataclass(frozen=True)
-class LongPrompt:
-    """Decode steps during a long prompt."""
+class Load:
+    """Poisson arrivals with log-normal prompts, equal for all systems in a round."""
 
-    itl_p99: float
-    ttft: float
+    rate: float
+    seconds: float
+    mean_prompt: int
+    max_tokens: int
+
+    def arrivals(self, seed: int) -> list[tuple[float, int]]:
+        """Return seconds from the start and prompt lengths."""
+        draw = random.Random(seed)
+        arrivals, now = [], draw.expovariate(self.rate)
+        while now < self.seconds:
+            length = min(4 * self.mean_prompt, max(16, int(draw.lognormvariate(0.0, 0.6) * self.mean_prompt)))
+            arrivals.append((now, length))
+            now += draw.expovariate(self.rate)
+        return arrivals
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -67,10 +69,11 @@ class Client:
         self._endpoint, self._session = endpoint, session
         self._num_tokens, self._random = num_tokens, random.Random(seed)
 
-    async def ask(self, num_prompt_tokens: int, max_tokens: int) -> Timing:
-        """Send one prompt and stamp its tokens."""
+    async def ask(self, num_prompt_tokens: int, max_tokens: int, timing: Timing | None = None) -> Timing:
+        """Send one prompt and stamp its tokens, in `timing` if one is given."""
         prompt = [self._random.randrange(3, self._num_tokens) for _ in range(num_prompt_tokens)]
-        timing = Timing(num_prompt_tokens, time.monotonic())
+        timing = timing or Timing(num_prompt_tokens, 0.0)
+        timing.started = time.monotonic()
         decode, prefill = self._endpoint.legs(prompt)
         legs = [self._leg(self._endpoint.url, prompt, max_tokens, decode, timing.tokens)]
         if self._endpoint.prefill_url:
@@ -84,26 +87,32 @@ class Client:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         async with self._session.post(f"{url}/v1/completions", json=body | parameters | {"stream": True}) as response:
             response.raise_for_status()
-            times += [time.monotonic() async for line in response.content if _is_token(line)]
+            async for line in response.content:
+                if _is_token(line):
+                    times.append(time.monotonic())  # noqa: PERF401 (a cancelled answer keeps its times)
 
-    async def long_prompt(self, *, batch: int, num_tokens: int, repeats: int) -> LongPrompt:
+    async def long_prompt(self, *, batch: int, num_tokens: int) -> dict[str, float]:
         """Measure decode steps of a batch while a long prompt is computed."""
-        itls, ttfts = [], []
-        for _ in range(repeats):
-            running = [asyncio.ensure_future(self.ask(64, 200)) for _ in range(batch)]
-            await asyncio.sleep(2.0)
-            prompt = await self.ask(num_tokens, 1)
-            ttfts.append(prompt.ttft)
-            for timing in await asyncio.gather(*running):
-                itls += timing.itls(prompt.started, prompt.tokens[0])
-        return LongPrompt(percentile(itls, 99), statistics.median(ttfts))
+        timings = [Timing(64, 0.0) for _ in range(batch)]
+        running = [asyncio.ensure_future(self.ask(timing.num_prompt_tokens, 2000, timing)) for timing in timings]
+        await asyncio.sleep(2.0)
+        prompt = await self.ask(num_tokens, 1)
+        await asyncio.sleep(0.2)  # The gap in which the prompt ended closes.
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        itls = [itl for timing in timings for itl in timing.itls(prompt.started, prompt.tokens[0])]
+        figures = {"itl_p99": percentile(itls, 99), "itl_median": percentile(itls, 50), "ttft": prompt.ttft}
+        return {name: round(value, 4) for name, value in figures.items()}
 
-    async def load(self, rate: float, *, seconds: float, mean_prompt: int, max_tokens: int) -> list[Timing]:
-        """Send Poisson arrivals with log-normal prompts; return all timings."""
+    async def load(self, load: Load, *, seed: int) -> list[tuple[int, float, float]]:
+        """Offer a load; return prompt tokens, TTFT and the 95th percentile of ITL of each request."""
         requests = []
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            length = min(4 * mean_prompt, max(16, int(self._random.lognormvariate(0.0, 0.6) * mean_prompt)))
-            requests.append(asyncio.ensure_future(self.ask(length, max_tokens)))
-            await asyncio.sleep(self._random.expovariate(rate))
-        return await asyncio.gather(*requests)
+        started = time.monotonic()
+        for arrival, length in load.arrivals(seed):
+            await asyncio.sleep(max(0.0, started + arrival - time.monotonic()))
+            requests.append(asyncio.ensure_future(self.ask(length, load.max_tokens)))
+        timings = await asyncio.gather(*requests)
+        return [
+            (item.num_prompt_tokens, round(item.ttft, 3), round(percentile(item.itls(), 95), 4)) for item in timings
+        ]

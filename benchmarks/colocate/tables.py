@@ -1,0 +1,83 @@
+"""Tables of the measured points, for benchmarks/README.md.
+
+python -m benchmarks.colocate.tables
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# ITL (95th percentile of a request), and TTFT for each started 1,000 prompt tokens, in seconds.
+SLOS = ((0.05, 2.0), (0.1, 2.0), (0.1, 1.0), (0.2, 2.0))
+COLOCATED = "colocated"
+
+Points = Sequence[dict[str, Any]]
+
+
+def tables(points: Points) -> str:
+    """Return the long prompt's table, and one of goodput for each pair of objectives."""
+    parts = [_long_prompt(points), *(_goodput(points, *slo) for slo in SLOS)]
+    return "\n\n".join(parts) + "\n"
+
+
+def goodput(figures: Sequence[tuple[int, float, float]], itl_seconds: float, ttft_seconds: float) -> float:
+    """Return the share of requests that met both objectives."""
+    met = (ttft <= ttft_seconds * -(-tokens // 1000) and itl <= itl_seconds for tokens, ttft, itl in figures)
+    return sum(met) / len(figures) if figures else 1.0
+
+
+def _systems(points: Points) -> list[str]:
+    return list(dict.fromkeys(point["system"] for point in points))
+
+
+def _by_round(points: Points, system: str, rate: float) -> dict[int, Any]:
+    return {item["round"]: item["figures"] for item in points if (item["system"], item["rate"]) == (system, rate)}
+
+
+def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """Return the median, and least and greatest in brackets."""
+    if not values:
+        return "-"
+    return f"{form(statistics.median(values))} ({form(min(values))} to {form(max(values))})"
+
+
+def _long_prompt(points: Points) -> str:
+    rows = [
+        "| system | ITL P99 | TTFT | ITL P99 of `colocated` over it | TTFT of `colocated` over it |",
+        "|---|---|---|---|---|",
+    ]
+    own = _by_round(points, COLOCATED, 0.0)
+    for system in _systems(points):
+        found = _by_round(points, system, 0.0)
+        cells = [_spread([item[name] for item in found.values()], "{:.3f} s".format) for name in ("itl_p99", "ttft")]
+        for name in ("itl_p99", "ttft"):
+            ratios = [own[number][name] / found[number][name] for number in found.keys() & own.keys()]
+            cells.append(_spread(ratios, "{:.2f}".format))
+        rows.append(f"| {' | '.join([system, *cells])} |")
+    return "\n".join(rows)
+
+
+def _goodput(points: Points, itl_seconds: float, ttft_seconds: float) -> str:
+    rates = sorted({point["rate"] for point in points if point["rate"]})
+    head = f"Requests within ITL {itl_seconds * 1000:g} ms and TTFT {ttft_seconds:g} s for each started 1,000 tokens:"
+    rows = [head, "", f"| system | {' | '.join(f'{rate:g}/s' for rate in rates)} |", "|---" * (len(rates) + 1) + "|"]
+    for system in _systems(points):
+        found = [_by_round(points, system, rate).values() for rate in rates]
+        if any(found):
+            cells = [
+                _spread([goodput(item, itl_seconds, ttft_seconds) for item in rounds], "{:.0%}".format)
+                for rounds in found
+            ]
+            rows.append(f"| {' | '.join([system, *cells])} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    file = Path(__file__).resolve().parent.parent / "results/colocate.json"
+    for model, measured in json.loads(file.read_text()).items():
+        sys.stdout.write(f"### {model}\n\n{tables(measured)}\n")
