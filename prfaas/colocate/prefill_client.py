@@ -76,7 +76,7 @@ class PrefillClient:
         """Send what is unsent, after the cores to use. What finds no room in the socket goes out later."""
         if cores != self._cores:
             self._cores = cores
-            self._unsent.insert(0, UseCores(cores))
+            self._unsent = [UseCores(cores), *(item for item in self._unsent if not isinstance(item, UseCores))]
         if not self._process:
             self._receive()
         now = self._clock()

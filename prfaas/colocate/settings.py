@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prfaas.colocate.partition import PartitionSettings
+from prfaas.model.cost.colocation import ShareTable
 from prfaas.solve.files.profile_file import read_colocation
 
 
@@ -24,6 +27,17 @@ def read(keys: Mapping[str, Any]) -> tuple[PartitionSettings, dict[str, Any]]:
     Raises:
         ConfigError: The profile cannot be read.
     """
-    profile = keys["profile"]
-    table = read_colocation(Path(profile))[1] if profile else None
+    table = _share_table(Path(keys["profile"])) if keys["profile"] else None
     return PartitionSettings(**keys["partition"], table=table), keys["agent"]
+
+
+def _share_table(profile: Path) -> ShareTable:
+    """Return decode steps by share, without over-allocation where any share of its own prefills faster.
+
+    So it is on few cores, where two teams of threads wait for each other.
+    """
+    measured, table = read_colocation(profile)
+    slowest = max((point.seconds for point in measured.prefill if point.share < 1.0), default=math.inf)
+    if all(point.seconds <= slowest for point in measured.prefill if point.share == 1.0):
+        return table
+    return replace(table, overallocated_seconds=(math.inf,) * len(table.batches))
