@@ -75,13 +75,10 @@ class PrefixCopies:
         return len(self._copies)
 
     def take(self, command: CopyCommand) -> None:
-        """Carry out a command. A repeated one changes the priority, or is reported again."""
+        """Carry out a command. The end of a repeated one is reported again."""
         if (end := self._ends.get(command.transfer_id)) is not None:
             self._report(end)
-        elif (copy := self._copies.get(command.transfer_id)) is not None:
-            copy.record.priority = wire_priority(command.priority)
-            copy.link.prioritise(command.transfer_id, copy.record.priority)
-        else:
+        elif command.transfer_id not in self._copies:
             try:
                 self._start(command, self._check(command))
             except (GrantError, RemoteProtocolError, TransferRefused) as error:

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from prfaas import grants, logs, metrics
@@ -92,14 +92,13 @@ class Copies:
     def order(self, order: CopyOrder) -> asyncio.Future[CopyEnd]:
         """Command the source's agent to copy, and return a future of the end that is never cancelled.
 
-        If the same copy is in progress, its priority rises to the one of this order.
+        If the same copy is in progress, its future is returned.
 
         Raises:
             IndexRefusal: the caller has too many copies in progress.
         """
         same = self._by_identity.get(_identity(order))
         if same is not None:
-            self._raise_priority(same, order.priority)
             return same.ended
         if order.caller and self._by_caller[order.caller] >= self._max_per_caller:
             raise IndexRefusal(
@@ -115,13 +114,6 @@ class Copies:
         self._by_caller[order.caller] += 1
         self.version += 1
         return ended
-
-    def _raise_priority(self, copy: _PendingCopy, priority: int) -> None:
-        """Raise the priority of a copy in progress, for example if a request now waits for a rebalancing."""
-        if priority < copy.command.priority:
-            urgent_copy = replace(copy, command=replace(copy.command, priority=priority))
-            self._pending[copy.command.transfer_id] = self._by_identity[_identity(copy.order)] = urgent_copy
-            self.version += 1
 
     def _grant(self, transfer_id: TransferId, order: CopyOrder) -> bytes:
         grant = grants.Grant(

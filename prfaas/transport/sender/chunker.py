@@ -139,19 +139,6 @@ class Chunker:
         self._flows[transfer_id] = flow
         self._enter_class(flow)
 
-    def prioritise(self, transfer_id: bytes, priority: int) -> None:
-        """Change the priority of a transfer. What it received earlier does not count against it."""
-        flow = self._flows.get(transfer_id)
-        if flow is None:
-            return
-        num_bytes = flow.queued_bytes
-        self._count(flow, -num_bytes)
-        self._leave_class(flow)
-        flow.priority, flow.virtual_time = priority, 0.0
-        self._enter_class(flow)
-        if num_bytes:
-            self._add(flow, num_bytes)
-
     def clear(self, transfer_id: bytes) -> None:
         """Forget the queued slabs of a transfer."""
         flow = self._flows.get(transfer_id)

@@ -132,11 +132,6 @@ class Link:
                 self._changed.notify_all()
         self._events.deliver()
 
-    def prioritise(self, transfer_id: bytes, priority: int) -> None:
-        """Change the priority of a transfer, unless it has ended."""
-        with self._changed:
-            self._outbox.prioritise(transfer_id, priority)
-
     def cancel(self, transfer_id: bytes, reason: FailureReason, message: str) -> None:
         """End a transfer and tell the peer. SendFailed and SendMemoryFree follow."""
         with self._changed:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Set
-from dataclasses import replace
 from typing import NamedTuple
 
 from prfaas.errors import LocalProtocolError
@@ -170,13 +169,6 @@ class Outbox:
         if transfer.is_sending:
             self._queue(transfer, fresh, now=now)
         return transfer.is_sending
-
-    def prioritise(self, transfer_id: bytes, priority: int) -> None:
-        """Change the priority of a transfer."""
-        transfer = self._live(transfer_id)
-        if transfer is not None and priority != transfer.request.priority:
-            transfer.request = replace(transfer.request, priority=priority)
-            self._chunker.prioritise(transfer_id, priority)
 
     def _live(self, transfer_id: bytes) -> OutboundTransfer | None:
         transfer = self._transfers.get(transfer_id)

@@ -9,15 +9,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from prfaas.errors import IndexRefusal
-from prfaas.index.membership import EngineLoad, Figures, Node
+from prfaas.index.membership import EngineLoad, Figures
 from prfaas.pool_events import BlockRemoved, BlockStored
 from prfaas.rpc.channel import Channel
 from prfaas.rpc.generated import manager_pb2 as pb
-from prfaas.rpc.reporter import Reporter
-from prfaas.rpc.translate import prefix_message
-from prfaas.types import AgentCommand, AgentName, BlockHash, ClusterName, CopyCommand, CopyEnd, InstanceId, Prefix
+from prfaas.types import BlockHash, InstanceId
 from tests.support.deployment import (
-    MODEL,
     SECRET,
     Deployment,
     chain_of,
@@ -156,30 +153,3 @@ async def test_events_continue_after_an_invalid_one(deployment: Deployment) -> N
     reporter.publish([BlockRemoved(LAYOUT.fingerprint, 1, too_long.block_hash)])
     reporter.publish(stored(LAYOUT, chain_of(640, seed=1), 640))
     await until_usable(deployment.client(manager), chain_of(656, seed=1), {"n1": 640})
-
-
-async def test_copy_with_a_higher_priority_is_commanded_again(deployment: Deployment) -> None:
-    manager, commands = await deployment.start_manager(), list[AgentCommand]()
-    east = Node(AgentName("n1"), ClusterName("east"), "pd", "n1:7400", 1)
-    sender = Reporter((manager.address,), node=east, secret=SECRET, on_command=commands.append)
-    receiver, client = deployment.reporter("n2", manager), deployment.client(manager)
-    for reporter in (sender, receiver):
-        deployment.run(reporter)
-        await until(lambda reporter=reporter: reporter.status.manager == manager.address)  # type: ignore[misc]
-    prefix = prefix_message(Prefix(MODEL, bytes(32), 32, BlockHash(b"e" * 16)))
-
-    def priorities() -> list[int]:
-        return [command.priority for command in commands if isinstance(command, CopyCommand)]
-
-    def order(priority: int) -> asyncio.Task[pb.CopyResponse]:
-        request = pb.CopyRequest(prefix=prefix, source="n1", destination="n2", priority=priority)
-        request.timeout_seconds = PATIENCE_SECONDS
-        return asyncio.create_task(client.copy(request, timeout_seconds=2 * PATIENCE_SECONDS))
-
-    orders = [order(1)]
-    await until(lambda: priorities() == [1])
-    orders.append(order(0))
-    await until(lambda: priorities() == [1, 0])
-    (transfer_id,) = {command.transfer_id for command in commands}
-    sender.note_copy_end(CopyEnd(transfer_id, "completed"))
-    assert [end.outcome for end in await asyncio.gather(*orders)] == ["completed", "completed"]

@@ -97,17 +97,3 @@ async def test_copy_ends_when_either_node_expires() -> None:
         ended = copies.order(_order())
         copies.expire(LIVE - {AgentName(silent)})
         assert (await ended).outcome == "unreachable"
-
-
-async def test_copy_takes_the_highest_priority_of_its_orders() -> None:
-    copies = _copies(_Clock())
-    ended, before = copies.order(_order()), copies.version
-    (command,) = copies.commands_of(AgentName("east"))
-    assert copies.order(replace(_order(), priority=0)) is ended
-    assert copies.commands_of(AgentName("east")) == [replace(command, priority=0)] and copies.version > before
-    before = copies.version
-    assert copies.order(replace(_order(), priority=2)) is ended
-    assert copies.commands_of(AgentName("east")) == [replace(command, priority=0)] and copies.version == before
-    copies.report(AgentName("east"), CopyEnd(command.transfer_id, "completed"))
-    assert ended.done() and len(copies) == 0
-    assert copies.order(_order()) is not ended

@@ -92,8 +92,9 @@ def test_tenants_share_the_link_by_weight() -> None:
 
 def test_urgent_transfer_overtakes_other_tenants_and_its_own() -> None:
     chunker = _with_tenants(a=(5, 1.0), b=(5, 1.0))
-    urgent = b"a" * 15 + b"\0"
-    chunker.prioritise(urgent, 2)
+    urgent = b"u" * 16
+    chunker.add(urgent, priority=2, tenant="a")
+    chunker.ready(urgent, Slab(0, 1, 0, 1000 * MIB))
     assert _served(chunker, 180)[urgent] >= 155
 
 
@@ -151,17 +152,3 @@ def test_chunk_of_a_slow_link_takes_a_tenth_of_a_second_at_most() -> None:
         chunker.max_chunk_bytes = max_chunk_bytes(rate)
         sizes.append(_take(chunker).slab.num_bytes)
     assert sizes == [MIB, MIB, 512 << 10, 128 << 10, SLOW_CHUNK_BYTES]
-
-
-def test_transfer_that_becomes_urgent_is_served_as_such_from_then_on() -> None:
-    chunker = _chunker(a=1, b=0)
-    chunker.ready(A, Slab(0, 1, 0, 1000 * MIB))
-    chunker.ready(B, Slab(0, 1, 0, 1000 * MIB))
-    for _ in range(170):
-        _take(chunker)
-    chunker.prioritise(A, 0)
-    served = Counter(_take(chunker).transfer_id for _ in range(100))
-    assert 48 <= served[A] <= 52
-    chunker.prioritise(A, 1)
-    served = Counter(_take(chunker).transfer_id for _ in range(170))
-    assert 155 <= served[B] <= 165
