@@ -33,7 +33,8 @@ async def _order(
     seconds: float = PATIENCE_SECONDS,
 ) -> pb.OrderPoolResponse:
     request = pb.OrderPoolRequest(node=node, end_hash=prefix.end_hash, order=order, timeout_seconds=seconds)
-    return await site.client_named(who).operate("OrderPool", request)
+    response: pb.OrderPoolResponse = await site.client_named(who).operate("OrderPool", request)
+    return response
 
 
 async def _fill(hand: PrefixEngine) -> None:
