@@ -97,3 +97,13 @@ async def test_copy_ends_when_either_node_expires() -> None:
         ended = copies.order(_order())
         copies.expire(LIVE - {AgentName(silent)})
         assert (await ended).outcome == "unreachable"
+
+
+async def test_second_order_gets_the_end_of_the_copy_in_progress() -> None:
+    copies = _copies(_Clock())
+    ended = copies.order(_order())
+    (command,) = copies.commands_of(AgentName("east"))
+    assert copies.order(replace(_order(), priority=0)) is ended
+    copies.report(AgentName("east"), CopyEnd(command.transfer_id, "completed"))
+    assert ended.done() and len(copies) == 0
+    assert copies.order(_order()) is not ended
