@@ -21,19 +21,10 @@ LAYOUT_VERSION = 1
 FINGERPRINT_BYTES = 16
 MAX_LAYERS = 4096  # The largest public models have about 130.
 
-_LAYOUT_FIELDS: dict[str, Any] = {
-    "version": int,
-    "model": str,
-    "packing": str,
-    "shard": dict,
-    "groups": (list, tuple),
-}
-_GROUP_FIELDS: dict[str, Any] = {
-    "kind": str,
-    "block_tokens": int,
-    "layers": (list, tuple),
-    "window_tokens": (int, type(None)),
-}
+_LIST = (list, tuple)
+_LAYOUT_FIELDS: dict[str, Any] = {"version": int, "model": str, "packing": str, "shard": dict, "groups": _LIST}
+_OPTIONAL_INT = (int, type(None))
+_GROUP_FIELDS: dict[str, Any] = {"kind": str, "block_tokens": int, "layers": _LIST, "window_tokens": _OPTIONAL_INT}
 _LAYER_FIELDS: dict[str, Any] = get_type_hints(LayerSlice)
 
 

@@ -136,7 +136,8 @@ class SchedulerSide:
     def look_up(self, request: EngineRequest, *, promised: int = 0) -> None:
         """Look up a request's prompt in the pool. The prompt of a preempted request includes the answer so far."""
         is_long = request.num_prompt_tokens >= self._settings.reuse_min_tokens
-        if not (self._settings.reuse and is_long and self._is_agent_present):
+        is_agent_present = self._client.connected and not self._liveness.is_silent
+        if not (self._settings.reuse and is_long and is_agent_present):
             return
         if request.excluded or uses_other_connector(request.parameters):
             return
@@ -187,10 +188,6 @@ class SchedulerSide:
             self.poll()  # The reply may have come since the last step.
         now = time.monotonic()
         return now if self._liveness.is_silent else now + self._settings.silence_seconds
-
-    @property
-    def _is_agent_present(self) -> bool:
-        return self._client.connected and not self._liveness.is_silent
 
     def num_external_tokens(
         self, request_id: str, local_tokens: int, *, agreed_tokens: Callable[[], int] = lambda: 0

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import lcm
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 from prfaas import logs
 from prfaas.agent.engine.client import AgentClient
 from prfaas.cachepool.arena import PAGE_BYTES
-from prfaas.connector.worker.copy_host import BlockPairs, Copier, HostCopier, LayerBlocks, LayerCopy, slots_tensor
+from prfaas.connector.worker.copy_host import BlockPairs, HostCopier, LayerBlocks, LayerCopy, slots_tensor
 
 # Pinning takes 0.1 s per GB (vLLM pull request 51081, H200), and the driver may delay other threads meanwhile.
 EXTENT_BYTES = 64 << 20
@@ -63,7 +63,9 @@ class CudaDevice:
         torch.cuda.set_device(self._device)
         properties = torch.cuda.get_device_properties(self._device)
         place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        bind_thread(near_cpus(place))
+        cpus = near_cpus(place) & os.sched_getaffinity(0)
+        if cpus:  # Memory that the thread pins first lies near them, too.
+            os.sched_setaffinity(0, cpus)
         return torch.cuda.Stream(self._device, priority=0)  # The lowest priority.
 
     def launch(self, stream: Stream, after: Event, addresses: Addresses, *, is_load: bool) -> Event:
@@ -115,7 +117,7 @@ class Extents:
 
 
 class CudaCopier:
-    """Copier for blocks in GPU memory."""
+    """Copier for blocks in GPU memory. The engine does not wait for copies, and `done` runs on another thread."""
 
     def __init__(self, slots: torch.Tensor, device: CudaDevice, *, extent_bytes: int = EXTENT_BYTES) -> None:
         """Start a thread for each direction. `slots` are the arena's, shape [slot, byte]."""
@@ -170,13 +172,6 @@ class CudaCopier:
             self._device.unpin(self._slots.data_ptr() + offset)
 
 
-@dataclass(frozen=True)
-class _Task:
-    after: Event
-    copies: Sequence[LayerCopy]
-    done: Callable[[], None]
-
-
 class _CopyThread:
     """Thread that issues copies in order, and calls `done` after each. It issues all that wait before it waits itself."""
 
@@ -185,7 +180,8 @@ class _CopyThread:
     ) -> None:
         self._device = device
         self._launch = launch
-        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Event, Sequence[LayerCopy], Callable[[], None]] | None]
+        self._queue = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -198,7 +194,7 @@ class _CopyThread:
         """
         if self._failure is not None:
             raise RuntimeError("copies between engine blocks and the pool have failed") from self._failure
-        self._queue.put(_Task(self._device.mark(), copies, done))
+        self._queue.put((self._device.mark(), copies, done))
 
     def _run(self) -> None:
         try:
@@ -215,8 +211,8 @@ class _CopyThread:
                 task = self._queue.get()
                 is_open = task is not None
                 if task is not None:
-                    end = self._launch(stream, task.after, task.copies) if task.copies else task.after
-                    issued.append((end, task.done))
+                    after, copies, done = task
+                    issued.append((self._launch(stream, after, copies) if copies else after, done))
                 continue
             event, done = issued.popleft()
             self._device.wait(event)
@@ -239,11 +235,7 @@ def near_cpus(pci_address: str, sysfs: Path = _SYSFS) -> set[int]:
     return {cpu for end in ends for cpu in range(int(end[0]), int(end[-1]) + 1)}
 
 
-def bind_thread(cpus: set[int]) -> None:
-    """Have this thread run on these CPUs as far as the process may. Memory that it pins first lies near them, too."""
-    allowed = cpus & os.sched_getaffinity(0)
-    if allowed:
-        os.sched_setaffinity(0, allowed)
+Copier = HostCopier | CudaCopier
 
 
 def copier_for(client: AgentClient, *, device: torch.device, copy_batch: CopyBatch | None = None) -> Copier:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -88,19 +87,6 @@ class BlockPairs:
 LayerCopy = tuple[LayerBlocks, BlockPairs]
 
 
-class Copier(Protocol):
-    """Copier of blocks between engine and slots. The engine does not wait for copies."""
-
-    def save(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
-        """Copy blocks to slots. Call `done` after these saves and all earlier ones; it may run on another thread."""
-
-    def load(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
-        """Copy slots to blocks. Call `done` after these loads and all earlier ones; it may run on another thread."""
-
-    def close(self) -> None:
-        """End all copies and threads."""
-
-
 class HostCopier:
     """Copier for blocks in host memory. Each copy is complete when its call returns."""
 
@@ -108,11 +94,13 @@ class HostCopier:
         self._slots = slots
 
     def save(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        """Copy blocks to slots, then call `done`."""
         for pages, memory in self._runs(copies):
             memory.copy_(pages)
         done()
 
     def load(self, copies: Sequence[LayerCopy], done: Callable[[], None]) -> None:
+        """Copy slots to blocks, then call `done`."""
         for pages, memory in self._runs(copies):
             pages.copy_(memory)
         done()

@@ -14,8 +14,8 @@ from prfaas.agent.engine.ring import EntryKind, RingEntry
 from prfaas.connector.block_map import BlockSpan
 from prfaas.connector.counts import Counts
 from prfaas.connector.metadata import Copy, Save, Step
-from prfaas.connector.worker.copy_cuda import CopyBatch, copier_for
-from prfaas.connector.worker.copy_host import BlockPairs, Copier, LayerBlocks, LayerCopy
+from prfaas.connector.worker.copy_cuda import Copier, CopyBatch, copier_for
+from prfaas.connector.worker.copy_host import BlockPairs, LayerBlocks, LayerCopy
 from prfaas.kv.layout import Layout
 
 # An agent replies within milliseconds. Until it has replied, steps run without copies, and the agent keeps what the
