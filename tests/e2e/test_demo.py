@@ -86,16 +86,16 @@ def test_every_row_is_right_even_with_a_flipped_byte(surroundings: Surroundings)
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
+    ("number", "status", "message"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGKILL, 1, "ended with status -9")],
     ids=["the demo is interrupted", "an engine dies"],
 )
 def test_an_early_end_leaves_nothing(
-    surroundings: Surroundings, number: signal.Signals, status: int, said: str
+    surroundings: Surroundings, number: signal.Signals, status: int, message: str
 ) -> None:
     demo = surroundings.start()
     wait_until(surroundings.engines, seconds=150)
     os.kill(demo.pid if number == signal.SIGINT else surroundings.engines()[0], number)
     _, progress = demo.communicate(timeout=150)
-    assert demo.returncode == status and said in progress, progress
+    assert demo.returncode == status and message in progress, progress
     surroundings.assert_nothing_left()

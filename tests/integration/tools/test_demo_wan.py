@@ -118,14 +118,3 @@ def test_demo_runs_over_the_requested_link_and_a_signal_removes_everything(tmp_p
         os.killpg(demo.pid, signal.SIGTERM)
         demo.wait(60)
         wait_until(lambda: is_gone(page, maker), what="the shutdown")
-
-
-def test_signal_during_start_removes_everything(tmp_path: Path) -> None:
-    page = free_address()
-    with running(page, tmp_path / "log") as demo:
-        wait_until(lambda: maker_of(demo), seconds=START_SECONDS, what="the first namespace")
-        maker = maker_of(demo)
-        assert maker is not None
-        os.killpg(demo.pid, signal.SIGTERM)
-        demo.wait(60)
-        wait_until(lambda: is_gone(page, maker), what="the shutdown")
