@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,26 +46,11 @@ from prfaas.solve.files.profile_file import (
 log = logs.get("colocate.profile")
 
 BATCHES = (1, 4, 16)
+CONTEXT_TOKENS = 512  # Of each decoding request.
+PROMPTS = (256, 512, 1024)  # Prefilled with nothing beside them: three make a curve. Decode runs beside the longest.
+STEPS = 20
 WARM_UP_STEPS = 3
 PROMPT_REPEATS = 2
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Plan of a measurement. An append-prefill adds `append_tokens` to `num_prefill_tokens` cached ones."""
-
-    shares: tuple[float, ...]
-    batches: tuple[int, ...] = BATCHES
-    context_tokens: int = 512
-    num_prefill_tokens: int = 1024
-    append_tokens: int = 128
-    steps: int = 20
-
-    @property
-    def prompts(self) -> tuple[int, ...]:
-        """Lengths that are prefilled with nothing beside them: three make a curve."""
-        whole = self.num_prefill_tokens
-        return whole // 4, whole // 2, whole
 
 
 class Bench:
@@ -85,23 +70,23 @@ class Bench:
         """Pin decode's share of the cores; 1 gives all cores to both."""
         self._connector.pin(share)
 
-    def prompt(self, num_tokens: int, *, cached: Sequence[int] = ()) -> float:
+    def prompt(self, num_tokens: int) -> float:
         """Return the seconds from a prompt's arrival to its token, with nothing beside it."""
-        self._add_prompt(num_tokens, cached)
+        self._add_prompt(num_tokens)
         while self._loads:
             self._step()
         return self.prompt_seconds.pop()
 
-    def steps(self, plan: Plan, batch: int, *, load: int = 0, cached: Sequence[int] = ()) -> float:
+    def steps(self, batch: int, *, load: int = 0) -> float:
         """Return the median decode step of a batch, with prompts of `load` tokens beside it without pause."""
         self.prompt_seconds.clear()
-        names = [self._add(self._tokens(plan.context_tokens), 10_000) for _ in range(batch)]
+        names = [self._add(CONTEXT_TOKENS, 10_000) for _ in range(batch)]
         while self._num_running() < batch:
             self._step()
         seconds: list[float] = []
-        while len(seconds) < WARM_UP_STEPS + plan.steps or (load and not self.prompt_seconds):
+        while len(seconds) < WARM_UP_STEPS + STEPS or (load and not self.prompt_seconds):
             if load and not self._loads:
-                self._add_prompt(load, cached)
+                self._add_prompt(load)
             started = time.perf_counter()
             self._step()
             seconds.append(time.perf_counter() - started)
@@ -111,24 +96,15 @@ class Bench:
             self._step()
         return statistics.median(seconds[WARM_UP_STEPS:])
 
-    def beginning(self, num_tokens: int) -> list[int]:
-        """Return tokens that are in the prefix cache from now on."""
-        tokens = self._tokens(num_tokens)
-        self._loads[self._add(tokens, 1)] = time.perf_counter()
-        while self._loads:
-            self._step()
-        return tokens
+    def _add_prompt(self, num_tokens: int) -> None:
+        self._loads[self._add(num_tokens, 1)] = time.perf_counter()
 
-    def _tokens(self, number: int) -> list[int]:
-        return list(itertools.islice(self._token_ids, number))
-
-    def _add_prompt(self, num_tokens: int, cached: Sequence[int]) -> None:
-        self._loads[self._add([*cached, *self._tokens(num_tokens)], 1)] = time.perf_counter()
-
-    def _add(self, token_ids: list[int], max_tokens: int) -> str:
+    def _add(self, num_tokens: int, max_tokens: int) -> str:
         name = str(next(self._names))
         parameters = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        self._engine.add_request(name, {"prompt_token_ids": token_ids}, parameters)
+        self._engine.add_request(
+            name, {"prompt_token_ids": list(itertools.islice(self._token_ids, num_tokens))}, parameters
+        )
         return name
 
     def _num_running(self) -> int:
@@ -140,39 +116,36 @@ class Bench:
                 self.prompt_seconds.append(time.perf_counter() - self._loads.pop(output.request_id))
 
 
-def measure(bench: Bench, plan: Plan, *, model: str, name: str) -> ProfileFile:
+def measure(bench: Bench, shares: Sequence[float], batches: Sequence[int], *, model: str, name: str) -> ProfileFile:
     """Return the whole profile."""
     bench.pin(1.0)
-    prompts = {number: min(bench.prompt(number) for _ in range(PROMPT_REPEATS)) for number in plan.prompts}
-    alone = {batch: bench.steps(plan, batch) for batch in plan.batches}
-    prefill, decode, interference = [], [], []
+    prompts = {number: min(bench.prompt(number) for _ in range(PROMPT_REPEATS)) for number in PROMPTS}
+    alone = {batch: bench.steps(batch) for batch in batches}
+    prefill, decode = [], []
     beside: dict[int, float] = {}
-    for share in (*plan.shares, 1.0):
+    for share in (*shares, 1.0):
         bench.pin(share)
-        beside = {batch: bench.steps(plan, batch, load=plan.num_prefill_tokens) for batch in plan.batches}
+        beside = {batch: bench.steps(batch, load=PROMPTS[-1]) for batch in batches}
         decode += [DecodeOnShare(batch=batch, share=share, step=seconds) for batch, seconds in beside.items()]
         rest = round(1 - share, 4) if share < 1 else 1.0
         seconds = statistics.median(bench.prompt_seconds)
-        prefill.append(PrefillOnShare(tokens=plan.num_prefill_tokens, share=rest, seconds=seconds))
+        prefill.append(PrefillOnShare(tokens=PROMPTS[-1], share=rest, seconds=seconds))
         log.info("share.measured", decode_share=share, seconds=list(beside.values()))
-    cached = bench.beginning(plan.num_prefill_tokens)
-    appends = {batch: bench.steps(plan, batch, load=plan.append_tokens, cached=cached) for batch in plan.batches}
-    for tokens, held, steps in ((plan.num_prefill_tokens, 0, beside), (plan.append_tokens, len(cached), appends)):
-        for batch, seconds in steps.items():
-            ratio = seconds / alone[batch]
-            interference.append(InterferencePoint(batch=batch, tokens=tokens, cached=held, ratio=ratio))
-    context = plan.context_tokens
-    steps_alone = (DecodePoint(batch=batch, context=context, step=seconds) for batch, seconds in alone.items())
+    interference = (
+        InterferencePoint(batch=batch, tokens=PROMPTS[-1], ratio=seconds / alone[batch])
+        for batch, seconds in beside.items()
+    )
+    steps_alone = (DecodePoint(batch=batch, context=CONTEXT_TOKENS, step=seconds) for batch, seconds in alone.items())
     return ProfileFile(
         name=name,
         hardware=f"CPU {platform.machine()}, {len(all_cores())} cores",
         model=model,
-        source=f"prfaas-colocate profile, {time.strftime('%Y-%m-%d', time.gmtime())}: medians of {plan.steps} steps",
+        source=f"prfaas-colocate profile, {time.strftime('%Y-%m-%d', time.gmtime())}: medians of {STEPS} steps",
         prefill=PrefillPart(points=tuple(PrefillPoint(tokens=number, seconds=prompts[number]) for number in prompts)),
         decode=DecodePart(points=tuple(steps_alone)),
         colocation=ColocationPart(
             partition="affinity",
-            context=context,
+            context=CONTEXT_TOKENS,
             decode=tuple(decode),
             prefill=tuple(prefill),
             interference=tuple(interference),
@@ -194,7 +167,7 @@ def write_profile(config: ColocateConfig, flags: Sequence[str]) -> None:
         batches = tuple(batch for batch in BATCHES if batch <= bench.max_batch)
         if not batches:
             raise ConfigError("--max-num-seqs: a profile needs at least 2")
-        file = measure(bench, Plan(shares, batches), model=str(config.model), name=config.profile.stem)
+        file = measure(bench, shares, batches, model=str(config.model), name=config.profile.stem)
         config.profile.write_text(show(file), encoding="utf-8")
     log.info("profile.written", path=str(config.profile))
 
